@@ -1,0 +1,51 @@
+# Everything a newcomer needs: `make demo` and `make test`. Both do all the set-up first; when nothing changed that costs nothing.
+PYTHON ?= python3.11
+# Where pip should look for torch, e.g. TORCH_ARGS="--index-url <the CPU wheels' index>" on a machine without a GPU.
+TORCH_ARGS ?=
+ATTUNE_DEMO_FLAGS ?=
+PYTEST_ARGS ?=
+
+MAIN := .venv
+ENGINE := .venv-engine
+PIP_FLAGS := --disable-pip-version-check --quiet
+
+.PHONY: help setup demo test lint model clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(MAIN)/.done $(ENGINE)/.done ## both environments, pinned; repeatable and quick when nothing changed
+
+$(MAIN)/.done: requirements/attune.txt pyproject.toml Makefile
+	@echo "setup: the main environment (app, workers, trainer) in $(MAIN), a minute or two"
+	@test -x $(MAIN)/bin/python || $(PYTHON) -m venv $(MAIN)
+	@$(MAIN)/bin/pip install $(PIP_FLAGS) $(TORCH_ARGS) torch==2.13.0
+	@$(MAIN)/bin/pip install $(PIP_FLAGS) -r requirements/attune.txt
+	@$(MAIN)/bin/pip install $(PIP_FLAGS) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(ENGINE)/.done: requirements/engine.txt $(shell find workers/engine/plugin -name '*.py' -o -name pyproject.toml 2>/dev/null) Makefile
+	@echo "setup: the engine's environment (SGLang alone) in $(ENGINE), two or three minutes"
+	@test -x $(ENGINE)/bin/python || $(PYTHON) -m venv $(ENGINE)
+	@$(ENGINE)/bin/pip install $(PIP_FLAGS) $(TORCH_ARGS) torch==2.13.0
+	@$(ENGINE)/bin/pip install $(PIP_FLAGS) -r requirements/engine.txt
+	@$(ENGINE)/bin/pip install $(PIP_FLAGS) --no-deps sglang==0.5.23 torchvision==0.28.0
+	@$(ENGINE)/bin/pip install $(PIP_FLAGS) --no-deps --no-build-isolation ./workers/engine/plugin
+	@touch $@
+
+demo: setup ## the whole ring: simulated users chat, judge, and the service learns; then it is yours to chat with
+	@$(MAIN)/bin/python -m demo.run $(ATTUNE_DEMO_FLAGS)
+
+test: setup ## every test; what a missing service skips is said at the end
+	@$(MAIN)/bin/python -m pytest $(PYTEST_ARGS)
+
+lint: $(MAIN)/.done ## ruff, mypy --strict, the walls
+	@$(MAIN)/bin/ruff check . && $(MAIN)/bin/ruff format --check .
+	@$(MAIN)/bin/mypy
+	@$(MAIN)/bin/lint-imports
+
+model: $(MAIN)/.done ## train the demo model again, from nothing
+	@$(MAIN)/bin/python -m demo.train
+
+clean: ## remove both environments and the demo's data (.attune/demo), nothing else
+	rm -rf $(MAIN) $(ENGINE) .attune/demo
