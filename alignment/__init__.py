@@ -1,0 +1,1 @@
+"""The workshop: tensors and formulas; no web, no database, no queue."""

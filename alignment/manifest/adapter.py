@@ -1,0 +1,159 @@
+"""What an engine may be given: names, shapes, types and values of an adapter, read with numpy alone.
+
+An engine takes a wrong-shaped adapter without a word and dies at its first use, and answers nonsense from one
+with NaN in it, so nothing reaches an engine that has not passed here.
+"""
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from alignment.config import LoRAConfig
+from alignment.errors import DamagedAdapter
+
+Floats = npt.NDArray[np.float32]
+Entry = tuple[str, tuple[int, ...], int, int]
+
+ADAPTER = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
+# Adapters start with a root mean square of about 0.04 and stay below 1; 10 drowns the base model.
+MAX_RMS = 10.0
+
+
+@dataclass(frozen=True)
+class AdapterSpec:
+    """The adapter a base model takes: its scale and every tensor with its shape.
+
+    Example: shapes["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"] == (8, 256)
+    """
+
+    rank: int
+    alpha: int
+    target_modules: frozenset[str]
+    shapes: dict[str, tuple[int, int]]
+
+    @classmethod
+    def of(cls, base_model: Path, lora: LoRAConfig) -> Self:
+        """Derive it from the base model's config.json (decoders laid out as in Llama and Qwen)."""
+        config = json.loads((base_model / "config.json").read_text())
+        hidden, inner = config["hidden_size"], config["intermediate_size"]
+        heads = config["num_attention_heads"]
+        head_dim = config.get("head_dim") or hidden // heads
+        queries, keys = heads * head_dim, config.get("num_key_value_heads", heads) * head_dim
+        sides = {
+            "self_attn.q_proj": (hidden, queries),
+            "self_attn.k_proj": (hidden, keys),
+            "self_attn.v_proj": (hidden, keys),
+            "self_attn.o_proj": (queries, hidden),
+            "mlp.gate_proj": (hidden, inner),
+            "mlp.up_proj": (hidden, inner),
+            "mlp.down_proj": (inner, hidden),
+        }
+        unknown = set(lora.target_modules) - {path.partition(".")[2] for path in sides}
+        if unknown:
+            raise ValueError(f"No adapter can be put on {', '.join(sorted(unknown))}.")
+        shapes: dict[str, tuple[int, int]] = {}
+        for layer in range(config["num_hidden_layers"]):
+            for path, (width_in, width_out) in sides.items():
+                if path.partition(".")[2] in lora.target_modules:
+                    name = f"base_model.model.model.layers.{layer}.{path}"
+                    shapes[f"{name}.lora_A.weight"] = (lora.rank, width_in)
+                    shapes[f"{name}.lora_B.weight"] = (width_out, lora.rank)
+        return cls(lora.rank, lora.alpha, frozenset(lora.target_modules), shapes)
+
+
+def check_adapter(directory: Path, expected: AdapterSpec) -> None:
+    """Refuse, with a sentence, an adapter that the engine must not see."""
+    _check_config(directory / ADAPTER_CONFIG, expected)
+    values = _read(directory / ADAPTER, expected)
+    for name, tensor in values.items():
+        if not np.isfinite(tensor).all():
+            raise DamagedAdapter(f"{name} holds values that are not finite.")
+        rms = float(np.sqrt(np.square(tensor, dtype=np.float64).mean()))
+        if rms > MAX_RMS:
+            raise DamagedAdapter(f"{name} has a root mean square of {rms:.3g}; {MAX_RMS:g} is the bound.")
+        # A begins random, so a row of zeros was never computed; B begins as zeros, but all of it together.
+        if name.endswith("lora_A.weight") and not tensor.any(axis=1).all():
+            raise DamagedAdapter(f"{name} has a row of zeros, as a file cut short leaves it.")
+    blank = {name for name in values if name.endswith("lora_B.weight") and not values[name].any()}
+    if blank and 2 * len(blank) < len(values):
+        raise DamagedAdapter(f"{min(blank)} is all zeros while others are trained.")
+
+
+def _check_config(path: Path, expected: AdapterSpec) -> None:
+    try:
+        config = json.loads(path.read_bytes())
+        stated = {
+            "r": config["r"],
+            "lora_alpha": config["lora_alpha"],
+            "target_modules": set(config["target_modules"]),
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedAdapter(f"{path} cannot be read as an adapter's configuration.") from error
+    wanted = {"r": expected.rank, "lora_alpha": expected.alpha, "target_modules": expected.target_modules}
+    for key, value in wanted.items():
+        if stated[key] != value:
+            raise DamagedAdapter(f"{path} says {key} is {stated[key]}; the engine serves {value}.")
+    for key in ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern"):
+        if config.get(key):
+            raise DamagedAdapter(f"{path} sets {key}, which the engine would ignore or refuse.")
+
+
+def _read(path: Path, expected: AdapterSpec) -> dict[str, Floats]:
+    """All tensors of a safetensors file as float32, each where the header says and shaped as expected."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DamagedAdapter(f"{path} cannot be read: {error.strerror}.") from error
+    header, data = _split(path, raw)
+    missing, extra = expected.shapes.keys() - header.keys(), header.keys() - expected.shapes.keys()
+    if missing:
+        raise DamagedAdapter(f"{path} lacks {min(missing)} and {len(missing) - 1} others.")
+    if extra:
+        raise DamagedAdapter(f"{path} holds {min(extra)}, which the base model has no place for.")
+    covered = 0
+    values: dict[str, Floats] = {}
+    for name, (dtype, shape, begin, end) in sorted(header.items(), key=lambda item: item[1][2]):
+        if shape != expected.shapes[name]:
+            raise DamagedAdapter(f"{name} has shape {shape}; the base model takes {expected.shapes[name]}.")
+        if dtype not in WIDTHS:
+            raise DamagedAdapter(f"{name} is of type {dtype}; an adapter is {', '.join(WIDTHS)}.")
+        if begin != covered or end - begin != shape[0] * shape[1] * WIDTHS[dtype] or end > len(data):
+            raise DamagedAdapter(f"{name} does not fill the bytes that the header of {path} gives it.")
+        covered = end
+        values[name] = _decode(data[begin:end], dtype).reshape(shape)
+    if covered != len(data):
+        raise DamagedAdapter(f"{path} has {len(data) - covered} bytes that no tensor owns.")
+    return values
+
+
+def _split(path: Path, raw: bytes) -> tuple[dict[str, Entry], bytes]:
+    """The header, as (type, shape, begin, end) by name, and the bytes that it describes."""
+    try:
+        (length,) = struct.unpack_from("<Q", raw)
+        fields: dict[str, Any] = json.loads(raw[8 : 8 + length])
+        fields.pop("__metadata__", None)
+        header = {
+            name: (
+                str(entry["dtype"]),
+                tuple(int(side) for side in entry["shape"]),
+                int(entry["data_offsets"][0]),
+                int(entry["data_offsets"][1]),
+            )
+            for name, entry in fields.items()
+        }
+    except (struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise DamagedAdapter(f"{path} is not a whole safetensors file.") from error
+    return header, raw[8 + length :]
+
+
+def _decode(raw: bytes, dtype: str) -> Floats:
+    if dtype == "BF16":  # the upper half of a float32; numpy has no such type
+        return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(raw, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)

@@ -1,0 +1,1 @@
+"""The learner and its parts: batches in, versions out."""

@@ -1,0 +1,43 @@
+"""Learner → version directory: written aside, sealed, made durable, renamed into place."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from alignment.config import LoRAConfig
+from alignment.manifest import publish_directory, seal
+from alignment.trainer import checkpoint
+from alignment.trainer.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Export:
+    """A version as it lies on disk.
+
+    Example: Export(path=Path("versions/shop-v4"), manifest_sha256="9f86d0…", seconds=0.02)
+    """
+
+    path: Path
+    manifest_sha256: str
+    seconds: float
+
+
+def export(
+    directory: Path, content: Checkpoint, lora: LoRAConfig, base_model: Path, lineage: Mapping[str, Any]
+) -> Export:
+    began = time.perf_counter()
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        checkpoint.write(temporary, content, lora, base_model)
+        for path in (temporary, *temporary.rglob("*")):  # the engine may run as somebody else
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        sha256 = seal(temporary, lineage)
+        publish_directory(temporary, directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # gone already when all went well
+    return Export(directory, sha256, time.perf_counter() - began)
