@@ -1,0 +1,85 @@
+"""Settings: the only reader of the environment (prefix ATTUNE_)."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DEMO_MODEL = REPOSITORY / "demo" / "model"
+
+
+class Settings(BaseSettings):
+    """What one deployment of Attune is told. Every default works on a laptop."""
+
+    model_config = SettingsConfigDict(env_prefix="ATTUNE_", extra="ignore", frozen=True)
+
+    home: Path = Field(Path(".attune"), description="where the embedded database, versions and logs live")
+    database_url: str | None = Field(None, description="SQLAlchemy URL; SQLite under home when unset")
+    broker_url: str | None = Field(None, description="Celery broker; a folder under home when unset")
+
+    model: str = Field(str(DEMO_MODEL), description="a Hugging Face causal LM: a folder or a hub name")
+    policy: str = Field("assistant", pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
+    tool_call_parser: str | None = Field("qwen25", description="SGLang's parser for this model's tool calls")
+
+    host: str = "127.0.0.1"
+    port: int = 8700
+    api_key: str | None = Field(None, description="the key that the command line presents")
+    max_body_bytes: int = 4 * 1024 * 1024
+    chat_timeout_seconds: float = 600.0
+
+    engine_name: str = "engine-0"
+    engine_host: str = "127.0.0.1"
+    engine_port: int = 8710
+    engine_api_key: str | None = Field(None, description="with the next: shared keys, for engines on other machines")
+    engine_admin_key: str | None = None
+    engine_python: Path = Field(REPOSITORY / ".venv-engine" / "bin" / "python")
+    engine_device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the engine and the trainer alike")
+    max_output_tokens: int = Field(512, description="the most one reply may hold when the client names none")
+    lora_slots: int = Field(8, description="adapters that may run in one engine batch, the base included")
+    keep_versions: int = Field(4, description="versions kept loaded beside the serving and the previous one")
+
+    trainer_ranks: int = 1
+    batch_size: int = Field(96, ge=2, description="samples in one update")
+    max_staleness: int = Field(1, ge=0, le=4, description="versions a sample may lag behind the learner")
+    learning_rate: float = Field(3e-4, gt=0, description="of the adapter; a model under 10 M takes ten times more")
+    kl_coef: float = Field(0.01, ge=0, description="weight of the KL to the base model in the loss")
+    seed: int = 0
+
+    lease_seconds: float = Field(20.0, gt=0)
+    max_attempts: int = 3
+    sweep_seconds: float = Field(2.0, gt=0)
+    probe_tolerance: float | None = Field(None, description="log-prob bound that proves delivery; by dtype if unset")
+
+    @property
+    def database(self) -> str:
+        return self.database_url or f"sqlite+aiosqlite:///{self.home.resolve()}/attune.db"
+
+    @property
+    def versions_dir(self) -> Path:
+        return self.home.resolve() / "versions"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.home.resolve() / "logs"
+
+    @property
+    def bell_dir(self) -> Path:
+        """Where the embedded broker keeps its messages."""
+        return self.home.resolve() / "bell"
+
+    @property
+    def credentials_file(self) -> Path:
+        return self.home.resolve() / "credentials.json"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> Settings:
+    return Settings()

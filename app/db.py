@@ -1,0 +1,86 @@
+"""The database: one engine, read and write transactions, the database's clock."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from sqlalchemy import Float, event
+from sqlalchemy.engine import Connection
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.expression import FunctionElement
+
+from app.jobs import Bell
+
+
+class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
+    """Seconds since the epoch on the database's clock, so that leases never trust a worker's."""
+
+    type = Float()
+    inherit_cache = True
+
+
+@compiles(now, "sqlite")
+def _now_sqlite(element: now, compiler: SQLCompiler, **kw: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(now, "postgresql")
+def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
+    return "extract(epoch from clock_timestamp())::double precision"
+
+
+class Database:
+    """Transactions close at the edge: callers write `async with db.write() as session`, services never commit.
+
+    Nudges that a service leaves on the session ring after its commit, and are forgotten on rollback.
+    """
+
+    def __init__(self, url: str, bell: Bell | None = None) -> None:
+        self.embedded = url.startswith("sqlite")
+        options: dict[str, Any] = {} if self.embedded else {"pool_size": 10, "max_overflow": 20, "pool_pre_ping": True}
+        self.engine: AsyncEngine = create_async_engine(url, **options)
+        self._reader = self.engine
+        self._writer = self.engine.execution_options(attune_write=True)
+        self._bell = bell
+        # SQLite has one writer: waiting in line here costs microseconds, in SQLite's busy handler up to 100 ms.
+        self._line = asyncio.Lock()
+        if self.embedded:
+            _prepare_sqlite(self.engine)
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncSession]:
+        async with AsyncSession(self._reader, expire_on_commit=False) as session:
+            yield session
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncSession]:
+        async with AsyncExitStack() as stack:
+            if self.embedded:
+                await stack.enter_async_context(self._line)
+            session = await stack.enter_async_context(AsyncSession(self._writer, expire_on_commit=False))
+            await stack.enter_async_context(session.begin())
+            yield session
+        if self._bell is not None:
+            self._bell.ring(session.info.pop("nudges", []))
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+
+def _prepare_sqlite(engine: AsyncEngine) -> None:
+    @event.listens_for(engine.sync_engine, "connect")
+    def connect(connection: Any, record: Any) -> None:
+        connection.isolation_level = None  # we begin transactions ourselves, below
+        cursor = connection.cursor()
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=15000"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A read that later writes fails at once with SQLITE_BUSY_SNAPSHOT, whatever the time-out: writers say so first.
+        writes = connection.get_execution_options().get("attune_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,34 @@
+"""One table a file; this is the list that migrations and repositories import."""
+
+from app.models.audit import Audit, record
+from app.models.base import Base, new_id
+from app.models.engine import Engine, EngineState
+from app.models.feedback import Feedback
+from app.models.learning import Batch, BatchState, Reward, Sample, SampleState
+from app.models.policy import Deployment, Policy, Version, VersionState
+from app.models.project import ApiKey, Project
+from app.models.turn import SERVER_LOST, Turn, TurnState
+
+__all__ = [
+    "SERVER_LOST",
+    "ApiKey",
+    "Audit",
+    "Base",
+    "Batch",
+    "BatchState",
+    "Deployment",
+    "Engine",
+    "EngineState",
+    "Feedback",
+    "Policy",
+    "Project",
+    "Reward",
+    "Sample",
+    "SampleState",
+    "Turn",
+    "TurnState",
+    "Version",
+    "VersionState",
+    "new_id",
+    "record",
+]

@@ -1,0 +1,26 @@
+"""Audit: who moved what, when and why."""
+
+from typing import Any
+
+from sqlalchemy import Integer, String, Text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.models.base import Base, Created, Json
+
+
+class Audit(Created, Base):
+    __tablename__ = "audit"
+
+    seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    actor: Mapped[str] = mapped_column(String(128), doc="a key's prefix, or the station that acted")
+    action: Mapped[str] = mapped_column(String(64))
+    subject: Mapped[str] = mapped_column(String(128))
+    reason: Mapped[str | None] = mapped_column(Text)
+    details: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
+
+
+def record(
+    session: AsyncSession, actor: str, action: str, subject: str, reason: str | None = None, **details: Any
+) -> None:
+    session.add(Audit(actor=actor, action=action, subject=subject, reason=reason, details=details))

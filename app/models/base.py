@@ -1,0 +1,65 @@
+"""What every table shares: naming, ids, the clock, arrays of tokens and log-probs."""
+
+import secrets
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import JSON, Float, LargeBinary, MetaData
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+from app.db import now
+
+Json = JSON().with_variant(JSONB(), "postgresql")
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class Created:
+    created_at: Mapped[float] = mapped_column(Float, default=now(), doc="seconds since the epoch, database clock")
+
+
+class _Packed(TypeDecorator[list[Any]]):
+    """A list of numbers kept as little-endian bytes: exact, and a tenth of its size as JSON."""
+
+    impl = LargeBinary
+    cache_ok = True
+    typecode: str
+
+    def process_bind_param(self, value: Sequence[Any] | None, dialect: Dialect) -> bytes | None:
+        return None if value is None else array(self.typecode, value).tobytes()
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> list[Any] | None:
+        if value is None:
+            return None
+        numbers = array(self.typecode)
+        numbers.frombytes(value)
+        return numbers.tolist()
+
+
+class TokenIds(_Packed):
+    cache_ok = True
+    typecode = "i"
+
+
+class Logprobs(_Packed):
+    cache_ok = True
+    typecode = "f"  # the engine computes them in float32
+
+
+def new_id(prefix: str) -> str:
+    """Example: new_id("fb") -> "fb-9f2c…" with 128 random bits; of fixed length, as the engine aborts by prefix."""
+    return f"{prefix}-{secrets.token_hex(16)}"
