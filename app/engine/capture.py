@@ -1,0 +1,85 @@
+"""Capture: one reply in tokens, exactly as the engine saw and said it. Recorded, never reconstructed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.engine.request import ChatCall
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """`flaw` is the reason, in words, why this reply must not be trained on; None when it may be.
+
+    A flawed capture still holds whatever was seen. An absent log-prob is NaN.
+    """
+
+    prompt_ids: list[int]
+    output_ids: list[int]
+    logprobs: list[float]
+    text: str
+    tool_calls: list[dict[str, Any]]
+    finish_reason: str | None
+    weight_versions: list[str]
+    flaw: str | None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The reply as OpenAI's assistant message."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.tool_calls:
+            message["content"] = self.text or None
+            message["tool_calls"] = self.tool_calls
+        return message
+
+
+def take(
+    call: ChatCall,
+    *,
+    prompt_ids: Sequence[int] | None,
+    output_ids: Sequence[int] | None,
+    logprobs: Sequence[float | None],
+    text: str,
+    tool_calls: list[dict[str, Any]],
+    finish_reason: str | None,
+    weight_versions: list[str],
+    broken: str | None = None,
+) -> Capture:
+    """`broken` says what ended the reply before its time, if something did: the first flaw to be named."""
+    flaw = broken or _flaw(call, prompt_ids, output_ids, logprobs, finish_reason, weight_versions)
+    return Capture(
+        prompt_ids=list(prompt_ids or ()),
+        output_ids=list(output_ids or ()),
+        logprobs=[math.nan if value is None else value for value in logprobs],
+        text=text,
+        tool_calls=tool_calls,
+        finish_reason=finish_reason,
+        weight_versions=weight_versions,
+        flaw=flaw,
+    )
+
+
+def _flaw(
+    call: ChatCall,
+    prompt_ids: Sequence[int] | None,
+    output_ids: Sequence[int] | None,
+    logprobs: Sequence[float | None],
+    finish_reason: str | None,
+    weight_versions: list[str],
+) -> str | None:
+    if finish_reason == "abort":
+        return "the reply was aborted"
+    if finish_reason is None:
+        return "the reply has no end"
+    if not prompt_ids or not output_ids:
+        return "the engine sent no token ids"
+    if len(output_ids) != len(logprobs):
+        return f"{len(output_ids)} output ids came with {len(logprobs)} log-probs"
+    if not all(value is not None and math.isfinite(value) for value in logprobs):
+        return "a log-prob is not a finite number"
+    if call.constrained:
+        return "a grammar constrained the reply: its log-probs are not the model's own"
+    if len(set(weight_versions)) > 1:
+        return f"the base weights changed during the reply: {', '.join(weight_versions)}"
+    return None
