@@ -1,0 +1,1 @@
+"""Chat completions on the OpenAI wire, every turn recorded in tokens."""

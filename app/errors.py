@@ -1,0 +1,151 @@
+"""Errors: sentences with a status, always in OpenAI's shape.
+
+AttuneError
+├── BadRequest            400
+│   └── UnsupportedParameter
+├── Unauthorized          401
+├── Forbidden             403
+├── NotFound              404
+├── Conflict              409
+├── TooLarge              413
+├── Unprocessable         422
+└── Unavailable           503, with Retry-After
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+log = logging.getLogger("attune.errors")
+
+
+class AttuneError(Exception):
+    status = 500
+    type = "server_error"
+    code: str | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or self.code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's shape: all four keys, always."""
+        return error_body(self.message, type=self.type, param=self.param, code=self.code)
+
+
+class BadRequest(AttuneError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class UnsupportedParameter(BadRequest):
+    code = "unsupported_parameter"
+
+
+class Unauthorized(AttuneError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(AttuneError):
+    status = 403
+    type = "permission_error"
+    code = "missing_scope"
+
+
+class NotFound(AttuneError):
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class Conflict(AttuneError):
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
+
+
+class TooLarge(AttuneError):
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class Unprocessable(AttuneError):
+    status = 422
+    type = "invalid_request_error"
+
+
+class Unavailable(AttuneError):
+    status = 503
+    type = "server_error"
+    code = "engine_unavailable"
+
+    def __init__(self, message: str, *, retry_after: int = 2, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message, headers={"retry-after": str(retry_after), **(headers or {})})
+
+
+def error_body(message: str, *, type: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
+def render(
+    status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None, *, permanent: bool = False
+) -> Response:
+    headers = dict(headers or {})
+    if permanent:  # stock OpenAI clients retry every 5xx and 409 unless told not to
+        headers["x-should-retry"] = "false"
+    return Response(orjson.dumps(body), status, headers, media_type="application/json")
+
+
+def install(api: FastAPI) -> None:
+    """Every failure leaves through one of these."""
+
+    @api.exception_handler(AttuneError)
+    async def attune_error(request: Request, error: AttuneError) -> Response:
+        return render(error.status, error.body(), error.headers, permanent=error.status == 409)
+
+    @api.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        param = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "header"))
+        message = f"{param}: {first['msg']}" if param else str(first["msg"])
+        return render(400, error_body(message, type="invalid_request_error", param=param or None, code=first["type"]))
+
+    @api.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        body = error_body(str(error.detail), type="invalid_request_error", code=f"http_{error.status_code}")
+        return render(error.status_code, body, error.headers)
+
+    @api.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
+        body = error_body("Attune failed on this request; the failure is logged.", type="server_error", code="internal")
+        headers = {"x-request-id": request.state.request_id}  # this handler answers outside of all middleware
+        return render(500, body, headers, permanent=True)
+
+    @api.exception_handler(OperationalError)
+    @api.exception_handler(PoolTimeout)
+    async def database_trouble(request: Request, error: SQLAlchemyError) -> Response:
+        log.warning("the database failed a request: %s", error)
+        trouble = Unavailable("The database did not answer; nothing was stored. Try again in a moment.")
+        trouble.code = "database_unavailable"
+        return render(trouble.status, trouble.body(), trouble.headers)

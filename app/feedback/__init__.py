@@ -1,0 +1,1 @@
+"""Feedback: what people say about a turn, durable before it is acknowledged, counted once."""

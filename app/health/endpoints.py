@@ -1,0 +1,29 @@
+"""/livez needs nothing; /readyz needs the database and an engine that holds what serves."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from sqlalchemy import select
+
+from app.auth import DatabaseDep
+from app.errors import Unavailable
+from app.models import Deployment, Version
+from app.policies import service
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/livez")
+async def livez() -> dict[str, str]:
+    return {"status": "alive"}
+
+
+@router.get("/readyz")
+async def readyz(db: DatabaseDep) -> dict[str, Any]:
+    async with db.read() as session:
+        engines = await service.ready_engines(session)
+        serving = list(await session.scalars(select(Version).join(Deployment, Deployment.version_id == Version.id)))
+    missing = [v.adapter_name or v.id for v in serving if not any(service.holds(e, v) for e in engines)]
+    if missing or not engines:
+        raise Unavailable(f"No ready engine holds {missing}." if missing else "No engine is ready.")
+    return {"status": "ready", "engines": [engine.name for engine in engines]}

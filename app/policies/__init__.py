@@ -1,0 +1,1 @@
+"""Policies, their versions and the pointer to the one that serves."""

@@ -1,0 +1,78 @@
+"""/v1/policies: list, versions, rollback."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.auth import AdminCaller, DatabaseDep
+from app.body import JsonBody, parse
+from app.models import Policy
+from app.policies import repository, service
+from app.policies.schemas import PolicyView, RollbackRequest, RollbackResult, VersionView
+
+router = APIRouter(prefix="/v1/policies", tags=["policies"])
+
+
+@router.get("")
+async def list_policies(caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
+    async with db.read() as session:
+        views = [await view(session, policy) for policy in await repository.policies_of(session, caller.project_id)]
+    return {"object": "list", "data": views}
+
+
+@router.get("/{name}")
+async def get_policy(name: str, caller: AdminCaller, db: DatabaseDep) -> PolicyView:
+    async with db.read() as session:
+        return await view(session, await service.named(session, caller.project_id, name))
+
+
+@router.get("/{name}/versions")
+async def list_versions(name: str, caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
+    async with db.read() as session:
+        policy = await service.named(session, caller.project_id, name)
+        serving = (await repository.deployment_of(session, policy.id)).version_id
+        versions = await repository.versions_of(session, policy.id)
+        voices = await repository.voices(session, policy.id)
+        delays = await repository.delays(session, policy.id)
+    numbers = {version.id: version.number for version in versions}
+    views = [
+        VersionView.of(
+            policy,
+            version,
+            serving=version.id == serving,
+            parent=numbers.get(version.parent_id or ""),
+            voice=voices.get(version.id, {}),
+            delay=delays.get(version.id),
+        )
+        for version in versions
+    ]
+    return {"object": "list", "data": views}
+
+
+@router.post("/{name}/rollback")
+async def roll_back(name: str, caller: AdminCaller, db: DatabaseDep, body: JsonBody) -> RollbackResult:
+    request = parse(RollbackRequest, body)
+    async with db.write() as session:
+        policy = await service.named(session, caller.project_id, name)
+        left, taken = await service.roll_back(
+            session, policy, request.version, actor=caller.key_prefix, reason=request.reason
+        )
+    return RollbackResult(policy=name, left=service.label(policy, left), serving=service.label(policy, taken))
+
+
+async def view(session: AsyncSession, policy: Policy) -> PolicyView:
+    deployment = await repository.deployment_of(session, policy.id)
+    serving = await repository.version(session, deployment.version_id)
+    head = await repository.version(session, policy.head_version_id or serving.id)
+    previous = deployment.previous_version_id
+    return PolicyView(
+        id=policy.id,
+        name=policy.name,
+        base_model=policy.base_model,
+        serving=service.label(policy, serving),
+        previous=service.label(policy, await repository.version(session, previous)) if previous else None,
+        head=service.label(policy, head),
+        epoch=deployment.epoch,
+        created_at=policy.created_at,
+    )

@@ -1,0 +1,47 @@
+"""First start: one project, one key (shown once), one policy whose version 0 is the base model."""
+
+from pathlib import Path
+
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db import now
+from app.models import ApiKey, Deployment, Policy, Project, Version, VersionState, new_id
+from app.projects import keys
+
+DEFAULT_PROJECT = "default"
+
+
+async def bootstrap(session: AsyncSession, policy_name: str, model: str) -> str | None:
+    """Make what is missing. Returns the key if one was made. Raises ValueError when the policy has another base."""
+    model = str(Path(model).resolve()) if Path(model).exists() else model
+    if session.get_bind().dialect.name == "postgresql":  # roles may start at the same time
+        await session.execute(text("SELECT pg_advisory_xact_lock(20261121)"))
+    project = await session.scalar(select(Project).where(Project.name == DEFAULT_PROJECT))
+    if project is None:
+        project = Project(id=new_id("proj"), name=DEFAULT_PROJECT)
+        session.add(project)
+        await session.flush()
+    key: str | None = None
+    if await session.scalar(select(ApiKey).where(ApiKey.project_id == project.id).limit(1)) is None:
+        _, key = await keys.create(session, project.id)
+    policy = await session.scalar(select(Policy).where(Policy.project_id == project.id, Policy.name == policy_name))
+    if policy is None:
+        await _first_policy(session, project.id, policy_name, model)
+    elif policy.base_model != model:
+        raise ValueError(
+            f"policy '{policy_name}' learns on {policy.base_model}, not on {model}: "
+            "name another ATTUNE_POLICY or another ATTUNE_HOME"
+        )
+    return key
+
+
+async def _first_policy(session: AsyncSession, project_id: str, name: str, model: str) -> None:
+    policy = Policy(id=new_id("pol"), project_id=project_id, name=name, base_model=model)
+    session.add(policy)
+    await session.flush()
+    base = Version(id=new_id("ver"), policy_id=policy.id, number=0, state=VersionState.LIVE, live_at=now())
+    session.add(base)
+    await session.flush()
+    policy.head_version_id = base.id
+    session.add(Deployment(policy_id=policy.id, version_id=base.id, moved_at=now()))

@@ -1,0 +1,1 @@
+"""The whole ring at a glance."""

@@ -1,0 +1,65 @@
+"""/v1/status: what serves, what learns, what waits."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
+
+from app.auth import AdminCaller, DatabaseDep
+from app.models import Audit, Batch, Engine, Feedback, Sample, Turn
+from app.policies import endpoints as policies
+from app.policies import repository
+
+router = APIRouter(prefix="/v1", tags=["status"])
+EVENTS = 10
+
+
+@router.get("/status")
+async def status(caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
+    async with db.read() as session:
+        rows = await repository.policies_of(session, caller.project_id)
+        mine = [policy.id for policy in rows]
+        return {
+            "object": "status",
+            "policies": [await policies.view(session, policy) for policy in rows],
+            "engines": [_engine(engine) for engine in await session.scalars(select(Engine).order_by(Engine.name))],
+            "turns": await _count(session, Turn.state, Turn.policy_id.in_(mine)),
+            "feedback": await _count(session, Feedback.kind, Feedback.project_id == caller.project_id),
+            "samples": await _count(session, Sample.state, Sample.policy_id.in_(mine)),
+            "batches": await _count(session, Batch.state, Batch.policy_id.in_(mine)),
+            "not_learned_from": await _count(
+                session, Sample.reason, Sample.policy_id.in_(mine), Sample.reason.is_not(None)
+            ),
+            "events": [
+                _event(row) for row in await session.scalars(select(Audit).order_by(Audit.seq.desc()).limit(EVENTS))
+            ],
+        }
+
+
+async def _count(
+    session: AsyncSession, column: InstrumentedAttribute[Any], *where: ColumnElement[bool]
+) -> dict[str, int]:
+    rows = await session.execute(select(column, func.count()).where(*where).group_by(column))
+    return {str(value): count for value, count in rows}
+
+
+def _engine(engine: Engine) -> dict[str, Any]:
+    return {
+        "name": engine.name,
+        "state": engine.state,
+        "loaded": engine.loaded,
+        "heartbeat_at": engine.heartbeat_at,
+        "reason": engine.reason,
+    }
+
+
+def _event(row: Audit) -> dict[str, Any]:
+    return {
+        "created_at": row.created_at,
+        "actor": row.actor,
+        "action": row.action,
+        "subject": row.subject,
+        "reason": row.reason,
+    }
