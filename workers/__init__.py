@@ -1,0 +1,1 @@
+"""Behind the house: turns rows into rows. Each station is one arrow."""

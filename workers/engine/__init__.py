@@ -1,0 +1,1 @@
+"""One SGLang replica: how it is started, watched, and furnished with versions before it takes traffic."""

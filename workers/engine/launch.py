@@ -1,0 +1,89 @@
+"""EngineSpec → the command line and environment that start one SGLang."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+# Each appears where a process may use a GPU of its kind: NVIDIA, AMD, and either through Windows' Linux.
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+CPU_FLAGS = (
+    "--device=cpu",
+    "--attention-backend=torch_native",
+    "--lora-backend=torch_native",
+    "--disable-overlap-schedule",
+    "--cuda-graph-backend-decode=disabled",
+    "--cuda-graph-backend-prefill=disabled",
+    "--mem-fraction-static=0.5",  # the bound that counts is --max-total-tokens
+    "--max-total-tokens=32768",
+    "--max-running-requests=32",
+    "--sleep-on-idle",  # else an idle scheduler burns a core
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """One replica. `python` is the interpreter of SGLang's own environment."""
+
+    python: Path
+    model: str
+    api_key: str = field(repr=False)
+    admin_key: str = field(repr=False)
+    log_path: Path
+    host: str = "127.0.0.1"
+    port: int = 8710
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: str = "auto"
+    lora_rank: int = 8
+    lora_modules: tuple[str, ...] = LORA_MODULES
+    lora_slots: int = 8
+    context_length: int | None = None
+    tool_call_parser: str | None = "qwen25"
+    extra: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu" or (self.device == "auto" and not any(Path(name).exists() for name in GPU_DEVICES))
+
+    def command(self, parent: int) -> list[str]:
+        """`parent`: the process that the engine shall not outlive."""
+        dtype = "float32" if self.dtype == "auto" and self.on_cpu else self.dtype
+        return [
+            *(str(self.python), "-m", "attune_sglang_cpu.launch", "--parent", str(parent)),
+            f"--model-path={self.model}",
+            f"--host={self.host}",
+            f"--port={self.port}",
+            f"--dtype={dtype}",
+            *([f"--context-length={self.context_length}"] if self.context_length else []),
+            *("--enable-lora", f"--max-lora-rank={self.lora_rank}"),
+            *("--lora-target-modules", *self.lora_modules),
+            f"--max-loras-per-batch={self.lora_slots}",
+            # Without a parser SGLang drops the log-probs of streamed tokens that show no text, every last token
+            # among them. Where no tools are asked for, it does nothing else.
+            f"--tool-call-parser={self.tool_call_parser or 'qwen25'}",
+            "--sampling-defaults=openai",
+            "--log-level=warning",  # its first line of information would hold the keys
+            *(CPU_FLAGS if self.on_cpu else []),
+            *self.extra,
+        ]
+
+    def environment(self) -> dict[str, str]:
+        env = {name: value for name, value in os.environ.items() if name != "SGLANG_USE_CPU_ENGINE"}
+        env |= {
+            "ATTUNE_ENGINE_API_KEY": self.api_key,
+            "ATTUNE_ENGINE_ADMIN_KEY": self.admin_key,
+            "PYTHONUNBUFFERED": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        if self.on_cpu:
+            # A second OpenMP thread lets a decode fall from 270 to 5 tokens/s while anything else runs.
+            env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        if Path(self.model).is_dir():
+            env["HF_HUB_OFFLINE"] = "1"
+        return env

@@ -1,0 +1,51 @@
+"""The supervisor's book, on the database: which incarnation runs, what it must hold before it takes traffic."""
+
+from pathlib import Path
+
+from app.config import Settings
+from app.db import Database
+from app.models import Engine, EngineState, VersionState
+from workers import ledger
+from workers.engine.supervisor import AdapterRef
+
+
+class DatabaseLedger:
+    def __init__(self, db: Database, settings: Settings, url: str) -> None:
+        self._db, self._settings, self._url = db, settings, url
+
+    async def starting(self) -> int:
+        async with self._db.write() as session:
+            return await ledger.starting(session, self._settings.engine_name, self._url)
+
+    async def wanted(self) -> list[AdapterRef]:
+        async with self._db.read() as session:
+            wanted = await ledger.wanted(session, self._settings.keep_versions)
+        versions = [version for version in wanted if version.state != VersionState.TRAINED]  # evaluate brings those
+        return [
+            AdapterRef(version.adapter_name, Path(version.adapter_path), version.manifest_sha256)
+            for version in versions
+            if version.adapter_name and version.adapter_path and version.manifest_sha256
+        ]
+
+    async def ready(self, incarnation: int, loaded: list[str]) -> bool:
+        """Open for traffic, unless a version that serves is missing: the pointer moved while the engine loaded.
+
+        Of the other wanted ones a damaged one may be missing; that is no reason to keep the door shut.
+        """
+        async with self._db.write() as session:
+            if not await ledger.serving(session) <= set(loaded):
+                return False
+            engine = await session.get_one(Engine, self._settings.engine_name, with_for_update=True)
+            if engine.incarnation != incarnation:
+                return False
+            engine.loaded = sorted(loaded)
+            await session.flush()
+            return await ledger.set_state(session, engine.name, incarnation, EngineState.READY)
+
+    async def beat(self, incarnation: int) -> None:
+        async with self._db.write() as session:
+            await ledger.set_state(session, self._settings.engine_name, incarnation, EngineState.READY)
+
+    async def down(self, incarnation: int, reason: str) -> None:
+        async with self._db.write() as session:
+            await ledger.set_state(session, self._settings.engine_name, incarnation, EngineState.DOWN, reason)
