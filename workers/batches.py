@@ -1,0 +1,218 @@
+"""A batch's life at the trainer: claimed by lease, read as samples, settled under its fence."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from alignment import samples as workshop
+from app.config import Settings
+from app.db import Database, now
+from app.jobs import nudge
+from app.models import (
+    Batch,
+    BatchState,
+    Policy,
+    Sample,
+    SampleState,
+    Turn,
+    Version,
+    VersionState,
+    lease,
+    new_id,
+    record,
+)
+from app.policies import repository
+
+MOST_STALE = 4  # the hard cap of max_staleness: no sample of a batch is further behind
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """What the trainer needs for one update, and the fence under which it may write the result."""
+
+    fence: int
+    attempt: int
+    policy_id: str
+    policy_name: str
+    parent_id: str
+    parent_path: str | None
+    lags: list[int]
+    number: int
+    batch: workshop.Batch
+
+    @property
+    def adapter_name(self) -> str:
+        return f"{self.policy_name}-v{self.number}"
+
+    def directory(self, settings: Settings) -> Path:
+        """Never reused: a result that was not committed in time must not lie where the next attempt's will."""
+        return settings.versions_dir / f"{self.adapter_name}.{self.batch.id[-8:]}.{self.fence}"
+
+
+async def claim(db: Database, owner: str, settings: Settings) -> Claimed | None:
+    """The oldest open batch that nobody works on, or None."""
+    async with db.write() as session:
+        ids = await session.scalars(
+            select(Batch.id)
+            .where(Batch.state == BatchState.OPEN, Batch.attempt < settings.max_attempts)
+            .order_by(Batch.created_at, Batch.id)
+        )
+        for batch_id in list(ids):
+            fence = await lease.claim(
+                session,
+                Batch,
+                batch_id,
+                owner=owner,
+                seconds=settings.lease_seconds,
+                states=(BatchState.OPEN,),
+            )
+            if fence is not None:
+                return await _read(session, batch_id, fence)
+    return None
+
+
+async def _read(session: AsyncSession, batch_id: str, fence: int) -> Claimed:
+    batch = await session.get(Batch, batch_id, populate_existing=True)
+    assert batch is not None
+    policy = await session.get(Policy, batch.policy_id)
+    assert policy is not None
+    parent = await repository.version(session, batch.parent_id)
+    newest = await session.scalar(select(func.max(Version.number)).where(Version.policy_id == policy.id))
+    rows = await session.execute(
+        select(Turn, Sample.reward, Version.number)
+        .join(Sample, Sample.turn_id == Turn.id)
+        .join(Version, Version.id == Turn.version_id)
+        .where(Sample.batch_id == batch_id)
+        .order_by(Turn.created_at, Turn.id)
+    )
+    samples = tuple(sample(turn, reward, number) for turn, reward, number in rows)
+    line = await repository.ancestry(session, parent.id, MOST_STALE)
+    lag = {version.number: steps for steps, version in enumerate(line)}
+    return Claimed(
+        fence=fence,
+        attempt=batch.attempt,
+        policy_id=policy.id,
+        policy_name=policy.name,
+        parent_id=parent.id,
+        parent_path=parent.adapter_path,
+        lags=[lag[taught.version] for taught in samples],
+        number=int(newest or 0) + 1,
+        batch=workshop.Batch(batch_id, policy.name, samples),
+    )
+
+
+def sample(turn: Turn, reward: float, number: int) -> workshop.Sample:
+    """A recorded turn in token space, as version `number` spoke it."""
+    assert turn.prompt_ids and turn.output_ids and turn.logprobs, f"turn {turn.id} was never trainable"
+    return workshop.Sample(
+        turn_id=turn.id,
+        prompt_ids=tuple(turn.prompt_ids),
+        output_ids=tuple(turn.output_ids),
+        logprobs=tuple(turn.logprobs),
+        reward=reward,
+        version=number,
+        temperature=turn.sampling["temperature"],
+    )
+
+
+async def commit(
+    db: Database,
+    claimed: Claimed,
+    *,
+    path: Path,
+    manifest_sha256: str,
+    probe: dict[str, Any],
+    metrics: dict[str, Any],
+    timings: dict[str, Any],
+) -> bool:
+    """Version and batch together, or neither. False when a rollback moved the head meanwhile: the work is void."""
+    async with db.write() as session:
+        version_id = new_id("ver")
+        moved = await session.execute(
+            update(Policy)
+            .where(Policy.id == claimed.policy_id, Policy.head_version_id == claimed.parent_id)
+            .values(head_version_id=version_id)
+        )
+        if not moved.rowcount:  # type: ignore[attr-defined]
+            reason = f"the head left v{claimed.number}'s parent while it was trained"
+            await _give_up(session, claimed, BatchState.FAILED, reason)
+            return False
+        await lease.settle(
+            session,
+            Batch,
+            claimed.batch.id,
+            fence=claimed.fence,
+            state=BatchState.TRAINED,
+            version_id=version_id,
+            metrics=metrics,
+            settled_at=now(),
+        )
+        session.add(
+            Version(
+                id=version_id,
+                policy_id=claimed.policy_id,
+                number=claimed.number,
+                parent_id=claimed.parent_id,
+                batch_id=claimed.batch.id,
+                state=VersionState.TRAINED,
+                adapter_name=claimed.adapter_name,
+                adapter_path=str(path),
+                manifest_sha256=manifest_sha256,
+                probe=probe,
+                metrics=metrics,
+                timings=timings,
+            )
+        )
+        await _samples(session, claimed.batch.id, SampleState.TRAINED, None)
+        nudge(session, "evaluate")
+    return True
+
+
+async def fail(db: Database, claimed: Claimed, reason: str) -> None:
+    """The update itself refused (not finite, misaligned): on record, and learning goes on with other samples."""
+    async with db.write() as session:
+        await _give_up(session, claimed, BatchState.FAILED, reason)
+
+
+async def _give_up(session: AsyncSession, claimed: Claimed, state: BatchState, reason: str) -> None:
+    await lease.settle(
+        session, Batch, claimed.batch.id, fence=claimed.fence, state=state, reason=reason, settled_at=now()
+    )
+    await _samples(session, claimed.batch.id, SampleState.DROPPED, f"its batch failed: {reason}")
+    record(session, "trainer", f"batch {state}", claimed.batch.id, reason)
+    nudge(session, "assemble")
+
+
+async def _samples(session: AsyncSession, batch_id: str, state: SampleState, reason: str | None) -> None:
+    await session.execute(
+        update(Sample)
+        .where(Sample.batch_id == batch_id)
+        .values(state=state, reason=reason)
+        .execution_options(synchronize_session=False)
+    )
+
+
+async def quarantine_poisoned(db: Database, settings: Settings) -> int:
+    """A batch whose every attempt ended without a word has taken the trainer down: set it aside, go on learning."""
+    async with db.write() as session:
+        poisoned = list(
+            await session.scalars(
+                select(Batch).where(
+                    Batch.state == BatchState.OPEN,
+                    Batch.attempt >= settings.max_attempts,
+                    Batch.lease_until < now(),
+                )
+            )
+        )
+        for batch in poisoned:
+            batch.state = BatchState.QUARANTINED
+            batch.reason = f"{batch.attempt} attempts ended without a result"
+            batch.settled_at = now()
+            batch.fence += 1  # a trainer that still works on it must not write
+            await _samples(session, batch.id, SampleState.DROPPED, "its batch is quarantined")
+            record(session, "sweep", "batch quarantined", batch.id, batch.reason)
+            nudge(session, "assemble")
+    return len(poisoned)

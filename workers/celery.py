@@ -1,0 +1,76 @@
+"""The Celery shell: doorbells. Each task looks at the database and does what it finds there."""
+
+import sys
+from collections.abc import Callable
+
+from celery import Celery
+
+from app.config import get_settings
+from app.jobs import make_celery
+from workers.assemble import assemble
+from workers.curate import curate
+from workers.evaluate import evaluate
+from workers.house import House
+from workers.publish import publish
+from workers.sweep import sweep
+
+settings = get_settings()
+house = House(settings)
+celery: Celery = make_celery(settings.broker_url, settings.bell_dir)
+celery.conf.beat_schedule = {
+    "sweep": {"task": "attune.sweep", "schedule": settings.sweep_seconds, "options": {"expires": 30}}
+}
+celery.conf.beat_scheduler = "celery.beat:Scheduler"  # the schedule is in code: nothing to persist
+
+
+@celery.task(name="attune.curate")
+def ring_curate() -> None:
+    house.run(curate(house.db))
+
+
+@celery.task(name="attune.assemble")
+def ring_assemble() -> None:
+    house.run(assemble(house.db, settings))
+
+
+@celery.task(name="attune.evaluate")
+def ring_evaluate() -> None:
+    if house.run(evaluate(house.db, settings, house.owner)):
+        ring_publish()
+
+
+@celery.task(name="attune.publish")
+def ring_publish() -> None:
+    house.run(publish(house.db, settings, house.owner))
+
+
+@celery.task(name="attune.sweep")
+def ring_sweep() -> None:
+    house.run(sweep(house.db, settings))
+
+
+def serve(queue: str, name: str) -> None:
+    """Answer one queue until told to stop. One process, one loop: a station is never run twice at once here."""
+    arguments = ["--pool", "solo", "--queues", queue, "--hostname", f"{name}@%h", "--loglevel", "WARNING"]
+    celery.worker_main(["worker", *arguments, "--without-gossip", "--without-mingle", "--without-heartbeat"])
+
+
+def serve_trainer(work: Callable[[], int]) -> None:
+    @celery.task(name="attune.train")
+    def ring_train() -> None:
+        work()
+
+    work()  # what was left over from before this start
+    serve("train", "trainer")
+
+
+def main() -> None:
+    """`beat`, or the queues to answer: `attune` (curate, assemble, sweep) and `publish` (evaluate, publish)."""
+    if sys.argv[1:] == ["beat"]:
+        celery.Beat(loglevel="WARNING").run()
+    else:
+        serve(",".join(sys.argv[1:]) or "attune,publish", "worker")
+
+
+if __name__ == "__main__":
+    main()

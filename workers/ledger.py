@@ -1,0 +1,74 @@
+"""Which versions each engine holds, and which it should: written under the engine's incarnation."""
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db import now
+from app.models import Deployment, Engine, EngineState, Version, VersionState
+
+
+async def wanted(session: AsyncSession, keep: int) -> list[Version]:
+    """Serving, previous, on their way home, and the last few that served: what people or rollbacks may ask for."""
+    pointed = await session.execute(select(Deployment.version_id, Deployment.previous_version_id))
+    ids = {id for pair in pointed for id in pair if id is not None}
+    on_their_way = (VersionState.TRAINED, VersionState.PROVEN)
+    coming = await session.scalars(select(Version.id).where(Version.state.in_(on_their_way)))
+    policies = await session.scalars(select(Deployment.policy_id))
+    for policy_id in list(policies):
+        recent = await session.scalars(
+            select(Version.id)
+            .where(
+                Version.policy_id == policy_id,
+                Version.state.in_((VersionState.LIVE, VersionState.SUPERSEDED, VersionState.ROLLED_BACK)),
+            )
+            .order_by(Version.live_at.desc())
+            .limit(keep)
+        )
+        ids |= set(recent)
+    rows = await session.scalars(
+        select(Version)
+        .where(Version.id.in_(ids | set(coming)), Version.adapter_name.is_not(None))
+        .order_by(Version.number)
+    )
+    return list(rows)
+
+
+async def serving(session: AsyncSession) -> set[str]:
+    """Adapter names of the versions that the pointers point to."""
+    rows = await session.scalars(
+        select(Version.adapter_name)
+        .join(Deployment, Deployment.version_id == Version.id)
+        .where(Version.adapter_name.is_not(None))
+    )
+    return {name for name in rows if name is not None}
+
+
+async def note(session: AsyncSession, engine: Engine, *, added: str | None = None, removed: str | None = None) -> bool:
+    """Note a load or an unload. False when the engine was restarted since `engine` was read."""
+    current = await session.get(Engine, engine.name, populate_existing=True, with_for_update=True)
+    if current is None or current.incarnation != engine.incarnation:
+        return False
+    loaded = set(current.loaded) | ({added} if added else set())
+    current.loaded = sorted(loaded - ({removed} if removed else set()))
+    return True
+
+
+async def starting(session: AsyncSession, name: str, url: str) -> int:
+    engine = await session.get(Engine, name, with_for_update=True)
+    if engine is None:
+        engine = Engine(name=name, url=url, state=EngineState.STARTING, incarnation=0, loaded=[])
+        session.add(engine)
+    engine.url, engine.state, engine.loaded, engine.reason = url, EngineState.STARTING, [], None
+    engine.incarnation += 1
+    return engine.incarnation
+
+
+async def set_state(
+    session: AsyncSession, name: str, incarnation: int, state: EngineState, reason: str | None = None
+) -> bool:
+    done = await session.execute(
+        update(Engine)
+        .where(Engine.name == name, Engine.incarnation == incarnation)
+        .values(state=state, reason=reason, heartbeat_at=now())
+    )
+    return bool(done.rowcount)  # type: ignore[attr-defined]
