@@ -1,0 +1,98 @@
+"""A base model small enough to train in a test: two layers, 64 wide, byte vocabulary, random weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from alignment.config import LoRAConfig, OptimConfig, PPOConfig, TrainerConfig
+from alignment.samples import Batch, Sample
+from alignment.trainer.attest import recompute_logprobs
+
+VOCABULARY = 256
+
+
+@pytest.fixture(scope="session")
+def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("base")
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        initializer_range=0.15,  # far enough from uniform for log-probs to differ
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+    alphabet = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def config() -> TrainerConfig:
+    return TrainerConfig(
+        algorithm=PPOConfig(epochs=2, minibatches=2),
+        lora=LoRAConfig(rank=4, alpha=8),
+        optim=OptimConfig(lr=1e-3),
+        microbatch_tokens=64,
+        seed=7,
+        device="cpu",
+    )
+
+
+@pytest.fixture
+def draw(base_model: Path) -> Callable[..., Batch]:
+    """A batch of random turns, as the given version would have scored them; the token 7 is what pleases."""
+
+    def draw_batch(count: int, seed: int = 0, adapter: Path | None = None, temperature: float = 1.0) -> Batch:
+        random = np.random.default_rng(seed)
+
+        def ids(low: int, high: int) -> tuple[int, ...]:
+            return tuple(int(i) for i in random.integers(1, VOCABULARY, size=random.integers(low, high)))
+
+        drafts = []
+        for index in range(count):
+            output = (7, *ids(2, 12)) if index % 2 else (9, *ids(2, 12))
+            drafts.append(
+                Sample(
+                    turn_id=f"turn-{index}",
+                    prompt_ids=ids(3, 9),
+                    output_ids=output,
+                    logprobs=(0.0,) * len(output),
+                    reward=1.0 if index % 2 else -1.0,
+                    version=0,
+                    temperature=temperature,
+                )
+            )
+        scored = recompute_logprobs(base_model, adapter, drafts, device="cpu")
+        return Batch(
+            id=f"batch-{seed}",
+            policy="shop",
+            samples=tuple(
+                Sample(
+                    turn_id=draft.turn_id,
+                    prompt_ids=draft.prompt_ids,
+                    output_ids=draft.output_ids,
+                    logprobs=tuple(float(p) for p in logprobs),
+                    reward=draft.reward,
+                    version=draft.version,
+                    temperature=draft.temperature,
+                )
+                for draft, logprobs in zip(drafts, scored, strict=True)
+            ),
+        )
+
+    return draw_batch

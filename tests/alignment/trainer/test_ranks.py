@@ -1,0 +1,45 @@
+"""More ranks, the same policy: FSDP over gloo against one process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from alignment.config import TrainerConfig
+from alignment.manifest import ADAPTER
+from alignment.samples import Batch
+from alignment.trainer.learner import Learner
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_any_number_of_ranks_learns_the_same_adapter(
+    base_model: Path, config: TrainerConfig, draw: Callable[..., Batch], tmp_path: Path, ranks: int
+) -> None:
+    batches = draw(11, seed=1), draw(3, seed=2)  # odd numbers, and fewer sequences than ranks in a minibatch
+    files = []
+    for number, batch in enumerate(batches):
+        files.append(tmp_path / f"batch-{number}")
+        files[-1].write_bytes(batch.to_bytes())
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone"]
+    script = Path(__file__).parent / "two_ranks.py"
+    subprocess.run(
+        [*torchrun, script, base_model, config.model_dump_json(), tmp_path / "out", *files],
+        check=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+
+    alone = Learner(base_model, config)
+    for number, batch in enumerate(batches, start=1):
+        alone.update(batch)
+        together = load_file(tmp_path / "out" / f"shop-v{number}" / ADAPTER)
+        assert together.keys() == alone.policy.adapter().keys()
+        for name, parameter in alone.policy.adapter().items():
+            torch.testing.assert_close(together[name], parameter.detach(), atol=1e-5, rtol=0)
+    heard = {(tmp_path / "out" / f"rank-{rank}").read_text() for rank in range(ranks)}
+    assert len(heard) == 1

@@ -1,0 +1,332 @@
+"""Chat over HTTP: OpenAI's wire outside, every turn recorded in tokens inside."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from app.models import Engine, EngineState, Turn, TurnState, VersionState
+from tests.app.policies.test_rollback import publish
+from tests.ring import Ring
+from tests.scripted_engine import ScriptedEngine
+
+MESSAGES = [{"role": "user", "content": "When are you open?"}]
+
+
+async def ask(ring: Ring, **fields: Any) -> httpx2.Response:
+    return await ring.api.post("/v1/chat/completions", json={"model": "shop", "messages": MESSAGES, **fields})
+
+
+def chunks(answer: httpx2.Response) -> list[dict[str, Any]]:
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+async def test_a_reply_is_recorded_exactly_as_the_engine_said_it(ring: Ring, scripted: ScriptedEngine) -> None:
+    answer = await ask(ring, temperature=0.7, max_tokens=50)
+    body = answer.json()
+    turn: Turn = await ring.get(Turn, body["id"])
+    assert (answer.status_code, body["model"], body["choices"][0]["finish_reason"]) == (200, "shop@v0", "stop")
+    assert answer.headers["x-completion-id"] == body["id"] == scripted.heard[0]["rid"]
+    assert answer.headers["x-policy-version"] == "shop@v0"
+    assert turn.state == TurnState.DONE and turn.flaw is None
+    assert len(turn.output_ids or []) == len(turn.logprobs or []) == body["usage"]["completion_tokens"]
+    assert turn.prompt_ids and turn.reply == {"role": "assistant", "content": scripted.say}
+    assert (turn.sampling["temperature"], turn.sampling["max_tokens"]) == (0.7, 50)
+
+
+async def test_a_streamed_reply_comes_in_chunks_and_is_recorded_the_same(ring: Ring, scripted: ScriptedEngine) -> None:
+    whole = await ask(ring)
+    answer = await ask(ring, stream=True, stream_options={"include_usage": True})
+    parts = chunks(answer)
+    text = "".join(choice["delta"].get("content") or "" for part in parts for choice in part["choices"])
+    assert text == scripted.say
+    assert {part["id"] for part in parts} == {answer.headers["x-completion-id"]}
+    assert {part["model"] for part in parts} == {"shop@v0"}
+    assert parts[-1]["choices"] == [] and parts[-1]["usage"]["completion_tokens"] > 0
+    assert all("sglext" not in part for part in parts)
+    first, second = await ring.get(Turn, whole.json()["id"]), await ring.get(Turn, parts[0]["id"])
+    assert (second.prompt_ids, second.output_ids, second.logprobs) == (
+        first.prompt_ids,
+        first.output_ids,
+        first.logprobs,
+    )
+    assert (second.reply, second.finish_reason, second.flaw) == (first.reply, "stop", None)
+
+
+async def test_the_turn_is_on_record_before_the_first_byte_leaves(ring: Ring, scripted: ScriptedEngine) -> None:
+    scripted.pace = 0.05
+    body = {"model": "shop", "messages": MESSAGES, "stream": True}
+    async with ring.api.stream("POST", "/v1/chat/completions", json=body) as answer:
+        assert (await ring.thumb(answer.headers["x-completion-id"])).status_code == 201
+
+
+async def test_the_version_that_serves_is_the_one_that_is_asked(ring: Ring, scripted: ScriptedEngine) -> None:
+    first = await publish(ring)
+    await publish(ring)
+    scripted.adapters = {"shop-v1": "/nowhere/shop-v1", "shop-v2": "/nowhere/shop-v2"}
+    asked = {
+        "shop": "shop-v2",
+        "shop@stable": "shop-v2",
+        "shop@previous": "shop-v1",
+        "shop@v1": "shop-v1",
+        "shop@v0": None,
+    }
+    for model, adapter in asked.items():
+        answer = await ask(ring, model=model)
+        assert scripted.heard[-1].get("lora_path") == adapter
+        assert answer.headers["x-policy-version"] == f"shop@v{adapter[-1] if adapter else 0}"
+    turn = await ring.get(Turn, (await ask(ring, model="shop@v1")).json()["id"])
+    assert turn.version_id == first.id
+
+
+@pytest.mark.parametrize("model", ["nobody", "shop@v9", "shop@canary", "shop@previous", "shop@", "shop@v1x"])
+async def test_an_unknown_version_is_a_404(ring: Ring, scripted: ScriptedEngine, model: str) -> None:
+    answer = await ask(ring, model=model)
+    if model == "shop@":
+        assert answer.status_code == 200
+        return
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert await ring.all(Turn) == []
+
+
+async def test_a_version_that_no_engine_holds_is_a_404(ring: Ring, scripted: ScriptedEngine) -> None:
+    await publish(ring, loaded=False)
+    answer = await ask(ring)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    rejected = await ring.version(VersionState.REJECTED)
+    assert (await ask(ring, model=f"shop@v{rejected.number}")).status_code == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_is_down_is_a_503_with_retry_after_and_on_record(ring: Ring, stream: bool) -> None:
+    answer = await ask(ring, stream=stream)
+    assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    turn = await ring.get(Turn, answer.headers["x-completion-id"])
+    assert turn.state == TurnState.FAILED and "does not answer" in turn.flaw
+
+
+async def test_without_a_ready_engine_a_chat_is_a_503(ring: Ring) -> None:
+    async with ring.db.write() as session:
+        (await session.get_one(Engine, "engine-0")).state = EngineState.STARTING
+    answer = await ask(ring)
+    assert answer.status_code == 503 and "retry-after" in answer.headers
+
+
+async def test_an_engine_that_breaks_off_ends_the_stream_with_an_error(ring: Ring, scripted: ScriptedEngine) -> None:
+    scripted.die_after = 3
+    answer = await ask(ring, stream=True)
+    parts = chunks(answer)
+    assert answer.status_code == 200 and set(parts[-1]["error"]) == {"message", "type", "param", "code"}
+    turn = await ring.get(Turn, answer.headers["x-completion-id"])
+    assert (turn.state, turn.finish_reason) == (TurnState.FAILED, "error")
+    assert turn.flaw and turn.reply["content"], "what was said is on record"
+
+
+async def test_what_the_engine_refuses_is_a_400(ring: Ring, scripted: ScriptedEngine) -> None:
+    scripted.refuse = 400
+    for stream in (False, True):
+        answer = await ask(ring, stream=stream)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("switch", "flaw"), [({"nan_at": 2}, "not a finite number"), ({"lose_logprob": True}, "log-probs")]
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_flawed_capture_is_answered_but_marked(
+    ring: Ring, scripted: ScriptedEngine, switch: dict[str, Any], flaw: str, stream: bool
+) -> None:
+    for name, value in switch.items():
+        setattr(scripted, name, value)
+    answer = await ask(ring, stream=stream)
+    assert answer.status_code == 200
+    assert flaw in (await ring.get(Turn, answer.headers["x-completion-id"])).flaw
+
+
+@pytest.mark.parametrize(
+    ("fields", "flaw"),
+    [
+        ({"temperature": 0}, "greedy"),
+        ({"top_p": 0.9}, "top-p"),
+        ({"presence_penalty": 0.5}, "penalties"),
+        ({"temperature": 0.7, "seed": 3, "stop": ["."]}, None),
+    ],
+)
+async def test_sampling_that_is_not_the_policys_own_is_marked(
+    ring: Ring, scripted: ScriptedEngine, fields: dict[str, Any], flaw: str | None
+) -> None:
+    turn = await ring.get(Turn, (await ask(ring, **fields)).json()["id"])
+    assert (turn.flaw is None) if flaw is None else (flaw in turn.flaw)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"messages": []}, "invalid_value"),
+        ({"messages": "hi"}, "invalid_value"),
+        ({"messages": [{"role": "wizard", "content": "hi"}]}, "invalid_value"),
+        ({"messages": [{"role": "user"}]}, "invalid_value"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "invalid_value"),
+        ({"temperature": 3}, "invalid_value"),
+        ({"temperature": "hot"}, "invalid_value"),
+        ({"max_tokens": 0}, "invalid_value"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "invalid_value"),
+        ({"stream": "yes"}, "invalid_value"),
+        ({"n": 2}, "unsupported_parameter"),
+        ({"response_format": {"type": "json_object"}}, "unsupported_parameter"),
+        ({"logit_bias": {"7": 1}}, "unsupported_parameter"),
+        ({"tool_choice": "required"}, "unsupported_parameter"),
+        ({"lora_path": "shop-v1"}, "unknown_parameter"),
+        ({"input_ids": [1, 2]}, "unknown_parameter"),
+        ({"custom_logit_processor": "x"}, "unknown_parameter"),
+    ],
+)
+async def test_what_is_wrong_or_unsupported_is_refused_by_name(
+    ring: Ring, scripted: ScriptedEngine, fields: dict[str, Any], code: str
+) -> None:
+    answer = await ask(ring, **fields)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+    assert scripted.heard == [] and await ring.all(Turn) == []
+
+
+@pytest.mark.parametrize(
+    "content", ['{"model": "shop", "temperature": NaN}', '{"model": "\\ud800"}', "[]", "nonsense", ""]
+)
+async def test_a_body_that_is_not_json_is_a_400(ring: Ring, content: str) -> None:
+    answer = await ring.api.post("/v1/chat/completions", content=content)
+    assert answer.status_code == 400
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_hints_that_change_nothing_are_taken(ring: Ring, scripted: ScriptedEngine) -> None:
+    answer = await ask(ring, user="ada", metadata={"k": "v"}, n=1, store=True, service_tier="auto", temperature=None)
+    assert answer.status_code == 200
+    assert "user" not in scripted.heard[0] and "metadata" not in scripted.heard[0]
+
+
+async def test_a_stored_completion_is_read_back(ring: Ring, scripted: ScriptedEngine) -> None:
+    body = (await ask(ring)).json()
+    stored = (await ring.api.get(f"/v1/chat/completions/{body['id']}")).json()
+    assert (stored["id"], stored["model"], stored["usage"]) == (body["id"], "shop@v0", body["usage"])
+    assert stored["choices"][0]["message"]["content"] == scripted.say
+    assert (await ring.api.get("/v1/chat/completions/chatcmpl-nobody")).status_code == 404
+
+
+async def test_every_reply_has_a_request_id_and_the_error_shape(ring: Ring) -> None:
+    for path in ("/v1/models", "/v1/models/nobody", "/nowhere", "/readyz"):
+        answer = await ring.api.get(path)
+        assert answer.headers["x-request-id"]
+        if answer.status_code >= 400:
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_the_stock_client_works(ring: Ring, scripted: ScriptedEngine, served: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{served}/v1", api_key=ring.key) as client:
+        whole = await client.chat.completions.create(model="shop", messages=MESSAGES)  # type: ignore[arg-type]
+        assert whole.choices[0].message.content == scripted.say
+        stream = await client.chat.completions.create(model="shop", messages=MESSAGES, stream=True)  # type: ignore[arg-type]
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+        assert text == scripted.say
+        assert [model.id async for model in client.models.list()] == ["shop"]
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(model="nobody", messages=MESSAGES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_hangs_up_ends_the_engines_work_and_the_turn_is_recorded(
+    ring: Ring, scripted: ScriptedEngine, served: str, stream: bool
+) -> None:
+    scripted.say, scripted.pace = "word " * 400, 0.02
+    body = {"model": "shop", "messages": MESSAGES, "stream": stream, "max_tokens": 500}
+    headers = {"authorization": f"Bearer {ring.key}"}
+    async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        while not scripted.heard:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)
+        asking.cancel()
+        await asyncio.wait([asking])
+    turn = await ring.settled()
+    assert scripted.aborted == {turn.id}
+    assert (turn.state, turn.finish_reason) == (TurnState.ABORTED, "client_disconnect")
+    assert 0 < turn.num_output_tokens < 400 and len(turn.output_ids) == len(turn.logprobs)
+    assert turn.flaw
+
+
+@pytest.mark.parametrize(
+    "tools", [[{}], [{"type": "function"}], [{"function": "x"}], [{"type": "custom"}], "none", [1]]
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_malformed_tools_are_refused(ring: Ring, scripted: ScriptedEngine, tools: Any, stream: bool) -> None:
+    answer = await ask(ring, tools=tools, stream=stream)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
+    assert await ring.all(Turn) == []
+
+
+async def test_a_tool_call_is_relayed_and_recorded(ring: Ring, scripted: ScriptedEngine) -> None:
+    scripted.tool_call = ("order_status", '{"order_id": "7"}')
+    tools = [{"type": "function", "function": {"name": "order_status", "parameters": {"type": "object"}}}]
+    for stream in (False, True):
+        answer = await ask(ring, tools=tools, stream=stream)
+        turn = await ring.get(Turn, answer.headers["x-completion-id"])
+        [call] = turn.reply["tool_calls"]
+        assert (turn.finish_reason, call["function"]["name"]) == ("tool_calls", "order_status")
+        assert scripted.heard[-1]["tools"][0]["function"]["name"] == "order_status"
+
+
+async def test_a_reply_with_nul_is_kept_as_text_without_and_as_tokens_with(
+    ring: Ring, scripted: ScriptedEngine
+) -> None:
+    scripted.say = "before\x00after"
+    answer = await ask(ring)
+    turn = await ring.get(Turn, answer.json()["id"])
+    assert (answer.status_code, turn.state, turn.reply["content"]) == (200, TurnState.DONE, "before\ufffdafter")
+    assert turn.flaw is None and turn.output_ids
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions/a%00b", "/v1/models/%00", "/v1/policies/%00", "/v1/feedback?completion_id=%00"]
+)
+async def test_an_address_with_nul_is_a_400(ring: Ring, path: str) -> None:
+    answer = await ring.api.get(path)
+    assert answer.status_code == 400 and answer.headers["x-request-id"]
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("fields", [{"stop": "User:"}, {"stream": None}, {"logprobs": None}, {"stop": ["a", "b"]}])
+async def test_what_stock_clients_send_is_taken(ring: Ring, scripted: ScriptedEngine, fields: dict[str, Any]) -> None:
+    assert (await ask(ring, **fields)).status_code == 200
+
+
+async def test_a_reply_that_outlived_the_sweep_is_not_lost(ring: Ring, scripted: ScriptedEngine, served: str) -> None:
+    scripted.pace = 0.1
+    body = {"model": "shop", "messages": MESSAGES, "stream": True}
+    headers = {"authorization": f"Bearer {ring.key}"}
+    async with (
+        httpx2.AsyncClient(base_url=served, headers=headers, timeout=10) as client,
+        client.stream("POST", "/v1/chat/completions", json=body) as answer,
+    ):
+        async with ring.db.write() as session:
+            turn = await session.get_one(Turn, answer.headers["x-completion-id"])
+            turn.state, turn.finish_reason = TurnState.ABORTED, "server_lost"
+        await answer.aread()
+    assert (await ring.get(Turn, turn.id)).state == TurnState.DONE
+
+
+async def test_every_api_process_follows_the_pointer_at_once(ring: Ring, scripted: ScriptedEngine, served: str) -> None:
+    await publish(ring)
+    scripted.adapters = {"shop-v1": "/nowhere/shop-v1"}
+    body = {"model": "shop", "messages": MESSAGES}
+    async with httpx2.AsyncClient(base_url=served, headers={"authorization": f"Bearer {ring.key}"}) as other:
+        for number in (0, 1, 0, 1):
+            moved = await ring.api.post("/v1/policies/shop/rollback", json={"version": number})
+            assert moved.status_code == 200
+            for api in (other, ring.api):
+                answer = await api.post("/v1/chat/completions", json=body)
+                assert answer.headers["x-policy-version"] == f"shop@v{number}"

@@ -1,0 +1,131 @@
+"""Fixtures of the whole house: a fresh database, the API over it, and an engine on record."""
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import httpx2
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from app.config import Settings
+from app.db import Database
+from app.main import create_app
+from app.migrate import upgrade
+from app.models import Base, Engine, EngineState
+from app.projects.bootstrap import bootstrap
+from tests.ring import Ring
+from tests.scripted_engine import ScriptedEngine, serving
+
+pytest_plugins = ["tests.engine_fixture"]
+
+REQUIRED = os.environ.get("ATTUNE_REQUIRE_SERVICES") == "1"
+POSTGRES = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
+
+
+def missing(what: str) -> None:
+    """A service that is not there skips the test; in CI it fails it."""
+    if REQUIRED:
+        pytest.fail(f"{what}, and ATTUNE_REQUIRE_SERVICES=1")
+    pytest.skip(what)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The URL of a database of our own, at the newest schema."""
+    name = f"attune_{uuid4().hex[:12]}"
+    try:
+        server = psycopg.connect(POSTGRES, autocommit=True, connect_timeout=3)
+    except psycopg.OperationalError as error:
+        missing(f"no PostgreSQL at {POSTGRES} ({error})")
+    server.execute(f"CREATE DATABASE {name}")
+    url = POSTGRES.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
+    upgrade(url)
+    yield url
+    server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def blank_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An embedded database at the newest schema, to copy."""
+    path = tmp_path_factory.mktemp("blank") / "attune.db"
+    upgrade(f"sqlite+aiosqlite:///{path}")
+    return path
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest, blank_sqlite: Path, tmp_path: Path) -> str:
+    """Both databases that Attune runs on: the embedded one and the real one."""
+    if request.param == "postgres":
+        url: str = request.getfixturevalue("postgres")
+        return url
+    (tmp_path / "home").mkdir()
+    shutil.copy(blank_sqlite, tmp_path / "home" / "attune.db")
+    return f"sqlite+aiosqlite:///{tmp_path}/home/attune.db"
+
+
+@pytest.fixture
+def settings(tmp_path: Path, database_url: str) -> Settings:
+    """A small deployment in a temporary folder: eight samples a batch, short leases."""
+    (tmp_path / "home").mkdir(exist_ok=True)
+    return Settings(
+        home=tmp_path / "home",
+        database_url=database_url,
+        policy="shop",
+        batch_size=8,
+        lease_seconds=1.0,
+        max_attempts=3,
+    )
+
+
+@pytest.fixture
+async def db(settings: Settings) -> AsyncIterator[Database]:
+    database = Database(settings.database)
+    yield database
+    if not database.embedded:
+        names = ", ".join(table.name for table in Base.metadata.sorted_tables)
+        async with database.write() as session:
+            await session.execute(text(f"TRUNCATE {names} RESTART IDENTITY CASCADE"))
+    await database.close()
+
+
+@pytest.fixture
+async def ring(settings: Settings, db: Database) -> AsyncIterator[Ring]:
+    """A bootstrapped deployment and its API, with one engine on record as ready (nobody answers there)."""
+    async with db.write() as session:
+        key = await bootstrap(session, settings.policy, settings.model)
+        session.add(
+            Engine(name="engine-0", url="http://127.0.0.1:9", state=EngineState.READY, incarnation=1, loaded=[])
+        )
+    assert key is not None
+    app = create_app(settings)
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(app, raise_app_exceptions=False),
+            base_url="http://attune",
+            headers={"authorization": f"Bearer {key}"},
+        ) as api,
+    ):
+        yield Ring(settings=settings, db=db, key=key, _api=api)
+
+
+@pytest.fixture
+async def scripted(ring: Ring) -> AsyncIterator[ScriptedEngine]:
+    """A scripted engine behind the ring's API, holding no adapters yet."""
+    engine = ScriptedEngine()
+    with serving(engine) as url:
+        async with ring.db.write() as session:
+            (await session.get_one(Engine, "engine-0")).url = url
+        yield engine
+
+
+@pytest.fixture
+def served(ring: Ring) -> Iterator[str]:
+    """The ring's API on a real socket, for stock clients and for clients that hang up. Its own process state."""
+    with serving(create_app(ring.settings), lifespan="on") as url:
+        yield url

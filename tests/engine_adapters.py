@@ -1,0 +1,38 @@
+"""Adapters made with peft, and the log-probs that transformers gives under them: the truth to hold SGLang to."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from workers.engine.launch import LORA_MODULES
+
+
+class Weights:
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.model, self.folder = model, folder
+        self._loaded: dict[str | None, PreTrainedModel | PeftModel] = {None: self._base()}
+
+    def _base(self) -> PreTrainedModel:
+        return AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32).eval()
+
+    def adapter(self, name: str, *, seed: int) -> Path:
+        """A random adapter that changes what the model says, but leaves it speaking."""
+        torch.manual_seed(seed)
+        config = LoraConfig(r=8, lora_alpha=16, target_modules=list(LORA_MODULES))
+        adapted = get_peft_model(self._base(), config)
+        with torch.no_grad():
+            for parameter_name, parameter in adapted.named_parameters():
+                if "lora_B" in parameter_name:
+                    parameter.normal_(std=0.02)
+        adapted.save_pretrained(self.folder / name)
+        self._loaded[name] = adapted.eval()
+        return self.folder / name
+
+    @torch.no_grad()
+    def logprobs(self, adapter: str | None, ids: Sequence[int], *, temperature: float = 1.0) -> torch.Tensor:
+        """Of each token but the first."""
+        logits = self._loaded[adapter](torch.tensor([list(ids)])).logits[0, :-1].float() / temperature
+        return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]

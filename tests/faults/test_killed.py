@@ -1,0 +1,120 @@
+"""kill -9: what was acknowledged is kept, and nothing is used twice."""
+
+import os
+import random
+import signal
+from collections import Counter
+from typing import Any
+
+import httpx2
+import pytest
+from sqlalchemy import func, select
+
+from app.models import Batch, BatchState, Feedback, Reward, Sample, SampleState, Turn, TurnState, Version
+from tests.processes import processes, until
+from tests.ring import Ring
+from tests.scripted_engine import ScriptedEngine
+from workers.assemble import assemble
+from workers.curate import curate
+from workers.sweep import sweep
+
+SAMPLES = 24
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the default, with the embedded bell
+
+
+async def long_turns(ring: Ring, count: int) -> list[str]:
+    """Rated turns whose update takes a few seconds."""
+    rng = random.Random(7)
+    ids = []
+    for number in range(count):
+        output_ids = [rng.randrange(300, 900) for _ in range(400)]
+        turn = await ring.turn(
+            prompt_ids=[rng.randrange(300, 900) for _ in range(200)],
+            output_ids=output_ids,
+            logprobs=[-6.0] * len(output_ids),
+        )
+        ids.append(turn.id)
+        answer = await ring.thumb(turn.id, "up" if number % 2 else "down", id=f"thumb-{number}")
+        assert answer.status_code == 201
+    return ids
+
+
+async def test_the_trainer_killed_in_mid_update_loses_nothing_and_uses_nothing_twice(ring: Ring) -> None:
+    settings = ring.settings.model_copy(update={"batch_size": SAMPLES, "lease_seconds": 3.0, "sweep_seconds": 0.5})
+    turns = await long_turns(ring, SAMPLES)
+    await curate(ring.db)
+    assert await assemble(ring.db, settings) == 1
+
+    async def batch() -> Batch:
+        return (await ring.all(Batch))[0]
+
+    async def claimed() -> bool:
+        return (await batch()).lease_owner is not None
+
+    async def trained() -> bool:
+        return (await batch()).state == BatchState.TRAINED
+
+    with processes(settings) as running:
+        running.start("beat", "trainer")
+        await until(claimed, 90, "a trainer has claimed the batch")
+        owner = (await batch()).lease_owner
+        assert owner is not None
+        os.kill(int(owner.rpartition(":")[2]), signal.SIGKILL)
+        assert (await batch()).state == BatchState.OPEN, "it was killed in mid-update"
+        running.start("worker")
+        await until(trained, 120, "the batch is trained after the kill")
+
+    taken = await batch()
+    versions = [version for version in await ring.all(Version) if version.number > 0]
+    assert taken.attempt == 2
+    assert [version.batch_id for version in versions] == [taken.id], "one batch, one version"
+    samples = await ring.all(Sample)
+    assert Counter(sample.turn_id for sample in samples) == Counter(turns)
+    assert {(sample.state, sample.batch_id) for sample in samples} == {(SampleState.TRAINED, taken.id)}
+    assert {row.idempotency_key for row in await ring.all(Feedback)} == {f"thumb-{n}" for n in range(SAMPLES)}
+
+
+async def test_the_api_killed_in_mid_reply_keeps_every_acknowledged_feedback(
+    ring: Ring, scripted: ScriptedEngine
+) -> None:
+    settings = ring.settings.model_copy(update={"chat_timeout_seconds": 2.0})
+    headers = {"authorization": f"Bearer {ring.key}"}
+    chat: dict[str, Any] = {"model": "shop", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 600}
+
+    with processes(settings) as running:
+        running.start("api")
+        async with httpx2.AsyncClient(base_url=running.settings.url, headers=headers, timeout=10) as client:
+            done = (await client.post("/v1/chat/completions", json=chat)).json()["id"]
+            assert (await client.post("/v1/feedback", json=thumb(done, "one"))).status_code == 201
+            scripted.say, scripted.pace = "word " * 500, 0.02
+            with pytest.raises(httpx2.TransportError):
+                async with client.stream("POST", "/v1/chat/completions", json=chat | {"stream": True}) as reply:
+                    cut = reply.headers["x-completion-id"]
+                    assert (await client.post("/v1/feedback", json=thumb(cut, "two"))).status_code == 201
+                    running.kill("api")
+                    async for _ in reply.aiter_bytes():
+                        pass
+            running.start("api")
+            again = await client.post("/v1/feedback", json=thumb(cut, "two"))
+            assert (again.status_code, again.headers["idempotent-replayed"]) == (200, "true")
+
+    assert {row.idempotency_key for row in await ring.all(Feedback)} == {"one", "two"}
+    assert (await ring.get(Turn, cut)).state == TurnState.OPEN
+
+    async def closed() -> bool:
+        await sweep(ring.db, settings)
+        return (await ring.get(Turn, cut)).state == TurnState.ABORTED
+
+    await until(closed, 20, "the sweep has closed the turn that nobody will finish")
+    await curate(ring.db)
+    await curate(ring.db)
+    assert {(sample.turn_id, sample.state) for sample in await ring.all(Sample)} == {
+        (done, SampleState.OPEN),
+        (cut, SampleState.DROPPED),
+    }
+    async with ring.db.read() as session:
+        assert await session.scalar(select(func.count()).select_from(Reward)) == 2
+
+
+def thumb(completion_id: str, key: str) -> dict[str, Any]:
+    return {"id": key, "completion_id": completion_id, "kind": "binary", "value": True}

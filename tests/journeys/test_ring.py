@@ -1,0 +1,162 @@
+"""The whole ring in small: people chat and judge, the real trainer learns, the real engine serves, one goes back."""
+
+import asyncio
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import httpx2
+import pytest
+from sqlalchemy import update
+
+from app.cli.client import save_key
+from app.config import Settings
+from app.db import Database
+from app.migrate import upgrade
+from app.models import Engine, EngineState, Sample, SampleState, Turn, Version, VersionState
+from app.projects.bootstrap import bootstrap
+from demo.attest import attest
+from demo.simulate import Crowd, Habits
+from tests.engine_fixture import RunningEngine
+from tests.processes import processes, until
+from tests.ring import Ring
+
+UPDATES = 4
+
+
+@pytest.fixture
+async def small(tmp_path: Path, engine: RunningEngine) -> Ring:
+    """A deployment on the embedded database and broker, on the engine that all tests share."""
+    settings = Settings(
+        home=tmp_path / "home",
+        policy="shop",
+        batch_size=64,
+        learning_rate=2e-3,
+        engine_api_key=engine.spec.api_key,
+        engine_admin_key=engine.spec.admin_key,
+    )
+    settings.home.mkdir()
+    await asyncio.to_thread(upgrade, settings.database)
+    db = Database(settings.database)
+    async with db.write() as session:
+        key = await bootstrap(session, settings.policy, settings.model)
+        session.add(Engine(name="engine-0", url=engine.spec.url, state=EngineState.READY, incarnation=1, loaded=[]))
+    assert key is not None
+    save_key(settings, key)
+    return Ring(settings=settings, db=db, key=key)
+
+
+@pytest.mark.engine
+@pytest.mark.journey
+async def test_the_ring_turns_and_turns_back(small: Ring, engine: RunningEngine) -> None:
+    async def live() -> bool:
+        return (await small.serving()).number >= UPDATES
+
+    with processes(small.settings) as running:
+        running.start("trainer", "worker", "publisher", "beat", "api")
+        crowd = Crowd(running.settings, Habits(users=16, seed=5))
+        chatting = asyncio.create_task(crowd.run())
+        try:
+            await until(live, 300, f"{UPDATES} versions are live")
+            await asyncio.sleep(5)
+        finally:
+            crowd.stop()
+            await chatting
+        tally = crowd.tally
+        assert tally.troubles == []
+        assert (tally.refused, tally.cut, tally.mislabelled) == (0, 0, 0)
+        await check_lineage(small)
+        first, last = (await approvals(small))[0], (await approvals(small))[-1]
+        assert last > first + 0.1, f"approval went from {first:.0%} to {last:.0%}"
+        await check_rollback(small, engine, running.settings.url)
+        await check_learning_goes_on(small, running.settings)
+    attested = await attest(small.db, small.settings)
+    assert attested.replies > 200 and attested.mislabelled == 0, attested
+    await check_that_attesting_can_fail(small)
+    await small.db.close()
+
+
+async def check_learning_goes_on(small: Ring, settings: Settings) -> None:
+    """The next version is made on the one that was gone back to, with its optimizer and baseline."""
+    good = await small.serving()
+    newest = max(version.number for version in await small.all(Version))
+
+    async def better() -> bool:
+        return (await small.serving()).number > newest
+
+    crowd = Crowd(settings, Habits(users=16, seed=6))
+    chatting = asyncio.create_task(crowd.run())
+    try:
+        await until(better, 120, "a version on top of the one that was rolled back to")
+    finally:
+        crowd.stop()
+        await chatting
+    assert (crowd.tally.refused, crowd.tally.cut, crowd.tally.mislabelled) == (0, 0, 0)
+    versions = {version.id: version for version in await small.all(Version)}
+    step, steps = await small.serving(), 0
+    while step.id != good.id:
+        assert step.parent_id is not None, "it was not made on the version that was gone back to"
+        step, steps = versions[step.parent_id], steps + 1
+    assert updates(await small.serving()) == updates(good) + steps
+
+
+def updates(version: Version) -> int:
+    """How many updates the trainer's state in the version's folder has seen."""
+    state = Path(version.adapter_path or "") / "trainer" / "state.json"
+    count: int = json.loads(state.read_text())["updates"]
+    return count
+
+
+async def check_that_attesting_can_fail(small: Ring) -> None:
+    """Replies under another version's name are found out."""
+    versions = sorted(await small.all(Version), key=lambda version: version.number)
+    wrong, right = versions[1], versions[2]
+    async with small.db.write() as session:
+        await session.execute(update(Turn).where(Turn.version_id == right.id).values(version_id=wrong.id))
+    attested = await attest(small.db, small.settings)
+    assert attested.mislabelled > 0
+
+
+async def approvals(small: Ring) -> list[float]:
+    from app.policies.repository import voices
+
+    policy = await small.policy()
+    async with small.db.read() as session:
+        heard = await voices(session, policy.id)
+    versions = sorted(await small.all(Version), key=lambda version: version.number)
+    return [heard[v.id]["approval"] for v in versions if heard.get(v.id, {}).get("rated", 0) >= 30]
+
+
+async def check_lineage(small: Ring) -> None:
+    """Every version on its parent, proven on the engine, from samples that no other version used."""
+    versions = sorted(await small.all(Version), key=lambda version: version.number)
+    for parent, version in pairwise(versions):
+        assert version.parent_id == parent.id
+        if version.live_at is not None:
+            assert version.timings["probe_distance"] < 1e-3
+            assert version.metrics["training/off_policy/trajectory_staleness_worst"] <= 1
+    trained = [sample for sample in await small.all(Sample) if sample.state == SampleState.TRAINED]
+    assert len(trained) == small.settings.batch_size * (len(versions) - 1)
+
+
+async def check_rollback(small: Ring, engine: RunningEngine, url: str) -> None:
+    """One call, and the next reply is the old version's; no engine loads anything for it."""
+    await asyncio.sleep(3)  # what is being trained comes home or not; nobody chats any more
+    left = await small.serving()
+    before = await small.all(Engine)
+    client = engine.connect()
+    held = await client.adapters()
+    headers = {"authorization": f"Bearer {small.key}"}
+    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as api:
+        answer = await api.post("/v1/policies/shop/rollback", json={"reason": "the journey goes back"})
+        assert answer.status_code == 200, answer.text
+        chat = {"model": "shop", "messages": [{"role": "user", "content": "When are you open?"}], "max_tokens": 60}
+        reply = await api.post("/v1/chat/completions", json=chat)
+    assert reply.headers["x-policy-version"] == answer.json()["serving"] == f"shop@v{left.number - 1}"
+    assert await client.adapters() == held
+    await client.aclose()
+    assert [(row.incarnation, row.loaded) for row in await small.all(Engine)] == [
+        (row.incarnation, row.loaded) for row in before
+    ]
+    assert (await small.get(Version, left.id)).state == VersionState.ROLLED_BACK
+    assert (await small.policy()).head_version_id == left.parent_id

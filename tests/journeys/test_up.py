@@ -1,0 +1,77 @@
+"""`attune up` as a person runs it: one command, a service that chats, and nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+
+from app.cli.client import saved_key
+from app.config import REPOSITORY, Settings
+from tests.engine_fixture import free_port, require_engine_environment
+
+START_SECONDS = 180.0
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> dict[str, str]:
+    require_engine_environment()
+    ports = {"ATTUNE_PORT": str(free_port()), "ATTUNE_ENGINE_PORT": str(free_port())}
+    return {**os.environ, "ATTUNE_HOME": str(tmp_path / "home"), "PYTHONUNBUFFERED": "1", **ports}
+
+
+@pytest.fixture
+def up(shell: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with (tmp_path / "up.log").open("wb") as log:
+        running = subprocess.Popen([*attune(), "up"], env=shell, stdout=log, stderr=subprocess.STDOUT, cwd=REPOSITORY)
+        yield running
+        if running.poll() is None:
+            running.kill()
+
+
+def attune() -> list[str]:
+    return [sys.executable, "-m", "app.cli.main"]
+
+
+def wait_for(log: Path, words: str, running: subprocess.Popen[bytes]) -> str:
+    ends = time.monotonic() + START_SECONDS
+    while words not in (said := log.read_text()):
+        assert running.poll() is None and time.monotonic() < ends, said
+        time.sleep(0.2)
+    return said
+
+
+@pytest.mark.engine
+@pytest.mark.journey
+def test_one_command_starts_everything_and_ctrl_c_stops_it_cleanly(
+    up: subprocess.Popen[bytes], shell: dict[str, str], tmp_path: Path
+) -> None:
+    log = tmp_path / "up.log"
+    said = wait_for(log, "ready at", up)
+    assert said.count("sk-attune-") == 1, "the key is printed once"
+    family = psutil.Process(up.pid).children(recursive=True)
+    assert len(family) >= 6
+
+    settings = Settings(home=Path(shell["ATTUNE_HOME"]), port=int(shell["ATTUNE_PORT"]))
+    headers = {"authorization": f"Bearer {saved_key(settings)}"}
+    chat = {"model": "assistant", "messages": [{"role": "user", "content": "When are you open?"}], "max_tokens": 60}
+    with httpx2.Client(base_url=settings.url, headers=headers, timeout=30, trust_env=False) as client:
+        reply = client.post("/v1/chat/completions", json=chat)
+        assert (reply.status_code, reply.headers["x-policy-version"]) == (200, "assistant@v0")
+        vote = {"completion_id": reply.json()["id"], "kind": "binary", "value": True}
+        assert client.post("/v1/feedback", json=vote).status_code == 201
+
+    again = subprocess.run([*attune(), "up"], env=shell, capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
+    assert again.returncode == 1 and "is taken" in again.stderr
+
+    up.send_signal(signal.SIGINT)
+    assert up.wait(60) == 0
+    assert "stopped" in log.read_text()
+    gone, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == [], f"left behind: {alive}, gone: {len(gone)}"

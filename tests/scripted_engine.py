@@ -1,0 +1,269 @@
+"""A small program with SGLang's shapes and a script in place of a model: for fast tests, and for faults on demand.
+
+Its log-probs are a fixed function of adapter, prefix and token, so that scoring a captured reply gives the captured
+numbers again, and only under the adapter that spoke.
+"""
+
+import asyncio
+import re
+import socket
+import threading
+import time
+import zlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import orjson
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+BASE = "scripted-base"
+END_OF_TURN = 2
+
+
+class Dies(Exception):
+    """The connection breaks off."""
+
+
+def logprob(adapter: str | None, prefix: Sequence[int], token: int) -> float:
+    return -0.01 - 5 * zlib.crc32(repr((adapter, tuple(prefix), token)).encode()) / 2**32
+
+
+@dataclass
+class ScriptedEngine:
+    """Set a switch, and the next request meets it."""
+
+    api_key: str | None = None
+    admin_key: str | None = None
+    say: str = "We are open from nine to six."
+    tool_call: tuple[str, str] | None = None  # a function's name and its arguments: said in place of words
+    refuse: int | None = None  # every request gets this status
+    hang: bool = False  # every request waits for ever
+    stuck: bool = False  # the front answers, but no token comes
+    pace: float = 0.0  # seconds a token
+    die_after: int | None = None  # the connection breaks after so many tokens
+    nan_at: int | None = None  # this token's log-prob is not a number
+    lose_logprob: bool = False  # the last log-prob never comes
+    load_fails: bool = False
+    adapters: dict[str, str] = field(default_factory=dict)
+    heard: list[dict[str, Any]] = field(default_factory=list)  # every chat and score body, in order
+    aborted: set[str] = field(default_factory=set)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app(scope, receive, send)
+
+    def __post_init__(self) -> None:
+        self._app = Starlette(
+            routes=[
+                Route("/ready", self._health),
+                Route("/health_generate", self._token),
+                Route("/v1/models", self._models),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/generate", self._generate, methods=["POST"]),
+                Route("/load_lora_adapter", self._load, methods=["POST"]),
+                Route("/unload_lora_adapter", self._unload, methods=["POST"]),
+                Route("/abort_request", self._abort, methods=["POST"]),
+            ]
+        )
+
+    async def _meet(self, request: Request, key: str | None) -> Response | None:
+        if self.hang:
+            await asyncio.Event().wait()
+        if self.refuse is not None:
+            return trouble(self.refuse, "the script says no")
+        if key is not None and request.headers.get("authorization") != f"Bearer {key}":
+            return JSONResponse({"error": "Unauthorized"}, 401)
+        return None
+
+    async def _health(self, request: Request) -> Response:
+        return await self._meet(request, None) or Response()
+
+    async def _token(self, request: Request) -> Response:
+        if self.stuck:
+            await asyncio.Event().wait()
+        return await self._health(request)
+
+    async def _models(self, request: Request) -> Response:
+        held = [{"id": BASE, "object": "model", "parent": None}]
+        held += [{"id": name, "object": "model", "root": path, "parent": BASE} for name, path in self.adapters.items()]
+        return await self._meet(request, self.api_key) or JSONResponse({"object": "list", "data": held})
+
+    async def _load(self, request: Request) -> Response:
+        body = await request.json()
+        if refusal := await self._meet(request, self.admin_key):
+            return refusal
+        if self.load_fails or body["lora_name"] in self.adapters:
+            told = f"{body['lora_name']} cannot be loaded, or is already loaded"
+            return JSONResponse({"success": False, "error_message": told}, 400)
+        self.adapters[body["lora_name"]] = body["lora_path"]
+        return JSONResponse({"success": True, "loaded_adapters": self.adapters})
+
+    async def _unload(self, request: Request) -> Response:
+        body = await request.json()
+        if refusal := await self._meet(request, self.admin_key):
+            return refusal
+        known = self.adapters.pop(body["lora_name"], None)
+        return JSONResponse({"success": known is not None}, 200 if known is not None else 400)
+
+    async def _abort(self, request: Request) -> Response:
+        body = await request.json()
+        if refusal := await self._meet(request, self.admin_key):
+            return refusal
+        self.aborted.add(body["rid"])
+        return Response()
+
+    async def _generate(self, request: Request) -> Response:
+        body = await request.json()
+        self.heard.append(body)
+        if refusal := await self._meet(request, self.api_key):
+            return refusal
+        names = body.get("lora_path") or [None] * len(body["input_ids"])
+        if unknown := self._unknown(*names):
+            return unknown
+        answers = []
+        for name, ids in zip(names, body["input_ids"], strict=True):
+            scored = [[logprob(name, ids[:at], ids[at]) if at else None, ids[at], None] for at in range(len(ids))]
+            answers.append({"text": "", "output_ids": [], "meta_info": {"input_token_logprobs": scored}})
+        return JSONResponse(answers)
+
+    async def _chat(self, request: Request) -> Response:
+        body = await request.json()
+        self.heard.append(body)
+        if refusal := await self._meet(request, self.api_key) or self._unknown(body.get("lora_path")):
+            return refusal
+        reply = Reply(self, body)
+        if body["stream"]:
+            return StreamingResponse(reply.events(), media_type="text/event-stream")
+        async for _ in reply.tokens():
+            pass
+        return Response(orjson.dumps(reply.whole()), media_type="application/json")
+
+    def _unknown(self, *names: str | None) -> Response | None:
+        if all(name is None or name in self.adapters for name in names):
+            return None
+        return trouble(400, f"Got LoRA adapter that has never been loaded: {names}")
+
+
+def trouble(status: int, message: str) -> Response:
+    body = {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": status}
+    return JSONResponse(body, status)
+
+
+class Reply:
+    def __init__(self, engine: ScriptedEngine, body: dict[str, Any]) -> None:
+        self.engine, self.body = engine, body
+        self.prompt_ids = [3 + byte for byte in orjson.dumps(body["messages"])]
+        self.text: list[str] = []
+        self.output_ids: list[int] = []
+        self.logprobs: list[float | None] = []
+        self.finish_reason = "stop"
+
+    async def tokens(self) -> AsyncIterator[tuple[str, float | None]]:
+        words = [] if self.engine.tool_call else re.findall(r"\s*\S+", self.engine.say)
+        script = [(word, 3 + zlib.crc32(word.encode()) % 50_000) for word in words] + [("", END_OF_TURN)]
+        for at, (word, token) in enumerate(script):
+            if self.body["rid"] in self.engine.aborted:
+                self.finish_reason = "abort"
+                return
+            if at == self.body["max_tokens"]:
+                self.finish_reason = "length"
+                return
+            if at == self.engine.die_after:
+                raise Dies
+            await asyncio.sleep(self.engine.pace)
+            value = logprob(self.body.get("lora_path"), [*self.prompt_ids, *self.output_ids], token)
+            self.text.append(word)
+            self.output_ids.append(token)
+            self.logprobs.append(None if at == self.engine.nan_at else value)
+            yield word, self.logprobs[-1]
+        if self.engine.tool_call:
+            self.finish_reason = "tool_calls"
+
+    def _kept(self) -> list[float | None]:
+        return self.logprobs[:-1] if self.engine.lose_logprob else self.logprobs
+
+    def whole(self) -> dict[str, Any]:
+        pairs = list(zip(self._kept(), self.output_ids, strict=False))
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": "".join(self.text), "tool_calls": self._tool_calls()},
+            "logprobs": {"content": [shown(value) for value, _ in pairs]},
+            "finish_reason": self.finish_reason,
+            "matched_stop": END_OF_TURN,
+            "prompt_token_ids": self.prompt_ids,
+            "response_token_ids": self.output_ids,
+            "meta_info": {
+                "output_token_logprobs": [[value, token, None] for value, token in pairs],
+                "weight_versions": [{"version": "default", "start": 0, "end": len(self.output_ids)}],
+            },
+        }
+        return self._frame("chat.completion") | {"choices": [choice], "usage": self._usage()}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        yield self._chunk({"role": "assistant", "content": ""})
+        count = 0
+        async for word, value in self.tokens():
+            count += 1
+            lost = self.engine.lose_logprob and count == 1
+            yield self._chunk({"content": word} if word else {}, logprobs=[] if lost else [shown(value)])
+        for call in self._tool_calls() or ():
+            yield self._chunk({"tool_calls": [call]})
+        yield self._chunk({}, finish_reason=self.finish_reason)
+        ids = {"input_ids": self.prompt_ids, "output_ids": [self.output_ids]}
+        yield event(self._frame("chat.completion.chunk") | {"choices": [], "sglext": ids})
+        if (self.body.get("stream_options") or {}).get("include_usage"):
+            yield event(self._frame("chat.completion.chunk") | {"choices": [], "usage": self._usage()})
+        yield b"data: [DONE]\n\n"
+
+    def _tool_calls(self) -> list[dict[str, Any]] | None:
+        if self.engine.tool_call is None:
+            return None
+        name, arguments = self.engine.tool_call
+        call = {"id": "call_1", "index": 0, "type": "function", "function": {"name": name, "arguments": arguments}}
+        return [call]
+
+    def _chunk(
+        self, delta: dict[str, Any], *, logprobs: list[Any] | None = None, finish_reason: str | None = None
+    ) -> bytes:
+        choice = {
+            "index": 0,
+            "delta": {"reasoning_content": None, **delta},
+            "logprobs": {"content": logprobs} if logprobs else None,
+            "finish_reason": finish_reason,
+            "matched_stop": None,
+        }
+        return event(self._frame("chat.completion.chunk") | {"choices": [choice]})
+
+    def _frame(self, kind: str) -> dict[str, Any]:
+        return {"id": self.body["rid"], "object": kind, "created": int(time.time()), "model": self.body["model"]}
+
+    def _usage(self) -> dict[str, int]:
+        said = {"prompt_tokens": len(self.prompt_ids), "completion_tokens": len(self.output_ids)}
+        return said | {"total_tokens": sum(said.values())}
+
+
+def shown(value: float | None) -> dict[str, Any]:
+    return {"token": "", "bytes": [], "logprob": value, "top_logprobs": []}
+
+
+def event(payload: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+@contextmanager
+def serving(app: Any, lifespan: Literal["on", "off"] = "off") -> Iterator[str]:
+    """Its URL, while it serves on a free port of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan=lifespan))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        yield f"http://127.0.0.1:{door.getsockname()[1]}"
+        server.force_exit = server.should_exit = True
+        thread.join()

@@ -1,0 +1,85 @@
+"""The real engine under supervision: killed, stuck, orphaned. Each start takes 10 to 30 seconds."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from app.engine.client import EngineClient
+from tests.engine_adapters import Weights
+from tests.engine_fixture import ListLedger, engine_spec, require_engine_environment, wait_until_told
+from tests.workers.engine.lone_supervisor import lone_supervisor
+from workers.engine.supervisor import AdapterRef, Patience, Supervisor
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+def family(log_path: Path) -> dict[int, str]:
+    """Every living process that writes to this log, by what it calls itself."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            # Without a command it is a zombie, or on its way to become one.
+            if command and os.readlink(folder / "fd" / "1") == str(log_path):
+                found[int(folder.name)] = command
+        except OSError:
+            continue  # it ended meanwhile, or is not ours to see
+    return found
+
+
+def survivors(log_path: Path, port: int, seconds: float) -> list[str]:
+    """Who is left after so many seconds, the listener on the port included."""
+    deadline = time.monotonic() + seconds
+    while (left := remaining(log_path, port)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def remaining(log_path: Path, port: int) -> list[str]:
+    """A process that is on its way out loses its command before its sockets: for a moment only the listener shows."""
+    with socket.socket() as door:
+        listener = [f"a listener on {port}"] if door.connect_ex(("127.0.0.1", port)) == 0 else []
+    return [*family(log_path).values(), *listener]
+
+
+async def test_killed_then_stuck_it_comes_back_with_what_it_must_hold(engine_model, tmp_path, make_call) -> None:
+    require_engine_environment()
+    path = Weights(engine_model, tmp_path).adapter("kept-v1", seed=1)
+    spec, ledger = engine_spec(tmp_path, engine_model), ListLedger([AdapterRef("kept-v1", path, "0" * 64)])
+    patience = Patience(probe_every=1.0, probe=6.0, first_restart=0.1)
+    supervisor = Supervisor(spec, ledger, lambda path, sha256: None, patience=patience)
+    running = asyncio.create_task(supervisor.run())
+    client = EngineClient(spec.url, spec.api_key, spec.admin_key)
+    for incarnation in (1, 2, 3):
+        await wait_until_told(ledger, f"ready {incarnation}")
+        assert await client.adapters() == {"kept-v1"} and ledger.loaded == ["kept-v1"]
+        completion = await client.complete(make_call(adapter="kept-v1", max_tokens=8))
+        assert completion.capture.flaw is None
+        members = family(spec.log_path)
+        assert len(members) >= 3, members
+        if incarnation == 1:
+            os.kill(next(pid for pid, name in members.items() if "attune_sglang_cpu.launch" in name), signal.SIGKILL)
+        if incarnation == 2:
+            os.kill(next(pid for pid, name in members.items() if "scheduler" in name), signal.SIGSTOP)
+    supervisor.stop()
+    await running
+    await client.aclose()
+    assert survivors(spec.log_path, spec.port, 5.0) == []
+    assert "killed by signal 9" in ledger.diary[2] and "no token came" in ledger.diary[5]
+    log = spec.log_path.read_text()
+    assert spec.api_key not in log and spec.admin_key not in log
+
+
+@pytest.mark.parametrize("moment", ["engine starting", "engine ready"])
+def test_no_engine_outlives_a_supervisor_that_is_killed(engine_model, tmp_path, moment) -> None:
+    require_engine_environment()
+    with lone_supervisor(tmp_path, engine_model) as (supervisor, port, lines):
+        assert any(moment in line for line in lines)
+        assert family(tmp_path / "engine.log")
+        supervisor.kill()
+    assert survivors(tmp_path / "engine.log", port, 60.0) == []
