@@ -14,8 +14,10 @@ from app.projects import keys
 @dataclass(frozen=True)
 class Caller:
     project_id: str
+    key_id: str
     key_prefix: str
     scopes: tuple[str, ...]
+    train: bool  # consent: may its turns be learned from?
 
 
 def database(request: Request) -> Database:
@@ -37,7 +39,7 @@ def caller(scope: str) -> Callable[[Request, Database], Awaitable[Caller]]:
             raise Unauthorized("This API key is unknown or revoked.")
         if scope not in row.scopes:
             raise Forbidden(f"This API key lacks the scope '{scope}'.")
-        return Caller(row.project_id, row.prefix, tuple(row.scopes))
+        return Caller(row.project_id, row.id, row.prefix, tuple(row.scopes), row.train is not False)
 
     return authenticate
 

@@ -67,3 +67,21 @@ def parse(model: type[M], body: dict[str, Any]) -> M:
         code = "unknown_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
         message = f"Unknown parameter: '{param}'." if code == "unknown_parameter" else f"{param}: {first['msg']}"
         raise BadRequest(message.removeprefix(": "), param=param or None, code=code) from error
+
+
+def accepts(model: type[BaseModel]) -> dict[str, Any]:
+    """For a route that reads `JsonBody` and parses it itself: `openapi_extra=accepts(Model)` tells OpenAPI."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    content = {"application/json": {"schema": _inlined(schema, definitions)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_inlined(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {key: _inlined(value, definitions) for key, value in schema.items() if key != "discriminator"}

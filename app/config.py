@@ -29,6 +29,19 @@ class Settings(BaseSettings):
     api_key: str | None = Field(None, description="the key that the command line presents")
     max_body_bytes: int = 4 * 1024 * 1024
     chat_timeout_seconds: float = 600.0
+    cors_origins: list[str] = Field(
+        [], description='pages that may call us, e.g. ["https://shop.example"]; ["*"] for all'
+    )
+
+    limits_url: str = Field(
+        "memory://", description="where limits are counted; async+redis://… when processes share them"
+    )
+    requests_per_minute: int = Field(6000, ge=1, description="per key, unless the key has its own")
+    max_concurrency: int = Field(256, ge=1, description="requests of one key at a time, unless it has its own")
+    key_cache_seconds: float = Field(1.0, ge=0, description="how long a revoked key may still be taken for good")
+    feedback_token_seconds: float = Field(
+        3 * 3600.0, gt=0, description="how long a browser's feedback token is good for"
+    )
 
     engine_name: str = "engine-0"
     engine_host: str = "127.0.0.1"
@@ -39,6 +52,9 @@ class Settings(BaseSettings):
     engine_device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the engine and the trainer alike")
     max_output_tokens: int = Field(512, description="the most one reply may hold when the client names none")
+    output_token_cap: int = Field(8192, ge=1, description="the most tokens one request may ask for, over all choices")
+    prompt_char_cap: int = Field(400_000, ge=1, description="the longest prompt that is passed on to an engine")
+    max_choices: int = Field(16, ge=1, description="the most choices (`n`) of one completion")
     lora_slots: int = Field(8, description="adapters that may run in one engine batch, the base included")
     keep_versions: int = Field(4, description="versions kept loaded beside the serving and the previous one")
 

@@ -9,16 +9,19 @@ AttuneError
 ├── Conflict              409
 ├── TooLarge              413
 ├── Unprocessable         422
+├── RateLimited           429, with Retry-After
 └── Unavailable           503, with Retry-After
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
@@ -95,6 +98,15 @@ class Unprocessable(AttuneError):
     type = "invalid_request_error"
 
 
+class RateLimited(AttuneError):
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message, headers={"retry-after": str(max(1, math.ceil(retry_after)))})
+
+
 class Unavailable(AttuneError):
     status = 503
     type = "server_error"
@@ -102,6 +114,23 @@ class Unavailable(AttuneError):
 
     def __init__(self, message: str, *, retry_after: int = 2, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message, headers={"retry-after": str(retry_after), **(headers or {})})
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    error: ErrorDetail
+
+
+# For OpenAPI: what any route may answer instead of what it is for.
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 409, 413, 422, 429, 502, 503)
+}
 
 
 def error_body(message: str, *, type: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:

@@ -56,9 +56,11 @@ class Ring:
         """A finished turn of the serving version, trainable unless `values` say otherwise."""
         version = version or await self.serving()
         policy = await self.policy()
+        id = new_id("chatcmpl")
         turn = Turn(
             **{
-                "id": new_id("chatcmpl"),
+                "id": id,
+                "completion_id": id,
                 "project_id": policy.project_id,
                 "policy_id": policy.id,
                 "version_id": version.id,

@@ -49,7 +49,9 @@ async def _reward(session: AsyncSession, turn: Turn) -> None:
     """Rewards kept apart by source, and the one sample that carries their mean."""
     said = list(await session.scalars(select(Feedback).where(Feedback.turn_id == turn.id).order_by(Feedback.seq)))
     known = {row.source: row for row in await session.scalars(select(Reward).where(Reward.turn_id == turn.id))}
-    worth = rewards.by_source([rewards.Said(_source(row), row.kind, row.value) for row in said])
+    worth = rewards.by_source(
+        [rewards.Said(_source(row), row.kind, row.value) for row in said if row.value is not None]
+    )
     for source, value in worth.items():
         if source in known:
             known[source].value = value

@@ -58,6 +58,7 @@ async def open_turn(session: AsyncSession, project_id: str, request: ChatRequest
     session.add(
         Turn(
             id=turn_id,
+            completion_id=turn_id,
             project_id=project_id,
             policy_id=policy.id,
             version_id=version.id,

@@ -27,6 +27,7 @@ async def submit(
         id=new_id("fb"),
         project_id=project_id,
         turn_id=turn.id,
+        target=turn.id,
         kind=request.kind,
         name=request.name,
         value=request.number(),

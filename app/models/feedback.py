@@ -1,4 +1,4 @@
-"""Feedback: what somebody said about a turn. Append-only; the latest per turn, name and source counts."""
+"""Feedback: what somebody said about a turn. Append-only; the latest per target, name and source counts."""
 
 from typing import Any
 
@@ -9,15 +9,22 @@ from app.models.base import Base, Created, Json
 
 
 class Feedback(Created, Base):
+    """About one turn, or one conversation, or (a comparison or ranking) the turns that `Ranked` lists."""
+
     __tablename__ = "feedback"
 
     seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True, doc="order of arrival")
     id: Mapped[str] = mapped_column(String(48), unique=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
-    turn_id: Mapped[str] = mapped_column(ForeignKey("turns.id"), index=True)
+    turn_id: Mapped[str | None] = mapped_column(ForeignKey("turns.id"), index=True)
+    conversation_id: Mapped[str | None] = mapped_column(String(255))
+    target: Mapped[str] = mapped_column(
+        String(300), nullable=True, doc="what it is about, in one word: the latest per target, name and source counts"
+    )
     kind: Mapped[str] = mapped_column(String(16))
     name: Mapped[str] = mapped_column(String(63))
-    value: Mapped[float] = mapped_column(Float, doc="binary: 1 or -1; score: in [-1, 1]")
+    value: Mapped[float | None] = mapped_column(Float, doc="binary: 1 or -1; score and rating: in [-1, 1]")
+    said: Mapped[Any | None] = mapped_column(Json, doc="the value as it was sent; null on a withdrawal")
     comment: Mapped[str | None] = mapped_column(Text)
     source_kind: Mapped[str] = mapped_column(String(16))
     source_id: Mapped[str | None] = mapped_column(String(255))
@@ -29,4 +36,16 @@ class Feedback(Created, Base):
     __table_args__ = (
         UniqueConstraint("project_id", "idempotency_key"),
         Index("ix_feedback_curated", "curated"),
+        Index("ix_feedback_project_id_target", "project_id", "target"),
+        Index("ix_feedback_project_id_conversation_id", "project_id", "conversation_id"),
     )
+
+
+class Ranked(Base):
+    """One turn of a comparison or a ranking: rank 0 is the best, equal ranks are ties."""
+
+    __tablename__ = "feedback_ranks"
+
+    feedback_seq: Mapped[int] = mapped_column(ForeignKey("feedback.seq"), primary_key=True)
+    turn_id: Mapped[str] = mapped_column(ForeignKey("turns.id"), primary_key=True, index=True)
+    rank: Mapped[int] = mapped_column(Integer)

@@ -1,6 +1,6 @@
 """Project and ApiKey: a tenant, and how it says who it is."""
 
-from sqlalchemy import Float, ForeignKey, String
+from sqlalchemy import Boolean, Float, ForeignKey, Integer, String, true
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.models.base import Base, Created, Json
@@ -11,6 +11,10 @@ class Project(Created, Base):
 
     id: Mapped[str] = mapped_column(String(48), primary_key=True)
     name: Mapped[str] = mapped_column(String(63), unique=True)
+    train: Mapped[bool] = mapped_column(
+        Boolean, default=True, server_default=true(), doc="consent: may its turns be learned from?"
+    )
+    token_secret: Mapped[str | None] = mapped_column(String(64), doc="signs the feedback tokens of its browsers")
 
 
 class ApiKey(Created, Base):
@@ -22,5 +26,10 @@ class ApiKey(Created, Base):
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), index=True)
     prefix: Mapped[str] = mapped_column(String(24))
     sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    name: Mapped[str | None] = mapped_column(String(63), doc="what its owner calls it")
     scopes: Mapped[list[str]] = mapped_column(Json)
+    train: Mapped[bool | None] = mapped_column(Boolean, doc="consent of this key's turns; the project's when null")
+    requests_per_minute: Mapped[int | None] = mapped_column(Integer, doc="the deployment's limit when null")
+    max_concurrency: Mapped[int | None] = mapped_column(Integer, doc="likewise")
+    expires_at: Mapped[float | None] = mapped_column(Float)
     revoked_at: Mapped[float | None] = mapped_column(Float)

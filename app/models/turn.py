@@ -1,9 +1,9 @@
-"""Turn: one reply of the model, in tokens, exactly as the engine saw and said it."""
+"""Turn: one reply of the model, in tokens, exactly as the engine saw and said it; and the pairs it is found by."""
 
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Boolean, Float, ForeignKey, Index, Integer, String, Text
+from sqlalchemy import Boolean, Float, ForeignKey, Index, Integer, String, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.models.base import Base, Created, Json, Logprobs, TokenIds
@@ -19,7 +19,7 @@ class TurnState(StrEnum):
 
 
 class Turn(Created, Base):
-    """Its id is the chat completion id."""
+    """Its id is the chat completion id. Of several choices each is a turn, and the first one gives the id."""
 
     __tablename__ = "turns"
 
@@ -27,11 +27,31 @@ class Turn(Created, Base):
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
     version_id: Mapped[str] = mapped_column(ForeignKey("versions.id"), index=True)
+    completion_id: Mapped[str] = mapped_column(String(48), nullable=True)
+    choice_index: Mapped[int] = mapped_column(Integer, default=0, server_default=text("0"))
+    conversation_id: Mapped[str | None] = mapped_column(String(255), doc="the caller's own, or one of ours")
+    parent_id: Mapped[str | None] = mapped_column(String(48), doc="the turn before, in this conversation")
+    continuity: Mapped[str | None] = mapped_column(
+        Text, doc="'exact' when the prompt begins with the parent's very tokens, else why not; null without a parent"
+    )
+    thread: Mapped[str | None] = mapped_column(String(64), doc="hash of all messages up to and with the reply")
+    key_id: Mapped[str | None] = mapped_column(String(48), doc="the API key that asked")
+    end_user: Mapped[str | None] = mapped_column(String(512), doc="`safety_identifier` or `user` of the request")
+    request_sha256: Mapped[str | None] = mapped_column(String(64), doc="of the body, to know a client's retry by")
+    details: Mapped[dict[str, Any]] = mapped_column(
+        Json, default=dict, server_default=text("'{}'"), doc="the caller's metadata"
+    )
     engine: Mapped[str] = mapped_column(String(63))
     state: Mapped[str] = mapped_column(String(16), default=TurnState.OPEN)
     stream: Mapped[bool] = mapped_column(Boolean)
     messages: Mapped[list[dict[str, Any]]] = mapped_column(Json)
     sampling: Mapped[dict[str, Any]] = mapped_column(Json)
+    asked: Mapped[dict[str, Any]] = mapped_column(
+        Json,
+        default=dict,
+        server_default=text("'{}'"),
+        doc="what else shaped the reply: tools, tool_choice, response_format, …",
+    )
     prompt_ids: Mapped[list[int] | None] = mapped_column(TokenIds)
     output_ids: Mapped[list[int] | None] = mapped_column(TokenIds)
     logprobs: Mapped[list[float] | None] = mapped_column(Logprobs, doc="one per output token")
@@ -42,8 +62,26 @@ class Turn(Created, Base):
     flaw: Mapped[str | None] = mapped_column(Text, doc="why it must not be trained on; null when it may")
     first_token_at: Mapped[float | None] = mapped_column(Float)
     finished_at: Mapped[float | None] = mapped_column(Float)
+    deleted_at: Mapped[float | None] = mapped_column(Float, doc="its content is gone; only that it was remains")
 
     __table_args__ = (
+        Index("ix_turns_completion_id_choice_index", "completion_id", "choice_index", unique=True),
+        Index("ix_turns_project_id_conversation_id", "project_id", "conversation_id", "created_at"),
+        Index("ix_turns_project_id_thread", "project_id", "thread"),
+        Index("ix_turns_key_id_request_sha256", "key_id", "request_sha256"),
         Index("ix_turns_project_id_created_at", "project_id", "created_at"),
         Index("ix_turns_state", "state"),
     )
+
+
+class TurnPair(Base):
+    """One pair of a turn's metadata, to find it by. Only a completion's first choice has them."""
+
+    __tablename__ = "turn_pairs"
+
+    turn_id: Mapped[str] = mapped_column(ForeignKey("turns.id", ondelete="CASCADE"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[str] = mapped_column(String(512))
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+
+    __table_args__ = (Index("ix_turn_pairs_project_id_key_value", "project_id", "key", "value"),)

@@ -66,6 +66,8 @@ async def voices(session: AsyncSession, policy_id: str) -> dict[str, dict[str, A
     )
     values: dict[str, list[float]] = {}
     for version_id, value in said:
+        if value is None:
+            continue
         values.setdefault(version_id, []).append(value)
     for version_id, heard in values.items():
         row = summary.setdefault(version_id, {"turns": 0, "mean_length": 0.0})
