@@ -28,6 +28,7 @@ class Settings(BaseSettings):
     port: int = 8700
     api_key: str | None = Field(None, description="the key that the command line presents")
     max_body_bytes: int = 4 * 1024 * 1024
+    max_import_bytes: int = 256 * 1024 * 1024
     chat_timeout_seconds: float = 600.0
     cors_origins: list[str] = Field(
         [], description='pages that may call us, e.g. ["https://shop.example"]; ["*"] for all'

@@ -1,0 +1,75 @@
+"""Group commit: many small writes of many requests, one transaction. What comes during a commit goes into the next."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db import Database
+from app.errors import AttuneError
+
+T = TypeVar("T")
+R = TypeVar("R")
+Handle = Callable[[AsyncSession, Sequence[T]], Awaitable[Sequence[R | AttuneError]]]
+
+
+class Gather(Generic[T, R]):
+    """`handle` writes a whole group with a fixed number of statements and gives one outcome for each item, in order.
+
+    An item alone waits for nobody; under load a group is as large as what came while the last one was committed.
+    An outcome is handed out after the commit, never before. An AttuneError as outcome fails that item only. If the
+    group as a whole breaks (a race that another process won), each item is tried again alone, so that none suffers
+    for another. A caller that is cancelled leaves its item in: it is written all the same.
+    """
+
+    def __init__(self, db: Database, handle: Handle[T, R], *, most: int = 200) -> None:
+        self._db, self._handle, self._most = db, handle, most
+        self._waiting: list[tuple[T, asyncio.Future[R]]] = []
+        self._drain: asyncio.Task[None] | None = None
+
+    async def submit(self, item: T) -> R:
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if self._drain is None or self._drain.done():
+            self._drain = asyncio.create_task(self._run())
+        return await future
+
+    async def _run(self) -> None:
+        while self._waiting:
+            group, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+            try:
+                await self._commit(group)
+            except (OperationalError, PoolTimeout) as error:  # the database is down: alone it would be no better
+                _fail(group, error)
+            except Exception as error:
+                if len(group) == 1:
+                    _fail(group, error)
+                else:
+                    await self._one_by_one(group)
+
+    async def _commit(self, group: list[tuple[T, asyncio.Future[R]]]) -> None:
+        async with self._db.write() as session:
+            outcomes = await self._handle(session, [item for item, _ in group])
+        for (_, future), outcome in zip(group, outcomes, strict=True):
+            if future.done():
+                continue
+            if isinstance(outcome, AttuneError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+    async def _one_by_one(self, group: list[tuple[T, asyncio.Future[R]]]) -> None:
+        for pair in group:
+            try:
+                await self._commit([pair])
+            except Exception as error:
+                _fail([pair], error)
+
+
+def _fail(group: list[tuple[T, asyncio.Future[R]]], error: Exception) -> None:
+    for _, future in group:
+        if not future.done():
+            future.set_exception(error)
