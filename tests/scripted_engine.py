@@ -4,12 +4,14 @@ Its log-probs are a fixed function of adapter, prefix and token, so that scoring
 numbers again, and only under the adapter that spoke.
 """
 
+import argparse
 import asyncio
 import re
 import socket
 import threading
 import time
 import zlib
+from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +33,16 @@ class Dies(Exception):
 
 
 def logprob(adapter: str | None, prefix: Sequence[int], token: int) -> float:
-    return -0.01 - 5 * zlib.crc32(repr((adapter, tuple(prefix), token)).encode()) / 2**32
+    return shade(digest([*prefix, token], zlib.crc32(repr(adapter).encode())))
+
+
+def digest(ids: Sequence[int], so_far: int) -> int:
+    """Of a sequence, grown piece by piece: a long reply costs no more a token than a short one."""
+    return zlib.crc32(array("q", ids).tobytes(), so_far)
+
+
+def shade(number: int) -> float:
+    return -0.01 - 5 * number / 2**32
 
 
 @dataclass
@@ -51,8 +62,11 @@ class ScriptedEngine:
     lose_logprob: bool = False  # the last log-prob never comes
     load_fails: bool = False
     adapters: dict[str, str] = field(default_factory=dict)
+    remember: bool = True  # keep what is heard: off for long measurements
     heard: list[dict[str, Any]] = field(default_factory=list)  # every chat and score body, in order
-    aborted: set[str] = field(default_factory=set)
+    tokenized: int = 0  # how often it was asked to tokenise
+    aborted: set[str] = field(default_factory=set)  # every id that somebody asked to abort
+    running: dict[str, "Reply"] = field(default_factory=dict)  # replies being made: what keeps the engine busy
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._app(scope, receive, send)
@@ -64,10 +78,12 @@ class ScriptedEngine:
                 Route("/health_generate", self._token),
                 Route("/v1/models", self._models),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/tokenize", self._tokenize, methods=["POST"]),
                 Route("/generate", self._generate, methods=["POST"]),
                 Route("/load_lora_adapter", self._load, methods=["POST"]),
                 Route("/unload_lora_adapter", self._unload, methods=["POST"]),
                 Route("/abort_request", self._abort, methods=["POST"]),
+                Route("/running", self._running),
             ]
         )
 
@@ -115,7 +131,21 @@ class ScriptedEngine:
         if refusal := await self._meet(request, self.admin_key):
             return refusal
         self.aborted.add(body["rid"])
+        if (reply := self.running.get(body["rid"])) is not None:  # like SGLang, it forgets an abort that came too early
+            reply.cut = True
         return Response()
+
+    async def _running(self, request: Request) -> Response:
+        """Not SGLang's: for tests and benchmarks whose engine is a process of its own."""
+        return JSONResponse({"running": len(self.running)})
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = await request.json()
+        self.tokenized += 1
+        if refusal := await self._meet(request, self.api_key):
+            return refusal
+        ids = rendered(body["messages"], open_reply=body.get("add_generation_prompt", True))
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": 4096})
 
     async def _generate(self, request: Request) -> Response:
         body = await request.json()
@@ -132,8 +162,9 @@ class ScriptedEngine:
         return JSONResponse(answers)
 
     async def _chat(self, request: Request) -> Response:
-        body = await request.json()
-        self.heard.append(body)
+        body = orjson.loads(await request.body())
+        if self.remember:
+            self.heard.append(body)
         if refusal := await self._meet(request, self.api_key) or self._unknown(body.get("lora_path")):
             return refusal
         reply = Reply(self, body)
@@ -149,6 +180,18 @@ class ScriptedEngine:
         return trouble(400, f"Got LoRA adapter that has never been loaded: {names}")
 
 
+ROLES = {"system": 300, "user": 301, "assistant": 302, "tool": 303}
+
+
+def rendered(messages: Sequence[dict[str, Any]], *, open_reply: bool = True) -> list[int]:
+    """A template of bytes: a reply is spelled otherwise here than in the words it was sampled in."""
+    ids: list[int] = []
+    for message in messages:
+        said = (message.get("content") or "").encode() + orjson.dumps(message.get("tool_calls") or "")
+        ids += [ROLES[message["role"]], *(3 + byte for byte in said), END_OF_TURN, 13]
+    return [*ids, ROLES["assistant"]] if open_reply else ids
+
+
 def trouble(status: int, message: str) -> Response:
     body = {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": status}
     return JSONResponse(body, status)
@@ -157,17 +200,27 @@ def trouble(status: int, message: str) -> Response:
 class Reply:
     def __init__(self, engine: ScriptedEngine, body: dict[str, Any]) -> None:
         self.engine, self.body = engine, body
-        self.prompt_ids = [3 + byte for byte in orjson.dumps(body["messages"])]
+        self.prompt_ids = body.get("input_ids") or rendered(body["messages"])
         self.text: list[str] = []
         self.output_ids: list[int] = []
         self.logprobs: list[float | None] = []
         self.finish_reason = "stop"
+        self.cut = False
 
     async def tokens(self) -> AsyncIterator[tuple[str, float | None]]:
+        self.engine.running[self.body["rid"]] = self
+        try:
+            async for said in self._tokens():
+                yield said
+        finally:
+            self.engine.running.pop(self.body["rid"], None)
+
+    async def _tokens(self) -> AsyncIterator[tuple[str, float | None]]:
         words = [] if self.engine.tool_call else re.findall(r"\s*\S+", self.engine.say)
         script = [(word, 3 + zlib.crc32(word.encode()) % 50_000) for word in words] + [("", END_OF_TURN)]
+        seen = digest(self.prompt_ids, zlib.crc32(repr(self.body.get("lora_path")).encode()))
         for at, (word, token) in enumerate(script):
-            if self.body["rid"] in self.engine.aborted:
+            if self.cut:
                 self.finish_reason = "abort"
                 return
             if at == self.body["max_tokens"]:
@@ -176,7 +229,8 @@ class Reply:
             if at == self.engine.die_after:
                 raise Dies
             await asyncio.sleep(self.engine.pace)
-            value = logprob(self.body.get("lora_path"), [*self.prompt_ids, *self.output_ids], token)
+            seen = digest([token], seen)
+            value = shade(seen)
             self.text.append(word)
             self.output_ids.append(token)
             self.logprobs.append(None if at == self.engine.nan_at else value)
@@ -267,3 +321,18 @@ def serving(app: Any, lifespan: Literal["on", "off"] = "off") -> Iterator[str]:
         yield f"http://127.0.0.1:{door.getsockname()[1]}"
         server.force_exit = server.should_exit = True
         thread.join()
+
+
+def main() -> None:
+    """`python -m tests.scripted_engine --port 8710`: as a process of its own, so that it shares no event loop."""
+    given = argparse.ArgumentParser()
+    given.add_argument("--port", type=int, required=True)
+    given.add_argument("--pace", type=float, default=0.0)
+    given.add_argument("--say", default=ScriptedEngine.say)
+    asked = given.parse_args()
+    engine = ScriptedEngine(say=asked.say, pace=asked.pace, remember=False)
+    uvicorn.run(engine, host="127.0.0.1", port=asked.port, log_level="critical", lifespan="off", access_log=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -85,7 +85,7 @@ async def _read(session: AsyncSession, batch_id: str, fence: int) -> Claimed:
         select(Turn, Sample.reward, Version.number)
         .join(Sample, Sample.turn_id == Turn.id)
         .join(Version, Version.id == Turn.version_id)
-        .where(Sample.batch_id == batch_id)
+        .where(Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED)
         .order_by(Turn.created_at, Turn.id)
     )
     samples = tuple(sample(turn, reward, number) for turn, reward, number in rows)
@@ -189,7 +189,7 @@ async def _give_up(session: AsyncSession, claimed: Claimed, state: BatchState, r
 async def _samples(session: AsyncSession, batch_id: str, state: SampleState, reason: str | None) -> None:
     await session.execute(
         update(Sample)
-        .where(Sample.batch_id == batch_id)
+        .where(Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED)
         .values(state=state, reason=reason)
         .execution_options(synchronize_session=False)
     )

@@ -1,78 +1,84 @@
 """/v1/chat/completions and /v1/models."""
 
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
 from app.auth import ChatCaller, DatabaseDep
-from app.body import JsonBody
-from app.chat import relay, repository, schemas, service
-from app.config import Settings
-from app.engine.pool import EnginePool
-from app.errors import NotFound
+from app.body import JsonBody, accepts
+from app.chat import answer, schemas
+from app.chat.views import CompletionView
+from app.errors import DOCUMENTED, AttuneError
 from app.policies import repository as policies
 from app.policies import service as policy_service
 
-router = APIRouter(prefix="/v1", tags=["chat"])
+router = APIRouter(prefix="/v1", tags=["chat"], responses=DOCUMENTED)
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "whole, or as it comes"}
+}
+ModelName = Annotated[str, Path(min_length=1, max_length=128)]
 
 
-@router.post("/chat/completions")
-async def chat(request: Request, caller: ChatCaller, db: DatabaseDep, body: JsonBody) -> Response:
+class ModelView(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "attune"
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelView]
+
+
+@router.post(
+    "/chat/completions",
+    response_model=CompletionView,
+    responses=EVENTS,
+    openapi_extra=accepts(schemas.ChatRequest),
+)
+async def chat(request: Request, caller: ChatCaller, body: JsonBody) -> Response:
     asked = schemas.read(body)
-    settings: Settings = request.app.state.settings
-    pool: EnginePool = request.app.state.engines
-    async with db.write() as session:
-        turn = await service.open_turn(session, caller.project_id, asked, settings)
-    client = pool.at(turn.engine_url)
     if not asked.stream:
-        reply = await relay.whole(db, client, turn, request)
-        return Response(orjson.dumps(reply), headers=turn.headers, media_type="application/json")
-    events = relay.events(db, client, turn)
-    await anext(events)  # an engine that is down or refuses answers with a status, not with a broken stream
-    headers = {**turn.headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
-    return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+        reply = await answer.whole(request, caller, asked)
+        return Response(orjson.dumps(reply.body), headers=reply.headers, media_type="application/json")
+    streamed = await answer.stream(request, caller, asked)
+    headers = {**streamed.headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
+    return StreamingResponse(events(streamed.chunks), headers=headers, media_type="text/event-stream")
 
 
-@router.get("/chat/completions/{completion_id}")
-async def stored(completion_id: str, caller: ChatCaller, db: DatabaseDep) -> Response:
-    async with db.read() as session:
-        found = await repository.turn(session, caller.project_id, completion_id)
-    if found is None:
-        raise NotFound(f"There is no completion '{completion_id}'.", param="completion_id")
-    turn, policy, version = found
-    label = policy_service.label(policy, version)
-    choice = {"index": 0, "message": turn.reply, "logprobs": None, "finish_reason": turn.finish_reason}
-    body = {
-        "id": turn.id,
-        "object": "chat.completion",
-        "created": int(turn.created_at),
-        "model": label,
-        "choices": [choice] if turn.reply is not None else [],
-        "usage": {
-            "prompt_tokens": turn.num_prompt_tokens or 0,
-            "completion_tokens": turn.num_output_tokens or 0,
-            "total_tokens": (turn.num_prompt_tokens or 0) + (turn.num_output_tokens or 0),
-        },
-    }
-    headers = {"x-completion-id": turn.id, "x-policy-version": label}
-    return Response(orjson.dumps(body), headers=headers, media_type="application/json")
+async def events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """Server-sent events; a reply that breaks off ends with an error that stock clients raise."""
+    async with aclosing(chunks):  # type: ignore[type-var]
+        try:
+            async for chunk in chunks:
+                yield b"data: " + orjson.dumps(chunk) + b"\n\n"
+        except AttuneError as error:
+            yield b"data: " + orjson.dumps(error.body()) + b"\n\n"
+    yield b"data: [DONE]\n\n"
 
 
 @router.get("/models")
-async def list_models(caller: ChatCaller, db: DatabaseDep) -> dict[str, Any]:
+async def list_models(caller: ChatCaller, db: DatabaseDep) -> ModelList:
+    """The policies, then each version that can be asked for now."""
     async with db.read() as session:
         rows = await policies.policies_of(session, caller.project_id)
-    return {"object": "list", "data": [model(row.name, int(row.created_at)) for row in rows]}
+        versions = await policy_service.askable(session, caller.project_id)
+    named = [ModelView(id=row.name, created=int(row.created_at)) for row in rows]
+    numbered = [
+        ModelView(id=policy_service.label(policy, version), created=int(version.created_at))
+        for policy, version in versions
+    ]
+    return ModelList(data=named + numbered)
 
 
 @router.get("/models/{name}")
-async def get_model(name: str, caller: ChatCaller, db: DatabaseDep) -> dict[str, Any]:
+async def get_model(name: ModelName, caller: ChatCaller, db: DatabaseDep) -> ModelView:
     async with db.read() as session:
         policy, version = await policy_service.resolve(session, caller.project_id, name)
-    return model(name, int(version.created_at if "@" in name else policy.created_at))
-
-
-def model(name: str, created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "attune"}
+    return ModelView(id=name, created=int(version.created_at if "@" in name else policy.created_at))

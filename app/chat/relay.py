@@ -1,105 +1,137 @@
-"""Relay: from the engine's reply to OpenAI's bytes, recording the turn on the way out."""
+"""Relay: the choices of one completion, asked of the engine at once and brought together."""
 
 import asyncio
-import logging
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
-import orjson
-from starlette.requests import Request
 
-from app.chat.service import OpenTurn, record
-from app.db import Database
+from app.engine.capture import Capture
 from app.engine.client import Completion, EngineClient
 from app.engine.errors import EngineRefused, EngineUnavailable
+from app.engine.request import ChatCall
 from app.errors import AttuneError
-from app.models import TurnState
 
-log = logging.getLogger("attune.chat")
-HUNG_UP = "client_disconnect"
-LISTEN_SECONDS = 0.5
+ENGINE_TROUBLE = (EngineUnavailable, EngineRefused)
 
 
-async def whole(db: Database, client: EngineClient, turn: OpenTurn, request: Request) -> dict[str, Any]:
-    """One reply at once. A client that hangs up ends the engine's work too; what was said is still recorded."""
-    work = asyncio.create_task(client.complete(turn.call))
-    hung_up = False
-    try:
-        while not (await asyncio.wait([work], timeout=LISTEN_SECONDS))[0]:
-            if not hung_up and await request.is_disconnected():
-                hung_up = True
-                with suppress(EngineUnavailable):  # it is too busy to listen: its reply is waited for
-                    await client.abort(turn.id)
-        completion = work.result()
-    except (EngineUnavailable, EngineRefused) as error:
-        await record(db, turn, None, TurnState.FAILED, "error", str(error))
-        error.headers |= turn.headers
-        raise
-    except asyncio.CancelledError:  # the server is stopping
-        work.cancel()
+@dataclass(frozen=True)
+class Outcome:
+    """Of one choice. Without a completion there is an error."""
+
+    completion: Completion | None
+    error: AttuneError | None = None
+
+
+class Whole:
+    """Replies that come at once. `start` asks; `outcomes` waits; `abort` ends the engine's work, and what was said
+    until then still comes in."""
+
+    def __init__(self, client: EngineClient, calls: Sequence[ChatCall]) -> None:
+        self._client, self._calls = client, calls
+        self._works: list[asyncio.Task[Outcome]] = []
+
+    def start(self) -> None:
+        self._works = [asyncio.create_task(self._one(call)) for call in self._calls]
+
+    async def outcomes(self) -> list[Outcome]:
+        return list(await asyncio.gather(*self._works))
+
+    async def abort(self) -> None:
+        for call in self._calls:
+            with suppress(*ENGINE_TROUBLE):  # it is too busy to listen: its reply is waited for
+                await self._client.abort(call.rid)
+
+    async def drop(self) -> None:
+        """Nobody waits any more: not even for what was said."""
         with anyio.CancelScope(shield=True):
-            await record(db, turn, None, TurnState.ABORTED, "server_stopped")
-        raise
-    if hung_up:
-        await record(db, turn, completion.capture, TurnState.ABORTED, HUNG_UP)
-    else:
-        await record(db, turn, completion.capture, TurnState.DONE)
-    return body(turn, completion)
+            await self.abort()
+            for work in self._works:
+                work.cancel()
+            await asyncio.wait(self._works)
+
+    async def _one(self, call: ChatCall) -> Outcome:
+        try:
+            return Outcome(await self._client.complete(call))
+        except ENGINE_TROUBLE as error:
+            if len(self._calls) > 1:  # without this one there is no completion: spare the engine the others
+                await self.abort()
+            return Outcome(None, error)
 
 
-def body(turn: OpenTurn, completion: Completion) -> dict[str, Any]:
-    return {
-        "id": turn.id,
-        "object": "chat.completion",
-        "created": completion.created,
-        "model": turn.label,
-        "choices": [
-            {
-                "index": 0,
-                "message": {"refusal": None, **completion.message},
-                "logprobs": completion.logprobs,
-                "finish_reason": completion.finish_reason,
-            }
-        ],
-        "usage": completion.usage,
-    }
+class Choices:
+    """Streams side by side, as one stream of OpenAI's chunks.
+
+    Example:
+        choices.start(); await choices.begun()
+        async for chunk in choices: ...     # raises what broke one of them off
+        await choices.leave()               # always; then `captures()` tells what came of each
+    """
+
+    def __init__(self, client: EngineClient, calls: Sequence[ChatCall]) -> None:
+        self._streams = [client.stream(call) for call in calls]
+        self._queue: asyncio.Queue[tuple[int, dict[str, Any] | AttuneError | None]] = asyncio.Queue()
+        self._entered: list[asyncio.Future[None]] = []
+        self._pumps: list[asyncio.Task[None]] = []
+        self._refused: list[AttuneError] = []
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._entered = [loop.create_future() for _ in self._streams]
+        self._pumps = [asyncio.create_task(self._pump(index)) for index in range(len(self._streams))]
+
+    async def begun(self) -> None:
+        """Every choice has its first token. Raises what the engine refuses."""
+        await asyncio.gather(*self._entered)
+        for refused in self._refused:
+            raise refused
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        running, usages, frame = len(self._streams), [], {}
+        while running:
+            index, item = await self._queue.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, AttuneError):
+                raise item
+            elif item["choices"]:
+                item["choices"][0]["index"] = index
+                yield item
+            else:
+                frame = item
+                usages.append(item["usage"])
+        if usages:
+            yield frame | {"usage": total(usages)}
+
+    async def leave(self) -> None:
+        with anyio.CancelScope(shield=True):  # a client that hung up cancels us here; the captures still come home
+            for pump in self._pumps:
+                pump.cancel()
+            if self._pumps:
+                await asyncio.wait(self._pumps)
+
+    def captures(self) -> list[Capture | None]:
+        return [stream.captured for stream in self._streams]
+
+    async def _pump(self, index: int) -> None:
+        try:
+            async with self._streams[index] as stream:
+                self._entered[index].set_result(None)
+                async for chunk in stream:
+                    self._queue.put_nowait((index, chunk))
+            self._queue.put_nowait((index, None))
+        except ENGINE_TROUBLE as error:
+            if not self._entered[index].done():
+                self._refused.append(error)
+            self._queue.put_nowait((index, error))
+        finally:
+            if not self._entered[index].done():
+                self._entered[index].set_result(None)
 
 
-async def events(db: Database, client: EngineClient, turn: OpenTurn) -> AsyncIterator[bytes]:
-    """Server-sent events as they come. The first item is empty: it says that the engine has begun (or raises)."""
-    created = int(time.time())
-    stream = client.stream(turn.call)
-    state = TurnState.FAILED
-    reason: str | None = "error"
-    trouble: AttuneError | None = None
-    begun = False
-    try:
-        async with stream:
-            yield b""
-            begun = True
-            async for chunk in stream:
-                chunk |= {"id": turn.id, "model": turn.label, "created": created}
-                yield event(chunk)
-        state, reason = TurnState.DONE, None
-    except (EngineUnavailable, EngineRefused) as error:
-        trouble = error
-    except (asyncio.CancelledError, GeneratorExit):
-        state, reason = TurnState.ABORTED, HUNG_UP
-        raise
-    finally:
-        with anyio.CancelScope(shield=True):  # a client that hung up cancels us here; the turn is recorded all the same
-            await record(db, turn, stream.capture, state, reason, str(trouble) if trouble else None)
-    if trouble is not None and not begun:
-        trouble.headers |= turn.headers
-        raise trouble
-    if trouble is not None:
-        log.warning("%s broke off: %s", turn.id, trouble)
-        yield event(trouble.body())
-    yield b"data: [DONE]\n\n"
-
-
-def event(payload: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(payload) + b"\n\n"
+def total(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of n choices: the prompt counts once."""
+    prompt, said = usages[0]["prompt_tokens"], sum(usage["completion_tokens"] for usage in usages)
+    return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}

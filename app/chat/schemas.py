@@ -1,18 +1,15 @@
 """The request on OpenAI's wire: what is taken, what is a harmless hint, what is refused because it changes meaning."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
 from app.body import parse
+from app.chat.messages import Message, NamedTool, ResponseFormat, Tool
 from app.errors import UnsupportedParameter
 
 # Asking for these would change the reply, so ignoring them would be a lie; the value shown changes nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "response_format": (None, {"type": "text"}),
-    "logit_bias": (None, {}),
-    "top_logprobs": (None, 0),
     "functions": (None, []),
     "function_call": (None, "none"),
     "modalities": (None, ["text"]),
@@ -28,57 +25,25 @@ HINTS = (
     "reasoning_effort",
     "prompt_cache_key",
     "prompt_cache_options",
+    "prompt_cache_retention",
     "store",
 )
-
-
-NULLABLE = ("stream", "temperature", "top_p", "frequency_penalty", "presence_penalty", "logprobs", "metadata")
-
-
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-
-    @model_validator(mode="after")
-    def says_something(self) -> "Message":
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError("content is missing")
-        return self
-
-    def plain(self) -> dict[str, Any]:
-        """As the chat template takes it: one string, and no role it does not know."""
-        fields = self.model_dump(exclude_none=True)
-        fields["role"] = "system" if self.role == "developer" else self.role
-        if isinstance(self.content, list):
-            fields["content"] = "".join(part.text for part in self.content)
-        return fields | ({"content": ""} if self.content is None else {})
-
-
-class Function(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
-    description: str | None = None
-    parameters: dict[str, Any] = Field(default_factory=dict)
-
-
-class Tool(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["function"]
-    function: Function
+NULLABLE = (
+    "stream",
+    "temperature",
+    "top_p",
+    "n",
+    "frequency_penalty",
+    "presence_penalty",
+    "logprobs",
+    "top_logprobs",
+    "logit_bias",
+    "metadata",
+)
+TokenId = Annotated[str, Field(pattern=r"^\d{1,9}$")]
+Pair = Annotated[str, Field(max_length=512)]
+PairKey = Annotated[str, Field(min_length=1, max_length=64)]
+SEED_LIMIT = 2**63
 
 
 class StreamOptions(BaseModel):
@@ -95,21 +60,25 @@ class ChatRequest(BaseModel):
     messages: list[Message] = Field(min_length=1, max_length=2048)
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
+    n: int = Field(1, ge=1, le=128)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     stop: str | list[str] | None = None
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-SEED_LIMIT, lt=SEED_LIMIT)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
+    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=1024)
     logprobs: StrictBool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
     tools: list[Tool] | None = Field(None, max_length=128)
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: StrictBool | None = None
+    response_format: ResponseFormat | None = None
     user: str | None = Field(None, max_length=512)
     safety_identifier: str | None = Field(None, max_length=512)
-    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    metadata: dict[PairKey, Pair] = Field(default_factory=dict, max_length=16)
 
     @field_validator(*NULLABLE, mode="before")
     @classmethod
@@ -125,16 +94,78 @@ class ChatRequest(BaseModel):
             raise ValueError("there may be at most 4 stop strings")
         return value
 
+    @model_validator(mode="after")
+    def fits_together(self) -> "ChatRequest":
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        names = {tool.function.name for tool in self.tools or ()}
+        if len(names) < len(self.tools or ()):
+            raise ValueError("two tools have the same name")
+        if self.tool_choice == "required" and not names:
+            raise ValueError("tool_choice demands a tool, and there is none in tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice names '{self.tool_choice.function.name}', which is not in tools")
+        return self
+
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def end_user(self) -> str | None:
+        return self.safety_identifier or self.user
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def plain_tools(self) -> list[dict[str, Any]]:
+        if self.tool_choice == "none":
+            return []
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+
+    def plain_choice(self) -> str | dict[str, Any] | None:
+        return self.tool_choice.model_dump() if isinstance(self.tool_choice, NamedTool) else self.tool_choice
+
+    def plain_format(self) -> dict[str, Any] | None:
+        if self.response_format is None or self.response_format.type == "text":
+            return None
+        return self.response_format.model_dump(by_alias=True, exclude_none=True)
+
+    def asked(self) -> dict[str, Any]:
+        """What shapes the reply beside messages and sampling, for the record."""
+        fields = {
+            "tools": [tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+            "tool_choice": self.plain_choice(),
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "response_format": self.plain_format(),
+            "logprobs": self.logprobs or None,
+            "top_logprobs": self.top_logprobs or None,
+            "n": self.n if self.n > 1 else None,
+        }
+        return {name: value for name, value in fields.items() if value not in (None, [])}
 
 
 def read(body: dict[str, Any]) -> ChatRequest:
     for name, neutral in NEUTRAL.items():
         if name in body and body[name] not in neutral:
             raise UnsupportedParameter(f"'{name}' with this value is not supported.", param=name)
-    tool_choice = body.get("tool_choice")
-    if tool_choice not in (None, "none", "auto"):
-        raise UnsupportedParameter("'tool_choice' may be 'none' or 'auto'.", param="tool_choice")
+    _refuse_other_kinds(body)
     return parse(ChatRequest, {k: v for k, v in body.items() if k not in NEUTRAL and k not in HINTS})
+
+
+def _refuse_other_kinds(body: dict[str, Any]) -> None:
+    """Kinds that OpenAI knows and we do not: said as such, not as a malformed value."""
+    tools = body.get("tools")
+    for tool in tools if isinstance(tools, list) else ():
+        if isinstance(tool, dict) and tool.get("type") not in (None, "function"):
+            raise UnsupportedParameter("Only tools of type 'function' are supported.", param="tools")
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") not in (None, "function"):
+        raise UnsupportedParameter("'tool_choice' may name a function only.", param="tool_choice")
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type") in ("image_url", "input_audio", "file"):
+                raise UnsupportedParameter("A message's content may hold text only.", param="messages")

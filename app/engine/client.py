@@ -1,7 +1,7 @@
 """EngineClient: everything there is to ask of one SGLang replica."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import httpx2
 
 from app.engine.capture import Capture, take
 from app.engine.errors import EngineRefused, EngineUnavailable
-from app.engine.request import ChatCall
+from app.engine.request import ChatCall, plain_messages
 from app.engine.stream import ChatStream
 from app.engine.wire import Wire
 
@@ -97,6 +97,21 @@ class EngineClient:
         body = call.body(stream=True)
         request = self._wire.request("POST", "/v1/chat/completions", body, key=self._api_key, patience=self.patience)
         return ChatStream(self._wire, call, request, self.abort)
+
+    async def tokenize(
+        self, call: ChatCall, messages: Sequence[Mapping[str, Any]] | None = None, *, open_reply: bool = True
+    ) -> list[int]:
+        """The prompt ids of the call, or of other messages under its tools. `open_reply` ends them as a prompt ends."""
+        body: dict[str, Any] = {
+            "model": call.model,
+            "messages": plain_messages(call.messages if messages is None else messages),
+            **call.tool_fields(),
+        }
+        if not open_reply:
+            body["add_generation_prompt"] = False
+        answer = await self._chat("POST", "/v1/tokenize", body, patience=PROBE_SECONDS)
+        ids: list[int] = answer["tokens"]
+        return ids
 
     async def abort(self, rid: str) -> None:
         """Ends the reply that has this id; no matter if there is none."""

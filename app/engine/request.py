@@ -49,9 +49,9 @@ class ChatCall:
 
     `rid` names it in the engine and is the reply's id; ids must have one fixed length, because the engine
     aborts by prefix. `model` is only echoed in the reply; `adapter` (None: the bare base model) decides who
-    speaks. `extra_key` keeps prefix caches of different base weights apart. `response_format`, a demanded
-    tool or a strict tool constrain the reply by a grammar: its log-probs are then no longer the model's own,
-    and the capture says so.
+    speaks. `prompt_ids` go in place of the rendered messages, when the exact tokens are known. `extra_key` keeps
+    prefix caches of different base weights apart. `response_format`, a demanded tool or a strict tool constrain
+    the reply by a grammar: its log-probs are then no longer the model's own, and the capture says so.
 
     Example: ChatCall(turn_id, [{"role": "user", "content": "Hi"}], Sampling(64), adapter="assistant-v3")
     """
@@ -69,6 +69,7 @@ class ChatCall:
     top_logprobs: int = 0
     include_usage: bool = False
     extra_key: str | None = None
+    prompt_ids: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if ":" in self.model:  # SGLang would read an adapter's name behind the colon
@@ -86,7 +87,7 @@ class ChatCall:
         body: dict[str, Any] = {
             "rid": self.rid,
             "model": self.model,
-            "messages": [_message(message) for message in self.messages],
+            "messages": plain_messages(self.messages),
             **self.sampling.body(),
             "stream": stream,
             "logprobs": True,
@@ -105,13 +106,25 @@ class ChatCall:
             body["lora_path"] = self.adapter
         if self.extra_key is not None:
             body["extra_key"] = self.extra_key
-        if self.tools:
-            body["tools"] = [_tool(tool) for tool in self.tools]
-            body["parallel_tool_calls"] = self.parallel_tool_calls
-            body["tool_choice"] = self.tool_choice or "auto"
+        if self.prompt_ids is not None:
+            body["input_ids"] = list(self.prompt_ids)
+        body |= self.tool_fields()
         if self.response_format is not None:
             body["response_format"] = dict(self.response_format)
         return body
+
+    def tool_fields(self) -> dict[str, Any]:
+        if not self.tools:
+            return {}
+        return {
+            "tools": [_tool(tool) for tool in self.tools],
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "tool_choice": self.tool_choice or "auto",
+        }
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [_message(message) for message in messages]
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

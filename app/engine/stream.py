@@ -39,10 +39,16 @@ class ChatStream:
         self._reader: asyncio.Task[None] | None = None
         self._capture: Capture | None = None
         self._left_early = False
+        self._begun = False
 
     @property
     def capture(self) -> Capture:
         assert self._capture is not None, "a capture is there when the stream has been left"
+        return self._capture
+
+    @property
+    def captured(self) -> Capture | None:
+        """None while the stream runs, or when it was never entered."""
         return self._capture
 
     async def __aenter__(self) -> Self:
@@ -50,8 +56,8 @@ class ChatStream:
         entered = False
         try:
             await self._opened.wait()
-            if self._reader.done():
-                self._reader.result()
+            if not self._begun:
+                await self._reader  # raises what the engine refused
             entered = True
         finally:
             if not entered:
@@ -84,6 +90,7 @@ class ChatStream:
     async def _relay(self, response: httpx2.Response) -> None:
         if response.status_code >= 400:
             raise refusal(response.status_code, await response.aread())
+        self._begun = True
         self._opened.set()
         async for data in _events(response):
             if data == b"[DONE]":

@@ -6,7 +6,7 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db import now
-from app.errors import Conflict, NotFound
+from app.errors import Conflict, NotFound, Unavailable
 from app.models import Deployment, Engine, EngineState, Policy, Version, VersionState, record
 from app.policies import repository
 
@@ -23,7 +23,7 @@ async def named(session: AsyncSession, project_id: str, name: str) -> Policy:
 async def resolve(session: AsyncSession, project_id: str, model: str) -> tuple[Policy, Version]:
     """`policy`, `policy@stable`, `policy@previous` or `policy@v12` → the version meant.
 
-    Read inside the transaction that writes the turn, so no process ever acts on an old pointer.
+    Read from the database for every request, so no process acts on an old pointer.
     """
     name, _, alias = model.partition("@")
     policy = await named(session, project_id, name)
@@ -38,6 +38,31 @@ async def resolve(session: AsyncSession, project_id: str, model: str) -> tuple[P
     if found is None or found.state == VersionState.REJECTED:
         raise NotFound(f"Policy '{name}' has no version '{alias}'.", code="model_not_found", param="model")
     return policy, found
+
+
+async def route(session: AsyncSession, project_id: str, model: str) -> tuple[Policy, Version, list[Engine]]:
+    """The version meant, and the ready engines that hold it, of which there is one at least."""
+    policy, version = await resolve(session, project_id, model)
+    engines = await ready_engines(session)
+    if not engines:
+        raise Unavailable("No engine is ready; try again in a moment.")
+    holders = [engine for engine in engines if holds(engine, version)]
+    if not holders:
+        raise NotFound(f"{label(policy, version)} is not loaded.", code="model_not_found", param="model")
+    return policy, version, holders
+
+
+async def askable(session: AsyncSession, project_id: str) -> list[tuple[Policy, Version]]:
+    """Versions that served and that every ready engine holds: what `policy@vN` may name now."""
+    served = (VersionState.LIVE, VersionState.SUPERSEDED, VersionState.ROLLED_BACK)
+    rows = await session.execute(
+        select(Policy, Version)
+        .join(Version, Version.policy_id == Policy.id)
+        .where(Policy.project_id == project_id, Version.state.in_(served))
+        .order_by(Policy.name, Version.number)
+    )
+    engines = await ready_engines(session)
+    return [(policy, version) for policy, version in rows if engines and all(holds(e, version) for e in engines)]
 
 
 def label(policy: Policy, version: Version) -> str:

@@ -79,6 +79,7 @@ def _turns() -> None:
     op.execute("UPDATE turns SET completion_id = id WHERE completion_id IS NULL")
     op.create_index("ix_turns_completion_id_choice_index", "turns", ["completion_id", "choice_index"], unique=True)
     op.create_index("ix_turns_project_id_conversation_id", "turns", ["project_id", "conversation_id", "created_at"])
+    op.create_index("ix_turns_parent_id", "turns", ["parent_id"])
     op.create_index("ix_turns_project_id_thread", "turns", ["project_id", "thread"])
     op.create_index("ix_turns_key_id_request_sha256", "turns", ["key_id", "request_sha256"])
     op.create_table(
@@ -134,6 +135,7 @@ def downgrade() -> None:
     op.drop_table("turn_pairs")
     for index in (
         "completion_id_choice_index",
+        "parent_id",
         "project_id_conversation_id",
         "project_id_thread",
         "key_id_request_sha256",

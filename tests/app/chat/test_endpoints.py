@@ -172,16 +172,34 @@ async def test_sampling_that_is_not_the_policys_own_is_marked(
         ({"messages": "hi"}, "invalid_value"),
         ({"messages": [{"role": "wizard", "content": "hi"}]}, "invalid_value"),
         ({"messages": [{"role": "user"}]}, "invalid_value"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "invalid_value"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "unsupported_parameter"),
         ({"temperature": 3}, "invalid_value"),
         ({"temperature": "hot"}, "invalid_value"),
         ({"max_tokens": 0}, "invalid_value"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "invalid_value"),
         ({"stream": "yes"}, "invalid_value"),
-        ({"n": 2}, "unsupported_parameter"),
-        ({"response_format": {"type": "json_object"}}, "unsupported_parameter"),
-        ({"logit_bias": {"7": 1}}, "unsupported_parameter"),
-        ({"tool_choice": "required"}, "unsupported_parameter"),
+        ({"n": 0}, "invalid_value"),
+        ({"n": 17}, "invalid_value"),
+        ({"n": 16, "max_tokens": 513}, "invalid_value"),
+        ({"messages": [{"role": "user", "content": "x" * 400_001}]}, "context_length_exceeded"),
+        ({"response_format": {"type": "yaml"}}, "invalid_value"),
+        ({"response_format": {"type": "json_schema"}}, "invalid_value"),
+        ({"logit_bias": {"seven": 1}}, "invalid_value"),
+        ({"logit_bias": {"7": 101}}, "invalid_value"),
+        ({"top_logprobs": 2}, "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "invalid_value"),
+        ({"tool_choice": "required"}, "invalid_value"),
+        ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "invalid_value"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "unsupported_parameter"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "unsupported_parameter"),
+        ({"functions": [{"name": "x"}]}, "unsupported_parameter"),
+        ({"modalities": ["audio"]}, "unsupported_parameter"),
+        ({"prediction": {"type": "content", "content": "x"}}, "unsupported_parameter"),
+        ({"web_search_options": {}}, "unsupported_parameter"),
+        ({"metadata": {"k": 7}}, "invalid_value"),
+        ({"metadata": {"k": "x" * 513}}, "invalid_value"),
+        ({"metadata": {str(at): "x" for at in range(17)}}, "invalid_value"),
+        ({"chat_template_kwargs": {}}, "unknown_parameter"),
         ({"lora_path": "shop-v1"}, "unknown_parameter"),
         ({"input_ids": [1, 2]}, "unknown_parameter"),
         ({"custom_logit_processor": "x"}, "unknown_parameter"),
@@ -233,7 +251,7 @@ async def test_the_stock_client_works(ring: Ring, scripted: ScriptedEngine, serv
         stream = await client.chat.completions.create(model="shop", messages=MESSAGES, stream=True)  # type: ignore[arg-type]
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
         assert text == scripted.say
-        assert [model.id async for model in client.models.list()] == ["shop"]
+        assert [model.id async for model in client.models.list()] == ["shop", "shop@v0"]
         with pytest.raises(openai.NotFoundError):
             await client.chat.completions.create(model="nobody", messages=MESSAGES)  # type: ignore[arg-type]
 
@@ -260,7 +278,7 @@ async def test_a_client_that_hangs_up_ends_the_engines_work_and_the_turn_is_reco
 
 
 @pytest.mark.parametrize(
-    "tools", [[{}], [{"type": "function"}], [{"function": "x"}], [{"type": "custom"}], "none", [1]]
+    "tools", [[{}], [{"type": "function"}], [{"function": "x"}], [{"type": None}], "none", [1]]
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_malformed_tools_are_refused(ring: Ring, scripted: ScriptedEngine, tools: Any, stream: bool) -> None:

@@ -1,0 +1,188 @@
+"""Answer: plan a completion, ask the engine, put the turns on record. For every wire that speaks through chat."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+from starlette.requests import Request
+
+from app.auth import Caller
+from app.chat import threads
+from app.chat.plan import Asked, Plan, plan
+from app.chat.record import Ending, Records
+from app.chat.relay import Choices, Outcome, Whole, total
+from app.chat.schemas import ChatRequest
+from app.engine.capture import Capture
+from app.errors import AttuneError
+from app.models import TurnState
+
+HUNG_UP = "client_disconnect"
+STOPPED = "server_stopped"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`body` is OpenAI's chat.completion."""
+
+    body: dict[str, Any]
+    headers: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """`chunks` are OpenAI's chat.completion.chunk. The iterator raises AttuneError if the reply breaks off; closing it
+    early ends the engine's work and records what was said."""
+
+    chunks: AsyncIterator[dict[str, Any]]
+    headers: dict[str, str]
+
+
+async def whole(request: Request, caller: Caller, asked: ChatRequest) -> Answer:
+    """One reply at once. A client that hangs up ends the engine's work too; what was said is still recorded."""
+    records = _records(request)
+    planned = await _plan(request, caller, asked)
+    replies = Whole(planned.client, planned.calls)
+    replies.start()
+    try:
+        await records.open(planned.opening)
+    except BaseException:
+        await replies.drop()
+        raise
+    hung_up = asyncio.Event()
+    watch = asyncio.create_task(_watch(request, replies, hung_up))
+    try:
+        outcomes = await replies.outcomes()
+    except asyncio.CancelledError:  # the server is stopping
+        await replies.drop()
+        await _close(records, [Ending(call.rid, TurnState.ABORTED, None, STOPPED) for call in planned.calls])
+        raise
+    finally:
+        watch.cancel()
+    error = next((outcome.error for outcome in outcomes if outcome.error), None)
+    await _close(records, _endings_of(planned, outcomes, error, HUNG_UP if hung_up.is_set() else None))
+    if error is not None:
+        error.headers |= planned.headers
+        raise error
+    return Answer(_body(planned, outcomes), planned.headers)
+
+
+async def stream(request: Request, caller: Caller, asked: ChatRequest) -> Streamed:
+    """A reply as it comes. Returns when the engine has begun: what it refuses is raised, not streamed."""
+    records = _records(request)
+    planned = await _plan(request, caller, asked)
+    choices = Choices(planned.client, planned.calls)
+    choices.start()
+    opened = False
+    try:
+        await records.open(planned.opening)
+        opened = True
+        await choices.begun()
+    except BaseException as error:
+        await choices.leave()
+        if opened:
+            await _close(records, _endings(planned, choices, error))
+        if isinstance(error, AttuneError):
+            error.headers |= planned.headers
+        raise
+    return Streamed(_chunks(records, planned, choices), planned.headers)
+
+
+async def _chunks(records: Records, planned: Plan, choices: Choices) -> AsyncIterator[dict[str, Any]]:
+    named = {"id": planned.id, "model": planned.label, "created": planned.created}
+    trouble: BaseException | None = None
+    try:
+        async for chunk in choices:
+            yield chunk | named
+    except BaseException as error:
+        trouble = error
+        raise
+    finally:
+        await choices.leave()
+        await _close(records, _endings(planned, choices, trouble))
+
+
+async def _plan(request: Request, caller: Caller, asked: ChatRequest) -> Plan:
+    state = request.app.state
+    return await plan(state.db, state.engines, state.settings, caller, Asked.of(asked, request.headers))
+
+
+def _records(request: Request) -> Records:
+    """One for the process: its groups are as large as all requests together make them."""
+    state = request.app.state
+    if not hasattr(state, "records"):
+        state.records = Records(state.db)
+    records: Records = state.records
+    return records
+
+
+async def _watch(request: Request, replies: Whole, hung_up: asyncio.Event) -> None:
+    """The body has been read: all that can still come from the client is that it is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    hung_up.set()
+    await replies.abort()
+
+
+async def _close(records: Records, endings: Sequence[Ending]) -> None:
+    with anyio.CancelScope(shield=True):
+        await asyncio.gather(*(records.close(ending) for ending in endings))
+
+
+def _endings_of(
+    planned: Plan, outcomes: Sequence[Outcome], error: AttuneError | None, reason: str | None
+) -> list[Ending]:
+    captures = [outcome.completion.capture if outcome.completion else None for outcome in outcomes]
+    if error is not None:
+        return _broken(planned, captures, TurnState.FAILED, "error", str(error))
+    if reason is not None:
+        return _broken(planned, captures, TurnState.ABORTED, reason, None)
+    return _done(planned, captures)
+
+
+def _endings(planned: Plan, choices: Choices, trouble: BaseException | None) -> list[Ending]:
+    captures = choices.captures()
+    if isinstance(trouble, AttuneError):
+        return _broken(planned, captures, TurnState.FAILED, "error", str(trouble))
+    if trouble is not None:
+        return _broken(planned, captures, TurnState.ABORTED, HUNG_UP, None)
+    return _done(planned, captures)
+
+
+def _broken(
+    planned: Plan, captures: Sequence[Capture | None], state: TurnState, reason: str, flaw: str | None
+) -> list[Ending]:
+    return [
+        Ending(call.rid, state, capture, reason, flaw) for call, capture in zip(planned.calls, captures, strict=True)
+    ]
+
+
+def _done(planned: Plan, captures: Sequence[Capture | None]) -> list[Ending]:
+    endings = []
+    for call, capture in zip(planned.calls, captures, strict=True):
+        assert capture is not None, f"{call.rid} ended without a capture"
+        thread = threads.hashes([*call.messages, capture.message])[-1]
+        endings.append(Ending(call.rid, TurnState.DONE, capture, thread=thread))
+    return endings
+
+
+def _body(planned: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    completions = [outcome.completion for outcome in outcomes if outcome.completion is not None]
+    choices = [
+        {
+            "index": index,
+            "message": {"refusal": None, **completion.message},
+            "logprobs": completion.logprobs,
+            "finish_reason": completion.finish_reason,
+        }
+        for index, completion in enumerate(completions)
+    ]
+    return {
+        "id": planned.id,
+        "object": "chat.completion",
+        "created": planned.created,
+        "model": planned.label,
+        "choices": choices,
+        "usage": total([completion.usage for completion in completions]),
+    }

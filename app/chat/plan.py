@@ -1,0 +1,233 @@
+"""Plan: everything about a completion that is known before the engine is asked."""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+from sqlalchemy import exists, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.auth import Caller
+from app.chat import continuity, threads
+from app.chat.record import Opening
+from app.chat.schemas import ChatRequest
+from app.config import Settings
+from app.db import Database, now
+from app.engine.client import EngineClient
+from app.engine.pool import EnginePool
+from app.engine.request import ChatCall, Sampling
+from app.errors import BadRequest
+from app.models import Policy, Sample, Turn, Version, new_id
+from app.policies import service as policies
+
+GREEDY_BELOW = 1e-5  # SGLang takes the likeliest token below 1e-6; the trainer divides by the temperature
+RETRY_SECONDS = 1800.0  # a stock client gives up on a reply after ten minutes, three times
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it came, with what its headers add."""
+
+    request: ChatRequest
+    sha256: str
+    conversation_id: str | None
+    is_retry: bool
+
+    @classmethod
+    def of(cls, request: ChatRequest, headers: Mapping[str, str]) -> "Asked":
+        named = request.metadata.get(threads.CONVERSATION_ID) or headers.get("x-conversation-id") or None
+        if named is not None and (len(named) > 255 or "\x00" in named):
+            raise BadRequest("A conversation's id holds at most 255 characters.", param="x-conversation-id")
+        body = orjson.dumps(request.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)
+        retries = headers.get("x-stainless-retry-count", "0")
+        return cls(request, hashlib.sha256(body).hexdigest(), named, retries.isdigit() and int(retries) > 0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`calls`, one a choice, are named by their turns' ids; the first gives the completion its own."""
+
+    label: str
+    created: int
+    client: EngineClient
+    calls: tuple[ChatCall, ...]
+    conversation_id: str
+    opening: Opening
+    flaw: str | None
+
+    @property
+    def id(self) -> str:
+        return self.calls[0].rid
+
+    @property
+    def headers(self) -> dict[str, str]:
+        shown = self.conversation_id if self.conversation_id.isascii() and self.conversation_id.isprintable() else ""
+        named = {"x-completion-id": self.id, "x-policy-version": self.label}
+        return named | ({"x-conversation-id": shown} if shown else {})
+
+
+@dataclass(frozen=True)
+class Route:
+    policy: Policy
+    version: Version
+    engine: str
+    engine_url: str
+    parent: threads.Parent | None
+    earlier: list[Any]
+
+
+async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Caller, asked: Asked) -> Plan:
+    request = asked.request
+    sampling = sampling_of(request, settings)
+    messages = [message.plain() for message in request.messages]
+    async with db.read() as session:
+        route = await _route(session, caller, asked, messages)
+    client = pool.at(route.engine_url)
+    call = ChatCall(
+        rid=new_id("chatcmpl"),
+        messages=messages,
+        sampling=sampling,
+        adapter=route.version.adapter_name,
+        tools=request.plain_tools(),
+        tool_choice=request.plain_choice(),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        response_format=request.plain_format(),
+        logprobs=request.logprobs,
+        top_logprobs=request.top_logprobs,
+        include_usage=request.wants_usage,
+        extra_key=route.policy.base_model,
+    )
+    note = None
+    if route.parent is not None:
+        continued = await continuity.go_on(client, call, messages, route.parent, route.policy.id)
+        call, note = replace(call, prompt_ids=continued.prompt_ids), continued.note
+    judged = next((row.id for row in route.earlier if row.judged), None)
+    flaw = _flaw(caller, asked, sampling, judged)
+    calls = (call, *(_choice(call, index) for index in range(1, request.n)))
+    conversation_id = threads.conversation(asked.conversation_id, route.parent)
+    turns = [
+        {
+            "id": choice.rid,
+            "completion_id": call.rid,
+            "choice_index": index,
+            "project_id": caller.project_id,
+            "key_id": caller.key_id,
+            "policy_id": route.policy.id,
+            "version_id": route.version.id,
+            "engine": route.engine,
+            "stream": request.stream,
+            "messages": messages,
+            "sampling": choice.sampling.body(),
+            "asked": request.asked(),
+            "conversation_id": conversation_id,
+            "parent_id": route.parent.id if route.parent else None,
+            "continuity": note,
+            "end_user": request.end_user,
+            "request_sha256": asked.sha256,
+            "details": request.metadata,
+            "flaw": flaw,
+        }
+        for index, choice in enumerate(calls)
+    ]
+    pairs = [
+        {"turn_id": call.rid, "project_id": caller.project_id, "key": key, "value": value}
+        for key, value in request.metadata.items()
+    ]
+    replaced = () if judged else tuple(row.id for row in route.earlier)
+    return Plan(
+        label=policies.label(route.policy, route.version),
+        created=int(time.time()),
+        client=client,
+        calls=calls,
+        conversation_id=conversation_id,
+        opening=Opening(turns, pairs, replaced),
+        flaw=flaw,
+    )
+
+
+async def _route(session: AsyncSession, caller: Caller, asked: Asked, messages: list[dict[str, Any]]) -> Route:
+    policy, version, engines = await policies.route(session, caller.project_id, asked.request.model)
+    parent = await threads.parent_of(
+        session,
+        messages,
+        project_id=caller.project_id,
+        key_id=caller.key_id,
+        end_user=asked.request.end_user,
+        conversation_id=asked.conversation_id,
+    )
+    earlier = await _earlier(session, caller, asked) if asked.is_retry else []
+    engine = engines[threads.opening(messages) % len(engines)]
+    return Route(policy, version, engine.name, engine.url, parent, earlier)
+
+
+async def _earlier(session: AsyncSession, caller: Caller, asked: Asked) -> list[Any]:
+    """Turns of the same body from the same key, lately: what an automatic retry repeats."""
+    rows = await session.execute(
+        select(Turn.id, exists().where(Sample.turn_id == Turn.id).label("judged"))
+        .where(
+            Turn.key_id == caller.key_id,
+            Turn.request_sha256 == asked.sha256,
+            Turn.created_at > now() - RETRY_SECONDS,
+            Turn.deleted_at.is_(None),
+        )
+        .order_by(Turn.created_at.desc())
+        .limit(64)
+    )
+    return list(rows)
+
+
+def sampling_of(request: ChatRequest, settings: Settings) -> Sampling:
+    """Raises BadRequest when more is asked for than one request may cost."""
+    if request.n > settings.max_choices:
+        raise BadRequest(f"'n' may be at most {settings.max_choices}.", param="n", code="invalid_value")
+    named = request.max_completion_tokens or request.max_tokens
+    cap = settings.output_token_cap
+    if named is not None and named * request.n > cap:
+        param = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
+        told = f"One request may ask for {cap} tokens at most, over all choices."
+        raise BadRequest(told, param=param, code="invalid_value")
+    if (length := sum(len(str(message.content or "")) for message in request.messages)) > settings.prompt_char_cap:
+        told = f"The messages hold {length} characters, and {settings.prompt_char_cap} are the most."
+        raise BadRequest(told, param="messages", code="context_length_exceeded")
+    return Sampling(
+        max_tokens=named or min(settings.max_output_tokens, cap // request.n),
+        temperature=request.temperature,
+        top_p=request.top_p,
+        stop=request.stops,
+        seed=request.seed,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        logit_bias=request.logit_bias or None,
+    )
+
+
+def _choice(first: ChatCall, index: int) -> ChatCall:
+    """Another choice of the same completion. A seed must not make all choices the same."""
+    seed = None if first.sampling.seed is None else first.sampling.seed + index
+    return replace(first, rid=new_id("chatcmpl"), sampling=replace(first.sampling, seed=seed))
+
+
+def _flaw(caller: Caller, asked: Asked, sampling: Sampling, judged: str | None) -> str | None:
+    """Why these turns must not be trained on, as far as the request alone tells."""
+    consent = asked.request.metadata.get("attune_train")
+    if consent == "false" or (consent is None and not caller.train):
+        return "no consent to train"
+    if judged is not None:
+        return f"its client asked again after {judged}, which was judged"
+    return sampling_flaw(sampling)
+
+
+def sampling_flaw(sampling: Sampling) -> str | None:
+    """The engine's log-probs are those of temperature alone: what bends sampling further was not the policy's own."""
+    if sampling.temperature < GREEDY_BELOW:
+        return "greedy: nothing was sampled"
+    if sampling.top_p < 1 or sampling.top_k > 0:
+        return "top-p or top-k cut the distribution that was sampled"
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        return "penalties bent the distribution that was sampled"
+    if sampling.logit_bias:
+        return "a logit bias bent the distribution that was sampled"
+    return None

@@ -1,0 +1,125 @@
+"""Turns on record: a row before the first byte leaves, closed when the reply ends, however it ends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import bindparam, case, func, insert, or_, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db import Database, now
+from app.engine.capture import Capture
+from app.errors import AttuneError
+from app.gather import Gather
+from app.models import SERVER_LOST, Turn, TurnPair, TurnState
+
+
+@dataclass(frozen=True)
+class Opening:
+    """One completion's turns. `replaced`: turns of the same request whose reply its client gave up."""
+
+    turns: list[dict[str, Any]]
+    pairs: list[dict[str, Any]] = field(default_factory=list)
+    replaced: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one turn ended. `capture` is None when the engine gave nothing; `flaw` is why it must not be trained on."""
+
+    turn_id: str
+    state: TurnState
+    capture: Capture | None = None
+    finish_reason: str | None = None
+    flaw: str | None = None
+    thread: str | None = None
+
+    def values(self) -> dict[str, Any]:
+        capture = self.capture
+        return {
+            "b_id": self.turn_id,
+            "b_state": self.state,
+            "b_prompt_ids": capture and capture.prompt_ids,
+            "b_output_ids": capture and capture.output_ids,
+            "b_logprobs": capture and capture.logprobs,
+            "b_num_prompt_tokens": capture and len(capture.prompt_ids),
+            "b_num_output_tokens": capture and len(capture.output_ids),
+            "b_reply": capture and storable(capture.message),
+            "b_finish_reason": self.finish_reason or (capture and capture.finish_reason),
+            "b_flaw": self.flaw or self.finish_reason or (capture and capture.flaw),
+            "b_thread": self.thread,
+        }
+
+
+COLUMNS = (
+    "state",
+    "prompt_ids",
+    "output_ids",
+    "logprobs",
+    "num_prompt_tokens",
+    "num_output_tokens",
+    "reply",
+    "finish_reason",
+    "thread",
+)
+LOST = Turn.finish_reason == SERVER_LOST
+CLOSE = (
+    update(Turn)
+    # A reply that outlived the sweep's patience was not lost after all.
+    .where(Turn.id == bindparam("b_id"), or_(Turn.state == TurnState.OPEN, LOST), Turn.deleted_at.is_(None))
+    .values(
+        {name: bindparam(f"b_{name}") for name in COLUMNS}
+        | {
+            "finished_at": now(),
+            "flaw": case((LOST, bindparam("b_flaw")), else_=func.coalesce(Turn.flaw, bindparam("b_flaw"))),
+        }
+    )
+    .execution_options(synchronize_session=False)
+)
+
+
+class Records:
+    """The turns of all requests of this process, written in groups: what opens and what ends share a commit."""
+
+    def __init__(self, db: Database) -> None:
+        self._gather: Gather[Opening | Ending, None] = Gather(db, write)
+
+    async def open(self, opening: Opening) -> None:
+        await self._gather.submit(opening)
+
+    async def close(self, ending: Ending) -> None:
+        await self._gather.submit(ending)
+
+
+async def write(session: AsyncSession, items: Sequence[Opening | Ending]) -> list[AttuneError | None]:
+    openings = [item for item in items if isinstance(item, Opening)]
+    if openings:
+        await session.execute(insert(Turn), [turn for opening in openings for turn in opening.turns])
+    if pairs := [pair for opening in openings for pair in opening.pairs]:
+        await session.execute(insert(TurnPair), pairs)
+    for opening in openings:
+        if opening.replaced:
+            await _replace(session, opening)
+    if endings := [item.values() for item in items if isinstance(item, Ending)]:
+        connection = await session.connection()
+        await connection.execute(CLOSE, endings)
+    return [None] * len(items)
+
+
+async def _replace(session: AsyncSession, opening: Opening) -> None:
+    told = f"its client asked again and got {opening.turns[0]['completion_id']} instead"
+    await session.execute(
+        update(Turn)
+        .where(Turn.id.in_(opening.replaced), Turn.flaw.is_(None))
+        .values(flaw=told)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def storable(value: Any) -> Any:
+    """A byte-level model can say NUL, which PostgreSQL cannot hold as text. The token ids keep what was said."""
+    if isinstance(value, str):
+        return value.replace("\x00", "\ufffd")
+    if isinstance(value, dict):
+        return {key: storable(item) for key, item in value.items()}
+    return [storable(item) for item in value] if isinstance(value, list) else value
