@@ -42,10 +42,8 @@ class Gather(Generic[T, R]):
             group, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
             try:
                 await self._commit(group)
-            except (OperationalError, PoolTimeout) as error:  # the database is down: alone it would be no better
-                _fail(group, error)
             except Exception as error:
-                if len(group) == 1:
+                if len(group) == 1 or _down(error):
                     _fail(group, error)
                 else:
                     await self._one_by_one(group)
@@ -53,7 +51,8 @@ class Gather(Generic[T, R]):
     async def _commit(self, group: list[tuple[T, asyncio.Future[R]]]) -> None:
         async with self._db.write() as session:
             outcomes = await self._handle(session, [item for item, _ in group])
-        for (_, future), outcome in zip(group, outcomes, strict=True):
+            pairs = list(zip(group, outcomes, strict=True))  # in here, so that a mismatch writes nothing
+        for (_, future), outcome in pairs:
             if future.done():
                 continue
             if isinstance(outcome, AttuneError):
@@ -67,6 +66,12 @@ class Gather(Generic[T, R]):
                 await self._commit([pair])
             except Exception as error:
                 _fail([pair], error)
+
+
+def _down(error: Exception) -> bool:
+    """Alone it would be no better. A deadlock or a limit (classes 40, 54 and 55) is about this very group."""
+    state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
+    return isinstance(error, (OperationalError, PoolTimeout)) and state[:2] not in ("40", "54", "55")
 
 
 def _fail(group: list[tuple[T, asyncio.Future[R]]], error: Exception) -> None:

@@ -2,23 +2,45 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
+from starlette.datastructures import MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import api, errors
+from app.auth import KnownKeys
 from app.config import Settings, get_settings
 from app.db import Database
 from app.engine.keys import engine_keys
 from app.engine.pool import EnginePool
 from app.jobs import Bell, make_celery
+from app.limits import Limits
 from app.models import new_id
 
 NUL = errors.BadRequest("The address holds a NUL character, which nothing is named with.", code="invalid_url")
+STAINLESS = (
+    "arch async custom-poll-interval helper-method lang os package-version poll-helper raw-response read-timeout "
+    "retry-count runtime runtime-version timeout"
+)
+PAGES_MAY_SEND = [
+    *("authorization", "content-type", "idempotency-key", "x-conversation-id"),
+    *("openai-organization", "openai-project", "user-agent"),
+    *(f"x-stainless-{name}" for name in STAINLESS.split()),
+]
+PAGES_MAY_READ = [
+    *("x-request-id", "x-completion-id", "x-conversation-id", "x-policy-version"),
+    *("idempotent-replayed", "retry-after", "x-rows", "x-rows-left-out", "x-columns-left-out"),
+    *(f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")),
+]
 
 
 class RequestIds:
-    """`x-request-id` on every reply, the failed ones included; no address with NUL goes further, as none is stored."""
+    """`x-request-id` on every reply, the failed ones included; no address with NUL goes further, as none is stored.
+
+    What a dependency leaves at `request.state.headers` goes out too, whoever renders the reply.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -27,18 +49,41 @@ class RequestIds:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = new_id("req").encode()
-        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        state = scope.setdefault("state", {})
+        state["request_id"] = new_id("req")
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id)]
+                headers = MutableHeaders(raw=list(message.get("headers", [])))
+                headers.update({"x-request-id": state["request_id"], **state.get("headers", {})})
+                message["headers"] = headers.raw
             await send(message)
 
         if b"%00" in scope["raw_path"] + b"?" + scope["query_string"]:
             await errors.render(400, NUL.body())(scope, receive, named)
         else:
             await self.app(scope, receive, named)
+
+
+class Api(FastAPI):
+    """Request ids and CORS lie around everything: a failure that nobody foresaw is rendered outside of FastAPI's own
+    middlewares, and a page must be able to read that reply as well."""
+
+    def __init__(self, cors_origins: list[str], **options: Any) -> None:
+        super().__init__(**options)
+        self.cors_origins = cors_origins
+
+    def build_middleware_stack(self) -> ASGIApp:
+        stack: ASGIApp = RequestIds(super().build_middleware_stack())
+        if not self.cors_origins:
+            return stack
+        return CORSMiddleware(
+            stack,
+            allow_origins=self.cors_origins,
+            allow_methods=["GET", "POST", "PATCH", "DELETE"],
+            allow_headers=PAGES_MAY_SEND,
+            expose_headers=PAGES_MAY_READ,
+        )
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -48,19 +93,22 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.settings = settings
         app.state.db = Database(settings.database, bell)
         app.state.engines = EnginePool(engine_keys(settings), patience=settings.chat_timeout_seconds)
+        app.state.known_keys = KnownKeys(settings.key_cache_seconds)
+        app.state.limits = Limits(settings.limits_url, settings.requests_per_minute, settings.max_concurrency)
         yield
+        await app.state.limits.close()
         await app.state.engines.close()
         await app.state.db.close()
         bell.close()
 
-    app = FastAPI(
+    app = Api(
+        settings.cors_origins,
         title="Attune",
         summary="Chats, feedback and versions of a model that learns online.",
         lifespan=lifespan,
     )
     errors.install(app)
     api.install(app)
-    app.add_middleware(RequestIds)
     return app
 
 

@@ -87,7 +87,8 @@ async def _freeze(session: AsyncSession, policy: Policy, head: Version, samples:
                 "its batch was refused",
                 batch.id,
             )
-        record(session, "assemble", "batch refused", batch.id, str(refusal), policy=policy.name)
+        told = {"project_id": policy.project_id, "policy": policy.name}
+        record(session, "assemble", "batch refused", batch.id, str(refusal), **told)
         nudge(session, "assemble")
         return
     for sample in samples:

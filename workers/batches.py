@@ -45,7 +45,8 @@ class Claimed:
 
     @property
     def adapter_name(self) -> str:
-        return f"{self.policy_name}-v{self.number}"
+        """Unique over all projects: two of them may call their policies the same."""
+        return f"{self.policy_name}-{self.policy_id[-6:]}-v{self.number}"
 
     def directory(self, settings: Settings) -> Path:
         """Never reused: a result that was not committed in time must not lie where the next attempt's will."""
@@ -182,7 +183,8 @@ async def _give_up(session: AsyncSession, claimed: Claimed, state: BatchState, r
         session, Batch, claimed.batch.id, fence=claimed.fence, state=state, reason=reason, settled_at=now()
     )
     await _samples(session, claimed.batch.id, SampleState.DROPPED, f"its batch failed: {reason}")
-    record(session, "trainer", f"batch {state}", claimed.batch.id, reason)
+    policy = await session.get_one(Policy, claimed.policy_id)
+    record(session, "trainer", f"batch {state}", claimed.batch.id, reason, project_id=policy.project_id)
     nudge(session, "assemble")
 
 
@@ -213,6 +215,7 @@ async def quarantine_poisoned(db: Database, settings: Settings) -> int:
             batch.settled_at = now()
             batch.fence += 1  # a trainer that still works on it must not write
             await _samples(session, batch.id, SampleState.DROPPED, "its batch is quarantined")
-            record(session, "sweep", "batch quarantined", batch.id, batch.reason)
+            policy = await session.get_one(Policy, batch.policy_id)
+            record(session, "sweep", "batch quarantined", batch.id, batch.reason, project_id=policy.project_id)
             nudge(session, "assemble")
     return len(poisoned)

@@ -141,5 +141,6 @@ async def _reject(db: Database, version: Version, fence: int, reason: str, engin
         if policy.head_version_id == version.id:
             deployment = await session.get_one(Deployment, policy.id)
             policy.head_version_id = deployment.version_id
-        record(session, "evaluate", "version rejected", version.adapter_name or version.id, reason)
+        label = service.label(policy, version)
+        record(session, "evaluate", "version rejected", label, reason, project_id=policy.project_id)
         nudge(session, "assemble")

@@ -42,7 +42,8 @@ async def _publish(db: Database, settings: Settings, owner: str, version_id: str
         if policy.head_version_id != version.id:
             version.state = VersionState.REJECTED
             version.reason = "learning went back to another version before this one was published"
-            record(session, "publish", "version rejected", service.label(policy, version), version.reason)
+            label = service.label(policy, version)
+            record(session, "publish", "version rejected", label, version.reason, project_id=policy.project_id)
             return False
         if not engines:
             return False

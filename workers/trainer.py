@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from alignment.config import LoRAConfig, OptimConfig, PPOConfig, TrainerConfig
 from alignment.errors import AlignmentError
+from alignment.model.shard import leave
 from alignment.samples import Batch
 from alignment.trainer.learner import Learner
 from app.cli.processes import die_with_parent
@@ -194,8 +195,7 @@ def main() -> None:
         group.tell(None)
     else:
         group.follow()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,11 @@ A group of one is no group: the model stays as it is, without FSDP's copies. Ada
 whole tensors, so nobody else has to know how many ranks there are.
 """
 
+import logging
+import os
+import sys
+from typing import NoReturn
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -19,6 +24,20 @@ def join(device: torch.device) -> tuple[int, int]:
             torch.cuda.set_device(dist.get_node_local_rank())
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def leave() -> NoReturn:
+    """End this rank's process, its work done. All ranks call.
+
+    At once: torch's threads may still run while an interpreter winds down, and now and then abort the process, which
+    torchrun takes for a crash.
+    """
+    if dist.is_initialized():
+        dist.barrier()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def shard(root: nn.Module, layers: nn.ModuleList, device: torch.device) -> None:

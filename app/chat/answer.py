@@ -1,7 +1,7 @@
 """Answer: plan a completion, ask the engine, put the turns on record. For every wire that speaks through chat."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class Streamed:
     """`chunks` are OpenAI's chat.completion.chunk. The iterator raises AttuneError if the reply breaks off; closing it
     early ends the engine's work and records what was said."""
 
-    chunks: AsyncIterator[dict[str, Any]]
+    chunks: AsyncGenerator[dict[str, Any], None]
     headers: dict[str, str]
 
 
@@ -89,7 +89,7 @@ async def stream(request: Request, caller: Caller, asked: ChatRequest) -> Stream
     return Streamed(_chunks(records, planned, choices), planned.headers)
 
 
-async def _chunks(records: Records, planned: Plan, choices: Choices) -> AsyncIterator[dict[str, Any]]:
+async def _chunks(records: Records, planned: Plan, choices: Choices) -> AsyncGenerator[dict[str, Any], None]:
     named = {"id": planned.id, "model": planned.label, "created": planned.created}
     trouble: BaseException | None = None
     try:

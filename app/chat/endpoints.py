@@ -1,6 +1,6 @@
 """/v1/chat/completions and /v1/models."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -52,9 +52,9 @@ async def chat(request: Request, caller: ChatCaller, body: JsonBody) -> Response
     return StreamingResponse(events(streamed.chunks), headers=headers, media_type="text/event-stream")
 
 
-async def events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+async def events(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[bytes]:
     """Server-sent events; a reply that breaks off ends with an error that stock clients raise."""
-    async with aclosing(chunks):  # type: ignore[type-var]
+    async with aclosing(chunks):
         try:
             async for chunk in chunks:
                 yield b"data: " + orjson.dumps(chunk) + b"\n\n"

@@ -49,6 +49,9 @@ class Api:
     def post(self, path: str, body: dict[str, Any]) -> Any:
         return self._answer(self._send("POST", path, json=body))
 
+    def delete(self, path: str) -> Any:
+        return self._answer(self._send("DELETE", path))
+
     def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The chunks of one streamed reply."""
         with self._in_sentences(), self._http.stream("POST", "/v1/chat/completions", json=body) as response:

@@ -11,11 +11,12 @@ import uvicorn
 
 from app.cli import show
 from app.cli.client import Api
+from app.cli.exchange import exports, imports
+from app.cli.keys import keys, projects
 from app.cli.talk import talk
-from app.cli.up import Up, new_key, prepare
+from app.cli.up import Up, prepare
 from app.config import get_settings
 from app.migrate import upgrade
-from app.projects.keys import SCOPES
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="The service that production chatbots learn through."
@@ -152,17 +153,10 @@ def rollback(
     show.as_json(result) if json else typer.echo(f"{result['left']} → {result['serving']}")
 
 
-keys = typer.Typer(no_args_is_help=True, help="API keys, made on the machine that holds the database.")
 app.add_typer(keys, name="keys")
-
-
-@keys.command("create")
-def keys_create(
-    scope: Annotated[list[str] | None, typer.Option(help="chat, feedback or admin; all of them if unset")] = None,
-) -> None:
-    """A new key of the project 'default', shown this once."""
-    typer.echo(new_key(get_settings(), tuple(scope or SCOPES)))
-
+app.add_typer(projects, name="projects")
+app.add_typer(exports, name="export")
+app.add_typer(imports, name="import")
 
 database = typer.Typer(no_args_is_help=True, help="The database's schema.")
 app.add_typer(database, name="db")

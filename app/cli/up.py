@@ -6,16 +6,13 @@ import time
 from collections.abc import Callable
 
 import httpx2
-from sqlalchemy import select
 
 from app.cli import client
 from app.cli.processes import Child, why_taken
 from app.config import Settings
 from app.db import Database
 from app.migrate import upgrade
-from app.models import Project
-from app.projects import keys
-from app.projects.bootstrap import DEFAULT_PROJECT, bootstrap
+from app.projects.bootstrap import bootstrap
 
 Say = Callable[[str], None]
 START_SECONDS = 600.0
@@ -47,22 +44,6 @@ async def _bootstrap(settings: Settings) -> str | None:
         key = await bootstrap(session, settings.policy, settings.model)
     await db.close()
     return key
-
-
-def new_key(settings: Settings, scopes: tuple[str, ...]) -> str:
-    """Raises ValueError for a scope that does not exist."""
-
-    async def make() -> str:
-        db = Database(settings.database)
-        async with db.write() as session:
-            project = (await session.scalars(select(Project).where(Project.name == DEFAULT_PROJECT))).one()
-            _, key = await keys.create(session, project.id, scopes)
-        await db.close()
-        return key
-
-    if unknown := set(scopes) - set(keys.SCOPES):
-        raise ValueError(f"there is no scope {', '.join(sorted(unknown))}; scopes are {', '.join(keys.SCOPES)}")
-    return asyncio.run(make())
 
 
 def children(settings: Settings) -> list[Child]:

@@ -76,10 +76,14 @@ class ChatCall:
             raise ValueError(f"a model may not be called {self.model!r}: a colon is not allowed in its name")
 
     @property
+    def demands_a_tool(self) -> bool:
+        return self.tool_choice not in (None, "auto", "none")
+
+    @property
     def constrained(self) -> bool:
         return (
             (self.response_format or {}).get("type", "text") != "text"
-            or self.tool_choice not in (None, "auto", "none")
+            or self.demands_a_tool
             or any(tool.get("function", {}).get("strict") for tool in self.tools)
         )
 
@@ -117,7 +121,7 @@ class ChatCall:
         if not self.tools:
             return {}
         return {
-            "tools": [_tool(tool) for tool in self.tools],
+            "tools": [_tool(tool, strict=self.demands_a_tool) for tool in self.tools],
             "parallel_tool_calls": self.parallel_tool_calls,
             "tool_choice": self.tool_choice or "auto",
         }
@@ -140,6 +144,9 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "content": parts}
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _tool(tool: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    """A demanded call is written under a grammar anyway: unless that knows the parameters it lets any JSON pass."""
     kept = {name: tool["function"][name] for name in FUNCTION_FIELDS if name in tool["function"]}
+    if strict:
+        kept |= {"strict": True, "parameters": kept.get("parameters") or {"type": "object", "properties": {}}}
     return {"type": "function", "function": kept}

@@ -23,7 +23,6 @@ async def readyz(db: DatabaseDep) -> dict[str, Any]:
     async with db.read() as session:
         engines = await service.ready_engines(session)
         serving = list(await session.scalars(select(Version).join(Deployment, Deployment.version_id == Version.id)))
-    missing = [v.adapter_name or v.id for v in serving if not any(service.holds(e, v) for e in engines)]
-    if missing or not engines:
-        raise Unavailable(f"No ready engine holds {missing}." if missing else "No engine is ready.")
+    if not engines or not all(any(service.holds(engine, version) for engine in engines) for version in serving):
+        raise Unavailable("No ready engine holds what serves." if engines else "No engine is ready.")
     return {"status": "ready", "engines": [engine.name for engine in engines]}

@@ -13,6 +13,7 @@ class Audit(Created, Base):
     __tablename__ = "audit"
 
     seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    project_id: Mapped[str | None] = mapped_column(String(48), index=True, doc="whose it is; null when it is nobody's")
     actor: Mapped[str] = mapped_column(String(128), doc="a key's prefix, or the station that acted")
     action: Mapped[str] = mapped_column(String(64))
     subject: Mapped[str] = mapped_column(String(128))
@@ -21,6 +22,15 @@ class Audit(Created, Base):
 
 
 def record(
-    session: AsyncSession, actor: str, action: str, subject: str, reason: str | None = None, **details: Any
+    session: AsyncSession,
+    actor: str,
+    action: str,
+    subject: str,
+    reason: str | None = None,
+    *,
+    project_id: str,
+    **details: Any,
 ) -> None:
-    session.add(Audit(actor=actor, action=action, subject=subject, reason=reason, details=details))
+    session.add(
+        Audit(actor=actor, action=action, subject=subject, reason=reason, project_id=project_id, details=details)
+    )

@@ -30,9 +30,7 @@ class Turn(Created, Base):
     completion_id: Mapped[str] = mapped_column(String(48), nullable=True)
     choice_index: Mapped[int] = mapped_column(Integer, default=0, server_default=text("0"))
     conversation_id: Mapped[str | None] = mapped_column(String(255), doc="the caller's own, or one of ours")
-    parent_id: Mapped[str | None] = mapped_column(
-        String(48), index=True, doc="the turn before, in this conversation"
-    )
+    parent_id: Mapped[str | None] = mapped_column(String(48), index=True, doc="the turn before, in this conversation")
     continuity: Mapped[str | None] = mapped_column(
         Text, doc="'exact' when the prompt begins with the parent's very tokens, else why not; null without a parent"
     )

@@ -86,7 +86,7 @@ async def point_to(session: AsyncSession, policy: Policy, version: Version, *, a
     version.state = VersionState.LIVE
     version.live_at = now()
     await _move(session, deployment, version)
-    record(session, actor, "deploy", label(policy, version), reason, previous=old.number)
+    record(session, actor, "deploy", label(policy, version), reason, project_id=policy.project_id, previous=old.number)
 
 
 async def roll_back(
@@ -124,7 +124,7 @@ async def roll_back(
     target.state = VersionState.LIVE
     policy.head_version_id = target.id
     await _move(session, deployment, target)
-    record(session, actor, "rollback", label(policy, target), reason, left=left.number)
+    record(session, actor, "rollback", label(policy, target), reason, project_id=policy.project_id, left=left.number)
     return left, target
 
 

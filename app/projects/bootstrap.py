@@ -14,7 +14,7 @@ DEFAULT_PROJECT = "default"
 
 async def bootstrap(session: AsyncSession, policy_name: str, model: str) -> str | None:
     """Make what is missing. Returns the key if one was made. Raises ValueError when the policy has another base."""
-    model = str(Path(model).resolve()) if Path(model).exists() else model
+    model = base_model(model)
     if session.get_bind().dialect.name == "postgresql":  # roles may start at the same time
         await session.execute(text("SELECT pg_advisory_xact_lock(20261121)"))
     project = await session.scalar(select(Project).where(Project.name == DEFAULT_PROJECT))
@@ -27,7 +27,7 @@ async def bootstrap(session: AsyncSession, policy_name: str, model: str) -> str 
         _, key = await keys.create(session, project.id)
     policy = await session.scalar(select(Policy).where(Policy.project_id == project.id, Policy.name == policy_name))
     if policy is None:
-        await _first_policy(session, project.id, policy_name, model)
+        await first_policy(session, project.id, policy_name, model)
     elif policy.base_model != model:
         raise ValueError(
             f"policy '{policy_name}' learns on {policy.base_model}, not on {model}: "
@@ -36,8 +36,13 @@ async def bootstrap(session: AsyncSession, policy_name: str, model: str) -> str 
     return key
 
 
-async def _first_policy(session: AsyncSession, project_id: str, name: str, model: str) -> None:
-    policy = Policy(id=new_id("pol"), project_id=project_id, name=name, base_model=model)
+def base_model(model: str) -> str:
+    """A folder by its whole path, a hub name as it is."""
+    return str(Path(model).resolve()) if Path(model).exists() else model
+
+
+async def first_policy(session: AsyncSession, project_id: str, name: str, model: str) -> None:
+    policy = Policy(id=new_id("pol"), project_id=project_id, name=name, base_model=base_model(model))
     session.add(policy)
     await session.flush()
     base = Version(id=new_id("ver"), policy_id=policy.id, number=0, state=VersionState.LIVE, live_at=now())

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from app.auth import AdminCaller, DatabaseDep
-from app.models import Audit, Batch, Engine, Feedback, Sample, Turn
+from app.models import Audit, Batch, Engine, Feedback, Sample, Turn, Version
 from app.policies import endpoints as policies
 from app.policies import repository
 
@@ -24,7 +24,7 @@ async def status(caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
         return {
             "object": "status",
             "policies": [await policies.view(session, policy) for policy in rows],
-            "engines": [_engine(engine) for engine in await session.scalars(select(Engine).order_by(Engine.name))],
+            "engines": await _engines(session, mine),
             "turns": await _count(session, Turn.state, Turn.policy_id.in_(mine)),
             "feedback": await _count(session, Feedback.kind, Feedback.project_id == caller.project_id),
             "samples": await _count(session, Sample.state, Sample.policy_id.in_(mine)),
@@ -32,9 +32,7 @@ async def status(caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
             "not_learned_from": await _count(
                 session, Sample.reason, Sample.policy_id.in_(mine), Sample.reason.is_not(None)
             ),
-            "events": [
-                _event(row) for row in await session.scalars(select(Audit).order_by(Audit.seq.desc()).limit(EVENTS))
-            ],
+            "events": [_event(row) for row in await _audit(session, caller.project_id)],
         }
 
 
@@ -45,14 +43,24 @@ async def _count(
     return {str(value): count for value, count in rows}
 
 
-def _engine(engine: Engine) -> dict[str, Any]:
-    return {
-        "name": engine.name,
-        "state": engine.state,
-        "loaded": engine.loaded,
-        "heartbeat_at": engine.heartbeat_at,
-        "reason": engine.reason,
-    }
+async def _engines(session: AsyncSession, policy_ids: list[str]) -> list[dict[str, Any]]:
+    """All engines, and of what they hold the caller's own."""
+    mine = set(await session.scalars(select(Version.adapter_name).where(Version.policy_id.in_(policy_ids))))
+    return [
+        {
+            "name": engine.name,
+            "state": engine.state,
+            "loaded": [name for name in engine.loaded if name in mine],
+            "heartbeat_at": engine.heartbeat_at,
+            "reason": engine.reason,
+        }
+        for engine in await session.scalars(select(Engine).order_by(Engine.name))
+    ]
+
+
+async def _audit(session: AsyncSession, project_id: str) -> list[Audit]:
+    rows = select(Audit).where(Audit.project_id == project_id).order_by(Audit.seq.desc()).limit(EVENTS)
+    return list(await session.scalars(rows))
 
 
 def _event(row: Audit) -> dict[str, Any]:

@@ -50,6 +50,8 @@ def _datasets() -> None:
 
 
 def _keys() -> None:
+    op.add_column("audit", sa.Column("project_id", sa.String(length=48), nullable=True))
+    op.create_index("ix_audit_project_id", "audit", ["project_id"])
     op.add_column("projects", sa.Column("train", sa.Boolean(), nullable=False, server_default=sa.true()))
     op.add_column("projects", sa.Column("token_secret", sa.String(length=64), nullable=True))
     op.add_column("api_keys", sa.Column("name", sa.String(length=63), nullable=True))
@@ -147,6 +149,8 @@ def downgrade() -> None:
     )
     for name in columns.split():
         op.drop_column("turns", name)
+    op.drop_index("ix_audit_project_id", "audit")
+    op.drop_column("audit", "project_id")
     for name in ("name", "train", "requests_per_minute", "max_concurrency", "expires_at"):
         op.drop_column("api_keys", name)
     for name in ("train", "token_secret"):

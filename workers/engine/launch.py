@@ -67,6 +67,7 @@ class EngineSpec:
             # Without a parser SGLang drops the log-probs of streamed tokens that show no text, every last token
             # among them. Where no tools are asked for, it does nothing else.
             f"--tool-call-parser={self.tool_call_parser or 'qwen25'}",
+            "--constrained-json-disable-any-whitespace",  # a small model under a schema may write spaces for ever
             "--sampling-defaults=openai",
             "--log-level=warning",  # its first line of information would hold the keys
             *(CPU_FLAGS if self.on_cpu else []),

@@ -3,10 +3,9 @@
 import sys
 from pathlib import Path
 
-import torch.distributed as dist
-
 from alignment.config import TrainerConfig
 from alignment.errors import NonFiniteUpdate
+from alignment.model.shard import leave
 from alignment.samples import Batch
 from alignment.trainer.learner import Learner
 
@@ -32,7 +31,7 @@ def main(base_model: str, config: str, directory: str, *batches: str) -> None:
     else:
         raise AssertionError("an update that explodes must be refused on every rank")
     (Path(directory) / f"rank-{learner.rank}").write_text(str(probe.logprobs))
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

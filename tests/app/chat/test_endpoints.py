@@ -172,7 +172,7 @@ async def test_sampling_that_is_not_the_policys_own_is_marked(
         ({"messages": "hi"}, "invalid_value"),
         ({"messages": [{"role": "wizard", "content": "hi"}]}, "invalid_value"),
         ({"messages": [{"role": "user"}]}, "invalid_value"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "unsupported_parameter"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "unsupported_parameter"),
         ({"temperature": 3}, "invalid_value"),
         ({"temperature": "hot"}, "invalid_value"),
         ({"max_tokens": 0}, "invalid_value"),
