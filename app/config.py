@@ -30,6 +30,7 @@ class Settings(BaseSettings):
     max_body_bytes: int = 4 * 1024 * 1024
     max_import_bytes: int = 256 * 1024 * 1024
     chat_timeout_seconds: float = 600.0
+    route_cache_seconds: float = Field(0.02, ge=0, description="how long a moved pointer may stay unseen by a process")
     cors_origins: list[str] = Field(
         [], description='pages that may call us, e.g. ["https://shop.example"]; ["*"] for all'
     )

@@ -1,18 +1,22 @@
 """The database: one engine, read and write transactions, the database's clock."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from sqlalchemy import Float, event
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 
 from app.jobs import Bell
+
+IDLE_SECONDS = 1.0
 
 
 class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
@@ -40,7 +44,7 @@ class Database:
 
     def __init__(self, url: str, bell: Bell | None = None) -> None:
         self.embedded = url.startswith("sqlite")
-        options: dict[str, Any] = {} if self.embedded else {"pool_size": 10, "max_overflow": 20, "pool_pre_ping": True}
+        options: dict[str, Any] = {} if self.embedded else {"pool_size": 10, "max_overflow": 20}
         self.engine: AsyncEngine = create_async_engine(url, **options)
         self._reader = self.engine
         self._writer = self.engine.execution_options(attune_write=True)
@@ -49,6 +53,8 @@ class Database:
         self._line = asyncio.Lock()
         if self.embedded:
             _prepare_sqlite(self.engine)
+        else:
+            _ping_when_idle(self.engine)
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
@@ -68,6 +74,24 @@ class Database:
 
     async def close(self) -> None:
         await self.engine.dispose()
+
+
+def _ping_when_idle(engine: AsyncEngine) -> None:
+    """SQLAlchemy's own ping before every use costs a round trip each time; a connection in steady use needs none."""
+
+    @event.listens_for(engine.sync_engine, "checkin")
+    def checkin(connection: Any, record: Any) -> None:
+        record.info["idle_since"] = time.monotonic()
+
+    @event.listens_for(engine.sync_engine, "checkout")
+    def checkout(connection: Any, record: Any, proxy: Any) -> None:
+        idle_since = record.info.get("idle_since")
+        if idle_since is None or time.monotonic() - idle_since < IDLE_SECONDS:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise DisconnectionError from error  # the pool opens a fresh one
 
 
 def _prepare_sqlite(engine: AsyncEngine) -> None:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import api, errors
 from app.auth import KnownKeys
+from app.chat.record import Records
 from app.config import Settings, get_settings
 from app.db import Database
 from app.engine.keys import engine_keys
@@ -18,6 +19,7 @@ from app.engine.pool import EnginePool
 from app.jobs import Bell, make_celery
 from app.limits import Limits
 from app.models import new_id
+from app.policies.routing import Routes
 
 NUL = errors.BadRequest("The address holds a NUL character, which nothing is named with.", code="invalid_url")
 STAINLESS = (
@@ -92,6 +94,8 @@ def create_app(settings: Settings) -> FastAPI:
         bell = Bell(make_celery(settings.broker_url, settings.bell_dir))
         app.state.settings = settings
         app.state.db = Database(settings.database, bell)
+        app.state.routes = Routes(app.state.db, settings.route_cache_seconds)
+        app.state.records = Records(app.state.db)
         app.state.engines = EnginePool(engine_keys(settings), patience=settings.chat_timeout_seconds)
         app.state.known_keys = KnownKeys(settings.key_cache_seconds)
         app.state.limits = Limits(settings.limits_url, settings.requests_per_minute, settings.max_concurrency)

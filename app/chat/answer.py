@@ -105,15 +105,12 @@ async def _chunks(records: Records, planned: Plan, choices: Choices) -> AsyncGen
 
 async def _plan(request: Request, caller: Caller, asked: ChatRequest) -> Plan:
     state = request.app.state
-    return await plan(state.db, state.engines, state.settings, caller, Asked.of(asked, request.headers))
+    route = await state.routes.find(caller.project_id, asked.model)
+    return await plan(state.db, state.engines, state.settings, caller, route, Asked.of(asked, request.headers))
 
 
 def _records(request: Request) -> Records:
-    """One for the process: its groups are as large as all requests together make them."""
-    state = request.app.state
-    if not hasattr(state, "records"):
-        state.records = Records(state.db)
-    records: Records = state.records
+    records: Records = request.app.state.records
     return records
 
 

@@ -20,8 +20,8 @@ from app.engine.client import EngineClient
 from app.engine.pool import EnginePool
 from app.engine.request import ChatCall, Sampling
 from app.errors import BadRequest
-from app.models import Policy, Sample, Turn, Version, new_id
-from app.policies import service as policies
+from app.models import Sample, Turn, new_id
+from app.policies.routing import Route
 
 GREEDY_BELOW = 1e-5  # SGLang takes the likeliest token below 1e-6; the trainer divides by the temperature
 RETRY_SECONDS = 1800.0  # a stock client gives up on a reply after ten minutes, three times
@@ -70,27 +70,29 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Route:
-    policy: Policy
-    version: Version
-    engine: str
-    engine_url: str
-    parent: threads.Parent | None
-    earlier: list[Any]
+class Past:
+    """What is on record that bears on this request: the turn before, and turns that it may repeat."""
+
+    parent: threads.Parent | None = None
+    earlier: tuple[Any, ...] = ()
+
+    @property
+    def judged(self) -> str | None:
+        return next((row.id for row in self.earlier if row.judged), None)
 
 
-async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Caller, asked: Asked) -> Plan:
+async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Caller, route: Route, asked: Asked) -> Plan:
     request = asked.request
     sampling = sampling_of(request, settings)
     messages = [message.plain() for message in request.messages]
-    async with db.read() as session:
-        route = await _route(session, caller, asked, messages)
-    client = pool.at(route.engine_url)
+    past = await _past(db, caller, asked, messages)
+    engine, url = route.engines[threads.opening(messages) % len(route.engines)]
+    client = pool.at(url)
     call = ChatCall(
         rid=new_id("chatcmpl"),
         messages=messages,
         sampling=sampling,
-        adapter=route.version.adapter_name,
+        adapter=route.adapter_name,
         tools=request.plain_tools(),
         tool_choice=request.plain_choice(),
         parallel_tool_calls=request.parallel_tool_calls is not False,
@@ -98,16 +100,15 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
         include_usage=request.wants_usage,
-        extra_key=route.policy.base_model,
+        extra_key=route.base_model,
     )
     note = None
-    if route.parent is not None:
-        continued = await continuity.go_on(client, call, messages, route.parent, route.policy.id)
+    if past.parent is not None:
+        continued = await continuity.go_on(client, call, messages, past.parent, route.policy_id)
         call, note = replace(call, prompt_ids=continued.prompt_ids), continued.note
-    judged = next((row.id for row in route.earlier if row.judged), None)
-    flaw = _flaw(caller, asked, sampling, judged)
+    flaw = _flaw(caller, asked, sampling, past.judged)
     calls = (call, *(_choice(call, index) for index in range(1, request.n)))
-    conversation_id = threads.conversation(asked.conversation_id, route.parent)
+    conversation_id = threads.conversation(asked.conversation_id, past.parent)
     turns = [
         {
             "id": choice.rid,
@@ -115,15 +116,15 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
             "choice_index": index,
             "project_id": caller.project_id,
             "key_id": caller.key_id,
-            "policy_id": route.policy.id,
-            "version_id": route.version.id,
-            "engine": route.engine,
+            "policy_id": route.policy_id,
+            "version_id": route.version_id,
+            "engine": engine,
             "stream": request.stream,
             "messages": messages,
             "sampling": choice.sampling.body(),
             "asked": request.asked(),
             "conversation_id": conversation_id,
-            "parent_id": route.parent.id if route.parent else None,
+            "parent_id": past.parent.id if past.parent else None,
             "continuity": note,
             "end_user": request.end_user,
             "request_sha256": asked.sha256,
@@ -136,9 +137,9 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
         {"turn_id": call.rid, "project_id": caller.project_id, "key": key, "value": value}
         for key, value in request.metadata.items()
     ]
-    replaced = () if judged else tuple(row.id for row in route.earlier)
+    replaced = () if past.judged else tuple(row.id for row in past.earlier)
     return Plan(
-        label=policies.label(route.policy, route.version),
+        label=route.label,
         created=int(time.time()),
         client=client,
         calls=calls,
@@ -148,19 +149,20 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
     )
 
 
-async def _route(session: AsyncSession, caller: Caller, asked: Asked, messages: list[dict[str, Any]]) -> Route:
-    policy, version, engines = await policies.route(session, caller.project_id, asked.request.model)
-    parent = await threads.parent_of(
-        session,
-        messages,
-        project_id=caller.project_id,
-        key_id=caller.key_id,
-        end_user=asked.request.end_user,
-        conversation_id=asked.conversation_id,
-    )
-    earlier = await _earlier(session, caller, asked) if asked.is_retry else []
-    engine = engines[threads.opening(messages) % len(engines)]
-    return Route(policy, version, engine.name, engine.url, parent, earlier)
+async def _past(db: Database, caller: Caller, asked: Asked, messages: list[dict[str, Any]]) -> Past:
+    goes_on = asked.conversation_id is not None or any(message["role"] == "assistant" for message in messages)
+    if not goes_on and not asked.is_retry:
+        return Past()  # the first of its kind: nothing to look up
+    async with db.read() as session:
+        parent = await threads.parent_of(
+            session,
+            messages,
+            project_id=caller.project_id,
+            key_id=caller.key_id,
+            end_user=asked.request.end_user,
+            conversation_id=asked.conversation_id,
+        )
+        return Past(parent, tuple(await _earlier(session, caller, asked)) if asked.is_retry else ())
 
 
 async def _earlier(session: AsyncSession, caller: Caller, asked: Asked) -> list[Any]:

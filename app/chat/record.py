@@ -62,6 +62,7 @@ COLUMNS = (
     "finish_reason",
     "thread",
 )
+INSERT = insert(Turn)
 LOST = Turn.finish_reason == SERVER_LOST
 CLOSE = (
     update(Turn)
@@ -93,15 +94,15 @@ class Records:
 
 async def write(session: AsyncSession, items: Sequence[Opening | Ending]) -> list[AttuneError | None]:
     openings = [item for item in items if isinstance(item, Opening)]
+    connection = await session.connection()  # below the ORM: these two statements are most of what a chat costs here
     if openings:
-        await session.execute(insert(Turn), [turn for opening in openings for turn in opening.turns])
+        await connection.execute(INSERT, [turn for opening in openings for turn in opening.turns])
     if pairs := [pair for opening in openings for pair in opening.pairs]:
-        await session.execute(insert(TurnPair), pairs)
+        await connection.execute(insert(TurnPair), pairs)
     for opening in openings:
         if opening.replaced:
             await _replace(session, opening)
     if endings := [item.values() for item in items if isinstance(item, Ending)]:
-        connection = await session.connection()
         await connection.execute(CLOSE, endings)
     return [None] * len(items)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.auth import AdminCaller, DatabaseDep
@@ -51,13 +51,16 @@ async def list_versions(name: str, caller: AdminCaller, db: DatabaseDep) -> dict
 
 
 @router.post("/{name}/rollback")
-async def roll_back(name: str, caller: AdminCaller, db: DatabaseDep, body: JsonBody) -> RollbackResult:
-    request = parse(RollbackRequest, body)
+async def roll_back(
+    name: str, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
+) -> RollbackResult:
+    asked = parse(RollbackRequest, body)
     async with db.write() as session:
         policy = await service.named(session, caller.project_id, name)
         left, taken = await service.roll_back(
-            session, policy, request.version, actor=caller.key_prefix, reason=request.reason
+            session, policy, asked.version, actor=caller.key_prefix, reason=asked.reason
         )
+    request.app.state.routes.forget()
     return RollbackResult(policy=name, left=service.label(policy, left), serving=service.label(policy, taken))
 
 

@@ -26,11 +26,13 @@ async def resolve(session: AsyncSession, project_id: str, model: str) -> tuple[P
     Read from the database for every request, so no process acts on an old pointer.
     """
     name, _, alias = model.partition("@")
-    policy = await named(session, project_id, name)
-    deployment = await repository.deployment_of(session, policy.id)
+    known = await repository.pointed(session, project_id, name)
+    if known is None:
+        raise NotFound(f"There is no policy named '{name}'.", code="model_not_found", param="model")
+    policy, deployment, serving = known
     found: Version | None = None
     if alias in ("", "stable"):
-        found = await repository.version(session, deployment.version_id)
+        found = serving
     elif alias == "previous" and deployment.previous_version_id is not None:
         found = await repository.version(session, deployment.previous_version_id)
     elif match := _NUMBERED.fullmatch(alias):

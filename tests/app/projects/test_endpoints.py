@@ -142,5 +142,5 @@ async def test_every_change_is_in_the_audit_without_the_key(ring: Ring) -> None:
         ("revoke_key", view["id"]),
         ("set_consent", project),
     ]
-    assert all(row.actor == ring.key[:16] and row.details["project"] == project for row in rows)
+    assert all(row.actor == ring.key[:16] and row.project_id == project for row in rows)
     assert view["key"] not in str([row.details for row in rows])
