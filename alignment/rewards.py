@@ -5,26 +5,29 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-KINDS = ("binary", "score")
+KINDS = ("binary", "score", "rating")
+WITHDRAWAL = "withdrawal"
 
 
 @dataclass(frozen=True)
 class Said:
-    """One word of one source about one turn: 1 or -1 for a binary kind, a number in [-1, 1] for a score.
+    """One word of one source about one turn: 1 or -1 for a binary kind, a number in [-1, 1] for a score or a rating.
+
+    A withdrawal takes the source's last preference back, and has no value.
 
     Example: Said(source="default/HUMAN/user-42", kind="binary", value=1.0)
     """
 
     source: str
     kind: str
-    value: float
+    value: float | None = None
 
 
 def worth(said: Said) -> float | None:
     """The reward of one piece of feedback; None for a kind that carries no preference, such as a comment."""
     if said.kind not in KINDS:
         return None
-    if not math.isfinite(said.value) or not -1 <= said.value <= 1:
+    if said.value is None or not math.isfinite(said.value) or not -1 <= said.value <= 1:
         raise ValueError(f"A {said.kind} lies between -1 and 1, and {said.value!r} does not.")
     if said.kind == "binary" and abs(said.value) != 1:
         raise ValueError(f"A binary is 1 or -1, not {said.value!r}.")
@@ -32,10 +35,12 @@ def worth(said: Said) -> float | None:
 
 
 def by_source(heard: Iterable[Said]) -> dict[str, float]:
-    """The last preference of each source, given what was said in order of arrival."""
+    """The last preference of each source that has not taken it back, given what was said in order of arrival."""
     rewards: dict[str, float] = {}
     for said in heard:
-        if (reward := worth(said)) is not None:
+        if said.kind == WITHDRAWAL:
+            rewards.pop(said.source, None)
+        elif (reward := worth(said)) is not None:
             rewards[said.source] = reward
     return rewards
 

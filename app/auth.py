@@ -1,5 +1,6 @@
 """Who is calling: the bearer key, its project, its scopes and its limits."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -35,15 +36,22 @@ class KnownKeys:
     def __init__(self, seconds: float, most: int = 10_000) -> None:
         self._seconds, self._most = seconds, most
         self._found: dict[str, tuple[Caller, float]] = {}
+        self._asking: dict[str, asyncio.Task[Caller | None]] = {}
         self._changes = 0
 
     async def find(self, db: Database, key: str) -> Caller | None:
         digest = keys.digest(key)
-        asked_at = time.monotonic()
         caller, until = self._found.get(digest, (None, 0.0))
-        if asked_at < until:
+        if time.monotonic() < until:
             return caller
-        changes = self._changes
+        if digest not in self._asking:  # requests that come together ask together
+            asking = asyncio.create_task(self._ask(db, digest))
+            asking.add_done_callback(lambda done: self._answered(digest, done))
+            self._asking[digest] = asking
+        return await asyncio.shield(self._asking[digest])
+
+    async def _ask(self, db: Database, digest: str) -> Caller | None:
+        asked_at, changes = time.monotonic(), self._changes
         async with db.read() as session:
             found = await keys.find(session, digest)
         self._found.pop(digest, None)
@@ -54,6 +62,10 @@ class KnownKeys:
             self._keep(digest, caller, asked_at + min(self._seconds, found.lives_for))
         return caller
 
+    def _answered(self, digest: str, asking: "asyncio.Task[Caller | None]") -> None:
+        if self._asking.get(digest) is asking:
+            del self._asking[digest]
+
     def _keep(self, digest: str, caller: Caller, until: float) -> None:
         while len(self._found) >= self._most:
             del self._found[next(iter(self._found))]
@@ -63,6 +75,7 @@ class KnownKeys:
         """A key or its project has changed here: nothing that was read before, or is being read, is kept."""
         self._changes += 1
         self._found.clear()
+        self._asking.clear()
 
 
 def _caller(found: keys.Found) -> Caller:
@@ -78,7 +91,7 @@ def _caller(found: keys.Found) -> Caller:
     )
 
 
-def database(request: Request) -> Database:
+async def database(request: Request) -> Database:  # async: FastAPI sends the others to a thread
     db: Database = request.app.state.db
     return db
 

@@ -42,6 +42,7 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
             .where(Sample.policy_id == policy_id, Sample.state == SampleState.OPEN)
             .order_by(Sample.created_at, Sample.turn_id)
             .limit(settings.batch_size)
+            .with_for_update()
         )
     )
     if len(samples) < settings.batch_size:

@@ -86,13 +86,16 @@ async def stream(request: Request, caller: Caller, asked: ChatRequest) -> Stream
         if isinstance(error, AttuneError):
             error.headers |= planned.headers
         raise
-    return Streamed(_chunks(records, planned, choices), planned.headers)
+    chunks = _chunks(records, planned, choices)
+    await anext(chunks)  # one that was never entered would never clean up
+    return Streamed(chunks, planned.headers)
 
 
 async def _chunks(records: Records, planned: Plan, choices: Choices) -> AsyncGenerator[dict[str, Any], None]:
     named = {"id": planned.id, "model": planned.label, "created": planned.created}
     trouble: BaseException | None = None
     try:
+        yield {}
         async for chunk in choices:
             yield chunk | named
     except BaseException as error:

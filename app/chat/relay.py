@@ -89,7 +89,9 @@ class Choices:
             raise refused
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        """Choices begin in their order, as stock clients expect; from then on they come as they come."""
         running, usages, frame = len(self._streams), [], {}
+        begun, held = 0, [list[dict[str, Any]]() for _ in self._streams]
         while running:
             index, item = await self._queue.get()
             if item is None:
@@ -98,7 +100,12 @@ class Choices:
                 raise item
             elif item["choices"]:
                 item["choices"][0]["index"] = index
-                yield item
+                held[index].append(item)
+                while begun < len(held) and held[begun]:
+                    begun += 1
+                for waiting in held[:begun]:
+                    while waiting:
+                        yield waiting.pop(0)
             else:
                 frame = item
                 usages.append(item["usage"])

@@ -1,80 +1,113 @@
-"""What a thumb looks like on the wire."""
+"""What feedback carries whatever its kind, and what it looks like when it is read back."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, field_validator, model_validator
-
-from app.models import Feedback
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StringConstraints
 
 
-class Source(BaseModel):
+def completion_id(id: Any) -> Any:
+    """A response of /v1/responses is a completion under another prefix: resp_9f… is chatcmpl-9f…"""
+    return "chatcmpl-" + id.removeprefix("resp_") if isinstance(id, str) and id.startswith("resp_") else id
+
+
+CompletionId = Annotated[str, BeforeValidator(completion_id), StringConstraints(min_length=1, max_length=255)]
+ConversationId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
+ChoiceIndex = Annotated[StrictInt, Field(ge=0, le=127)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[\w.-]+$")]
+OwnId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
+SourceId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
+Key = Annotated[str, StringConstraints(max_length=64)]
+Pairs = dict[Key, Annotated[str, StringConstraints(max_length=512)]]
+WITHDRAWAL = "withdrawal"
+
+
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
+
+class Source(Strict):
     kind: Literal["HUMAN", "LLM_JUDGE", "CODE"] = "HUMAN"
-    id: str | None = Field(None, min_length=1, max_length=255)
+    id: SourceId | None = None
 
 
-class FeedbackRequest(BaseModel):
-    """`binary` takes true or false (or "up" / "down"), `score` a number in [-1, 1]."""
+class Choice(Strict):
+    """One reply. Of a completion with several choices, `choice_index` says which."""
 
-    model_config = ConfigDict(extra="forbid")
+    completion_id: CompletionId
+    choice_index: ChoiceIndex = 0
 
-    id: str | None = Field(None, min_length=1, max_length=255, description="the caller's own id: makes a retry safe")
-    completion_id: str = Field(min_length=1, max_length=255)
-    kind: Literal["binary", "score"]
-    value: StrictBool | StrictInt | StrictFloat | Literal["up", "down"]
-    name: str = Field("default", min_length=1, max_length=63, pattern=r"^[\w.-]+$")
-    comment: str | None = Field(None, max_length=10_000)
-    source: Source = Source()
-    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
 
-    @field_validator("metadata")
-    @classmethod
-    def small(cls, pairs: dict[str, str]) -> dict[str, str]:
-        if any(len(key) > 64 or len(value) > 512 for key, value in pairs.items()):
-            raise ValueError("keys hold at most 64 characters, values at most 512")
-        return pairs
+class ConversationTarget(Strict):
+    conversation_id: ConversationId
 
-    @model_validator(mode="after")
-    def sensible(self) -> "FeedbackRequest":
-        if self.kind == "binary" and not (isinstance(self.value, bool) or self.value in ("up", "down")):
-            raise ValueError('a binary value is true, false, "up" or "down"')
-        if self.kind == "score":
-            if isinstance(self.value, (bool, str)):
-                raise ValueError("a score is a number in [-1, 1]")
-            if not -1 <= self.value <= 1:
-                raise ValueError(f"a score lies in [-1, 1], not at {self.value}")
-        return self
 
-    def number(self) -> float:
-        """Example: "up" -> 1.0, False -> -1.0, 0.25 -> 0.25"""
-        if self.kind == "score":
-            return float(self.value)
-        return 1.0 if self.value in (True, "up") else -1.0
+class MetadataTarget(Strict):
+    """Pairs that were given as `metadata` of the chat request. All must match; of several turns the newest counts."""
+
+    metadata: Pairs = Field(min_length=1, max_length=16)
 
 
 class FeedbackView(BaseModel):
+    """`value` is the number that was understood (null for kinds without one), `said` the value as it was sent."""
+
     object: Literal["feedback"] = "feedback"
     id: str
-    completion_id: str
+    completion_id: str | None = Field(description="null when it is about a conversation, a comparison or a ranking")
+    choice_index: int | None
+    conversation_id: str | None = Field(description="set when it is about the conversation as a whole")
     kind: str
-    value: float
+    value: float | None
+    said: Any
     name: str
     comment: str | None
     source: Source
     metadata: dict[str, Any]
     created_at: float
+    counts: bool | None = Field(None, description="no later word of this source has replaced it; on reads only")
+    withdrawn: bool | None = Field(None, description="on reads only")
 
-    @classmethod
-    def of(cls, row: Feedback) -> "FeedbackView":
-        return cls(
-            id=row.id,
-            completion_id=row.turn_id,
-            kind=row.kind,
-            value=row.value,
-            name=row.name,
-            comment=row.comment,
-            source=Source.model_validate({"kind": row.source_kind, "id": row.source_id}),
-            metadata=row.details,
-            created_at=row.created_at,
-        )
+
+class FeedbackPage(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[FeedbackView]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FeedbackBatch(Strict):
+    """Each item is read on its own, as a body of `POST /v1/feedback`."""
+
+    items: list[Any] = Field(min_length=1, max_length=1000)
+
+
+class BatchResult(BaseModel):
+    index: int
+    status: int
+    feedback: FeedbackView | None = None
+    error: dict[str, Any] | None = None
+
+
+class BatchAnswer(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[BatchResult]
+
+
+def seen(row: dict[str, Any], choice: tuple[str, int] | None, **more: bool) -> dict[str, Any]:
+    """A FeedbackView as plain JSON: this is on the way of every acknowledgement."""
+    return {
+        "object": "feedback",
+        "id": row["id"],
+        "completion_id": choice[0] if choice else None,
+        "choice_index": choice[1] if choice else None,
+        "conversation_id": row["conversation_id"],
+        "kind": row["kind"],
+        "value": row["value"],
+        "said": row["said"],
+        "name": row["name"],
+        "comment": row["comment"],
+        "source": {"kind": row["source_kind"], "id": row["source_id"]},
+        "metadata": row["details"],
+        "created_at": row["created_at"],
+        **more,
+    }

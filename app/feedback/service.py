@@ -1,68 +1,171 @@
-"""Take feedback once: the row and its idempotency key are one insert in one transaction."""
+"""Take feedback once: the row and its idempotency key are one insert, and a whole group is one transaction."""
 
 import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-import orjson
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.errors import BadRequest, NotFound, Unprocessable
+from app.errors import AttuneError, NotFound, Unprocessable
 from app.feedback import repository
-from app.feedback.schemas import FeedbackRequest
+from app.feedback.item import Item
+from app.feedback.repository import Found
+from app.feedback.schemas import Choice, ConversationTarget, seen
 from app.jobs import nudge
-from app.models import Feedback, new_id
+from app.models import new_id
+
+ProjectKey = tuple[str, str]
 
 
-async def submit(
-    session: AsyncSession, project_id: str, request: FeedbackRequest, header_key: str | None
-) -> tuple[Feedback, bool]:
-    """The row, and whether it was there before (a replay)."""
-    key, fingerprint = _key(request, header_key), _fingerprint(request)
-    if (known := await repository.with_key(session, project_id, key)) is not None:
-        return _replay(known, fingerprint), True
-    turn = await repository.turn_of(session, project_id, request.completion_id)
-    if turn is None:
-        raise NotFound(f"There is no completion '{request.completion_id}'.", param="completion_id")
-    row = Feedback(
-        id=new_id("fb"),
-        project_id=project_id,
-        turn_id=turn.id,
-        target=turn.id,
-        kind=request.kind,
-        name=request.name,
-        value=request.number(),
-        comment=request.comment,
-        source_kind=request.source.kind,
-        source_id=request.source.id,
-        details=request.metadata,
-        idempotency_key=key,
-        fingerprint=fingerprint,
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What is on record, as it is shown, and whether it was there before."""
+
+    view: dict[str, Any]
+    replayed: bool
+
+
+@dataclass(slots=True)
+class Group:
+    """What one transaction knows: keys that came before, turns and conversations that are there, rows to be written."""
+
+    known: dict[ProjectKey, dict[str, Any]]
+    turns: dict[tuple[str, str, int], Found]
+    conversations: set[tuple[str, str]]
+    fresh: dict[ProjectKey, tuple[dict[str, Any], Found | None]] = field(default_factory=dict)
+    ranks: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+
+
+async def submit_many(session: AsyncSession, items: Sequence[Item]) -> list[Receipt | AttuneError]:
+    """One outcome for each item, in order. The number of statements does not depend on the number of items."""
+    group = await _look_around(session, items)
+    refused: dict[int, AttuneError] = {}
+    mine: dict[ProjectKey, int] = {}
+    for number, item in enumerate(items):
+        key = (item.project_id, item.key)
+        if key in group.known or key in group.fresh:
+            continue
+        try:
+            _plan(group, key, item)
+            mine[key] = number
+        except NotFound as error:
+            refused[number] = error
+    await _write(session, group)
+    return [
+        refused.get(number) or _outcome(group, item, first=mine.get((item.project_id, item.key)) == number)
+        for number, item in enumerate(items)
+    ]
+
+
+async def _look_around(session: AsyncSession, items: Sequence[Item]) -> Group:
+    keys = {(item.project_id, item.key) for item in items if item.keyed}
+    completions, conversations = set(), set()
+    for item in items:
+        completions |= {choice.completion_id for choice in _choices(item)}
+        if isinstance(item.about, ConversationTarget):
+            conversations.add((item.project_id, item.about.conversation_id))
+    turns = await repository.turns(session, completions) if completions else []
+    return Group(
+        known=await repository.with_keys(session, keys) if keys else {},
+        turns={(turn.project_id, turn.completion_id, turn.choice_index): turn for turn in turns},
+        conversations=await repository.conversations(session, conversations) if conversations else set(),
     )
-    try:
-        async with session.begin_nested():
-            session.add(row)
-    except IntegrityError:  # the same key in flight on another connection, which has won
-        known = await repository.with_key(session, project_id, key)
-        assert known is not None, f"feedback {key} collides with nothing"
-        return _replay(known, fingerprint), True
-    nudge(session, "curate")
-    return row, False
 
 
-def _key(request: FeedbackRequest, header_key: str | None) -> str:
-    if header_key is not None and not 1 <= len(header_key) <= 250:
-        raise BadRequest("An Idempotency-Key holds 1 to 250 characters.", param="Idempotency-Key")
-    if request.id is not None and header_key is not None and request.id != header_key:
-        raise BadRequest("'id' and the Idempotency-Key header name different keys.", param="id")
-    return request.id or header_key or new_id("auto")
+def _choices(item: Item) -> list[Choice]:
+    return [item.about] if isinstance(item.about, Choice) else [choice for _, choice in item.request.ranks()]
 
 
-def _fingerprint(request: FeedbackRequest) -> str:
-    body = request.model_dump(mode="json", exclude={"id"})
-    return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+def _plan(group: Group, key: ProjectKey, item: Item) -> None:
+    """The row that this item becomes. Raises NotFound for a target that the project does not have."""
+    request, turn, conversation, id = item.request, None, None, new_id("fb")
+    if isinstance(item.about, Choice):
+        turn = _turn(group, item.project_id, item.about)
+        target = turn.id
+    elif isinstance(item.about, ConversationTarget):
+        conversation = item.about.conversation_id
+        if (item.project_id, conversation) not in group.conversations:
+            raise NotFound(f"There is no conversation '{conversation}'.", param="conversation_id")
+        target = f"conversation:{conversation}"
+    elif ranks := [(rank, _turn(group, item.project_id, choice).id) for rank, choice in request.ranks()]:
+        target = _same_set(turn_id for _, turn_id in ranks)
+        group.ranks[id] = ranks
+    else:
+        raise NotFound("There is no completion with this metadata.", param="target.metadata")
+    row = {
+        "id": id,
+        "project_id": item.project_id,
+        "turn_id": turn and turn.id,
+        "conversation_id": conversation,
+        "target": target,
+        "kind": request.kind,
+        "name": request.name,
+        "value": request.number(),
+        "said": item.said,
+        "comment": request.comment,
+        "source_kind": request.source.kind,
+        "source_id": request.source.id,
+        "details": request.metadata,
+        "idempotency_key": item.key,
+        "fingerprint": item.fingerprint,
+        "curated": turn is None,  # rewards are for turns; nothing else would ever mark it as read
+    }
+    group.fresh[key] = (row, turn)
 
 
-def _replay(known: Feedback, fingerprint: str) -> Feedback:
-    if known.fingerprint != fingerprint:
-        raise Unprocessable("This id was used before with another body.", code="idempotency_key_reused", param="id")
-    return known
+def _same_set(turn_ids: Iterable[str]) -> str:
+    """The same turns judged again replace what was said before, in whichever order they are named."""
+    return "ranking:" + hashlib.sha256("\n".join(sorted(turn_ids)).encode()).hexdigest()
+
+
+def _turn(group: Group, project_id: str, choice: Choice) -> Found:
+    turn = group.turns.get((project_id, choice.completion_id, choice.choice_index))
+    if turn is None:
+        of = f"There is no completion '{choice.completion_id}'"
+        with_choice = f"{of} with a choice {choice.choice_index}" if choice.choice_index else of
+        raise NotFound(f"{with_choice}.", param="completion_id")
+    return turn
+
+
+async def _write(session: AsyncSession, group: Group) -> None:
+    """What another process has written under the same key meanwhile becomes known instead."""
+    if not group.fresh:
+        return
+    await repository.in_turn(session, {project for project, _ in group.fresh})
+    taken = await repository.add(session, [row for row, _ in group.fresh.values()])
+    lost = set()
+    for key, (row, _) in group.fresh.items():
+        if row["id"] in taken:
+            row["seq"], row["created_at"] = taken[row["id"]]
+        else:
+            lost.add(key)
+    if lost:
+        group.known |= await repository.with_keys(session, lost)
+        for key in lost:
+            group.ranks.pop(group.fresh.pop(key)[0]["id"], None)
+    if group.ranks:
+        await repository.rank(
+            session,
+            [
+                {"feedback_seq": taken[id][0], "turn_id": turn_id, "rank": rank}
+                for id, ranks in group.ranks.items()
+                for rank, turn_id in ranks
+            ],
+        )
+    if any(not row["curated"] for row, _ in group.fresh.values()):
+        nudge(session, "curate")
+
+
+def _outcome(group: Group, item: Item, *, first: bool) -> Receipt | AttuneError:
+    key = (item.project_id, item.key)
+    choice: tuple[str, int] | None
+    if key in group.fresh:
+        row, turn = group.fresh[key]
+        choice = (turn.completion_id, turn.choice_index) if turn else None
+    else:
+        row, first = group.known[key], False
+        choice = (row["completion_id"], row["choice_index"]) if row["turn_id"] else None
+    if row["fingerprint"] != item.fingerprint:
+        return Unprocessable("This id was used before with another body.", code="idempotency_key_reused", param="id")
+    return Receipt(seen(row, choice), replayed=not first)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import case, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.models import Batch, Deployment, Feedback, Policy, Sample, Turn, TurnState, Version
+from app.models import Batch, Deployment, Feedback, Policy, Reward, Sample, Turn, TurnState, Version
 
 
 async def policy_named(session: AsyncSession, project_id: str, name: str) -> Policy | None:
@@ -57,7 +57,7 @@ async def ancestry(session: AsyncSession, version_id: str, steps: int) -> list[V
 
 
 async def voices(session: AsyncSession, policy_id: str) -> dict[str, dict[str, Any]]:
-    """Per version: turns, mean length, and what people said of them (the latest word of each source on each turn)."""
+    """Per version: turns, mean length, and how many rewards there are and are good (one a turn and source)."""
     turns = await session.execute(
         select(Turn.version_id, func.count(), func.avg(Turn.num_output_tokens))
         .where(Turn.policy_id == policy_id, Turn.state == TurnState.DONE)
@@ -67,23 +67,15 @@ async def voices(session: AsyncSession, policy_id: str) -> dict[str, dict[str, A
         version_id: {"turns": count, "mean_length": float(length or 0), "rated": 0, "approval": None}
         for version_id, count, length in turns
     }
-    latest = (
-        select(func.max(Feedback.seq))
-        .join(Turn, Turn.id == Feedback.turn_id)
+    rewards = await session.execute(
+        select(Turn.version_id, func.count(), func.sum(case((Reward.value > 0, 1), else_=0)))
+        .join(Turn, Turn.id == Reward.turn_id)
         .where(Turn.policy_id == policy_id)
-        .group_by(Feedback.turn_id, Feedback.name, Feedback.source_kind, Feedback.source_id)
+        .group_by(Turn.version_id)
     )
-    said = await session.execute(
-        select(Turn.version_id, Feedback.value).join(Turn, Turn.id == Feedback.turn_id).where(Feedback.seq.in_(latest))
-    )
-    values: dict[str, list[float]] = {}
-    for version_id, value in said:
-        if value is None:
-            continue
-        values.setdefault(version_id, []).append(value)
-    for version_id, heard in values.items():
+    for version_id, rated, good in rewards:
         row = summary.setdefault(version_id, {"turns": 0, "mean_length": 0.0})
-        row |= {"rated": len(heard), "approval": sum(value > 0 for value in heard) / len(heard)}
+        row |= {"rated": rated, "approval": good / rated}
     return summary
 
 

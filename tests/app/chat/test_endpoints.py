@@ -277,9 +277,7 @@ async def test_a_client_that_hangs_up_ends_the_engines_work_and_the_turn_is_reco
     assert turn.flaw
 
 
-@pytest.mark.parametrize(
-    "tools", [[{}], [{"type": "function"}], [{"function": "x"}], [{"type": None}], "none", [1]]
-)
+@pytest.mark.parametrize("tools", [[{}], [{"type": "function"}], [{"function": "x"}], [{"type": None}], "none", [1]])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_malformed_tools_are_refused(ring: Ring, scripted: ScriptedEngine, tools: Any, stream: bool) -> None:
     answer = await ask(ring, tools=tools, stream=stream)

@@ -1,0 +1,37 @@
+"""Who speaks: a caller with an API key, or a browser with a token."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from app.auth import BEARER, DatabaseDep, identify
+from app.feedback import tokens
+from app.feedback.tokens import Leave
+from app.limits import Limits
+
+
+@dataclass(frozen=True)
+class Author:
+    project_id: str
+    leave: Leave | None = None  # of a browser: what it may say
+
+
+async def feedback_author(request: Request, db: DatabaseDep, _: Any = BEARER) -> AsyncIterator[Author]:
+    """Each token has limits of its own, so that one page cannot use up what the others have."""
+    limits: Limits = request.app.state.limits
+    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and tokens.looks_like_one(bearer.strip()):
+        leave = await tokens.verify(db, bearer.strip())
+        author, slot = Author(leave.project_id, leave), limits.slot(leave.jti, None, None)
+    else:
+        caller = await identify(request, db, "feedback")
+        author = Author(caller.project_id)
+        slot = limits.slot(caller.key_id, caller.requests_per_minute, caller.max_concurrency)
+    async with slot as headers:
+        request.state.headers = headers
+        yield author
+
+
+FeedbackAuthor = Annotated[Author, Depends(feedback_author)]

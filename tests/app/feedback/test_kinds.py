@@ -1,0 +1,161 @@
+"""The eight kinds: what each one takes, what is stored, and what is refused by name."""
+
+from typing import Any
+
+import pytest
+
+from app.errors import BadRequest
+from app.feedback import item, kinds
+from app.models import Feedback, Ranked
+from tests.app.feedback.people import shape
+from tests.ring import Ring
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "number"),
+    [
+        ("binary", True, 1.0),
+        ("binary", "down", -1.0),
+        ("score", -0.25, -0.25),
+        ("score", 1, 1.0),
+        ("rating", 4, 0.5),
+        ("rating", 1, -1.0),
+        ("correction", "We open at nine.", None),
+        ("comment", "thanks", None),
+        ("categorical", "off-topic", None),
+    ],
+)
+async def test_what_was_said_is_kept_beside_the_number_it_means(
+    ring: Ring, kind: str, value: Any, number: float | None
+) -> None:
+    turn = await ring.turn()
+    answer = await ring.api.post("/v1/feedback", json={"completion_id": turn.id, "kind": kind, "value": value})
+    assert answer.status_code == 201, answer.text
+    assert (answer.json()["value"], answer.json()["said"]) == (number, value)
+    [row] = await ring.all(Feedback)
+    assert (row.turn_id, row.target, row.value, row.said) == (turn.id, turn.id, number, value)
+
+
+async def test_a_rating_is_its_place_on_its_scale(ring: Ring) -> None:
+    turn = await ring.turn()
+    body = {"completion_id": turn.id, "kind": "rating", "value": 2.5, "scale": [0, 10]}
+    answer = await ring.api.post("/v1/feedback", json=body)
+    assert answer.json()["value"] == -0.5  # a quarter of the way from -1 to 1
+    assert answer.json()["said"] == {"value": 2.5, "scale": [0, 10]}
+
+
+async def test_a_ranking_stores_the_rank_of_each_turn_and_ties_share_one(ring: Ring) -> None:
+    a, b, c = [await ring.turn() for _ in range(3)]
+    second = await ring.turn(completion_id=a.id, choice_index=1)
+    value = [c.id, [a.id, {"completion_id": a.id, "choice_index": 1}], b.id]
+    answer = await ring.api.post("/v1/feedback", json={"kind": "ranking", "value": value})
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["said"] == value
+    assert {row.turn_id: row.rank for row in await ring.all(Ranked)} == {c.id: 0, a.id: 1, second.id: 1, b.id: 2}
+    [row] = await ring.all(Feedback)
+    assert (row.turn_id, row.value, row.curated) == (None, None, True)
+
+
+async def test_the_same_set_judged_again_is_about_the_same_thing(ring: Ring) -> None:
+    a, b = [await ring.turn() for _ in range(2)]
+    for value in ([a.id, b.id], [b.id, a.id], [[a.id, b.id]]):
+        assert (await ring.api.post("/v1/feedback", json={"kind": "comparison", "value": value})).status_code == 201
+    rows = await ring.all(Feedback)
+    assert len({row.target for row in rows}) == 1
+    assert rows[0].target.startswith("ranking:")
+
+
+async def test_a_ranking_with_an_unknown_turn_is_a_404_and_leaves_nothing(ring: Ring) -> None:
+    turn = await ring.turn()
+    answer = await ring.api.post("/v1/feedback", json={"kind": "comparison", "value": [turn.id, "chatcmpl-nobody"]})
+    assert answer.status_code == 404
+    assert await ring.all(Feedback) == await ring.all(Ranked) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"kind": "stars", "value": 1}, None),
+        ({"kind": ["binary"], "value": True}, None),
+        ({"value": True}, None),
+        ({"kind": "binary", "value": 1}, "value"),
+        ({"kind": "binary", "value": "yes"}, "value"),
+        ({"kind": "rating", "value": 6}, None),
+        ({"kind": "rating", "value": 3, "scale": [5, 1]}, None),
+        ({"kind": "rating", "value": 3, "scale": [1, 1e300]}, "scale.1"),
+        ({"kind": "rating", "value": True}, "value"),
+        ({"kind": "score", "value": 0, "scale": [0, 1]}, "scale"),
+        ({"kind": "correction", "value": ""}, "value"),
+        ({"kind": "correction", "value": "x" * 100_001}, "value"),
+        ({"kind": "comment"}, "value"),
+        ({"kind": "categorical", "value": "x" * 256}, "value"),
+        ({"kind": "categorical", "value": ["a"]}, "value"),
+        ({"kind": "comparison", "value": ["a", "b"]}, "completion_id"),  # its value names the turns
+    ],
+)
+def test_a_wrong_word_is_refused_by_name(body: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(BadRequest) as refused:
+        kinds.read({"completion_id": "chatcmpl-1", **body})
+    assert refused.value.param == param
+    assert "~" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        ["a"],
+        [["a"]],
+        ["a", "a"],
+        ["a", {"completion_id": "a", "choice_index": 0}],
+        ["a", ["b", "a"]],
+        [f"c{number}" for number in range(17)],
+        ["a", [["b", "c"]]],
+        ["a", {"completion_id": "b", "rank": 1}],
+        ["a", 7],
+        "a",
+    ],
+)
+def test_an_order_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(BadRequest):
+        kinds.read({"kind": "ranking", "value": value})
+
+
+@pytest.mark.parametrize("value", [["a", "b", "c"], ["a", ["b", "c"]], [["a", "b", "c"]]])
+def test_a_comparison_takes_two(value: Any) -> None:
+    with pytest.raises(BadRequest, match="two completions"):
+        kinds.read({"kind": "comparison", "value": value})
+
+
+def test_the_fingerprint_of_a_thumb_is_what_it_was_when_there_were_only_thumbs() -> None:
+    """Rows that were written by the first release must still be found by a retry today."""
+    body = {"completion_id": "chatcmpl-1", "kind": "binary", "value": "up", "id": "k"}
+    made = item.make("proj-1", kinds.read(body), body)
+    assert made.fingerprint == "f1ad811cf470d47628aca25d81bbd7a2d47d0dd248fd7ea45aabc1f393ea162b"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "default", "comment": None, "metadata": {}, "source": {"kind": "HUMAN"}},
+        {"choice_index": 0},
+        {"completion_id": None, "target": {"completion_id": "a"}},
+        {"scale": [1, 5]},
+    ],
+)
+def test_a_default_that_is_spelled_out_is_the_same_body(other: dict[str, Any]) -> None:
+    body = {"completion_id": "a", "kind": "rating", "value": 4}
+    spelled = body | other
+    assert (
+        item.make("p", kinds.read(body), body).fingerprint == item.make("p", kinds.read(spelled), spelled).fingerprint
+    )
+
+
+def test_the_kinds_in_openapi_are_the_kinds_that_are_read() -> None:
+    assert set(kinds.KINDS) == set(kinds.FeedbackRequest.model_json_schema()["discriminator"]["mapping"])
+
+
+async def test_every_error_has_four_keys(ring: Ring) -> None:
+    answer = await ring.api.post("/v1/feedback", json={"kind": "ranking", "value": ["a", ["b", {"completion_id": 7}]]})
+    assert shape(answer) == (400, {"message", "type", "param", "code"})
+    assert answer.json()["error"]["param"] == "value.1.1.completion_id"

@@ -1,0 +1,127 @@
+"""What feedback may be about: a choice of a completion, a conversation, or whatever the caller's own pairs point at."""
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from app.db import now
+from app.errors import BadRequest
+from app.feedback import kinds
+from app.models import Feedback
+from tests.app.feedback.people import shape, stranger, tag
+from tests.ring import Ring
+
+
+async def say(
+    ring: Ring, target: dict[str, Any] | None = None, headers: dict[str, str] | None = None, **fields: Any
+) -> httpx2.Response:
+    body = {"kind": "binary", "value": True, **({"target": target} if target is not None else {}), **fields}
+    return await ring.api.post("/v1/feedback", json=body, headers=headers or {})
+
+
+@pytest.mark.parametrize("inside", [True, False])
+async def test_a_choice_of_a_completion_is_a_turn_of_its_own(ring: Ring, inside: bool) -> None:
+    first = await ring.turn()
+    second = await ring.turn(completion_id=first.id, choice_index=1)
+    where = {"completion_id": first.id, "choice_index": 1}
+    answer = await (say(ring, where) if inside else say(ring, **where))
+    assert answer.status_code == 201, answer.text
+    assert (answer.json()["completion_id"], answer.json()["choice_index"]) == (first.id, 1)
+    [row] = await ring.all(Feedback)
+    assert row.turn_id == second.id
+    assert shape(await say(ring, completion_id=first.id, choice_index=2))[0] == 404
+
+
+async def test_a_conversation_is_judged_as_a_whole(ring: Ring) -> None:
+    await ring.turn(conversation_id="c-1")
+    answer = await say(ring, {"conversation_id": "c-1"})
+    assert answer.status_code == 201, answer.text
+    assert (answer.json()["conversation_id"], answer.json()["completion_id"]) == ("c-1", None)
+    [row] = await ring.all(Feedback)
+    assert (row.turn_id, row.target, row.curated) == (None, "conversation:c-1", True)
+    assert shape(await say(ring, {"conversation_id": "c-2"}))[0] == 404
+
+
+async def test_pairs_of_metadata_must_all_match_and_the_newest_turn_counts(ring: Ring) -> None:
+    old, new, other = [await ring.turn(created_at=float(second)) for second in (1, 2, 3)]
+    await tag(ring, old.id, thread="a-long-thread-id", turn="1")
+    await tag(ring, new.id, thread="a-long-thread-id", turn="2")
+    await tag(ring, other.id, thread="another-thread-id", turn="2")
+    for pairs, turn in [
+        ({"thread": "a-long-thread-id"}, new),
+        ({"thread": "a-long-thread-id", "turn": "1"}, old),
+        ({"turn": "2"}, other),
+        ({"turn": "2", "thread": "a-long-thread-id"}, new),
+    ]:
+        answer = await say(ring, {"metadata": pairs})
+        assert answer.status_code == 201, answer.text
+        assert answer.json()["completion_id"] == turn.id, pairs
+    for pairs in ({"thread": "another-thread-id", "turn": "1"}, {"turn": "3"}, {"trun": "2"}):
+        assert shape(await say(ring, {"metadata": pairs})) == (404, {"message", "type", "param", "code"})
+
+
+async def test_a_retry_by_metadata_is_answered_although_the_pairs_point_elsewhere_by_now(ring: Ring) -> None:
+    old = await ring.turn(created_at=1.0)
+    await tag(ring, old.id, thread="t")
+    first = await say(ring, {"metadata": {"thread": "t"}}, id="once")
+    await tag(ring, (await ring.turn()).id, thread="t")
+    again = await say(ring, {"metadata": {"thread": "t"}}, id="once")
+    assert (again.status_code, again.json()) == (200, first.json())
+    assert again.json()["completion_id"] == old.id
+
+
+async def test_a_deleted_turn_is_like_one_that_never_was(ring: Ring) -> None:
+    turn = await ring.turn(conversation_id="c", deleted_at=now())
+    await tag(ring, turn.id, thread="t")
+    for target in ({"completion_id": turn.id}, {"conversation_id": "c"}, {"metadata": {"thread": "t"}}):
+        assert shape(await say(ring, target))[0] == 404
+    assert (await ring.api.get("/v1/feedback", params={"completion_id": turn.id})).status_code == 404
+    assert (await ring.api.get("/v1/feedback", params={"conversation_id": "c"})).status_code == 404
+
+
+async def test_what_is_foreign_answers_byte_for_byte_like_what_is_unknown(ring: Ring) -> None:
+    headers = await stranger(ring)
+    turn = await ring.turn(conversation_id="c")
+    await tag(ring, turn.id, thread="t")
+    mine = (await ring.thumb(turn.id)).json()["id"]
+    pairs = [
+        (say(ring, {"completion_id": turn.id}, headers), say(ring, {"completion_id": "X"}, headers), turn.id),
+        (say(ring, {"conversation_id": "c"}, headers), say(ring, {"conversation_id": "X"}, headers), "c"),
+        (say(ring, {"metadata": {"thread": "t"}}, headers), say(ring, {"metadata": {"thread": "X"}}, headers), "t"),
+        *(
+            (ring.api.request(method, f"/v1/feedback/{mine}", headers=headers),
+             ring.api.request(method, "/v1/feedback/X", headers=headers), mine)
+            for method in ("GET", "DELETE")
+        ),
+    ]  # fmt: skip
+    for foreign, unknown, name in pairs:
+        one, other = await foreign, await unknown
+        assert one.status_code == other.status_code == 404
+        assert one.text == other.text.replace("X", name) if name != "t" else one.text == other.text
+    assert len(await ring.all(Feedback)) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"completion_id": "a", "target": {"completion_id": "a"}},
+        {"target": {}},
+        {"target": {"completion_id": "a", "conversation_id": "c"}},
+        {"target": {"conversation_id": "c", "choice_index": 0}},
+        {"target": {"metadata": {}}},
+        {"target": {"metadata": {f"k{number}": "v" for number in range(17)}}},
+        {"target": {"metadata": {"k": 1}}},
+        {"target": {"metadata": {"k" * 65: "v"}}},
+        {"target": "a"},
+        {"choice_index": 1, "target": {"completion_id": "a"}},
+        {"completion_id": "a", "choice_index": -1},
+        {"completion_id": "a", "choice_index": 128},
+        {"completion_id": "a", "choice_index": "0"},
+        {"completion_id": "a", "choice_index": True},
+    ],
+)
+def test_a_target_that_is_none_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest):
+        kinds.read({"kind": "binary", "value": True, **fields})

@@ -1,0 +1,118 @@
+"""A running Attune over the real engine, for stock clients: `attune`, once a run. `record` shows what it wrote down."""
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine as Connection
+from sqlalchemy import create_engine, select
+from sqlalchemy.orm import Session
+
+from app.config import Settings
+from app.db import Database
+from app.main import create_app
+from app.models import Engine, EngineState, Feedback, Turn
+from app.projects.bootstrap import bootstrap
+from tests.engine_fixture import DEMO_MODEL, RunningEngine
+from tests.scripted_engine import serving
+
+POLICY = "shop"
+CONSTRAINED = "a grammar constrained the reply: its log-probs are not the model's own"
+
+
+@dataclass(frozen=True)
+class Running:
+    """Where a client is pointed at, and with which key."""
+
+    url: str
+    key: str
+    settings: Settings
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.url}/v1"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is in the database, read as plainly as can be."""
+
+    connection: Connection
+
+    def turns(self, completion_id: str) -> list[Turn]:
+        """Of one completion, by choice."""
+        with Session(self.connection, expire_on_commit=False) as session:
+            found = select(Turn).where(Turn.completion_id == completion_id).order_by(Turn.choice_index)
+            return list(session.scalars(found))
+
+    def turn(self, completion_id: str, *, flaw: str | None = None) -> Turn:
+        """The one turn of this completion, captured exactly; trainable unless a flaw is named."""
+        [turn] = self.turns(completion_id)
+        assert_exact(turn, flaw=flaw)
+        return turn
+
+    def feedback(self, completion_id: str) -> list[Feedback]:
+        with Session(self.connection, expire_on_commit=False) as session:
+            return list(session.scalars(select(Feedback).where(Feedback.turn_id == completion_id)))
+
+
+def assert_exact(turn: Turn, *, flaw: str | None = None) -> None:
+    assert turn.state == "done" and turn.prompt_ids
+    assert turn.output_ids and turn.logprobs and len(turn.output_ids) == len(turn.logprobs) == turn.num_output_tokens
+    assert turn.flaw == flaw
+
+
+@pytest.fixture(scope="session")
+def attune(engine: RunningEngine, blank_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    if engine.spec.model != str(DEMO_MODEL):
+        pytest.skip("the clients' tests speak with the demo model")
+    home = tmp_path_factory.mktemp("clients")
+    shutil.copy(blank_sqlite, home / "attune.db")
+    settings = Settings(
+        home=home,
+        policy=POLICY,
+        max_output_tokens=160,
+        engine_api_key=engine.spec.api_key,
+        engine_admin_key=engine.spec.admin_key,
+    )
+    key = asyncio.run(_furnish(settings, engine.spec.url))
+    with serving(create_app(settings), lifespan="on") as url:
+        yield Running(url, key, settings)
+
+
+async def _furnish(settings: Settings, engine_url: str) -> str:
+    db = Database(settings.database)
+    async with db.write() as session:
+        key = await bootstrap(session, settings.policy, settings.model)
+        session.add(Engine(name="engine-0", url=engine_url, state=EngineState.READY, incarnation=1, loaded=[]))
+    await db.close()
+    assert key is not None
+    return key
+
+
+@pytest.fixture(scope="session")
+def record(attune: Running) -> Iterator[Record]:
+    connection = create_engine(attune.settings.database.replace("sqlite+aiosqlite", "sqlite"))
+    yield Record(connection)
+    connection.dispose()
+
+
+@pytest.fixture(autouse=True)
+def no_stray_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that finds a key or an address of its own accord would not be tested against ours."""
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE", "ATTUNE_API_KEY", "ATTUNE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANGSMITH_TRACING", "false")
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Every test in this folder needs the real engine."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.engine)

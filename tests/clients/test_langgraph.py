@@ -1,0 +1,121 @@
+"""LangGraph: the example agent over the real engine, invoked and streamed; every reply is judged by its id."""
+
+import re
+from typing import Any
+from uuid import uuid4
+
+import openai
+import pytest
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_openai import ChatOpenAI
+
+from app.langchain import ChatAttune
+from demo import agent as example
+from demo.shop import ORDERS
+from tests.clients.conftest import CONSTRAINED, Record, Running
+
+ASKED: Any = {"messages": [HumanMessage("Where is my order 4321?")]}
+
+
+@pytest.fixture
+def model(attune: Running) -> ChatAttune:
+    given: Any = {"base_url": attune.base_url, "api_key": attune.key, "max_retries": 0}
+    return ChatAttune(model="shop", max_completion_tokens=120, temperature=0.3, **given)
+
+
+def thread(name: str) -> Any:
+    return {"configurable": {"thread_id": name}, "recursion_limit": 8}
+
+
+def said(messages: list[Any]) -> list[AIMessage]:
+    return [message for message in messages if isinstance(message, AIMessage)]
+
+
+def assert_judged(model: ChatAttune, replies: list[AIMessage], record: Record) -> None:
+    """The first reply was made to call the tool; the last one answers, in the same conversation."""
+    assert len(replies) >= 2
+    assert [call["name"] for call in replies[0].tool_calls] == ["order_status"] and not replies[-1].tool_calls
+    turns = []
+    for reply in replies:
+        completion_id = reply.response_metadata["id"]
+        model.feedback(reply, True, source={"kind": "CODE", "id": "test"})
+        assert [row.source_id for row in record.feedback(completion_id)] == ["test"]
+        turns.append(record.turn(completion_id, flaw=None if turns else CONSTRAINED))
+    assert len({turn.id for turn in turns}) == len(turns)
+    assert [turn.parent_id for turn in turns[1:]] == [turn.id for turn in turns[:-1]]
+    assert turns[-1].reply is not None and turns[-1].reply["content"] == replies[-1].text
+
+
+def test_a_turn_of_the_agent_is_judged_when_invoked(model: ChatAttune, record: Record) -> None:
+    state = example.build(model, force=True).invoke(ASKED, thread("invoked"))
+    assert_judged(model, said(state["messages"]), record)
+
+
+def test_a_turn_of_the_agent_is_judged_when_streamed_by_steps(model: ChatAttune, record: Record) -> None:
+    steps = list(example.build(model, force=True).stream(ASKED, thread("steps"), stream_mode="values"))
+    assert_judged(model, said(steps[-1]["messages"]), record)
+
+
+def test_a_turn_of_the_agent_is_judged_when_streamed_by_tokens(model: ChatAttune, record: Record) -> None:
+    """LangGraph's `messages` mode streams, though the node invokes: the stock model loses its id there."""
+    agent = example.build(model, force=True)
+    pieces = [piece for piece, _ in agent.stream(ASKED, thread("tokens"), stream_mode="messages")]
+    chunks = [piece for piece in pieces if isinstance(piece, AIMessageChunk)]
+    assert len(chunks) > 8, "it came as it was said"
+    replies = said(agent.get_state(thread("tokens")).values["messages"])
+    assert_judged(model, replies, record)
+    shown = {chunk.response_metadata["id"] for chunk in chunks if "id" in chunk.response_metadata}
+    assert shown == {reply.response_metadata["id"] for reply in replies}, "the last chunk of each reply has it too"
+
+
+@pytest.mark.asyncio(loop_scope="session")  # LangChain keeps one connection pool for all its models
+async def test_a_turn_of_the_agent_is_judged_when_awaited(model: ChatAttune, record: Record) -> None:
+    agent = example.build(model, force=True)
+    async for _ in agent.astream(ASKED, thread("awaited"), stream_mode="messages"):
+        pass
+    assert_judged(model, said((await agent.aget_state(thread("awaited"))).values["messages"]), record)
+
+
+def test_with_the_stock_model_the_last_reply_is_judged_by_the_callers_own_name_for_it(
+    attune: Running, record: Record
+) -> None:
+    """No id survives there; the newest turn that carries the pair is the one that is meant."""
+    turn = uuid4().hex
+    given: Any = {"base_url": attune.base_url, "api_key": attune.key, "extra_body": {"metadata": {"turn": turn}}}
+    agent = example.build(ChatOpenAI(model="shop", max_completion_tokens=120, temperature=0.3, **given), force=True)
+    for _ in agent.stream(ASKED, thread("stock"), stream_mode="messages"):
+        pass
+    replies = said(agent.get_state(thread("stock")).values["messages"])
+    assert len(replies) >= 2 and all("id" not in reply.response_metadata for reply in replies)
+    with openai.OpenAI(base_url=attune.base_url, api_key=attune.key) as client:
+        body = {"target": {"metadata": {"turn": turn}}, "kind": "binary", "value": True}
+        told: Any = client.post("/feedback", body=body, cast_to=object)
+    last = record.turn(told["completion_id"])
+    assert last.reply == {"role": "assistant", "content": replies[-1].text}
+
+
+def test_left_to_itself_the_model_finds_the_tool(model: ChatAttune, record: Record) -> None:
+    agent = example.build(model)
+    turns = [said(agent.invoke(ASKED, thread(f"free-{number}"))["messages"]) for number in range(3)]
+    assert any(replies[0].tool_calls for replies in turns)
+    for replies in turns:
+        for reply in replies:
+            record.turn(reply.response_metadata["id"])
+
+
+def test_the_example_runs_as_it_is_shown(
+    attune: Running, record: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ATTUNE_URL", attune.url)
+    monkeypatch.setenv("ATTUNE_API_KEY", attune.key)
+    monkeypatch.setattr("sys.argv", ["agent", "--model", "shop", "--force", "Where is my order 4321?"])
+    example.main()
+    shown = capsys.readouterr().out
+    assert re.search(r"shop@v0, [2-9] judged (good|bad)", shown), shown
+
+
+def test_the_books_know_every_order_and_the_judge_reads_them() -> None:
+    assert {example.state_of(str(number)) for number in range(1000, 1010)} == set(ORDERS)
+    question = "Where is my order 4321?"
+    assert example.helped(question, f"It takes {ORDERS[example.state_of('4321')]}.")
+    assert not example.helped(question, "No idea.")

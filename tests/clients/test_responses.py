@@ -1,0 +1,127 @@
+"""The stock `openai` client, responses: created, streamed, parsed, with tools; and feedback on what was said."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseFunctionToolCall
+from pydantic import BaseModel
+
+from demo.dialogues import ORDER_STATUS, SYSTEM
+from tests.clients.conftest import CONSTRAINED, Record, Running
+
+QUESTION = "When are you open on Friday?"
+ORDER = "Where is my order 4321?"
+TOOL: Any = {"type": "function", **ORDER_STATUS["function"], "strict": False}
+NAMED: Any = {"type": "function", "name": "order_status"}
+
+
+class Opening(BaseModel):
+    day: Literal["Friday", "Saturday"]
+    open: bool
+
+
+@pytest.fixture
+def client(attune: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=attune.base_url, api_key=attune.key, max_retries=0, timeout=60) as client:
+        yield client
+
+
+def completion_id(response: Response) -> str:
+    assert response.id.startswith("resp_")
+    return "chatcmpl-" + response.id.removeprefix("resp_")
+
+
+def test_a_response_is_a_completion_on_record(client: openai.OpenAI, record: Record) -> None:
+    raw = client.responses.with_raw_response.create(
+        model="shop", instructions=SYSTEM, input=QUESTION, metadata={"visit": "responses"}
+    )
+    response = raw.parse()
+    Response.model_validate(json.loads(raw.text))
+    turn = record.turn(completion_id(response))
+    assert raw.headers["x-completion-id"] == turn.id
+    assert (response.status, response.model, response.metadata) == ("completed", "shop@v0", {"visit": "responses"})
+    assert turn.reply == {"role": "assistant", "content": response.output_text}
+    assert turn.messages == [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+    assert response.usage is not None and response.usage.output_tokens == turn.num_output_tokens
+    assert turn.details == {"visit": "responses"}
+
+
+def test_a_response_streams_in_typed_events(client: openai.OpenAI, record: Record) -> None:
+    with client.responses.stream(model="shop", instructions=SYSTEM, input=QUESTION) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert [event.type for event in events[:4]] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+    ]  # fmt: skip
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert events[-1].type == "response.completed" and final.output_text == text
+    turn = record.turn(completion_id(final))
+    assert turn.stream and turn.reply == {"role": "assistant", "content": text}
+    assert final.usage is not None and final.usage.output_tokens == turn.num_output_tokens
+
+
+def test_a_pydantic_model_is_filled_in(client: openai.OpenAI, record: Record) -> None:
+    response = client.responses.parse(model="shop", input=QUESTION, text_format=Opening, max_output_tokens=64)
+    assert isinstance(response.output_parsed, Opening)
+    record.turn(completion_id(response), flaw=CONSTRAINED)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_tool_loop_keeps_its_thread(client: openai.OpenAI, record: Record, stream: bool) -> None:
+    asked: Any = {"model": "shop", "instructions": SYSTEM, "tools": [TOOL], "temperature": 0.3}
+    said: list[Any] = [{"role": "user", "content": ORDER}]
+    forced = {**asked, "input": said, "tool_choice": NAMED}
+    if stream:
+        with client.responses.stream(**forced) as events:
+            first: Response = events.get_final_response()
+    else:
+        first = client.responses.create(**forced)
+    [call] = first.output
+    assert isinstance(call, ResponseFunctionToolCall) and call.name == "order_status"
+    assert json.loads(call.arguments).keys() == {"order_id"}
+    said += [*first.output, {"type": "function_call_output", "call_id": call.call_id, "output": '{"state": "shipped"}'}]
+    second = client.responses.create(**asked, input=said, max_output_tokens=160)
+    assert second.status == "completed" and second.output
+    before = record.turn(completion_id(first), flaw=CONSTRAINED)
+    after = record.turn(completion_id(second))
+    assert after.parent_id == before.id
+
+
+def test_a_capped_response_is_incomplete(client: openai.OpenAI, record: Record) -> None:
+    response = client.responses.create(model="shop", input=QUESTION, max_output_tokens=3, top_logprobs=2)
+    assert response.status == "incomplete" and response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    [message] = response.output
+    assert message.type == "message" and message.content[0].type == "output_text"
+    shown = message.content[0].logprobs or []
+    turn = record.turn(completion_id(response))
+    assert [token.logprob for token in shown] == pytest.approx(turn.logprobs, abs=1e-6)
+    assert all(len(token.top_logprobs) == 2 for token in shown)
+
+
+def test_feedback_finds_a_response(client: openai.OpenAI, record: Record) -> None:
+    response: Any = client.responses.create(model="shop", input=QUESTION, max_output_tokens=8)
+    assert response.completion_id == completion_id(response)
+    body = {"completion_id": response.completion_id, "kind": "binary", "value": True}
+    client.post("/feedback", body=body, cast_to=object)
+    assert [row.value for row in record.feedback(response.completion_id)] == [1.0]
+
+
+def test_refusals_say_what_to_do_instead(client: openai.OpenAI) -> None:
+    wrong: list[tuple[dict[str, Any], type[openai.APIStatusError], str, str]] = [
+        ({"previous_response_id": "resp_1"}, openai.BadRequestError, "previous_response_id", "unsupported_parameter"),
+        ({"background": True}, openai.BadRequestError, "background", "unsupported_parameter"),
+        ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "tools.0", "unsupported_parameter"),
+        ({"model": "nobody"}, openai.NotFoundError, "model", "model_not_found"),
+    ]
+    for fields, kind, param, code in wrong:
+        asked: Any = {"model": "shop", "input": QUESTION, **fields}
+        with pytest.raises(kind) as refused:
+            client.responses.create(**asked)
+        assert isinstance(refused.value.body, dict)
+        assert refused.value.body.keys() == {"message", "type", "param", "code"}
+        assert (refused.value.param, refused.value.code) == (param, code)
