@@ -74,7 +74,7 @@ def accepts(model: type[BaseModel]) -> dict[str, Any]:
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
     content = {"application/json": {"schema": _inlined(schema, definitions)}}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"requestBody": {"required": "required" in schema, "content": content}}
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:

@@ -25,7 +25,9 @@ from pydantic import BaseModel
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import compile_path
 
 log = logging.getLogger("attune.errors")
 
@@ -137,6 +139,14 @@ def error_body(message: str, *, type: str, param: str | None = None, code: str |
     return {"error": {"message": message, "type": type, "param": param, "code": code}}
 
 
+def _allowed(request: Request) -> set[str]:
+    """Starlette names the methods of the first route at this address only."""
+    known: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
+    here = request.url.path
+    at = [here] if here in known else [path for path in known if compile_path(path)[0].match(here)]
+    return {method.upper() for path in at for method in known[path]}
+
+
 def render(
     status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None, *, permanent: bool = False
 ) -> Response:
@@ -162,8 +172,15 @@ def install(api: FastAPI) -> None:
 
     @api.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 405:
+            error.headers = {"allow": ", ".join(sorted(_allowed(request)))}
         body = error_body(str(error.detail), type="invalid_request_error", code=f"http_{error.status_code}")
         return render(error.status_code, body, error.headers)
+
+    @api.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        body = error_body("The client left before its request was read.", type="invalid_request_error", code="gone")
+        return render(400, body)  # to nobody, but it is not a failure of ours to be logged
 
     @api.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:

@@ -6,11 +6,11 @@ from fastapi import APIRouter
 from sqlalchemy import select
 
 from app.auth import DatabaseDep
-from app.errors import Unavailable
+from app.errors import DOCUMENTED, Unavailable
 from app.models import Deployment, Version
 from app.policies import service
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], responses=DOCUMENTED)
 
 
 @router.get("/livez")

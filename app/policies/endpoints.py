@@ -1,17 +1,19 @@
 """/v1/policies: list, versions, rollback."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.auth import AdminCaller, DatabaseDep
-from app.body import JsonBody, parse
+from app.body import JsonBody, accepts, parse
+from app.errors import DOCUMENTED
 from app.models import Policy
 from app.policies import repository, service
 from app.policies.schemas import PolicyView, RollbackRequest, RollbackResult, VersionView
 
-router = APIRouter(prefix="/v1/policies", tags=["policies"])
+PolicyName = Annotated[str, Path(min_length=1, max_length=128)]
+router = APIRouter(prefix="/v1/policies", tags=["policies"], responses=DOCUMENTED)
 
 
 @router.get("")
@@ -22,13 +24,13 @@ async def list_policies(caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
 
 
 @router.get("/{name}")
-async def get_policy(name: str, caller: AdminCaller, db: DatabaseDep) -> PolicyView:
+async def get_policy(name: PolicyName, caller: AdminCaller, db: DatabaseDep) -> PolicyView:
     async with db.read() as session:
         return await view(session, await service.named(session, caller.project_id, name))
 
 
 @router.get("/{name}/versions")
-async def list_versions(name: str, caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
+async def list_versions(name: PolicyName, caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
     async with db.read() as session:
         policy = await service.named(session, caller.project_id, name)
         serving = (await repository.deployment_of(session, policy.id)).version_id
@@ -50,9 +52,9 @@ async def list_versions(name: str, caller: AdminCaller, db: DatabaseDep) -> dict
     return {"object": "list", "data": views}
 
 
-@router.post("/{name}/rollback")
+@router.post("/{name}/rollback", openapi_extra=accepts(RollbackRequest))
 async def roll_back(
-    name: str, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
+    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
 ) -> RollbackResult:
     asked = parse(RollbackRequest, body)
     async with db.write() as session:

@@ -8,11 +8,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from app.auth import AdminCaller, DatabaseDep
+from app.errors import DOCUMENTED
 from app.models import Audit, Batch, Engine, Feedback, Sample, Turn, Version
 from app.policies import endpoints as policies
 from app.policies import repository
 
-router = APIRouter(prefix="/v1", tags=["status"])
+router = APIRouter(prefix="/v1", tags=["status"], responses=DOCUMENTED)
 EVENTS = 10
 
 

@@ -33,7 +33,8 @@ async def test_a_claimed_batch_carries_the_tokens_that_were_recorded(ring: Ring)
     claimed = await frozen(ring)
     sample = claimed.batch.samples[0]
     assert (sample.prompt_ids, sample.output_ids, sample.logprobs) == ((1, 2, 3), (4, 5), (-0.5, -0.25))
-    assert (claimed.number, claimed.adapter_name, claimed.parent_path) == (1, "shop-v1", None)
+    policy = await ring.policy()
+    assert (claimed.number, claimed.adapter_name, claimed.parent_path) == (1, f"shop-{policy.id[-6:]}-v1", None)
 
 
 async def test_a_batch_has_one_owner_while_its_lease_runs(ring: Ring) -> None:

@@ -1,0 +1,183 @@
+"""Clients hang up at random moments: the engine stops, the turn is on record with its reason, nothing is left over."""
+
+import asyncio
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.main import create_app
+from app.models import Turn, TurnState
+from tests.benchmarks.wire import Wire, post
+from tests.processes import processes, until
+from tests.ring import Ring
+from tests.scripted_engine import ScriptedEngine, serving
+
+FULL = os.environ.get("ATTUNE_FULL") == "1"
+ROUND = 500 if FULL else 50  # there are two
+AT_ONCE = 25
+IDLE_SECONDS = 2.0  # after the client is gone
+LATEST = 2.5  # seconds; a whole reply would take five times that
+SPARE = 5  # idle connections and the like that may come and go
+pytestmark = [pytest.mark.timeout(900 if FULL else 180)]
+
+
+@dataclass
+class Clients:
+    """They ask, and are gone. Each question carries its number, by which the engine's replies are told apart."""
+
+    url: str
+    key: str
+    engine: ScriptedEngine
+    gone_at: dict[str, float] = field(default_factory=dict)
+    lateness: dict[str, float] = field(default_factory=dict)
+
+    async def hang_up(self, count: int) -> None:
+        free = asyncio.Semaphore(AT_ONCE)
+        first = len(self.gone_at)
+        async with asyncio.TaskGroup() as group:
+            for number in range(first, first + count):
+                group.create_task(self._one(f"question {number}", free))
+
+    async def _one(self, question: str, free: asyncio.Semaphore) -> None:
+        stream = random.random() < 0.5
+        body = {"model": "shop", "messages": [{"role": "user", "content": question}], "stream": stream}
+        request = post(self.url, "/v1/chat/completions", body, {"authorization": f"Bearer {self.key}"})
+        async with free:
+            wire = await Wire.to(self.url)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(random.choice([0.0, 0.03] + [random.uniform(0, LATEST)] * 8)):
+                    wire.send(request)
+                    answer = await wire.ask(b"")
+                    raise AssertionError(f"a whole reply came: {answer.body[:200]!r}")
+            wire.close(hard=random.random() < 0.5)
+            self.gone_at[question] = time.monotonic()
+
+    async def watch(self) -> None:
+        """How long after its client each reply is still being made."""
+        while True:
+            at = time.monotonic()
+            for reply in list(self.engine.running.values()):
+                question = reply.body["messages"][-1]["content"]
+                if question in self.gone_at:
+                    self.lateness[question] = at - self.gone_at[question]
+            await asyncio.sleep(0.02)
+
+    async def ask_whole(self) -> None:
+        """One short reply, heard to its end."""
+        say, self.engine.say = self.engine.say, ""
+        body = {"model": "shop", "messages": [{"role": "user", "content": "hi"}]}
+        wire = await Wire.to(self.url)
+        answer = await wire.ask(post(self.url, "/v1/chat/completions", body, {"authorization": f"Bearer {self.key}"}))
+        wire.close()
+        assert answer.status == 200
+        self.engine.say = say
+
+    async def idle(self) -> None:
+        async def nothing_runs() -> bool:
+            return not self.engine.running
+
+        await until(nothing_runs, 15, "the engine is idle again")
+
+
+@dataclass
+class Watched:
+    """The API, and the tasks that live on its event loop."""
+
+    app: Any
+    loop: asyncio.AbstractEventLoop | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.loop = asyncio.get_running_loop()
+        await self.app(scope, receive, send)
+
+    def tasks(self) -> Counter[str]:
+        assert self.loop is not None
+        return Counter(getattr(task.get_coro(), "__qualname__", "?") for task in asyncio.all_tasks(self.loop))
+
+
+@pytest.fixture
+def long_winded(scripted: ScriptedEngine) -> ScriptedEngine:
+    """Twelve seconds a reply: were it not cut, it would outlast every bound of these tests."""
+    scripted.say, scripted.pace = "word " * 120, 0.1
+    return scripted
+
+
+@pytest.fixture
+def watched(ring: Ring) -> Iterator[tuple[str, Watched]]:
+    watched = Watched(create_app(ring.settings))
+    with serving(watched, lifespan="on") as url:
+        yield url, watched
+
+
+async def test_hung_up_replies_end_and_are_on_record(
+    ring: Ring, long_winded: ScriptedEngine, watched: tuple[str, Watched]
+) -> None:
+    url, api = watched
+    clients = Clients(url, ring.key, long_winded)
+    before = api.tasks()
+    watching = asyncio.create_task(clients.watch())
+    for _ in range(2):
+        await clients.hang_up(ROUND)
+        await clients.idle()
+    watching.cancel()
+
+    await until(lambda: closed(ring), 10, "every turn is closed")
+    turns = await ring.all(Turn)
+    heard = [body["messages"][-1]["content"] for body in long_winded.heard]
+    asked = Counter(turn.messages[-1]["content"] for turn in turns)
+    assert set(heard) <= set(asked), "what the engine was asked is on record"
+    assert len(turns) > len(clients.gone_at) / 4, "many of them were heard before they were gone"
+    assert set(asked.values()) == {1} == set(Counter(heard).values())
+    assert {(turn.state, turn.finish_reason) for turn in turns} == {(TurnState.ABORTED, "client_disconnect")}
+    late = sorted(clients.lateness.values(), reverse=True)[:5]
+    print(f"\n{len(clients.gone_at)} hung up on {ring.db.engine.dialect.name}: {len(turns)} turns, latest {late} s")
+    assert not late or late[0] <= IDLE_SECONDS
+
+    async def no_task_left() -> bool:
+        return not api.tasks() - before
+
+    await until(no_task_left, 10, f"only the tasks of before are left, beside {api.tasks() - before}")
+
+
+async def closed(ring: Ring) -> bool:
+    return all(turn.state != TurnState.OPEN for turn in await ring.all(Turn))
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_hang_ups_leave_no_descriptor_open(ring: Ring, long_winded: ScriptedEngine) -> None:
+    with processes(ring.settings) as running:
+        running.start("api")
+        process = running.children["api"].process
+        assert process is not None
+        descriptors = Path(f"/proc/{process.pid}/fd")
+        clients = Clients(running.settings.url, ring.key, long_winded)
+        counts = []
+        for _ in range(2):  # the first round fills the pools, which stay
+            await clients.hang_up(ROUND)
+            await clients.idle()
+            await until(lambda: closed(ring), 10, "every turn is closed")
+            await asyncio.sleep(4)  # idle connections to the engine are dropped after three, at the next request
+            await clients.ask_whole()
+            counts.append(held(descriptors))
+    first, second = (count.total() for count in counts)
+    print(f"\n{2 * ROUND} hung up: {first} and {second} descriptors after each half")
+    assert second <= first + SPARE, counts[1] - counts[0]
+    said = running.children["api"].log.read_text()
+    assert "Traceback" not in said, said[-3000:]
+
+
+def held(descriptors: Path) -> Counter[str]:
+    """By what they are: a file's name, or "socket"."""
+    kinds: Counter[str] = Counter()
+    for descriptor in descriptors.iterdir():
+        with suppress(FileNotFoundError):
+            kinds[descriptor.readlink().name.partition(":")[0]] += 1
+    return kinds

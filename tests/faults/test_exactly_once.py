@@ -1,0 +1,67 @@
+"""Ten concurrent sends of the same feedback, over two API processes: one row, one 201, and one answer for all."""
+
+import asyncio
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import func, select
+
+from app.models import Feedback
+from tests.benchmarks.wire import Heard, Wires, post
+from tests.processes import processes
+from tests.ring import Ring
+
+FULL = os.environ.get("ATTUNE_FULL") == "1"
+ITEMS = 10_000 if FULL else 200
+SENDS = 10
+AT_ONCE = 8  # items on their way at a time, so 80 requests
+pytestmark = [pytest.mark.timeout(3600 if FULL else 300)]
+
+
+@pytest.fixture
+def two_apis(ring: Ring) -> Iterator[tuple[str, str]]:
+    """Two processes over one database: a race between them is settled by the database or by nobody."""
+    lifted = ring.settings.model_copy(update={"requests_per_minute": 10**9, "max_concurrency": 10**6})
+    with processes(lifted) as one, processes(lifted) as other:
+        one.start("api")
+        other.start("api")
+        yield one.settings.url, other.settings.url
+
+
+async def test_ten_concurrent_sends_of_one_feedback_are_one_row(ring: Ring, two_apis: tuple[str, str]) -> None:
+    turns = [(await ring.turn()).id for _ in range(5)]
+    free = asyncio.Semaphore(AT_ONCE)
+    async with Wires(two_apis[0]) as one, Wires(two_apis[1]) as other:
+
+        async def send(number: int) -> None:
+            async with free:
+                answers = await ten_times(ring, [one, other], turns[number % len(turns)], number)
+                check(answers)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(ITEMS):
+                group.create_task(send(number))
+
+    async with ring.db.read() as session:
+        rows = await session.scalar(select(func.count()).select_from(Feedback))
+        keys = await session.scalar(select(func.count(Feedback.idempotency_key.distinct())))
+    assert (rows, keys) == (ITEMS, ITEMS)
+    print(f"\n{ITEMS} items x {SENDS} sends over two processes on {ring.db.engine.dialect.name}: {rows} rows")
+
+
+async def ten_times(ring: Ring, apis: list[Wires], turn: str, number: int) -> list[Heard]:
+    body = {"id": f"item-{number}", "completion_id": turn, "kind": "binary", "value": number % 2 == 0}
+    headers = {"authorization": f"Bearer {ring.key}"}
+    doors = [apis[at % 2] for at in range(SENDS)]
+    random.shuffle(doors)
+    return await asyncio.gather(*(door.ask(post(door.url, "/v1/feedback", body, headers)) for door in doors))
+
+
+def check(answers: list[Heard]) -> None:
+    statuses = sorted(answer.status for answer in answers)
+    assert statuses == [200] * (SENDS - 1) + [201], (statuses, [answer.body[:200] for answer in answers])
+    assert len({answer.body for answer in answers}) == 1, "every sender is told the same"
+    replayed = [answer.header("idempotent-replayed") for answer in answers if answer.status == 200]
+    assert replayed == ["true"] * (SENDS - 1)
