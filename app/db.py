@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Float, event
+from sqlalchemy import Engine, Float, create_engine, event
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
@@ -14,9 +15,11 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 
-from app.jobs import Bell
+from app.jobs import NUDGES, Bell, Station
 
+T = TypeVar("T")
 IDLE_SECONDS = 1.0
+THREADS = 4
 
 
 class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
@@ -39,22 +42,28 @@ def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
 class Database:
     """Transactions close at the edge: callers write `async with db.write() as session`, services never commit.
 
-    Nudges that a service leaves on the session ring after its commit, and are forgotten on rollback.
+    What every chat and every thumb needs goes another way, `look` and `change`: below the ORM, in a thread. It costs
+    a fraction of an async session, whose every statement hops between tasks, greenlets and (in SQLite) threads.
+
+    Nudges that a service leaves on a session or connection ring after its commit, and are forgotten on rollback.
     """
 
     def __init__(self, url: str, bell: Bell | None = None) -> None:
         self.embedded = url.startswith("sqlite")
         options: dict[str, Any] = {} if self.embedded else {"pool_size": 10, "max_overflow": 20}
         self.engine: AsyncEngine = create_async_engine(url, **options)
+        self._sync = create_engine(url.replace("+aiosqlite", ""), **options)
         self._reader = self.engine
         self._writer = self.engine.execution_options(attune_write=True)
         self._bell = bell
         # SQLite has one writer: waiting in line here costs microseconds, in SQLite's busy handler up to 100 ms.
         self._line = asyncio.Lock()
-        if self.embedded:
-            _prepare_sqlite(self.engine)
-        else:
-            _ping_when_idle(self.engine)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="database")
+        for engine in (self.engine.sync_engine, self._sync):
+            if self.embedded:
+                _prepare_sqlite(engine)
+            else:
+                _ping_when_idle(engine)
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
@@ -69,21 +78,51 @@ class Database:
             session = await stack.enter_async_context(AsyncSession(self._writer, expire_on_commit=False))
             await stack.enter_async_context(session.begin())
             yield session
+        self._ring(session.info.pop(NUDGES, []))
+
+    async def look(self, work: Callable[[Connection], T]) -> T:
+        """Reads in a thread. `work` must return plain values, no rows that are still to be fetched."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._look, work)
+
+    async def change(self, work: Callable[[Connection], T]) -> T:
+        """One write transaction in a thread. A caller that is cancelled does not stop it."""
+        async with AsyncExitStack() as stack:
+            if self.embedded:
+                await stack.enter_async_context(self._line)
+            doing = asyncio.get_running_loop().run_in_executor(self._threads, self._change, work)
+            result, nudges = await doing
+        self._ring(nudges)
+        return result
+
+    def _look(self, work: Callable[[Connection], T]) -> T:
+        with self._sync.connect() as connection:
+            return work(connection)
+
+    def _change(self, work: Callable[[Connection], T]) -> tuple[T, list[Station]]:
+        with self._sync.connect().execution_options(attune_write=True) as connection:
+            connection.info.pop(NUDGES, None)
+            with connection.begin():
+                result = work(connection)
+            return result, connection.info.pop(NUDGES, [])
+
+    def _ring(self, stations: list[Station]) -> None:
         if self._bell is not None:
-            self._bell.ring(session.info.pop("nudges", []))
+            self._bell.ring(stations)
 
     async def close(self) -> None:
         await self.engine.dispose()
+        self._threads.shutdown()
+        self._sync.dispose()
 
 
-def _ping_when_idle(engine: AsyncEngine) -> None:
+def _ping_when_idle(engine: Engine) -> None:
     """SQLAlchemy's own ping before every use costs a round trip each time; a connection in steady use needs none."""
 
-    @event.listens_for(engine.sync_engine, "checkin")
+    @event.listens_for(engine, "checkin")
     def checkin(connection: Any, record: Any) -> None:
         record.info["idle_since"] = time.monotonic()
 
-    @event.listens_for(engine.sync_engine, "checkout")
+    @event.listens_for(engine, "checkout")
     def checkout(connection: Any, record: Any, proxy: Any) -> None:
         idle_since = record.info.get("idle_since")
         if idle_since is None or time.monotonic() - idle_since < IDLE_SECONDS:
@@ -94,8 +133,8 @@ def _ping_when_idle(engine: AsyncEngine) -> None:
             raise DisconnectionError from error  # the pool opens a fresh one
 
 
-def _prepare_sqlite(engine: AsyncEngine) -> None:
-    @event.listens_for(engine.sync_engine, "connect")
+def _prepare_sqlite(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
     def connect(connection: Any, record: Any) -> None:
         connection.isolation_level = None  # we begin transactions ourselves, below
         cursor = connection.cursor()
@@ -103,7 +142,7 @@ def _prepare_sqlite(engine: AsyncEngine) -> None:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
-    @event.listens_for(engine.sync_engine, "begin")
+    @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         # A read that later writes fails at once with SQLITE_BUSY_SNAPSHOT, whatever the time-out: writers say so first.
         writes = connection.get_execution_options().get("attune_write", False)

@@ -1,19 +1,19 @@
 """Group commit: many small writes of many requests, one transaction. What comes during a commit goes into the next."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db import Database
 from app.errors import AttuneError
 
 T = TypeVar("T")
 R = TypeVar("R")
-Handle = Callable[[AsyncSession, Sequence[T]], Awaitable[Sequence[R | AttuneError]]]
+Handle = Callable[[Connection, Sequence[T]], Sequence[R | AttuneError]]
 
 
 class Gather(Generic[T, R]):
@@ -49,9 +49,11 @@ class Gather(Generic[T, R]):
                     await self._one_by_one(group)
 
     async def _commit(self, group: list[tuple[T, asyncio.Future[R]]]) -> None:
-        async with self._db.write() as session:
-            outcomes = await self._handle(session, [item for item, _ in group])
-            pairs = list(zip(group, outcomes, strict=True))  # in here, so that a mismatch writes nothing
+        def write(connection: Connection) -> list[tuple[tuple[T, asyncio.Future[R]], R | AttuneError]]:
+            outcomes = self._handle(connection, [item for item, _ in group])
+            return list(zip(group, outcomes, strict=True))  # in here, so that a mismatch writes nothing
+
+        pairs = await self._db.change(write)
         for (_, future), outcome in pairs:
             if future.done():
                 continue

@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -10,23 +11,27 @@ from typing import Any, Literal
 from celery import Celery
 from kombu import transport
 from kombu.exceptions import OperationalError
+from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 
 Station = Literal["curate", "assemble", "train", "evaluate", "publish", "sweep"]
 log = logging.getLogger("attune.jobs")
+NUDGES = "attune_nudges"
+PAUSE_SECONDS = 0.02
 SCHEME = "attune-folder"
 transport.TRANSPORT_ALIASES[SCHEME] = "app.bell:Transport"
 
 
-def nudge(session: AsyncSession, *stations: Station) -> None:
+def nudge(session: AsyncSession | Connection, *stations: Station) -> None:
     """Ring these stations once this transaction has committed; never if it rolls back."""
-    session.info.setdefault("nudges", []).extend(stations)
+    session.info.setdefault(NUDGES, []).extend(stations)
 
 
 class Bell:
     """Sends nudges from a thread of its own: a broker that is down or slow never delays a request.
 
-    A station that is already waiting to be rung is not queued twice. A lost nudge costs time, not work: the sweep
+    A station that is already waiting to be rung is not queued twice, and one that has just been rung waits a moment:
+    a thousand thumbs a second are fifty messages. A lost nudge costs time, not work: the sweep
     finds the row.
     """
 
@@ -48,8 +53,11 @@ class Bell:
         self._thread.join(timeout=2)
 
     def _run(self) -> None:
+        rung: dict[str, float] = {}
         while (station := self._queue.get()) is not None:
+            time.sleep(max(0.0, rung.get(station, 0.0) + PAUSE_SECONDS - time.monotonic()))
             self._waiting.discard(station)
+            rung[station] = time.monotonic()
             try:
                 self._celery.send_task(f"attune.{station}", queue=queue_of(station), ignore_result=True, expires=60)
             except (OperationalError, OSError) as error:

@@ -1,5 +1,6 @@
 """The API process."""
 
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -99,6 +100,8 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.engines = EnginePool(engine_keys(settings), patience=settings.chat_timeout_seconds)
         app.state.known_keys = KnownKeys(settings.key_cache_seconds)
         app.state.limits = Limits(settings.limits_url, settings.requests_per_minute, settings.max_concurrency)
+        gc.collect()
+        gc.freeze()  # the libraries' objects never die; walking them again and again stops a reply for 100 ms
         yield
         await app.state.limits.close()
         await app.state.engines.close()

@@ -16,6 +16,7 @@ from app.chat.views import CompletionView
 from app.errors import DOCUMENTED, AttuneError
 from app.policies import repository as policies
 from app.policies import service as policy_service
+from app.policies.routing import resolve
 
 router = APIRouter(prefix="/v1", tags=["chat"], responses=DOCUMENTED)
 EVENTS: dict[int | str, dict[str, Any]] = {
@@ -79,6 +80,5 @@ async def list_models(caller: ChatCaller, db: DatabaseDep) -> ModelList:
 
 @router.get("/models/{name}")
 async def get_model(name: ModelName, caller: ChatCaller, db: DatabaseDep) -> ModelView:
-    async with db.read() as session:
-        policy, version = await policy_service.resolve(session, caller.project_id, name)
-    return ModelView(id=name, created=int(version.created_at if "@" in name else policy.created_at))
+    named = await db.look(lambda connection: resolve(connection, caller.project_id, name))
+    return ModelView(id=name, created=int(named.created_at))

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 from sqlalchemy import exists, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.engine import Connection
 
 from app.auth import Caller
 from app.chat import continuity, threads
@@ -92,7 +92,7 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
         rid=new_id("chatcmpl"),
         messages=messages,
         sampling=sampling,
-        adapter=route.adapter_name,
+        adapter=route.named.adapter_name,
         tools=request.plain_tools(),
         tool_choice=request.plain_choice(),
         parallel_tool_calls=request.parallel_tool_calls is not False,
@@ -100,11 +100,11 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
         include_usage=request.wants_usage,
-        extra_key=route.base_model,
+        extra_key=route.named.base_model,
     )
     note = None
     if past.parent is not None:
-        continued = await continuity.go_on(client, call, messages, past.parent, route.policy_id)
+        continued = await continuity.go_on(client, call, messages, past.parent, route.named.policy_id)
         call, note = replace(call, prompt_ids=continued.prompt_ids), continued.note
     flaw = _flaw(caller, asked, sampling, past.judged)
     calls = (call, *(_choice(call, index) for index in range(1, request.n)))
@@ -116,8 +116,8 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
             "choice_index": index,
             "project_id": caller.project_id,
             "key_id": caller.key_id,
-            "policy_id": route.policy_id,
-            "version_id": route.version_id,
+            "policy_id": route.named.policy_id,
+            "version_id": route.named.version_id,
             "engine": engine,
             "stream": request.stream,
             "messages": messages,
@@ -139,7 +139,7 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
     ]
     replaced = () if past.judged else tuple(row.id for row in past.earlier)
     return Plan(
-        label=route.label,
+        label=route.named.label,
         created=int(time.time()),
         client=client,
         calls=calls,
@@ -153,21 +153,24 @@ async def _past(db: Database, caller: Caller, asked: Asked, messages: list[dict[
     goes_on = asked.conversation_id is not None or any(message["role"] == "assistant" for message in messages)
     if not goes_on and not asked.is_retry:
         return Past()  # the first of its kind: nothing to look up
-    async with db.read() as session:
-        parent = await threads.parent_of(
-            session,
+
+    def look(connection: Connection) -> Past:
+        parent = threads.parent_of(
+            connection,
             messages,
             project_id=caller.project_id,
             key_id=caller.key_id,
             end_user=asked.request.end_user,
             conversation_id=asked.conversation_id,
         )
-        return Past(parent, tuple(await _earlier(session, caller, asked)) if asked.is_retry else ())
+        return Past(parent, tuple(_earlier(connection, caller, asked)) if asked.is_retry else ())
+
+    return await db.look(look)
 
 
-async def _earlier(session: AsyncSession, caller: Caller, asked: Asked) -> list[Any]:
+def _earlier(connection: Connection, caller: Caller, asked: Asked) -> list[Any]:
     """Turns of the same body from the same key, lately: what an automatic retry repeats."""
-    rows = await session.execute(
+    rows = connection.execute(
         select(Turn.id, exists().where(Sample.turn_id == Turn.id).label("judged"))
         .where(
             Turn.key_id == caller.key_id,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import bindparam, case, func, insert, or_, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.engine import Connection
 
 from app.db import Database, now
 from app.engine.capture import Capture
@@ -75,7 +75,6 @@ CLOSE = (
             "flaw": case((LOST, bindparam("b_flaw")), else_=func.coalesce(Turn.flaw, bindparam("b_flaw"))),
         }
     )
-    .execution_options(synchronize_session=False)
 )
 
 
@@ -92,29 +91,23 @@ class Records:
         await self._gather.submit(ending)
 
 
-async def write(session: AsyncSession, items: Sequence[Opening | Ending]) -> list[AttuneError | None]:
+def write(connection: Connection, items: Sequence[Opening | Ending]) -> list[AttuneError | None]:
     openings = [item for item in items if isinstance(item, Opening)]
-    connection = await session.connection()  # below the ORM: these two statements are most of what a chat costs here
     if openings:
-        await connection.execute(INSERT, [turn for opening in openings for turn in opening.turns])
+        connection.execute(INSERT, [turn for opening in openings for turn in opening.turns])
     if pairs := [pair for opening in openings for pair in opening.pairs]:
-        await connection.execute(insert(TurnPair), pairs)
+        connection.execute(insert(TurnPair), pairs)
     for opening in openings:
         if opening.replaced:
-            await _replace(session, opening)
+            _replace(connection, opening)
     if endings := [item.values() for item in items if isinstance(item, Ending)]:
-        await connection.execute(CLOSE, endings)
+        connection.execute(CLOSE, endings)
     return [None] * len(items)
 
 
-async def _replace(session: AsyncSession, opening: Opening) -> None:
+def _replace(connection: Connection, opening: Opening) -> None:
     told = f"its client asked again and got {opening.turns[0]['completion_id']} instead"
-    await session.execute(
-        update(Turn)
-        .where(Turn.id.in_(opening.replaced), Turn.flaw.is_(None))
-        .values(flaw=told)
-        .execution_options(synchronize_session=False)
-    )
+    connection.execute(update(Turn).where(Turn.id.in_(opening.replaced), Turn.flaw.is_(None)).values(flaw=told))
 
 
 def storable(value: Any) -> Any:

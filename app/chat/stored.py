@@ -15,7 +15,7 @@ from app.chat import repository, views
 from app.chat.repository import Stored
 from app.chat.schemas import Pair, PairKey
 from app.errors import DOCUMENTED, BadRequest, NotFound
-from app.policies import service as policies
+from app.policies.routing import resolve
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["chat"], responses=DOCUMENTED)
 CompletionId = Annotated[str, Path(min_length=1, max_length=255)]
@@ -121,8 +121,8 @@ async def found(session: AsyncSession, project_id: str, id: str, param: str = "c
 
 
 async def _model(session: AsyncSession, project_id: str, model: str) -> tuple[str, str | None]:
-    policy, version = await policies.resolve(session, project_id, model)
-    return policy.id, version.id if "@" in model else None
+    named = await (await session.connection()).run_sync(resolve, project_id, model)
+    return named.policy_id, named.version_id if "@" in model else None
 
 
 def pairs_of(query: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 from sqlalchemy import ColumnElement, exists, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.engine import Connection
 from sqlalchemy.orm import aliased
 
 from app.models import Turn, new_id
@@ -65,8 +65,8 @@ def opening(messages: Sequence[Mapping[str, Any]]) -> int:
     return zlib.crc32(str(first.get("content")).encode())
 
 
-async def parent_of(
-    session: AsyncSession,
+def parent_of(
+    connection: Connection,
     messages: Sequence[Mapping[str, Any]],
     *,
     project_id: str,
@@ -87,19 +87,19 @@ async def parent_of(
     if replies:
         same_voice = [Turn.key_id == key_id, Turn.end_user.is_(None) if end_user is None else Turn.end_user == end_user]
         ours = Turn.thread.in_([said[at] for at in replies])
-        rows = await _newest(session, *mine, *same_voice, ours, limit=LOOK_BACK)
+        rows = _newest(connection, *mine, *same_voice, ours, limit=LOOK_BACK)
         by_length = {said[at]: at for at in replies}
         if rows:
             best = max(rows, key=lambda row: (by_length[row.thread], not row.followed))  # rows are newest first
             return _parent(best, by_length[best.thread] + 1)
-    if conversation_id is not None and (rows := await _newest(session, *mine, limit=1)):
+    if conversation_id is not None and (rows := _newest(connection, *mine, limit=1)):
         return _parent(rows[0], None)
     return None
 
 
-async def _newest(session: AsyncSession, *conditions: ColumnElement[bool], limit: int) -> list[Any]:
+def _newest(connection: Connection, *conditions: ColumnElement[bool], limit: int) -> list[Any]:
     child = aliased(Turn)
-    rows = await session.execute(
+    rows = connection.execute(
         select(
             Turn.id,
             Turn.policy_id,

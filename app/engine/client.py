@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx2
-
 from app.engine.capture import Capture, take
 from app.engine.errors import EngineRefused, EngineUnavailable
 from app.engine.request import ChatCall, plain_messages
@@ -42,13 +40,12 @@ class EngineClient:
         admin_key: str | None = None,
         *,
         patience: float = 120.0,
-        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = url
         self.patience = patience
         self._api_key = api_key
         self._admin_key = admin_key
-        self._wire = Wire(url, transport=transport)
+        self._wire = Wire(url)
 
     async def aclose(self) -> None:
         await self._wire.aclose()
@@ -94,9 +91,7 @@ class EngineClient:
                 async for chunk in reply: ...       # OpenAI's chunks, as dicts
             reply.capture
         """
-        body = call.body(stream=True)
-        request = self._wire.request("POST", "/v1/chat/completions", body, key=self._api_key, patience=self.patience)
-        return ChatStream(self._wire, call, request, self.abort)
+        return ChatStream(self._wire, call, self.abort, key=self._api_key, patience=self.patience)
 
     async def tokenize(
         self, call: ChatCall, messages: Sequence[Mapping[str, Any]] | None = None, *, open_reply: bool = True

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
+import aiohttp
 import anyio
-import httpx2
 import orjson
 
 from app.engine.capture import Capture
@@ -27,11 +27,17 @@ class ChatStream:
     """
 
     def __init__(
-        self, wire: Wire, call: ChatCall, request: httpx2.Request, abort: Callable[[str], Awaitable[None]]
+        self,
+        wire: Wire,
+        call: ChatCall,
+        abort: Callable[[str], Awaitable[None]],
+        *,
+        key: str | None,
+        patience: float,
     ) -> None:
         self.call = call
         self._wire = wire
-        self._request = request
+        self._key, self._patience = key, patience
         self._abort = abort
         self._transcript = Transcript(call)
         self._chunks: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -77,19 +83,19 @@ class ChatStream:
 
     async def _read(self) -> None:
         try:
+            body = self.call.body(stream=True)
             with self._wire.in_sentences():
-                response = await self._wire.http.send(self._request, stream=True)
-                try:
+                async with self._wire.open(
+                    "POST", "/v1/chat/completions", body, key=self._key, patience=self._patience
+                ) as response:
                     await self._relay(response)
-                finally:
-                    await response.aclose()
         finally:
             self._opened.set()
             self._chunks.put_nowait(None)
 
-    async def _relay(self, response: httpx2.Response) -> None:
-        if response.status_code >= 400:
-            raise refusal(response.status_code, await response.aread())
+    async def _relay(self, response: aiohttp.ClientResponse) -> None:
+        if response.status >= 400:
+            raise refusal(response.status, await response.read())
         self._begun = True
         self._opened.set()
         async for data in _events(response):
@@ -133,10 +139,10 @@ class ChatStream:
         return None
 
 
-async def _events(response: httpx2.Response) -> AsyncIterator[bytes]:
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """The data of each server-sent event; SGLang writes one line each."""
     rest = b""
-    async for piece in response.aiter_raw():
+    async for piece in response.content.iter_any():
         *events, rest = (rest + piece).split(b"\n\n")
         for event in events:
             if event.startswith(b"data: "):

@@ -4,62 +4,63 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx2
+import aiohttp
 import orjson
 
 from app.engine.errors import AdapterMissing, EngineRefused, EngineUnavailable
 
 # SGLang's uvicorn drops idle connections after five seconds; leaving first avoids writing into a closing one.
 IDLE_SECONDS = 3.0
-MOST_IDLE = 128
 CONNECT_SECONDS = 2.0
+HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
 class Wire:
-    def __init__(self, url: str, *, transport: httpx2.AsyncBaseTransport | None = None) -> None:
-        self.url = url.rstrip("/")
-        self.http = httpx2.AsyncClient(
-            base_url=self.url,
-            headers={"content-type": "application/json", "accept-encoding": "identity"},
-            limits=httpx2.Limits(max_keepalive_connections=MOST_IDLE, keepalive_expiry=IDLE_SECONDS),
-            trust_env=False,  # an engine is never behind a proxy
-            transport=transport,
-        )
+    """aiohttp, because its parser is in C: a call costs a quarter of what it costs in httpx, and a chat is two."""
 
-    def request(
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._session: aiohttp.ClientSession | None = None  # made at first use: it belongs to the running loop
+
+    def open(
         self, method: str, path: str, body: dict[str, Any] | None, *, key: str | None, patience: float
-    ) -> httpx2.Request:
-        """`patience`: the longest silence, in seconds, that is still taken for work."""
-        return self.http.build_request(
+    ) -> "aiohttp.client._RequestContextManager":
+        """`patience`: the longest silence, in seconds, that is still taken for work. Use it within `in_sentences`."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+            self._session = aiohttp.ClientSession(connector=connector, headers=HEADERS, auto_decompress=False)
+        return self._session.request(
             method,
-            path,
-            content=None if body is None else orjson.dumps(body),
-            headers={} if key is None else {"authorization": f"Bearer {key}"},
-            timeout=httpx2.Timeout(patience, connect=min(CONNECT_SECONDS, patience)),
+            self.url + path,
+            data=None if body is None else orjson.dumps(body),
+            headers=None if key is None else {"authorization": f"Bearer {key}"},
+            timeout=aiohttp.ClientTimeout(sock_connect=min(CONNECT_SECONDS, patience), sock_read=patience),
         )
 
     async def ask(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, key: str | None, patience: float
     ) -> Any:
         with self.in_sentences():
-            response = await self.http.send(self.request(method, path, body, key=key, patience=patience))
-        if response.status_code >= 400:
-            raise refusal(response.status_code, response.content)
-        return orjson.loads(response.content) if response.content else None
+            async with self.open(method, path, body, key=key, patience=patience) as response:
+                content = await response.read()
+        if response.status >= 400:
+            raise refusal(response.status, content)
+        return orjson.loads(content) if content else None
 
     @contextmanager
     def in_sentences(self) -> Iterator[None]:
         try:
             yield
-        except httpx2.ConnectError as error:
+        except aiohttp.ClientConnectorError as error:
             raise EngineUnavailable(f"The engine at {self.url} does not answer.") from error
-        except httpx2.TimeoutException as error:
+        except TimeoutError as error:
             raise EngineUnavailable(f"The engine at {self.url} did not answer in time.") from error
-        except httpx2.TransportError as error:
+        except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineUnavailable(f"The engine at {self.url} broke off.") from error
 
     async def aclose(self) -> None:
-        await self.http.aclose()
+        if self._session is not None:
+            await self._session.close()
 
 
 def refusal(status: int, content: bytes) -> EngineUnavailable | EngineRefused:

@@ -27,8 +27,8 @@ async def submit(db: Database, project_id: str, bodies: list[Any], header_key: s
         for number, one in said.items()
     }
     if items:
-        async with db.write() as session:
-            outcomes |= zip(items, await service.submit_many(session, list(items.values())), strict=True)
+        told = await db.change(lambda connection: service.submit_many(connection, list(items.values())))
+        outcomes |= zip(items, told, strict=True)
     return [_result(number, outcomes[number]) for number in range(len(bodies))]
 
 

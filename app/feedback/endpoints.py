@@ -60,11 +60,11 @@ async def make_token(request: Request, caller: FeedbackCaller, db: DatabaseDep, 
     """A token to put into a web page, in place of an API key."""
     wanted = parse(TokenRequest, body)
     seconds = wanted.expires_in or request.app.state.settings.feedback_token_seconds
+    choices = await db.look(lambda connection: repository.turns(connection, [wanted.completion_id]))
+    turn = next((one for one in choices if _is(one, caller.project_id, wanted.choice_index)), None)
+    if turn is None:
+        raise NotFound(f"There is no completion '{wanted.completion_id}'.", param="completion_id")
     async with db.write() as session:
-        choices = await repository.turns(session, [wanted.completion_id])
-        turn = next((one for one in choices if _is(one, caller.project_id, wanted.choice_index)), None)
-        if turn is None:
-            raise NotFound(f"There is no completion '{wanted.completion_id}'.", param="completion_id")
         secret = await tokens.secret_of(session, caller.project_id)
     token, expires_at = tokens.mint(caller.project_id, secret, turn, wanted, seconds)
     return TokenView(token=token, expires_at=expires_at, url=f"{request.base_url}v1/feedback")

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Select, String, Table, Text, any_, bindparam, column, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.engine import Connection
 from sqlalchemy.sql.dml import ReturningInsert
 
 from app.models import Feedback, Ranked, Turn
@@ -31,52 +31,47 @@ class Found(NamedTuple):
     choice_index: int
 
 
-async def turns(session: AsyncSession, completion_ids: Iterable[str]) -> list[Found]:
+def turns(connection: Connection, completion_ids: Iterable[str]) -> list[Found]:
     """All choices of these completions that are still there, of whichever project."""
-    connection = await session.connection()
-    rows = await connection.execute(_turns(_arrays(connection)), {"completions": sorted(set(completion_ids))})
+    rows = connection.execute(_turns(_arrays(connection)), {"completions": sorted(set(completion_ids))})
     return [Found(*row) for row in rows]
 
 
-async def conversations(session: AsyncSession, asked: set[Pair]) -> set[Pair]:
+def conversations(connection: Connection, asked: set[Pair]) -> set[Pair]:
     """Those of the (project, conversation) pairs that have a turn."""
-    connection = await session.connection()
-    rows = await connection.execute(_conversations(_arrays(connection)), _split(asked))
+    rows = connection.execute(_conversations(_arrays(connection)), _split(asked))
     return {(project, conversation) for project, conversation in rows} & asked
 
 
-async def with_keys(session: AsyncSession, keys: set[Pair]) -> dict[Pair, dict[str, Any]]:
+def with_keys(connection: Connection, keys: set[Pair]) -> dict[Pair, dict[str, Any]]:
     """Feedback by (project, idempotency key), with the choice it is about."""
-    connection = await session.connection()
-    rows = await connection.execute(_with_keys(_arrays(connection)), _split(keys))
+    rows = connection.execute(_with_keys(_arrays(connection)), _split(keys))
     return {(row["project_id"], row["idempotency_key"]): dict(row) for row in rows.mappings()}
 
 
-async def in_turn(session: AsyncSession, projects: Iterable[str]) -> None:
+def in_turn(connection: Connection, projects: Iterable[str]) -> None:
     """One writer a project at a time, until the commit: `seq` is then the order in which feedback became visible,
     groups that hold the same keys in another order cannot deadlock, and a withdrawal meets what it saw. SQLite has
     one writer anyway."""
-    connection = await session.connection()
     if _arrays(connection):
         numbers = sorted({zlib.crc32(project.encode()) - 2**31 for project in projects})
-        await connection.execute(select(*[func.pg_advisory_xact_lock(LOCK, number) for number in numbers]))
+        connection.execute(select(*[func.pg_advisory_xact_lock(LOCK, number) for number in numbers]))
 
 
-async def add(session: AsyncSession, rows: list[dict[str, Any]]) -> dict[str, tuple[int, float]]:
+def add(connection: Connection, rows: list[dict[str, Any]]) -> dict[str, tuple[int, float]]:
     """The ids that were taken, with their order and time; a row whose key is there already is passed over."""
-    connection = await session.connection()
     if _arrays(connection):
-        taken = await connection.execute(_from_json(), {"rows": orjson.dumps(rows).decode()})
+        taken = connection.execute(_from_json(), {"rows": orjson.dumps(rows).decode()})
     else:
-        taken = await connection.execute(_passing_over(sqlite.insert(TABLE)), rows)
+        taken = connection.execute(_passing_over(sqlite.insert(TABLE)), rows)
     return {id: (seq, created_at) for id, seq, created_at in taken}
 
 
-async def rank(session: AsyncSession, rows: Sequence[dict[str, Any]]) -> None:
-    await (await session.connection()).execute(insert(RANKS), rows)
+def rank(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    connection.execute(insert(RANKS), rows)
 
 
-def _arrays(connection: AsyncConnection) -> bool:
+def _arrays(connection: Connection) -> bool:
     return connection.dialect.name == "postgresql"
 
 

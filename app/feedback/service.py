@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.engine import Connection
 
 from app.errors import AttuneError, NotFound, Unprocessable
 from app.feedback import repository
@@ -37,9 +37,9 @@ class Group:
     ranks: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
 
 
-async def submit_many(session: AsyncSession, items: Sequence[Item]) -> list[Receipt | AttuneError]:
+def submit_many(connection: Connection, items: Sequence[Item]) -> list[Receipt | AttuneError]:
     """One outcome for each item, in order. The number of statements does not depend on the number of items."""
-    group = await _look_around(session, items)
+    group = _look_around(connection, items)
     refused: dict[int, AttuneError] = {}
     mine: dict[ProjectKey, int] = {}
     for number, item in enumerate(items):
@@ -51,25 +51,25 @@ async def submit_many(session: AsyncSession, items: Sequence[Item]) -> list[Rece
             mine[key] = number
         except NotFound as error:
             refused[number] = error
-    await _write(session, group)
+    _write(connection, group)
     return [
         refused.get(number) or _outcome(group, item, first=mine.get((item.project_id, item.key)) == number)
         for number, item in enumerate(items)
     ]
 
 
-async def _look_around(session: AsyncSession, items: Sequence[Item]) -> Group:
+def _look_around(connection: Connection, items: Sequence[Item]) -> Group:
     keys = {(item.project_id, item.key) for item in items if item.keyed}
     completions, conversations = set(), set()
     for item in items:
         completions |= {choice.completion_id for choice in _choices(item)}
         if isinstance(item.about, ConversationTarget):
             conversations.add((item.project_id, item.about.conversation_id))
-    turns = await repository.turns(session, completions) if completions else []
+    turns = repository.turns(connection, completions) if completions else []
     return Group(
-        known=await repository.with_keys(session, keys) if keys else {},
+        known=repository.with_keys(connection, keys) if keys else {},
         turns={(turn.project_id, turn.completion_id, turn.choice_index): turn for turn in turns},
-        conversations=await repository.conversations(session, conversations) if conversations else set(),
+        conversations=repository.conversations(connection, conversations) if conversations else set(),
     )
 
 
@@ -128,12 +128,12 @@ def _turn(group: Group, project_id: str, choice: Choice) -> Found:
     return turn
 
 
-async def _write(session: AsyncSession, group: Group) -> None:
+def _write(connection: Connection, group: Group) -> None:
     """What another process has written under the same key meanwhile becomes known instead."""
     if not group.fresh:
         return
-    await repository.in_turn(session, {project for project, _ in group.fresh})
-    taken = await repository.add(session, [row for row, _ in group.fresh.values()])
+    repository.in_turn(connection, {project for project, _ in group.fresh})
+    taken = repository.add(connection, [row for row, _ in group.fresh.values()])
     lost = set()
     for key, (row, _) in group.fresh.items():
         if row["id"] in taken:
@@ -141,12 +141,12 @@ async def _write(session: AsyncSession, group: Group) -> None:
         else:
             lost.add(key)
     if lost:
-        group.known |= await repository.with_keys(session, lost)
+        group.known |= repository.with_keys(connection, lost)
         for key in lost:
             group.ranks.pop(group.fresh.pop(key)[0]["id"], None)
     if group.ranks:
-        await repository.rank(
-            session,
+        repository.rank(
+            connection,
             [
                 {"feedback_seq": taken[id][0], "turn_id": turn_id, "rank": rank}
                 for id, ranks in group.ranks.items()
@@ -154,7 +154,7 @@ async def _write(session: AsyncSession, group: Group) -> None:
             ],
         )
     if any(not row["curated"] for row, _ in group.fresh.values()):
-        nudge(session, "curate")
+        nudge(connection, "curate")
 
 
 def _outcome(group: Group, item: Item, *, first: bool) -> Receipt | AttuneError:

@@ -14,7 +14,7 @@ from app.models import Feedback, new_id
 
 async def withdraw(session: AsyncSession, project_id: str, feedback_id: str) -> dict[str, Any]:
     """The feedback as it stands afterwards. One that no longer counts is left as it is."""
-    await repository.in_turn(session, [project_id])
+    await (await session.connection()).run_sync(repository.in_turn, [project_id])
     row = await reads.one(session, project_id, feedback_id)
     [view] = await reads.views(session, project_id, [row])
     if not view["counts"]:

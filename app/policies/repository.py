@@ -12,18 +12,6 @@ async def policy_named(session: AsyncSession, project_id: str, name: str) -> Pol
     return await session.scalar(select(Policy).where(Policy.project_id == project_id, Policy.name == name))
 
 
-async def pointed(session: AsyncSession, project_id: str, name: str) -> tuple[Policy, Deployment, Version] | None:
-    """The policy of that name, its pointer, and the version it points to."""
-    rows = await session.execute(
-        select(Policy, Deployment, Version)
-        .join(Deployment, Deployment.policy_id == Policy.id)
-        .join(Version, Version.id == Deployment.version_id)
-        .where(Policy.project_id == project_id, Policy.name == name)
-    )
-    row = rows.one_or_none()
-    return None if row is None else (row[0], row[1], row[2])
-
-
 async def policies_of(session: AsyncSession, project_id: str) -> list[Policy]:
     return list(await session.scalars(select(Policy).where(Policy.project_id == project_id).order_by(Policy.name)))
 

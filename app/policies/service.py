@@ -1,16 +1,12 @@
 """Which version answers, and the one gesture that changes it: moving the pointer."""
 
-import re
-
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db import now
-from app.errors import Conflict, NotFound, Unavailable
+from app.errors import Conflict, NotFound
 from app.models import Deployment, Engine, EngineState, Policy, Version, VersionState, record
 from app.policies import repository
-
-_NUMBERED = re.compile(r"v(\d{1,9})")
 
 
 async def named(session: AsyncSession, project_id: str, name: str) -> Policy:
@@ -18,40 +14,6 @@ async def named(session: AsyncSession, project_id: str, name: str) -> Policy:
     if policy is None:
         raise NotFound(f"There is no policy named '{name}'.", code="model_not_found", param="model")
     return policy
-
-
-async def resolve(session: AsyncSession, project_id: str, model: str) -> tuple[Policy, Version]:
-    """`policy`, `policy@stable`, `policy@previous` or `policy@v12` → the version meant.
-
-    Read from the database for every request, so no process acts on an old pointer.
-    """
-    name, _, alias = model.partition("@")
-    known = await repository.pointed(session, project_id, name)
-    if known is None:
-        raise NotFound(f"There is no policy named '{name}'.", code="model_not_found", param="model")
-    policy, deployment, serving = known
-    found: Version | None = None
-    if alias in ("", "stable"):
-        found = serving
-    elif alias == "previous" and deployment.previous_version_id is not None:
-        found = await repository.version(session, deployment.previous_version_id)
-    elif match := _NUMBERED.fullmatch(alias):
-        found = await repository.version_numbered(session, policy.id, int(match[1]))
-    if found is None or found.state == VersionState.REJECTED:
-        raise NotFound(f"Policy '{name}' has no version '{alias}'.", code="model_not_found", param="model")
-    return policy, found
-
-
-async def route(session: AsyncSession, project_id: str, model: str) -> tuple[Policy, Version, list[Engine]]:
-    """The version meant, and the ready engines that hold it, of which there is one at least."""
-    policy, version = await resolve(session, project_id, model)
-    engines = await ready_engines(session)
-    if not engines:
-        raise Unavailable("No engine is ready; try again in a moment.")
-    holders = [engine for engine in engines if holds(engine, version)]
-    if not holders:
-        raise NotFound(f"{label(policy, version)} is not loaded.", code="model_not_found", param="model")
-    return policy, version, holders
 
 
 async def askable(session: AsyncSession, project_id: str) -> list[tuple[Policy, Version]]:

@@ -1,12 +1,13 @@
 """Group commit: order, one bad item, a group that breaks, a caller who leaves, a database that is down."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, insert, select
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError, OperationalError
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db import Database
 from app.errors import AttuneError, Conflict
@@ -19,15 +20,15 @@ class Writer:
 
     def __init__(self) -> None:
         self.groups: list[list[str]] = []
-        self.gate = asyncio.Event()
+        self.gate = threading.Event()
         self.gate.set()
 
-    async def __call__(self, session: AsyncSession, names: Sequence[str]) -> Sequence[str | AttuneError]:
+    def __call__(self, connection: Connection, names: Sequence[str]) -> Sequence[str | AttuneError]:
         self.groups.append(list(names))
-        await self.gate.wait()
+        assert self.gate.wait(10)
         good = [name for name in names if not name.startswith("refuse")]
-        session.add_all([Project(id=f"prj-{name}", name=name) for name in good])
-        await session.flush()
+        if good:
+            connection.execute(insert(Project), [{"id": f"prj-{name}", "name": name} for name in good])
         return [Conflict(f"no {name}") if name.startswith("refuse") else f"prj-{name}" for name in names]
 
 
@@ -114,7 +115,7 @@ async def test_a_database_that_is_down_fails_the_group_and_the_next_one_finds_it
     gather = Gather(db, writer)
     calls = 0
 
-    async def down(session: AsyncSession, names: Sequence[str]) -> Sequence[str | AttuneError]:
+    def down(connection: Connection, names: Sequence[str]) -> Sequence[str | AttuneError]:
         nonlocal calls
         calls += 1
         raise OperationalError("INSERT", {}, Exception("the server closed the connection"))
@@ -136,9 +137,8 @@ async def test_a_server_that_is_not_there_is_told_to_every_caller() -> None:
 
 
 async def test_outcomes_that_do_not_match_the_items_write_nothing(db: Database) -> None:
-    async def forgetful(session: AsyncSession, names: Sequence[str]) -> Sequence[str | AttuneError]:
-        session.add_all([Project(id=f"prj-{name}", name=name) for name in names])
-        await session.flush()
+    def forgetful(connection: Connection, names: Sequence[str]) -> Sequence[str | AttuneError]:
+        connection.execute(insert(Project), [{"id": f"prj-{name}", "name": name} for name in names])
         return []
 
     outcomes = await asyncio.gather(*map(Gather(db, forgetful).submit, ["a", "b"]), return_exceptions=True)
@@ -164,16 +164,15 @@ async def test_a_deadlock_with_another_process_is_tried_one_by_one(db: Database)
     if db.embedded:
         pytest.skip("SQLite has one writer, who cannot deadlock")
     other = Database(db.engine.url.render_as_string(hide_password=False))
-    both = asyncio.Barrier(2)
+    both = threading.Barrier(2)
     met = False
 
-    async def slow(session: AsyncSession, names: Sequence[str]) -> Sequence[str | AttuneError]:
+    def slow(connection: Connection, names: Sequence[str]) -> Sequence[str | AttuneError]:
         nonlocal met
         for name in names:
-            session.add(Project(id=f"prj-{name}", name=name))
-            await session.flush()
+            connection.execute(insert(Project), {"id": f"prj-{name}", "name": name})
             if not met and len(names) == 2:
-                await both.wait()
+                both.wait(10)
                 met = True
         return [f"prj-{name}" for name in names]
 
