@@ -53,6 +53,7 @@ class ScriptedEngine:
     admin_key: str | None = None
     say: str = "We are open from nine to six."
     tool_call: tuple[str, str] | None = None  # a function's name and its arguments: said in place of words
+    calls: int = 1  # how often that tool is called in one reply
     refuse: int | None = None  # every request gets this status
     hang: bool = False  # every request waits for ever
     stuck: bool = False  # the front answers, but no token comes
@@ -278,8 +279,11 @@ class Reply:
         if self.engine.tool_call is None:
             return None
         name, arguments = self.engine.tool_call
-        call = {"id": "call_1", "index": 0, "type": "function", "function": {"name": name, "arguments": arguments}}
-        return [call]
+        function = {"name": name, "arguments": arguments}
+        return [
+            {"id": f"call_{at + 1}", "index": at, "type": "function", "function": function}
+            for at in range(self.engine.calls)
+        ]
 
     def _chunk(
         self, delta: dict[str, Any], *, logprobs: list[Any] | None = None, finish_reason: str | None = None

@@ -48,12 +48,14 @@ def take(
 ) -> Capture:
     """`broken` says what ended the reply before its time, if something did: the first flaw to be named."""
     flaw = broken or _flaw(call, prompt_ids, output_ids, logprobs, finish_reason, weight_versions)
+    if flaw is None and len(tool_calls) > call.most_tool_calls:
+        flaw = "of several tool calls only the first was sent"
     return Capture(
         prompt_ids=list(prompt_ids or ()),
         output_ids=list(output_ids or ()),
         logprobs=[math.nan if value is None else value for value in logprobs],
         text=text,
-        tool_calls=tool_calls,
+        tool_calls=tool_calls[: call.most_tool_calls],
         finish_reason=finish_reason,
         weight_versions=weight_versions,
         flaw=flaw,

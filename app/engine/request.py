@@ -76,6 +76,11 @@ class ChatCall:
             raise ValueError(f"a model may not be called {self.model!r}: a colon is not allowed in its name")
 
     @property
+    def most_tool_calls(self) -> int:
+        """SGLang heeds `parallel_tool_calls` under a grammar only."""
+        return 128 if self.parallel_tool_calls else 1
+
+    @property
     def demands_a_tool(self) -> bool:
         return self.tool_choice not in (None, "auto", "none")
 

@@ -28,6 +28,9 @@ class Transcript:
         choice = chunk["choices"][0]
         self._record(choice)
         delta = choice["delta"]
+        if (pieces := delta.get("tool_calls")) is not None:
+            kept = [piece for piece in pieces if piece["index"] < self.call.most_tool_calls]
+            delta.pop("tool_calls") if not kept else delta.update(tool_calls=kept)
         if delta.get("reasoning_content") is None:
             delta.pop("reasoning_content", None)
         for name in ENGINE_ONLY_CHOICE:

@@ -69,6 +69,24 @@ async def test_a_tool_call_comes_whole(client, scripted, make_call, ask) -> None
 
 
 @both_ways
+async def test_who_wants_one_call_at_a_time_gets_one(client, scripted, make_call, ask) -> None:
+    scripted.tool_call, scripted.calls = ("order_status", '{"order": 7}'), 3
+    tools = [{"function": {"name": "order_status"}}]
+    _, capture = await ask(client, make_call(tools=tools, parallel_tool_calls=False))
+    assert [call["id"] for call in capture.tool_calls] == ["call_1"] and "only the first" in capture.flaw
+    _, capture = await ask(client, make_call(tools=tools))
+    assert len(capture.tool_calls) == 3 and capture.flaw is None
+
+
+async def test_calls_that_are_cut_are_not_streamed_either(client, scripted, make_call) -> None:
+    scripted.tool_call, scripted.calls = ("order_status", '{"order": 7}'), 3
+    call = make_call(tools=[{"function": {"name": "order_status"}}], parallel_tool_calls=False)
+    chunks, _ = await streamed(client, call)
+    pieces = [piece for chunk in chunks for piece in chunk["choices"][0]["delta"].get("tool_calls") or ()]
+    assert {piece["index"] for piece in pieces} == {0}
+
+
+@both_ways
 async def test_a_lost_log_prob_is_a_flaw(client, scripted, make_call, ask) -> None:
     scripted.lose_logprob = True
     _, capture = await ask(client, make_call())
