@@ -22,6 +22,7 @@ from app.limits import Limits
 from app.models import new_id
 from app.policies.routing import Routes
 
+SETTLE_SECONDS = 8.0
 NUL = errors.BadRequest("The address holds a NUL character, which nothing is named with.", code="invalid_url")
 STAINLESS = (
     "arch async custom-poll-interval helper-method lang os package-version poll-helper raw-response read-timeout "
@@ -103,6 +104,7 @@ def create_app(settings: Settings) -> FastAPI:
         gc.collect()
         gc.freeze()  # the libraries' objects never die; walking them again and again stops a reply for 100 ms
         yield
+        await app.state.records.settle(SETTLE_SECONDS)
         await app.state.limits.close()
         await app.state.engines.close()
         await app.state.db.close()

@@ -13,6 +13,7 @@ from app.engine.keys import engine_keys
 from app.engine.pool import EnginePool
 from app.jobs import Station, nudge
 from app.models import (
+    LOST_FLAW,
     SERVER_LOST,
     Batch,
     BatchState,
@@ -66,7 +67,7 @@ async def _close_lost_turns(session: AsyncSession, settings: Settings) -> None:
         .values(
             state=TurnState.ABORTED,
             finish_reason=SERVER_LOST,
-            flaw="the server died mid-reply",
+            flaw=func.coalesce(Turn.flaw, LOST_FLAW),
             finished_at=now(),
         )
         .execution_options(synchronize_session=False)

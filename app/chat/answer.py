@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import anyio
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from app.auth import Caller
 from app.chat import threads
 from app.chat.plan import Asked, Plan, plan
-from app.chat.record import Ending, Records
+from app.chat.record import STOPPED, Ending, Records
 from app.chat.relay import Choices, Outcome, Whole, total
 from app.chat.schemas import ChatRequest
 from app.engine.capture import Capture
@@ -19,7 +19,6 @@ from app.errors import AttuneError
 from app.models import TurnState
 
 HUNG_UP = "client_disconnect"
-STOPPED = "server_stopped"
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ async def stream(request: Request, caller: Caller, asked: ChatRequest) -> Stream
     try:
         await records.open(planned.opening)
         opened = True
-        await choices.begun()
+        await _begun(request, choices)
     except BaseException as error:
         await choices.leave()
         if opened:
@@ -117,10 +116,27 @@ def _records(request: Request) -> Records:
     return records
 
 
-async def _watch(request: Request, replies: Whole, hung_up: asyncio.Event) -> None:
+async def _begun(request: Request, choices: Choices) -> None:
+    """Behind a long queue the first token may take minutes: a client that gives up takes its request along."""
+    begun, gone = asyncio.create_task(choices.begun()), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((begun, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not begun.done():
+            raise ClientDisconnect
+        await begun
+    finally:
+        gone.cancel()
+        begun.cancel()
+
+
+async def _gone(request: Request) -> None:
     """The body has been read: all that can still come from the client is that it is gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def _watch(request: Request, replies: Whole, hung_up: asyncio.Event) -> None:
+    await _gone(request)
     hung_up.set()
     await replies.abort()
 

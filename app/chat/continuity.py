@@ -36,6 +36,8 @@ async def go_on(
             return Continued(rendered, EXACT)
         if not parent.spliced and rendered[: len(parent.prompt_ids)] != parent.prompt_ids:
             return Continued(None, "the template renders the earlier prompt differently now")
+        if parent.cut:
+            return Continued(None, "the turn before may have called more tools than were sent on")
         if parent.stops:
             return Continued(None, "a stop string ended the turn before: its tokens hold it, its text does not")
         past = await client.tokenize(call, messages[: parent.num_messages], open_reply=False)

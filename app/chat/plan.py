@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from sqlalchemy import exists, select
 from sqlalchemy.engine import Connection
+from sqlalchemy.orm import aliased
 
 from app.auth import Caller
 from app.chat import continuity, threads
@@ -24,6 +25,8 @@ from app.models import Sample, Turn, new_id
 from app.policies.routing import Route
 
 GREEDY_BELOW = 1e-5  # SGLang takes the likeliest token below 1e-6; the trainer divides by the temperature
+CONSENT = "attune_train"  # a pair of the request's metadata
+NO_CONSENT = "no consent to train"
 RETRY_SECONDS = 1800.0  # a stock client gives up on a reply after ten minutes, three times
 
 
@@ -34,7 +37,7 @@ class Asked:
     request: ChatRequest
     sha256: str
     conversation_id: str | None
-    is_retry: bool
+    retries: int
 
     @classmethod
     def of(cls, request: ChatRequest, headers: Mapping[str, str]) -> "Asked":
@@ -42,8 +45,9 @@ class Asked:
         if named is not None and (len(named) > 255 or "\x00" in named):
             raise BadRequest("A conversation's id holds at most 255 characters.", param="x-conversation-id")
         body = orjson.dumps(request.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)
-        retries = headers.get("x-stainless-retry-count", "0")
-        return cls(request, hashlib.sha256(body).hexdigest(), named, retries.isdigit() and int(retries) > 0)
+        count = headers.get("x-stainless-retry-count", "0")
+        retries = int(count) if count.isdecimal() and len(count) < 4 else 0
+        return cls(request, hashlib.sha256(body).hexdigest(), named, retries)
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
 
 async def _past(db: Database, caller: Caller, asked: Asked, messages: list[dict[str, Any]]) -> Past:
     goes_on = asked.conversation_id is not None or any(message["role"] == "assistant" for message in messages)
-    if not goes_on and not asked.is_retry:
+    if not goes_on and not asked.retries:
         return Past()  # the first of its kind: nothing to look up
 
     def look(connection: Connection) -> Past:
@@ -163,13 +167,18 @@ async def _past(db: Database, caller: Caller, asked: Asked, messages: list[dict[
             end_user=asked.request.end_user,
             conversation_id=asked.conversation_id,
         )
-        return Past(parent, tuple(_earlier(connection, caller, asked)) if asked.is_retry else ())
+        return Past(parent, tuple(_earlier(connection, caller, asked)) if asked.retries else ())
 
     return await db.look(look)
 
 
 def _earlier(connection: Connection, caller: Caller, asked: Asked) -> list[Any]:
-    """Turns of the same body from the same key, lately: what an automatic retry repeats."""
+    """The latest turns of the same body from the same key: what an automatic retry repeats.
+
+    As many as it says it has tried, and none that was followed up: that reply had arrived.
+    """
+    here = [] if asked.conversation_id is None else [Turn.conversation_id == asked.conversation_id]
+    child = aliased(Turn)
     rows = connection.execute(
         select(Turn.id, exists().where(Sample.turn_id == Turn.id).label("judged"))
         .where(
@@ -177,9 +186,11 @@ def _earlier(connection: Connection, caller: Caller, asked: Asked) -> list[Any]:
             Turn.request_sha256 == asked.sha256,
             Turn.created_at > now() - RETRY_SECONDS,
             Turn.deleted_at.is_(None),
+            ~exists().where(child.parent_id == Turn.id),
+            *here,
         )
         .order_by(Turn.created_at.desc())
-        .limit(64)
+        .limit(asked.retries * asked.request.n)
     )
     return list(rows)
 
@@ -217,12 +228,16 @@ def _choice(first: ChatCall, index: int) -> ChatCall:
 
 def _flaw(caller: Caller, asked: Asked, sampling: Sampling, judged: str | None) -> str | None:
     """Why these turns must not be trained on, as far as the request alone tells."""
-    consent = asked.request.metadata.get("attune_train")
-    if consent == "false" or (consent is None and not caller.train):
-        return "no consent to train"
+    if withholds(asked.request.metadata) or (CONSENT not in asked.request.metadata and not caller.train):
+        return NO_CONSENT
     if judged is not None:
         return f"its client asked again after {judged}, which was judged"
     return sampling_flaw(sampling)
+
+
+def withholds(pairs: Mapping[str, str]) -> bool:
+    """Anything but "true" is a no: who writes "False" or "0" does not mean yes."""
+    return pairs.get(CONSENT, "true") != "true"
 
 
 def sampling_flaw(sampling: Sampling) -> str | None:

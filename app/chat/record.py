@@ -1,17 +1,19 @@
 """Turns on record: a row before the first byte leaves, closed when the reply ends, however it ends."""
 
+import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import bindparam, case, func, insert, or_, update
+from sqlalchemy import bindparam, func, insert, or_, update
 from sqlalchemy.engine import Connection
 
 from app.db import Database, now
 from app.engine.capture import Capture
 from app.errors import AttuneError
 from app.gather import Gather
-from app.models import SERVER_LOST, Turn, TurnPair, TurnState
+from app.models import LOST_FLAW, SERVER_LOST, Turn, TurnPair, TurnState
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Ending:
         }
 
 
+STOPPED = "server_stopped"
 COLUMNS = (
     "state",
     "prompt_ids",
@@ -72,7 +75,7 @@ CLOSE = (
         {name: bindparam(f"b_{name}") for name in COLUMNS}
         | {
             "finished_at": now(),
-            "flaw": case((LOST, bindparam("b_flaw")), else_=func.coalesce(Turn.flaw, bindparam("b_flaw"))),
+            "flaw": func.coalesce(func.nullif(Turn.flaw, LOST_FLAW), bindparam("b_flaw")),
         }
     )
 )
@@ -83,12 +86,30 @@ class Records:
 
     def __init__(self, db: Database) -> None:
         self._gather: Gather[Opening | Ending, None] = Gather(db, write)
+        self._open: set[str] = set()
 
     async def open(self, opening: Opening) -> None:
-        await self._gather.submit(opening)
+        ids = {turn["id"] for turn in opening.turns}
+        self._open |= ids
+        try:
+            await self._gather.submit(opening)
+        except Exception:  # it is not on record; a caller that is cancelled leaves it there
+            self._open -= ids
+            raise
 
     async def close(self, ending: Ending) -> None:
-        await self._gather.submit(ending)
+        try:
+            await self._gather.submit(ending)
+        finally:
+            self._open.discard(ending.turn_id)
+
+    async def settle(self, seconds: float) -> None:
+        """Before the server goes: wait for the turns that are ending, and close those that will not."""
+        until = time.monotonic() + seconds
+        while self._open and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        left = [Ending(id, TurnState.ABORTED, None, STOPPED) for id in self._open]
+        await asyncio.gather(*(self.close(ending) for ending in left), return_exceptions=True)
 
 
 def write(connection: Connection, items: Sequence[Opening | Ending]) -> list[AttuneError | None]:

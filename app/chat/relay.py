@@ -1,6 +1,7 @@
 """Relay: the choices of one completion, asked of the engine at once and brought together."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from app.engine.errors import EngineRefused, EngineUnavailable
 from app.engine.request import ChatCall
 from app.errors import AttuneError
 
+log = logging.getLogger("attune.chat")
 ENGINE_TROUBLE = (EngineUnavailable, EngineRefused)
 
 
@@ -55,10 +57,10 @@ class Whole:
     async def _one(self, call: ChatCall) -> Outcome:
         try:
             return Outcome(await self._client.complete(call))
-        except ENGINE_TROUBLE as error:
+        except Exception as error:
             if len(self._calls) > 1:  # without this one there is no completion: spare the engine the others
                 await self.abort()
-            return Outcome(None, error)
+            return Outcome(None, trouble(error))
 
 
 class Choices:
@@ -84,7 +86,7 @@ class Choices:
 
     async def begun(self) -> None:
         """Every choice has its first token. Raises what the engine refuses."""
-        await asyncio.gather(*self._entered)
+        await asyncio.wait(self._entered)
         for refused in self._refused:
             raise refused
 
@@ -129,13 +131,22 @@ class Choices:
                 async for chunk in stream:
                     self._queue.put_nowait((index, chunk))
             self._queue.put_nowait((index, None))
-        except ENGINE_TROUBLE as error:
+        except Exception as odd:
+            error = trouble(odd)
             if not self._entered[index].done():
                 self._refused.append(error)
             self._queue.put_nowait((index, error))
         finally:
             if not self._entered[index].done():
                 self._entered[index].set_result(None)
+
+
+def trouble(error: Exception) -> AttuneError:
+    """Whatever goes wrong with one choice ends that completion, and nobody waits for it for ever."""
+    if isinstance(error, AttuneError):
+        return error
+    log.error("an engine's answer was not understood", exc_info=error)
+    return EngineUnavailable("The engine's answer was not understood.")
 
 
 def total(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:

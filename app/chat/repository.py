@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import and_, delete, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.chat.plan import NO_CONSENT, withholds
 from app.db import now
 from app.models import Policy, Sample, SampleState, Turn, TurnPair, TurnState, Version
 
@@ -75,18 +76,17 @@ async def replace_pairs(session: AsyncSession, turns: Sequence[Turn], pairs: Map
         session.add(TurnPair(turn_id=first.id, project_id=first.project_id, key=key, value=value))
     for turn in turns:
         turn.details = dict(pairs)
+        if withholds(pairs):
+            turn.flaw = turn.flaw or NO_CONSENT
+    if withholds(pairs):
+        await _drop_samples(session, [turn.id for turn in turns], NO_CONSENT)
 
 
 async def erase(session: AsyncSession, turns: Sequence[Turn]) -> None:
     """What was said goes; that something was said, when, at what cost and by which version stays."""
     ids = [turn.id for turn in turns]
     await session.execute(delete(TurnPair).where(TurnPair.turn_id.in_(ids)))
-    await session.execute(
-        update(Sample)
-        .where(Sample.turn_id.in_(ids), Sample.state.in_((SampleState.OPEN, SampleState.BATCHED)))
-        .values(state=SampleState.DROPPED, reason="its turn was deleted")
-        .execution_options(synchronize_session=False)
-    )
+    await _drop_samples(session, ids, "its turn was deleted")
     await session.execute(
         update(Turn)
         .where(Turn.id.in_(ids))
@@ -105,5 +105,14 @@ async def erase(session: AsyncSession, turns: Sequence[Turn]) -> None:
             flaw="deleted",
             deleted_at=now(),
         )
+        .execution_options(synchronize_session=False)
+    )
+
+
+async def _drop_samples(session: AsyncSession, turn_ids: Sequence[str], reason: str) -> None:
+    await session.execute(
+        update(Sample)
+        .where(Sample.turn_id.in_(turn_ids), Sample.state.in_((SampleState.OPEN, SampleState.BATCHED)))
+        .values(state=SampleState.DROPPED, reason=reason)
         .execution_options(synchronize_session=False)
     )

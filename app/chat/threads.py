@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, exists, select
+from sqlalchemy import ColumnElement, case, exists, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import aliased
 
@@ -15,6 +15,8 @@ from app.models import Turn, new_id
 
 LOOK_BACK = 8  # replies in the history that may be the turn before; later ones may have been edited by the client
 CONVERSATION_ID = "conversation_id"
+CHILD = aliased(Turn)
+FOLLOWED = case((exists().where(CHILD.parent_id == Turn.id), 1), else_=0)
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Parent:
     output_ids: list[int] | None
     stops: list[str]
     tools: list[dict[str, Any]]
+    cut: bool  # it may have called more tools than were sent on
     spliced: bool  # its own prompt may hold a reply in tokens that the template would not spell so
     num_messages: int | None  # None: known by the conversation's name only, the messages say nothing of it
 
@@ -54,8 +57,10 @@ def _essence(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _canonical(arguments: str) -> Any:
     try:
-        return orjson.loads(arguments)
-    except orjson.JSONDecodeError:
+        value = orjson.loads(arguments)
+        orjson.dumps([[[[value]]]])  # what is read may be nested deeper than what can be written
+        return value
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         return arguments
 
 
@@ -87,19 +92,18 @@ def parent_of(
     if replies:
         same_voice = [Turn.key_id == key_id, Turn.end_user.is_(None) if end_user is None else Turn.end_user == end_user]
         ours = Turn.thread.in_([said[at] for at in replies])
-        rows = _newest(connection, *mine, *same_voice, ours, limit=LOOK_BACK)
         by_length = {said[at]: at for at in replies}
-        if rows:
-            best = max(rows, key=lambda row: (by_length[row.thread], not row.followed))  # rows are newest first
-            return _parent(best, by_length[best.thread] + 1)
-    if conversation_id is not None and (rows := _newest(connection, *mine, limit=1)):
-        return _parent(rows[0], None)
+        longest = case(by_length, value=Turn.thread).desc()
+        if (row := _first(connection, *mine, *same_voice, ours, order=(longest, FOLLOWED))) is not None:
+            return _parent(row, by_length[row.thread] + 1)
+    if conversation_id is not None and (row := _first(connection, *mine)) is not None:
+        return _parent(row, None)
     return None
 
 
-def _newest(connection: Connection, *conditions: ColumnElement[bool], limit: int) -> list[Any]:
-    child = aliased(Turn)
-    rows = connection.execute(
+def _first(connection: Connection, *conditions: ColumnElement[bool], order: Sequence[Any] = ()) -> Any:
+    """The first in this order, the newest of equals; None if there is none."""
+    return connection.execute(
         select(
             Turn.id,
             Turn.policy_id,
@@ -111,13 +115,11 @@ def _newest(connection: Connection, *conditions: ColumnElement[bool], limit: int
             Turn.asked,
             Turn.parent_id,
             Turn.thread,
-            exists().where(child.parent_id == Turn.id).label("followed"),
         )
         .where(*conditions)
-        .order_by(Turn.created_at.desc())
-        .limit(limit)
-    )
-    return list(rows)
+        .order_by(*order, Turn.created_at.desc())
+        .limit(1)
+    ).one_or_none()
 
 
 def _parent(row: Any, num_messages: int | None) -> Parent:
@@ -130,6 +132,7 @@ def _parent(row: Any, num_messages: int | None) -> Parent:
         output_ids=row.output_ids,
         stops=row.sampling.get("stop", []),
         tools=[] if row.asked.get("tool_choice") == "none" else row.asked.get("tools", []),
+        cut=row.finish_reason == "tool_calls" and row.asked.get("parallel_tool_calls") is False,
         spliced=row.parent_id is not None,
         num_messages=num_messages,
     )

@@ -10,7 +10,7 @@ import anyio
 import orjson
 
 from app.engine.capture import Capture
-from app.engine.errors import EngineUnavailable
+from app.engine.errors import EngineRefused, EngineUnavailable
 from app.engine.request import ChatCall
 from app.engine.transcript import Transcript
 from app.engine.wire import Wire, refusal
@@ -122,7 +122,7 @@ class ChatStream:
         with anyio.move_on_after(FAREWELL_SECONDS):
             try:
                 await self._abort(self.call.rid)
-            except EngineUnavailable:
+            except (EngineUnavailable, EngineRefused):
                 self._reader.cancel()
             await asyncio.wait([self._reader])
         self._reader.cancel()

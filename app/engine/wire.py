@@ -26,6 +26,8 @@ class Wire:
         self, method: str, path: str, body: dict[str, Any] | None, *, key: str | None, patience: float
     ) -> "aiohttp.client._RequestContextManager":
         """`patience`: the longest silence, in seconds, that is still taken for work. Use it within `in_sentences`."""
+        if self._session is not None and self._session.closed:
+            raise EngineUnavailable("This server is stopping.")
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, headers=HEADERS, auto_decompress=False)

@@ -8,9 +8,10 @@ from app.models.feedback import Feedback, Ranked
 from app.models.learning import Batch, BatchState, Reward, Sample, SampleState
 from app.models.policy import Deployment, Policy, Version, VersionState
 from app.models.project import ApiKey, Project
-from app.models.turn import SERVER_LOST, Turn, TurnPair, TurnState
+from app.models.turn import LOST_FLAW, SERVER_LOST, Turn, TurnPair, TurnState
 
 __all__ = [
+    "LOST_FLAW",
     "SERVER_LOST",
     "ApiKey",
     "Audit",

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from app.models.base import Base, Created, Json, Logprobs, TokenIds
 
+LOST_FLAW = "the server died mid-reply"
 SERVER_LOST = "server_lost"  # the finish reason of a turn whose process died
 
 

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from app.chat import threads
-from app.models import Turn
+from app.models import Sample, SampleState, Turn
 from tests.ring import Ring
 from tests.scripted_engine import ROLES, ScriptedEngine, rendered
+from workers.curate import curate
 
 Messages = list[dict[str, Any]]
 HELLO = [{"role": "user", "content": "hello"}]
@@ -122,8 +123,6 @@ async def test_a_clients_retry_makes_one_trainable_turn(ring: Ring, scripted: Sc
 
 
 async def test_a_retry_of_what_was_judged_leaves_the_judged_turn(ring: Ring, scripted: ScriptedEngine) -> None:
-    from workers.curate import curate
-
     first = await ask(ring, HELLO)
     await ring.thumb(first.id)
     await curate(ring.db)
@@ -131,8 +130,67 @@ async def test_a_retry_of_what_was_judged_leaves_the_judged_turn(ring: Ring, scr
     assert first.id in (second.flaw or "") and (await ring.get(Turn, first.id)).flaw is None
 
 
-@pytest.mark.parametrize(("value", "flaw"), [("false", "no consent to train"), ("true", None)])
+async def test_a_retry_takes_the_place_of_no_more_than_it_repeats(ring: Ring, scripted: ScriptedEngine) -> None:
+    others = [await ask(ring, HELLO) for _ in range(3)]
+    followed = await ask(ring, HELLO)
+    await ask(ring, follow(HELLO, followed))
+    elsewhere = await ask(ring, HELLO, headers={"x-conversation-id": "elsewhere"})
+    here = await ask(ring, HELLO, headers={"x-conversation-id": "here"})
+    await ask(ring, HELLO, headers={"x-stainless-retry-count": "1", "x-conversation-id": "here"})
+    kept = [await ring.get(Turn, turn.id) for turn in (*others, followed, elsewhere)]
+    assert all(turn.flaw is None for turn in kept)
+    assert "instead" in (await ring.get(Turn, here.id)).flaw
+
+
+@pytest.mark.parametrize("count", ["²", "9" * 5000, "-1", "", "one"])
+async def test_a_retry_count_that_is_no_number_counts_for_nothing(
+    ring: Ring, scripted: ScriptedEngine, count: str
+) -> None:
+    body = {"model": "shop", "messages": HELLO}
+    headers = {b"x-stainless-retry-count": count.encode("latin-1")}
+    assert (await ring.api.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
+
+
+async def test_the_longest_match_wins_over_newer_strangers(ring: Ring, scripted: ScriptedEngine) -> None:
+    first = await ask(ring, HELLO)
+    messages = follow(HELLO, first)
+    second = await ask(ring, messages)
+    for _ in range(12):
+        await ask(ring, HELLO)
+    third = await ask(ring, follow(messages, second))
+    assert (third.parent_id, third.conversation_id) == (second.id, first.conversation_id)
+
+
+async def test_where_calls_may_have_been_cut_the_tokens_are_not_kept(ring: Ring, scripted: ScriptedEngine) -> None:
+    scripted.tool_call, scripted.calls = ("order_status", "{}"), 2
+    fields = {"tools": [{"type": "function", "function": {"name": "order_status"}}], "parallel_tool_calls": False}
+    first = await ask(ring, HELLO, **fields)
+    scripted.tool_call = None
+    told = {"role": "tool", "tool_call_id": "call_1", "content": "ready"}
+    second = await ask(ring, [*HELLO, first.reply or {}, told], **fields)
+    assert second.parent_id == first.id and "more tools than were sent" in (second.continuity or "")
+
+
+async def test_arguments_nested_beyond_reason_are_taken_as_they_are(ring: Ring, scripted: ScriptedEngine) -> None:
+    function = {"name": "x", "arguments": "[" * 300 + "]" * 300}
+    asked = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    await ask(ring, [*HELLO, asked, {"role": "tool", "tool_call_id": "c", "content": "ready"}])
+
+
+@pytest.mark.parametrize(
+    ("value", "flaw"),
+    [(no, "no consent to train") for no in ("false", "False", "no", "0", "")] + [("true", None)],
+)
 async def test_a_request_may_withhold_consent(
     ring: Ring, scripted: ScriptedEngine, value: str, flaw: str | None
 ) -> None:
     assert (await ask(ring, HELLO, metadata={"attune_train": value})).flaw == flaw
+
+
+async def test_consent_can_be_withdrawn_by_a_new_label(ring: Ring, scripted: ScriptedEngine) -> None:
+    turn = await ask(ring, HELLO)
+    await ring.thumb(turn.id)
+    await curate(ring.db)
+    await ring.api.post(f"/v1/chat/completions/{turn.id}", json={"metadata": {"attune_train": "False"}})
+    assert (await ring.get(Turn, turn.id)).flaw == "no consent to train"
+    assert (await ring.get(Sample, turn.id)).state == SampleState.DROPPED
