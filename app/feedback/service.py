@@ -44,13 +44,14 @@ def submit_many(connection: Connection, items: Sequence[Item]) -> list[Receipt |
     mine: dict[ProjectKey, int] = {}
     for number, item in enumerate(items):
         key = (item.project_id, item.key)
-        if key in group.known or key in group.fresh:
+        if key in group.fresh:
             continue
         try:
             _plan(group, key, item)
             mine[key] = number
         except NotFound as error:
             refused[number] = error
+    _remember(connection, group, items, refused)
     _write(connection, group)
     return [
         refused.get(number) or _outcome(group, item, first=mine.get((item.project_id, item.key)) == number)
@@ -59,7 +60,6 @@ def submit_many(connection: Connection, items: Sequence[Item]) -> list[Receipt |
 
 
 def _look_around(connection: Connection, items: Sequence[Item]) -> Group:
-    keys = {(item.project_id, item.key) for item in items if item.keyed}
     completions, conversations = set(), set()
     for item in items:
         completions |= {choice.completion_id for choice in _choices(item)}
@@ -67,10 +67,20 @@ def _look_around(connection: Connection, items: Sequence[Item]) -> Group:
             conversations.add((item.project_id, item.about.conversation_id))
     turns = repository.turns(connection, completions) if completions else []
     return Group(
-        known=repository.with_keys(connection, keys) if keys else {},
+        known={},
         turns={(turn.project_id, turn.completion_id, turn.choice_index): turn for turn in turns},
         conversations=repository.conversations(connection, conversations) if conversations else set(),
     )
+
+
+def _remember(connection: Connection, group: Group, items: Sequence[Item], refused: dict[int, AttuneError]) -> None:
+    """What was said once is answered as then, though its target is gone by now. All other replays show when they are
+    written: so the usual case, something new, costs no look at old keys."""
+    keys = {(items[number].project_id, items[number].key) for number in refused if items[number].keyed}
+    if keys:
+        group.known |= repository.with_keys(connection, keys)
+        for number in [number for number in refused if (items[number].project_id, items[number].key) in group.known]:
+            del refused[number]
 
 
 def _choices(item: Item) -> list[Choice]:

@@ -2,6 +2,10 @@
 
 import asyncio
 import random
+import time
+from typing import Any
+
+from sqlalchemy.engine import Connection
 
 from app.db import Database
 from app.feedback import item, kinds, service
@@ -63,12 +67,15 @@ async def test_two_transactions_that_want_each_others_keys_take_turns(ring: Ring
     async def process(order: str) -> list[bool]:
         db = Database(ring.settings.database)
         replayed = []
-        async with db.write() as session:
+
+        def work(connection: Connection) -> None:
             for key in order:
-                [receipt] = await service.submit_many(session, [items[key]])
+                [receipt] = service.submit_many(connection, [items[key]])
                 assert isinstance(receipt, Receipt)
                 replayed.append(receipt.replayed)
-                await asyncio.sleep(0.2)
+                time.sleep(0.2)
+
+        await db.change(work)
         await db.close()
         return replayed
 
@@ -88,12 +95,15 @@ async def test_many_projects_and_kinds_share_a_commit_and_a_fixed_number_of_stat
     foreign = [item.make("proj-other", kinds.read(body), body) for body in bodies]
     counts = []
     for times in (1, 20):
-        async with ring.db.write() as session:
-            connection = await session.connection()
-            heard: list[str] = []
-            listener = statements(connection.sync_connection, heard)
-            outcomes = await service.submit_many(session, (items + foreign) * times)
+        heard: list[str] = []
+
+        def work(connection: Connection, heard: list[str] = heard, times: int = times) -> Any:
+            listener = statements(connection, heard)
+            outcomes = service.submit_many(connection, (items + foreign) * times)
             listener()
+            return outcomes
+
+        outcomes = await ring.db.change(work)
         counts.append(len(heard))
         assert [getattr(one, "status", 201) for one in outcomes[:8]] == [201] * 4 + [404] * 4
     assert counts[0] == counts[1] <= 6
