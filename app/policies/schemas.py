@@ -12,7 +12,7 @@ class RollbackRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     version: int | None = Field(
-        None, ge=0, description="the number to go back to; the serving version's parent if unset"
+        None, ge=0, le=999_999_999, description="the number to go back to; the serving version's parent if unset"
     )
     reason: str | None = Field(None, max_length=2000)
 
