@@ -13,7 +13,9 @@ from sqlalchemy.orm import aliased
 
 from app.auth import Caller
 from app.chat import continuity, threads
+from app.chat.consent import NO_CONSENT, withholds
 from app.chat.record import Opening
+from app.chat.sampling import sampling_flaw, sampling_of
 from app.chat.schemas import ChatRequest
 from app.config import Settings
 from app.db import Database, now
@@ -24,9 +26,6 @@ from app.errors import BadRequest
 from app.models import Sample, Turn, new_id
 from app.policies.routing import Route
 
-GREEDY_BELOW = 1e-5  # SGLang takes the likeliest token below 1e-6; the trainer divides by the temperature
-CONSENT = "attune_train"  # a pair of the request's metadata
-NO_CONSENT = "no consent to train"
 RETRY_SECONDS = 1800.0  # a stock client gives up on a reply after ten minutes, three times
 
 
@@ -195,31 +194,6 @@ def _earlier(connection: Connection, caller: Caller, asked: Asked) -> list[Any]:
     return list(rows)
 
 
-def sampling_of(request: ChatRequest, settings: Settings) -> Sampling:
-    """Raises BadRequest when more is asked for than one request may cost."""
-    if request.n > settings.max_choices:
-        raise BadRequest(f"'n' may be at most {settings.max_choices}.", param="n", code="invalid_value")
-    named = request.max_completion_tokens or request.max_tokens
-    cap = settings.output_token_cap
-    if named is not None and named * request.n > cap:
-        param = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
-        told = f"One request may ask for {cap} tokens at most, over all choices."
-        raise BadRequest(told, param=param, code="invalid_value")
-    if (length := sum(len(str(message.content or "")) for message in request.messages)) > settings.prompt_char_cap:
-        told = f"The messages hold {length} characters, and {settings.prompt_char_cap} are the most."
-        raise BadRequest(told, param="messages", code="context_length_exceeded")
-    return Sampling(
-        max_tokens=named or min(settings.max_output_tokens, cap // request.n),
-        temperature=request.temperature,
-        top_p=request.top_p,
-        stop=request.stops,
-        seed=request.seed,
-        frequency_penalty=request.frequency_penalty,
-        presence_penalty=request.presence_penalty,
-        logit_bias=request.logit_bias or None,
-    )
-
-
 def _choice(first: ChatCall, index: int) -> ChatCall:
     """Another choice of the same completion. A seed must not make all choices the same."""
     seed = None if first.sampling.seed is None else first.sampling.seed + index
@@ -228,26 +202,8 @@ def _choice(first: ChatCall, index: int) -> ChatCall:
 
 def _flaw(caller: Caller, asked: Asked, sampling: Sampling, judged: str | None) -> str | None:
     """Why these turns must not be trained on, as far as the request alone tells."""
-    if withholds(asked.request.metadata) or (CONSENT not in asked.request.metadata and not caller.train):
+    if withholds(asked.request.metadata) or not caller.train:
         return NO_CONSENT
     if judged is not None:
         return f"its client asked again after {judged}, which was judged"
     return sampling_flaw(sampling)
-
-
-def withholds(pairs: Mapping[str, str]) -> bool:
-    """Anything but "true" is a no: who writes "False" or "0" does not mean yes."""
-    return pairs.get(CONSENT, "true") != "true"
-
-
-def sampling_flaw(sampling: Sampling) -> str | None:
-    """The engine's log-probs are those of temperature alone: what bends sampling further was not the policy's own."""
-    if sampling.temperature < GREEDY_BELOW:
-        return "greedy: nothing was sampled"
-    if sampling.top_p < 1 or sampling.top_k > 0:
-        return "top-p or top-k cut the distribution that was sampled"
-    if sampling.frequency_penalty or sampling.presence_penalty:
-        return "penalties bent the distribution that was sampled"
-    if sampling.logit_bias:
-        return "a logit bias bent the distribution that was sampled"
-    return None

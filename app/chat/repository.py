@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import and_, delete, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.chat.plan import NO_CONSENT, withholds
+from app.chat.consent import NO_CONSENT, withholds
 from app.db import now
 from app.models import Policy, Sample, SampleState, Turn, TurnPair, TurnState, Version
 

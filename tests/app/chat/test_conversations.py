@@ -194,3 +194,10 @@ async def test_consent_can_be_withdrawn_by_a_new_label(ring: Ring, scripted: Scr
     await ring.api.post(f"/v1/chat/completions/{turn.id}", json={"metadata": {"attune_train": "False"}})
     assert (await ring.get(Turn, turn.id)).flaw == "no consent to train"
     assert (await ring.get(Sample, turn.id)).state == SampleState.DROPPED
+
+
+async def test_a_request_cannot_give_the_consent_that_its_key_withholds(ring: Ring, scripted: ScriptedEngine) -> None:
+    made = (await ring.api.post("/v1/keys", json={"train": False, "scopes": ["chat"]})).json()
+    headers = {"authorization": f"Bearer {made['key']}"}
+    for metadata in ({}, {"attune_train": "true"}):
+        assert (await ask(ring, HELLO, headers=headers, metadata=metadata)).flaw == "no consent to train"
