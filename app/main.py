@@ -22,7 +22,7 @@ from app.limits import Limits
 from app.models import new_id
 from app.policies.routing import Routes
 
-SETTLE_SECONDS = 8.0
+SETTLE_SECONDS = 3.0  # after uvicorn has waited for ten: the replies it cut then still come home
 NUL = errors.BadRequest("The address holds a NUL character, which nothing is named with.", code="invalid_url")
 STAINLESS = (
     "arch async custom-poll-interval helper-method lang os package-version poll-helper raw-response read-timeout "
