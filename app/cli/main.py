@@ -37,7 +37,8 @@ def up() -> None:
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, stop)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background job is born with SIGINT ignored
+        signal.signal(number, stop)
     try:
         with Up(get_settings(), typer.echo) as running:
             typer.echo("try `attune chat` in another terminal; ctrl-C stops everything")

@@ -9,6 +9,7 @@ from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner
 from agents.result import RunResultBase
 
 from demo.dialogues import SYSTEM
+from tests.clients.again import again
 from tests.clients.conftest import CONSTRAINED, Record, Running
 
 QUESTION = "Where is my order 4321?"
@@ -51,11 +52,13 @@ def assert_recorded(result: RunResultBase, record: Record, *, first_flaw: str | 
     assert result.raw_responses[-1].usage.output_tokens == turns[-1].num_output_tokens
 
 
+@again
 async def test_a_tool_loop_runs_and_is_recorded(model: OpenAIResponsesModel, record: Record) -> None:
     result = await Runner.run(support(model, order_status, "order_status"), QUESTION, run_config=QUIET, max_turns=6)
     assert_recorded(result, record, first_flaw=CONSTRAINED)
 
 
+@again
 async def test_a_streamed_tool_loop_runs_and_is_recorded(model: OpenAIResponsesModel, record: Record) -> None:
     result = Runner.run_streamed(support(model, order_status, "order_status"), QUESTION, run_config=QUIET, max_turns=6)
     kinds = [event.data.type async for event in result.stream_events() if event.type == "raw_response_event"]
@@ -63,6 +66,7 @@ async def test_a_streamed_tool_loop_runs_and_is_recorded(model: OpenAIResponsesM
     assert_recorded(result, record, first_flaw=CONSTRAINED)
 
 
+@again
 async def test_the_sdks_own_strict_tools_work_but_are_not_learned_from(
     model: OpenAIResponsesModel, record: Record
 ) -> None:

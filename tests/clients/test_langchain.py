@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from app.config import REPOSITORY
 from app.langchain import ChatAttune
 from demo.dialogues import SYSTEM
+from tests.clients.again import again
 from tests.clients.conftest import CONSTRAINED, Record, Running
 
 MESSAGES = [("system", SYSTEM), ("user", "When are you open on Friday?")]
@@ -69,6 +70,7 @@ def test_the_plain_model_is_invoked_and_streamed(plain: ChatOpenAI, record: Reco
     assert len(chunks) > 4 and together(chunks).response_metadata["finish_reason"] in ("stop", "length")
 
 
+@again
 def test_the_plain_model_calls_tools(plain: ChatOpenAI, record: Record) -> None:
     reply = plain.bind_tools([order_status], tool_choice="any").invoke(ORDER)
     [call] = reply.tool_calls
@@ -86,6 +88,7 @@ def test_the_plain_model_calls_tools(plain: ChatOpenAI, record: Record) -> None:
     [("json_schema", Opening, MESSAGES), ("function_calling", Order, ORDER)],
     ids=["json_schema", "function_calling"],
 )
+@again
 def test_the_plain_model_fills_in_a_pydantic_model(
     plain: ChatOpenAI, record: Record, method: Any, wanted: type[BaseModel], messages: Any
 ) -> None:
@@ -141,6 +144,7 @@ async def test_awaited_replies_are_judged(model: ChatAttune, record: Record) -> 
         assert [row.value for row in record.feedback(reply.response_metadata["id"])] == [-1.0]
 
 
+@again
 def test_a_streamed_call_of_a_tool_is_judged(model: ChatAttune, record: Record) -> None:
     forced = model.bind_tools([order_status], tool_choice="order_status")
     reply = together(list(forced.stream(ORDER)))
@@ -148,6 +152,7 @@ def test_a_streamed_call_of_a_tool_is_judged(model: ChatAttune, record: Record) 
     judged(model, reply, record, flaw=CONSTRAINED)
 
 
+@again
 def test_a_structured_reply_is_judged_whole_and_streamed(model: ChatAttune, record: Record) -> None:
     bound = model.with_structured_output(Opening, include_raw=True)
     answer: Any = bound.invoke(MESSAGES)

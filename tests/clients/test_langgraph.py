@@ -12,6 +12,7 @@ from langchain_openai import ChatOpenAI
 from app.langchain import ChatAttune
 from demo import agent as example
 from demo.shop import ORDERS
+from tests.clients.again import again
 from tests.clients.conftest import CONSTRAINED, Record, Running
 
 ASKED: Any = {"messages": [HumanMessage("Where is my order 4321?")]}
@@ -46,16 +47,19 @@ def assert_judged(model: ChatAttune, replies: list[AIMessage], record: Record) -
     assert turns[-1].reply is not None and turns[-1].reply["content"] == replies[-1].text
 
 
+@again
 def test_a_turn_of_the_agent_is_judged_when_invoked(model: ChatAttune, record: Record) -> None:
     state = example.build(model, force=True).invoke(ASKED, thread("invoked"))
     assert_judged(model, said(state["messages"]), record)
 
 
+@again
 def test_a_turn_of_the_agent_is_judged_when_streamed_by_steps(model: ChatAttune, record: Record) -> None:
     steps = list(example.build(model, force=True).stream(ASKED, thread("steps"), stream_mode="values"))
     assert_judged(model, said(steps[-1]["messages"]), record)
 
 
+@again
 def test_a_turn_of_the_agent_is_judged_when_streamed_by_tokens(model: ChatAttune, record: Record) -> None:
     """LangGraph's `messages` mode streams, though the node invokes: the stock model loses its id there."""
     agent = example.build(model, force=True)
@@ -69,6 +73,7 @@ def test_a_turn_of_the_agent_is_judged_when_streamed_by_tokens(model: ChatAttune
 
 
 @pytest.mark.asyncio(loop_scope="session")  # LangChain keeps one connection pool for all its models
+@again
 async def test_a_turn_of_the_agent_is_judged_when_awaited(model: ChatAttune, record: Record) -> None:
     agent = example.build(model, force=True)
     async for _ in agent.astream(ASKED, thread("awaited"), stream_mode="messages"):
@@ -76,6 +81,7 @@ async def test_a_turn_of_the_agent_is_judged_when_awaited(model: ChatAttune, rec
     assert_judged(model, said((await agent.aget_state(thread("awaited"))).values["messages"]), record)
 
 
+@again
 def test_with_the_stock_model_the_last_reply_is_judged_by_the_callers_own_name_for_it(
     attune: Running, record: Record
 ) -> None:
@@ -103,6 +109,7 @@ def test_left_to_itself_the_model_finds_the_tool(model: ChatAttune, record: Reco
             record.turn(reply.response_metadata["id"])
 
 
+@again
 def test_the_example_runs_as_it_is_shown(
     attune: Running, record: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from demo.dialogues import ORDER_STATUS, SYSTEM
+from tests.clients.again import again
 from tests.clients.conftest import CONSTRAINED, Record, Running, assert_exact
 
 MESSAGES: list[Any] = [
@@ -134,6 +135,7 @@ def test_the_model_may_call_a_tool_and_its_answer_comes_back(client: openai.Open
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+@again
 def test_a_demanded_tool_is_called(client: openai.OpenAI, record: Record, choice: Any, stream: bool) -> None:
     asked: Any = {
         "model": "shop",

@@ -10,6 +10,7 @@ from openai.types.responses import Response, ResponseFunctionToolCall
 from pydantic import BaseModel
 
 from demo.dialogues import ORDER_STATUS, SYSTEM
+from tests.clients.again import again
 from tests.clients.conftest import CONSTRAINED, Record, Running
 
 QUESTION = "When are you open on Friday?"
@@ -71,6 +72,7 @@ def test_a_pydantic_model_is_filled_in(client: openai.OpenAI, record: Record) ->
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@again
 def test_a_tool_loop_keeps_its_thread(client: openai.OpenAI, record: Record, stream: bool) -> None:
     asked: Any = {"model": "shop", "instructions": SYSTEM, "tools": [TOOL], "temperature": 0.3}
     said: list[Any] = [{"role": "user", "content": ORDER}]
