@@ -62,6 +62,7 @@ def serve() -> None:
         access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=10,
+        timeout_keep_alive=75,  # clients drop an idle connection after five seconds: at uvicorn's five it is a race
     )
 
 
