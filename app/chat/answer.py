@@ -60,7 +60,8 @@ async def whole(request: Request, caller: Caller, asked: ChatRequest) -> Answer:
     finally:
         watch.cancel()
     error = next((outcome.error for outcome in outcomes if outcome.error), None)
-    await _close(records, _endings_of(planned, outcomes, error, HUNG_UP if hung_up.is_set() else None))
+    captures = [outcome.completion.capture if outcome.completion else None for outcome in outcomes]
+    await _close(records, _endings(planned, captures, error or (ClientDisconnect() if hung_up.is_set() else None)))
     if error is not None:
         error.headers |= planned.headers
         raise error
@@ -81,7 +82,7 @@ async def stream(request: Request, caller: Caller, asked: ChatRequest) -> Stream
     except BaseException as error:
         await choices.leave()
         if opened:
-            await _close(records, _endings(planned, choices, error))
+            await _close(records, _endings(planned, choices.captures(), error))
         if isinstance(error, AttuneError):
             error.headers |= planned.headers
         raise
@@ -102,7 +103,7 @@ async def _chunks(records: Records, planned: Plan, choices: Choices) -> AsyncGen
         raise
     finally:
         await choices.leave()
-        await _close(records, _endings(planned, choices, trouble))
+        await _close(records, _endings(planned, choices.captures(), trouble))
 
 
 async def _plan(request: Request, caller: Caller, asked: ChatRequest) -> Plan:
@@ -146,19 +147,8 @@ async def _close(records: Records, endings: Sequence[Ending]) -> None:
         await asyncio.gather(*(records.close(ending) for ending in endings))
 
 
-def _endings_of(
-    planned: Plan, outcomes: Sequence[Outcome], error: AttuneError | None, reason: str | None
-) -> list[Ending]:
-    captures = [outcome.completion.capture if outcome.completion else None for outcome in outcomes]
-    if error is not None:
-        return _broken(planned, captures, TurnState.FAILED, "error", str(error))
-    if reason is not None:
-        return _broken(planned, captures, TurnState.ABORTED, reason, None)
-    return _done(planned, captures)
-
-
-def _endings(planned: Plan, choices: Choices, trouble: BaseException | None) -> list[Ending]:
-    captures = choices.captures()
+def _endings(planned: Plan, captures: Sequence[Capture | None], trouble: BaseException | None) -> list[Ending]:
+    """Trouble is an error of ours or the engine's; anything else is a client that left."""
     if isinstance(trouble, AttuneError):
         return _broken(planned, captures, TurnState.FAILED, "error", str(trouble))
     if trouble is not None:

@@ -59,7 +59,6 @@ class Plan:
     calls: tuple[ChatCall, ...]
     conversation_id: str
     opening: Opening
-    flaw: str | None
 
     @property
     def id(self) -> str:
@@ -112,6 +111,7 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
     flaw = _flaw(caller, asked, sampling, past.judged)
     calls = (call, *(_choice(call, index) for index in range(1, request.n)))
     conversation_id = threads.conversation(asked.conversation_id, past.parent)
+    shaped_by = request.asked()
     turns = [
         {
             "id": choice.rid,
@@ -125,7 +125,7 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
             "stream": request.stream,
             "messages": messages,
             "sampling": choice.sampling.body(),
-            "asked": request.asked(),
+            "asked": shaped_by,
             "conversation_id": conversation_id,
             "parent_id": past.parent.id if past.parent else None,
             "continuity": note,
@@ -148,7 +148,6 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
         calls=calls,
         conversation_id=conversation_id,
         opening=Opening(turns, pairs, replaced),
-        flaw=flaw,
     )
 
 

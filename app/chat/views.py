@@ -31,15 +31,9 @@ class CompletionView(BaseModel):
     usage: Usage
 
 
-class StoredCompletion(BaseModel):
+class StoredCompletion(CompletionView):
     """OpenAI's stored completion, and how the turn ended. `choices` holds those that came to an end."""
 
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[Choice]
-    usage: Usage
     metadata: dict[str, str]
     temperature: float | None
     top_p: float | None

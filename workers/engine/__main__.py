@@ -50,5 +50,4 @@ async def run(settings: Settings) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
     asyncio.run(run(get_settings()))
