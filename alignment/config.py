@@ -1,17 +1,10 @@
-"""What a policy's training is made of: small frozen values whose defaults are the vetted recipe."""
+"""What a policy's training is made of, besides its algorithm: small frozen values that just work."""
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, model_validator
 
-KLKind = Literal["k1", "k2", "k3"]
-Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
-
-
-class Frozen(BaseModel):
-    """A value: unknown fields are refused, known ones never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from alignment.recipes import AlgorithmConfig, Frozen, PPOConfig
 
 
 class LoRAConfig(Frozen):
@@ -24,6 +17,13 @@ class LoRAConfig(Frozen):
     )
 
 
+class CriticConfig(Frozen):
+    """The critic's adapter and rate. Values are learned from nothing, so it goes faster than the actor."""
+
+    rank: int = Field(default=8, ge=1)
+    lr: float = Field(default=1e-3, gt=0)
+
+
 class OptimConfig(Frozen):
     """AdamW. Adapters take ten times the rate of full weights; models under 10 M ten times more again."""
 
@@ -32,36 +32,35 @@ class OptimConfig(Frozen):
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    total_steps: int | None = Field(default=None, ge=1, description="where linear and cosine end")
+    final_share: float = Field(default=0.1, ge=0, le=1, description="of lr, from total_steps on")
 
-
-class PPOConfig(Frozen):
-    """Decoupled PPO with a truncated rollout weight, a running baseline and batch whitening.
-
-    `whiten="scale"` divides by the batch's deviation and leaves the centre to the running baseline; "full" also
-    subtracts the batch's mean, which takes any common shift with it: the baseline then moves no gradient.
-    """
-
-    type: Literal["ppo"] = "ppo"
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    clip_high: float = Field(default=0.2, gt=0)
-    clip_c: float = Field(default=3.0, gt=1)
-    rollout_cap: float = Field(default=2.0, ge=1)
-    kl_coef: float = Field(default=1e-3, ge=0)
-    kl_kind: KLKind = "k3"
-    epochs: int = Field(default=1, ge=1)
-    minibatches: int = Field(default=4, ge=1)
-    aggregation: Aggregation = "token-mean"
-    baseline_decay: float = Field(default=0.7, ge=0, lt=1)
-    whiten: Literal["scale", "full", "off"] = "scale"
+    @model_validator(mode="after")
+    def _an_end(self) -> "OptimConfig":
+        if self.schedule != "constant" and self.total_steps is None:
+            raise ValueError(f"a {self.schedule} schedule needs total_steps")
+        return self
 
 
 class TrainerConfig(Frozen):
     """Everything a learner is built from, besides the base model."""
 
-    algorithm: PPOConfig = PPOConfig()
-    lora: LoRAConfig = LoRAConfig()
+    algorithm: AlgorithmConfig = PPOConfig()
+    lora: LoRAConfig | None = Field(default=LoRAConfig(), description="None trains all weights")
+    critic: CriticConfig = CriticConfig()
     optim: OptimConfig = OptimConfig()
     microbatch_tokens: int = Field(default=2048, ge=1)
+    packing: Literal["tree", "chain", "off"] = Field(
+        default="tree",
+        description="what shares a row: sequences that begin alike, only those that continue one another, or nothing",
+    )
+    logits_chunk: int = Field(default=1 << 24, ge=1, description="the most logits that are in memory at a time")
+    gradient_checkpointing: bool = False
+    max_mismatch: float = Field(
+        default=0.5, gt=0, description="|recorded − recomputed| log-prob in the mean, beyond which a batch is refused"
+    )
     seed: int = Field(default=0, ge=0)
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -24,6 +24,10 @@ class Sample:
     reward: float
     version: int  # the n of `{policy}-v{n}` that spoke; 0 is the base model
     temperature: float = 1.0
+    lag: int = 0  # versions between the one that spoke and the one that is taught
+    group: str | None = None  # replies to one prompt, which may be compared
+    conversation: str | None = None
+    turn: int = 0  # its place in the conversation
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

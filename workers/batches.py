@@ -1,6 +1,6 @@
 """A batch's life at the trainer: claimed by lease, read as samples, settled under its fence."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ class Claimed:
     policy_name: str
     parent_id: str
     parent_path: str | None
-    lags: list[int]
     number: int
     batch: workshop.Batch
 
@@ -89,9 +88,12 @@ async def _read(session: AsyncSession, batch_id: str, fence: int) -> Claimed:
         .where(Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED)
         .order_by(Turn.created_at, Turn.id)
     )
-    samples = tuple(sample(turn, reward, number) for turn, reward, number in rows)
     line = await repository.ancestry(session, parent.id, MOST_STALE)
     lag = {version.number: steps for steps, version in enumerate(line)}
+    samples = tuple(
+        replace(sample(turn, reward, number), lag=lag[number], turn=place)
+        for place, (turn, reward, number) in enumerate(rows)
+    )
     return Claimed(
         fence=fence,
         attempt=batch.attempt,
@@ -99,7 +101,6 @@ async def _read(session: AsyncSession, batch_id: str, fence: int) -> Claimed:
         policy_name=policy.name,
         parent_id=parent.id,
         parent_path=parent.adapter_path,
-        lags=[lag[taught.version] for taught in samples],
         number=int(newest or 0) + 1,
         batch=workshop.Batch(batch_id, policy.name, samples),
     )
@@ -116,6 +117,8 @@ def sample(turn: Turn, reward: float, number: int) -> workshop.Sample:
         reward=reward,
         version=number,
         temperature=turn.sampling["temperature"],
+        group=turn.completion_id,  # the choices of one completion are replies to one prompt
+        conversation=turn.conversation_id,
     )
 
 
@@ -172,17 +175,18 @@ async def commit(
     return True
 
 
-async def fail(db: Database, claimed: Claimed, reason: str) -> None:
-    """The update itself refused (not finite, misaligned): on record, and learning goes on with other samples."""
+async def quarantine(db: Database, claimed: Claimed, reason: str) -> None:
+    """The update itself refused (not finite, foreign log-probs, nothing to compare): set aside with the reason, and
+    learning goes on with other samples."""
     async with db.write() as session:
-        await _give_up(session, claimed, BatchState.FAILED, reason)
+        await _give_up(session, claimed, BatchState.QUARANTINED, reason)
 
 
 async def _give_up(session: AsyncSession, claimed: Claimed, state: BatchState, reason: str) -> None:
     await lease.settle(
         session, Batch, claimed.batch.id, fence=claimed.fence, state=state, reason=reason, settled_at=now()
     )
-    await _samples(session, claimed.batch.id, SampleState.DROPPED, f"its batch failed: {reason}")
+    await _samples(session, claimed.batch.id, SampleState.DROPPED, f"its batch is set aside: {reason}")
     policy = await session.get_one(Policy, claimed.policy_id)
     record(session, "trainer", f"batch {state}", claimed.batch.id, reason, project_id=policy.project_id)
     nudge(session, "assemble")

@@ -1,57 +1,147 @@
-"""The policy: trunk and adapter, asked for the log-probs of given tokens and nothing else.
+"""The policy: one trunk under many hats, asked for the log-probs or values of given tokens and nothing else.
 
-It is the root that FSDP gathers, so all use of the model goes through `forward`.
+With LoRA the base weights are in memory once, frozen: actor, critic and anchor are adapters on them, and the
+reference is the trunk without any. With full weights the actor is the trunk itself, in float32; the reference is
+a second, frozen copy; the critic reads the trunk's hidden states and teaches it nothing.
+
+It is the root that FSDP gathers, so all use of the model goes through `forward`. One forward, then its backward:
+FSDP does not keep two apart.
 """
 
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from alignment.config import LoRAConfig
-from alignment.model import adapter, load, shard
+from alignment.config import TrainerConfig
+from alignment.errors import DamagedAdapter
+from alignment.model import adapter, masters, shard
+from alignment.model.hats import Acting, Hat
+from alignment.model.load import DTYPES, load_base
+from alignment.model.recompute import recompute
+from alignment.model.trunk import Rows, Trunk
 
+__all__ = ["Hat", "PolicyModel", "Rows"]
 
-class Rows(NamedTuple):
-    """B rows of T tokens, padded on the right, and the N tokens in them whose log-probs are wanted."""
-
-    ids_BT: Tensor
-    rows_N: Tensor
-    columns_N: Tensor  # where the token is predicted: one to the left of where it stands
-    targets_N: Tensor
-    temperatures_N: Tensor
+VALUE_HEAD = "value_head.weight"
 
 
 class PolicyModel(nn.Module):
-    def __init__(self, base_model: Path, lora: LoRAConfig, dtype: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        base_model: Path,
+        config: TrainerConfig,
+        device: torch.device,
+        *,
+        critic: bool = False,
+        reference: bool = True,
+        anchor: bool = False,
+    ) -> None:
+        """Hats that are not asked for take no memory. All are made here, because FSDP takes none on later.
+
+        Raises ValueError for an anchor without LoRA.
+        """
         super().__init__()
-        self.model = load.load_base(base_model, dtype, device)
-        adapter.attach(self.model, lora)
+        self.base_model = base_model
+        self.lora = config.lora
+        self.dtype = DTYPES[config.dtype]
+        self.anchored = anchor
+        self.acting = Acting()
+        self.frozen: Trunk | None = None
+        self.value_head: nn.Linear | None = None
+        if config.lora is None:
+            if anchor:
+                raise ValueError("An anchor is an adapter; with full weights there is none.")
+            model = load_base(base_model, "float32", device).requires_grad_(True)
+            if self.dtype != torch.float32:
+                masters.read_as(model, self.dtype)
+            if reference:
+                self.frozen = Trunk(load_base(base_model, config.dtype, device), config.logits_chunk)
+        else:
+            model = load_base(base_model, config.dtype, device)
+            adapter.attach(model, config.lora, self.acting)
+            adapter.add(model, "actor", config.lora.rank, trainable=True)
+            if critic:
+                adapter.add(model, "critic", config.critic.rank, trainable=True)
+            if anchor:
+                adapter.add(model, "anchor", config.lora.rank, trainable=False)
+        self.trunk = Trunk(model, config.logits_chunk)
+        if critic:
+            width = model.get_output_embeddings().in_features
+            self.value_head = nn.Linear(width, 1, bias=False, device=device, dtype=torch.float32)
+            nn.init.zeros_(self.value_head.weight)
+        if config.gradient_checkpointing:
+            recompute(self.trunk.layers, self.acting)
 
     @property
-    def layers(self) -> nn.ModuleList:
-        layers = self.model.get_decoder().layers
-        assert isinstance(layers, nn.ModuleList)
-        return layers
+    def hats(self) -> tuple[Hat, ...]:
+        """Those that this policy has."""
+        there: dict[Hat, bool] = {
+            "actor": True,
+            "reference": self.lora is not None or self.frozen is not None,
+            "critic": self.value_head is not None,
+            "anchor": self.anchored,
+        }
+        return tuple(hat for hat in there if there[hat])
 
-    def adapter(self) -> dict[str, nn.Parameter]:
-        return adapter.parameters(self.model)
+    @property
+    def masks_allowed(self) -> bool:
+        """May rows have a mask of their own?"""
+        return self.trunk.masks_allowed
+
+    def shard(self, device: torch.device) -> None:
+        """Cut the weights over the ranks, if there are several. Optimizers are built after this."""
+        alone = [module for module in (self.value_head,) if module is not None]
+        layers = [*self.trunk.layers, *(self.frozen.layers if self.frozen else ())]
+        whole = [self.frozen] if self.frozen else []
+        shard.shard(self, [*layers, *whole], alone, device, self.dtype)
+
+    def tensors(self, hat: Hat) -> dict[str, nn.Parameter]:
+        """What a hat consists of, by file name: nothing for the reference. Raises ValueError for a missing hat."""
+        self._check(hat)
+        shard.at_rest(self)
+        if self.lora is None and hat == "actor":
+            return masters.parameters(self.trunk.model)
+        named = adapter.parameters(self.trunk.model, hat)
+        if hat == "critic":
+            assert self.value_head is not None
+            named[VALUE_HEAD] = self.value_head.get_parameter("weight")
+        return named
 
     @torch.no_grad()
-    def wear(self, tensors: dict[str, Tensor]) -> None:
-        """Take on an adapter, given whole; every rank keeps its share."""
-        for name, parameter in self.adapter().items():
+    def wear(self, tensors: dict[str, Tensor], hat: Hat = "actor") -> None:
+        """Take on tensors, given whole; every rank keeps its share. Raises DamagedAdapter if they do not fit."""
+        parameters = self.tensors(hat)
+        shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+        given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if given != shapes:
+            strange = min(name for name in shapes.keys() | given.keys() if shapes.get(name) != given.get(name))
+            raise DamagedAdapter(
+                f"The {hat} takes {strange} of shape {shapes.get(strange)}, and was given {given.get(strange)}."
+            )
+        for name, parameter in parameters.items():
             parameter.copy_(shard.like(tensors[name], parameter))
 
-    def forward(self, rows: Rows) -> Tensor:
-        """log_softmax(logits / temperature) at the wanted tokens, in float32.  → [N]
+    def fresh(self, hat: Hat, seed: int) -> dict[str, Tensor]:
+        """Whole tensors of a hat that has learned nothing: they act as the base model does, or value all at 0."""
+        if self.lora is None and hat == "actor":
+            model = load_base(self.base_model, "float32", torch.device("cpu"))
+            return {name: parameter.detach() for name, parameter in masters.parameters(model).items()}
+        return adapter.fresh({name: tuple(tensor.shape) for name, tensor in self.tensors(hat).items()}, seed)
 
-        Padding on the right needs no mask: attention looks to the left only. And logits are the widest
-        tensor of all, so they are computed only where a token is wanted.
-        """
-        hidden_BTD = self.model.get_decoder()(input_ids=rows.ids_BT, use_cache=False).last_hidden_state
-        hidden_ND = hidden_BTD[rows.rows_N, rows.columns_N]
-        logits_NV = self.model.get_output_embeddings()(hidden_ND).float()
-        return -cross_entropy(logits_NV / rows.temperatures_N[:, None], rows.targets_N, reduction="none")
+    def forward(self, rows: Rows, hat: Hat = "actor") -> Tensor:
+        """Log-probs of the wanted tokens, or, from the critic, the values of the states before them.  → [N] float32"""
+        self._check(hat)
+        if hat == "reference" and self.frozen is not None:
+            return self.frozen(rows)
+        with self.acting.wearing(hat):
+            if hat != "critic":
+                return self.trunk(rows)
+            assert self.value_head is not None
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.lora is not None):
+                hidden_ND = self.trunk.hidden(rows)
+            return self.value_head(hidden_ND.float()).squeeze(-1)
+
+    def _check(self, hat: Hat) -> None:
+        if hat not in self.hats:
+            raise ValueError(f"This policy was built without {hat}.")

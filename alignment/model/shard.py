@@ -7,13 +7,14 @@ whole tensors, so nobody else has to know how many ranks there are.
 import logging
 import os
 import sys
+from collections.abc import Iterable
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
@@ -40,14 +41,29 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
-def shard(root: nn.Module, layers: nn.ModuleList, device: torch.device) -> None:
-    """Cut every decoder layer by itself, so that only one is whole at a time; the rest with the root."""
+def shard(
+    root: nn.Module, units: Iterable[nn.Module], precise: Iterable[nn.Module], device: torch.device, dtype: torch.dtype
+) -> None:
+    """Cut every unit by itself, so that only one is whole at a time; the rest with the root.
+
+    Units are gathered in `dtype`, and what is `precise` as it is; gradients are summed in float32 in any case.
+    """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for layer in layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(root, mesh=mesh)
+    # Inputs are left alone: among them are temperatures, which bfloat16 would bend.
+    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for module in precise:
+        fully_shard(module, mesh=mesh)
+    for unit in units:
+        fully_shard(unit, mesh=mesh, mp_policy=mixed)
+    fully_shard(root, mesh=mesh, mp_policy=mixed)
+
+
+def at_rest(root: nn.Module) -> None:
+    """Between forwards FSDP keeps the root's own weights whole, as copies; let go of them, and show the shards."""
+    if isinstance(root, FSDPModule):
+        root.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -1,60 +1,99 @@
-"""What a learner is between two updates, on disk: adapter, optimizer and progress, as safetensors and JSON.
+"""What a learner is between two updates, on disk, as safetensors and JSON.
 
-adapter_model.safetensors   adapter_config.json   for the engine
+adapter_model.safetensors   adapter_config.json     for the engine; with full weights, a Hugging Face model's own files
 trainer/optimizer.safetensors   trainer/state.json   to go on learning, bit for bit
+trainer/critic.safetensors                          where there is a critic: its tensors and their moments
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
+import shutil
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from alignment.config import LoRAConfig
+from alignment.errors import DamagedAdapter
 from alignment.manifest import ADAPTER, AdapterSpec, check_adapter, verify
 from alignment.model import adapter
 
+WEIGHTS = "model.safetensors"
 OPTIMIZER = Path("trainer/optimizer.safetensors")
+CRITIC = Path("trainer/critic.safetensors")
 STATE = Path("trainer/state.json")
+_TENSOR, _MOMENT = "tensor.", "moment."
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the policy is: updates made, optimizer steps in them, running baseline of its rewards."""
+    """How far the policy is: updates made, optimizer steps in them, what the algorithm remembers."""
 
     updates: int = 0
     optimizer_steps: int = 0
-    baseline: float = 0.0
+    critic_steps: int = 0
+    algorithm: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Tensors by file name and their moments, whole. `moments` is None for what was not trained here."""
+
+    tensors: dict[str, Tensor]
+    moments: dict[str, Tensor] | None
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a learner is, whole. `moments` is None for an adapter that was not trained here."""
+    """All that a learner is."""
 
-    adapter: dict[str, Tensor]
-    moments: dict[str, Tensor] | None
+    actor: Trained
+    critic: Trained | None
     progress: Progress
 
 
-def write(directory: Path, checkpoint: Checkpoint, lora: LoRAConfig, base_model: Path) -> None:
-    assert checkpoint.moments is not None, "a learner always has moments"
+def write(directory: Path, content: Checkpoint, lora: LoRAConfig | None, base_model: Path) -> None:
+    assert content.actor.moments is not None, "a learner always has moments"
     (directory / STATE).parent.mkdir()
-    save_file(_plain(checkpoint.adapter), directory / ADAPTER)
-    adapter.write_config(directory, lora, base_model)
-    save_file(_plain(checkpoint.moments), directory / OPTIMIZER)
-    (directory / STATE).write_text(json.dumps(asdict(checkpoint.progress)))
+    if lora is None:
+        for path in base_model.iterdir():  # configuration and tokenizer: whatever makes weights a model
+            if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in path.name:
+                shutil.copyfile(path, directory / path.name)
+        save_file(_plain(content.actor.tensors), directory / WEIGHTS, metadata={"format": "pt"})
+    else:
+        save_file(_plain(content.actor.tensors), directory / ADAPTER)
+        adapter.write_config(directory, lora, base_model)
+    save_file(_plain(content.actor.moments), directory / OPTIMIZER)
+    if content.critic is not None and content.critic.moments is not None:
+        tensors = {_TENSOR + name: tensor for name, tensor in content.critic.tensors.items()}
+        moments = {_MOMENT + name: moment for name, moment in content.critic.moments.items()}
+        save_file(_plain(tensors | moments), directory / CRITIC)
+    (directory / STATE).write_text(json.dumps(asdict(content.progress)))
 
 
-def read(directory: Path, spec: AdapterSpec) -> Checkpoint:
-    """Refuse what is damaged or does not fit the base model; begin anew where there is no trainer's state."""
+def read(directory: Path, spec: AdapterSpec | None) -> Checkpoint:
+    """Refuse what is damaged or, for an adapter, does not fit the base model; begin anew where there is no trainer's
+    state. `spec` is None for full weights.
+    """
     verify(directory)
-    check_adapter(directory, spec)
-    tensors = load_file(directory / ADAPTER)
+    if spec is not None:
+        check_adapter(directory, spec)
+    elif not (directory / WEIGHTS).exists():
+        raise DamagedAdapter(f"{directory} has no {WEIGHTS}: it is not a version of full weights.")
+    tensors = load_file(directory / (WEIGHTS if spec is None else ADAPTER))
     if not (directory / STATE).exists():
-        return Checkpoint(tensors, None, Progress())
+        return Checkpoint(Trained(tensors, None), None, Progress())
     progress = replace(Progress(), **json.loads((directory / STATE).read_text()))
-    return Checkpoint(tensors, load_file(directory / OPTIMIZER), progress)
+    critic = None
+    if (directory / CRITIC).exists():
+        both = load_file(directory / CRITIC)
+        critic = Trained(_named(both, _TENSOR), _named(both, _MOMENT))
+    return Checkpoint(Trained(tensors, load_file(directory / OPTIMIZER)), critic, progress)
+
+
+def _named(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

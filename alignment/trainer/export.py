@@ -27,7 +27,7 @@ class Export:
 
 
 def export(
-    directory: Path, content: Checkpoint, lora: LoRAConfig, base_model: Path, lineage: Mapping[str, Any]
+    directory: Path, content: Checkpoint, lora: LoRAConfig | None, base_model: Path, lineage: Mapping[str, Any]
 ) -> Export:
     began = time.perf_counter()
     directory.parent.mkdir(parents=True, exist_ok=True)

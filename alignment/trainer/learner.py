@@ -3,43 +3,49 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from alignment.algorithms import ALGORITHMS
+from alignment.algorithms import build
 from alignment.config import TrainerConfig
-from alignment.errors import NonFiniteUpdate
+from alignment.errors import AlignmentError
 from alignment.manifest import AdapterSpec
-from alignment.model import adapter, shard
+from alignment.model import shard
 from alignment.model.load import pick_device
 from alignment.model.policy import PolicyModel
-from alignment.samples import Batch, check_variance
+from alignment.samples import Batch
 from alignment.trainer import checkpoint
-from alignment.trainer.checkpoint import Checkpoint, Progress
+from alignment.trainer.checkpoint import Checkpoint, Progress, Trained
 from alignment.trainer.export import Export, export
-from alignment.trainer.lesson import Lesson, minibatches, output_mask, recorded_logprobs
-from alignment.trainer.logprobs import score, score_all
+from alignment.trainer.logprobs import score_alone
 from alignment.trainer.optim import Optimizer
-from alignment.trainer.packing import Scored, plan
+from alignment.trainer.packing import Scored
 from alignment.trainer.probing import Probe, probe_ids
-from alignment.trainer.report import Stopwatch, Tally, UpdateReport, describe
+from alignment.trainer.report import UpdateReport
+from alignment.trainer.update import Update
 
 
 class Learner:
-    """Built once and kept: the base model is loaded and cut over the ranks here, adapters come and go."""
+    """Built once and kept: the base model is loaded and cut over the ranks here, versions come and go."""
 
     def __init__(self, base_model: Path, config: TrainerConfig) -> None:
         self.base_model = base_model
         self.config = config
         self.device = pick_device(config.device)
         self.rank, self.num_ranks = shard.join(self.device)
-        self.policy = PolicyModel(base_model, config.lora, config.dtype, self.device)
-        shard.shard(self.policy, self.policy.layers, self.device)
-        self.optimizer = Optimizer(self.policy.adapter(), config.optim)
-        self.algorithm = ALGORITHMS[config.algorithm.type](config.algorithm)
+        self.algorithm = build(config.algorithm)
+        self.policy = PolicyModel(
+            base_model,
+            config,
+            self.device,
+            critic=self.algorithm.needs_critic,
+            reference=self.algorithm.needs_reference,
+        )
+        self.policy.shard(self.device)
+        self.optimizer = Optimizer(self.policy.tensors("actor"), config.optim)
+        self.critic_optimizer: Optimizer | None = None
+        if self.algorithm.needs_critic:
+            settings = config.optim.model_copy(update={"lr": config.critic.lr})
+            self.critic_optimizer = Optimizer(self.policy.tensors("critic"), settings)
         self.probe_ids = probe_ids(base_model)
         self.progress = Progress()
         self.restore(None)
@@ -47,26 +53,37 @@ class Learner:
     def restore(self, directory: Path | None) -> None:
         """Become the version in `directory`; None is the policy that has learned nothing yet."""
         if directory is None:
-            shapes = {name: tuple(tensor.shape) for name, tensor in self.policy.adapter().items()}
-            self._become(Checkpoint(adapter.fresh(shapes, self.config.seed), None, Progress()))
+            self._become(Checkpoint(Trained(self.policy.fresh("actor", self.config.seed), None), None, Progress()))
         else:
-            spec = AdapterSpec.of(self.base_model, self.config.lora)
-            self._become(checkpoint.read(directory, spec))
+            lora = self.config.lora
+            self._become(checkpoint.read(directory, None if lora is None else AdapterSpec.of(self.base_model, lora)))
 
     def update(self, batch: Batch) -> UpdateReport:
-        """Learn from a batch, all of it or nothing: after a refusal the policy is what it was."""
-        check_variance([sample.reward for sample in batch.samples])
+        """Learn from a batch, all of it or nothing: after a refusal the policy is what it was.
+
+        Raises AlignmentError: NoVariance, NothingToCompare, SingletonGroup, ForeignSamples or NonFiniteUpdate.
+        """
         before = self._checkpoint()
         try:
-            return self._update(batch)
-        except NonFiniteUpdate:
+            report = Update(self, batch).make()
+        except AlignmentError:
             self._become(before)
             raise
+        self.progress = Progress(
+            updates=self.progress.updates + 1,
+            optimizer_steps=self.optimizer.steps,
+            critic_steps=self.critic_optimizer.steps if self.critic_optimizer else 0,
+            algorithm=self.algorithm.state_dict(),
+        )
+        return report
 
     def probe(self) -> Probe:
         """Log-probs of the fixed texts under the policy as it stands."""
         sequences = [Scored(ids, start=1) for ids in self.probe_ids]
-        rows = zip(self._score(sequences).tolist(), self.probe_ids, strict=True)
+        logprobs_BT = score_alone(
+            self.policy, sequences, budget=self.config.microbatch_tokens, rank=self.rank, num_ranks=self.num_ranks
+        )
+        rows = zip(logprobs_BT.tolist(), self.probe_ids, strict=True)
         return Probe(self.probe_ids, tuple(tuple(row[: len(ids) - 1]) for row, ids in rows))
 
     def export(self, directory: Path, lineage: Mapping[str, Any]) -> Export:
@@ -77,72 +94,28 @@ class Learner:
             done = export(directory, content, self.config.lora, self.base_model, lineage)
         return replace(done, manifest_sha256=shard.from_rank_zero(done.manifest_sha256))
 
-    def _update(self, batch: Batch) -> UpdateReport:
-        recipe, watch = self.config.algorithm, Stopwatch()
-        lesson, metrics, baseline = self._prepare(batch, watch)
-        order = torch.Generator().manual_seed(self.config.seed + self.progress.updates)
-        tallies = [Tally() for _ in range(recipe.epochs)]
-        grad_norms = []
-        with watch.measure("update_actor"):
-            for tally in tallies:
-                for minibatch in minibatches(lesson.sequences, recipe.minibatches, order):
-                    tally.add(self._learn(lesson, minibatch))
-                    grad_norms.append(self.optimizer.step())
-        steps = len(grad_norms) // recipe.epochs
-        epochs = [tally.means(steps, self.num_ranks) for tally in tallies]
-        self.progress = Progress(self.progress.updates + 1, self.optimizer.steps, baseline)
-        metrics |= {name: fmean(epoch[name] for epoch in epochs) for name in epochs[0]}
-        metrics |= {
-            "reference_kl": epochs[-1]["reference_kl"],
-            "actor/kl_coef": recipe.kl_coef,
-            "actor/grad_norm": fmean(grad_norms),
-            "actor/lr": self.config.optim.lr,
-            "critic/baseline": baseline,
-        }
-        return UpdateReport(batch.id, self.progress.updates, metrics | watch.metrics)
-
-    def _prepare(self, batch: Batch, watch: Stopwatch) -> tuple[Lesson, dict[str, float], float]:
-        """Score the batch, give credit; return the lesson, its metrics and the baseline to remember."""
-        sequences = [Scored.of(sample) for sample in batch.samples]
-        with watch.measure("parent"):
-            parent_BT = self._score(sequences)
-        with watch.measure("reference"), adapter.switched_off(self.policy):
-            reference_BT = self._score(sequences)
-        mask_BT = output_mask(sequences, self.device)
-        rewards_B = torch.tensor([sample.reward for sample in batch.samples], device=self.device)
-        advantages_BT, baseline = self.algorithm.credit(rewards_B, mask_BT, self.progress.baseline)
-        correction = self.algorithm.correct(parent_BT, recorded_logprobs(batch.samples, mask_BT), mask_BT)
-        metrics = describe(batch.samples, advantages_BT, mask_BT) | correction.metrics
-        lesson = Lesson(sequences, mask_BT, parent_BT, reference_BT, correction.weights_BT, advantages_BT)
-        return lesson, metrics, baseline
-
-    def _learn(self, lesson: Lesson, minibatch: list[int]) -> dict[str, Tensor]:
-        """Leave the minibatch's gradient on the parameters; return this rank's share of the metrics."""
-        tally = Tally()
-        sequences = [lesson.sequences[index] for index in minibatch]
-        for share in plan(sequences, self.config.microbatch_tokens, self.num_ranks)[self.rank :: self.num_ranks]:
-            group = [minibatch[index] for index in share]
-            present = group or minibatch[:1]  # an empty micro-batch still meets the other ranks, and adds 0
-            logprobs_BT = score(self.policy, [lesson.sequences[index] for index in present], lesson.mask_BT[present])
-            outputs = self.algorithm.loss(lesson.inputs(minibatch, present, logprobs_BT))
-            weight = float(bool(group))
-            (outputs.loss * weight * self.num_ranks).backward()  # FSDP averages over the ranks
-            tally.add({name: value * weight for name, value in outputs.metrics.items()})
-        return tally.sums
-
-    def _score(self, sequences: list[Scored]) -> Tensor:
-        budget = self.config.microbatch_tokens
-        return score_all(self.policy, sequences, budget=budget, rank=self.rank, num_ranks=self.num_ranks)
-
     def _checkpoint(self) -> Checkpoint:
-        tensors = {name: shard.whole(tensor).detach().clone() for name, tensor in self.policy.adapter().items()}
-        moments = {name: moment.clone() for name, moment in self.optimizer.moments().items()}
-        return Checkpoint(tensors, moments, self.progress)
+        def taken(hat: Any, optimizer: Optimizer) -> Trained:
+            tensors = {name: shard.whole(t).detach().clone() for name, t in self.policy.tensors(hat).items()}
+            return Trained(tensors, {name: moment.clone() for name, moment in optimizer.moments().items()})
+
+        critic = taken("critic", self.critic_optimizer) if self.critic_optimizer else None
+        return Checkpoint(taken("actor", self.optimizer), critic, self.progress)
 
     def _become(self, content: Checkpoint) -> None:
-        self.policy.wear(content.adapter)
-        if content.moments is None:
-            self.optimizer.reset()
-        else:
-            self.optimizer.load(content.moments, content.progress.optimizer_steps)
+        self.policy.wear(content.actor.tensors, "actor")
+        _resume(self.optimizer, content.actor.moments, content.progress.optimizer_steps)
+        if self.critic_optimizer:
+            # A version that another algorithm made has no critic: this one begins to judge anew.
+            critic = content.critic or Trained(self.policy.fresh("critic", self.config.seed), None)
+            self.policy.wear(critic.tensors, "critic")
+            _resume(self.critic_optimizer, critic.moments, content.progress.critic_steps)
+        self.algorithm.load_state_dict(content.progress.algorithm)
         self.progress = content.progress
+
+
+def _resume(optimizer: Optimizer, moments: Mapping[str, Any] | None, steps: int) -> None:
+    if moments is None:
+        optimizer.reset()
+    else:
+        optimizer.load(dict(moments), steps)

@@ -1,40 +1,13 @@
-"""A batch as tensors: all that the loss needs of it and that stays the same while it is learned from."""
+"""A batch laid out as tensors, and cut into the minibatches that are one optimizer step each."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from alignment.algorithms import LossInputs
+from alignment.algorithms import MicroBatch, TrainData
 from alignment.samples import Sample
 from alignment.trainer.packing import Scored, threads
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """B samples of up to T output tokens."""
-
-    sequences: Sequence[Scored]
-    mask_BT: Tensor
-    parent_BT: Tensor
-    reference_BT: Tensor
-    weights_BT: Tensor
-    advantages_BT: Tensor
-
-    def inputs(self, minibatch: Sequence[int], group: Sequence[int], logprobs_BT: Tensor) -> LossInputs:
-        """One micro-batch of a minibatch, with the minibatch's own counts to divide by."""
-        rows = list(group)
-        return LossInputs(
-            logprobs_BT=logprobs_BT,
-            parent_BT=self.parent_BT[rows],
-            reference_BT=self.reference_BT[rows],
-            weights_BT=self.weights_BT[rows],
-            advantages_BT=self.advantages_BT[rows],
-            mask_BT=self.mask_BT[rows],
-            num_tokens=int(self.mask_BT[list(minibatch)].sum()),
-            num_sequences=len(minibatch),
-        )
 
 
 def output_mask(sequences: Sequence[Scored], device: torch.device) -> Tensor:
@@ -43,15 +16,67 @@ def output_mask(sequences: Sequence[Scored], device: torch.device) -> Tensor:
     return (torch.arange(int(counts.max())) < counts[:, None]).float().to(device)
 
 
-def recorded_logprobs(samples: Sequence[Sample], mask_BT: Tensor) -> Tensor:
-    """What the engine said, laid out as the mask is.  → [B, T]"""
-    flat = [logprob for sample in samples for logprob in sample.logprobs]
-    return torch.zeros_like(mask_BT).masked_scatter(mask_BT.bool(), torch.tensor(flat, device=mask_BT.device))
+def lay_out(samples: Sequence[Sample], device: torch.device) -> TrainData:
+    """All that is known of a batch before anything is scored."""
+    mask_BT = output_mask([Scored.of(sample) for sample in samples], device)
+    flat = torch.tensor([logprob for sample in samples for logprob in sample.logprobs], device=device)
+    return TrainData(
+        samples=samples,
+        mask_BT=mask_BT,
+        rewards_B=torch.tensor([sample.reward for sample in samples], device=device),
+        rollout_BT=torch.zeros_like(mask_BT).masked_scatter(mask_BT.bool(), flat),
+    )
 
 
-def minibatches(sequences: Sequence[Scored], parts: int, order: torch.Generator) -> list[list[int]]:
-    """A shuffled batch in up to `parts` pieces, none empty; a conversation's turns stay together."""
-    together = threads(sequences)
-    shuffled = torch.randperm(len(together), generator=order)
-    pieces = shuffled.tensor_split(min(parts, len(together)))
-    return [[index for thread in piece.tolist() for index in together[thread]] for piece in pieces]
+def minibatches(
+    samples: Sequence[Sample], together: Iterable[Sequence[int]], parts: int, order: torch.Generator
+) -> list[list[int]]:
+    """A shuffled batch in up to `parts` pieces, none empty.
+
+    What belongs together stays together: the turns of a conversation and the replies to one prompt, because they
+    share their computation, and the sets in `together`, because their loss is one.
+    """
+    units = _units(samples, together)
+    shuffled = torch.randperm(len(units), generator=order)
+    pieces = shuffled.tensor_split(min(parts, len(units)))
+    return [[index for unit in piece.tolist() for index in units[unit]] for piece in pieces]
+
+
+def micro_batch(data: TrainData, minibatch: Sequence[int], rows: Sequence[int], scored_BT: Tensor) -> MicroBatch:
+    """Some rows of a minibatch, with the minibatch's own counts to divide by."""
+    return MicroBatch(
+        whole=data,
+        rows=tuple(rows),
+        scored_BT=scored_BT,
+        num_tokens=int(data.mask_BT[list(minibatch)].sum()),
+        num_sequences=len(minibatch),
+        minibatch=tuple(minibatch),
+    )
+
+
+def _units(samples: Sequence[Sample], together: Iterable[Sequence[int]]) -> list[list[int]]:
+    """The connected parts of a batch, in order of their first samples."""
+    leader = list(range(len(samples)))
+
+    def find(index: int) -> int:
+        while leader[index] != index:
+            leader[index] = leader[leader[index]]
+            index = leader[index]
+        return index
+
+    def join(indices: Sequence[int]) -> None:
+        for other in indices[1:]:
+            a, b = find(indices[0]), find(other)
+            leader[max(a, b)] = min(a, b)
+
+    named: dict[str, list[int]] = {}
+    for index, sample in enumerate(samples):
+        for name in (sample.group and f"group {sample.group}", sample.conversation and f"of {sample.conversation}"):
+            if name:
+                named.setdefault(name, []).append(index)
+    for indices in (*named.values(), *together, *threads([Scored.of(sample) for sample in samples])):
+        join(indices)
+    units: dict[int, list[int]] = {}
+    for index in range(len(samples)):
+        units.setdefault(find(index), []).append(index)
+    return list(units.values())

@@ -1,4 +1,4 @@
-"""AdamW over the adapter, with state that can be taken out whole and put back bit for bit."""
+"""AdamW over named tensors, with state that can be taken out whole and put back bit for bit."""
 
 import math
 
@@ -16,7 +16,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class Optimizer:
     def __init__(self, parameters: dict[str, nn.Parameter], config: OptimConfig) -> None:
         self.parameters = parameters
-        self.max_grad_norm = config.max_grad_norm
+        self.config = config
         self.adamw = torch.optim.AdamW(
             parameters.values(),
             lr=config.lr,
@@ -26,17 +26,26 @@ class Optimizer:
             foreach=True,
         )
 
-    def step(self) -> float:
-        """Clip by the global norm and step; return the norm before clipping. All ranks see the same norm."""
-        parameters = list(self.parameters.values())
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norm = shard.whole(get_total_norm(gradients))
+    def norm(self) -> Tensor:
+        """The gradient's, which all ranks see alike. Raises NonFiniteUpdate if it is not finite."""
+        norm = shard.whole(get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None]))
         if not math.isfinite(norm):
             raise NonFiniteUpdate(f"The gradient's norm is {norm.item()}; the policy stays as it was.")
-        clip_grads_with_norm_(parameters, self.max_grad_norm, norm)
+        return norm
+
+    def step(self) -> float:
+        """Clip by the global norm and step; return the norm before clipping."""
+        norm = self.norm()
+        clip_grads_with_norm_(list(self.parameters.values()), self.config.max_grad_norm, norm)
+        for group in self.adamw.param_groups:
+            group["lr"] = self.rate
         self.adamw.step()
         self.adamw.zero_grad()
         return norm.item()
+
+    def forget(self) -> None:
+        """Drop gradients that are not to be stepped on."""
+        self.adamw.zero_grad()
 
     def reset(self) -> None:
         """As if no step had been made."""
@@ -46,6 +55,11 @@ class Optimizer:
             for moment in MOMENTS
         }
         self.load(zeros, steps=0)
+
+    @property
+    def rate(self) -> float:
+        """Of the next step."""
+        return rate(self.config, self.steps)
 
     @property
     def steps(self) -> int:
@@ -66,3 +80,16 @@ class Optimizer:
             state["step"] = torch.tensor(float(steps))
             for moment in MOMENTS:
                 state[moment] = shard.like(moments[f"{moment}.{name}"], parameter).clone()
+
+
+def rate(config: OptimConfig, step: int) -> float:
+    """The learning rate of a step, counted from 0: a function of the step alone, so that resuming needs no more."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if config.total_steps is None or config.schedule == "constant":
+        return config.lr
+    length = max(1, config.total_steps - config.warmup_steps)
+    left = 1 - min(1.0, (step - config.warmup_steps) / length)
+    if config.schedule == "cosine":
+        left = (1 - math.cos(math.pi * left)) / 2
+    return config.lr * (config.final_share + (1 - config.final_share) * left)

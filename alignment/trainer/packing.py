@@ -44,7 +44,7 @@ def threads(sequences: Sequence[Scored]) -> list[list[int]]:
     return found
 
 
-def plan(sequences: Sequence[Scored], budget: int, num_ranks: int = 1) -> list[list[int]]:
+def plan(sequences: Sequence[Scored], budget: int, num_ranks: int = 1, *, together: Sequence[Sequence[int]] = (), packing: str = "tree") -> list[list[int]]:
     """Which sequences share a micro-batch, longest first, none wider than `budget` tokens unless it must be.
 
     The number of micro-batches is a multiple of `num_ranks`, because every forward is a meeting of all ranks;
@@ -55,6 +55,8 @@ def plan(sequences: Sequence[Scored], budget: int, num_ranks: int = 1) -> list[l
     def length(thread: list[int]) -> int:
         return len(sequences[thread[0]].ids)
 
+    if together:
+        return [list(range(len(sequences)))] + [[] for _ in range(num_ranks - 1)]
     groups: list[list[list[int]]] = []
     for thread in sorted(threads(sequences), key=length, reverse=True):
         if groups and length(groups[-1][0]) * (len(groups[-1]) + 1) <= budget:

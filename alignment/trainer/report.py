@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,11 +13,14 @@ from torch import Tensor
 from alignment.model import shard
 from alignment.samples import Sample
 
+if TYPE_CHECKING:
+    from alignment.algorithms import TrainData
+
 
 @dataclass(frozen=True)
 class UpdateReport:
     """One update. `actor/*` are means over its steps; `reference_kl` is of the last epoch, so of nearly
-    the policy that came out.
+    the policy that came out. An algorithm without a reference tells none.
 
     Example: UpdateReport(batch_id="b-1", updates=4, metrics={"actor/pg_loss": -0.01, "reference_kl": 0.02})
     """
@@ -26,11 +31,11 @@ class UpdateReport:
 
     @property
     def reference_kl(self) -> float:
-        return self.metrics["reference_kl"]
+        return self.metrics.get("reference_kl", 0.0)
 
 
 class Tally:
-    """Metrics that come in parts, from micro-batches and ranks, and are means in the end."""
+    """Metrics of one step, which come in parts that add up, from micro-batches and ranks."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
@@ -39,12 +44,20 @@ class Tally:
         for name, value in metrics.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
-    def means(self, num_steps: int, num_ranks: int) -> dict[str, float]:
+    def totals(self, num_ranks: int) -> dict[str, float]:
         """All ranks call."""
-        values = torch.stack(list(self.sums.values()))
+        values = torch.stack([value.float() for value in self.sums.values()])
         if num_ranks > 1:
             values = shard.sum_over_ranks(values)
-        return dict(zip(self.sums, (values / num_steps).tolist(), strict=True))
+        return dict(zip(self.sums, values.tolist(), strict=True))
+
+
+def mean_of_steps(steps: Sequence[dict[str, float]], an_epoch: int) -> dict[str, float]:
+    """Means over all steps; of `reference_kl` over the last epoch's, which are nearest to what came out."""
+    metrics = {name: fmean(step[name] for step in steps) for name in steps[0]}
+    if "reference_kl" in metrics:
+        metrics["reference_kl"] = fmean(step["reference_kl"] for step in steps[-an_epoch:])
+    return metrics
 
 
 class Stopwatch:
@@ -60,16 +73,24 @@ class Stopwatch:
         self.metrics[f"timing_s/{name}"] = time.perf_counter() - began
 
 
-def describe(samples: Sequence[Sample], advantages_BT: Tensor, mask_BT: Tensor) -> dict[str, float]:
-    """What the batch was like before anything was learned from it."""
-    advantages_N = advantages_BT[mask_BT.bool()]
-    return {
+def describe(samples: Sequence[Sample], data: "TrainData") -> dict[str, float]:
+    """What the batch was like, and what credit was given in it."""
+    present = data.mask_BT.bool()
+    told = data.parent_BT if data.parent_BT is not None else data.rollout_BT
+    metrics = {
         **_spread("critic/score", torch.tensor([sample.reward for sample in samples])),
-        **_spread("critic/advantages", advantages_N),
         **_spread("response_length", torch.tensor([float(len(sample.output_ids)) for sample in samples])),
         **_spread("prompt_length", torch.tensor([float(len(sample.prompt_ids)) for sample in samples])),
         "perf/total_num_tokens": float(sum(sample.num_tokens for sample in samples)),
+        "training/samples": float(len(samples)),
+        "training/samples_left_out": float(len(samples) - len(data.samples)),
+        "training/off_policy/trajectory_staleness": fmean(sample.lag for sample in samples),
+        "training/off_policy/trajectory_staleness_worst": float(max(sample.lag for sample in samples)),
+        "actor/entropy": -float(told[present].mean()),  # of the samples, which are the policy's own
     }
+    if data.advantages_BT is not None:
+        metrics |= _spread("critic/advantages", data.advantages_BT[present])
+    return metrics
 
 
 def _spread(name: str, values: Tensor) -> dict[str, float]:

@@ -94,8 +94,8 @@ async def test_a_batch_that_takes_the_trainer_down_is_set_aside_after_three_atte
 
 async def test_a_refused_update_is_on_record_and_frees_the_line(ring: Ring) -> None:
     claimed = await frozen(ring)
-    await batches.fail(ring.db, claimed, "NonFiniteUpdate: the gradient is not finite")
+    await batches.quarantine(ring.db, claimed, "NonFiniteUpdate: the gradient is not finite")
     [batch] = await ring.all(Batch)
-    assert (batch.state, batch.reason) == (BatchState.FAILED, "NonFiniteUpdate: the gradient is not finite")
+    assert (batch.state, batch.reason) == (BatchState.QUARANTINED, "NonFiniteUpdate: the gradient is not finite")
     policy: Policy = await ring.policy()
     assert policy.head_version_id == claimed.parent_id

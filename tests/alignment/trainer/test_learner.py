@@ -13,16 +13,15 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from alignment.config import OptimConfig, PPOConfig, TrainerConfig
-from alignment.errors import DamagedAdapter, NonFiniteUpdate, NoVariance
+from alignment.config import OptimConfig, TrainerConfig
+from alignment.errors import DamagedAdapter, ForeignSamples, NonFiniteUpdate, NoVariance
 from alignment.manifest import ADAPTER, AdapterSpec, check_adapter, seal, verify
-from alignment.model.adapter import switched_off
+from alignment.recipes import PPOConfig
 from alignment.samples import Batch
 from alignment.trainer.attest import recompute_logprobs
 from alignment.trainer.learner import Learner
-from alignment.trainer.logprobs import score_all
+from alignment.trainer.logprobs import score_alone
 from alignment.trainer.packing import Scored
-from alignment.trainer.report import Stopwatch
 
 Draw = Callable[..., Batch]
 
@@ -42,7 +41,7 @@ def learner(base_model: Path, config: TrainerConfig, _shared: dict[str, Learner]
 
 
 def weights(learner: Learner) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in learner.policy.adapter().items()}
+    return {name: tensor.detach().clone() for name, tensor in learner.policy.tensors("actor").items()}
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
@@ -54,7 +53,7 @@ def test_the_liked_answer_becomes_likelier_and_the_disliked_less_so(learner: Lea
     before = np.array([sample.logprobs[0] for sample in batch.samples])
     for _ in range(3):
         learner.update(batch)
-    scored = score_all(learner.policy, [Scored.of(sample) for sample in batch.samples], budget=64)
+    scored = score_alone(learner.policy, [Scored.of(sample) for sample in batch.samples], budget=64)
     after = scored[:, 0].numpy()
     liked = np.array([sample.reward > 0 for sample in batch.samples])
     assert (after - before)[liked].mean() > 0.05
@@ -63,20 +62,20 @@ def test_the_liked_answer_becomes_likelier_and_the_disliked_less_so(learner: Lea
 
 def test_a_fresh_learner_is_the_base_model(learner: Learner) -> None:
     probe = learner.probe()
-    with switched_off(learner.policy):
-        assert learner.probe() == probe
     assert len(probe.ids) == len(probe.logprobs) >= 5
     assert all(len(ids) == len(logprobs) + 1 for ids, logprobs in zip(probe.ids, probe.logprobs, strict=True))
+    sequences = [Scored(ids, start=1) for ids in probe.ids]
+    reference_BT = score_alone(learner.policy, sequences, budget=64, hat="reference")
+    for logprobs, row in zip(probe.logprobs, reference_BT.tolist(), strict=True):
+        assert list(logprobs) == row[: len(logprobs)]
 
 
 def test_the_reference_stays_the_base_model_while_the_policy_moves(learner: Learner, draw: Draw) -> None:
-    base = learner.probe()
-    report = learner.update(draw(8))
-    assert learner.probe() != base
-    assert report.reference_kl > 0
-    with switched_off(learner.policy):
-        assert learner.probe() == base
-    assert all(parameter.requires_grad for parameter in learner.policy.adapter().values())
+    sequences = [Scored.of(sample) for sample in draw(8).samples]
+    base_BT = score_alone(learner.policy, sequences, budget=64)
+    assert learner.update(draw(8)).reference_kl > 0
+    assert not torch.equal(score_alone(learner.policy, sequences, budget=64), base_BT)
+    assert torch.equal(score_alone(learner.policy, sequences, budget=64, hat="reference"), base_BT)
 
 
 def test_the_same_seed_learns_the_same_bits(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
@@ -100,25 +99,6 @@ def test_going_on_from_disk_is_going_on_in_memory(learner: Learner, draw: Draw, 
     assert resumed_report.updates == straight_report.updates == 2
     for name in ("actor/pg_loss", "actor/grad_norm", "critic/baseline"):
         assert resumed_report.metrics[name] == straight_report.metrics[name]
-
-
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
-def test_how_a_minibatch_is_cut_changes_nothing(
-    base_model: Path, config: TrainerConfig, draw: Draw, aggregation: str
-) -> None:
-    gradients = []
-    for microbatch_tokens in (1, 64, 10_000):
-        algorithm = PPOConfig(aggregation=aggregation)
-        cut = config.model_copy(update={"microbatch_tokens": microbatch_tokens, "algorithm": algorithm})
-        learner = Learner(base_model, cut)
-        learner.update(draw(9))  # so that nothing is zero
-        lesson, *_ = learner._prepare(draw(9, seed=5), Stopwatch())
-        metrics = learner._learn(lesson, list(range(9)))
-        gradient = torch.cat([p.grad.flatten() for p in learner.policy.adapter().values()])
-        gradients.append((metrics["actor/pg_loss"].item(), gradient))
-    for loss, gradient in gradients[1:]:
-        assert loss == pytest.approx(gradients[0][0], abs=1e-5)
-        torch.testing.assert_close(gradient, gradients[0][1], atol=2e-5, rtol=1e-3)
 
 
 def test_what_is_exported_is_what_peft_loads(learner: Learner, base_model: Path, draw: Draw, tmp_path: Path) -> None:
@@ -170,6 +150,25 @@ def test_a_batch_without_variance_is_refused(learner: Learner, draw: Draw) -> No
     content = replace(batch, samples=tuple(replace(sample, reward=1.0) for sample in batch.samples))
     with pytest.raises(NoVariance):
         learner.update(content)
+
+
+def test_log_probs_that_other_weights_gave_are_refused(learner: Learner, draw: Draw) -> None:
+    batch, before = draw(8), weights(learner)
+    samples = tuple(replace(s, logprobs=tuple(p - 0.8 for p in s.logprobs)) for s in batch.samples)
+    with pytest.raises(ForeignSamples, match=r"0\.8"):
+        learner.update(replace(batch, samples=samples))
+    assert same(weights(learner), before)
+    assert learner.progress.algorithm == {}
+
+
+def test_an_update_stops_before_it_leaves_the_trust_region(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
+    recipe = PPOConfig(epochs=6, minibatches=2, max_kl=1e-3)
+    learner = Learner(base_model, config.model_copy(update={"algorithm": recipe, "optim": OptimConfig(lr=1e-2)}))
+    metrics = learner.update(draw(16)).metrics
+    assert metrics["training/stopped_early"] == 1.0
+    assert 1 <= metrics["training/steps"] < 12
+    assert learner.optimizer.steps == metrics["training/steps"]
+    assert all(tensor.grad is None for tensor in learner.policy.tensors("actor").values())
 
 
 def test_an_update_that_explodes_leaves_the_policy_as_it_was(

@@ -10,23 +10,37 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alignment.config import TrainerConfig
+from alignment.config import OptimConfig, TrainerConfig
 from alignment.manifest import ADAPTER
+from alignment.recipes import PPOConfig
 from alignment.samples import Batch
+from alignment.trainer.checkpoint import WEIGHTS
 from alignment.trainer.learner import Learner
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_any_number_of_ranks_learns_the_same_adapter(
-    base_model: Path, config: TrainerConfig, draw: Callable[..., Batch], tmp_path: Path, ranks: int
+FULL = {"lora": None, "optim": OptimConfig(lr=1e-5)}
+CRITIC = {"algorithm": PPOConfig(estimator="gae", epochs=2, minibatches=2)}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings"), [(1, {}), (2, CRITIC), (3, {}), (2, FULL)], ids=["1", "2-critic", "3", "2-full"]
+)
+def test_any_number_of_ranks_learns_the_same(
+    base_model: Path,
+    config: TrainerConfig,
+    draw: Callable[..., Batch],
+    tmp_path: Path,
+    ranks: int,
+    settings: dict[str, object],
 ) -> None:
+    config = config.model_copy(update=settings)
     batches = draw(11, seed=1), draw(3, seed=2)  # odd numbers, and fewer sequences than ranks in a minibatch
     files = []
     for number, batch in enumerate(batches):
         files.append(tmp_path / f"batch-{number}")
         files[-1].write_bytes(batch.to_bytes())
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone"]
-    script = Path(__file__).parent / "two_ranks.py"
+    script = Path(__file__).parent / "some_ranks.py"
     subprocess.run(
         [*torchrun, script, base_model, config.model_dump_json(), tmp_path / "out", *files],
         check=True,
@@ -37,9 +51,10 @@ def test_any_number_of_ranks_learns_the_same_adapter(
     alone = Learner(base_model, config)
     for number, batch in enumerate(batches, start=1):
         alone.update(batch)
-        together = load_file(tmp_path / "out" / f"shop-v{number}" / ADAPTER)
-        assert together.keys() == alone.policy.adapter().keys()
-        for name, parameter in alone.policy.adapter().items():
+        file = WEIGHTS if config.lora is None else ADAPTER
+        together = load_file(tmp_path / "out" / f"shop-v{number}" / file)
+        assert together.keys() == alone.policy.tensors("actor").keys()
+        for name, parameter in alone.policy.tensors("actor").items():
             torch.testing.assert_close(together[name], parameter.detach(), atol=1e-5, rtol=0)
     heard = {(tmp_path / "out" / f"rank-{rank}").read_text() for rank in range(ranks)}
     assert len(heard) == 1

@@ -22,8 +22,7 @@ def main(base_model: str, config: str, directory: str, *batches: str) -> None:
     learner.restore(export.path)
     assert learner.probe() == probe
 
-    for group in learner.optimizer.adamw.param_groups:
-        group["lr"] = 1e30
+    learner.optimizer.config = learner.optimizer.config.model_copy(update={"lr": 1e30})
     try:
         learner.update(Batch.from_bytes(Path(batches[0]).read_bytes()))
     except NonFiniteUpdate:

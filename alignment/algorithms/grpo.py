@@ -1,0 +1,17 @@
+"""GRPO (Shao et al., 2024): no critic; a reply is as good as it is better than the others to the same prompt."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from alignment.algorithms.base import TrainData
+from alignment.algorithms.policy_gradient import PolicyGradient
+from alignment.functional import group_advantage
+from alignment.recipes import Frozen, GRPOConfig
+
+
+class GRPO(PolicyGradient):
+    Config: ClassVar[type[Frozen]] = GRPOConfig
+
+    def credit(self, data: TrainData) -> Tensor:
+        return group_advantage(data.rewards_B, data.group_B, eps=self.config.eps)[:, None]

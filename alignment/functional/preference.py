@@ -1,0 +1,114 @@
+"""Losses on whole replies: pairs that people compared, and thumbs that stand alone.
+
+All log-probs here are sums over a reply's tokens, in nats; lengths are counts of those tokens.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from alignment.functional.arguments import known, same_shape
+from alignment.recipes import PairKind, UnpairedKind
+
+
+class PreferenceLoss(NamedTuple):
+    """A loss per pair, and the implicit rewards β·(log π − log ref) of both sides, detached."""
+
+    loss_P: Tensor
+    chosen_rewards_P: Tensor
+    rejected_rewards_P: Tensor
+
+
+class KTOLoss(NamedTuple):
+    """A loss per reply, and its implicit reward β·(log π − log ref), detached."""
+
+    loss_B: Tensor
+    rewards_B: Tensor
+
+
+def dpo_loss(
+    chosen_P: Tensor,
+    rejected_P: Tensor,
+    ref_chosen_P: Tensor,
+    ref_rejected_P: Tensor,
+    *,
+    beta: float = 0.1,
+    kind: PairKind = "sigmoid",
+    label_smoothing: float = 0.0,
+    chosen_length_P: Tensor | None = None,
+    rejected_length_P: Tensor | None = None,
+) -> PreferenceLoss:
+    """Prefer the chosen reply by the margin that the reference lacks.  [P] → [P] each.
+
+    With c = chosen − ref_chosen, j = rejected − ref_rejected, d = c − j, ε = label_smoothing, n lengths in tokens:
+    sigmoid   −(1−ε)·log σ(βd) − ε·log σ(−βd)               Rafailov et al., 2023; ε > 0: Mitchell, 2023 (cDPO)
+    ipo       (c/n_c − j/n_r − 1/(2β))², needs both lengths  Azar et al., 2023, by length as its authors ran it (TRL)
+    hinge     max(0, 1 − βd)                                 Zhao et al., 2023 (SLiC)
+    robust    (−(1−ε)·log σ(βd) + ε·log σ(−βd)) / (1 − 2ε)   Chowdhury et al., 2024
+    apo_zero  1 − σ(βc) + σ(βj)                              D'Oosterlinck et al., 2024
+    apo_down  σ(βc) + 1 − σ(βd)                              the same
+    Raises ValueError for an unknown kind, shapes that do not match, a smoothing outside [0, ½) or beside a kind that
+    has none, and ipo without lengths.
+    """
+    known("preference loss", kind, PairKind)
+    same_shape(chosen_P=chosen_P, rejected_P=rejected_P, ref_chosen_P=ref_chosen_P, ref_rejected_P=ref_rejected_P)
+    if not 0 <= label_smoothing < 0.5:
+        raise ValueError(f"label_smoothing is a share of wrong labels in [0, 0.5), not {label_smoothing}")
+    if label_smoothing and kind not in ("sigmoid", "robust"):
+        raise ValueError(f"{kind} knows no label_smoothing: sigmoid and robust do")
+    better_P, worse_P = chosen_P - ref_chosen_P.detach(), rejected_P - ref_rejected_P.detach()
+    margin_P = beta * (better_P - worse_P)
+    if kind == "sigmoid":
+        loss_P = -(1 - label_smoothing) * logsigmoid(margin_P) - label_smoothing * logsigmoid(-margin_P)
+    elif kind == "robust":
+        loss_P = -(1 - label_smoothing) * logsigmoid(margin_P) + label_smoothing * logsigmoid(-margin_P)
+        loss_P = loss_P / (1 - 2 * label_smoothing)
+    elif kind == "hinge":
+        loss_P = (1 - margin_P).relu()
+    elif kind == "apo_zero":
+        loss_P = torch.sigmoid(-beta * better_P) + torch.sigmoid(beta * worse_P)  # 1 − σ(x) = σ(−x), without the loss
+    elif kind == "apo_down":
+        loss_P = torch.sigmoid(beta * better_P) + torch.sigmoid(-margin_P)
+    else:
+        if chosen_length_P is None or rejected_length_P is None:
+            raise ValueError("ipo compares log-probs by token and needs both lengths")
+        same_shape(chosen_P=chosen_P, chosen_length_P=chosen_length_P, rejected_length_P=rejected_length_P)
+        by_token_P = better_P / chosen_length_P.clamp(min=1) - worse_P / rejected_length_P.clamp(min=1)
+        loss_P = (by_token_P - 1 / (2 * beta)).square()
+    return PreferenceLoss(loss_P, beta * better_P.detach(), beta * worse_P.detach())
+
+
+def kto_loss(
+    logps_B: Tensor,
+    ref_logps_B: Tensor,
+    desirable_B: Tensor,
+    *,
+    kl: float | Tensor = 0.0,
+    beta: float = 0.1,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+    kind: UnpairedKind = "kto",
+) -> KTOLoss:
+    """Thumbs, each for itself, against the policy's distance from its reference.  [B] → [B] each.
+
+    With s = logps − ref_logps and z = max(kl, 0), a constant in nats (the mean of log π − log ref over replies paired
+    with prompts that are not theirs):
+    kto                desirable λ_D·(1 − σ(β(s − z))), undesirable λ_U·(1 − σ(β(z − s)))   Ethayarajh et al., 2024
+    apo_zero_unpaired  the same with z = 0, whatever kl says                        D'Oosterlinck et al., 2024
+    `desirable_B` is true for a thumb up. A batch that has but one of the two classes is as good as any.
+    Raises ValueError for an unknown kind and shapes that do not match.
+    """
+    known("unpaired loss", kind, UnpairedKind)
+    same_shape(logps_B=logps_B, ref_logps_B=ref_logps_B, desirable_B=desirable_B)
+    gain_B = logps_B - ref_logps_B.detach()
+    anchor = torch.as_tensor(kl if kind == "kto" else 0.0, dtype=gain_B.dtype, device=gain_B.device)
+    against_B = beta * (gain_B - anchor.detach().clamp(min=0))
+    desirable_B = desirable_B.bool()
+    loss_B = torch.where(
+        desirable_B,
+        desirable_weight * torch.sigmoid(-against_B),  # 1 − σ(x) = σ(−x), without the loss of digits
+        undesirable_weight * torch.sigmoid(against_B),
+    )
+    return KTOLoss(loss_B, beta * gain_B.detach())

@@ -1,0 +1,29 @@
+"""One trunk, many hats: whose words a forward computes.
+
+actor       the policy that learns
+reference   the base model, as if nothing had been learned
+critic      a value for every token instead of a log-prob
+anchor      the policy that serves, held still
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+Hat = Literal["actor", "reference", "critic", "anchor"]
+
+
+@dataclass
+class Acting:
+    """The hat that acts at the moment. All adapters of a trunk look at the same one."""
+
+    hat: Hat = "actor"
+
+    @contextmanager
+    def wearing(self, hat: Hat) -> Iterator[None]:
+        before, self.hat = self.hat, hat
+        try:
+            yield
+        finally:
+            self.hat = before

@@ -1,0 +1,159 @@
+"""One update: a batch scored, credited, and learned from step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from alignment.errors import ForeignSamples
+from alignment.model.policy import Hat
+from alignment.samples import Batch
+from alignment.trainer.lesson import lay_out, micro_batch, minibatches
+from alignment.trainer.logprobs import score, score_all
+from alignment.trainer.packing import Scored, plan
+from alignment.trainer.report import Stopwatch, Tally, UpdateReport, describe, mean_of_steps
+
+if TYPE_CHECKING:
+    from alignment.trainer.learner import Learner
+
+Step = tuple[list[int], list[list[int]]]  # a minibatch, and the micro-batches that it is computed in
+
+
+class Update:
+    def __init__(self, learner: Learner, batch: Batch) -> None:
+        self.learner, self.batch = learner, batch
+        self.algorithm, self.config = learner.algorithm, learner.config
+        self.samples = [batch.samples[index] for index in self.algorithm.select(batch.samples)]
+        self.sequences = [Scored.of(sample) for sample in self.samples]
+        self.data = lay_out(self.samples, learner.device)
+        self.watch = Stopwatch()
+
+    def make(self) -> UpdateReport:
+        """Every rank comes to the same report, and to the same refusal."""
+        updates = self.learner.progress.updates
+        epochs = self._epochs(torch.Generator().manual_seed(self.config.seed + updates))
+        self._score([group for _, groups in epochs[0] for group in groups])
+        self.algorithm.before_train_step(updates, self.data)
+        told = []
+        with self.watch.measure("update_actor"):
+            for minibatch, groups in chain.from_iterable(epochs):
+                figures = self._learn(minibatch, groups)
+                if self._too_far(figures):
+                    break
+                figures["actor/lr"] = self.learner.optimizer.rate
+                figures["actor/grad_norm"] = self.learner.optimizer.step()
+                if self.learner.critic_optimizer:
+                    figures["critic/grad_norm"] = self.learner.critic_optimizer.step()
+                told.append(figures)
+        steps = sum(len(epoch) for epoch in epochs)
+        metrics = describe(self.batch.samples, self.data) | mean_of_steps(told, len(epochs[0]))
+        metrics["training/steps"], metrics["training/stopped_early"] = len(told), float(len(told) < steps)
+        report = UpdateReport(self.batch.id, updates + 1, metrics | self.watch.metrics | self._pace())
+        self.algorithm.after_train_step(updates, report)
+        report.metrics.update(self.algorithm.get_metrics())
+        return report
+
+    def _epochs(self, order: torch.Generator) -> list[list[Step]]:
+        recipe, together = self.config.algorithm, self.algorithm.together(self.samples)
+        return [
+            [
+                (minibatch, self._plan(minibatch, together))
+                for minibatch in minibatches(self.samples, together, recipe.minibatches, order)
+            ]
+            for _ in range(recipe.epochs)
+        ]
+
+    def _plan(self, minibatch: list[int], together: Sequence[Sequence[int]]) -> list[list[int]]:
+        place = {index: number for number, index in enumerate(minibatch)}
+        groups = plan(
+            [self.sequences[index] for index in minibatch],
+            self.config.microbatch_tokens,
+            self.learner.num_ranks,
+            together=[[place[index] for index in one] for one in together if one[0] in place],
+            packing=self.packing,
+        )
+        return [[minibatch[number] for number in group] for group in groups]
+
+    @property
+    def packing(self) -> str:
+        """Trees need a mask of their own, which not every model takes."""
+        if self.config.packing == "tree" and not self.learner.policy.masks_allowed:
+            return "chain"
+        return self.config.packing
+
+    def _score(self, groups: list[list[int]]) -> None:
+        """In the first epoch's own micro-batches: then the first step's log-probs are the parent's, bit for bit."""
+
+        def scored(hat: Hat) -> Tensor:
+            return score_all(
+                self.learner.policy,
+                self.sequences,
+                groups,
+                self.data.mask_BT,
+                rank=self.learner.rank,
+                num_ranks=self.learner.num_ranks,
+                hat=hat,
+                packing=self.packing,
+            )
+
+        if self.algorithm.needs_parent:
+            with self.watch.measure("parent"):
+                self.data.parent_BT = scored("actor")
+            self._refuse_foreign(self.data.parent_BT)
+        if self.algorithm.needs_reference:
+            with self.watch.measure("reference"):
+                self.data.reference_BT = scored("reference")
+        if self.algorithm.needs_critic:
+            with self.watch.measure("values"):
+                self.data.values_BT = scored("critic")
+
+    def _refuse_foreign(self, parent_BT: Tensor) -> None:
+        gap = float(((parent_BT - self.data.rollout_BT).abs() * self.data.mask_BT).sum() / self.data.mask_BT.sum())
+        if not gap <= self.config.max_mismatch:
+            raise ForeignSamples(
+                f"Recorded log-probs are {gap:.3g} from the parent's in the mean of all tokens "
+                f"(bound {self.config.max_mismatch:g}): other weights spoke, or at another temperature."
+            )
+
+    def _learn(self, minibatch: list[int], groups: list[list[int]]) -> dict[str, float]:
+        """Leave the minibatch's gradient on the parameters; return its metrics, the same on every rank."""
+        tally = Tally()
+        hats: tuple[Hat, ...] = ("actor", "critic") if self.algorithm.needs_critic else ("actor",)
+        for group in groups[self.learner.rank :: self.learner.num_ranks]:
+            present = group or minibatch[:1]  # an empty micro-batch still meets the other ranks, and adds 0
+            for hat in hats:
+                tally.add(self._backward(hat, minibatch, present, counts=bool(group)))
+        return tally.totals(self.learner.num_ranks)
+
+    def _backward(self, hat: Hat, minibatch: list[int], rows: list[int], *, counts: bool) -> dict[str, Tensor]:
+        scored_BT = score(
+            self.learner.policy,
+            [self.sequences[index] for index in rows],
+            self.data.mask_BT[rows],
+            hat=hat,
+            packing=self.packing,
+        )
+        part = micro_batch(self.data, minibatch, rows, scored_BT)
+        told = self.algorithm.compute_loss(part) if hat == "actor" else self.algorithm.compute_value_loss(part)
+        loss = told.pop("loss") * float(counts)
+        (loss * self.learner.num_ranks).backward()  # FSDP averages over the ranks
+        return {name: value.detach() * float(counts) for name, value in told.items()}
+
+    def _too_far(self, figures: dict[str, float]) -> bool:
+        """Stop before a step that would start outside the trust region. The first step never does."""
+        bound = self.config.algorithm.max_kl
+        if bound is None or not figures.get("actor/ppo_kl_k3", 0.0) > bound:
+            return False
+        for optimizer in (self.learner.optimizer, self.learner.critic_optimizer):
+            if optimizer:
+                optimizer.forget()
+        return True
+
+    def _pace(self) -> dict[str, float]:
+        seconds = sum(self.watch.metrics.values())
+        tokens = sum(sample.num_tokens for sample in self.samples)
+        return {"perf/time_per_step": seconds, "perf/throughput": tokens / seconds}

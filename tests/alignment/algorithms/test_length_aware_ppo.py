@@ -1,0 +1,64 @@
+"""The length that is asked for: its price, its sign, and what happens when replies drift out of it."""
+
+import pytest
+import torch
+
+from alignment.algorithms.length_aware_ppo import LengthAwarePPO
+from alignment.recipes import LengthAwarePPOConfig
+from alignment.shaping import length_penalty, overlong_penalty
+from alignment.trainer.report import UpdateReport
+from tests.alignment.algorithms.worked import lay, reply
+
+
+@pytest.mark.parametrize(
+    ("length", "penalty"), [(30, 0.0), (80, 0.0), (55, 0.0), (105, -0.25), (5, -0.25), (81, -0.0004), (400, -1.0)]
+)
+def test_the_penalty_is_quadratic_outside_the_range_and_never_a_reward(length: int, penalty: float) -> None:
+    assert length_penalty(length, 30, 80) == pytest.approx(penalty)
+
+
+@pytest.mark.parametrize(("length", "penalty"), [(60, 0.0), (70, -0.5), (80, -1.0), (500, -1.0)])
+def test_the_overlong_penalty_sets_in_within_the_buffer(length: int, penalty: float) -> None:
+    assert overlong_penalty(length, 80, 20) == penalty
+
+
+def algorithm(**settings: object) -> LengthAwarePPO:
+    return LengthAwarePPO(LengthAwarePPOConfig(whiten="off", **settings))  # type: ignore[arg-type]
+
+
+def test_shaping_lowers_the_reward_by_a_tenth_of_its_size_at_most() -> None:
+    data = lay([reply(1.0, 50), reply(-1.0, 50), reply(1.0, 105), reply(-1.0, 400)])
+    ppo = algorithm()
+    shaped_B = ppo.shape(data)
+    torch.testing.assert_close(shaped_B, torch.tensor([1.0, -1.0, 1.0 - 0.1 * 0.25, -1.0 - 0.1]))
+    told = ppo.get_metrics()
+    assert told["length/penalty_mean"] == pytest.approx(1.25 / 4)
+    assert told["length/out_of_range_fraction"] == 0.5
+    assert told["reward_shaping/ratio"] == pytest.approx(0.1 * 1.25 / 4)
+
+
+def after(ppo: LengthAwarePPO, *means: float) -> tuple[int, int]:
+    for step, mean in enumerate(means):
+        ppo.after_train_step(step, UpdateReport("b", step, {"response_length/mean": mean}))
+    return ppo.shortest, ppo.longest
+
+
+def test_drift_tightens_the_side_that_was_passed_and_the_way_back_loosens_it() -> None:
+    ppo = algorithm(drift_patience=3, drift_step=5)
+    assert after(ppo, 90, 90) == (30, 80)
+    assert after(ppo, 90) == (30, 75)
+    assert after(ppo, 90) == (30, 70)
+    assert after(ppo, 60) == (30, 75)
+    assert after(ppo, 20, 20, 20) == (35, 75)
+
+
+def test_the_range_never_closes() -> None:
+    shortest, longest = after(algorithm(shortest=30, longest=36, drift_patience=1, drift_step=4), *[90.0] * 9)
+    assert shortest < longest
+
+
+def test_the_drift_is_remembered() -> None:
+    ppo, other = algorithm(drift_patience=1), algorithm(drift_patience=1)
+    after(ppo, 90)
+    other.load_state_dict(ppo.state_dict())
+    assert (other.shortest, other.longest, other.drift) == (30, 78, 1)

@@ -1,0 +1,80 @@
+"""The dict of algorithms is complete, and the way to an algorithm of somebody else's is open."""
+
+import importlib
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from torch import Tensor
+
+from alignment.algorithms import ALGORITHMS, MicroBatch, RLAlgorithm, TrainData, build
+from alignment.errors import UnknownAlgorithm
+from alignment.recipes import AlgorithmConfig, CustomConfig, UpdateConfig
+
+
+def test_every_configuration_has_its_algorithm() -> None:
+    configured = {kind.model_fields["type"].default for kind in get_args(get_args(AlgorithmConfig)[0])}
+    assert configured == {*ALGORITHMS, "custom"}
+    for kind in get_args(get_args(AlgorithmConfig)[0]):
+        if kind is not CustomConfig:
+            assert type(build(kind())) is ALGORITHMS[kind().type]
+            assert ALGORITHMS[kind().type].Config is kind
+
+
+class MineConfig(UpdateConfig):
+    strength: float = 1.0
+
+
+class Mine(RLAlgorithm):
+    Config = MineConfig
+    needs_reference = False
+
+    def before_train_step(self, step: int, data: TrainData) -> None:
+        data.advantages_BT = data.rewards_B[:, None] * data.mask_BT
+
+    def compute_loss(self, data: MicroBatch) -> dict[str, Tensor]:
+        pull_BT = data.cut(data.whole.advantages_BT) * data.logprobs_BT * data.mask_BT
+        return {"loss": -self.config.strength * pull_BT.sum() / data.num_tokens}
+
+
+@pytest.mark.parametrize(
+    "name", ["tests.alignment.algorithms.test_registry:Mine", "tests.alignment.algorithms.test_registry.Mine"]
+)
+def test_a_class_of_your_own_is_named_by_its_path(name: str) -> None:
+    mine = build(CustomConfig(name=name, epochs=3, options={"strength": 2.0}))
+    assert type(mine).__name__ == "Mine"
+    assert (mine.config.strength, mine.config.epochs) == (2.0, 3)
+
+
+def test_a_package_of_your_own_brings_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pip lays it out: a module, and beside it the metadata that names it."""
+    (tmp_path / "shop_rl.py").write_text(
+        "from alignment.algorithms import RLAlgorithm\nclass Shop(RLAlgorithm):\n    needs_parent = False\n"
+    )
+    info = tmp_path / "shop_rl-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shop-rl\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[attune.algorithms]\nshop = shop_rl:Shop\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    shop = build(CustomConfig(name="shop"))
+    assert type(shop).__name__ == "Shop" and not shop.needs_parent
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("grpoo", "known are.*grpo"),
+        ("nowhere.at_all:Thing", "cannot be imported"),
+        ("tests.alignment.algorithms.test_registry:Nobody", "cannot be imported"),
+        ("builtins:int", "not a subclass"),
+    ],
+)
+def test_a_name_that_leads_nowhere_says_so(name: str, told: str) -> None:
+    with pytest.raises(UnknownAlgorithm, match=told):
+        build(CustomConfig(name=name))
+
+
+def test_options_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UnknownAlgorithm, match="strenght"):
+        build(CustomConfig(name="tests.alignment.algorithms.test_registry:Mine", options={"strenght": 1.0}))

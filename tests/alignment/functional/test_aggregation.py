@@ -1,0 +1,143 @@
+"""One number from a loss per token: by hand, by loops, and however a minibatch is cut."""
+
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from alignment.functional import aggregate
+from alignment.recipes import Aggregation
+from tests.alignment.functional.batches import GARBAGE, Tokens, batches, spoiled, with_gradient
+
+MODES = get_args(Aggregation)
+LOSS_BT = torch.tensor([[1.0, 2.0, 3.0], [4.0, 9.0, 9.0]])
+MASK_BT = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+HORIZON = 8
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [
+        ("token-mean", 2.5),  # (1 + 2 + 3 + 4) / 4
+        ("token-sum", 10.0),
+        ("seq-mean-token-sum", 5.0),  # (6 + 4) / 2
+        ("seq-mean-token-sum-norm", 0.625),  # 5 / 8
+        ("seq-mean-token-mean", 3.0),  # (6/3 + 4/1) / 2
+    ],
+)
+def test_aggregation_by_hand(mode: Aggregation, wanted: float) -> None:
+    assert aggregate(LOSS_BT, MASK_BT, mode, horizon=HORIZON).item() == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [
+        ("token-mean", 1.0),
+        ("token-sum", 10.0),  # has no denominator
+        ("seq-mean-token-sum", 1.0),
+        ("seq-mean-token-sum-norm", 0.125),
+        ("seq-mean-token-mean", 0.6),
+    ],
+)
+def test_a_denominator_replaces_the_own_count(mode: Aggregation, wanted: float) -> None:
+    for ten in (10, torch.tensor(10.0)):
+        assert aggregate(LOSS_BT, MASK_BT, mode, denominator=ten, horizon=HORIZON).item() == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sequences_without_tokens_are_not_counted(mode: Aggregation) -> None:
+    loss_BT, mask_BT = torch.cat([LOSS_BT, LOSS_BT]), torch.cat([MASK_BT, torch.zeros(2, 3)])
+    found = aggregate(loss_BT, mask_BT, mode, horizon=HORIZON)
+    assert torch.equal(found, aggregate(LOSS_BT, MASK_BT, mode, horizon=HORIZON))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_part_without_tokens_adds_nothing(mode: Aggregation) -> None:
+    assert aggregate(LOSS_BT, torch.zeros(2, 3), mode, denominator=4, horizon=HORIZON).item() == 0.0
+
+
+def by_loops(loss_BT: Tensor, mask_BT: Tensor, mode: Aggregation) -> float:
+    sequences = [
+        [loss for loss, inside in zip(losses, mask, strict=True) if inside]
+        for losses, mask in zip(loss_BT.tolist(), mask_BT.tolist(), strict=True)
+    ]
+    sequences = [losses for losses in sequences if losses]
+    tokens = [loss for losses in sequences for loss in losses]
+    sums = [sum(losses) for losses in sequences]
+    return {
+        "token-mean": sum(tokens) / len(tokens),
+        "token-sum": sum(tokens),
+        "seq-mean-token-sum": sum(sums) / len(sums),
+        "seq-mean-token-sum-norm": sum(sums) / len(sums) / HORIZON,
+        "seq-mean-token-mean": sum(s / len(losses) for s, losses in zip(sums, sequences, strict=True)) / len(sums),
+    }[mode]
+
+
+@given(batches(), st.sampled_from(MODES))
+def test_aggregation_agrees_with_loops(batch: Tokens, mode: Aggregation) -> None:
+    found = aggregate(batch.rewards_BT, batch.mask_BT, mode, horizon=HORIZON).item()
+    assert found == pytest.approx(by_loops(batch.rewards_BT, batch.mask_BT, mode), abs=1e-7, rel=1e-7)
+
+
+@given(batches(), st.sampled_from(MODES))
+def test_the_gradient_is_what_a_token_weighs(batch: Tokens, mode: Aggregation) -> None:
+    mask_BT = batch.mask_BT
+    _, gradient_BT = with_gradient(lambda x_BT: aggregate(x_BT, mask_BT, mode, horizon=HORIZON), batch.rewards_BT)
+    sequences, tokens_B1 = (mask_BT.sum(-1) > 0).sum(), mask_BT.sum(-1, keepdim=True)
+    weight = {
+        "token-mean": 1 / mask_BT.sum(),
+        "token-sum": torch.tensor(1.0),
+        "seq-mean-token-sum": 1 / sequences,
+        "seq-mean-token-sum-norm": 1 / sequences / HORIZON,
+        "seq-mean-token-mean": 1 / sequences / tokens_B1.clamp(min=1),
+    }[mode]
+    assert torch.allclose(gradient_BT, mask_BT * weight, atol=1e-7)
+
+
+@given(batches(), st.sampled_from(MODES), st.integers(1, 4))
+def test_the_parts_of_a_minibatch_add_up(batch: Tokens, mode: Aggregation, size: int) -> None:
+    mask_BT = batch.mask_BT
+    count = mask_BT.sum() if mode == "token-mean" else (mask_BT.sum(-1) > 0).sum()
+
+    def whole(x_BT: Tensor) -> Tensor:
+        return aggregate(x_BT, mask_BT, mode, horizon=HORIZON)
+
+    def parts(x_BT: Tensor) -> Tensor:
+        cut = zip(x_BT.split(size), mask_BT.split(size), strict=True)
+        return torch.stack([aggregate(x, m, mode, denominator=count, horizon=HORIZON) for x, m in cut]).sum()
+
+    for wanted, found in zip(
+        with_gradient(whole, batch.rewards_BT), with_gradient(parts, batch.rewards_BT), strict=True
+    ):
+        assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+@given(batches(), st.sampled_from(MODES), st.sampled_from(GARBAGE))
+def test_padding_content_never_matters(batch: Tokens, mode: Aggregation, garbage: float) -> None:
+    def at(fill: float) -> tuple[Tensor, Tensor]:
+        return with_gradient(
+            lambda x_BT: aggregate(x_BT, batch.mask_BT, mode, horizon=HORIZON),
+            spoiled(batch.rewards_BT, batch.mask_BT, fill),
+        )
+
+    for dirty, clean in zip(at(garbage), at(0.0), strict=True):
+        assert torch.equal(dirty, clean)
+
+
+@pytest.mark.parametrize("horizon", [None, 0])
+def test_dividing_by_a_horizon_needs_one(horizon: int | None) -> None:
+    with pytest.raises(ValueError, match="needs a horizon"):
+        aggregate(LOSS_BT, MASK_BT, "seq-mean-token-sum-norm", horizon=horizon)
+
+
+def test_an_unknown_mode_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'mean': one of token-mean, token-sum, .*seq-mean-token-mean"):
+        aggregate(LOSS_BT, MASK_BT, "mean")  # type: ignore[arg-type]
+
+
+def test_shapes_that_do_not_match_are_named() -> None:
+    with pytest.raises(ValueError, match=r"loss_BT \[2, 3\], mask_BT \[2, 1\]"):
+        aggregate(LOSS_BT, MASK_BT[:, :1], "token-mean")

@@ -1,0 +1,139 @@
+"""KL estimates and the coefficient that follows them."""
+
+import math
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from alignment.functional import AdaptiveKLController, aggregate, kl_estimate
+from alignment.recipes import KLKind
+from tests.alignment.functional.batches import GARBAGE, Tokens, batches, rows, spoiled, with_gradient
+
+KINDS = get_args(KLKind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "gradient"),
+    [
+        # d = ln 2:  d;  d²/2;  e^−d + d − 1;  |d|, and their derivatives
+        ("k1", 0.693147, 1.0),
+        ("k2", 0.240227, 0.693147),
+        ("k3", 0.193147, 0.5),
+        ("abs", 0.693147, 1.0),
+        # the same values with k2's derivative
+        ("k1+", 0.693147, 0.693147),
+        ("k2+", 0.240227, 0.693147),
+        ("k3+", 0.193147, 0.693147),
+        ("abs+", 0.693147, 0.693147),
+    ],
+)
+def test_estimates_by_hand(kind: KLKind, value: float, gradient: float) -> None:
+    reference_BT = torch.tensor([[math.log(0.25)]])
+    found = with_gradient(lambda x_BT: kl_estimate(x_BT, reference_BT, kind).sum(), torch.tensor([[math.log(0.5)]]))
+    assert (found[0].item(), found[1].item()) == pytest.approx((value, gradient), abs=1e-6)
+
+
+def by_token(kind: str, logprob: float, reference: float) -> tuple[float, float]:
+    d = logprob - reference
+    value, gradient = {
+        "k1": (d, 1.0),
+        "k2": (0.5 * d * d, d),
+        "k3": (math.exp(-d) + d - 1, 1 - math.exp(-d)),
+        "abs": (abs(d), math.copysign(1.0, d)),
+    }[kind.removesuffix("+")]
+    return value, d if kind.endswith("+") else gradient
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(batch=batches())
+def test_values_and_gradients_agree_with_a_loop(kind: KLKind, batch: Tokens) -> None:
+    value_BT = kl_estimate(batch.logprobs_BT, batch.old_BT, kind)
+    _, gradient_BT = with_gradient(lambda x_BT: kl_estimate(x_BT, batch.old_BT, kind).sum(), batch.logprobs_BT)
+    for value, gradient, *token in rows(value_BT, gradient_BT, batch.logprobs_BT, batch.old_BT):
+        assert (value, gradient) == pytest.approx(by_token(kind, *token), abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.endswith("+")])
+@given(batch=batches())
+def test_straight_through_has_the_kinds_value_and_the_gradient_of_k2(kind: KLKind, batch: Tokens) -> None:
+    base: KLKind = kind.removesuffix("+")  # type: ignore[assignment]
+    wanted_BT = kl_estimate(batch.logprobs_BT, batch.old_BT, base)
+    assert torch.equal(kl_estimate(batch.logprobs_BT, batch.old_BT, kind), wanted_BT)
+    _, found_BT = with_gradient(lambda x_BT: kl_estimate(x_BT, batch.old_BT, kind).sum(), batch.logprobs_BT)
+    _, k2_BT = with_gradient(lambda x_BT: kl_estimate(x_BT, batch.old_BT, "k2").sum(), batch.logprobs_BT)
+    assert torch.equal(found_BT, k2_BT)
+
+
+def test_k3_is_bounded_at_both_ends() -> None:
+    far_BT, zero_BT = torch.tensor([[-30.0, 30.0]]), torch.zeros(1, 2)
+    assert kl_estimate(far_BT, zero_BT, "k3").tolist() == [[10.0, 10.0]]
+    # a difference of 5 the other way is within the bound: e^−5 + 5 − 1
+    assert kl_estimate(torch.tensor([[5.0]]), torch.zeros(1, 1), "k3").item() == pytest.approx(math.exp(-5) + 4)
+
+
+def test_k1_k2_and_abs_are_not_bounded() -> None:
+    far_BT, zero_BT = torch.tensor([[-30.0]]), torch.zeros(1, 1)
+    assert [kl_estimate(far_BT, zero_BT, kind).item() for kind in ("k1", "k2", "abs")] == [-30.0, 450.0, 30.0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(batch=batches(), garbage=st.sampled_from(GARBAGE))
+def test_padding_content_never_matters(kind: KLKind, batch: Tokens, garbage: float) -> None:
+    def at(fill: float) -> tuple[Tensor, Tensor]:
+        reference_BT = spoiled(batch.old_BT, batch.mask_BT, -fill)
+        return with_gradient(
+            lambda x_BT: aggregate(kl_estimate(x_BT, reference_BT, kind), batch.mask_BT, "token-mean"),
+            spoiled(batch.logprobs_BT, batch.mask_BT, fill),
+        )
+
+    for dirty, clean in zip(at(garbage), at(0.0), strict=True):
+        assert torch.equal(dirty, clean)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_that_counts_and_is_no_number_is_not_hidden(kind: KLKind) -> None:
+    assert kl_estimate(torch.tensor([[math.nan]]), torch.zeros(1, 1), kind).isnan().all()
+
+
+def test_an_unknown_kind_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'k4': one of k1, k2, k3, abs, k1\+, k2\+, k3\+, abs\+"):
+        kl_estimate(torch.zeros(1, 1), torch.zeros(1, 1), "k4")  # type: ignore[arg-type]
+
+
+def test_shapes_that_do_not_match_are_named() -> None:
+    with pytest.raises(ValueError, match=r"reference_BT \[2\]"):
+        kl_estimate(torch.zeros(1, 2), torch.zeros(2), "k1")
+
+
+def test_the_controller_follows_the_check_vector() -> None:
+    controller = AdaptiveKLController(init=0.001, target=0.1, horizon=10_000)
+    controller.update(0.02, 256)  # e = −0.2 (0.02/0.1 − 1 = −0.8, bounded): 0.001 · (1 − 0.2·256/10000)
+    assert controller.value == pytest.approx(0.00099488, rel=1e-12)
+    controller.update(1.0, 256)  # e = 0.2
+    assert controller.value == pytest.approx(0.0009999737856, rel=1e-12)
+
+
+def test_the_controller_answers_in_proportion_near_its_target() -> None:
+    controller = AdaptiveKLController(init=1.0, target=0.1, horizon=100)
+    controller.update(0.1, 50)
+    assert controller.value == 1.0
+    controller.update(0.11, 50)  # e = 0.1: 1 + 0.1 · 50/100
+    assert controller.value == pytest.approx(1.05)
+
+
+@pytest.mark.parametrize("kl", [math.nan, math.inf])
+def test_the_controller_is_not_spoiled_by_what_is_no_number(kl: float) -> None:
+    controller = AdaptiveKLController(init=0.5, target=0.1, horizon=10)
+    with pytest.raises(ValueError, match="cannot steer"):
+        controller.update(kl, 1)
+    assert controller.value == 0.5
+
+
+@pytest.mark.parametrize(("target", "horizon"), [(0.0, 1), (0.1, 0)])
+def test_a_controller_needs_a_target_and_a_horizon(target: float, horizon: float) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        AdaptiveKLController(0.1, target, horizon)

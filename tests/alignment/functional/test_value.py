@@ -1,0 +1,104 @@
+"""The critic's loss: by hand and by a loop, gradients included."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from alignment.functional import value_loss
+from tests.alignment.functional.batches import GARBAGE, Tokens, batches, rows, spoiled, with_gradient
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "clip", "loss", "gradient", "clipped"),
+    [
+        (2.0, 3.0, 0.5, 1.125, 0.0, 1),  # max(1, (1.5 − 3)²)/2
+        (2.0, 0.0, 0.5, 2.0, 2.0, 0),  # max(4, 1.5²)/2
+        (0.0, 3.0, 0.5, 4.5, -3.0, 0),  # max(9, (0.5 − 3)²)/2
+        (1.2, 3.0, 0.5, 1.62, -1.8, 0),  # inside the clip: 1.8²/2
+        (2.0, 3.0, None, 0.5, -1.0, 0),
+    ],
+)
+def test_value_loss_by_hand(
+    value: float, target: float, clip: float | None, loss: float, gradient: float, clipped: int
+) -> None:
+    values_BT = torch.tensor([[value]], requires_grad=True)
+    found = value_loss(values_BT, torch.tensor([[1.0]]), torch.tensor([[target]]), torch.ones(1, 1), clip=clip)
+    found.loss.backward()
+    assert values_BT.grad is not None
+    assert (found.loss.item(), values_BT.grad.item(), found.clipped_BT.item()) == pytest.approx(
+        (loss, gradient, clipped)
+    )
+
+
+@given(batches(), st.floats(0.05, 1))
+def test_loss_and_gradient_agree_with_a_loop(batch: Tokens, clip: float) -> None:
+    values_BT, old_BT, returns_BT, mask_BT = batch.logprobs_BT, batch.old_BT, batch.rewards_BT, batch.mask_BT
+    clipped_BT = value_loss(values_BT, old_BT, returns_BT, mask_BT, clip=clip).clipped_BT
+    total, gradient_BT = with_gradient(
+        lambda x_BT: value_loss(x_BT, old_BT, returns_BT, mask_BT, clip=clip, aggregation="token-sum").loss, values_BT
+    )
+    wanted = 0.0
+    for value, old, target, inside, gradient, clipped in rows(
+        values_BT, old_BT, returns_BT, mask_BT, gradient_BT, clipped_BT
+    ):
+        bounded = min(max(value, old - clip), old + clip)
+        far = (bounded - target) ** 2 > (value - target) ** 2
+        if inside:
+            wanted += 0.5 * max((bounded - target) ** 2, (value - target) ** 2)
+            assert gradient == pytest.approx(0.0 if far else value - target, abs=1e-12)
+        assert clipped == (far and inside)
+    assert total.item() == pytest.approx(wanted, abs=1e-10)
+
+
+@given(batches())
+def test_no_token_within_the_clip_counts_as_clipped(batch: Tokens) -> None:
+    for dtype in (torch.float32, torch.float64):  # V − old and back again would differ in the last bit
+        values_BT, old_BT, returns_BT, mask_BT = (
+            x.to(dtype) for x in (batch.weights_BT, batch.rewards_BT, batch.advantages_BT, batch.mask_BT)
+        )
+        assert not value_loss(values_BT, old_BT, returns_BT, mask_BT, clip=100.0).clipped_BT.any()
+
+
+@given(batches(), st.sampled_from(GARBAGE), st.sampled_from([None, 0.2]))
+def test_padding_content_never_matters(batch: Tokens, garbage: float, clip: float | None) -> None:
+    def at(fill: float) -> tuple[Tensor, Tensor]:
+        old_BT, returns_BT = (spoiled(x_BT, batch.mask_BT, -fill) for x_BT in (batch.old_BT, batch.rewards_BT))
+        return with_gradient(
+            lambda x_BT: value_loss(x_BT, old_BT, returns_BT, batch.mask_BT, clip=clip).loss,
+            spoiled(batch.logprobs_BT, batch.mask_BT, fill),
+        )
+
+    for dirty, clean in zip(at(garbage), at(0.0), strict=True):
+        assert torch.equal(dirty, clean)
+
+
+@given(batches(), st.integers(1, 4))
+def test_the_parts_of_a_minibatch_add_up(batch: Tokens, size: int) -> None:
+    inputs = (batch.logprobs_BT, batch.old_BT, batch.rewards_BT, batch.mask_BT)
+    whole = value_loss(*inputs, clip=0.2)
+    parts = [
+        value_loss(*part, clip=0.2, denominator=batch.mask_BT.sum())
+        for part in zip(*(x.split(size) for x in inputs), strict=True)
+    ]
+    assert torch.allclose(torch.stack([part.loss for part in parts]).sum(), whole.loss, rtol=0, atol=1e-12)
+    assert torch.equal(torch.cat([part.clipped_BT for part in parts]), whole.clipped_BT)
+
+
+def test_only_the_values_carry_gradient() -> None:
+    values_BT, old_BT, returns_BT = (torch.randn(2, 3).requires_grad_() for _ in range(3))
+    value_loss(values_BT, old_BT, returns_BT, torch.ones(2, 3), clip=0.1).loss.backward()
+    assert values_BT.grad is not None
+    assert old_BT.grad is None
+    assert returns_BT.grad is None
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    ones_BT = torch.ones(2, 3)
+    with pytest.raises(ValueError, match="None turns it off"):
+        value_loss(ones_BT, ones_BT, ones_BT, ones_BT, clip=0.0)
+    with pytest.raises(ValueError, match=r"returns_BT \[2, 1\]"):
+        value_loss(ones_BT, ones_BT, ones_BT[:, :1], ones_BT, clip=None)
+    with pytest.raises(ValueError, match="unknown aggregation 'sum'"):
+        value_loss(ones_BT, ones_BT, ones_BT, ones_BT, clip=None, aggregation="sum")  # type: ignore[arg-type]
