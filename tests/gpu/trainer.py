@@ -1,0 +1,147 @@
+"""The trainer on a GPU, on models of real size with random weights: tokens a second, peak memory, bfloat16's gap.
+
+python -m tests.gpu.trainer --size 1.5b          on a GPU (3b and 8b as well)
+python -m tests.gpu.trainer --size tiny --device cpu      to see that the script itself works
+
+Prints one Markdown table; nothing is downloaded.
+"""
+
+import argparse
+import platform
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from alignment.config import CriticConfig, LoRAConfig, TrainerConfig
+from alignment.recipes import AlgorithmConfig, GRPOConfig, PPOConfig
+from alignment.samples import Batch, Sample
+from alignment.trainer.attest import recompute_logprobs
+from alignment.trainer.learner import Learner
+
+SIZES = {  # as Qwen2.5's own: hidden, intermediate, layers, heads, key-value heads, vocabulary
+    "tiny": (64, 128, 2, 4, 2, 512),
+    "1.5b": (1536, 8960, 28, 12, 2, 151_936),
+    "3b": (2048, 11008, 36, 16, 2, 151_936),
+    "8b": (3584, 18944, 28, 28, 4, 152_064),
+}
+ROUNDS = 3
+
+
+def base_model(folder: Path, size: str, dtype: torch.dtype) -> Path:
+    hidden, intermediate, layers, heads, kv_heads, vocabulary = SIZES[size]
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        tie_word_embeddings=size != "8b",
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = Qwen2ForCausalLM._from_config(config, dtype=dtype)
+    model.save_pretrained(folder)
+    alphabet = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return folder
+
+
+def groups(model: Path, count: int, prompt: int, longest: int, settings: dict[str, str]) -> Batch:
+    """`count` prompts with four replies each, recorded as the base model itself scores them."""
+    vocabulary, order = Qwen2Config.from_pretrained(model).vocab_size, torch.Generator().manual_seed(1)
+
+    def ids(length: int) -> tuple[int, ...]:
+        return tuple(torch.randint(1, vocabulary, (length,), generator=order).tolist())
+
+    drafts = []
+    for group in range(count):
+        question = ids(prompt)
+        for place in range(4):
+            reply = ids(int(torch.randint(longest // 4, longest + 1, (), generator=order)))
+            fields = {"turn_id": f"{group}.{place}", "reward": float(place), "version": 0, "group": str(group)}
+            drafts.append(Sample(prompt_ids=question, output_ids=reply, logprobs=(0.0,) * len(reply), **fields))
+    scored = recompute_logprobs(model, None, drafts, microbatch_tokens=8192, **settings)
+    samples = [replace(draft, logprobs=tuple(p.tolist())) for draft, p in zip(drafts, scored, strict=True)]
+    return Batch("gpu", "random", tuple(samples))
+
+
+def measured(model: Path, batch: Batch, config: TrainerConfig) -> tuple[float, float]:
+    """Tokens a second in the median of the updates, and peak memory over the base weights."""
+    cuda = torch.cuda.is_available() and config.device != "cpu"
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() if cuda else 0
+    learner = Learner(model, config)
+    speeds = []
+    for _ in range(ROUNDS + 1):
+        learner.restore(None)
+        began = time.perf_counter()
+        learner.update(batch)
+        if cuda:
+            torch.cuda.synchronize()
+        speeds.append(sum(sample.num_tokens for sample in batch.samples) / (time.perf_counter() - began))
+    base = sum(p.numel() * p.element_size() for n, p in learner.policy.named_parameters() if "lora_" not in n)
+    peak = torch.cuda.max_memory_allocated() - before if cuda else float("nan")
+    return median(speeds[1:]), peak / base
+
+
+def gap(model: Path, batch: Batch, device: str) -> float:
+    """The largest difference of a log-prob between bfloat16 and float32."""
+    samples = batch.samples[:8]
+    exact = recompute_logprobs(model, None, samples, dtype="float32", device=device)
+    rough = recompute_logprobs(model, None, samples, dtype="bfloat16", device=device)
+    return max(float(abs(a - b).max()) for a, b in zip(exact, rough, strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.trainer", description=__doc__)
+    parser.add_argument("--size", choices=SIZES, default="1.5b")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--prompts", type=int, default=16)
+    asked = parser.parse_args()
+    small = asked.size == "tiny"
+    algorithms: dict[str, AlgorithmConfig] = {
+        "GRPO with reference": GRPOConfig(),
+        "PPO with critic and reference": PPOConfig(estimator="gae"),
+    }
+    name = torch.cuda.get_device_name() if asked.device == "cuda" else platform.processor() or "CPU"
+    with tempfile.TemporaryDirectory() as folder:
+        model = base_model(Path(folder), asked.size, torch.bfloat16)
+        settings = {"dtype": "bfloat16", "device": asked.device}
+        batch = groups(model, asked.prompts, 24 if small else 512, 32 if small else 512, settings)
+        print(f"{name}, torch {torch.__version__}, {asked.size}, {len(batch.samples)} replies, bfloat16\n")
+        print(
+            "| algorithm | rank | gradient checkpointing | tokens/s | peak memory / base weights |\n|---|---|---|---|---|"
+        )
+        for label, algorithm in algorithms.items():
+            for rank in (16, 64):
+                for checkpointing in (False, True):
+                    config = TrainerConfig(
+                        algorithm=algorithm,
+                        lora=LoRAConfig(rank=rank, alpha=2 * rank),
+                        critic=CriticConfig(rank=rank),
+                        microbatch_tokens=8192,
+                        gradient_checkpointing=checkpointing,
+                        dtype="bfloat16",
+                        device=asked.device,
+                        max_mismatch=5.0,  # random weights in bfloat16: every log-prob is near −log(vocabulary)
+                    )
+                    speed, peak = measured(model, batch, config)
+                    print(f"| {label} | {rank} | {'yes' if checkpointing else 'no'} | {speed:,.0f} | {peak:.2f} × |")
+        print(f"\nLargest |bfloat16 − float32| of a log-prob: {gap(model, batch, asked.device):.3f}")
+
+
+if __name__ == "__main__":
+    main()
