@@ -4,7 +4,6 @@
 - soft overlong punishment: the reward falls off over the last tokens before a reply is too long.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from alignment.algorithms.base import TrainData
-from alignment.algorithms.policy_gradient import PolicyGradient
+from alignment.algorithms.groups import GroupGradient, groups
 from alignment.errors import NothingToCompare
 from alignment.functional import group_advantage
 from alignment.recipes import DAPOConfig, Frozen
@@ -20,17 +19,14 @@ from alignment.samples import Sample
 from alignment.shaping import overlong_penalty
 
 
-class DAPO(PolicyGradient):
+class DAPO(GroupGradient):
     Config: ClassVar[type[Frozen]] = DAPOConfig
 
     def select(self, samples: Sequence[Sample]) -> list[int]:
-        rewards: dict[str | None, set[float]] = defaultdict(set)
-        for sample in samples:
-            rewards[sample.group].add(self._reward(sample))
-        kept = [index for index, sample in enumerate(samples) if len(rewards[sample.group]) > 1 and sample.group]
-        if not kept:
+        apart = [group for group in groups(samples) if len({self._reward(samples[index]) for index in group}) > 1]
+        if not apart:
             raise NothingToCompare(f"No group of this batch of {len(samples)} has two different rewards.")
-        return kept
+        return sorted(index for group in apart for index in group)
 
     def credit(self, data: TrainData) -> Tensor:
         rewards_B = torch.tensor([self._reward(sample) for sample in data.samples]).to(data.rewards_B)

@@ -3,7 +3,6 @@
 Pairs are all samples of a group whose rewards differ, so a comparison is a group of two and a ranking one of many.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import combinations
 from typing import ClassVar
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from alignment.algorithms.base import MicroBatch, RLAlgorithm
+from alignment.algorithms.groups import groups
 from alignment.errors import NothingToCompare
 from alignment.functional import aggregate, dpo_loss, kl_estimate
 from alignment.recipes import DPOConfig, Frozen
@@ -35,7 +35,7 @@ class DPO(RLAlgorithm):
 
     def pairs(self, samples: Sequence[Sample]) -> list[Pair]:
         """Indices of (preferred, other)."""
-        pairs = [pair for group in _groups(samples) for pair in combinations(group, 2)]
+        pairs = [pair for group in groups(samples) for pair in combinations(group, 2)]
         ordered = [(a, b) if samples[a].reward > samples[b].reward else (b, a) for a, b in pairs]
         return [(a, b) for a, b in ordered if samples[a].reward > samples[b].reward]
 
@@ -77,11 +77,3 @@ def reference_metrics(data: MicroBatch) -> dict[str, Tensor]:
     """How far the policy is from the base model, estimated on these samples (k3), a token."""
     kl_BT = kl_estimate(data.logprobs_BT.detach(), data.cut(data.whole.reference_BT), "k3")
     return {"reference_kl": aggregate(kl_BT, data.mask_BT, "token-mean", denominator=data.num_tokens)}
-
-
-def _groups(samples: Sequence[Sample]) -> list[list[int]]:
-    groups: dict[str, list[int]] = defaultdict(list)
-    for index, sample in enumerate(samples):
-        if sample.group is not None:
-            groups[sample.group].append(index)
-    return list(groups.values())

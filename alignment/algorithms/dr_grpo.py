@@ -10,12 +10,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from alignment.algorithms.base import TrainData
-from alignment.algorithms.policy_gradient import PolicyGradient
+from alignment.algorithms.groups import GroupGradient
 from alignment.functional import group_advantage
 from alignment.recipes import DrGRPOConfig, Frozen
 
 
-class DrGRPO(PolicyGradient):
+class DrGRPO(GroupGradient):
     Config: ClassVar[type[Frozen]] = DrGRPOConfig
 
     def credit(self, data: TrainData) -> Tensor:

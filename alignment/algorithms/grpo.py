@@ -5,12 +5,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from alignment.algorithms.base import TrainData
-from alignment.algorithms.policy_gradient import PolicyGradient
+from alignment.algorithms.groups import GroupGradient
 from alignment.functional import group_advantage
 from alignment.recipes import Frozen, GRPOConfig
 
 
-class GRPO(PolicyGradient):
+class GRPO(GroupGradient):
     Config: ClassVar[type[Frozen]] = GRPOConfig
 
     def credit(self, data: TrainData) -> Tensor:

@@ -6,12 +6,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from alignment.algorithms.base import TrainData
-from alignment.algorithms.policy_gradient import PolicyGradient
+from alignment.algorithms.groups import GroupGradient
 from alignment.functional import leave_one_out_advantage
 from alignment.recipes import Frozen, RLOOConfig
 
 
-class RLOO(PolicyGradient):
+class RLOO(GroupGradient):
     Config: ClassVar[type[Frozen]] = RLOOConfig
 
     def credit(self, data: TrainData) -> Tensor:

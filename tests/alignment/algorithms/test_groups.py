@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from alignment.algorithms import RLAlgorithm
 from alignment.algorithms.dapo import DAPO
 from alignment.algorithms.dr_grpo import DrGRPO
 from alignment.algorithms.grpo import GRPO
@@ -12,6 +13,7 @@ from alignment.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from alignment.algorithms.rloo import RLOO
 from alignment.errors import NothingToCompare, NoVariance, SingletonGroup
 from alignment.recipes import DAPOConfig, DrGRPOConfig, GRPOConfig, ReinforcePlusPlusConfig, RLOOConfig
+from alignment.samples import Sample
 from tests.alignment.algorithms.worked import gradient, lay, reply
 
 # Group a: rewards 1, 0, 0 (mean 1/3, deviation √(1/3)); group b: 2 and 4 (mean 3, deviation √2).
@@ -24,9 +26,10 @@ GROUPS = [
 ]
 
 
-def credit(algorithm: object, samples: list) -> list[float]:
+def credit(algorithm: RLAlgorithm, samples: list[Sample]) -> list[float]:
     data = lay(samples)
-    algorithm.before_train_step(0, data)  # type: ignore[attr-defined]
+    algorithm.before_train_step(0, data)
+    assert data.advantages_BT is not None
     return [round(value, 4) for value in data.advantages_BT[:, 0].tolist()]
 
 
@@ -97,7 +100,10 @@ def test_dapo_punishes_the_last_tokens_before_too_long() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [GRPO(GRPOConfig()), RLOO(RLOOConfig()), DrGRPO(DrGRPOConfig())])
-def test_a_reply_without_a_group_is_refused(algorithm: object) -> None:
+def test_a_prompt_that_was_answered_once_is_left_out(algorithm: RLAlgorithm) -> None:
+    assert algorithm.select([reply(1.0, 1, "once"), *GROUPS, reply(1.0)]) == [1, 2, 3, 4, 5]
+    with pytest.raises(NothingToCompare):
+        algorithm.select([reply(1.0, 1, "once"), reply(0.0)])
     with pytest.raises(SingletonGroup):
         credit(algorithm, [*GROUPS, reply(1.0)])
 

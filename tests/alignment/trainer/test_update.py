@@ -12,6 +12,7 @@ from alignment.config import TrainerConfig
 from alignment.recipes import (
     AlgorithmConfig,
     CorrectionConfig,
+    CustomConfig,
     DAPOConfig,
     DPOConfig,
     DrGRPOConfig,
@@ -25,6 +26,8 @@ from alignment.recipes import (
 )
 from alignment.samples import Batch
 from alignment.trainer.learner import Learner
+from alignment.trainer.logprobs import score_alone
+from alignment.trainer.packing import Scored
 from alignment.trainer.update import Update
 
 Draw = Callable[..., Batch]
@@ -233,3 +236,20 @@ def test_full_weights_learn_behind_the_same_interface(
     begun = AutoModelForCausalLM.from_pretrained(base_model).state_dict()
     assert exported.keys() == begun.keys()
     assert any(not torch.equal(exported[name], begun[name]) for name in begun)
+
+
+def test_the_algorithm_of_the_documentation_learns(
+    base_model: Path, config: TrainerConfig, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
+    (tmp_path / "shop_rl.py").write_text(text.partition("```python\n")[2].partition("```")[0])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = CustomConfig(name="shop_rl:Brave", options={"courage": 2.0}, epochs=2)
+    learner = Learner(base_model, config.model_copy(update={"algorithm": mine}))
+    before = score_alone(learner.policy, [Scored.of(s) for s in draw(16).samples], budget=64)
+    metrics = learner.update(draw(16)).metrics
+    after = score_alone(learner.policy, [Scored.of(s) for s in draw(16).samples], budget=64)
+    liked = torch.tensor([sample.reward > 0 for sample in draw(16).samples])
+    assert (after - before)[liked, 0].mean() > 0 > (after - before)[~liked, 0].mean()
+    assert metrics["brave/courage"] == 2.0
+    assert metrics["training/steps"] == 8
