@@ -52,6 +52,8 @@ class PolicyGradient(RLAlgorithm):
             if not correction.mask_BT.any():
                 raise ForeignSamples("the rollout correction rejects every token of the batch")
             self._mismatch = correction.metrics
+            if self.config.proximal == "recompute":
+                data.extra["weights_BT"] = correction.weights_BT
 
     def credit(self, data: TrainData) -> Tensor:
         """The advantage of every token, [B, T], or of every reply, [B, 1]."""
@@ -60,11 +62,14 @@ class PolicyGradient(RLAlgorithm):
     def compute_loss(self, data: MicroBatch) -> dict[str, Tensor]:
         config, mask_BT, rollout_BT = self.config, data.mask_BT, data.cut(data.whole.rollout_BT)
         old_BT = self._proximal(data, rollout_BT)
-        correction = self._correct(old_BT, rollout_BT, mask_BT)
+        if "weights_BT" in data.whole.extra:
+            weights_BT = data.cut(data.whole.extra["weights_BT"])
+        else:
+            weights_BT = self._correct(old_BT, rollout_BT, mask_BT).weights_BT
         count = data.num_tokens if config.aggregation == "token-mean" else data.num_sequences
 
-        def aggregated(x_BT: Tensor, on_BT: Tensor) -> Tensor:
-            return aggregate(x_BT, on_BT, config.aggregation, denominator=count, horizon=config.horizon)
+        def aggregated(x_BT: Tensor) -> Tensor:
+            return aggregate(x_BT, mask_BT, config.aggregation, denominator=count, horizon=config.horizon)
 
         def token_mean(x_BT: Tensor) -> Tensor:
             return aggregate(x_BT.detach(), mask_BT, "token-mean", denominator=data.num_tokens)
@@ -73,12 +78,12 @@ class PolicyGradient(RLAlgorithm):
             data.logprobs_BT,
             old_BT,
             data.cut(data.whole.advantages_BT),
-            correction.mask_BT,
+            mask_BT,  # what the correction rejected weighs nothing, and stays in the denominator
             kind=config.loss,
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             clip_c=config.clip_c,
-            rollout_weights_BT=correction.weights_BT,
+            rollout_weights_BT=weights_BT,
             aggregation=config.aggregation,
             denominator=count,
             horizon=config.horizon,
@@ -98,7 +103,7 @@ class PolicyGradient(RLAlgorithm):
             reference_BT = data.cut(data.whole.reference_BT)
             metrics["reference_kl"] = token_mean(kl_estimate(data.logprobs_BT, reference_BT, "k3"))
             if self._kl_in_loss():
-                kl_loss = aggregated(kl_estimate(data.logprobs_BT, reference_BT, config.kl_kind), mask_BT)
+                kl_loss = aggregated(kl_estimate(data.logprobs_BT, reference_BT, config.kl_kind))
                 metrics["actor/kl_loss"] = kl_loss.detach()
                 loss = loss + self.kl_coef * kl_loss
         return {"loss": loss} | metrics

@@ -48,13 +48,13 @@ def test_a_class_of_your_own_is_named_by_its_path(name: str) -> None:
 
 def test_a_package_of_your_own_brings_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As pip lays it out: a module, and beside it the metadata that names it."""
-    (tmp_path / "shop_rl.py").write_text(
+    (tmp_path / "market_rl.py").write_text(
         "from alignment.algorithms import RLAlgorithm\nclass Shop(RLAlgorithm):\n    needs_parent = False\n"
     )
-    info = tmp_path / "shop_rl-1.0.dist-info"
+    info = tmp_path / "market_rl-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shop-rl\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[attune.algorithms]\nshop = shop_rl:Shop\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: market-rl\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[attune.algorithms]\nshop = market_rl:Shop\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     shop = build(CustomConfig(name="shop"))
