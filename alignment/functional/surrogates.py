@@ -102,7 +102,7 @@ def dppo_tv(tokens: Tokens, bounds: Bounds) -> Surrogate:
     The DPPO paper, arXiv 2602.04879 (verl `dppo_tv`).
     """
     ratio_BT = _ratio(tokens).detach()
-    moved_BT = tokens.logprobs_BT.detach().exp() - tokens.old_BT.exp()
+    moved_BT = tokens.logprobs_BT.exp() - tokens.old_BT.exp()
     valid_BT = torch.where(tokens.advantages_BT > 0, moved_BT <= bounds.high, moved_BT >= -bounds.low)
     capped_BT = ratio_BT if bounds.c is None else ratio_BT.clamp(max=bounds.c)
     return Surrogate(

@@ -1,8 +1,9 @@
 """LoRA adapters on the trunk: the layer that adds them, their names, and the one place that knows peft.
 
 Outside this file an adapter is a dict of float32 tensors under the names that its file has, such as
-`base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`. peft writes and reads such files; computing is
-done here, in a third of the time that peft's layers add to a forward.
+`base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`. peft says what else belongs to such a file. It does
+not compute: its layers pass over every output twice more, keep float32 copies of bfloat16 inputs for the way
+back, and switch requires_grad when another adapter acts.
 """
 
 import json

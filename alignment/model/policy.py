@@ -4,8 +4,7 @@ With LoRA the base weights are in memory once, frozen: actor, critic and anchor 
 reference is the trunk without any. With full weights the actor is the trunk itself, in float32; the reference is
 a second, frozen copy; the critic reads the trunk's hidden states and teaches it nothing.
 
-It is the root that FSDP gathers, so all use of the model goes through `forward`. One forward, then its backward:
-FSDP does not keep two apart.
+It is the root that FSDP gathers, so all use of the model goes through `forward`.
 """
 
 from pathlib import Path
@@ -91,10 +90,11 @@ class PolicyModel(nn.Module):
 
     def shard(self, device: torch.device) -> None:
         """Cut the weights over the ranks, if there are several. Optimizers are built after this."""
-        alone = [module for module in (self.value_head,) if module is not None]
-        layers = [*self.trunk.layers, *(self.frozen.layers if self.frozen else ())]
-        whole = [self.frozen] if self.frozen else []
-        shard.shard(self, [*layers, *whole], alone, device, self.dtype)
+        units = [*self.trunk.layers]
+        if self.frozen is not None:  # a unit of its own, so that its embeddings are not gathered with the trunk's
+            units += [*self.frozen.layers, self.frozen]
+        precise = [] if self.value_head is None else [self.value_head]
+        shard.shard(self, units, precise, device, self.dtype)
 
     def tensors(self, hat: Hat) -> dict[str, nn.Parameter]:
         """What a hat consists of, by file name: nothing for the reference. Raises ValueError for a missing hat."""
@@ -140,7 +140,7 @@ class PolicyModel(nn.Module):
             assert self.value_head is not None
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.lora is not None):
                 hidden_ND = self.trunk.hidden(rows)
-            return self.value_head(hidden_ND.float()).squeeze(-1)
+            return self.value_head(hidden_ND.float()).squeeze(-1).clone()  # FSDP's hooks want no view
 
     def _check(self, hat: Hat) -> None:
         if hat not in self.hats:

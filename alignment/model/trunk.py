@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
+
+from alignment.model.logits import logprobs_of
 
 
 class Rows(NamedTuple):
@@ -61,5 +62,5 @@ class Trunk(nn.Module):
 
     def logprobs(self, hidden_ND: Tensor, rows: Rows) -> Tensor:
         """Logits are the widest tensor of all, so they are computed only where a token is wanted."""
-        logits_NV = self.model.get_output_embeddings()(hidden_ND).float()
-        return -cross_entropy(logits_NV / rows.temperatures_N[:, None], rows.targets_N, reduction="none")
+        head = self.model.get_output_embeddings()
+        return logprobs_of(hidden_ND, head, rows.targets_N, rows.temperatures_N, self.logits_chunk)

@@ -1,24 +1,25 @@
-"""Sequences → micro-batches.
+"""Sequences → micro-batches: rectangles of rows of similar length, padded on the right.
 
-Turns of one conversation are one row: where a turn's tokens begin a later turn's prompt, the later row computes
-both, and the earlier turn costs nothing. Rows of similar length lie in one rectangle, padded on the right. That
-beats laying them end to end: such a row needs a dense attention mask, quadratic in the row, and was 1.4 (560
-tokens) to 5 times (4,480 tokens) slower on a CPU, while the padding of sorted lengths costs a few per cent.
+What shares a row is decided in `trees`; rows that need a mask and rows that need none are kept apart.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 
 from alignment.model.policy import Rows
 from alignment.samples import Sample
+from alignment.trainer.trees import Ids, Packing, Row, cost, share, walk
+
+Block = list[Row]  # rows that stay in one micro-batch
 
 
 class Scored(NamedTuple):
     """A sequence whose tokens from `start` on are to be scored."""
 
-    ids: tuple[int, ...]
+    ids: Ids
     start: int
     temperature: float = 1.0
 
@@ -28,60 +29,117 @@ class Scored(NamedTuple):
 
 
 def threads(sequences: Sequence[Scored]) -> list[list[int]]:
-    """Sequences that one row can hold, the longest first: the others are what it begins with.
+    """Sequences that continue one another, the longest of each thread first.
 
     Example: the ids 1 2, 1 2 3 and 5 give [[2], [1, 0]]
     """
-    # In this order a beginning comes right after all that continue it.
-    order = sorted(range(len(sequences)), key=lambda index: sequences[index].ids, reverse=True)
-    found: list[list[int]] = []
-    for index in order:
-        ids = sequences[index].ids
-        if found and sequences[found[-1][0]].ids[: len(ids)] == ids:
-            found[-1].append(index)
-        else:
-            found.append([index])
-    return found
+    return [row.members for row in share([sequence.ids for sequence in sequences], "chain")]
 
 
-def plan(sequences: Sequence[Scored], budget: int, num_ranks: int = 1, *, together: Sequence[Sequence[int]] = (), packing: str = "tree") -> list[list[int]]:
-    """Which sequences share a micro-batch, longest first, none wider than `budget` tokens unless it must be.
+def plan(
+    sequences: Sequence[Scored],
+    budget: int,
+    num_ranks: int = 1,
+    *,
+    together: Sequence[Sequence[int]] = (),
+    packing: Packing = "tree",
+) -> list[list[int]]:
+    """Which sequences share a micro-batch, the costliest first, none larger than `budget` tokens unless it must be.
 
-    The number of micro-batches is a multiple of `num_ranks`, because every forward is a meeting of all ranks;
-    where there are too few sequences for that, some micro-batches are empty.
+    Sequences that are named `together` are not parted. The number of micro-batches is a multiple of `num_ranks`,
+    because every forward is a meeting of all ranks, and micro-batches that meet cost about the same. Where there are
+    too few sequences for that, some micro-batches are empty.
     Example: lengths of 3, 5, 4 and 2 with a budget of 8 give [[1], [2, 0], [3]]
     """
-
-    def length(thread: list[int]) -> int:
-        return len(sequences[thread[0]].ids)
-
-    if together:
-        return [list(range(len(sequences)))] + [[] for _ in range(num_ranks - 1)]
-    groups: list[list[list[int]]] = []
-    for thread in sorted(threads(sequences), key=length, reverse=True):
-        if groups and length(groups[-1][0]) * (len(groups[-1]) + 1) <= budget:
-            groups[-1].append(thread)
+    ids = [sequence.ids for sequence in sequences]
+    rows = share(ids, packing, budget)
+    while len(rows) < num_ranks and _branch(rows):  # a tree can be cut, so that no rank is idle
+        rows = share(ids, packing, max(row.tokens for row in rows if row.branches) - 1)
+    blocks = sorted(_blocks(rows, together), key=lambda block: (_branch(block), _width(block)), reverse=True)
+    groups: list[list[Block]] = []
+    for block in blocks:
+        if groups and _branch(groups[-1][0]) == _branch(block) and _size([*chain(*groups[-1]), *block]) <= budget:
+            groups[-1].append(block)
         else:
-            groups.append([thread])
+            groups.append([block])
+
+    def laid(group: list[Block]) -> list[Row]:
+        """What `rows` makes of it: trees that were parted may meet again."""
+        return share([ids[index] for index in _members(group)], packing)
+
+    while large := [group for group in groups if len(group) > 1 and _size(laid(group)) > budget]:
+        groups.append(_halve(large[0]))
     while len(groups) % num_ranks:
-        fullest = max(groups, key=len)
-        half = len(fullest) // 2
-        groups.append(fullest[len(fullest) - half :])
-        del fullest[len(fullest) - half :]
-    return [[index for thread in group for index in thread] for group in groups]
+        groups.append(_halve(max(groups, key=lambda group: _expense(group) * (len(group) > 1))))
+    return [_members(group) for group in sorted(groups, key=_expense, reverse=True)]
 
 
-def rows(sequences: Sequence[Scored], device: torch.device) -> Rows:
+def rows(sequences: Sequence[Scored], device: torch.device, packing: Packing = "tree") -> Rows:
     """One rectangle of token ids and the flat list of what is to be predicted, sequence by sequence."""
-    held = threads(sequences)
-    row_of = {index: row for row, thread in enumerate(held) for index in thread}
-    heads = [sequences[thread[0]].ids for thread in held]
-    ids = torch.zeros(len(heads), max(len(head) for head in heads), dtype=torch.long)
-    for row, head in enumerate(heads):
-        ids[row, : len(head)] = torch.tensor(head)
+    held = share([sequence.ids for sequence in sequences], packing)
+    shape = len(held), _width(held)
+    ids_BT, positions_BT = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    # The last column that sees a token: depth first, those that do lie side by side. Padding sees itself.
+    seen_BT = torch.arange(shape[1]).repeat(shape[0], 1)
+    places = [(0, torch.arange(0))] * len(sequences)
+    for number, row in enumerate(held):
+        walked = walk(sequences[index].ids for index in row.members)
+        for index, (columns, tokens) in zip(row.members, walked, strict=True):
+            ids_BT[number, columns] = torch.tensor(sequences[index].ids)
+            positions_BT[number, columns] = torch.arange(len(columns))
+            seen_BT[number, columns] = tokens - 1
+            places[index] = number, columns
     counts = torch.tensor([len(sequence.ids) - sequence.start for sequence in sequences])
-    row_N = torch.tensor([row_of[index] for index in range(len(sequences))]).repeat_interleave(counts)
-    column_N = torch.cat([torch.arange(s.start - 1, len(s.ids) - 1) for s in sequences])
-    temperature_N = torch.tensor([s.temperature for s in sequences]).repeat_interleave(counts)
-    parts = (ids, row_N, column_N, ids[row_N, column_N + 1], temperature_N)
-    return Rows(*(part.to(device) for part in parts))
+    flat = (
+        ids_BT,
+        torch.tensor([number for number, _ in places]).repeat_interleave(counts),
+        torch.cat([columns[one.start - 1 : -1] for one, (_, columns) in zip(sequences, places, strict=True)]),
+        torch.cat([torch.tensor(one.ids[one.start :], dtype=torch.long) for one in sequences]),
+        torch.tensor([one.temperature for one in sequences]).repeat_interleave(counts),
+    )
+    laid = Rows(*(part.to(device) for part in flat))
+    if not _branch(held):
+        return laid
+    row_T = torch.arange(shape[1], device=device)[:, None]
+    mask_BTT = (row_T >= row_T.T) & (row_T <= seen_BT.to(device)[:, None, :])
+    return laid._replace(mask=mask_BTT[:, None], positions_BT=positions_BT.to(device))
+
+
+def _blocks(rows: Sequence[Row], together: Sequence[Sequence[int]]) -> list[Block]:
+    """Rows, joined where sequences of theirs are to stay together."""
+    block_of = {index: block for block in ([row] for row in rows) for index in block[0].members}
+    for indices in together:
+        for index in indices:
+            one, other = block_of[indices[0]], block_of[index]
+            if one is not other:
+                one += other
+                block_of |= {member: one for row in other for member in row.members}
+    return list({id(block): block for block in block_of.values()}.values())
+
+
+def _halve(group: list[Block]) -> list[Block]:
+    """Take half of the group away, and return it."""
+    half = group[(len(group) + 1) // 2 :]
+    del group[(len(group) + 1) // 2 :]
+    return half
+
+
+def _members(group: list[Block]) -> list[int]:
+    return [index for block in group for row in block for index in row.members]
+
+
+def _branch(rows: Sequence[Row]) -> bool:
+    return any(row.branches for row in rows)
+
+
+def _width(rows: Sequence[Row]) -> int:
+    return max((row.tokens for row in rows), default=0)
+
+
+def _size(rows: Sequence[Row]) -> int:
+    return len(rows) * _width(rows)
+
+
+def _expense(group: list[Block]) -> float:
+    rows = list(chain(*group))
+    return len(rows) * cost(_width(rows), _branch(rows))

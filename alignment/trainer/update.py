@@ -16,6 +16,7 @@ from alignment.trainer.lesson import lay_out, micro_batch, minibatches
 from alignment.trainer.logprobs import score, score_all
 from alignment.trainer.packing import Scored, plan
 from alignment.trainer.report import Stopwatch, Tally, UpdateReport, describe, mean_of_steps
+from alignment.trainer.trees import Packing
 
 if TYPE_CHECKING:
     from alignment.trainer.learner import Learner
@@ -79,7 +80,7 @@ class Update:
         return [[minibatch[number] for number in group] for group in groups]
 
     @property
-    def packing(self) -> str:
+    def packing(self) -> Packing:
         """Trees need a mask of their own, which not every model takes."""
         if self.config.packing == "tree" and not self.learner.policy.masks_allowed:
             return "chain"

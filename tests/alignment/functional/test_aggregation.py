@@ -47,6 +47,16 @@ def test_a_denominator_replaces_the_own_count(mode: Aggregation, wanted: float) 
         assert aggregate(LOSS_BT, MASK_BT, mode, denominator=ten, horizon=HORIZON).item() == pytest.approx(wanted)
 
 
+def test_a_mean_over_tokens_has_verls_epsilon() -> None:
+    one_BT = torch.ones(1, 1, dtype=torch.float64)
+    assert aggregate(one_BT, one_BT, "seq-mean-token-mean").item() == pytest.approx(1 / (1 + 1e-8), abs=1e-12)
+
+
+def test_a_horizon_of_one_token_changes_nothing() -> None:
+    found = aggregate(LOSS_BT, MASK_BT, "seq-mean-token-sum-norm", horizon=1)
+    assert torch.equal(found, aggregate(LOSS_BT, MASK_BT, "seq-mean-token-sum"))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_sequences_without_tokens_are_not_counted(mode: Aggregation) -> None:
     loss_BT, mask_BT = torch.cat([LOSS_BT, LOSS_BT]), torch.cat([MASK_BT, torch.zeros(2, 3)])

@@ -43,6 +43,13 @@ def test_weights_by_hand(level: CorrectionLevel, mode: CorrectionMode, low: floa
     assert found.mask_BT.tolist() == mask
 
 
+def test_unless_told_otherwise_weights_are_truncated_at_two_token_by_token() -> None:
+    ratios_BT, ones_BT = torch.tensor([[4.0, 1.9, 0.4, 0.05]]), torch.ones(1, 4)
+    found = rollout_correction(ratios_BT.log(), torch.zeros(1, 4), ones_BT)
+    assert found.weights_BT.tolist() == [pytest.approx([2.0, 1.9, 0.4, 0.05])]
+    assert found.metrics["rollout_corr/rollout_is_ratio_fraction_low"] == 0.5  # two below ½
+
+
 def test_the_bounds_themselves_are_within() -> None:
     zero_BT, mask_BT = torch.zeros(1, 2), torch.ones(1, 2)
     for mode in ("mask", "reject"):

@@ -53,6 +53,17 @@ def test_ppo_by_hand(
     assert found == pytest.approx((loss, gradient, clipped, clipped_lower))
 
 
+def test_unless_told_otherwise_it_is_ppo_with_clips_of_a_fifth_and_three() -> None:
+    assert one(math.log(1.25), 0.0, 1.0) == pytest.approx((-1.2, 0.0, 1, 0))
+    assert one(math.log(0.75), 0.0, -1.0) == pytest.approx((0.8, 0.0, 1, 0))
+    assert one(math.log(4), 0.0, -1.0) == pytest.approx((3.0, 0.0, 0, 1))
+
+
+def test_a_token_that_moved_by_just_the_bound_is_valid() -> None:
+    for advantage in (1.0, -1.0):
+        assert one(-1.0, -1.0, advantage, kind="dppo_tv", clip_low=0.0, clip_high=0.0)[1:] == (-advantage, 0, 0)
+
+
 def test_without_dual_clip_a_bad_token_may_cost_any_amount() -> None:
     assert one(-1.0 + math.log(5), -1.0, -1.0, clip_c=None) == pytest.approx((5.0, 5.0, 0, 0))
 
@@ -71,6 +82,7 @@ def test_without_dual_clip_a_bad_token_may_cost_any_amount() -> None:
         ("dppo_tv", 8.0, -2.0, -3.2, 3.2, 0, 1),  # it went up and should go down: valid
         ("dppo_tv", 0.6, -2.0, 0.0, 0.0, 1, 0),  # − 0.245, more than 0.2
         ("dppo_tv", 0.7, -2.0, -1.4, 1.4, 0, 0),  # − 0.158
+        ("dppo_tv", 8.0, 0.0, 0.0, 0.0, 0, 1),  # no advantage is on the side of the bad ones
     ],
 )
 def test_losses_on_the_log_prob_by_hand(

@@ -8,7 +8,7 @@ import torch
 
 from alignment.config import LoRAConfig, TrainerConfig
 from alignment.model.policy import PolicyModel, Rows
-from tests.alignment.model.policy_ranks import LORA, draw_rows, dress
+from tests.alignment.model.policy_ranks import LOGITS_CHUNK, LORA, draw_rows, dress
 
 CPU = torch.device("cpu")
 Build = Callable[..., PolicyModel]
@@ -24,7 +24,7 @@ def build(base_model: Path) -> Build:
     """A policy with all hats that its kind can have, each with weights of its own."""
 
     def build_policy(lora: LoRAConfig | None = LORA, **fields: object) -> PolicyModel:
-        config = TrainerConfig.model_validate({"lora": lora, "device": "cpu", **fields})
+        config = TrainerConfig.model_validate({"lora": lora, "logits_chunk": LOGITS_CHUNK, "device": "cpu", **fields})
         policy = PolicyModel(base_model, config, CPU, critic=True, anchor=lora is not None)
         dress(policy)
         return policy

@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from alignment.config import TrainerConfig
 from alignment.model.policy import PolicyModel, Rows
+from alignment.samples import Sample
+from alignment.trainer.attest import recompute_logprobs
 from tests.alignment.model.test_hats import transformers_logprobs
 
 Build = Callable[..., PolicyModel]
@@ -27,6 +29,14 @@ def test_its_tensors_are_a_model_file_with_tied_weights_once(
     save_file(tensors, version / "model.safetensors", metadata={"format": "pt"})
     model = AutoModelForCausalLM.from_pretrained(version)
     torch.testing.assert_close(policy(rows).detach(), transformers_logprobs(model, rows), atol=1e-5, rtol=0)
+
+    # And a reply of that version attests to it.
+    ids, start = rows.ids_BT[0].tolist(), int(rows.columns_N[0]) + 1
+    wanted = rows.rows_N == 0
+    reply = Sample("turn", tuple(ids[:start]), tuple(ids[start:]), (0.0,) * int(wanted.sum()), 1.0, 1)
+    (again,) = recompute_logprobs(base_model, version, [reply], device="cpu")
+    calm = rows._replace(temperatures_N=torch.ones_like(rows.temperatures_N))
+    torch.testing.assert_close(torch.from_numpy(again), policy(calm).detach()[wanted], atol=1e-5, rtol=0)
 
 
 def test_the_second_copy_is_there_only_on_request(base_model: Path, rows: Rows) -> None:

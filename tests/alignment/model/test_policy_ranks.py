@@ -15,8 +15,9 @@ from alignment.config import LoRAConfig
 from alignment.model.policy import PolicyModel
 from tests.alignment.model.policy_ranks import KINDS, NUM_ROWS, describe, draw_rows, label
 
-# bfloat16 has 8 bits: sums that are cut differently over the ranks agree to a few parts in a hundred.
-CLOSE = {"float32": {"atol": 1e-5, "rtol": 1e-5}, "bfloat16": {"atol": 0.05, "rtol": 0.05}}
+# Gradients are sums over the ranks' rows; cut differently, those in bfloat16 agree to a few of its 8 bits.
+SAID = {"float32": {"atol": 1e-5, "rtol": 0}, "bfloat16": {"atol": 1e-3, "rtol": 0}}
+GRADIENT = {"float32": {"atol": 1e-5, "rtol": 1e-5}, "bfloat16": {"atol": 0.05, "rtol": 0.05}}
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
@@ -40,13 +41,13 @@ def test_any_number_of_ranks_computes_the_same(
     alone = describe(build(lora, dtype=dtype, gradient_checkpointing=again), 0, 1)
     each = [load_file(path.parent / f"{label(lora, dtype, again)}-{path.name}.safetensors") for path in ranks]
     for name, wanted in alone.items():
-        close = {"atol": 0, "rtol": 0} if "/tensor/" in name else CLOSE[dtype]
         if name.endswith(("/scored", "/said")):
-            torch.testing.assert_close(_together([figures[name] for figures in each]), wanted, **close)
-        else:
-            scale = wanted.abs().max().clamp(min=1.0) if dtype == "bfloat16" else 1.0
-            for figures in each:
-                torch.testing.assert_close(figures[name] / scale, wanted / scale, **close)
+            torch.testing.assert_close(_together([figures[name] for figures in each]), wanted, **SAID[dtype])
+            continue
+        close = GRADIENT[dtype] if "/gradient/" in name else {"atol": 0, "rtol": 0}
+        scale = 1.0 if dtype == "float32" else wanted.abs().max().clamp(min=1.0)
+        for figures in each:
+            torch.testing.assert_close(figures[name] / scale, wanted / scale, **close)
     assert all(figures.keys() == alone.keys() for figures in each)
 
 
