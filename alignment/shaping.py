@@ -7,7 +7,7 @@ def length_penalty(length: int, shortest: int, longest: int) -> float:
     Example: with a range of 30 to 80 a reply of 105 tokens costs −(25 / 50)² = −0.25
     """
     distance = max(shortest - length, length - longest, 0)
-    return -min(1.0, (distance / (longest - shortest)) ** 2)
+    return 0.0 - min(1.0, (distance / (longest - shortest)) ** 2)
 
 
 def overlong_penalty(length: int, longest: int, buffer: int) -> float:
@@ -15,4 +15,4 @@ def overlong_penalty(length: int, longest: int, buffer: int) -> float:
 
     Example: with longest 80 and buffer 20 a reply of 70 tokens costs −0.5
     """
-    return -min(1.0, max(0, length - (longest - buffer)) / buffer)
+    return 0.0 - min(1.0, max(0, length - (longest - buffer)) / buffer)

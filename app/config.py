@@ -1,14 +1,18 @@
 """Settings: the only reader of the environment (prefix ATTUNE_)."""
 
+import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from alignment.recipes import ALGORITHM_NAMES, AlgorithmConfig, PPOConfig
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEMO_MODEL = REPOSITORY / "demo" / "model"
+TrackerName = Literal["jsonl", "tensorboard", "wandb"]
 
 
 class Settings(BaseSettings):
@@ -64,13 +68,47 @@ class Settings(BaseSettings):
     batch_size: int = Field(96, ge=2, description="samples in one update")
     max_staleness: int = Field(1, ge=0, le=4, description="versions a sample may lag behind the learner")
     learning_rate: float = Field(3e-4, gt=0, description="of the adapter; a model under 10 M takes ten times more")
+    algorithm: Annotated[AlgorithmConfig, NoDecode] = Field(
+        PPOConfig(), description='a name such as "kto", settings as JSON with a `type`, or module:Class'
+    )
     kl_coef: float = Field(0.01, ge=0, description="weight of the KL to the base model in the loss")
     seed: int = 0
+
+    trackers: list[TrackerName] = Field(
+        ["jsonl"], description='where each update\'s metrics go, e.g. ["jsonl", "tensorboard", "wandb"]'
+    )
+    metrics_open: bool = Field(False, description="whoever reaches the port may read /metrics, without an admin key")
+    length_range: Annotated[tuple[int, int] | None, NoDecode] = Field(
+        None, description="shortest and longest good reply in tokens, e.g. 30,80; what is outside is flagged"
+    )
 
     lease_seconds: float = Field(20.0, gt=0)
     max_attempts: int = 3
     sweep_seconds: float = Field(2.0, gt=0)
     probe_tolerance: float | None = Field(None, description="log-prob bound that proves delivery; by dtype if unset")
+
+    @field_validator("length_range", mode="before")
+    @classmethod
+    def _two_numbers(cls, value: Any) -> Any:
+        """Example: "30,80" or "[30, 80]" -> ["30", "80"]"""
+        return (value.strip("[] ").split(",") if value.strip() else None) if isinstance(value, str) else value
+
+    @field_validator("length_range")
+    @classmethod
+    def _a_range(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
+        if value is not None and not 0 <= value[0] < value[1]:
+            raise ValueError("it takes two numbers of tokens, the smaller one first, e.g. 30,80")
+        return value
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _algorithm(cls, told: object) -> object:
+        """What is neither JSON nor one of ours is somebody's own class or entry point."""
+        if not isinstance(told, str):
+            return told
+        if told.lstrip().startswith("{"):
+            return json.loads(told)
+        return {"type": told} if told in ALGORITHM_NAMES else {"type": "custom", "name": told}
 
     @property
     def database(self) -> str:
@@ -83,6 +121,11 @@ class Settings(BaseSettings):
     @property
     def logs_dir(self) -> Path:
         return self.home.resolve() / "logs"
+
+    @property
+    def metrics_dir(self) -> Path:
+        """Where trackers keep what each update measured."""
+        return self.home.resolve() / "metrics"
 
     @property
     def bell_dir(self) -> Path:

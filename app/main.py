@@ -19,6 +19,8 @@ from app.engine.keys import engine_keys
 from app.engine.pool import EnginePool
 from app.jobs import Bell, make_celery
 from app.limits import Limits
+from app.metrics.telemetry import Telemetry
+from app.metrics.timing import Timed
 from app.models import new_id
 from app.policies.routing import Routes
 
@@ -58,6 +60,7 @@ class RequestIds:
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
+                state["status"] = message["status"]
                 headers = MutableHeaders(raw=list(message.get("headers", [])))
                 headers.update({"x-request-id": state["request_id"], **state.get("headers", {})})
                 message["headers"] = headers.raw
@@ -70,15 +73,16 @@ class RequestIds:
 
 
 class Api(FastAPI):
-    """Request ids and CORS lie around everything: a failure that nobody foresaw is rendered outside of FastAPI's own
-    middlewares, and a page must be able to read that reply as well."""
+    """Timing, request ids and CORS lie around everything: a failure that nobody foresaw is rendered outside of
+    FastAPI's own middlewares, and a page must be able to read that reply as well."""
 
     def __init__(self, cors_origins: list[str], **options: Any) -> None:
         super().__init__(**options)
         self.cors_origins = cors_origins
+        self.state.telemetry = Telemetry()
 
     def build_middleware_stack(self) -> ASGIApp:
-        stack: ASGIApp = RequestIds(super().build_middleware_stack())
+        stack: ASGIApp = Timed(RequestIds(super().build_middleware_stack()), self.state.telemetry)
         if not self.cors_origins:
             return stack
         return CORSMiddleware(
@@ -97,7 +101,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.settings = settings
         app.state.db = Database(settings.database, bell)
         app.state.routes = Routes(app.state.db, settings.route_cache_seconds)
-        app.state.records = Records(app.state.db)
+        app.state.records = Records(app.state.db, app.state.telemetry)
         app.state.engines = EnginePool(engine_keys(settings), patience=settings.chat_timeout_seconds)
         app.state.known_keys = KnownKeys(settings.key_cache_seconds)
         app.state.limits = Limits(settings.limits_url, settings.requests_per_minute, settings.max_concurrency)

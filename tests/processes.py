@@ -1,6 +1,7 @@
 """Attune's own processes, run for a test as `attune up` runs them, over a home of the test's own."""
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -59,7 +60,10 @@ def processes(settings: Settings) -> Iterator[Processes]:
     """`settings` as environment variables, on a free port."""
     settings = settings.model_copy(update={"port": free_port()})
     given = settings.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    environment = {f"ATTUNE_{name.upper()}": str(value) for name, value in given.items()}
+    environment = {
+        f"ATTUNE_{name.upper()}": json.dumps(value) if isinstance(value, (list, dict)) else str(value)
+        for name, value in given.items()
+    }
     environment |= {"ATTUNE_PORT": str(settings.port), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
     running = Processes(settings, environment, {child.name: child for child in children(settings)})
     try:

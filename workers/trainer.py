@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from alignment.config import LoRAConfig, OptimConfig, PPOConfig, TrainerConfig
+from alignment.config import LoRAConfig, OptimConfig, TrainerConfig
 from alignment.errors import AlignmentError
 from alignment.model.shard import leave
 from alignment.samples import Batch
@@ -24,13 +24,21 @@ from app.models import Batch as BatchRow
 from app.models import lease
 from workers import base_model, batches
 from workers.house import House
+from workers.trackers import Trackers
 
 log = logging.getLogger("attune.trainer")
 
 
 def trainer_config(settings: Settings) -> TrainerConfig:
+    """The deployment's recipe: its general settings hold where the algorithm's own name none."""
+    algorithm = settings.algorithm
+    general: dict[str, Any] = {"kl_coef": settings.kl_coef}
+    if settings.length_range:
+        general |= dict(zip(("shortest", "longest"), settings.length_range, strict=True))
+    fields = type(algorithm).model_fields.keys() - algorithm.model_fields_set
+    algorithm = algorithm.model_copy(update={name: value for name, value in general.items() if name in fields})
     return TrainerConfig(
-        algorithm=PPOConfig(kl_coef=settings.kl_coef),
+        algorithm=algorithm,
         lora=LoRAConfig(),
         optim=OptimConfig(lr=settings.learning_rate),
         seed=settings.seed,
@@ -79,7 +87,6 @@ class Group:
         self.at = "nowhere"  # until the new version is written, what stands in memory has no name
         batch = Batch.from_bytes(order["batch"])
         report = self.learner.update(batch)
-        staleness = describe_staleness(order["lags"])
         updated = time.perf_counter()
         probe = self.learner.probe()
         exporting = time.perf_counter()
@@ -89,7 +96,7 @@ class Group:
             "path": export.path,
             "manifest_sha256": export.manifest_sha256,
             "probe": {"ids": probe.ids, "logprobs": probe.logprobs},
-            "metrics": {**report.metrics, **staleness},
+            "metrics": report.metrics,
             "timings": {
                 "restore": restored - started,
                 "update": updated - restored,
@@ -98,20 +105,19 @@ class Group:
         }
 
 
-def work(group: Group, house: House) -> int:
+def work(group: Group, house: House, trackers: Trackers) -> int:
     """Rank 0: train every batch that is open. Returns how many were taken."""
     taken = 0
     while (claimed := house.run(batches.claim(house.db, house.owner, house.settings))) is not None:
         taken += 1
-        train(group, house, claimed)
+        train(group, house, claimed, trackers)
     return taken
 
 
-def train(group: Group, house: House, claimed: batches.Claimed) -> None:
+def train(group: Group, house: House, claimed: batches.Claimed, trackers: Trackers) -> None:
     log.info("batch %s: %d samples → %s", claimed.batch.id, len(claimed.batch.samples), claimed.adapter_name)
     order = {
         "parent": claimed.parent_path,
-        "lags": claimed.lags,
         "batch": claimed.batch.to_bytes(),
         "directory": str(claimed.directory(house.settings)),
         "lineage": {
@@ -126,7 +132,7 @@ def train(group: Group, house: House, claimed: batches.Claimed) -> None:
             group.tell(order)
             result = group.update(order)
         except AlignmentError as refusal:
-            house.run(batches.fail(house.db, claimed, f"{type(refusal).__name__}: {refusal}"))
+            house.run(batches.quarantine(house.db, claimed, f"{type(refusal).__name__}: {refusal}"))
             log.warning("batch %s: %s", claimed.batch.id, refusal)
             return
     result["path"] = Path(result["path"])
@@ -137,14 +143,9 @@ def train(group: Group, house: House, claimed: batches.Claimed) -> None:
         group.at = "nowhere"
         return
     log.info("%s %s", claimed.adapter_name, "trained" if kept else "is void: the head moved")
-
-
-def describe_staleness(lags: list[int]) -> dict[str, float]:
-    """How many updates the samples lag behind the version that they teach."""
-    return {
-        "training/off_policy/trajectory_staleness": sum(lags) / len(lags),
-        "training/off_policy/trajectory_staleness_worst": float(max(lags)),
-    }
+    if kept:
+        name, number = claimed.adapter_name, claimed.number
+        trackers.log(claimed.policy_name, name, number, claimed.batch.id, result["metrics"])
 
 
 class Heartbeat:
@@ -190,9 +191,11 @@ def main() -> None:
     if group.leads:
         from workers.celery import serve_trainer  # Celery belongs to rank 0 alone
 
+        trackers = Trackers(house.settings)
         log.info("trainer ready: %d rank(s)", group.learner.num_ranks)
-        serve_trainer(lambda: work(group, house))
+        serve_trainer(lambda: work(group, house, trackers))
         group.tell(None)
+        trackers.close()
     else:
         group.follow()
     leave()

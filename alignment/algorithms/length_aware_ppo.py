@@ -34,8 +34,8 @@ class LengthAwarePPO(PPO):
         size = data.rewards_B.abs().mean()
         shaping_B = self.config.length_share * size * torch.tensor(penalties).to(data.rewards_B)
         self._shaping = {
-            "length/penalty_mean": -sum(penalties) / len(penalties),
-            "length/out_of_range_fraction": sum(penalty < 0 for penalty in penalties) / len(penalties),
+            "reward_shaping/penalty_mean": -sum(penalties) / len(penalties),
+            "reward_shaping/out_of_range_fraction": sum(penalty < 0 for penalty in penalties) / len(penalties),
             "reward_shaping/ratio": float(shaping_B.abs().mean() / size) if size > 0 else 0.0,
         }
         return data.rewards_B + shaping_B
@@ -58,7 +58,7 @@ class LengthAwarePPO(PPO):
             self.shortest += room if self.drift < 0 else 0
 
     def get_metrics(self) -> dict[str, float]:
-        bounds = {"length/shortest": float(self.shortest), "length/longest": float(self.longest)}
+        bounds = {"reward_shaping/shortest": float(self.shortest), "reward_shaping/longest": float(self.longest)}
         return super().get_metrics() | self._shaping | bounds
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 from starlette.requests import ClientDisconnect, Request
 
+from alignment.shaping import length_penalty
 from app.auth import Caller
 from app.chat import threads
 from app.chat.plan import Asked, Plan, plan
@@ -169,8 +170,16 @@ def _done(planned: Plan, captures: Sequence[Capture | None]) -> list[Ending]:
     for call, capture in zip(planned.calls, captures, strict=True):
         assert capture is not None, f"{call.rid} ended without a capture"
         thread = threads.hashes([*call.messages, capture.message])[-1]
-        endings.append(Ending(call.rid, TurnState.DONE, capture, thread=thread))
+        ending = Ending(call.rid, TurnState.DONE, capture, thread=thread, length_penalty=_penalty(planned, capture))
+        endings.append(ending)
     return endings
+
+
+def _penalty(planned: Plan, capture: Capture) -> float | None:
+    """The trainer's own measure. Nothing can be said of a reply whose tokens the engine did not tell."""
+    if planned.length_range is None or not capture.output_ids:
+        return None
+    return length_penalty(len(capture.output_ids), *planned.length_range)
 
 
 def _body(planned: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:

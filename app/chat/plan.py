@@ -59,6 +59,7 @@ class Plan:
     calls: tuple[ChatCall, ...]
     conversation_id: str
     opening: Opening
+    length_range: tuple[int, int] | None = None
 
     @property
     def id(self) -> str:
@@ -148,6 +149,7 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
         calls=calls,
         conversation_id=conversation_id,
         opening=Opening(turns, pairs, replaced),
+        length_range=settings.length_range,
     )
 
 

@@ -13,6 +13,7 @@ from app.db import Database, now
 from app.engine.capture import Capture
 from app.errors import AttuneError
 from app.gather import Gather
+from app.metrics.telemetry import Telemetry
 from app.models import LOST_FLAW, SERVER_LOST, Turn, TurnPair, TurnState
 
 
@@ -35,6 +36,11 @@ class Ending:
     finish_reason: str | None = None
     flaw: str | None = None
     thread: str | None = None
+    length_penalty: float | None = None
+
+    @property
+    def num_output_tokens(self) -> int | None:
+        return None if self.capture is None else len(self.capture.output_ids)
 
     def values(self) -> dict[str, Any]:
         capture = self.capture
@@ -45,11 +51,12 @@ class Ending:
             "b_output_ids": capture and capture.output_ids,
             "b_logprobs": capture and capture.logprobs,
             "b_num_prompt_tokens": capture and len(capture.prompt_ids),
-            "b_num_output_tokens": capture and len(capture.output_ids),
+            "b_num_output_tokens": self.num_output_tokens,
             "b_reply": capture and storable(capture.message),
             "b_finish_reason": self.finish_reason or (capture and capture.finish_reason),
             "b_flaw": self.flaw or self.finish_reason or (capture and capture.flaw),
             "b_thread": self.thread,
+            "b_length_penalty": self.length_penalty,
         }
 
 
@@ -64,6 +71,7 @@ COLUMNS = (
     "reply",
     "finish_reason",
     "thread",
+    "length_penalty",
 )
 INSERT = insert(Turn)
 LOST = Turn.finish_reason == SERVER_LOST
@@ -84,24 +92,28 @@ CLOSE = (
 class Records:
     """The turns of all requests of this process, written in groups: what opens and what ends share a commit."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, telemetry: Telemetry) -> None:
         self._gather: Gather[Opening | Ending, None] = Gather(db, write)
-        self._open: set[str] = set()
+        self._telemetry = telemetry
+        self._open: dict[str, str] = {}  # turns under way, and whose policy speaks
 
     async def open(self, opening: Opening) -> None:
-        ids = {turn["id"] for turn in opening.turns}
-        self._open |= ids
+        turns = {turn["id"]: turn["policy_id"] for turn in opening.turns}
+        self._open |= turns
         try:
             await self._gather.submit(opening)
         except Exception:  # it is not on record; a caller that is cancelled leaves it there
-            self._open -= ids
+            for id in turns:
+                self._open.pop(id, None)
             raise
 
     async def close(self, ending: Ending) -> None:
         try:
             await self._gather.submit(ending)
         finally:
-            self._open.discard(ending.turn_id)
+            policy_id = self._open.pop(ending.turn_id, None)
+        if policy_id is not None:
+            self._telemetry.ended(policy_id, ending.state, ending.num_output_tokens, ending.length_penalty)
 
     async def settle(self, seconds: float) -> None:
         """Before the server goes: wait for the turns that are ending, and close those that will not."""

@@ -31,9 +31,14 @@ class CompletionView(BaseModel):
     usage: Usage
 
 
+class StoredChoice(Choice):
+    length_penalty: float | None
+
+
 class StoredCompletion(CompletionView):
     """OpenAI's stored completion, and how the turn ended. `choices` holds those that came to an end."""
 
+    choices: list[StoredChoice]  # type: ignore[assignment]
     metadata: dict[str, str]
     temperature: float | None
     top_p: float | None
@@ -70,9 +75,14 @@ class StoredCompletion(CompletionView):
         )
 
 
-def choice(turn: Turn) -> Choice:
-    message = {"refusal": None, **(turn.reply or {})}
-    return Choice(index=turn.choice_index, message=message, logprobs=None, finish_reason=turn.finish_reason)
+def choice(turn: Turn) -> StoredChoice:
+    return StoredChoice(
+        index=turn.choice_index,
+        message={"refusal": None, **(turn.reply or {})},
+        logprobs=None,
+        finish_reason=turn.finish_reason,
+        length_penalty=turn.length_penalty,
+    )
 
 
 class CompletionList(BaseModel):

@@ -1,4 +1,4 @@
-"""attune up | serve | engine | worker | beat | trainer | chat | simulate | status | versions | rollback | db."""
+"""The command `attune`: what starts the service, what asks it, and what reads what it wrote."""
 
 import os
 import signal
@@ -10,12 +10,14 @@ import typer
 import uvicorn
 
 from app.cli import show
+from app.cli.analyze import analyze
 from app.cli.client import Api
 from app.cli.exchange import exports, imports
 from app.cli.keys import keys, projects
 from app.cli.talk import talk
 from app.cli.up import Up, prepare
 from app.config import get_settings
+from app.metrics import extras
 from app.migrate import upgrade
 
 app = typer.Typer(
@@ -39,6 +41,7 @@ def up() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background job is born with SIGINT ignored
         signal.signal(number, stop)
+    extras.require(get_settings().trackers)
     try:
         with Up(get_settings(), typer.echo) as running:
             typer.echo("try `attune chat` in another terminal; ctrl-C stops everything")
@@ -95,6 +98,7 @@ def trainer(
     nproc: Annotated[int | None, typer.Option(help="ranks on this machine; ATTUNE_TRAINER_RANKS if unset")] = None,
 ) -> None:
     """The trainer's process group, under torchrun: it restarts the group when a rank dies."""
+    extras.require(get_settings().trackers)  # torchrun would start it again and again
     ranks = str(nproc or get_settings().trainer_ranks)
     _become(
         "torch.distributed.run",
@@ -155,6 +159,7 @@ def rollback(
     show.as_json(result) if json else typer.echo(f"{result['left']} → {result['serving']}")
 
 
+app.command()(analyze)
 app.add_typer(keys, name="keys")
 app.add_typer(projects, name="projects")
 app.add_typer(exports, name="export")

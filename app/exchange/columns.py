@@ -37,6 +37,7 @@ TURNS = pa.schema(
         ("sampling", pa.string()),
         ("temperature", pa.float64()),
         ("finish_reason", pa.string()),
+        ("length_penalty", pa.float64()),
         ("flaw", pa.string()),
         ("continuity", pa.string()),
         ("state", pa.string()),

@@ -42,16 +42,21 @@ async def submit(
     receipt = await Intake.of(request).submit(
         item.make(author.project_id, said, body, header_key=idempotency_key, found=found, space=space)
     )
+    if not receipt.replayed:
+        request.app.state.telemetry.heard(author.project_id, said.kind)
     headers = {"idempotent-replayed": "true"} if receipt.replayed else {}
     return _json(receipt.view, 200 if receipt.replayed else 201, headers)
 
 
 @router.post("/batch", response_model=BatchAnswer, openapi_extra=accepts(FeedbackBatch))
 async def submit_batch(
-    caller: FeedbackCaller, db: DatabaseDep, body: JsonBody, idempotency_key: IdempotencyKey = None
+    request: Request, caller: FeedbackCaller, db: DatabaseDep, body: JsonBody, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Up to 1,000 at once, each with a result of its own. An Idempotency-Key stands for all items without an `id`."""
     results = await batch.submit(db, caller.project_id, parse(FeedbackBatch, body).items, idempotency_key)
+    for result in results:
+        if result["status"] == 201:
+            request.app.state.telemetry.heard(caller.project_id, result["feedback"]["kind"])
     return _json({"object": "list", "data": results})
 
 

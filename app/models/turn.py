@@ -60,6 +60,10 @@ class Turn(Created, Base):
     finish_reason: Mapped[str | None] = mapped_column(String(32))
     num_prompt_tokens: Mapped[int | None] = mapped_column(Integer)
     num_output_tokens: Mapped[int | None] = mapped_column(Integer)
+    length_penalty: Mapped[float | None] = mapped_column(
+        Float,
+        doc="below 0 when its length is out of the range that was set; null when none was, or it was not finished",
+    )
     flaw: Mapped[str | None] = mapped_column(Text, doc="why it must not be trained on; null when it may")
     first_token_at: Mapped[float | None] = mapped_column(Float)
     finished_at: Mapped[float | None] = mapped_column(Float)

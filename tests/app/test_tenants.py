@@ -101,6 +101,7 @@ WITHOUT_IDS = {
     "POST /v1/datasets",
     "GET /livez",
     "GET /readyz",
+    "GET /metrics",
 }
 # Parameters and fields that name nothing on record, or what is the caller's own to choose; a tenant's version numbers,
 # row numbers and dataset names mean nothing outside of it.

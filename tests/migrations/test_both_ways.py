@@ -92,6 +92,19 @@ def test_older_rows_are_given_what_the_newer_schema_needs(empty: str) -> None:
     assert project["train"] is True and project["token_secret"] is None
 
 
+def test_a_turn_from_before_a_range_could_be_set_has_no_penalty(empty: str) -> None:
+    config = alembic_config(empty)
+    command.upgrade(config, SECOND)
+    fill(empty, "old")
+    command.upgrade(config, "head")
+    fill(empty, "new")
+    assert sorted(row["length_penalty"] or 0 for row in state(empty)["turns"]) == [0, 0.5]
+    command.downgrade(config, SECOND)
+    after = state(empty)
+    assert {"length_penalty"} & set(after["turns"][0]) == set()
+    assert len(after["turns"]) == len(after["feedback"]) == len(after["samples"]) == 2
+
+
 def test_going_back_loses_only_what_the_older_schema_cannot_hold(empty: str) -> None:
     config = alembic_config(empty)
     command.upgrade(config, SECOND)

@@ -32,8 +32,8 @@ def test_shaping_lowers_the_reward_by_a_tenth_of_its_size_at_most() -> None:
     shaped_B = ppo.shape(data)
     torch.testing.assert_close(shaped_B, torch.tensor([1.0, -1.0, 1.0 - 0.1 * 0.25, -1.0 - 0.1]))
     told = ppo.get_metrics()
-    assert told["length/penalty_mean"] == pytest.approx(1.25 / 4)
-    assert told["length/out_of_range_fraction"] == 0.5
+    assert told["reward_shaping/penalty_mean"] == pytest.approx(1.25 / 4)
+    assert told["reward_shaping/out_of_range_fraction"] == 0.5
     assert told["reward_shaping/ratio"] == pytest.approx(0.1 * 1.25 / 4)
 
 

@@ -17,7 +17,7 @@ async def test_a_completion_is_found_with_all_its_choices(ring: Ring, scripted: 
     body = (await ask(ring, n=2, metadata={"ticket": "7"}, user="anna", seed=1)).json()
     answer = await ring.api.get(f"{ROOT}/{body['id']}")
     kept = answer.json()
-    assert kept["choices"] == [choice | {"logprobs": None} for choice in body["choices"]]
+    assert kept["choices"] == [choice | {"logprobs": None, "length_penalty": None} for choice in body["choices"]]
     assert (kept["usage"], kept["metadata"], kept["input_user"]) == (body["usage"], {"ticket": "7"}, "anna")
     assert (kept["status"], kept["seed"]) == ("done", 1)
     assert answer.headers["x-completion-id"] == body["id"]

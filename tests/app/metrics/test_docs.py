@@ -1,0 +1,53 @@
+"""docs/metrics.md: its examples are what they look like, and every name in it is one that the page has."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from app.config import REPOSITORY, Settings
+from tests.app.chat.test_endpoints import ask
+from tests.app.metrics.calling import calling, page
+from tests.ring import Ring
+from tests.scripted_engine import ScriptedEngine
+
+TEXT = (REPOSITORY / "docs" / "metrics.md").read_text()
+SCRAPE, RULES = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)]
+NAMES = set(re.findall(r"\battune_[a-z0-9_]*[a-z0-9]\b", TEXT))
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in RULES["groups"] for rule in group["rules"]]
+
+
+async def test_every_name_is_on_the_page(ring: Ring, scripted: ScriptedEngine) -> None:
+    await ring.version(metrics={"reward_shaping/ratio": 0.1, "actor/ppo_kl": 0.01})
+    async with calling(ring, length_range=(30, 80)) as told:
+        turn = (await ask(told)).json()["id"]
+        await told.thumb(turn)
+        found = await page(told)
+    shown = {name for name, _ in found.samples} | set(found.families)
+    assert not NAMES - shown
+    assert len(NAMES) == 10
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_an_alert_has_what_prometheus_wants(rule: dict[str, Any]) -> None:
+    assert set(rule) == {"alert", "expr", "for", "annotations"}
+    assert set(re.findall(r"attune_\w+", rule["expr"])) <= NAMES
+    assert re.fullmatch(r"\d+[mh]", rule["for"]) and rule["annotations"]["summary"]
+    assert rule["expr"].count("(") == rule["expr"].count(")")
+
+
+def test_the_scrape_names_the_port_and_a_bearer_token() -> None:
+    [job] = SCRAPE["scrape_configs"]
+    assert job["authorization"]["type"] == "Bearer"
+    assert job["static_configs"][0]["targets"] == [f"127.0.0.1:{Settings().port}"]
+    assert "metrics_path" not in job, "ours is Prometheus' own default"
+
+
+def test_every_setting_that_is_named_is_one() -> None:
+    named = set(re.findall(r"ATTUNE_([A-Z_]+[A-Z])", TEXT))
+    assert named == {"TRACKERS", "HOME", "METRICS_OPEN", "LENGTH_RANGE"}
+    assert {name.lower() for name in named} <= set(Settings.model_fields)
