@@ -3,7 +3,7 @@
 No torch here, so that whoever only configures a learner need not load one.
 """
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -31,7 +31,7 @@ class CorrectionConfig(Frozen):
     high: float = Field(default=2.0, gt=0)
 
     @model_validator(mode="after")
-    def _in_order(self) -> "CorrectionConfig":
+    def _in_order(self) -> Self:
         if self.low >= self.high:
             raise ValueError(f"low ({self.low}) must lie below high ({self.high})")
         return self
@@ -61,7 +61,7 @@ class PolicyGradientConfig(UpdateConfig):
     clip_c: float | None = Field(default=3.0, gt=1, description="bound of the ratio where the advantage is negative")
     aggregation: Aggregation = "token-mean"
     horizon: int = Field(default=512, ge=1, description="tokens, for seq-mean-token-sum-norm")
-    kl_coef: float = Field(default=1e-3, ge=0)
+    kl_coef: float = Field(default=0.01, ge=0)
     kl_kind: KLKind = "k3"
     kl_control: AdaptiveKLConfig | None = None
     correction: CorrectionConfig = CorrectionConfig()
@@ -69,6 +69,12 @@ class PolicyGradientConfig(UpdateConfig):
         default="recompute",
         description="the policy that ratios are taken to: the parent scored anew, interpolated, or as recorded",
     )
+
+    @model_validator(mode="after")
+    def _something_to_adapt(self) -> Self:
+        if self.kl_control and not self.kl_coef:
+            raise ValueError("kl_control moves kl_coef by factors, so kl_coef cannot begin at 0")
+        return self
 
 
 class PPOConfig(PolicyGradientConfig):
@@ -104,7 +110,7 @@ class LengthAwarePPOConfig(PPOConfig):
     drift_step: int = Field(default=2, ge=0, description="tokens")
 
     @model_validator(mode="after")
-    def _a_range(self) -> "LengthAwarePPOConfig":
+    def _a_range(self) -> Self:
         if self.shortest >= self.longest:
             raise ValueError(f"shortest ({self.shortest}) must lie below longest ({self.longest})")
         return self
@@ -150,6 +156,12 @@ class ReinforcePlusPlusConfig(PolicyGradientConfig):
     baseline: Literal["batch", "group"] = "batch"
     gamma: float = Field(default=1.0, gt=0, le=1)
 
+    @model_validator(mode="after")
+    def _one_reward_a_reply(self) -> Self:
+        if self.baseline == "group" and self.gamma != 1:
+            raise ValueError("baseline=group compares whole replies, which leaves nothing to discount: gamma must be 1")
+        return self
+
 
 class DPOConfig(UpdateConfig):
     """Rafailov et al., 2023, on every pair of a group whose rewards differ: what people compared."""
@@ -159,6 +171,12 @@ class DPOConfig(UpdateConfig):
     kind: PairKind = "sigmoid"
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     max_kl: float | None = None
+
+    @model_validator(mode="after")
+    def _smoothing_where_it_is_defined(self) -> Self:
+        if self.label_smoothing and self.kind not in ("sigmoid", "robust"):
+            raise ValueError(f"label_smoothing belongs to sigmoid and robust, not to {self.kind}")
+        return self
 
 
 class OnlineDPOConfig(DPOConfig):
@@ -179,7 +197,10 @@ class KTOConfig(UpdateConfig):
 
 
 class CustomConfig(UpdateConfig):
-    """Somebody else's algorithm: `module:Class`, or the name of an entry point in the group `attune.algorithms`."""
+    """Somebody else's algorithm: `module:Class`, or the name of an entry point in the group `attune.algorithms`.
+
+    `epochs`, `minibatches` and `max_kl` are passed on where they are named here; otherwise its own Config's hold.
+    """
 
     type: Literal["custom"] = "custom"
     name: str = Field(min_length=1)

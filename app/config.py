@@ -71,7 +71,7 @@ class Settings(BaseSettings):
     algorithm: Annotated[AlgorithmConfig, NoDecode] = Field(
         PPOConfig(), description='a name such as "kto", settings as JSON with a `type`, or module:Class'
     )
-    kl_coef: float = Field(0.01, ge=0, description="weight of the KL to the base model in the loss")
+    kl_coef: float | None = Field(None, ge=0, description="weight of the KL to the base model; see docs/algorithms.md")
     seed: int = 0
 
     trackers: list[TrackerName] = Field(

@@ -90,10 +90,7 @@ async def _read(session: AsyncSession, batch_id: str, fence: int) -> Claimed:
     )
     line = await repository.ancestry(session, parent.id, MOST_STALE)
     lag = {version.number: steps for steps, version in enumerate(line)}
-    samples = tuple(
-        replace(sample(turn, reward, number), lag=lag[number], turn=place)
-        for place, (turn, reward, number) in enumerate(rows)
-    )
+    samples = tuple(replace(sample(turn, reward, number), lag=lag[number]) for turn, reward, number in rows)
     return Claimed(
         fence=fence,
         attempt=batch.attempt,
@@ -119,6 +116,7 @@ def sample(turn: Turn, reward: float, number: int) -> workshop.Sample:
         temperature=turn.sampling["temperature"],
         group=turn.completion_id,  # the choices of one completion are replies to one prompt
         conversation=turn.conversation_id,
+        turn=len(turn.messages),  # the same for all replies to one prompt
     )
 
 

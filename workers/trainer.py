@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import signal
 import threading
 import time
@@ -32,7 +33,7 @@ log = logging.getLogger("attune.trainer")
 def trainer_config(settings: Settings) -> TrainerConfig:
     """The deployment's recipe: its general settings hold where the algorithm's own name none."""
     algorithm = settings.algorithm
-    general: dict[str, Any] = {"kl_coef": settings.kl_coef}
+    general: dict[str, Any] = {} if settings.kl_coef is None else {"kl_coef": settings.kl_coef}
     if settings.length_range:
         general |= dict(zip(("shortest", "longest"), settings.length_range, strict=True))
     fields = type(algorithm).model_fields.keys() - algorithm.model_fields_set
@@ -137,7 +138,8 @@ def train(group: Group, house: House, claimed: batches.Claimed, trackers: Tracke
             return
     result["path"] = Path(result["path"])
     try:
-        kept = house.run(batches.commit(house.db, claimed, **result))
+        finite = {name: value for name, value in result["metrics"].items() if math.isfinite(value)}
+        kept = house.run(batches.commit(house.db, claimed, **(result | {"metrics": finite})))
     except lease.LeaseLost as late:
         log.warning("%s; %s is thrown away", late, claimed.adapter_name)
         group.at = "nowhere"

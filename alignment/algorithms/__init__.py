@@ -18,7 +18,7 @@ from alignment.algorithms.ppo import PPO
 from alignment.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from alignment.algorithms.rloo import RLOO
 from alignment.errors import UnknownAlgorithm
-from alignment.recipes import AlgorithmConfig, CustomConfig
+from alignment.recipes import AlgorithmConfig, CustomConfig, UpdateConfig
 
 ALGORITHMS: dict[str, type[RLAlgorithm]] = {
     "ppo": PPO,
@@ -42,11 +42,11 @@ def build(config: AlgorithmConfig) -> RLAlgorithm:
     found = _find(config.name)
     if not (isinstance(found, type) and issubclass(found, RLAlgorithm)):
         raise UnknownAlgorithm(f"{config.name!r} is {found!r}, and not a subclass of alignment.algorithms.RLAlgorithm.")
-    # How often and in how many steps a batch is learned from is said once, in ours.
-    steps = {name: value for name, value in config.model_dump(exclude={"type", "name", "options"}).items()}
-    steps = {name: value for name, value in steps.items() if name in found.Config.model_fields}
+    if not issubclass(found.Config, UpdateConfig):
+        raise UnknownAlgorithm(f"{config.name!r}: its Config must be a subclass of alignment.recipes.UpdateConfig.")
+    named = config.model_dump(include=config.model_fields_set - {"type", "name", "options"})
     try:
-        return found(found.Config(**(steps | config.options)))
+        return found(found.Config(**(named | config.options)))
     except ValidationError as error:
         raise UnknownAlgorithm(f"The options of {config.name!r} do not fit its Config: {error}") from error
 

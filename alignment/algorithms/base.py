@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from alignment.recipes import Frozen, UpdateConfig
+from alignment.recipes import UpdateConfig
 from alignment.samples import Sample, check_variance
 from alignment.trainer.report import UpdateReport
 
@@ -89,7 +89,7 @@ class RLAlgorithm:
                  def compute_loss(self, data): ...; return {"loss": loss}
     """
 
-    Config: ClassVar[type[Frozen]] = UpdateConfig
+    Config: ClassVar[type[UpdateConfig]] = UpdateConfig
     needs_parent: bool = True
     needs_reference: bool = True
     needs_critic: bool = False
@@ -110,7 +110,10 @@ class RLAlgorithm:
         """Once an update, before anything is learned: say who deserves what. `step` counts updates from 0."""
 
     def compute_loss(self, data: MicroBatch) -> dict[str, Tensor]:
-        """`loss`, to go backward from, and metrics under their names; all add up over the parts of a minibatch."""
+        """`loss`, to go backward from, and metrics under their names; all add up over the parts of a minibatch.
+
+        The names are the same for every part: they are summed over the ranks.
+        """
         raise NotImplementedError
 
     def compute_value_loss(self, data: MicroBatch) -> dict[str, Tensor]:

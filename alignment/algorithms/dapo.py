@@ -14,13 +14,13 @@ from alignment.algorithms.base import TrainData
 from alignment.algorithms.groups import GroupGradient, groups
 from alignment.errors import NothingToCompare
 from alignment.functional import group_advantage
-from alignment.recipes import DAPOConfig, Frozen
+from alignment.recipes import DAPOConfig, UpdateConfig
 from alignment.samples import Sample
 from alignment.shaping import overlong_penalty
 
 
 class DAPO(GroupGradient):
-    Config: ClassVar[type[Frozen]] = DAPOConfig
+    Config: ClassVar[type[UpdateConfig]] = DAPOConfig
 
     def select(self, samples: Sequence[Sample]) -> list[int]:
         apart = [group for group in groups(samples) if len({self._reward(samples[index]) for index in group}) > 1]

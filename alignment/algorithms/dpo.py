@@ -14,14 +14,14 @@ from alignment.algorithms.base import MicroBatch, RLAlgorithm
 from alignment.algorithms.groups import groups
 from alignment.errors import NothingToCompare
 from alignment.functional import aggregate, dpo_loss, kl_estimate
-from alignment.recipes import DPOConfig, Frozen
+from alignment.recipes import DPOConfig, UpdateConfig
 from alignment.samples import Sample
 
 Pair = tuple[int, int]  # the preferred one first
 
 
 class DPO(RLAlgorithm):
-    Config: ClassVar[type[Frozen]] = DPOConfig
+    Config: ClassVar[type[UpdateConfig]] = DPOConfig
     needs_parent = False
 
     def select(self, samples: Sequence[Sample]) -> list[int]:

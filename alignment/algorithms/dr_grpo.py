@@ -12,11 +12,11 @@ from torch import Tensor
 from alignment.algorithms.base import TrainData
 from alignment.algorithms.groups import GroupGradient
 from alignment.functional import group_advantage
-from alignment.recipes import DrGRPOConfig, Frozen
+from alignment.recipes import DrGRPOConfig, UpdateConfig
 
 
 class DrGRPO(GroupGradient):
-    Config: ClassVar[type[Frozen]] = DrGRPOConfig
+    Config: ClassVar[type[UpdateConfig]] = DrGRPOConfig
 
     def credit(self, data: TrainData) -> Tensor:
         return group_advantage(data.rewards_B, data.group_B, scale_by_std=False)[:, None]

@@ -7,11 +7,11 @@ from torch import Tensor
 from alignment.algorithms.base import TrainData
 from alignment.algorithms.groups import GroupGradient
 from alignment.functional import group_advantage
-from alignment.recipes import Frozen, GRPOConfig
+from alignment.recipes import GRPOConfig, UpdateConfig
 
 
 class GRPO(GroupGradient):
-    Config: ClassVar[type[Frozen]] = GRPOConfig
+    Config: ClassVar[type[UpdateConfig]] = GRPOConfig
 
     def credit(self, data: TrainData) -> Tensor:
         return group_advantage(data.rewards_B, data.group_B, eps=self.config.eps)[:, None]

@@ -6,6 +6,7 @@ replies are the policy's, so that is its KL to the base model as it stands. (The
 pairs of prompts and replies, because its replies were written by somebody else.)
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
@@ -13,16 +14,23 @@ from torch import Tensor
 from alignment.algorithms.base import MicroBatch, RLAlgorithm, TrainData
 from alignment.algorithms.dpo import reference_metrics
 from alignment.functional import kto_loss
-from alignment.recipes import Frozen, KTOConfig
+from alignment.recipes import KTOConfig, UpdateConfig
+from alignment.samples import Sample, check_variance
 
 
 class KTO(RLAlgorithm):
-    Config: ClassVar[type[Frozen]] = KTOConfig
+    Config: ClassVar[type[UpdateConfig]] = KTOConfig
 
     def __init__(self, config: KTOConfig) -> None:
         self.config = config
         self._kl = 0.0
         self._weights = (1.0, 1.0)
+
+    def select(self, samples: Sequence[Sample]) -> list[int]:
+        """A reward of 0 is no thumb: such a reply is left out."""
+        thumbs = [index for index, sample in enumerate(samples) if sample.reward]
+        check_variance([samples[index].reward for index in thumbs])
+        return thumbs
 
     def before_train_step(self, step: int, data: TrainData) -> None:
         assert data.parent_BT is not None and data.reference_BT is not None

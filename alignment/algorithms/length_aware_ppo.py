@@ -15,13 +15,13 @@ from torch import Tensor
 
 from alignment.algorithms.base import TrainData
 from alignment.algorithms.ppo import PPO
-from alignment.recipes import Frozen, LengthAwarePPOConfig
+from alignment.recipes import LengthAwarePPOConfig, UpdateConfig
 from alignment.shaping import length_penalty
 from alignment.trainer.report import UpdateReport
 
 
 class LengthAwarePPO(PPO):
-    Config: ClassVar[type[Frozen]] = LengthAwarePPOConfig
+    Config: ClassVar[type[UpdateConfig]] = LengthAwarePPOConfig
 
     def __init__(self, config: LengthAwarePPOConfig) -> None:
         super().__init__(config)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from alignment.algorithms.dpo import DPO, Pair
-from alignment.recipes import Frozen, OnlineDPOConfig
+from alignment.recipes import OnlineDPOConfig, UpdateConfig
 from alignment.samples import Sample
 
 
 class OnlineDPO(DPO):
-    Config: ClassVar[type[Frozen]] = OnlineDPOConfig
+    Config: ClassVar[type[UpdateConfig]] = OnlineDPOConfig
 
     def pairs(self, samples: Sequence[Sample]) -> list[Pair]:
         """One pair a group: its best and its worst, the first of each where several are as good."""

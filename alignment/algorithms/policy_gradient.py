@@ -22,12 +22,12 @@ from alignment.functional import (
     proximal_loglinear,
     rollout_correction,
 )
-from alignment.recipes import Frozen, PolicyGradientConfig
+from alignment.recipes import PolicyGradientConfig, UpdateConfig
 from alignment.trainer.report import UpdateReport
 
 
 class PolicyGradient(RLAlgorithm):
-    Config: ClassVar[type[Frozen]] = PolicyGradientConfig
+    Config: ClassVar[type[UpdateConfig]] = PolicyGradientConfig
 
     def __init__(self, config: PolicyGradientConfig) -> None:
         self.config = config
@@ -96,7 +96,7 @@ class PolicyGradient(RLAlgorithm):
             "actor/ppo_kl": token_mean(-log_ratio_BT),
             "actor/ppo_kl_k3": token_mean(kl_estimate(old_BT, data.logprobs_BT, "k3")),
         }
-        if data.whole.parent_BT is None:  # otherwise told of the whole batch before the first step
+        if not self._mismatch:  # otherwise told of the whole batch, before the first step
             metrics["rollout_corr/kl"] = token_mean(rollout_BT - old_BT)
         loss = pg.loss
         if data.whole.reference_BT is not None:

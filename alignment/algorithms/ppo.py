@@ -8,6 +8,7 @@ Credit by a critic (`estimator="gae"`): the reward falls on the last token, and 
 than the critic expected before it (Schulman et al., 2016). The critic is an adapter and a value head on the trunk.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -26,12 +27,12 @@ from alignment.functional import (
     value_loss,
     whiten,
 )
-from alignment.recipes import Frozen, PPOConfig
+from alignment.recipes import PPOConfig, UpdateConfig
 from alignment.samples import Sample
 
 
 class PPO(PolicyGradient):
-    Config: ClassVar[type[Frozen]] = PPOConfig
+    Config: ClassVar[type[UpdateConfig]] = PPOConfig
 
     def __init__(self, config: PPOConfig) -> None:
         super().__init__(config)
@@ -123,8 +124,18 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
 
 
 def _places(samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-    """A number for each sample's conversation, and its place there; without a conversation a sample is alone."""
+    """A number for each sample's conversation, and its place there.
+
+    Alone, as if there were no conversation, are samples without one, and replies that share their place with others:
+    of the candidates for one prompt only one went on, and nobody says which.
+    """
+    places = Counter((sample.conversation, sample.turn) for sample in samples)
     numbers: dict[str, int] = {}
-    names = [sample.conversation or f"alone {index}" for index, sample in enumerate(samples)]
+    names = [
+        sample.conversation
+        if sample.conversation and places[sample.conversation, sample.turn] == 1
+        else f"alone {index}"
+        for index, sample in enumerate(samples)
+    ]
     conversation_B = torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
     return conversation_B, torch.tensor([sample.turn for sample in samples])

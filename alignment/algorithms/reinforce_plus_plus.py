@@ -3,19 +3,24 @@
 With `baseline="group"` the mean of a reply's group goes first, and the whitening scales what is left.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from alignment.algorithms.base import TrainData
-from alignment.algorithms.policy_gradient import PolicyGradient
+from alignment.algorithms.base import RLAlgorithm, TrainData
+from alignment.algorithms.groups import GroupGradient
 from alignment.functional import reinforce_plus_plus_advantage
-from alignment.recipes import Frozen, ReinforcePlusPlusConfig
+from alignment.recipes import ReinforcePlusPlusConfig, UpdateConfig
+from alignment.samples import Sample
 
 
-class ReinforcePlusPlus(PolicyGradient):
-    Config: ClassVar[type[Frozen]] = ReinforcePlusPlusConfig
+class ReinforcePlusPlus(GroupGradient):
+    Config: ClassVar[type[UpdateConfig]] = ReinforcePlusPlusConfig
+
+    def select(self, samples: Sequence[Sample]) -> list[int]:
+        return super().select(samples) if self.config.baseline == "group" else RLAlgorithm.select(self, samples)
 
     def credit(self, data: TrainData) -> Tensor:
         last_B1 = data.length_B.long()[:, None] - 1

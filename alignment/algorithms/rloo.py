@@ -8,11 +8,11 @@ from torch import Tensor
 from alignment.algorithms.base import TrainData
 from alignment.algorithms.groups import GroupGradient
 from alignment.functional import leave_one_out_advantage
-from alignment.recipes import Frozen, RLOOConfig
+from alignment.recipes import RLOOConfig, UpdateConfig
 
 
 class RLOO(GroupGradient):
-    Config: ClassVar[type[Frozen]] = RLOOConfig
+    Config: ClassVar[type[UpdateConfig]] = RLOOConfig
 
     def credit(self, data: TrainData) -> Tensor:
         return leave_one_out_advantage(data.rewards_B, data.group_B)[:, None]

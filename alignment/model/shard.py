@@ -71,6 +71,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def own(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lies in this rank's memory, and not a copy of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def like(tensor: Tensor, pattern: Tensor) -> Tensor:
     """This rank's share of a tensor that every rank has whole, cut as `pattern` is."""
     tensor = tensor.to(device=pattern.device, dtype=pattern.dtype)

@@ -5,13 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from alignment.algorithms import build
 from alignment.config import TrainerConfig
-from alignment.errors import AlignmentError
 from alignment.manifest import AdapterSpec
 from alignment.model import shard
 from alignment.model.load import pick_device
-from alignment.model.policy import PolicyModel
+from alignment.model.policy import Hat, PolicyModel
 from alignment.samples import Batch
 from alignment.trainer import checkpoint
 from alignment.trainer.checkpoint import Checkpoint, Progress, Trained
@@ -63,11 +65,11 @@ class Learner:
 
         Raises AlignmentError: NoVariance, NothingToCompare, SingletonGroup, ForeignSamples or NonFiniteUpdate.
         """
-        before = self._checkpoint()
+        before = [(tensor, tensor.to("cpu", copy=True)) for tensor in self._own_tensors()]
         try:
             report = Update(self, batch).make()
-        except AlignmentError:
-            self._become(before)
+        except Exception:
+            self._go_back(before)
             raise
         self.progress = Progress(
             updates=self.progress.updates + 1,
@@ -95,12 +97,34 @@ class Learner:
         return replace(done, manifest_sha256=shard.from_rank_zero(done.manifest_sha256))
 
     def _checkpoint(self) -> Checkpoint:
-        def taken(hat: Any, optimizer: Optimizer) -> Trained:
-            tensors = {name: shard.whole(t).detach().clone() for name, t in self.policy.tensors(hat).items()}
-            return Trained(tensors, {name: moment.clone() for name, moment in optimizer.moments().items()})
+        """On rank 0, which alone writes; the others take part, because no rank has a tensor whole, and keep nothing."""
+
+        def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            whole = ((name, shard.whole(tensor).detach()) for name, tensor in tensors.items())
+            return {name: tensor.to("cpu", copy=True) for name, tensor in whole if self.rank == 0}
+
+        def taken(hat: Hat, optimizer: Optimizer) -> Trained:
+            return Trained(gathered(self.policy.tensors(hat)), gathered(optimizer.moments()))
 
         critic = taken("critic", self.critic_optimizer) if self.critic_optimizer else None
         return Checkpoint(taken("actor", self.optimizer), critic, self.progress)
+
+    def _optimizers(self) -> list[Optimizer]:
+        return [self.optimizer, *([self.critic_optimizer] if self.critic_optimizer else [])]
+
+    def _own_tensors(self) -> list[Tensor]:
+        """All that an update changes, this rank's share of it."""
+        self.policy.tensors("actor")  # shows the shards
+        return [shard.own(tensor) for optimizer in self._optimizers() for tensor in optimizer.everything()]
+
+    @torch.no_grad()
+    def _go_back(self, before: list[tuple[Tensor, Tensor]]) -> None:
+        self.policy.tensors("actor")
+        for tensor, was in before:
+            tensor.copy_(was)
+        for optimizer in self._optimizers():
+            optimizer.forget()
+        self.algorithm.load_state_dict(self.progress.algorithm)
 
     def _become(self, content: Checkpoint) -> None:
         self.policy.wear(content.actor.tensors, "actor")

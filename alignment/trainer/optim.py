@@ -65,10 +65,15 @@ class Optimizer:
     def steps(self) -> int:
         return int(self.adamw.state[next(iter(self.parameters.values()))]["step"].item())
 
+    def everything(self) -> list[Tensor]:
+        """What a step changes: the parameters and their state, as they lie in memory."""
+        states = (self.adamw.state[parameter] for parameter in self.parameters.values())
+        return [*self.parameters.values(), *(tensor for state in states for tensor in state.values())]
+
     def moments(self) -> dict[str, Tensor]:
-        """Both moments of every tensor, whole. All ranks call."""
+        """Both moments of every tensor, each rank's share."""
         return {
-            f"{moment}.{name}": shard.whole(self.adamw.state[parameter][moment])
+            f"{moment}.{name}": self.adamw.state[parameter][moment]
             for name, parameter in self.parameters.items()
             for moment in MOMENTS
         }

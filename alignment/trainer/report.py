@@ -45,11 +45,12 @@ class Tally:
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def totals(self, num_ranks: int) -> dict[str, float]:
-        """All ranks call."""
-        values = torch.stack([value.float() for value in self.sums.values()])
+        """All ranks call, with the same names."""
+        names = sorted(self.sums)
+        values = torch.stack([self.sums[name].float() for name in names])
         if num_ranks > 1:
             values = shard.sum_over_ranks(values)
-        return dict(zip(self.sums, values.tolist(), strict=True))
+        return dict(zip(names, values.tolist(), strict=True))
 
 
 def mean_of_steps(steps: Sequence[dict[str, float]], an_epoch: int) -> dict[str, float]:

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from alignment.errors import ForeignSamples
+from alignment.algorithms import MicroBatch
+from alignment.algorithms.policy_gradient import PolicyGradient
+from alignment.errors import ForeignSamples, NoVariance
+from alignment.functional import aggregate, kl_estimate
 from alignment.model.policy import Hat
 from alignment.samples import Batch
 from alignment.trainer.lesson import lay_out, micro_batch, minibatches
@@ -21,6 +24,7 @@ from alignment.trainer.trees import Packing
 if TYPE_CHECKING:
     from alignment.trainer.learner import Learner
 
+SEQUENCE_SLACK = 4.0  # short replies are further apart than a whole batch, without anything being wrong
 Step = tuple[list[int], list[list[int]]]  # a minibatch, and the micro-batches that it is computed in
 
 
@@ -31,6 +35,11 @@ class Update:
         self.samples = [batch.samples[index] for index in self.algorithm.select(batch.samples)]
         self.sequences = [Scored.of(sample) for sample in self.samples]
         self.data = lay_out(self.samples, learner.device)
+        recipe = self.algorithm.config
+        watched = recipe.max_kl is not None and recipe.epochs * recipe.minibatches > 1
+        # A policy gradient that needs no parent tells its distance from the policy that it takes ratios to.
+        watched = watched and not isinstance(self.algorithm, PolicyGradient)
+        self.scores_parent = self.algorithm.needs_parent or watched
         self.watch = Stopwatch()
 
     def make(self) -> UpdateReport:
@@ -39,17 +48,21 @@ class Update:
         epochs = self._epochs(torch.Generator().manual_seed(self.config.seed + updates))
         self._score([group for _, groups in epochs[0] for group in groups])
         self.algorithm.before_train_step(updates, self.data)
-        told = []
+        told: list[dict[str, float]] = []
         with self.watch.measure("update_actor"):
             for minibatch, groups in chain.from_iterable(epochs):
                 figures = self._learn(minibatch, groups)
-                if self._too_far(figures):
+                if not told:
+                    self._refuse_foreign(figures["rollout_corr/mismatch"])
+                elif self._too_far(figures):
                     break
                 figures["actor/lr"] = self.learner.optimizer.rate
                 figures["actor/grad_norm"] = self.learner.optimizer.step()
                 if self.learner.critic_optimizer:
                     figures["critic/grad_norm"] = self.learner.critic_optimizer.step()
                 told.append(figures)
+        if not any(figures["actor/grad_norm"] for figures in told):
+            raise NoVariance("The gradient of every step is zero: nothing can be learned from this batch.")
         steps = sum(len(epoch) for epoch in epochs)
         metrics = describe(self.batch.samples, self.data) | mean_of_steps(told, len(epochs[0]))
         metrics["training/steps"], metrics["training/stopped_early"] = len(told), float(len(told) < steps)
@@ -59,7 +72,7 @@ class Update:
         return report
 
     def _epochs(self, order: torch.Generator) -> list[list[Step]]:
-        recipe, together = self.config.algorithm, self.algorithm.together(self.samples)
+        recipe, together = self.algorithm.config, self.algorithm.together(self.samples)
         return [
             [
                 (minibatch, self._plan(minibatch, together))
@@ -101,10 +114,10 @@ class Update:
                 packing=self.packing,
             )
 
-        if self.algorithm.needs_parent:
+        if self.scores_parent:
             with self.watch.measure("parent"):
                 self.data.parent_BT = scored("actor")
-            self._refuse_foreign(self.data.parent_BT)
+            self._refuse_foreign_turns(self.data.parent_BT)
         if self.algorithm.needs_reference:
             with self.watch.measure("reference"):
                 self.data.reference_BT = scored("reference")
@@ -112,20 +125,32 @@ class Update:
             with self.watch.measure("values"):
                 self.data.values_BT = scored("critic")
 
-    def _refuse_foreign(self, parent_BT: Tensor) -> None:
-        gap = float(((parent_BT - self.data.rollout_BT).abs() * self.data.mask_BT).sum() / self.data.mask_BT.sum())
+    def _refuse_foreign(self, gap: float) -> None:
         if not gap <= self.config.max_mismatch:
             raise ForeignSamples(
                 f"Recorded log-probs are {gap:.3g} from the parent's in the mean of all tokens "
                 f"(bound {self.config.max_mismatch:g}): other weights spoke, or at another temperature."
             )
 
+    def _refuse_foreign_turns(self, parent_BT: Tensor) -> None:
+        """One turn among many would not show in the mean. Only turns of the parent itself are held to this."""
+        apart_BT = (parent_BT - self.data.rollout_BT).abs() * self.data.mask_BT
+        self._refuse_foreign(float(apart_BT.sum() / self.data.mask_BT.sum()))
+        gap_B = apart_BT.sum(-1) / self.data.mask_BT.sum(-1)
+        for sample, gap in zip(self.samples, gap_B.tolist(), strict=True):
+            if sample.lag == 0 and not gap <= SEQUENCE_SLACK * self.config.max_mismatch:
+                raise ForeignSamples(
+                    f"Turn {sample.turn_id}: recorded log-probs are {gap:.3g} a token from the parent's "
+                    f"(bound {SEQUENCE_SLACK * self.config.max_mismatch:g}): other weights spoke."
+                )
+
     def _learn(self, minibatch: list[int], groups: list[list[int]]) -> dict[str, float]:
         """Leave the minibatch's gradient on the parameters; return its metrics, the same on every rank."""
         tally = Tally()
         hats: tuple[Hat, ...] = ("actor", "critic") if self.algorithm.needs_critic else ("actor",)
         for group in groups[self.learner.rank :: self.learner.num_ranks]:
-            present = group or minibatch[:1]  # an empty micro-batch still meets the other ranks, and adds 0
+            # An empty micro-batch still meets the other ranks, and adds 0: any whole one stands in for it.
+            present = group or min((one for one in groups if one), key=len)
             for hat in hats:
                 tally.add(self._backward(hat, minibatch, present, counts=bool(group)))
         return tally.totals(self.learner.num_ranks)
@@ -139,14 +164,29 @@ class Update:
             packing=self.packing,
         )
         part = micro_batch(self.data, minibatch, rows, scored_BT)
-        told = self.algorithm.compute_loss(part) if hat == "actor" else self.algorithm.compute_value_loss(part)
+        if hat == "actor":
+            told = self._distances(part) | self.algorithm.compute_loss(part)
+        else:
+            told = dict(self.algorithm.compute_value_loss(part))
         loss = told.pop("loss") * float(counts)
         (loss * self.learner.num_ranks).backward()  # FSDP averages over the ranks
         return {name: value.detach() * float(counts) for name, value in told.items()}
 
+    def _distances(self, part: MicroBatch) -> dict[str, Tensor]:
+        """How far the policy is from those who spoke and, where it was scored, from its parent; a token."""
+        now_BT, mask_BT = part.logprobs_BT.detach(), part.mask_BT
+
+        def token_mean(x_BT: Tensor) -> Tensor:
+            return aggregate(x_BT, mask_BT, "token-mean", denominator=part.num_tokens)
+
+        told = {"rollout_corr/mismatch": token_mean((now_BT - part.cut(self.data.rollout_BT)).abs())}
+        if self.data.parent_BT is not None:
+            told["actor/ppo_kl_k3"] = token_mean(kl_estimate(part.cut(self.data.parent_BT), now_BT, "k3"))
+        return told
+
     def _too_far(self, figures: dict[str, float]) -> bool:
-        """Stop before a step that would start outside the trust region. The first step never does."""
-        bound = self.config.algorithm.max_kl
+        """Stop before a step that would start outside the trust region. The first step is always made."""
+        bound = self.algorithm.config.max_kl
         if bound is None or not figures.get("actor/ppo_kl_k3", 0.0) > bound:
             return False
         for optimizer in (self.learner.optimizer, self.learner.critic_optimizer):

@@ -99,7 +99,15 @@ def test_dapo_punishes_the_last_tokens_before_too_long() -> None:
     assert credit(dapo, lengths) == [1.0, 0.0, -1.0]
 
 
-@pytest.mark.parametrize("algorithm", [GRPO(GRPOConfig()), RLOO(RLOOConfig()), DrGRPO(DrGRPOConfig())])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        GRPO(GRPOConfig()),
+        RLOO(RLOOConfig()),
+        DrGRPO(DrGRPOConfig()),
+        ReinforcePlusPlus(ReinforcePlusPlusConfig(baseline="group")),
+    ],
+)
 def test_a_prompt_that_was_answered_once_is_left_out(algorithm: RLAlgorithm) -> None:
     assert algorithm.select([reply(1.0, 1, "once"), *GROUPS, reply(1.0)]) == [1, 2, 3, 4, 5]
     with pytest.raises(NothingToCompare):
@@ -111,3 +119,8 @@ def test_a_prompt_that_was_answered_once_is_left_out(algorithm: RLAlgorithm) -> 
 def test_groups_that_all_agree_teach_nothing() -> None:
     with pytest.raises(NoVariance):
         credit(GRPO(GRPOConfig()), [reply(1.0, 1, "a"), reply(1.0, 1, "a"), reply(0.0, 1, "b"), reply(0.0, 1, "b")])
+
+
+def test_a_group_baseline_leaves_nothing_to_discount() -> None:
+    with pytest.raises(ValueError, match="gamma"):
+        ReinforcePlusPlusConfig(baseline="group", gamma=0.9)

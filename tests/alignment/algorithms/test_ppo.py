@@ -146,3 +146,16 @@ def test_a_batch_whose_every_token_is_rejected_is_refused() -> None:
     recipe = PPOConfig(correction=CorrectionConfig(mode="reject", low=0.5, high=2.0))
     with pytest.raises(ForeignSamples):
         PPO(recipe).before_train_step(0, lay(TWO, rollout_BT=torch.full((2, 2), -4.0)))
+
+
+def test_of_several_candidates_none_is_taken_for_the_turn_that_went_on() -> None:
+    rivals = [reply(-1.0, 1, conversation="c", turn=1), reply(1.0, 1, conversation="c", turn=1)]
+    data = lay([reply(0.5, 1, conversation="c", turn=0), *rivals])
+    PPO(PPOConfig(whiten="off", turn_discount=0.9)).before_train_step(0, data)
+    assert data.advantages_BT is not None
+    assert data.advantages_BT[:, 0].tolist() == [0.5, -1.0, 1.0]
+
+
+def test_an_adaptive_coefficient_cannot_begin_at_nothing() -> None:
+    with pytest.raises(ValueError, match="kl_coef"):
+        PPOConfig(kl_coef=0.0, kl_control=AdaptiveKLConfig())

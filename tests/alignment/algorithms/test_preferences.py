@@ -78,3 +78,12 @@ def test_kto_by_hand() -> None:
 def test_kto_needs_thumbs_of_both_kinds() -> None:
     with pytest.raises(NoVariance):
         KTO(KTOConfig()).select([reply(1.0), reply(1.0)])
+
+
+def test_a_reward_of_zero_is_no_thumb() -> None:
+    assert KTO(KTOConfig()).select([reply(0.0), reply(1.0), reply(-0.5)]) == [1, 2]
+
+
+def test_smoothing_is_refused_where_it_is_not_defined() -> None:
+    with pytest.raises(ValueError, match="ipo"):
+        DPOConfig(kind="ipo", label_smoothing=0.1)

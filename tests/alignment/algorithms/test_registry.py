@@ -46,6 +46,12 @@ def test_a_class_of_your_own_is_named_by_its_path(name: str) -> None:
     assert (mine.config.strength, mine.config.epochs) == (2.0, 3)
 
 
+def test_its_own_defaults_hold_where_nothing_is_named() -> None:
+    mine = build(CustomConfig(name="alignment.algorithms.dpo:DPO"))
+    assert mine.config.max_kl is None
+    assert build(CustomConfig(name="alignment.algorithms.dpo:DPO", max_kl=0.3)).config.max_kl == 0.3
+
+
 def test_a_package_of_your_own_brings_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As pip lays it out: a module, and beside it the metadata that names it."""
     (tmp_path / "market_rl.py").write_text(

@@ -1,5 +1,6 @@
 """Run under torchrun by test_ranks: two updates and an export, on as many ranks as there are."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from alignment.trainer.learner import Learner
 def main(base_model: str, config: str, directory: str, *batches: str) -> None:
     learner = Learner(Path(base_model), TrainerConfig.model_validate_json(config))
     for number, batch in enumerate(batches, start=1):
-        learner.update(Batch.from_bytes(Path(batch).read_bytes()))
+        report = learner.update(Batch.from_bytes(Path(batch).read_bytes()))
         export = learner.export(Path(directory) / f"shop-v{number}", {})
         assert export.manifest_sha256, "every rank learns the hash"
+        if learner.rank == 0:
+            (Path(directory) / f"metrics-{number}").write_text(json.dumps(report.metrics))
     probe = learner.probe()
 
     learner.restore(Path(directory) / "shop-v1")

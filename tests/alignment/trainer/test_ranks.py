@@ -1,9 +1,11 @@
 """More ranks, the same policy: FSDP over gloo against one process."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,18 +14,25 @@ from safetensors.torch import load_file
 
 from alignment.config import OptimConfig, TrainerConfig
 from alignment.manifest import ADAPTER
-from alignment.recipes import PPOConfig
+from alignment.recipes import DPOConfig, PPOConfig
 from alignment.samples import Batch
 from alignment.trainer.checkpoint import WEIGHTS
 from alignment.trainer.learner import Learner
 
 
+def in_pairs(batch: Batch) -> Batch:
+    """Two by two as replies to one prompt; algorithms that do not compare replies do not look at that."""
+    samples = (replace(sample, group=f"g{index // 2}") for index, sample in enumerate(batch.samples))
+    return replace(batch, samples=tuple(samples))
+
+
 FULL = {"lora": None, "optim": OptimConfig(lr=1e-5)}
+PAIRS = {"algorithm": DPOConfig(minibatches=2)}  # in the second batch there is one pair, and nothing for most ranks
 CRITIC = {"algorithm": PPOConfig(estimator="gae", epochs=2, minibatches=2)}
 
 
 @pytest.mark.parametrize(
-    ("ranks", "settings"), [(1, {}), (2, CRITIC), (3, {}), (2, FULL)], ids=["1", "2-critic", "3", "2-full"]
+    ("ranks", "settings"), [(1, {}), (2, CRITIC), (3, PAIRS), (2, FULL)], ids=["1", "2-critic", "3-pairs", "2-full"]
 )
 def test_any_number_of_ranks_learns_the_same(
     base_model: Path,
@@ -34,7 +43,8 @@ def test_any_number_of_ranks_learns_the_same(
     settings: dict[str, object],
 ) -> None:
     config = config.model_copy(update=settings)
-    batches = draw(11, seed=1), draw(3, seed=2)  # odd numbers, and fewer sequences than ranks in a minibatch
+    # odd numbers, and fewer sequences than ranks in a minibatch
+    batches = [in_pairs(batch) for batch in (draw(11, seed=1), draw(3, seed=2))]
     files = []
     for number, batch in enumerate(batches):
         files.append(tmp_path / f"batch-{number}")
@@ -50,7 +60,12 @@ def test_any_number_of_ranks_learns_the_same(
 
     alone = Learner(base_model, config)
     for number, batch in enumerate(batches, start=1):
-        alone.update(batch)
+        told = alone.update(batch).metrics
+        heard_of = json.loads((tmp_path / "out" / f"metrics-{number}").read_text())
+        measured = {name for name in told if not name.startswith(("perf", "timing_s"))}
+        assert {name: heard_of[name] for name in measured} == pytest.approx(
+            {n: told[n] for n in measured}, abs=1e-4, rel=1e-5
+        )
         file = WEIGHTS if config.lora is None else ADAPTER
         together = load_file(tmp_path / "out" / f"shop-v{number}" / file)
         assert together.keys() == alone.policy.tensors("actor").keys()

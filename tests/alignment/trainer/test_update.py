@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from alignment.config import TrainerConfig
+from alignment.errors import ForeignSamples, NoVariance
 from alignment.recipes import (
     AlgorithmConfig,
     CorrectionConfig,
@@ -253,3 +254,76 @@ def test_the_algorithm_of_the_documentation_learns(
     assert (after - before)[liked, 0].mean() > 0 > (after - before)[~liked, 0].mean()
     assert metrics["brave/courage"] == 2.0
     assert metrics["training/steps"] == 8
+
+
+def foreign(batch: Batch, distance: float, count: int) -> Batch:
+    """As if other weights had given the first `count` turns their log-probs."""
+    samples = [
+        replace(sample, logprobs=tuple(p - distance * (index < count) for p in sample.logprobs))
+        for index, sample in enumerate(batch.samples)
+    ]
+    return replace(batch, samples=tuple(samples))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [PPOConfig(), PPOConfig(minibatches=1), PPOConfig(proximal="loglinear"), GRPOConfig(minibatches=1), DPOConfig()],
+    ids=label,
+)
+def test_log_probs_of_other_weights_are_refused_whether_or_not_the_parent_is_scored(
+    base_model: Path, config: TrainerConfig, grouped: Batch, algorithm: AlgorithmConfig
+) -> None:
+    learner = Learner(base_model, config.model_copy(update={"algorithm": algorithm}))
+    with pytest.raises(ForeignSamples, match="other weights"):
+        learner.update(foreign(grouped, 0.9, len(grouped.samples)))
+
+
+def test_one_foreign_turn_among_many_is_found_and_named(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
+    learner = Learner(base_model, config)
+    with pytest.raises(ForeignSamples, match="turn-0"):
+        learner.update(foreign(draw(16), 2.1, 1))
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_a_batch_whose_every_token_is_rejected_is_refused_by_any_number_of_steps(
+    base_model: Path, config: TrainerConfig, grouped: Batch, minibatches: int
+) -> None:
+    rejecting = CorrectionConfig(mode="reject", low=0.9, high=1.1)
+    recipe = PPOConfig(minibatches=minibatches, correction=rejecting, kl_coef=0.0)
+    learner = Learner(base_model, config.model_copy(update={"algorithm": recipe}))
+    with pytest.raises((ForeignSamples, NoVariance)):
+        learner.update(foreign(grouped, 0.3, len(grouped.samples)))
+    assert learner.optimizer.steps == 0
+
+
+@pytest.mark.parametrize(
+    "algorithm", [KTOConfig(max_kl=1e-6), DPOConfig(max_kl=1e-6), PPOConfig(max_kl=1e-6)], ids=label
+)
+def test_every_algorithm_stops_where_it_is_told_to(
+    base_model: Path, config: TrainerConfig, grouped: Batch, algorithm: AlgorithmConfig
+) -> None:
+    recipe = algorithm.model_copy(update={"epochs": 4, "minibatches": 1})
+    learner = Learner(base_model, config.model_copy(update={"algorithm": recipe}))
+    metrics = learner.update(grouped).metrics
+    assert (metrics["training/steps"], metrics["training/stopped_early"]) == (1, 1.0)
+
+
+def test_whatever_goes_wrong_the_policy_is_what_it_was(
+    base_model: Path, config: TrainerConfig, draw: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = PPOConfig(estimator="gae")
+    learner = Learner(base_model, config.model_copy(update={"algorithm": recipe}))
+    learner.update(draw(8))
+
+    def state() -> list[Tensor]:
+        return [tensor.detach().clone() for tensor in learner._own_tensors()]
+
+    def fails(step: int, report: object) -> None:
+        raise RuntimeError("somebody's hook")
+
+    before, progress = state(), learner.progress
+    monkeypatch.setattr(learner.algorithm, "after_train_step", fails)
+    with pytest.raises(RuntimeError, match="hook"):
+        learner.update(draw(8, seed=1))
+    assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
+    assert learner.progress == progress
