@@ -3,13 +3,15 @@ PYTHON ?= python3.11
 # Where pip should look for torch, e.g. TORCH_ARGS="--index-url <the CPU wheels' index>" on a machine without a GPU.
 TORCH_ARGS ?=
 ATTUNE_DEMO_FLAGS ?=
+ATTUNE_PARITY_FLAGS ?=
 PYTEST_ARGS ?=
 
 MAIN := .venv
 ENGINE := .venv-engine
+PARITY := .venv-parity
 PIP_FLAGS := --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test lint model clean
+.PHONY: help setup demo test lint model parity clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -33,6 +35,15 @@ $(ENGINE)/.done: requirements/engine.txt $(shell find workers/engine/plugin -nam
 	@$(ENGINE)/bin/pip install $(PIP_FLAGS) --no-deps --no-build-isolation ./workers/engine/plugin
 	@touch $@
 
+$(PARITY)/.done: requirements/parity.txt Makefile
+	@echo "setup: the peers' environment (verl, TRL, OpenRLHF, AReaL) in $(PARITY), a minute or two"
+	@test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
+	@$(PARITY)/bin/pip install $(PIP_FLAGS) $(TORCH_ARGS) torch==2.13.0
+	@$(PARITY)/bin/pip install $(PIP_FLAGS) -r requirements/parity.txt
+	@$(PARITY)/bin/pip install $(PIP_FLAGS) --no-deps verl==0.9.1 trl==1.16.0 openrlhf==0.11.2 areal==1.0.4
+	@rm -rf $(PARITY)/lib/python*/site-packages/tests # the peers' own tests, which would be found before ours
+	@touch $@
+
 demo: setup ## the whole ring: simulated users chat, judge, and the service learns; then it is yours to chat with
 	@$(MAIN)/bin/python -m demo.run $(ATTUNE_DEMO_FLAGS)
 
@@ -47,5 +58,8 @@ lint: $(MAIN)/.done ## ruff, mypy --strict, the walls
 model: $(MAIN)/.done ## train the demo model again, from nothing
 	@$(MAIN)/bin/python -m demo.train
 
-clean: ## remove both environments and the demo's data (.attune/demo), nothing else
-	rm -rf $(MAIN) $(ENGINE) .attune/demo
+parity: $(PARITY)/.done ## our formulas against verl, TRL, OpenRLHF and AReaL: loss and gradient, on fresh random inputs
+	@OMP_NUM_THREADS=1 $(PARITY)/bin/python -m tests.parity.run $(ATTUNE_PARITY_FLAGS)
+
+clean: ## remove the environments and the demo's data (.attune/demo), nothing else
+	rm -rf $(MAIN) $(ENGINE) $(PARITY) .attune/demo

@@ -167,7 +167,7 @@ class DPOConfig(UpdateConfig):
     """Rafailov et al., 2023, on every pair of a group whose rewards differ: what people compared."""
 
     type: Literal["dpo"] = "dpo"
-    beta: float = Field(default=0.1, gt=0)
+    beta: float = Field(default=0.5, gt=0, description="0.1, at the rates of adapters, lets a policy fall apart")
     kind: PairKind = "sigmoid"
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     max_kl: float | None = None

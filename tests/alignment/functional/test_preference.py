@@ -40,6 +40,12 @@ def test_pairs_by_hand(kind: PairKind, options: dict[str, Any], loss: float) -> 
     assert (found.chosen_rewards_P.item(), found.rejected_rewards_P.item()) == pytest.approx((2 * beta, -beta))
 
 
+def test_unless_told_otherwise_beta_is_a_tenth_and_there_is_no_kl() -> None:
+    assert dpo_loss(*PAIR).loss_P.item() == pytest.approx(math.log(1 + math.exp(-0.3)))
+    # 1 − σ(0.2) and σ(0.2)
+    assert kto_loss(LOGPS_B, REF_B, UP_B).loss_B.tolist() == pytest.approx([0.4501660, 0.5498340])
+
+
 def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
@@ -199,10 +205,12 @@ def test_thumbs_agree_with_plain_python(kind: UnpairedKind, thumbs: Any, kl: flo
 def test_thumbs_may_be_ones_and_zeros_and_kl_is_a_constant() -> None:
     kl = torch.tensor(1.0, requires_grad=True)
     logps_B = LOGPS_B.clone().requires_grad_()
-    found = kto_loss(logps_B, REF_B, torch.tensor([1, 0]), kl=kl, beta=0.5)
+    ref_B = REF_B.clone().requires_grad_()
+    found = kto_loss(logps_B, ref_B, torch.tensor([1, 0]), kl=kl, beta=0.5)
     assert found.loss_B.tolist() == pytest.approx([0.3775407, 0.6224593], abs=1e-6)
     found.loss_B.sum().backward()
     assert kl.grad is None
+    assert ref_B.grad is None
     assert not found.rewards_B.requires_grad
 
 

@@ -1,0 +1,52 @@
+"""Attune against what verl, TRL, OpenRLHF and AReaL answered to fixed batches, in value and gradient."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.alignment.golden.records import batch_of, records
+from tests.parity.case import VERSIONS, Case, gradients
+from tests.parity.catalogue import CASES
+from tests.parity.compare import distance, precision
+from tests.parity.draws import cast
+
+RECORDS = records()
+
+
+def _name(record: dict[str, Any]) -> str:
+    return f"{record['function']}, {record['title']}, {record['peer']}"
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=_name)
+def test_ours_is_what_the_peer_answered(record: dict[str, Any]) -> None:
+    leaf = tuple(record["gradients"])
+    case = Case(record["function"], record["title"], record["call"], (), record["settings"], leaf)
+    batch = cast(batch_of(record["draw"]), torch.float64, leaf)
+    with precision(torch.float64):
+        value = case.ours(batch)
+        found = gradients(value, batch, leaf)
+        expected = torch.tensor(record["value"])
+    assert distance(value, expected) <= record["bound"]
+    for name, gradient in zip(leaf, found, strict=True):
+        expected = torch.tensor(record["gradients"][name], dtype=torch.float64)
+        assert expected.abs().max() > 0
+        assert distance(gradient, expected) <= record["bound"]
+
+
+def test_every_case_that_peers_share_is_frozen() -> None:
+    """After a new or changed case: `.venv-parity/bin/python -m tests.parity.freeze`."""
+    compared = {
+        (case.call, case.title, f"{peer} {VERSIONS[peer]}", repr(_plain(case.settings)))
+        for case in CASES
+        for peer in case.peers
+    }
+    frozen = {(record["call"], record["title"], record["peer"], repr(_plain(record["settings"]))) for record in RECORDS}
+    assert compared == frozen
+
+
+def _plain(x: Any) -> Any:
+    """Settings as JSON leaves them: no tuples."""
+    if isinstance(x, dict):
+        return {key: _plain(value) for key, value in x.items()}
+    return [_plain(value) for value in x] if isinstance(x, list | tuple) else x

@@ -1,0 +1,63 @@
+"""Writes the peers' answers to fixed batches into tests/alignment/golden, once `make parity` has built its environment:
+
+    .venv-parity/bin/python -m tests.parity.freeze
+
+The default test run checks Attune against them without a peer installed.
+"""
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.alignment.golden.records import DRAWS, FOLDER, batch_of
+from tests.parity.case import VERSIONS, Case, gradients
+from tests.parity.catalogue import CASES_BY_TOPIC
+from tests.parity.compare import precision
+from tests.parity.draws import KINDS, cast, draw
+
+SHAPE = (6, 8)
+SEED = 20261121
+
+
+def main() -> None:
+    generator = torch.Generator().manual_seed(SEED)
+    draws = {kind: {name: rounded(x, 5) for name, x in draw(kind, SHAPE, generator).items()} for kind in KINDS}
+    DRAWS.write_text(json.dumps(draws, separators=(",", ":")) + "\n")
+    for topic, cases in CASES_BY_TOPIC.items():
+        lines = [json.dumps(record(case, peer), ensure_ascii=False) for case in cases for peer in case.peers]
+        (FOLDER / f"{topic}.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    print(sum(path.stat().st_size for path in FOLDER.glob("*.json")), "bytes in", FOLDER)
+
+
+def record(case: Case, peer: str) -> dict[str, Any]:
+    kind = next((kind for kind in ("empty", "holes") if kind in case.kinds), case.kinds[0])  # the hardest it takes
+    batch = cast(batch_of(kind), torch.float64, case.leaf)
+    with precision(torch.float64):
+        value = case.theirs(peer, batch)
+        found = gradients(value, batch, case.leaf)
+    return {
+        "function": case.function,
+        "title": case.title,
+        "peer": f"{peer} {VERSIONS[peer]}",
+        "call": case.call,
+        "settings": dict(case.settings),
+        "draw": kind,
+        "bound": case.bound64,
+        "value": rounded(value, 13),
+        "gradients": {name: rounded(grad, 13) for name, grad in zip(case.leaf, found, strict=True)},
+    }
+
+
+def rounded(tensor: Tensor, digits: int) -> Any:
+    """Nested lists; floats with so many digits that count."""
+
+    def short(x: Any) -> Any:
+        return [short(y) for y in x] if isinstance(x, list) else float(f"{x:.{digits}g}") if isinstance(x, float) else x
+
+    return short(tensor.detach().tolist())
+
+
+if __name__ == "__main__":
+    main()

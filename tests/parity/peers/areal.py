@@ -1,0 +1,120 @@
+"""AReaL 1.0.4's answers, from its own functions.
+
+Its packages import its whole infrastructure when they are opened. They are opened empty here; the two classes that
+the formulas take from other modules are cut out of those.
+"""
+
+import importlib
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.parity.draws import Tensors
+from tests.parity.ours import LENGTHS, advantages
+from tests.parity.peers.cut import cut
+from tests.parity.peers.empty import module_of, open_empty
+
+ROOT = open_empty("areal", "areal.utils", "areal.utils.functional")
+
+
+def _cut(path: str, first: str, **names: Any) -> dict[str, Any]:
+    exec(cut((ROOT / path).read_text(), first), names)
+    return names
+
+
+CONFIG = _cut("api/cli_args.py", "@dataclass\nclass RejectionSamplingConfig", dataclass=dataclass, field=field)
+KL = _cut("utils/data.py", "class KLEstimator", torch=torch)
+module_of("areal.api.cli_args", RejectionSamplingConfig=CONFIG["RejectionSamplingConfig"])
+module_of("areal.utils.data", KLEstimator=KL["KLEstimator"])
+formulas: ModuleType = importlib.import_module("areal.utils.functional.functional")
+constants = vars(importlib.import_module("areal.utils.constants"))
+LOGLINEAR = constants["PROX_APPROX_METHOD_LOGLINEAR"]
+PROXIMAL = _cut("trainer/ppo/actor.py", "def compute_prox_logp_approximations", torch=torch, **constants)
+
+
+def policy_loss(x: Tensors, *, per: str = "token", **settings: Any) -> Tensor:
+    return _policy_loss(x, advantages(x, per), **settings)
+
+
+def corrected_policy_loss(x: Tensors, *, correction: dict[str, Any], **settings: Any) -> Tensor:
+    bounds = CONFIG["RejectionSamplingConfig"](
+        level=correction["level"],
+        action="mask" if correction["mode"] == "mask" else "clamp",
+        upper=correction["high"],
+        lower=correction.get("low"),
+    )
+    return _policy_loss(x, x["advantages_BT"], bounds=bounds, **settings)
+
+
+def kl_estimate(x: Tensors, *, kind: str) -> Tensor:
+    return KL["KLEstimator"](kind)(x["logprobs_BT"], x["reference_BT"]) * x["mask_BT"]
+
+
+def whiten(x: Tensors) -> Tensor:
+    return formulas.masked_normalization(x["returns_BT"], x["mask_BT"]) * x["mask_BT"]
+
+
+def proximal_loglinear(x: Tensors) -> Tensor:
+    """AReaL counts versions: the one being made is the parent's plus one."""
+    parent = 40
+    versions_BT = (parent - x["lag_B"])[:, None].expand_as(x["mask_BT"])
+    answer = PROXIMAL["compute_prox_logp_approximations"](
+        x["rollout_BT"], x["logprobs_BT"], versions_BT, parent + 1, method=LOGLINEAR
+    )
+    return answer[LOGLINEAR] * x["mask_BT"]
+
+
+def value_loss(x: Tensors, *, clip: float) -> Tensor:
+    """It takes float32 only."""
+    values = (x[name].float() for name in ("values_BT", "old_values_BT", "returns_BT"))
+    return formulas.ppo_critic_loss_fn(*values, clip, x["mask_BT"].bool())[0]
+
+
+def preference_loss(x: Tensors, *, beta: float, kind: str, by_length: bool) -> Tensor:
+    """Its callers divide by the lengths, and only for IPO."""
+    better_P, worse_P = x["chosen_P"] - x["ref_chosen_P"], x["rejected_P"] - x["ref_rejected_P"]
+    if kind == "ipo":
+        better_P, worse_P = better_P / x["chosen_length_P"], worse_P / x["rejected_length_P"]
+    return formulas.dpo_preference_loss(better_P - worse_P, beta=beta, loss_type=kind).mean()
+
+
+def overlong_penalty(x: Tensors, *, longest: int, buffer: int) -> Tensor:
+    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    data = {"rewards": torch.zeros(len(LENGTHS), dtype=torch.float64), "input_ids": mask, "loss_mask": mask}
+    return formulas.reward_overlong_penalty(data, buffer, 1.0, longest)["rewards"]
+
+
+def _policy_loss(
+    x: Tensors,
+    advantages_BT: Tensor,
+    *,
+    kind: str = "ppo",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    clip_c: float | None = 3.0,
+    aggregation: str = "token-mean",
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+    bounds: Any = None,
+) -> Tensor:
+    assert aggregation == "token-mean", "the only one AReaL has"
+    mask_BT = x["mask_BT"].bool()
+    if kind == "sapo":
+        return formulas.sapo_loss_fn(x["logprobs_BT"], x["old_logprobs_BT"], advantages_BT, tau_pos, tau_neg, mask_BT)[
+            0
+        ]
+    return formulas.ppo_actor_loss_fn(
+        x["logprobs_BT"],
+        x["old_logprobs_BT"],
+        x["rollout_BT"],
+        advantages_BT,
+        clip_low,
+        mask_BT,
+        eps_clip_higher=clip_high,
+        c_clip=clip_c,
+        rejection_sampling=bounds,
+        importance_sampling_level="sequence" if kind == "gspo" else "token",
+    )[0]

@@ -1,0 +1,272 @@
+"""TRL 1.16.0's answers, from its trainers' own methods.
+
+TRL's formulas are not functions: they are the insides of the trainers. `_compute_loss` is called unbound, on a
+stand-in that has what the method reads. What lies in the middle of longer methods (importance ratios, advantages)
+is cut out of them and run as it stands.
+"""
+
+import inspect
+import math
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl import DPOTrainer, GRPOTrainer, KTOTrainer, RLOOTrainer
+from trl.rewards import get_soft_overlong_punishment
+from trl.trainer import grpo_trainer, rloo_trainer
+
+from tests.parity.draws import Tensors
+from tests.parity.ours import KL_COEF, LENGTHS, advantages, desirable
+from tests.parity.peers.cut import cut
+
+LOSS_TYPES = {
+    "token-mean": "bnpo",
+    "seq-mean-token-mean": "grpo",
+    "seq-mean-token-sum": "luspo",
+    "seq-mean-token-sum-norm": "dr_grpo",
+}
+LEVELS = {"token": "token", "sequence": "sequence"}
+MODES = {"truncate": "truncate", "clamp": "truncate", "mask": "mask"}
+
+
+def policy_loss(x: Tensors, *, per: str = "token", **settings: Any) -> Tensor:
+    return _grpo(x, advantages(x, per), **settings)[0]
+
+
+def clip_fraction(x: Tensors, **settings: Any) -> Tensor:
+    return torch.tensor(_grpo(x, x["advantages_BT"], **settings)[1]["clip_ratio/region_mean"])
+
+
+def policy_loss_of_sums(x: Tensors, *, clip_low: float, clip_high: float, clip_c: None) -> Tensor:
+    trainer = _trainer(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (x["logprobs_BT"], torch.zeros_like(x["mask_BT"]), None),
+        epsilon_low=clip_low,
+        epsilon_high=clip_high,
+    )
+    old_B = (x["old_logprobs_BT"] * x["mask_BT"]).sum(-1)
+    return _grab(RLOOTrainer, trainer, _batch(x) | {"old_logps": old_B, "advantages": x["advantages_B"]})
+
+
+def policy_loss_with_kl(x: Tensors, *, kl_kind: str, bias_correction: bool = False, **settings: Any) -> Tensor:
+    assert kl_kind == "k3", "the only one TRL has in the loss"
+    return _grpo(x, x["advantages_BT"], beta=KL_COEF, bias_correction=bias_correction, **settings)[0]
+
+
+def corrected_policy_loss(x: Tensors, *, correction: dict[str, Any], **settings: Any) -> Tensor:
+    return _grpo(x, x["advantages_BT"], ratio=_importance_ratio(x, **correction), **settings)[0]
+
+
+def rollout_weights(x: Tensors, **settings: Any) -> Tensor:
+    return _importance_ratio(x, **settings) * x["mask_BT"]
+
+
+def group_advantage(x: Tensors, *, groups: str, scale_by_std: bool, eps: float) -> Tensor:
+    assert groups == "group_B" and eps == 1e-4, "TRL takes groups of one size, side by side, and adds 1e-4"
+    trainer = SimpleNamespace(
+        multi_objective_aggregation="sum_then_normalize",
+        reward_weights=torch.ones(1),
+        scale_rewards="group" if scale_by_std else "none",
+    )
+    return _advantages(GRPOTrainer, grpo_trainer, x, trainer, first="if self.multi_objective_aggregation", count=2)
+
+
+def leave_one_out_advantage(x: Tensors, *, groups: str) -> Tensor:
+    assert groups == "group_B", "TRL takes groups of one size, side by side"
+    return _advantages(
+        RLOOTrainer, rloo_trainer, x, SimpleNamespace(normalize_advantages=False), first="grouped_rewards =", count=8
+    )
+
+
+def dpo_loss(x: Tensors, *, beta: float, kind: str, label_smoothing: float = 0.0, by_length: bool = False) -> Tensor:
+    """The log-prob of a whole answer is given to its first token; the mask has the lengths."""
+    length_B = torch.cat([x["chosen_length_P"], x["rejected_length_P"]])
+    mask_BT = (torch.arange(1 + int(length_B.max())) <= length_B[:, None]).long()
+    mask_BT[:, 0] = 0  # the prompt
+    logps_B = torch.cat([x["chosen_P"], x["rejected_P"]])
+    trainer = _trainer(
+        precompute_ref_logps=True,
+        ld_alpha=None,
+        f_divergence_type="reverse_kl",
+        use_weighting=False,
+        beta=beta,
+        label_smoothing=label_smoothing,
+        loss_types=[kind],
+        loss_weights=[1.0],
+    )
+    inputs = {
+        "input_ids": torch.ones_like(mask_BT),
+        "attention_mask": torch.ones_like(mask_BT),
+        "completion_mask": mask_BT,
+        "ref_chosen_logps": x["ref_chosen_P"],
+        "ref_rejected_logps": x["ref_rejected_P"],
+    }
+    loss = _grab(DPOTrainer, trainer, inputs, _model(logps_B, mask_BT), return_outputs=False)
+    rewards = [trainer._metrics["train"][name][0] for name in ("rewards/chosen", "rewards/rejected")]
+    return torch.cat([loss[None], torch.tensor(rewards, dtype=loss.dtype)])
+
+
+def kto_loss(
+    x: Tensors,
+    *,
+    beta: float,
+    desirable_weight: float,
+    undesirable_weight: float,
+    kind: str,
+    only: str = "",
+    kl_below_zero: bool = False,
+) -> Tensor:
+    drawn_B, ref_drawn_B = x["mismatched_B"], x["ref_mismatched_B"]
+    if kl_below_zero:
+        drawn_B, ref_drawn_B = ref_drawn_B, drawn_B
+    mask_BT = torch.tensor([[0, 1]] * len(x["logps_B"]))  # a prompt and an answer, one token each
+    trainer = _trainer(
+        precompute_ref_logps=True,
+        calculate_KL=kind == "kto",
+        loss_type=kind,
+        beta=beta,
+        desirable_weight=desirable_weight,
+        undesirable_weight=undesirable_weight,
+        _compute_kl_logps=lambda *_: drawn_B,
+    )
+    inputs = {
+        "input_ids": torch.ones_like(mask_BT),
+        "attention_mask": torch.ones_like(mask_BT),
+        "completion_mask": mask_BT,
+        "label": desirable(x, only),
+        "ref_logps": x["ref_logps_B"],
+        "ref_KL_logps": ref_drawn_B,
+    }
+    return _grab(KTOTrainer, trainer, inputs, _model(x["logps_B"], mask_BT), return_outputs=False)
+
+
+def overlong_penalty(x: Tensors, *, longest: int, buffer: int) -> Tensor:
+    punish = get_soft_overlong_punishment(longest, buffer)
+    return torch.tensor(punish([[1] * length for length in LENGTHS]), dtype=torch.float64)
+
+
+def _trainer(**reads: Any) -> Any:
+    """What `_compute_loss` reads of a trainer, on one process, with nothing but the loss switched on."""
+    same = {"gather": lambda t: t, "gather_for_metrics": lambda t: t, "reduce": lambda t, reduction: t}
+    return SimpleNamespace(
+        accelerator=SimpleNamespace(num_processes=1, device=torch.device("cpu"), sync_gradients=True, **same),
+        model=SimpleNamespace(training=True),
+        aux_loss_enabled=False,
+        _metrics={"train": defaultdict(list)},
+        _total_train_tokens=0,
+        _tp_size=1,
+        **reads,
+    )
+
+
+def _grab(trainer_class: Any, trainer: Any, inputs: dict[str, Any], model: Any = None, **more: Any) -> Tensor:
+    return trainer_class._compute_loss(trainer, model, inputs, **more)
+
+
+def _model(logps_B: Tensor, mask_BT: Tensor) -> Any:
+    """A model whose answers have these log-probs, all of each on the first token of the answer."""
+    log_probs_BT = torch.nn.functional.pad(logps_B[:, None], (0, mask_BT.shape[1] - 2))
+    nothing_BT = torch.zeros_like(log_probs_BT)
+    outputs = SimpleNamespace(
+        log_probs=log_probs_BT, entropy=nothing_BT, mean_logits=nothing_BT, is_top1=nothing_BT.bool()
+    )
+    return lambda **_: outputs
+
+
+def _batch(x: Tensors) -> dict[str, Any]:
+    prompt_B1 = torch.ones(len(x["mask_BT"]), 1, dtype=torch.long)
+    return {
+        "prompt_ids": prompt_B1,
+        "prompt_mask": prompt_B1,
+        "completion_ids": torch.ones_like(x["mask_BT"], dtype=torch.long),
+        "completion_mask": x["mask_BT"].long(),
+    }
+
+
+def _grpo(
+    x: Tensors,
+    advantages_BT: Tensor,
+    *,
+    kind: str = "ppo",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    clip_c: float | None = 3.0,
+    aggregation: str = "token-mean",
+    denominator: float | None = None,
+    horizon: int | None = None,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+    beta: float = 0.0,
+    bias_correction: bool = False,
+    ratio: Tensor | None = None,
+) -> tuple[Tensor, dict[str, list[float]]]:
+    loss_type = LOSS_TYPES[aggregation] if denominator is None else "dapo"
+    tokens = float(x["mask_BT"].sum()) if denominator is None else denominator
+    trainer = _trainer(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (x["logprobs_BT"], torch.zeros_like(x["mask_BT"]), None),
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        importance_sampling_level="sequence" if kind == "gspo" else "token",
+        loss_type=kind if kind in ("cispo", "sapo") else loss_type,
+        epsilon_low=clip_low,
+        epsilon_high=1 + clip_high if kind == "cispo" else clip_high,  # TRL's CISPO names the cap itself
+        beta=beta,
+        max_completion_length=horizon,
+        current_gradient_accumulation_steps=1,
+        use_vllm=ratio is not None,
+        vllm_importance_sampling_correction=True,
+        _entropy_bonus_enabled=False,
+        args=SimpleNamespace(
+            delta=clip_c,
+            use_bias_correction_kl=bias_correction,
+            sapo_temperature_pos=tau_pos,
+            sapo_temperature_neg=tau_neg,
+            steps_per_generation=1,
+        ),
+    )
+    inputs = _batch(x) | {
+        "advantages": advantages_BT,
+        "old_per_token_logps": x["old_logprobs_BT"],
+        "ref_per_token_logps": x["reference_BT"],
+        "importance_sampling_ratio": ratio,
+        "num_items_in_batch": torch.tensor(tokens),
+    }
+    return _grab(GRPOTrainer, trainer, inputs), trainer._metrics["train"]
+
+
+def _importance_ratio(x: Tensors, *, level: str, mode: str, low: float = 0.0, high: float = 2.0) -> Tensor:
+    """[B, T] or [B, 1], as TRL leaves it."""
+    trainer = SimpleNamespace(
+        use_vllm=True,
+        vllm_importance_sampling_correction=True,
+        vllm_importance_sampling_mode=f"{LEVELS[level]}_{MODES[mode]}",
+        vllm_importance_sampling_clip_min=low if mode != "truncate" else None,
+        vllm_importance_sampling_clip_max=high,
+    )
+    space = {
+        "self": trainer,
+        "torch": torch,
+        "math": math,
+        "tool_mask": None,
+        "completion_mask": x["mask_BT"],
+        "old_per_token_logps": x["old_logprobs_BT"],
+        "sampling_per_token_logps": x["rollout_BT"],
+    }
+    first = "if self.use_vllm and self.vllm_importance_sampling_correction:\n    mask ="
+    exec(cut(inspect.getsource(GRPOTrainer._generate_and_score_completions), first), space)
+    return space["vllm_importance_sampling_ratio"]
+
+
+def _advantages(trainer_class: Any, module: Any, x: Tensors, trainer: Any, *, first: str, count: int) -> Tensor:
+    rewards_B = x["rewards_B"]
+    space = vars(module) | {
+        "self": trainer,
+        "device": torch.device("cpu"),
+        "rewards_per_func": rewards_B[:, None],
+        "unscorable_mask": torch.zeros_like(rewards_B, dtype=torch.bool),
+        "rewards": rewards_B,
+        "num_generations": int((x["group_B"] == x["group_B"][0]).sum()),
+    }
+    exec(cut(inspect.getsource(trainer_class._generate_and_score_completions), first, count), space)
+    return space["advantages"]

@@ -1,0 +1,252 @@
+"""verl 0.9.1's answers, from verl's own functions. Everything in the precision of the batch."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from verl import DataProto
+from verl.trainer.config import RolloutCorrectionConfig
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+from verl.utils import torch_functional
+from verl.workers.config import ActorConfig, PolicyLossConfig
+
+from tests.parity.case import Refused
+from tests.parity.draws import Tensors
+from tests.parity.ours import KL_COEF, KLS, METRICS, STEPS, advantages
+from tests.parity.peers.cut import cut
+
+NAMES = {"ppo": "vanilla"}  # ours: theirs, where they differ
+NO_DUAL_CLIP = 1e30  # verl always has one
+RS_LEVELS = {"token": "token_k1", "sequence": "seq_sum_k1"}
+
+
+def policy_loss(x: Tensors, *, per: str = "token", **settings: Any) -> Tensor:
+    return _policy_loss(x, per=per, **settings)[0]
+
+
+def clip_fractions(x: Tensors, **settings: Any) -> Tensor:
+    metrics = _policy_loss(x, **settings)[1]
+    return torch.tensor([metrics["actor/pg_clipfrac"], metrics["actor/pg_clipfrac_lower"]])
+
+
+def policy_loss_with_kl(x: Tensors, *, kl_kind: str, **settings: Any) -> Tensor:
+    """As the last lines of `verl.workers.utils.losses.ppo_loss` add them up."""
+    kl_BT = core_algos.kl_penalty(x["logprobs_BT"], x["reference_BT"], kl_kind)
+    return policy_loss(x, **settings) + KL_COEF * core_algos.agg_loss(kl_BT, x["mask_BT"], settings["aggregation"])
+
+
+def corrected_policy_loss(x: Tensors, *, correction: dict[str, Any], **settings: Any) -> Tensor:
+    weights, mask_BT, _ = _correction(x, **correction)
+    return _policy_loss(x | {"mask_BT": mask_BT}, rollout_weights_BT=weights, **settings)[0]
+
+
+def bypass_loss(x: Tensors, *, correction: dict[str, Any], aggregation: str) -> Tensor:
+    policy = PolicyLossConfig(
+        loss_mode="bypass_mode",
+        rollout_correction=RolloutCorrectionConfig(loss_type="reinforce", **_correction_settings(**correction)),
+    )
+    return core_algos.get_policy_loss_fn("bypass_mode")(
+        old_log_prob=x["rollout_BT"],
+        log_prob=x["logprobs_BT"],
+        advantages=x["advantages_BT"],
+        response_mask=x["mask_BT"],
+        loss_agg_mode=aggregation,
+        config=_actor(policy_loss=policy),
+    )[0]
+
+
+def aggregate(x: Tensors, *, mode: str, denominator: float | None = None, horizon: int | None = None) -> Tensor:
+    return core_algos.agg_loss(x["returns_BT"], x["mask_BT"], mode, **_totals(denominator, horizon))
+
+
+def masked_mean(x: Tensors) -> Tensor:
+    return torch_functional.masked_mean(x["returns_BT"], x["mask_BT"])
+
+
+def kl_estimate(x: Tensors, *, kind: str) -> Tensor:
+    return core_algos.kl_penalty(x["logprobs_BT"], x["reference_BT"], kind) * x["mask_BT"]
+
+
+def kl_in_reward(x: Tensors, *, kind: str) -> Tensor:
+    data = DataProto.from_dict(
+        tensors={
+            "response_mask": x["mask_BT"],
+            "token_level_scores": x["rewards_BT"],
+            "old_log_probs": x["old_logprobs_BT"],
+            "ref_log_prob": x["reference_BT"],
+        }
+    )
+    done, _ = _apply_kl_penalty(data, core_algos.FixedKLController(KL_COEF), kl_penalty=kind)
+    return done.batch["token_level_rewards"] * x["mask_BT"]
+
+
+def adaptive_kl(x: Tensors, *, init: float, target: float, horizon: int) -> Tensor:
+    controller, seen = core_algos.AdaptiveKLController(init, target, horizon), []
+    for kl, n_steps in zip(KLS, STEPS, strict=True):
+        controller.update(kl, n_steps)
+        seen.append(controller.value)
+    return torch.tensor(seen, dtype=torch.float64)
+
+
+def gae_whitened(x: Tensors, *, gamma: float, lam: float) -> Tensor:
+    answer = core_algos.compute_gae_advantage_return(x["rewards_BT"], x["values_BT"], x["mask_BT"], gamma, lam)
+    return torch.stack(answer) * x["mask_BT"]
+
+
+def group_advantage(x: Tensors, *, groups: str, scale_by_std: bool, eps: float = 1e-6) -> Tensor:
+    return _outcome(
+        x, groups, core_algos.compute_grpo_outcome_advantage, epsilon=eps, norm_adv_by_std_in_grpo=scale_by_std
+    )
+
+
+def leave_one_out_advantage(x: Tensors, *, groups: str) -> Tensor:
+    return _outcome(x, groups, core_algos.compute_rloo_outcome_advantage)
+
+
+def reinforce_plus_plus(x: Tensors, *, gamma: float) -> Tensor:
+    config = _Gamma(gamma)
+    return core_algos.compute_reinforce_plus_plus_outcome_advantage(x["rewards_BT"], x["mask_BT"], config=config)[0]
+
+
+def reinforce_plus_plus_baseline(x: Tensors, *, groups: str) -> Tensor:
+    # verl also sums what it finds outside the mask, where its own rewards are always 0
+    return core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage(
+        x["rewards_BT"] * x["mask_BT"], x["mask_BT"], x[groups].numpy()
+    )[0]
+
+
+def whiten(x: Tensors) -> Tensor:
+    return torch_functional.masked_whiten(x["returns_BT"], x["mask_BT"]) * x["mask_BT"]
+
+
+def rollout_weights(x: Tensors, **settings: Any) -> Tensor:
+    return _correction(x, **settings)[0]
+
+
+def rollout_mask(x: Tensors, **settings: Any) -> Tensor:
+    return _correction(x, **settings)[1]
+
+
+def rollout_metrics(x: Tensors, *, names: tuple[str, ...] = METRICS, **settings: Any) -> Tensor:
+    metrics = _correction(x, **settings)[2]
+    return torch.tensor([metrics[f"rollout_corr/{name}"] for name in names], dtype=x["mask_BT"].dtype)
+
+
+def value_loss(x: Tensors, *, aggregation: str = "token-mean", **settings: Any) -> Tensor:
+    return _value_loss(x, aggregation, **settings)[0]
+
+
+def value_clip_fraction(x: Tensors, **settings: Any) -> Tensor:
+    return _value_loss(x, "token-mean", **settings)[1]
+
+
+def _apply_kl_penalty(*given: Any, **settings: Any) -> Any:
+    """verl's function, without the trainer around it, which imports web servers and image libraries."""
+    found = importlib.util.find_spec("verl.trainer.ppo.ray_trainer")
+    assert found and found.origin
+    space = {
+        "DataProto": DataProto,
+        "core_algos": core_algos,
+        "masked_mean": torch_functional.masked_mean,
+        "torch": torch,
+    }
+    exec(cut(Path(found.origin).read_text(), "def apply_kl_penalty"), space)
+    return space["apply_kl_penalty"](*given, **settings)
+
+
+class _Gamma:
+    """The one thing REINFORCE++ reads of verl's AlgoConfig."""
+
+    def __init__(self, gamma: float) -> None:
+        self.gamma = gamma
+
+
+def _actor(**settings: Any) -> ActorConfig:
+    sizes = {"ppo_mini_batch_size": 1, "ppo_micro_batch_size_per_gpu": 1, "rollout_n": 1}
+    return ActorConfig(strategy="fsdp", **sizes, **settings)
+
+
+def _totals(denominator: float | None, horizon: int | None) -> dict[str, Any]:
+    """Of our one denominator verl reads the one that its mode divides by."""
+    return {"batch_num_tokens": denominator, "global_batch_size": denominator, "loss_scale_factor": horizon}
+
+
+def _policy_loss(
+    x: Tensors,
+    *,
+    per: str = "token",
+    kind: str = "ppo",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    clip_c: float | None = 3.0,
+    aggregation: str = "token-mean",
+    denominator: float | None = None,
+    horizon: int | None = None,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+    rollout_weights_BT: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Any]]:
+    config = _actor(
+        clip_ratio_low=clip_low,
+        clip_ratio_high=clip_high,
+        clip_ratio_c=NO_DUAL_CLIP if clip_c is None else clip_c,
+        tau_pos=tau_pos,
+        tau_neg=tau_neg,
+        global_batch_info=_totals(denominator, horizon),
+    )
+    common = {
+        "log_prob": x["logprobs_BT"],
+        "advantages": advantages(x, per),
+        "response_mask": x["mask_BT"],
+        "loss_agg_mode": aggregation,
+        "config": config,
+        "rollout_is_weights": rollout_weights_BT,
+    }
+    if kind == "reinforce":
+        return core_algos.compute_policy_loss_reinforce(rollout_log_prob=x["rollout_BT"], **common)
+    return core_algos.get_policy_loss_fn(NAMES.get(kind, kind))(old_log_prob=x["old_logprobs_BT"], **common)
+
+
+def _correction_settings(level: str, mode: str, low: float = 0.0, high: float = 2.0) -> dict[str, Any]:
+    if mode == "truncate":
+        return {"rollout_is": level, "rollout_is_threshold": high}
+    if mode == "mask":
+        return {"rollout_is": level, "rollout_is_threshold": f"{low}_{high}"}
+    if mode == "reject":  # verl's bounds are on behaviour over proximal, the other way up
+        return {"rollout_is": None, "rollout_rs": RS_LEVELS[level], "rollout_rs_threshold": f"{1 / high}_{1 / low}"}
+    raise ValueError(f"verl has no {mode}")
+
+
+def _correction(x: Tensors, **settings: Any) -> tuple[Tensor | None, Tensor, dict[str, float]]:
+    try:
+        proto, mask_BT, metrics = compute_rollout_correction_and_rejection_mask(
+            x["old_logprobs_BT"], x["rollout_BT"], x["mask_BT"], **_correction_settings(**settings)
+        )
+    except ZeroDivisionError as error:
+        raise Refused("verl divides by zero where IcePop leaves no weight at all") from error
+    return None if proto is None else proto.batch["rollout_is_weights"], mask_BT, metrics
+
+
+def _outcome(x: Tensors, groups: str, estimator: Any, **settings: Any) -> Tensor:
+    """verl takes token rewards: the sequence's reward goes to its first token, and all tokens are present."""
+    rewards_BT = torch.nn.functional.pad(x["rewards_B"][:, None], (0, x["mask_BT"].shape[1] - 1))
+    index: np.ndarray = x[groups].numpy()
+    return estimator(rewards_BT, torch.ones_like(rewards_BT), index=index, **settings)[0][:, 0]
+
+
+def _value_loss(
+    x: Tensors, aggregation: str, *, clip: float | None, denominator: float | None = None
+) -> tuple[Tensor, Tensor]:
+    return core_algos.compute_value_loss(
+        x["values_BT"],
+        x["returns_BT"],
+        x["old_values_BT"],
+        x["mask_BT"],
+        cliprange_value=NO_DUAL_CLIP if clip is None else clip,
+        loss_agg_mode=aggregation,
+        **_totals(denominator, None),
+    )

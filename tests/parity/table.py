@@ -1,0 +1,70 @@
+"""What was measured, as Markdown, and the page that keeps it: `docs/parity.md`."""
+
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from tests.parity.case import VERSIONS
+from tests.parity.catalogue import ALONE, CASES
+from tests.parity.compare import Row
+from tests.parity.differences import Difference, Measured
+
+PAGE = Path("docs/parity.md")
+BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->\n"
+NAMES = {"verl": "verl", "trl": "TRL", "openrlhf": "OpenRLHF", "areal": "AReaL"}
+ROWS = "| ours | peer | dtype | max \\|Δloss\\| | max \\|Δgrad\\| | bound | verdict |\n|---|---|---|---|---|---|---|"
+DIFFERENCES = "| what | peer | ours | theirs | max \\|Δ\\| | why |\n|---|---|---|---|---|---|"
+
+
+def provenance(seed: int) -> str:
+    peers = ", ".join(f"{name} {version(package)}" for package, name in NAMES.items())
+    assert {package: version(package) for package in VERSIONS} == VERSIONS, "not the peers that this was written for"
+    day = datetime.now(UTC).date().isoformat()
+    return f"{day}: {peers}; torch {torch.__version__}, Python {platform.python_version()}, seed {seed}."
+
+
+def line(row: Row) -> str:
+    dtype = str(row.dtype).removeprefix("torch.")
+    name = f"`{row.case.function}` {row.case.title}"
+    gradient = "–" if row.gradient is None else short(row.gradient)
+    verdict = ("agrees" if row.holds else "**DISAGREES**") + (f", {row.refused} refused" if row.refused else "")
+    cells = [name, NAMES[row.peer], dtype, short(row.value), gradient, short(row.bound), verdict]
+    return "| " + " | ".join(cells) + " |"
+
+
+def short(x: float) -> str:
+    return f"{x:.0e}" if x else "0"
+
+
+def difference_line(difference: Difference, measured: Measured) -> str:
+    def shown(answer: torch.Tensor) -> str:
+        if answer.numel() > 1:
+            return f"[{', '.join(map(str, answer.shape))}]"
+        return "refused" if answer.isnan().all() else f"{float(answer):.4g}"
+
+    sides = [shown(measured.ours), shown(measured.theirs)]
+    cells = [difference.what, NAMES[difference.peer], *sides, f"{measured.gap:.1e}", difference.why]
+    return "| " + " | ".join(cells) + " |"
+
+
+def reasons() -> str:
+    """Why some bounds are wider than 1e-9 and 1e-6."""
+    found: dict[str, list[str]] = {}
+    for case in CASES:
+        if case.why:
+            found.setdefault(case.why, []).append(f"`{case.function}` {case.title}")
+    return "\n".join(f"- {why}: {'; '.join(dict.fromkeys(cases))}." for why, cases in found.items())
+
+
+def alone() -> str:
+    """Whatever of ours has no peer here."""
+    return "\n".join(["| ours | why |", "|---|---|", *(f"| `{name}` | {why} |" for name, why in ALONE.items())])
+
+
+def write(measured: str) -> None:
+    """Puts what was measured between the marks of the page."""
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(before + BEGIN + measured + END + rest.split(END)[1])
