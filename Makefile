@@ -4,6 +4,7 @@ PYTHON ?= python3.11
 TORCH_ARGS ?=
 ATTUNE_DEMO_FLAGS ?=
 ATTUNE_PARITY_FLAGS ?=
+ATTUNE_BENCH_FLAGS ?=
 PYTEST_ARGS ?=
 
 MAIN := .venv
@@ -11,7 +12,7 @@ ENGINE := .venv-engine
 PARITY := .venv-parity
 PIP_FLAGS := --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test lint model parity clean
+.PHONY: help setup demo test lint model parity bench-trainer bench-learning clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -60,6 +61,13 @@ model: $(MAIN)/.done ## train the demo model again, from nothing
 
 parity: $(PARITY)/.done ## our formulas against verl, TRL, OpenRLHF and AReaL: loss and gradient, on fresh random inputs
 	@OMP_NUM_THREADS=1 $(PARITY)/bin/python -m tests.parity.run $(ATTUNE_PARITY_FLAGS)
+
+bench-trainer: $(PARITY)/.done ## our GRPO step against TRL's, what each technique gives, and peak memory; the better part of an hour
+	@$(PARITY)/bin/python -m tests.benchmarks.trainer $(ATTUNE_BENCH_FLAGS)
+
+bench-learning: $(MAIN)/.done ## what each algorithm teaches the demo model, and what stale samples do; hours, taken up where it stopped
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.learning $(ATTUNE_BENCH_FLAGS)
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.staleness $(ATTUNE_BENCH_FLAGS)
 
 clean: ## remove the environments and the demo's data (.attune/demo), nothing else
 	rm -rf $(MAIN) $(ENGINE) $(PARITY) .attune/demo

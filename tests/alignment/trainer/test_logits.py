@@ -79,6 +79,20 @@ def test_without_gradients_the_bits_are_the_same(chunk: int, frozen: bool) -> No
     assert torch.equal(logprobs_of(hidden_ND, head, *rest, chunk), before_N)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_head_that_learns_and_its_frozen_copy_say_the_same_bits(dtype: torch.dtype) -> None:
+    for chunk in CHUNKS:
+        learning, frozen = (logprobs_of(*problem(dtype, frozen=frozen), chunk) for frozen in (False, True))
+        assert torch.equal(learning, frozen)
+
+
+def test_a_second_way_back_finds_the_same_gradient() -> None:
+    hidden_ND, head, *rest = problem(frozen=False)
+    logprobs_N = logprobs_of(hidden_ND, head, *rest, N * V)
+    first, second = (torch.autograd.grad(logprobs_N.sum(), head.weight, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 def test_no_more_logits_than_a_chunk_are_made_or_kept(frozen: bool) -> None:
     chunk, made, kept = 3 * V + 5, [], []
@@ -181,5 +195,5 @@ def peak(chunk: int) -> int:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not say how much memory it uses")
 def test_memory_follows_the_chunk() -> None:
     logits = 2048 * 16384 * 4
-    assert peak(chunk=2048 * 16384) > 2 * logits
-    assert peak(chunk=1 << 20) < 0.5 * logits
+    assert logits < peak(chunk=2048 * 16384) < 1.7 * logits  # nor are there several tensors of that size
+    assert peak(chunk=1 << 20) < 0.6 * logits

@@ -1,0 +1,216 @@
+"""Our GRPO step against TRL's, what each technique gives, and what memory it takes: `make bench-trainer`.
+
+Both sides have the same weights, LoRA, sequences and threads, and take turns; a step is forward, loss and backward over
+all sequences, and both must come to the same loss and gradient. Tokens are the real ones of all sequences, whoever
+computes how many of them.
+"""
+
+import argparse
+import os
+import platform
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from alignment.config import TrainerConfig
+from alignment.model.policy import PolicyModel
+from alignment.recipes import GRPOConfig, PPOConfig
+from alignment.trainer.trees import Packing
+from tests.benchmarks import candidates, peak, steps, trl_step
+from tests.benchmarks.candidates import Case
+from tests.benchmarks.turns import NEAR, Timed, Way
+
+MB = 1 << 20
+PACKINGS: tuple[Packing, ...] = ("off", "tree")
+
+
+def machine() -> str:
+    parts = [f"{os.cpu_count()} cores", platform.machine(), "no GPU", f"Python {platform.python_version()}"]
+    parts += [f"{name} {version(name)}" for name in ("torch", "transformers", "peft", "trl")]
+    return ", ".join(parts) + f"; load average at the start {os.getloadavg()[0]:.1f}"
+
+
+def same_gradient(policy: PolicyModel, trainer: trl_step.GRPOTrainer, case: Case) -> str:
+    """Raises AssertionError where the two sides differ."""
+    loss, other_loss = steps.step(policy, case), trl_step.step(trainer, case, len(case.sequences) // 2)
+    ours, theirs = steps.gradients(policy), trl_step.gradients(trainer)
+    if ours.keys() != theirs.keys():
+        raise AssertionError("not the same parameters")
+    largest = max(float(one.abs().max()) for one in theirs.values())
+    apart = max(float((one - theirs[name]).abs().max()) for name, one in ours.items())
+    if abs(loss - other_loss) > NEAR or apart > NEAR * largest:
+        raise AssertionError(f"losses {loss} and {other_loss}, gradients {apart} apart, the largest {largest}")
+    return f"losses {abs(loss - other_loss):.0e} apart, gradients {apart / largest:.0e} of the largest"
+
+
+def against_trl(case: Case, threads: list[int], rounds: int) -> None:
+    policy = steps.build(case.model)
+    trainer = trl_step.build(case.model, {name: one.detach() for name, one in policy.tensors("actor").items()})
+    print(f"\n### {case.name}: {case}\n\n{same_gradient(policy, trainer, case)}\n")
+    print("| threads | ours, tokens/s | TRL | ours to TRL | TRL, logits of replies only | ours to that | load |")
+    print("|---|---|---|---|---|---|---|")
+    for count in threads:
+        torch.set_num_threads(count)
+        size = best_batch_size(trainer, case)
+        ways = {
+            "ours": partial(steps.step, policy, case),
+            "TRL": partial(trl_step.step, trainer, case, size),
+            "TRL, replies": partial(trl_step.step, trainer, case, size, compact=True),
+        }
+        timed = Timed.of(ways, rounds)
+        rates = [f"{timed.rate(name, case.tokens):,.0f}" for name in ways]
+        ratios = [f"**{timed.times_as_fast('ours', name):.2f}**" for name in list(ways)[1:]]
+        cells = [str(count), rates[0], f"{rates[1]} (batches of {size})", ratios[0], rates[2], ratios[1]]
+        print(f"| {' | '.join(cells)} | {os.getloadavg()[0]:.1f} |", flush=True)
+
+
+def best_batch_size(trainer: trl_step.GRPOTrainer, case: Case) -> int:
+    """TRL's fastest `per_device_train_batch_size`, of those that divide the batch."""
+    sizes = [size for size in (4, 8, 16, 32) if len(case.sequences) % size == 0]
+    ways = {str(size): partial(trl_step.step, trainer, case, size) for size in sizes}
+    timed = Timed.of(ways, rounds=2)
+    return min(sizes, key=lambda size: min(timed.seconds[str(size)]))
+
+
+def techniques(cases: list[Case], threads: int, rounds: int) -> None:
+    torch.set_num_threads(threads)
+    print(f"\n## What each technique gives ({threads} threads)\n")
+    print("Each line has what the lines above have. Tokens/s, and in brackets tokens computed for one that is real.\n")
+    table: dict[str, list[str]] = {}
+    for case in cases:
+        policy = steps.build(case.model)
+        padded, packed = partial(steps.padded_step, policy, case), partial(steps.step, policy, case)
+        ways = {
+            "rows of the longest's length, logits of all tokens": partial(padded, everywhere=True),
+            "logits of replies only": partial(padded, everywhere=False),
+            "rows of similar length (`off`)": partial(packed, "off", steps.AT_ONCE),
+            "turns in one row (`chain`)": partial(packed, "chain", steps.AT_ONCE),
+            "all that begins alike in one row (`tree`)": partial(packed, "tree", steps.AT_ONCE),
+            "logits in chunks": packed,
+        }
+        timed = Timed.of(ways, rounds)
+        longest = max(len(sequence.ids) for sequence in case.sequences) * len(case.sequences)
+        sizes = [longest, longest, *(steps.computed(case, packing)[0] for packing in ("off", "chain", "tree", "tree"))]
+        for (name, _), size in zip(ways.items(), sizes, strict=True):
+            table.setdefault(name, []).append(f"{timed.rate(name, case.tokens):,.0f} ({size / case.tokens:.2f})")
+    print(f"| | {' | '.join(case.name for case in cases)} |\n|{'---|' * (len(cases) + 1)}")
+    for name, cells in table.items():
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+def layouts(cases: list[Case], threads: int, rounds: int) -> None:
+    torch.set_num_threads(threads)
+    print(f"\n## Rectangles of rows against one row end to end ({threads} threads)\n")
+    print("| | rectangles, tokens/s | end to end | rectangles to that |\n|---|---|---|---|")
+    for case in cases:
+        policy = steps.build(case.model)
+        for packing in PACKINGS:
+            ways = {
+                "rectangles": partial(steps.step, policy, case, packing),
+                "end to end": partial(steps.end_to_end_step, policy, case, packing),
+            }
+            timed = Timed.of(ways, rounds)
+            rates = " | ".join(f"{timed.rate(name, case.tokens):,.0f}" for name in ways)
+            ratio = timed.times_as_fast("rectangles", "end to end")
+            print(f"| {case.name}, `{packing}` | {rates} | {ratio:.2f} |", flush=True)
+
+
+def masks(models: dict[str, Path], threads: list[int], rounds: int) -> None:
+    """What the rule of `trees.cost` is made from."""
+    print("\n## A mask against causal attention: ms for 2,048 tokens through the decoder and back\n")
+    print("| model, threads | row | causal | bool mask | float mask |\n|---|---|---|---|---|")
+    for name, model in models.items():
+        decoder = steps.build(model).trunk.model.get_decoder()
+        for count in threads:
+            torch.set_num_threads(count)
+            for width in (128, 256, 512, 1024, 2048):
+                timed = Timed.of(_attentions(decoder, width), rounds)
+                cells = " | ".join(f"{1000 * median(seconds):.0f}" for seconds in timed.seconds.values())
+                print(f"| {name}, {count} | {width} | {cells} |", flush=True)
+
+
+def _attentions(decoder: Callable[..., Any], width: int) -> dict[str, Way]:
+    size = 2048 // width
+    ids_BT = torch.randint(0, 1000, (size, width), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(width, width, dtype=torch.bool).tril().expand(size, 1, width, width).contiguous()
+    floats = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
+
+    def run(mask: torch.Tensor | None) -> float:
+        positions_BT = None if mask is None else torch.arange(width).expand(size, width)
+        done = decoder(input_ids=ids_BT, attention_mask=mask, position_ids=positions_BT, use_cache=False)
+        hidden_BTD: torch.Tensor = done.last_hidden_state
+        hidden_BTD.mean().backward()
+        return float(hidden_BTD.detach().mean())
+
+    return {"causal": partial(run, None), "bool": partial(run, mask), "float": partial(run, floats)}
+
+
+def memory(model: Path, threads: int) -> None:
+    plain = TrainerConfig(device="cpu", max_mismatch=100.0)
+    print(f"\n## Peak memory of one update, 100 M model ({threads} threads)\n")
+    print("MB, and in brackets how many times the base model alone, which scores the same batch without gradients.\n")
+    print("| | micro-batches, tokens | layers computed again | logits | malloc as it is | freed memory given back |")
+    print("|---|---|---|---|---|---|")
+    base: dict[tuple[int, bool], int] = {}
+    for tokens in (2048, 512):
+        config = plain.model_copy(update={"microbatch_tokens": tokens})
+        for give_back in (False, True):
+            loaded, base[tokens, give_back] = peak.measure(model, "base", config, threads, give_back)
+        cells = " | ".join(f"{base[tokens, give_back] / MB:.0f}" for give_back in (False, True))
+        print(f"| base model alone ({loaded / MB:.0f} when loaded) | {tokens:,} | | chunks | {cells} |", flush=True)
+    algorithms = {
+        "GRPO, reference": GRPOConfig(epochs=1, minibatches=1),
+        "PPO, critic, reference": PPOConfig(estimator="gae", epochs=1, minibatches=1),
+    }
+    ways = ((2048, False, False), (2048, False, True), (2048, True, True), (512, False, True), (512, True, True))
+    for name, algorithm in algorithms.items():
+        for tokens, again, chunks in ways:
+            settings = {"algorithm": algorithm, "microbatch_tokens": tokens, "gradient_checkpointing": again}
+            config = plain.model_copy(update=settings | ({} if chunks else {"logits_chunk": steps.AT_ONCE}))
+            cells = [name, f"{tokens:,}", "yes" if again else "no", "chunks" if chunks else "at once"]
+            for give_back in (False, True):
+                _, most = peak.measure(model, "update", config, threads, give_back)
+                cells.append(f"{most / MB:.0f} ({most / base[tokens, give_back]:.2f})")
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
+TABLES = ("trl", "techniques", "layouts", "masks", "memory")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
+    parser.add_argument("--threads", nargs="+", type=int, default=[2, 1])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--demo-prompts", type=int, default=8)
+    parser.add_argument("--wide-prompts", type=int, default=4)
+    given = parser.parse_args()
+    print(f"# The trainer\n\n{machine()}", flush=True)
+    with TemporaryDirectory() as directory:
+        wide_model = Path(directory)
+        candidates.write_wide(wide_model)
+        groups = candidates.demo_groups(given.demo_prompts)
+        conversations = candidates.demo_conversations(3 * given.demo_prompts)
+        wide = candidates.wide_groups(wide_model, given.wide_prompts)
+        if "trl" in given.tables:
+            print("\n## A GRPO loss step against TRL's")
+            for case in (groups, wide):
+                against_trl(case, given.threads, given.rounds)
+        if "techniques" in given.tables:
+            techniques([groups, conversations, wide], given.threads[0], given.rounds)
+        if "layouts" in given.tables:
+            layouts([groups, conversations, wide], given.threads[0], given.rounds)
+        if "masks" in given.tables:
+            masks({"demo": candidates.DEMO, "100 M": wide_model}, given.threads, given.rounds)
+        if "memory" in given.tables:
+            memory(wide_model, given.threads[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The same step by TRL: a real GRPOTrainer's own loss on its own layout of the batch, and backward.
+
+TRL pads all prompts of a generation batch on the left and all replies on the right, each to the longest, and cuts
+that into micro-batches of `per_device_train_batch_size`.
+"""
+
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+import trl.trainer.utils
+from datasets import Dataset
+from peft import LoraConfig
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+from alignment.config import LoRAConfig
+from tests.benchmarks.candidates import DEMO, Case, N
+
+
+def build(model: Path, adapter: dict[str, Tensor]) -> GRPOTrainer:
+    lora = LoRAConfig()
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, local_files_only=True),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=GRPOConfig(
+            output_dir=mkdtemp(),
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            beta=0.0,
+            loss_type="grpo",
+            num_generations=N,
+            per_device_train_batch_size=N,
+            gradient_checkpointing=False,
+        ),
+        train_dataset=Dataset.from_list([{"prompt": "Hello"}] * N),
+        processing_class=AutoTokenizer.from_pretrained(DEMO, local_files_only=True),
+        peft_config=LoraConfig(
+            r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules), task_type="CAUSAL_LM"
+        ),
+    )
+    trainer.model.train()
+    with torch.no_grad():
+        for name, parameter in _learned(trainer).items():
+            parameter.copy_(adapter[name])
+    return trainer
+
+
+def _learned(trainer: GRPOTrainer) -> dict[str, torch.nn.Parameter]:
+    named = trainer.model.named_parameters()
+    return {name.replace(".default.", "."): parameter for name, parameter in named if parameter.requires_grad}
+
+
+def gradients(trainer: GRPOTrainer) -> dict[str, Tensor]:
+    return {name: one.grad.clone() for name, one in _learned(trainer).items() if one.grad is not None}
+
+
+def lay_out(case: Case) -> dict[str, Tensor]:
+    """What TRL makes of a generation batch."""
+    prompts = [torch.tensor(sequence.ids[: sequence.start]) for sequence in case.sequences]
+    outputs = [torch.tensor(sequence.ids[sequence.start :]) for sequence in case.sequences]
+
+    def pad(parts: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
+        ids = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_side=side)
+        ones = [torch.ones_like(part) for part in parts]
+        return ids, torch.nn.utils.rnn.pad_sequence(ones, batch_first=True, padding_side=side)
+
+    batch = dict(zip(("prompt_ids", "prompt_mask"), pad(prompts, "left"), strict=True))
+    batch |= dict(zip(("completion_ids", "completion_mask"), pad(outputs, "right"), strict=True))
+    return batch | {"advantages": case.advantages_B}
+
+
+def step(trainer: GRPOTrainer, case: Case, batch_size: int, *, compact: bool = False) -> float:
+    """`compact` takes the logits of replies only, as TRL does on GPUs and does not elsewhere: we make it.
+
+    A log of the metrics is TRL's own habit in every loss; what has piled up is let go, as its logging does.
+    """
+    found = trl.trainer.utils._use_triton
+    if compact:
+        trl.trainer.utils._use_triton = lambda _device: True
+    try:
+        return _step(trainer, lay_out(case), batch_size)
+    finally:
+        trl.trainer.utils._use_triton = found
+
+
+def _step(trainer: GRPOTrainer, batch: dict[str, Any], batch_size: int) -> float:
+    trainer.model.zero_grad()
+    starts = range(0, len(batch["prompt_ids"]), batch_size)
+    trainer.current_gradient_accumulation_steps = len(starts)
+    total = 0.0
+    for start in starts:
+        inputs = {name: part[start : start + batch_size] for name, part in batch.items()}
+        loss = trainer._compute_loss(trainer.model, inputs)
+        loss.backward()
+        total += float(loss.detach())
+    trainer._metrics["train"].clear()
+    return total
