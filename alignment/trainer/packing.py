@@ -1,6 +1,9 @@
 """Sequences → micro-batches: rectangles of rows of similar length, padded on the right.
 
-What shares a row is decided in `trees`; rows that need a mask and rows that need none are kept apart.
+What shares a row is decided in `trees`; the default is "tree", with "chain" where a model takes no masks. Rows lie
+side by side and not end to end: one long row needs attention over all pairs of all rows, which took twice the time
+and more, while padding among sorted lengths is a few per cent (docs/trainer-bench.md). Rows that need a mask and rows
+that need none are kept apart, so that the others stay with causal attention.
 """
 
 from collections.abc import Sequence

@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[2, 1])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--demo-prompts", type=int, default=8)
-    parser.add_argument("--wide-prompts", type=int, default=4)
+    parser.add_argument("--wide-prompts", type=int, default=2)
     given = parser.parse_args()
     print(f"# The trainer\n\n{machine()}", flush=True)
     with TemporaryDirectory() as directory:

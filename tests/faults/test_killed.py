@@ -10,6 +10,9 @@ import httpx2
 import pytest
 from sqlalchemy import func, select
 
+from alignment.samples import Sample as Draft
+from alignment.trainer.attest import recompute_logprobs
+from app.config import DEMO_MODEL
 from app.models import Batch, BatchState, Feedback, Reward, Sample, SampleState, Turn, TurnState, Version
 from tests.processes import processes, until
 from tests.ring import Ring
@@ -23,15 +26,20 @@ pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True) 
 
 
 async def long_turns(ring: Ring, count: int) -> list[str]:
-    """Rated turns whose update takes a few seconds."""
+    """Rated turns whose update takes a few seconds, with the log-probs that the model gives them."""
     rng = random.Random(7)
+
+    def ids_of(length: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(300, 900) for _ in range(length))
+
+    drafts = [Draft(f"draft-{n}", ids_of(200), ids_of(400), (0.0,) * 400, reward=0.0, version=0) for n in range(count)]
     ids = []
-    for number in range(count):
-        output_ids = [rng.randrange(300, 900) for _ in range(400)]
+    for number, logprobs in enumerate(recompute_logprobs(DEMO_MODEL, None, drafts)):
         turn = await ring.turn(
-            prompt_ids=[rng.randrange(300, 900) for _ in range(200)],
-            output_ids=output_ids,
-            logprobs=[-6.0] * len(output_ids),
+            prompt_ids=list(drafts[number].prompt_ids),
+            output_ids=list(drafts[number].output_ids),
+            logprobs=logprobs.tolist(),
+            sampling={"temperature": 1.0},
         )
         ids.append(turn.id)
         answer = await ring.thumb(turn.id, "up" if number % 2 else "down", id=f"thumb-{number}")

@@ -105,6 +105,6 @@ def test_shoppers_come_to_like_what_they_are_told(
     assert [(done.speaker, done.version, done.samples) for done in rounds] == [(v, v + 1, replies) for v in range(6)]
     first = fmean(done.approval for done in rounds[:2])
     last = study.examine(shoppers=24)
-    # Of 80 replies and more, and of 64: with 35 % of all liked, 0.25 is over three deviations, luck of one run in a thousand.
+    # Of at least 80 replies and 64: with 35 % of all liked, 0.25 is over three deviations, luck of one run in 1,000.
     assert last.approval > first + 0.25, [done.approval for done in rounds]
     assert 0 < last.kl < 0.5
