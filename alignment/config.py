@@ -24,6 +24,19 @@ class CriticConfig(Frozen):
     lr: float = Field(default=1e-3, gt=0)
 
 
+class RewardModelConfig(Frozen):
+    """How a reward model is fitted: always anew, by AdamW with a rate that falls to a tenth. Its adapter has the shape
+    of the policy's own."""
+
+    lr: float = Field(default=3e-4, gt=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    batch_words: int = Field(default=32, ge=1, description="pairs and thumbs of one step")
+    min_steps: int = Field(default=120, ge=1, description="few words are read over and over until so many steps")
+    max_epochs: int = Field(default=8, ge=1, description="but never more often than this")
+    held_out: float = Field(default=0.2, gt=0, lt=0.5, description="share of the words that it is measured on")
+    min_held_out: int = Field(default=10, ge=2, description="words; with fewer nothing is known of the model")
+
+
 class OptimConfig(Frozen):
     """AdamW. Adapters take ten times the rate of full weights; models under 10 M ten times more again."""
 
@@ -51,6 +64,7 @@ class TrainerConfig(Frozen):
     lora: LoRAConfig | None = Field(default=LoRAConfig(), description="None trains all weights")
     critic: CriticConfig = CriticConfig()
     optim: OptimConfig = OptimConfig()
+    reward_model: RewardModelConfig | None = Field(default=None, description="None makes no room for one")
     microbatch_tokens: int = Field(default=2048, ge=1)
     packing: Literal["tree", "chain", "off"] = Field(
         default="tree",

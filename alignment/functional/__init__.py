@@ -25,6 +25,7 @@ from alignment.functional.masks import masked_mean, whiten
 from alignment.functional.policy import PolicyLoss, policy_loss
 from alignment.functional.preference import KTOLoss, PreferenceLoss, dpo_loss, kto_loss
 from alignment.functional.ratio import LOG_RATIO_BOUND
+from alignment.functional.reward_model import Platt, auc, bradley_terry_loss, calibration_error, platt, thumb_loss
 from alignment.functional.value import ValueLoss, value_loss
 
 __all__ = [
@@ -32,11 +33,15 @@ __all__ = [
     "AdaptiveKLController",
     "Gae",
     "KTOLoss",
+    "Platt",
     "PolicyLoss",
     "PreferenceLoss",
     "RolloutCorrection",
     "ValueLoss",
     "aggregate",
+    "auc",
+    "bradley_terry_loss",
+    "calibration_error",
     "dpo_loss",
     "gae_advantage",
     "group_advantage",
@@ -44,11 +49,13 @@ __all__ = [
     "kto_loss",
     "leave_one_out_advantage",
     "masked_mean",
+    "platt",
     "policy_loss",
     "proximal_loglinear",
     "reinforce_plus_plus_advantage",
     "rollout_correction",
     "running_baseline",
+    "thumb_loss",
     "turn_credit",
     "value_loss",
     "whiten",

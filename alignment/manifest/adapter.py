@@ -5,23 +5,18 @@ with NaN in it, so nothing reaches an engine that has not passed here.
 """
 
 import json
-import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from alignment.config import LoRAConfig
 from alignment.errors import DamagedAdapter
-
-Floats = npt.NDArray[np.float32]
-Entry = tuple[str, tuple[int, ...], int, int]
+from alignment.manifest import tensors
 
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
-WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 # Adapters start with a root mean square of about 0.04 and stay below 1; 10 drowns the base model.
 MAX_RMS = 10.0
 
@@ -71,7 +66,7 @@ class AdapterSpec:
 def check_adapter(directory: Path, expected: AdapterSpec) -> None:
     """Refuse, with a sentence, an adapter that the engine must not see."""
     _check_config(directory / ADAPTER_CONFIG, expected)
-    values = _read(directory / ADAPTER, expected)
+    values = dict(tensors.read(directory / ADAPTER, expected.shapes))
     for name, tensor in values.items():
         if not np.isfinite(tensor).all():
             raise DamagedAdapter(f"{name} holds values that are not finite.")
@@ -103,57 +98,3 @@ def _check_config(path: Path, expected: AdapterSpec) -> None:
     for key in ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern"):
         if config.get(key):
             raise DamagedAdapter(f"{path} sets {key}, which the engine would ignore or refuse.")
-
-
-def _read(path: Path, expected: AdapterSpec) -> dict[str, Floats]:
-    """All tensors of a safetensors file as float32, each where the header says and shaped as expected."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DamagedAdapter(f"{path} cannot be read: {error.strerror}.") from error
-    header, data = _split(path, raw)
-    missing, extra = expected.shapes.keys() - header.keys(), header.keys() - expected.shapes.keys()
-    if missing:
-        raise DamagedAdapter(f"{path} lacks {min(missing)} and {len(missing) - 1} others.")
-    if extra:
-        raise DamagedAdapter(f"{path} holds {min(extra)}, which the base model has no place for.")
-    covered = 0
-    values: dict[str, Floats] = {}
-    for name, (dtype, shape, begin, end) in sorted(header.items(), key=lambda item: item[1][2]):
-        if shape != expected.shapes[name]:
-            raise DamagedAdapter(f"{name} has shape {shape}; the base model takes {expected.shapes[name]}.")
-        if dtype not in WIDTHS:
-            raise DamagedAdapter(f"{name} is of type {dtype}; an adapter is {', '.join(WIDTHS)}.")
-        if begin != covered or end - begin != shape[0] * shape[1] * WIDTHS[dtype] or end > len(data):
-            raise DamagedAdapter(f"{name} does not fill the bytes that the header of {path} gives it.")
-        covered = end
-        values[name] = _decode(data[begin:end], dtype).reshape(shape)
-    if covered != len(data):
-        raise DamagedAdapter(f"{path} has {len(data) - covered} bytes that no tensor owns.")
-    return values
-
-
-def _split(path: Path, raw: bytes) -> tuple[dict[str, Entry], bytes]:
-    """The header, as (type, shape, begin, end) by name, and the bytes that it describes."""
-    try:
-        (length,) = struct.unpack_from("<Q", raw)
-        fields: dict[str, Any] = json.loads(raw[8 : 8 + length])
-        fields.pop("__metadata__", None)
-        header = {
-            name: (
-                str(entry["dtype"]),
-                tuple(int(side) for side in entry["shape"]),
-                int(entry["data_offsets"][0]),
-                int(entry["data_offsets"][1]),
-            )
-            for name, entry in fields.items()
-        }
-    except (struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise DamagedAdapter(f"{path} is not a whole safetensors file.") from error
-    return header, raw[8 + length :]
-
-
-def _decode(raw: bytes, dtype: str) -> Floats:
-    if dtype == "BF16":  # the upper half of a float32; numpy has no such type
-        return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(raw, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)

@@ -10,6 +10,7 @@ from typing import Any
 from alignment.errors import DamagedAdapter
 
 MANIFEST = "manifest.json"
+Description = dict[str, Any]  # a file's sha256 and size
 
 
 def seal(directory: Path, lineage: Mapping[str, Any]) -> str:
@@ -37,6 +38,20 @@ def publish_directory(temporary: Path, final: Path) -> None:
 
 def verify(directory: Path, sha256: str | None = None) -> dict[str, Any]:
     """Refuse a directory that is not byte for byte what was sealed; return its lineage."""
+    files, lineage = sealed(directory, sha256)
+    found = set(_names(directory))
+    for name in sorted(files.keys() | found):
+        if name not in found:
+            raise DamagedAdapter(f"{name} is missing from {directory}.")
+        if name not in files:
+            raise DamagedAdapter(f"{name} in {directory} was not there when it was sealed.")
+        if unlike(directory / name, files[name]):
+            raise DamagedAdapter(f"{name} in {directory} is not what was sealed.")
+    return lineage
+
+
+def sealed(directory: Path, sha256: str | None = None) -> tuple[dict[str, Description], dict[str, Any]]:
+    """What the manifest says of each file, and the lineage. Refuses one that is not the one of that `sha256`."""
     try:
         raw = (directory / MANIFEST).read_bytes()
     except OSError as error:
@@ -45,20 +60,16 @@ def verify(directory: Path, sha256: str | None = None) -> dict[str, Any]:
         raise DamagedAdapter(f"{MANIFEST} of {directory} is not the one that was recorded.")
     try:
         manifest = json.loads(raw)
-        sealed: dict[str, dict[str, Any]] = manifest["files"]
+        files: dict[str, Description] = manifest["files"]
         lineage: dict[str, Any] = manifest["lineage"]
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedAdapter(f"{MANIFEST} of {directory} cannot be read as a manifest.") from error
+    return files, lineage
 
-    found = set(_names(directory))
-    for name in sorted(sealed.keys() | found):
-        if name not in found:
-            raise DamagedAdapter(f"{name} is missing from {directory}.")
-        if name not in sealed:
-            raise DamagedAdapter(f"{name} in {directory} was not there when it was sealed.")
-        if _describe(directory / name) != sealed[name]:
-            raise DamagedAdapter(f"{name} in {directory} is not what was sealed.")
-    return lineage
+
+def unlike(path: Path, description: Description | None) -> bool:
+    """Whether the file is not what a manifest says of it."""
+    return _describe(path) != description
 
 
 def _names(directory: Path) -> list[str]:
@@ -67,7 +78,7 @@ def _names(directory: Path) -> list[str]:
     return sorted(name for name in paths if name != MANIFEST)
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _describe(path: Path) -> Description:
     with open(path, "rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": path.stat().st_size}
 

@@ -4,6 +4,7 @@ actor       the policy that learns
 reference   the base model, as if nothing had been learned
 critic      a value for every token instead of a log-prob
 anchor      the policy that serves, held still
+reward      one score for a reply instead of log-probs: what people would make of it
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-Hat = Literal["actor", "reference", "critic", "anchor"]
+Hat = Literal["actor", "reference", "critic", "anchor", "reward"]
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """The policy: one trunk under many hats, asked for the log-probs or values of given tokens and nothing else.
 
-With LoRA the base weights are in memory once, frozen: actor, critic and anchor are adapters on them, and the
-reference is the trunk without any. With full weights the actor is the trunk itself, in float32; the reference is
-a second, frozen copy; the critic reads the trunk's hidden states and teaches it nothing.
+With LoRA the base weights are in memory once, frozen: actor, critic, anchor and reward model are adapters on them, and
+the reference is the trunk without any. With full weights the actor is the trunk itself, in float32; the reference is
+a second, frozen copy, whose states the reward model reads; the critic reads the trunk's and teaches it nothing.
 
 It is the root that FSDP gathers, so all use of the model goes through `forward`.
 """
@@ -23,6 +23,7 @@ from alignment.model.trunk import Rows, Trunk
 __all__ = ["Hat", "PolicyModel", "Rows"]
 
 VALUE_HEAD = "value_head.weight"
+REWARD_HEAD = "reward_head."
 
 
 class PolicyModel(nn.Module):
@@ -38,7 +39,7 @@ class PolicyModel(nn.Module):
     ) -> None:
         """Hats that are not asked for take no memory. All are made here, because FSDP takes none on later.
 
-        Raises ValueError for an anchor without LoRA.
+        Raises ValueError for an anchor without LoRA, and for a reward model on full weights without a reference.
         """
         super().__init__()
         self.base_model = base_model
@@ -48,9 +49,12 @@ class PolicyModel(nn.Module):
         self.acting = Acting()
         self.frozen: Trunk | None = None
         self.value_head: nn.Linear | None = None
+        self.reward_head: nn.Linear | None = None
         if config.lora is None:
             if anchor:
                 raise ValueError("An anchor is an adapter; with full weights there is none.")
+            if config.reward_model is not None and not reference:
+                raise ValueError("With full weights a reward model reads the reference, and there is none.")
             model = load_base(base_model, "float32", device).requires_grad_(True)
             if self.dtype != torch.float32:
                 masters.read_as(model, self.dtype)
@@ -64,11 +68,17 @@ class PolicyModel(nn.Module):
                 adapter.add(model, "critic", config.critic.rank, trainable=True)
             if anchor:
                 adapter.add(model, "anchor", config.lora.rank, trainable=False)
+            if config.reward_model is not None:
+                adapter.add(model, "reward", config.lora.rank, trainable=True)
         self.trunk = Trunk(model, config.logits_chunk)
+        width = model.get_output_embeddings().in_features
         if critic:
-            width = model.get_output_embeddings().in_features
             self.value_head = nn.Linear(width, 1, bias=False, device=device, dtype=torch.float32)
             nn.init.zeros_(self.value_head.weight)
+        if config.reward_model is not None:
+            self.reward_head = nn.Linear(width, 1, device=device, dtype=torch.float32)
+            nn.init.zeros_(self.reward_head.weight)
+            nn.init.zeros_(self.reward_head.bias)
         if config.gradient_checkpointing:
             recompute(self.trunk.layers, self.acting)
 
@@ -80,6 +90,7 @@ class PolicyModel(nn.Module):
             "reference": self.lora is not None or self.frozen is not None,
             "critic": self.value_head is not None,
             "anchor": self.anchored,
+            "reward": self.reward_head is not None,
         }
         return tuple(hat for hat in there if there[hat])
 
@@ -93,7 +104,7 @@ class PolicyModel(nn.Module):
         units = [*self.trunk.layers]
         if self.frozen is not None:  # a unit of its own, so that its embeddings are not gathered with the trunk's
             units += [*self.frozen.layers, self.frozen]
-        precise = [] if self.value_head is None else [self.value_head]
+        precise = [head for head in (self.value_head, self.reward_head) if head is not None]
         shard.shard(self, units, precise, device, self.dtype)
 
     def tensors(self, hat: Hat) -> dict[str, nn.Parameter]:
@@ -106,6 +117,9 @@ class PolicyModel(nn.Module):
         if hat == "critic":
             assert self.value_head is not None
             named[VALUE_HEAD] = self.value_head.get_parameter("weight")
+        if hat == "reward":
+            assert self.reward_head is not None
+            named |= {REWARD_HEAD + name: parameter for name, parameter in self.reward_head.named_parameters()}
         return named
 
     @torch.no_grad()
@@ -130,8 +144,11 @@ class PolicyModel(nn.Module):
         return adapter.fresh({name: tuple(tensor.shape) for name, tensor in self.tensors(hat).items()}, seed)
 
     def forward(self, rows: Rows, hat: Hat = "actor") -> Tensor:
-        """Log-probs of the wanted tokens, or, from the critic, the values of the states before them.  → [N] float32"""
+        """Log-probs of the wanted tokens, or, from critic and reward model, what the states before them are worth.
+        → [N] float32"""
         self._check(hat)
+        if hat == "reward":
+            return self._scores(rows)
         if hat == "reference" and self.frozen is not None:
             return self.frozen(rows)
         with self.acting.wearing(hat):
@@ -141,6 +158,18 @@ class PolicyModel(nn.Module):
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.lora is not None):
                 hidden_ND = self.trunk.hidden(rows)
             return self.value_head(hidden_ND.float()).squeeze(-1).clone()  # FSDP's hooks want no view
+
+    def _scores(self, rows: Rows) -> Tensor:
+        """Linear in the state over the root of its width: then a step of the optimizer moves the scores of wide and
+        narrow models alike. With full weights the head alone learns."""
+        assert self.reward_head is not None
+        if self.frozen is not None:
+            with torch.no_grad():
+                hidden_ND = self.frozen(rows, states=True)
+        else:
+            with self.acting.wearing("reward"):
+                hidden_ND = self.trunk.hidden(rows)
+        return self.reward_head(hidden_ND.float() / hidden_ND.shape[-1] ** 0.5).squeeze(-1).clone()
 
     def _check(self, hat: Hat) -> None:
         if hat not in self.hats:

@@ -43,9 +43,10 @@ class Trunk(nn.Module):
         windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
         return set(kinds) == {"full_attention"} and not any(windows)
 
-    def forward(self, rows: Rows) -> Tensor:
-        """log_softmax(logits / temperature) at the wanted tokens, in float32.  → [N]"""
-        return self.logprobs(self.hidden(rows), rows)
+    def forward(self, rows: Rows, *, states: bool = False) -> Tensor:
+        """log_softmax(logits / temperature) at the wanted tokens, in float32.  → [N]; or their `states`  → [N, D]"""
+        hidden_ND = self.hidden(rows)
+        return hidden_ND.clone() if states else self.logprobs(hidden_ND, rows)
 
     def hidden(self, rows: Rows) -> Tensor:
         """The last layer's states where a token is wanted.  → [N, D]

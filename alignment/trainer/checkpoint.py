@@ -16,10 +16,9 @@ from torch import Tensor
 
 from alignment.config import LoRAConfig
 from alignment.errors import DamagedAdapter
-from alignment.manifest import ADAPTER, AdapterSpec, check_adapter, verify
+from alignment.manifest import ADAPTER, WEIGHTS, AdapterSpec, check_adapter, verify
 from alignment.model import adapter
 
-WEIGHTS = "model.safetensors"
 OPTIMIZER = Path("trainer/optimizer.safetensors")
 CRITIC = Path("trainer/critic.safetensors")
 STATE = Path("trainer/state.json")

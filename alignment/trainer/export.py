@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,16 @@ class Export:
 def export(
     directory: Path, content: Checkpoint, lora: LoRAConfig | None, base_model: Path, lineage: Mapping[str, Any]
 ) -> Export:
+    return published(directory, lambda folder: checkpoint.write(folder, content, lora, base_model), lineage)
+
+
+def published(directory: Path, write: Callable[[Path], None], lineage: Mapping[str, Any]) -> Export:
+    """All of it or nothing, whatever `write` puts into the folder that it is given."""
     began = time.perf_counter()
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
-        checkpoint.write(temporary, content, lora, base_model)
+        write(temporary)
         for path in (temporary, *temporary.rglob("*")):  # the engine may run as somebody else
             path.chmod(0o755 if path.is_dir() else 0o644)
         sha256 = seal(temporary, lineage)

@@ -40,7 +40,8 @@ class Learner:
             config,
             self.device,
             critic=self.algorithm.needs_critic,
-            reference=self.algorithm.needs_reference,
+            # with full weights a reward model reads the reference: what the actor is today would be another tomorrow
+            reference=self.algorithm.needs_reference or (config.reward_model is not None and config.lora is None),
         )
         self.policy.shard(self.device)
         self.optimizer = Optimizer(self.policy.tensors("actor"), config.optim)

@@ -28,6 +28,7 @@ class UpdateReport:
     batch_id: str
     updates: int
     metrics: dict[str, float]
+    left_out: tuple[str, ...] = ()  # turns that the algorithm could not use
 
     @property
     def reference_kl(self) -> float:

@@ -15,6 +15,7 @@ from alignment.errors import ForeignSamples, NoVariance
 from alignment.functional import aggregate, kl_estimate
 from alignment.model.policy import Hat
 from alignment.samples import Batch
+from alignment.trainer.distance import moved
 from alignment.trainer.lesson import lay_out, micro_batch, minibatches
 from alignment.trainer.logprobs import score, score_all
 from alignment.trainer.packing import Scored, plan
@@ -46,7 +47,8 @@ class Update:
         """Every rank comes to the same report, and to the same refusal."""
         updates = self.learner.progress.updates
         epochs = self._epochs(torch.Generator().manual_seed(self.config.seed + updates))
-        self._score([group for _, groups in epochs[0] for group in groups])
+        first = [group for _, groups in epochs[0] for group in groups]
+        self._score(first)
         self.algorithm.before_train_step(updates, self.data)
         told: list[dict[str, float]] = []
         with self.watch.measure("update_actor"):
@@ -66,7 +68,11 @@ class Update:
         steps = sum(len(epoch) for epoch in epochs)
         metrics = describe(self.batch.samples, self.data) | mean_of_steps(told, len(epochs[0]))
         metrics["training/steps"], metrics["training/stopped_early"] = len(told), float(len(told) < steps)
-        report = UpdateReport(self.batch.id, updates + 1, metrics | self.watch.metrics | self._pace())
+        with self.watch.measure("guard"):
+            metrics |= moved(self, first)
+        used = {sample.turn_id for sample in self.samples}
+        left_out = tuple(sample.turn_id for sample in self.batch.samples if sample.turn_id not in used)
+        report = UpdateReport(self.batch.id, updates + 1, metrics | self.watch.metrics | self._pace(), left_out)
         self.algorithm.after_train_step(updates, report)
         report.metrics.update(self.algorithm.get_metrics())
         return report
