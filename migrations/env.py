@@ -26,7 +26,7 @@ def migrate(connection: Connection) -> None:
 
 async def online() -> None:
     url = context.config.attributes.get("url") or get_settings().database
-    db = Database(url)
+    db = Database(url, seconds=None)  # a migration takes as long as it takes
     async with db.engine.connect() as connection:
         await connection.run_sync(migrate)
         await connection.commit()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import Integer, String, Text
+from sqlalchemy import Index, Integer, String, Text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -19,6 +19,8 @@ class Audit(Created, Base):
     subject: Mapped[str] = mapped_column(String(128))
     reason: Mapped[str | None] = mapped_column(Text)
     details: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
+
+    __table_args__ = (Index("ix_audit_project_id_action_subject", "project_id", "action", "subject"),)
 
 
 def record(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import Boolean, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint
+from sqlalchemy import Boolean, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.models.base import Base, Created, Json
@@ -35,9 +35,16 @@ class Feedback(Created, Base):
 
     __table_args__ = (
         UniqueConstraint("project_id", "idempotency_key"),
-        Index("ix_feedback_curated", "curated"),
+        Index("ix_feedback_curated", "seq", postgresql_where=text("NOT curated"), sqlite_where=text("curated = 0")),
         Index("ix_feedback_project_id_target", "project_id", "target"),
         Index("ix_feedback_project_id_conversation_id", "project_id", "conversation_id"),
+        Index(
+            "ix_feedback_project_id_source_id",
+            "project_id",
+            "source_id",
+            postgresql_where=text("source_id IS NOT NULL"),
+            sqlite_where=text("source_id IS NOT NULL"),
+        ),
     )
 
 

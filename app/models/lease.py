@@ -1,15 +1,20 @@
 """A lease: work is a row with an owner, a deadline on the database's clock, an attempt count and a fencing token."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import ColumnElement, Float, Integer, String, or_, update
+from sqlalchemy import ColumnElement, Float, Integer, Select, String, or_, select, update
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
 
+from app.bounds import within
 from app.db import Database, now
+
+log = logging.getLogger("attune.lease")
 
 
 class LeaseLost(Exception):
@@ -27,6 +32,12 @@ class Leased:
 def free(model: type[Leased]) -> ColumnElement[bool]:
     """Nobody's lease on the row runs."""
     return or_(model.lease_until.is_(None), model.lease_until < now())
+
+
+def exhausted(model: type[Any], state: str, most: int) -> Select[Any]:
+    """Rows whose every attempt ended without a word: they have taken down whoever held them."""
+    wanted = select(model).where(model.state == state, model.attempt >= most, model.lease_until < now())
+    return wanted.with_for_update(skip_locked=True)
 
 
 async def claim(
@@ -68,8 +79,12 @@ async def kept(db: Database, model: type[Any], id: str, *, fence: int, seconds: 
     async def beats() -> None:
         while True:
             await asyncio.sleep(seconds / 4)
-            async with db.write() as session:
-                await beat(session, model, id, fence=fence, seconds=seconds)
+            try:
+                with within(seconds / 4):  # a connection that hangs must leave time for the next beat
+                    async with db.write() as session:
+                        await beat(session, model, id, fence=fence, seconds=seconds)
+            except (SQLAlchemyError, OSError) as error:  # it may be back before the lease runs out
+                log.warning("no beat for %s %s: %s", model.__tablename__, id, error)
 
     task = asyncio.create_task(beats())
     try:

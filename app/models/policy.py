@@ -3,11 +3,26 @@
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Float, ForeignKey, Integer, String, Text, UniqueConstraint
+from sqlalchemy import Boolean, Float, ForeignKey, Integer, String, Text, UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.models.base import Base, Created, Json
 from app.models.lease import Leased
+
+
+class Mode(StrEnum):
+    """How a policy learns; app/policies/guard.py holds the transitions."""
+
+    ASYNCHRONOUS = "asynchronous"  # samples of the last few versions
+    SYNCHRONOUS = "synchronous"  # after an alarm: one round on samples of the serving version alone
+    HALTED = "halted"  # alarm after alarm, or an operator's word: nothing is assembled
+
+
+class Conversations(StrEnum):
+    """What a conversation does when the pointer moves under it."""
+
+    FOLLOW = "follow"  # its next turn is the new version's
+    STICKY = "sticky"  # it ends on the version it began with, unless that is rolled back or no longer loaded
 
 
 class Policy(Created, Base):
@@ -20,6 +35,25 @@ class Policy(Created, Base):
     name: Mapped[str] = mapped_column(String(63))
     base_model: Mapped[str] = mapped_column(Text)
     head_version_id: Mapped[str | None] = mapped_column(String(48))
+    rewards: Mapped[dict[str, Any] | None] = mapped_column(
+        Json, doc="its own alignment.rewards.RewardsConfig; the deployment's when null"
+    )
+    rollouts: Mapped[dict[str, Any] | None] = mapped_column(
+        Json, doc="its own alignment.rollouts.RolloutsConfig; the deployment's when null"
+    )
+    mode: Mapped[str] = mapped_column(String(16), default=Mode.ASYNCHRONOUS, server_default=Mode.ASYNCHRONOUS)
+    mode_reason: Mapped[str | None] = mapped_column(Text)
+    mode_since: Mapped[float | None] = mapped_column(Float)
+    alarms: Mapped[int] = mapped_column(Integer, default=0, server_default="0", doc="of the guard, in a row")
+    conversations: Mapped[str] = mapped_column(
+        String(16), default=Conversations.FOLLOW, server_default=Conversations.FOLLOW
+    )
+    canary: Mapped[dict[str, Any] | None] = mapped_column(
+        Json, doc="its own alignment.canary.CanaryConfig; the deployment's when null"
+    )
+    rehearsal: Mapped[dict[str, Any] | None] = mapped_column(
+        Json, doc="its own alignment.rehearsal.RehearsalConfig; the deployment's when null"
+    )
 
     __table_args__ = (UniqueConstraint("project_id", "name"),)
 
@@ -27,10 +61,23 @@ class Policy(Created, Base):
 class VersionState(StrEnum):
     TRAINED = "trained"
     PROVEN = "proven"
+    REHEARSING = "rehearsing"  # it answers beside what serves, and nobody hears it
+    REHEARSED = "rehearsed"  # and may go out
+    CANARY = "canary"  # some are answered by it, and it is watched
     LIVE = "live"
     SUPERSEDED = "superseded"
     ROLLED_BACK = "rolled_back"
     REJECTED = "rejected"
+
+
+COMING = (
+    VersionState.TRAINED,
+    VersionState.PROVEN,
+    VersionState.REHEARSING,
+    VersionState.REHEARSED,
+)  # on their way home
+SERVED = (VersionState.LIVE, VersionState.SUPERSEDED, VersionState.ROLLED_BACK)  # what the pointer has pointed to
+HEARD = (*SERVED, VersionState.CANARY)  # people have heard it, or hear it
 
 
 class Version(Created, Leased, Base):
@@ -47,13 +94,30 @@ class Version(Created, Leased, Base):
     reason: Mapped[str | None] = mapped_column(Text, doc="why it was rejected or rolled back")
     adapter_name: Mapped[str | None] = mapped_column(String(80), unique=True)
     adapter_path: Mapped[str | None] = mapped_column(Text)
+    full: Mapped[bool] = mapped_column(
+        Boolean, default=False, server_default=false(), doc="all weights, and no adapter over the base model's"
+    )
     manifest_sha256: Mapped[str | None] = mapped_column(String(64))
     probe: Mapped[dict[str, Any] | None] = mapped_column(Json, doc="token ids and the trainer's log-probs of them")
     metrics: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
     timings: Mapped[dict[str, Any]] = mapped_column(Json, default=dict, doc="seconds by phase, trained to served")
+    rehearsing_since: Mapped[float | None] = mapped_column(Float)
     live_at: Mapped[float | None] = mapped_column(Float)
+    erased_at: Mapped[float | None] = mapped_column(
+        Float, doc="since when it, or a version it stands on, has learned from what has been erased"
+    )
 
     __table_args__ = (UniqueConstraint("policy_id", "number"),)
+
+    @property
+    def adapter(self) -> str | None:
+        """What an engine is asked by. None for the base model, and for full weights: those are the engine's own."""
+        return None if self.full else self.adapter_name
+
+    @property
+    def weights(self) -> str | None:
+        """What an engine's own weights must be. None is the base model's."""
+        return self.adapter_name if self.full else None
 
 
 class Deployment(Base):
@@ -66,3 +130,12 @@ class Deployment(Base):
     previous_version_id: Mapped[str | None] = mapped_column(ForeignKey("versions.id"))
     epoch: Mapped[int] = mapped_column(Integer, default=0)
     moved_at: Mapped[float | None] = mapped_column(Float)
+    canary_version_id: Mapped[str | None] = mapped_column(ForeignKey("versions.id"))
+    canary_share: Mapped[float] = mapped_column(Float, default=0.0, server_default="0", doc="of conversations")
+    canary_since: Mapped[float | None] = mapped_column(Float)
+    canary_watched: Mapped[bool] = mapped_column(
+        Boolean,
+        default=False,
+        server_default=false(),
+        doc="the watch ends it, one way or the other; else a person does",
+    )

@@ -1,9 +1,12 @@
 """Turn: one reply of the model, in tokens, exactly as the engine saw and said it; and the pairs it is found by."""
 
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Boolean, Float, ForeignKey, Index, Integer, String, Text, text
+from sqlalchemy import JSON, Boolean, Float, ForeignKey, Index, Integer, String, Text, false, select, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.models.base import Base, Created, Json, Logprobs, TokenIds
@@ -19,6 +22,25 @@ class TurnState(StrEnum):
     FAILED = "failed"  # the engine failed
 
 
+class Origin(StrEnum):
+    """Whose wish a turn was. Only chats are shown to users; the others are rollouts, which nobody asked for but us."""
+
+    CHAT = "chat"
+    SHADOW = "shadow"  # another reply to a chat's prompt, sampled off the hot path
+    PROMPT_SET = "prompt_set"  # a reply to a prompt of a dataset
+    REHEARSAL = "rehearsal"  # a candidate's reply to a chat's prompt, never learned from
+
+
+class Routed(StrEnum):
+    """Why this version answered."""
+
+    STABLE = "stable"  # it is what serves
+    CANARY = "canary"  # the request was in the canary's share
+    PINNED = "pinned"
+    STICKY = "sticky"  # its conversation began on it
+    ASKED = "asked"  # the request named it: policy@v12, policy@previous, …
+
+
 class Turn(Created, Base):
     """Its id is the chat completion id. Of several choices each is a turn, and the first one gives the id."""
 
@@ -27,11 +49,16 @@ class Turn(Created, Base):
     id: Mapped[str] = mapped_column(String(48), primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
-    version_id: Mapped[str] = mapped_column(ForeignKey("versions.id"), index=True)
+    version_id: Mapped[str] = mapped_column(ForeignKey("versions.id"))
     completion_id: Mapped[str] = mapped_column(String(48), nullable=True)
     choice_index: Mapped[int] = mapped_column(Integer, default=0, server_default=text("0"))
+    routed: Mapped[str] = mapped_column(String(16), default=Routed.STABLE, server_default=Routed.STABLE)
+    origin: Mapped[str] = mapped_column(String(16), default=Origin.CHAT, server_default=Origin.CHAT)
     conversation_id: Mapped[str | None] = mapped_column(String(255), doc="the caller's own, or one of ours")
     parent_id: Mapped[str | None] = mapped_column(String(48), index=True, doc="the turn before, in this conversation")
+    beside_id: Mapped[str | None] = mapped_column(
+        String(48), doc="of a rehearsal: the chat's turn whose prompt it answers"
+    )
     continuity: Mapped[str | None] = mapped_column(
         Text, doc="'exact' when the prompt begins with the parent's very tokens, else why not; null without a parent"
     )
@@ -64,18 +91,45 @@ class Turn(Created, Base):
         Float,
         doc="below 0 when its length is out of the range that was set; null when none was, or it was not finished",
     )
+    weight_versions: Mapped[list[dict[str, Any]] | None] = mapped_column(
+        JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql"),
+        doc="of full weights, where the engine tells: spans of output tokens, {version, start, end}",
+    )
     flaw: Mapped[str | None] = mapped_column(Text, doc="why it must not be trained on; null when it may")
     first_token_at: Mapped[float | None] = mapped_column(Float)
     finished_at: Mapped[float | None] = mapped_column(Float)
+    curated: Mapped[bool] = mapped_column(
+        Boolean, default=False, server_default=false(), doc="the sources that need no feedback have been told of it"
+    )
     deleted_at: Mapped[float | None] = mapped_column(Float, doc="its content is gone; only that it was remains")
 
     __table_args__ = (
         Index("ix_turns_completion_id_choice_index", "completion_id", "choice_index", unique=True),
         Index("ix_turns_project_id_conversation_id", "project_id", "conversation_id", "created_at"),
+        Index("ix_turns_version_id_created_at", "version_id", "created_at"),
         Index("ix_turns_project_id_thread", "project_id", "thread"),
         Index("ix_turns_key_id_request_sha256", "key_id", "request_sha256"),
         Index("ix_turns_project_id_created_at", "project_id", "created_at"),
         Index("ix_turns_state", "state"),
+        Index(
+            "ix_turns_project_id_end_user",
+            "project_id",
+            "end_user",
+            postgresql_where=text("end_user IS NOT NULL"),
+            sqlite_where=text("end_user IS NOT NULL"),
+        ),
+        Index(
+            "ix_turns_beside_id",
+            "beside_id",
+            postgresql_where=text("beside_id IS NOT NULL"),
+            sqlite_where=text("beside_id IS NOT NULL"),
+        ),
+        Index(
+            "ix_turns_finished_at",
+            "finished_at",
+            postgresql_where=text("NOT curated"),
+            sqlite_where=text("curated = 0"),
+        ),
     )
 
 
@@ -90,3 +144,11 @@ class TurnPair(Base):
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
 
     __table_args__ = (Index("ix_turn_pairs_project_id_key_value", "project_id", "key", "value"),)
+
+
+async def lock_turns(session: AsyncSession, turn_ids: Collection[str], *, key_share: bool = False) -> None:
+    """Before what hangs on them, and in one order, so that two who want the same ones cannot deadlock. With
+    `key_share` others may still refer to them."""
+    await session.execute(
+        select(Turn.id).where(Turn.id.in_(turn_ids)).order_by(Turn.id).with_for_update(key_share=key_share)
+    )

@@ -1,0 +1,34 @@
+"""Rater: who is answerable for feedback, and how far they are believed."""
+
+from enum import StrEnum
+
+from sqlalchemy import Float, ForeignKey, Index, Integer, String, Text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.models.base import Base, Created
+
+
+class Standing(StrEnum):
+    NORMAL = "normal"
+    TRUSTED = "trusted"  # known to the operator: neither capped nor doubted
+    HELD = "held"  # too much or too strange: its samples wait for an admin
+    BLOCKED = "blocked"  # an admin's word: its feedback is kept, and never learned from
+
+
+class Rater(Created, Base):
+    """A person, a program or a judge, as the feedback names it; counted when its words are curated."""
+
+    __tablename__ = "raters"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(320), primary_key=True, doc='example: "HUMAN/user-7"')
+    standing: Mapped[str] = mapped_column(String(16), default=Standing.NORMAL)
+    reason: Mapped[str | None] = mapped_column(Text, doc="of its standing")
+    num_up: Mapped[int] = mapped_column(Integer, default=0, doc="rewards above 0, of all time")
+    num_down: Mapped[int] = mapped_column(Integer, default=0, doc="rewards below 0")
+    agreed: Mapped[float] = mapped_column(Float, default=0.0, doc="weight of its rewards that others agreed with")
+    disagreed: Mapped[float] = mapped_column(Float, default=0.0)
+    day: Mapped[int] = mapped_column(Integer, default=0, doc="of the database clock, since the epoch")
+    num_today: Mapped[int] = mapped_column(Integer, default=0, doc="rewards on that day")
+
+    __table_args__ = (Index("ix_raters_project_id_standing", "project_id", "standing"),)

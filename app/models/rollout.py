@@ -1,0 +1,90 @@
+"""Rollout, RolloutPlan: replies that we ask for and no user sees, and the passes over a set of prompts."""
+
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.models.base import Base, Created, Json
+from app.models.lease import Leased
+
+
+class RolloutState(StrEnum):
+    OPEN = "open"  # to be asked; claimed while its lease runs
+    DONE = "done"
+    SKIPPED = "skipped"  # there was no reason to ask any more, or no budget
+    FAILED = "failed"  # every attempt failed
+
+
+class Rollout(Created, Leased, Base):
+    """One reply to be sampled off the hot path. Its id is that of its turn, which is there before it is asked."""
+
+    __tablename__ = "rollouts"
+
+    id: Mapped[str] = mapped_column(ForeignKey("turns.id"), primary_key=True)
+    policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    origin: Mapped[str] = mapped_column(String(16), doc="its turn's")
+    plan_id: Mapped[str | None] = mapped_column(ForeignKey("rollout_plans.id"), doc="null for a shadow")
+    pass_number: Mapped[int | None] = mapped_column(Integer, doc="of the plan, from 0")
+    number: Mapped[int | None] = mapped_column(Integer, doc="of the dataset's row")
+    choice_index: Mapped[int] = mapped_column(Integer)
+    state: Mapped[str] = mapped_column(String(16), default=RolloutState.OPEN)
+    engine: Mapped[str | None] = mapped_column(String(63), doc="that was asked last")
+    due_at: Mapped[float] = mapped_column(Float, doc="not to be asked before")
+    expires_at: Mapped[float] = mapped_column(Float, doc="until then the replies beside it wait for it; then skipped")
+    tokens: Mapped[int] = mapped_column(
+        Integer, default=0, server_default=text("0"), doc="that it may take while it is asked, that it took afterwards"
+    )
+    seconds: Mapped[float | None] = mapped_column(Float, doc="from asking to the reply's end")
+    reward: Mapped[float | None] = mapped_column(Float, doc="the verifier's, in [-1, 1]")
+    reason: Mapped[str | None] = mapped_column(Text, doc="why it was skipped or failed, or has no reward")
+    settled_at: Mapped[float | None] = mapped_column(Float)
+
+    __table_args__ = (
+        UniqueConstraint("plan_id", "pass_number", "number", "choice_index"),
+        Index(
+            "ix_rollouts_due_at",
+            "due_at",
+            postgresql_where=text("state = 'open'"),
+            sqlite_where=text("state = 'open'"),
+        ),
+        Index("ix_rollouts_policy_id_origin_settled_at", "policy_id", "origin", "settled_at"),
+    )
+
+
+class PlanState(StrEnum):
+    RUNNING = "running"
+    PAUSED = "paused"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class RolloutPlan(Created, Base):
+    """Passes over a dataset of prompts, `n` replies to each. Whoever takes it further holds its row meanwhile, so no
+    prompt is asked twice in a pass."""
+
+    __tablename__ = "rollout_plans"
+
+    id: Mapped[str] = mapped_column(String(48), primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    dataset_id: Mapped[str] = mapped_column(String(48), doc="which may be let go: then the plan fails")
+    dataset: Mapped[str] = mapped_column(String(63), doc="its name")
+    state: Mapped[str] = mapped_column(String(16), default=PlanState.RUNNING)
+    reason: Mapped[str | None] = mapped_column(Text, doc="why it failed, was paused or cancelled")
+    n: Mapped[int] = mapped_column(Integer, doc="replies to each prompt")
+    passes: Mapped[int] = mapped_column(Integer)
+    verifier: Mapped[dict[str, Any]] = mapped_column(Json, doc="an alignment.verifiers.VerifierConfig")
+    temperature: Mapped[float] = mapped_column(Float)
+    max_tokens: Mapped[int] = mapped_column(Integer)
+    prompts_per_version: Mapped[int | None] = mapped_column(Integer, doc="null: what a batch has room for")
+    num_prompts: Mapped[int] = mapped_column(Integer, doc="of the dataset")
+    pass_number: Mapped[int] = mapped_column(Integer, default=0)
+    position: Mapped[int] = mapped_column(Integer, default=0, doc="the next prompt of this pass")
+    version_id: Mapped[str | None] = mapped_column(String(48), doc="that was asked last")
+    version_prompts: Mapped[int] = mapped_column(Integer, default=0, doc="that it has been asked")
+    settled_at: Mapped[float | None] = mapped_column(Float)
+
+    __table_args__ = (Index("ix_rollout_plans_policy_id_created_at", "policy_id", "created_at"),)
