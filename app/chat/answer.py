@@ -1,9 +1,10 @@
 """Answer: plan a completion, ask the engine, put the turns on record. For every wire that speaks through chat."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from starlette.requests import ClientDisconnect, Request
@@ -15,11 +16,15 @@ from app.chat.plan import Asked, Plan, plan
 from app.chat.record import STOPPED, Ending, Records
 from app.chat.relay import Choices, Outcome, Whole, total
 from app.chat.schemas import ChatRequest
+from app.config import Settings
 from app.engine.capture import Capture
 from app.errors import AttuneError
 from app.models import TurnState
+from app.policies.resolving import Unheld
 
 HUNG_UP = "client_disconnect"
+AGAIN_SECONDS, LONGEST_SECONDS = 0.02, 0.25
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,38 @@ class Streamed:
 
 async def whole(request: Request, caller: Caller, asked: ChatRequest) -> Answer:
     """One reply at once. A client that hangs up ends the engine's work too; what was said is still recorded."""
+    return await _held(request, lambda: _whole(request, caller, asked))
+
+
+async def stream(request: Request, caller: Caller, asked: ChatRequest) -> Streamed:
+    """A reply as it comes. Returns when the engine has begun: what it refuses is raised, not streamed."""
+    return await _held(request, lambda: _stream(request, caller, asked))
+
+
+async def _held(request: Request, answer: Callable[[], Awaitable[T]]) -> T:
+    """While an engine's own weights are exchanged, nobody is refused: who asks waits."""
+    settings: Settings = request.app.state.settings
+    until, pause = time.monotonic() + (settings.hold_seconds if settings.adaptation == "full" else 0.0), AGAIN_SECONDS
+    while True:
+        try:
+            return await answer()
+        except Unheld:
+            if time.monotonic() >= until:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_SECONDS)
+
+
+async def _whole(request: Request, caller: Caller, asked: ChatRequest) -> Answer:
     records = _records(request)
     planned = await _plan(request, caller, asked)
     replies = Whole(planned.client, planned.calls)
+    if planned.opening.holder is not None:  # the engine is asked when it is sure whose weights it has
+        await records.open(planned.opening)
     replies.start()
     try:
-        await records.open(planned.opening)
+        if planned.opening.holder is None:
+            await records.open(planned.opening)
     except BaseException:
         await replies.drop()
         raise
@@ -69,15 +100,17 @@ async def whole(request: Request, caller: Caller, asked: ChatRequest) -> Answer:
     return Answer(_body(planned, outcomes), planned.headers)
 
 
-async def stream(request: Request, caller: Caller, asked: ChatRequest) -> Streamed:
-    """A reply as it comes. Returns when the engine has begun: what it refuses is raised, not streamed."""
+async def _stream(request: Request, caller: Caller, asked: ChatRequest) -> Streamed:
     records = _records(request)
     planned = await _plan(request, caller, asked)
     choices = Choices(planned.client, planned.calls)
-    choices.start()
-    opened = False
-    try:
+    opened = planned.opening.holder is not None
+    if opened:
         await records.open(planned.opening)
+    choices.start()
+    try:
+        if not opened:
+            await records.open(planned.opening)
         opened = True
         await _begun(request, choices)
     except BaseException as error:
@@ -109,8 +142,9 @@ async def _chunks(records: Records, planned: Plan, choices: Choices) -> AsyncGen
 
 async def _plan(request: Request, caller: Caller, asked: ChatRequest) -> Plan:
     state = request.app.state
-    route = await state.routes.find(caller.project_id, asked.model)
-    return await plan(state.db, state.engines, state.settings, caller, route, Asked.of(asked, request.headers))
+    found = await state.routes.find(caller.project_id, asked.model)
+    heard = Asked.of(asked, request.headers)
+    return await plan(state.db, state.engines, state.settings, caller, state.routes, found, heard)
 
 
 def _records(request: Request) -> Records:
@@ -140,7 +174,7 @@ async def _gone(request: Request) -> None:
 async def _watch(request: Request, replies: Whole, hung_up: asyncio.Event) -> None:
     await _gone(request)
     hung_up.set()
-    await replies.abort()
+    replies.end()
 
 
 async def _close(records: Records, endings: Sequence[Ending]) -> None:

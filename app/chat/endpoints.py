@@ -16,7 +16,7 @@ from app.chat.views import CompletionView
 from app.errors import DOCUMENTED, AttuneError
 from app.policies import repository as policies
 from app.policies import service as policy_service
-from app.policies.routing import resolve
+from app.policies.resolving import resolve
 
 router = APIRouter(prefix="/v1", tags=["chat"], responses=DOCUMENTED)
 EVENTS: dict[int | str, dict[str, Any]] = {

@@ -14,17 +14,18 @@ from sqlalchemy.orm import aliased
 from app.auth import Caller
 from app.chat import continuity, threads
 from app.chat.consent import NO_CONSENT, withholds
-from app.chat.record import Opening
+from app.chat.record import Holder, Opening
 from app.chat.sampling import sampling_flaw, sampling_of
 from app.chat.schemas import ChatRequest
 from app.config import Settings
 from app.db import Database, now
-from app.engine.client import EngineClient
+from app.engine.client import BASE_WEIGHTS, EngineClient
 from app.engine.pool import EnginePool
 from app.engine.request import ChatCall, Sampling
 from app.errors import BadRequest
 from app.models import Sample, Turn, new_id
-from app.policies.routing import Route
+from app.policies.resolving import Route
+from app.policies.routing import Routes, Speaker
 
 RETRY_SECONDS = 1800.0  # a stock client gives up on a reply after ten minutes, three times
 
@@ -84,18 +85,23 @@ class Past:
         return next((row.id for row in self.earlier if row.judged), None)
 
 
-async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Caller, route: Route, asked: Asked) -> Plan:
+async def plan(
+    db: Database, pool: EnginePool, settings: Settings, caller: Caller, routes: Routes, found: Route, asked: Asked
+) -> Plan:
+    """`found` is what the request's `model` names; which version of it answers is decided here."""
     request = asked.request
     sampling = sampling_of(request, settings)
     messages = [message.plain() for message in request.messages]
     past = await _past(db, caller, asked, messages)
+    conversation_id = threads.conversation(asked.conversation_id, past.parent)
+    route = await routes.choose(found, _speaker(caller, asked, conversation_id, past.parent, found))
     engine, url = route.engines[threads.opening(messages) % len(route.engines)]
     client = pool.at(url)
     call = ChatCall(
         rid=new_id("chatcmpl"),
         messages=messages,
         sampling=sampling,
-        adapter=route.named.adapter_name,
+        adapter=route.named.adapter,
         tools=request.plain_tools(),
         tool_choice=request.plain_choice(),
         parallel_tool_calls=request.parallel_tool_calls is not False,
@@ -103,7 +109,8 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
         include_usage=request.wants_usage,
-        extra_key=route.named.base_model,
+        extra_key=route.named.weights or route.named.base_model,
+        weights=(route.named.weights or BASE_WEIGHTS) if settings.adaptation == "full" else None,
     )
     note = None
     if past.parent is not None:
@@ -111,7 +118,6 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
         call, note = replace(call, prompt_ids=continued.prompt_ids), continued.note
     flaw = _flaw(caller, asked, sampling, past.judged)
     calls = (call, *(_choice(call, index) for index in range(1, request.n)))
-    conversation_id = threads.conversation(asked.conversation_id, past.parent)
     shaped_by = request.asked()
     turns = [
         {
@@ -122,6 +128,7 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
             "key_id": caller.key_id,
             "policy_id": route.named.policy_id,
             "version_id": route.named.version_id,
+            "routed": route.routed,
             "engine": engine,
             "stream": request.stream,
             "messages": messages,
@@ -141,6 +148,7 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
         {"turn_id": call.rid, "project_id": caller.project_id, "key": key, "value": value}
         for key, value in request.metadata.items()
     ]
+    holder = Holder(engine, route.named.weights, route.named.label)
     replaced = () if past.judged else tuple(row.id for row in past.earlier)
     return Plan(
         label=route.named.label,
@@ -148,9 +156,16 @@ async def plan(db: Database, pool: EnginePool, settings: Settings, caller: Calle
         client=client,
         calls=calls,
         conversation_id=conversation_id,
-        opening=Opening(turns, pairs, replaced),
+        opening=Opening(turns, pairs, replaced, holder if settings.adaptation == "full" else None),
         length_range=settings.length_range,
     )
+
+
+def _speaker(
+    caller: Caller, asked: Asked, conversation_id: str, parent: threads.Parent | None, found: Route
+) -> Speaker:
+    before = parent.version_id if parent is not None and parent.policy_id == found.named.policy_id else None
+    return Speaker(caller.key_id, conversation_id, asked.request.end_user, before)
 
 
 async def _past(db: Database, caller: Caller, asked: Asked, messages: list[dict[str, Any]]) -> Past:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import bindparam, func, insert, or_, update
+from sqlalchemy import bindparam, func, insert, or_, select, update
 from sqlalchemy.engine import Connection
 
 from app.db import Database, now
@@ -14,16 +14,28 @@ from app.engine.capture import Capture
 from app.errors import AttuneError
 from app.gather import Gather
 from app.metrics.telemetry import Telemetry
-from app.models import LOST_FLAW, SERVER_LOST, Turn, TurnPair, TurnState
+from app.models import LOST_FLAW, SERVER_LOST, Engine, Turn, TurnPair, TurnState
+from app.policies.resolving import Unheld
+
+
+@dataclass(frozen=True)
+class Holder:
+    """An engine that was found to have a version's full weights."""
+
+    engine: str
+    weights: str | None
+    label: str
 
 
 @dataclass(frozen=True)
 class Opening:
-    """One completion's turns. `replaced`: turns of the same request whose reply its client gave up."""
+    """One completion's turns. `replaced`: turns of the same request whose reply its client gave up. `holder`: they are
+    put on record only if it has those weights still."""
 
     turns: list[dict[str, Any]]
     pairs: list[dict[str, Any]] = field(default_factory=list)
     replaced: tuple[str, ...] = ()
+    holder: Holder | None = None
 
 
 @dataclass(frozen=True)
@@ -54,9 +66,11 @@ class Ending:
             "b_num_output_tokens": self.num_output_tokens,
             "b_reply": capture and storable(capture.message),
             "b_finish_reason": self.finish_reason or (capture and capture.finish_reason),
-            "b_flaw": self.flaw or self.finish_reason or (capture and capture.flaw),
+            # A reply that its client left is as good to learn from as any: no hiding place for what drives people away.
+            "b_flaw": self.flaw or (self.finish_reason if capture is None else capture.flaw),
             "b_thread": self.thread,
             "b_length_penalty": self.length_penalty,
+            "b_weight_versions": (capture.weight_versions if capture else None) or None,
         }
 
 
@@ -72,6 +86,7 @@ COLUMNS = (
     "finish_reason",
     "thread",
     "length_penalty",
+    "weight_versions",
 )
 INSERT = insert(Turn)
 LOST = Turn.finish_reason == SERVER_LOST
@@ -125,7 +140,8 @@ class Records:
 
 
 def write(connection: Connection, items: Sequence[Opening | Ending]) -> list[AttuneError | None]:
-    openings = [item for item in items if isinstance(item, Opening)]
+    late = _late(connection, [item for item in items if isinstance(item, Opening) and item.holder is not None])
+    openings = [item for item in items if isinstance(item, Opening) and id(item) not in late]
     if openings:
         connection.execute(INSERT, [turn for opening in openings for turn in opening.turns])
     if pairs := [pair for opening in openings for pair in opening.pairs]:
@@ -135,7 +151,27 @@ def write(connection: Connection, items: Sequence[Opening | Ending]) -> list[Att
             _replace(connection, opening)
     if endings := [item.values() for item in items if isinstance(item, Ending)]:
         connection.execute(CLOSE, endings)
-    return [None] * len(items)
+    return [late.get(id(item)) for item in items]
+
+
+def _late(connection: Connection, openings: Sequence[Opening]) -> dict[int, AttuneError]:
+    """By the opening's identity: what came when the weights were about to leave. Whoever takes them away first says
+    so in the engine's row, then waits for the turns that are on record: so none is missed, and none misnamed."""
+    if not openings:
+        return {}
+    names = {opening.holder.engine for opening in openings if opening.holder}
+    rows = connection.execute(
+        select(Engine.name, Engine.weights, Engine.moving_until)
+        .where(Engine.name.in_(names))
+        .order_by(Engine.name)
+        .with_for_update(read=True)
+    )
+    there = {row.name: row.weights for row in rows if row.moving_until is None}
+    return {
+        id(opening): Unheld(f"{opening.holder.label} has just left the engine; try again in a moment.")
+        for opening in openings
+        if opening.holder and there.get(opening.holder.engine, opening) != opening.holder.weights
+    }
 
 
 def _replace(connection: Connection, opening: Opening) -> None:

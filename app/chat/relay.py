@@ -13,6 +13,7 @@ from app.engine.capture import Capture
 from app.engine.client import Completion, EngineClient
 from app.engine.errors import EngineRefused, EngineUnavailable
 from app.engine.request import ChatCall
+from app.engine.stream import insist
 from app.errors import AttuneError
 
 log = logging.getLogger("attune.chat")
@@ -28,12 +29,13 @@ class Outcome:
 
 
 class Whole:
-    """Replies that come at once. `start` asks; `outcomes` waits; `abort` ends the engine's work, and what was said
-    until then still comes in."""
+    """Replies that come at once. `start` asks; `outcomes` waits; `end` ends the engine's work, and what was said until
+    then still comes in."""
 
     def __init__(self, client: EngineClient, calls: Sequence[ChatCall]) -> None:
         self._client, self._calls = client, calls
         self._works: list[asyncio.Task[Outcome]] = []
+        self._ending: asyncio.Future[Any] | None = None
 
     def start(self) -> None:
         self._works = [asyncio.create_task(self._one(call)) for call in self._calls]
@@ -41,25 +43,30 @@ class Whole:
     async def outcomes(self) -> list[Outcome]:
         return list(await asyncio.gather(*self._works))
 
-    async def abort(self) -> None:
-        for call in self._calls:
-            with suppress(*ENGINE_TROUBLE):  # it is too busy to listen: its reply is waited for
-                await self._client.abort(call.rid)
+    def end(self) -> None:
+        if self._ending is None:
+            self._ending = asyncio.gather(*map(self._end, self._calls, self._works))
 
     async def drop(self) -> None:
         """Nobody waits any more: not even for what was said."""
         with anyio.CancelScope(shield=True):
-            await self.abort()
+            for call in self._calls:
+                with suppress(*ENGINE_TROUBLE):
+                    await self._client.abort(call.rid)
             for work in self._works:
                 work.cancel()
             await asyncio.wait(self._works)
+
+    async def _end(self, call: ChatCall, work: asyncio.Task[Outcome]) -> None:
+        with suppress(*ENGINE_TROUBLE):  # it is too busy to listen: its reply is waited for
+            await insist(self._client.abort, call.rid, work)
 
     async def _one(self, call: ChatCall) -> Outcome:
         try:
             return Outcome(await self._client.complete(call))
         except Exception as error:
             if len(self._calls) > 1:  # without this one there is no completion: spare the engine the others
-                await self.abort()
+                self.end()
             return Outcome(None, trouble(error))
 
 

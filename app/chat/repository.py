@@ -1,13 +1,27 @@
-"""Queries on stored completions. A deleted one is not there."""
+"""Queries on stored completions. A deleted one is not there, and a rollout is none."""
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import and_, delete, exists, or_, select, update
+from sqlalchemy import and_, case, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.chat.consent import NO_CONSENT, withholds
 from app.db import now
-from app.models import Policy, Sample, SampleState, Turn, TurnPair, TurnState, Version
+from app.models import (
+    Judgement,
+    Origin,
+    Policy,
+    Rollout,
+    RolloutState,
+    SampleState,
+    Turn,
+    TurnPair,
+    TurnState,
+    Version,
+    lock_turns,
+)
+from app.reward_models import unlearning as reward_models
+from app.subjects import unlearning
 
 Stored = tuple[list[Turn], Policy, Version]
 
@@ -17,7 +31,12 @@ async def completion(session: AsyncSession, project_id: str, completion_id: str)
         select(Turn, Policy, Version)
         .join(Policy, Policy.id == Turn.policy_id)
         .join(Version, Version.id == Turn.version_id)
-        .where(Turn.completion_id == completion_id, Turn.project_id == project_id, Turn.deleted_at.is_(None))
+        .where(
+            Turn.completion_id == completion_id,
+            Turn.project_id == project_id,
+            Turn.deleted_at.is_(None),
+            Turn.origin == Origin.CHAT,
+        )
         .order_by(Turn.choice_index)
     )
     rows = list(found)
@@ -36,6 +55,7 @@ async def completions(
 ) -> list[Stored]:
     """A page. `model` is a policy's id and perhaps a version's; `after` is the first choice of the last one seen."""
     wanted = [Turn.project_id == project_id, Turn.choice_index == 0, Turn.deleted_at.is_(None)]
+    wanted.append(Turn.origin == Origin.CHAT)
     if model is not None:
         policy_id, version_id = model
         wanted.append(Turn.policy_id == policy_id)
@@ -60,7 +80,7 @@ async def _whole(session: AsyncSession, ids: Sequence[str]) -> list[Stored]:
         select(Turn, Policy, Version)
         .join(Policy, Policy.id == Turn.policy_id)
         .join(Version, Version.id == Turn.version_id)
-        .where(Turn.completion_id.in_(ids))
+        .where(Turn.completion_id.in_(ids), Turn.origin == Origin.CHAT)
         .order_by(Turn.choice_index)
     )
     found: dict[str, Stored] = {}
@@ -77,21 +97,30 @@ async def replace_pairs(session: AsyncSession, turns: Sequence[Turn], pairs: Map
     for turn in turns:
         turn.details = dict(pairs)
         if withholds(pairs):
-            turn.flaw = turn.flaw or NO_CONSENT
+            turn.flaw = NO_CONSENT  # before any other: whoever asks for consent looks for this one
     if withholds(pairs):
-        await _drop_samples(session, [turn.id for turn in turns], NO_CONSENT)
+        ids = await _locked(session, turns)
+        await _drop_samples(session, ids, NO_CONSENT)
+        await _stop_rollouts(session, ids, NO_CONSENT)
 
 
 async def erase(session: AsyncSession, turns: Sequence[Turn]) -> None:
     """What was said goes; that something was said, when, at what cost and by which version stays."""
-    ids = [turn.id for turn in turns]
+    ids = await _locked(session, turns)
     await session.execute(delete(TurnPair).where(TurnPair.turn_id.in_(ids)))
     await _drop_samples(session, ids, "its turn was deleted")
+    await _stop_rollouts(session, ids, "its turn was deleted")
+    await session.execute(  # a judge's reason may quote it
+        update(Judgement)
+        .where(Judgement.turn_id.in_(ids))
+        .values(details={}, reason=None)
+        .execution_options(synchronize_session=False)
+    )
     await session.execute(
         update(Turn)
         .where(Turn.id.in_(ids))
         .values(
-            state=TurnState.ABORTED if turns[0].state == TurnState.OPEN else Turn.state,
+            state=case((Turn.state == TurnState.OPEN, TurnState.ABORTED), else_=Turn.state),
             messages=[],
             asked={},
             details={},
@@ -109,10 +138,55 @@ async def erase(session: AsyncSession, turns: Sequence[Turn]) -> None:
     )
 
 
-async def _drop_samples(session: AsyncSession, turn_ids: Sequence[str], reason: str) -> None:
+async def _with_rollouts(session: AsyncSession, turns: Sequence[Turn]) -> list[str]:
+    """Their ids, and those of the rollouts to the same prompts."""
+    ids = [turn.id for turn in turns]
+    mine = select(Turn.completion_id).where(Turn.id.in_(ids))
+    shadows = select(Turn.id).where(Turn.completion_id.in_(mine), Turn.origin == Origin.SHADOW)
+    rehearsals = select(Turn.id).where(Turn.beside_id.in_(ids))
+    return sorted({*ids, *await session.scalars(shadows), *await session.scalars(rehearsals)})
+
+
+async def _stop_rollouts(session: AsyncSession, turn_ids: Sequence[str], reason: str) -> None:
+    """Whoever is asking for one may not put it on record; what is on record is not learned from."""
     await session.execute(
-        update(Sample)
-        .where(Sample.turn_id.in_(turn_ids), Sample.state.in_((SampleState.OPEN, SampleState.BATCHED)))
-        .values(state=SampleState.DROPPED, reason=reason)
+        update(Rollout)
+        .where(Rollout.id.in_(turn_ids), Rollout.state == RolloutState.OPEN)
+        .values(
+            state=RolloutState.SKIPPED,
+            reason=reason,
+            settled_at=now(),
+            tokens=0,
+            fence=Rollout.fence + 1,
+            lease_owner=None,
+            lease_until=None,
+        )
         .execution_options(synchronize_session=False)
     )
+    await session.execute(
+        update(Turn)
+        .where(Turn.id.in_(turn_ids), Turn.origin.in_((Origin.SHADOW, Origin.REHEARSAL)))
+        .values(
+            state=case((Turn.state == TurnState.OPEN, TurnState.ABORTED), else_=Turn.state),
+            flaw=reason if reason == NO_CONSENT else func.coalesce(Turn.flaw, reason),
+            finished_at=func.coalesce(Turn.finished_at, now()),
+        )
+        .execution_options(synchronize_session=False)
+    )
+
+
+async def _locked(session: AsyncSession, turns: Sequence[Turn]) -> list[str]:
+    """The turns and their siblings, before their samples, as curating does: none is made of them meanwhile. First those
+    that are known: whoever casts siblings of them holds them, and these are seen only when that is done."""
+    await lock_turns(session, [turn.id for turn in turns])
+    ids = await _with_rollouts(session, turns)
+    await lock_turns(session, ids)
+    return ids
+
+
+async def _drop_samples(session: AsyncSession, turn_ids: Sequence[str], reason: str) -> None:
+    """Out of every batch that is not trained yet, too: whoever is training one of those may not commit it. Nor may
+    whoever fits a reward model to what was said of them."""
+    await unlearning.break_up(session, turn_ids)
+    await reward_models.interrupt(session, turn_ids)
+    await unlearning.drop(session, turn_ids, (SampleState.OPEN, SampleState.HELD, SampleState.BATCHED), reason)

@@ -15,7 +15,7 @@ from app.chat import repository, views
 from app.chat.repository import Stored
 from app.chat.schemas import Pair, PairKey
 from app.errors import DOCUMENTED, BadRequest, NotFound
-from app.policies.routing import resolve
+from app.policies.resolving import resolve
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["chat"], responses=DOCUMENTED)
 CompletionId = Annotated[str, Path(min_length=1, max_length=255)]
@@ -54,9 +54,7 @@ async def list_completions(
             newest_first=order == "desc",
             limit=limit + 1,
         )
-    data = [views.StoredCompletion.of(*stored) for stored in page[:limit]]
-    ends = (data[0].id, data[-1].id) if data else (None, None)
-    return views.CompletionList(data=data, first_id=ends[0], last_id=ends[1], has_more=len(page) > limit)
+    return views.CompletionList.cut([views.StoredCompletion.of(*stored) for stored in page], limit)
 
 
 @router.get("/{completion_id}", response_model=views.StoredCompletion)
@@ -70,10 +68,13 @@ async def get_completion(completion_id: CompletionId, caller: ChatCaller, db: Da
 async def update_completion(completion_id: CompletionId, caller: ChatCaller, db: DatabaseDep, body: JsonBody) -> Any:
     """New metadata in place of the old."""
     asked = parse(Relabel, body)
-    async with db.write() as session:
+
+    async def relabel(session: AsyncSession) -> Stored:
         stored = await found(session, caller.project_id, completion_id)
         await repository.replace_pairs(session, stored[0], asked.metadata)
-    return _one(stored)
+        return stored
+
+    return _one(await db.retried(relabel))
 
 
 @router.get("/{completion_id}/messages", response_model=views.MessageList)
@@ -99,17 +100,18 @@ async def list_messages(
         if at is None:
             raise NotFound(f"There is no message '{after}'.", param="after")
         told = told[at + 1 :]
-    data = told[:limit]
-    ends = (data[0].id, data[-1].id) if data else (None, None)
-    return views.MessageList(data=data, first_id=ends[0], last_id=ends[1], has_more=len(told) > limit)
+    return views.MessageList.cut(told, limit)
 
 
 @router.delete("/{completion_id}")
 async def delete_completion(completion_id: CompletionId, caller: ChatCaller, db: DatabaseDep) -> views.Deleted:
     """Messages, reply and tokens are erased; nothing can be learned from them any more."""
-    async with db.write() as session:
+
+    async def erase(session: AsyncSession) -> None:
         turns, _, _ = await found(session, caller.project_id, completion_id)
         await repository.erase(session, turns)
+
+    await db.retried(erase)
     return views.Deleted(id=completion_id)
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, case, exists, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import aliased
 
-from app.models import Turn, new_id
+from app.models import Origin, Turn, new_id
 
 LOOK_BACK = 8  # replies in the history that may be the turn before; later ones may have been edited by the client
 CONVERSATION_ID = "conversation_id"
@@ -25,6 +25,7 @@ class Parent:
 
     id: str
     policy_id: str
+    version_id: str
     conversation_id: str | None
     finish_reason: str | None
     prompt_ids: list[int] | None
@@ -86,7 +87,7 @@ def parent_of(
     """
     said = hashes(messages)
     replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"][-LOOK_BACK:]
-    mine = [Turn.project_id == project_id, Turn.deleted_at.is_(None)]
+    mine = [Turn.project_id == project_id, Turn.deleted_at.is_(None), Turn.origin == Origin.CHAT]
     if conversation_id is not None:
         mine.append(Turn.conversation_id == conversation_id)
     if replies:
@@ -107,6 +108,7 @@ def _first(connection: Connection, *conditions: ColumnElement[bool], order: Sequ
         select(
             Turn.id,
             Turn.policy_id,
+            Turn.version_id,
             Turn.conversation_id,
             Turn.finish_reason,
             Turn.prompt_ids,
@@ -126,6 +128,7 @@ def _parent(row: Any, num_messages: int | None) -> Parent:
     return Parent(
         id=row.id,
         policy_id=row.policy_id,
+        version_id=row.version_id,
         conversation_id=row.conversation_id,
         finish_reason=row.finish_reason,
         prompt_ids=row.prompt_ids,

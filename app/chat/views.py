@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from app.models import Policy, Turn, TurnState, Version
+from app.pages import Page
 from app.policies.service import label
 
 
@@ -85,12 +86,8 @@ def choice(turn: Turn) -> StoredChoice:
     )
 
 
-class CompletionList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[StoredCompletion]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class CompletionList(Page[StoredCompletion]):
+    pass
 
 
 class StoredMessage(BaseModel):
@@ -102,12 +99,8 @@ class StoredMessage(BaseModel):
     tool_call_id: str | None = None
 
 
-class MessageList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[StoredMessage]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class MessageList(Page[StoredMessage]):
+    pass
 
 
 class Deleted(BaseModel):

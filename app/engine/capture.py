@@ -21,7 +21,7 @@ class Capture:
     text: str
     tool_calls: list[dict[str, Any]]
     finish_reason: str | None
-    weight_versions: list[str]
+    weight_versions: list[dict[str, Any]]  # spans of output tokens: {version, start, end}; with full weights alone
     flaw: str | None
 
     @property
@@ -43,7 +43,7 @@ def take(
     text: str,
     tool_calls: list[dict[str, Any]],
     finish_reason: str | None,
-    weight_versions: list[str],
+    weight_versions: list[dict[str, Any]],
     broken: str | None = None,
 ) -> Capture:
     """`broken` says what ended the reply before its time, if something did: the first flaw to be named."""
@@ -57,7 +57,7 @@ def take(
         text=text,
         tool_calls=tool_calls[: call.most_tool_calls],
         finish_reason=finish_reason,
-        weight_versions=weight_versions,
+        weight_versions=weight_versions if call.weights is not None else [],
         flaw=flaw,
     )
 
@@ -68,11 +68,9 @@ def _flaw(
     output_ids: Sequence[int] | None,
     logprobs: Sequence[float | None],
     finish_reason: str | None,
-    weight_versions: list[str],
+    weight_versions: list[dict[str, Any]],
 ) -> str | None:
-    if finish_reason == "abort":
-        return "the reply was aborted"
-    if finish_reason is None:
+    if finish_reason is None:  # "abort" is an end: what was said until then was said by the policy
         return "the reply has no end"
     if not prompt_ids or not output_ids:
         return "the engine sent no token ids"
@@ -82,6 +80,9 @@ def _flaw(
         return "a log-prob is not a finite number"
     if call.constrained:
         return "a grammar constrained the reply: its log-probs are not the model's own"
-    if len(set(weight_versions)) > 1:
-        return f"the base weights changed during the reply: {', '.join(weight_versions)}"
+    spoken = [span["version"] for span in weight_versions]
+    if len(set(spoken)) > 1:
+        return f"the base weights changed during the reply: {', '.join(spoken)}"
+    if call.weights is not None and spoken and spoken[0] != call.weights:
+        return f"the weights of {spoken[0]} spoke, and not those of {call.weights}"
     return None

@@ -1,10 +1,14 @@
 """EngineClient: everything there is to ask of one SGLang replica."""
 
+import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import anyio
 
 from app.engine.capture import Capture, take
 from app.engine.errors import EngineRefused, EngineUnavailable
@@ -16,6 +20,11 @@ USAGE_FIELDS = ("prompt_tokens", "completion_tokens", "total_tokens")
 PROBE_SECONDS = 2.0
 ADAPTER_SECONDS = 60.0
 UNLOAD_SECONDS = 30.0
+WEIGHTS_SECONDS = 600.0
+PAUSE_SECONDS = 30.0
+FROM_TENSORS, NEWER, OLDER = "/load_lora_adapter_from_tensors", "serialized_named_tensors", "serialized_tensors"
+SHAPES: dict[str, str] = {}  # which of them an engine takes, by its address
+BASE_WEIGHTS = "default"  # what SGLang calls the weights that it was started with
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +37,14 @@ class Completion:
     usage: dict[str, int]
     created: int
     capture: Capture
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """An adapter whole: PEFT's configuration, and its tensors as SGLang unpickles them, in base64."""
+
+    config: Mapping[str, Any]
+    coded: str
 
 
 class EngineClient:
@@ -71,7 +88,9 @@ class EngineClient:
             text=message["content"] or "",
             tool_calls=[_tool_call(made) for made in message.get("tool_calls") or ()],
             finish_reason=choice["finish_reason"],
-            weight_versions=[span["version"] for span in meta.get("weight_versions") or ()],
+            weight_versions=[
+                {name: span[name] for name in ("version", "start", "end")} for span in meta.get("weight_versions") or ()
+            ],
             broken=_misaligned(choice["response_token_ids"], meta["output_token_logprobs"]),
         )
         return Completion(
@@ -137,14 +156,50 @@ class EngineClient:
         answer = await self._chat("GET", "/v1/models", None, patience=PROBE_SECONDS)
         return {model["id"] for model in answer["data"] if model.get("parent") is not None}
 
-    async def load_adapter(self, name: str, path: Path) -> None:
-        """The engine reads the folder itself. Verify it first: a wrong shape kills it at first use."""
-        body = {"lora_name": name, "lora_path": str(path)}
+    async def load_adapter(self, name: str, adapter: Path | Payload) -> None:
+        """From a folder, which the engine reads itself, or within the call. Verify it first: a wrong shape kills the
+        engine at first use."""
         try:
-            await self._admin("POST", "/load_lora_adapter", body, patience=ADAPTER_SECONDS)
+            if isinstance(adapter, Payload):
+                await self._load_payload(name, adapter)
+            else:
+                body = {"lora_name": name, "lora_path": str(adapter)}
+                await self._admin("POST", "/load_lora_adapter", body, patience=ADAPTER_SECONDS)
         except EngineRefused:
             if name not in await self.adapters():
                 raise
+
+    async def _load_payload(self, name: str, adapter: Payload) -> None:
+        """Without `expected_checksums`: SGLang dies of one that is wrong. The probe finds wrong tensors, too."""
+        body = {"lora_name": name, "config_dict": adapter.config}
+        try:
+            # The patience of the wire begins when the body is written; a host that is lost may never take all of it.
+            async with asyncio.timeout(ADAPTER_SECONDS):
+                shape = await self._tensors_shape()
+                # A copy for each rank of a group: ours have one.
+                body[shape] = adapter.coded if shape == OLDER else [adapter.coded]
+                await self._admin("POST", FROM_TENSORS, body, patience=ADAPTER_SECONDS)
+        except EngineRefused as refusal:
+            if any(other != shape and other in refusal.message for other in (OLDER, NEWER)):
+                SHAPES.pop(self.url, None)  # another release is there now
+                raise EngineUnavailable(f"The engine at {self.url} takes {name} in another shape.") from refusal
+            raise
+        except TimeoutError as error:
+            raise EngineUnavailable(f"The engine at {self.url} did not take {name} in time.") from error
+
+    async def _tensors_shape(self) -> str:
+        """SGLang has taken them as one text, and since 0.5.18 as a list of them. Asked without any, it says which it
+        misses; whole adapters would come back within the refusal."""
+        if self.url not in SHAPES:
+            try:
+                await self._admin("POST", FROM_TENSORS, {"lora_name": "", "config_dict": {}}, patience=PROBE_SECONDS)
+            except EngineRefused as refusal:
+                for shape in (OLDER, NEWER):
+                    if shape in refusal.message:
+                        SHAPES[self.url] = shape
+        if self.url not in SHAPES:
+            raise EngineUnavailable(f"The engine at {self.url} takes no adapters within the call (ATTUNE_TRANSPORT).")
+        return SHAPES[self.url]
 
     async def unload_adapter(self, name: str) -> None:
         """Waits for the replies that still use it."""
@@ -158,14 +213,48 @@ class EngineClient:
         """Loading leaves an adapter in host memory; its first token carries it to the device."""
         [_] = await self._generate(name, [[0]], new_tokens=1)
 
-    async def score(self, adapter: str | None, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    # Full weights. An engine has one version's at a time.
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Replies under way wait, and so do those that are asked for; none is lost. However it is left, they go on.
+
+        They keep their tokens and forget what the old weights made of them: that is computed anew.
+        """
+        try:
+            await self._admin("POST", "/pause_generation", {"mode": "retract"}, patience=PAUSE_SECONDS)
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                # By default it empties the device's cache first, while everybody waits.
+                await self._admin("POST", "/continue_generation", {"torch_empty_cache": False}, patience=PAUSE_SECONDS)
+
+    async def load_weights(self, path: Path, version: str) -> None:
+        """Only within `paused`: else it waits for every reply that runs. The engine reads the folder itself; one that
+        it cannot load costs it the weights that it had, so check it first, and put others there after a refusal.
+
+        `version` goes along in this very call: told in another, it would end all replies.
+        """
+        body = {
+            "model_path": str(path),
+            "weight_version": version,
+            "abort_all_requests": False,
+            # A reply that ran on across an exchange has left states of two versions under the key of one.
+            "flush_cache": True,
+            "torch_empty_cache": False,
+        }
+        await self._admin("POST", "/update_weights_from_disk", body, patience=WEIGHTS_SECONDS)
+
+    async def score(
+        self, adapter: str | None, sequences: Sequence[Sequence[int]], *, extra_key: str | None = None
+    ) -> list[list[float]]:
         """Teacher-forced, at temperature 1: for each sequence, the log-prob of each token but the first.
 
-        An adapter that computes nonsense gives NaN here, not an error.
+        A version that computes nonsense gives NaN here, not an error. `extra_key`: as of a ChatCall.
         """
         if any(len(sequence) < 2 for sequence in sequences):
             raise ValueError("a sequence to score needs two tokens at least")
-        answers = await self._generate(adapter, sequences, new_tokens=0)
+        answers = await self._generate(adapter, sequences, new_tokens=0, extra_key=extra_key)
         scores = []
         for sequence, answer in zip(sequences, answers, strict=True):
             tokens = answer["meta_info"]["input_token_logprobs"][1:]
@@ -175,7 +264,12 @@ class EngineClient:
         return scores
 
     async def _generate(
-        self, adapter: str | None, sequences: Sequence[Sequence[int]], *, new_tokens: int
+        self,
+        adapter: str | None,
+        sequences: Sequence[Sequence[int]],
+        *,
+        new_tokens: int,
+        extra_key: str | None = None,
     ) -> list[dict[str, Any]]:
         body: dict[str, Any] = {
             "input_ids": [list(sequence) for sequence in sequences],
@@ -185,6 +279,8 @@ class EngineClient:
         }
         if adapter is not None:
             body["lora_path"] = [adapter] * len(sequences)
+        if extra_key is not None:
+            body["extra_key"] = [extra_key] * len(sequences)
         answers: list[dict[str, Any]] = await self._chat("POST", "/generate", body)
         return answers
 

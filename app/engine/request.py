@@ -1,7 +1,7 @@
 """ChatCall → the body that SGLang gets. An allow-list: what is not named here never reaches the engine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 MESSAGE_FIELDS = ("role", "name", "tool_call_id", "tool_calls")
@@ -42,6 +42,12 @@ class Sampling:
             body["logit_bias"] = dict(self.logit_bias)
         return body
 
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> "Sampling":
+        """What `body` made, read back."""
+        told = {field.name: body[field.name] for field in fields(cls) if field.name in body}
+        return cls(**told | {"stop": tuple(body.get("stop", ()))})
+
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
@@ -51,7 +57,8 @@ class ChatCall:
     aborts by prefix. `model` is only echoed in the reply; `adapter` (None: the bare base model) decides who
     speaks. `prompt_ids` go in place of the rendered messages, when the exact tokens are known. `extra_key` keeps
     prefix caches of different base weights apart. `response_format`, a demanded tool or a strict tool constrain
-    the reply by a grammar: its log-probs are then no longer the model's own, and the capture says so.
+    the reply by a grammar: its log-probs are then no longer the model's own, and the capture says so. `weights`:
+    whose full weights are to speak, where an engine's own weights are exchanged; the capture tells if others did.
 
     Example: ChatCall(turn_id, [{"role": "user", "content": "Hi"}], Sampling(64), adapter="assistant-v3")
     """
@@ -70,6 +77,8 @@ class ChatCall:
     include_usage: bool = False
     extra_key: str | None = None
     prompt_ids: Sequence[int] | None = None
+    weights: str | None = None
+    priority: int | None = None  # below 0: after everybody else's; chats have 0
 
     def __post_init__(self) -> None:
         if ":" in self.model:  # SGLang would read an adapter's name behind the colon
@@ -117,6 +126,8 @@ class ChatCall:
             body["extra_key"] = self.extra_key
         if self.prompt_ids is not None:
             body["input_ids"] = list(self.prompt_ids)
+        if self.priority is not None:
+            body["priority"] = self.priority
         body |= self.tool_fields()
         if self.response_format is not None:
             body["response_format"] = dict(self.response_format)

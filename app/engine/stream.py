@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,6 +17,17 @@ from app.engine.transcript import Transcript
 from app.engine.wire import Wire, refusal
 
 FAREWELL_SECONDS = 5.0
+AGAIN_SECONDS = 0.5
+
+
+async def insist(abort: Callable[[str], Awaitable[None]], rid: str, reply: asyncio.Task[Any]) -> None:
+    """Until the reply has ended. Raises what `abort` raises.
+
+    An abort may overtake the question it is about, and SGLang forgets an abort of what it has not heard yet.
+    """
+    while not reply.done():
+        await abort(rid)
+        await asyncio.wait([reply], timeout=AGAIN_SECONDS)
 
 
 class ChatStream:
@@ -120,11 +132,8 @@ class ChatStream:
         assert self._reader is not None
         self._left_early = True
         with anyio.move_on_after(FAREWELL_SECONDS):
-            try:
-                await self._abort(self.call.rid)
-            except (EngineUnavailable, EngineRefused):
-                self._reader.cancel()
-            await asyncio.wait([self._reader])
+            with suppress(EngineUnavailable, EngineRefused):
+                await insist(self._abort, self.call.rid, self._reader)
         self._reader.cancel()
         await asyncio.wait([self._reader])
 
@@ -134,7 +143,7 @@ class ChatStream:
             return "the engine did not say what it had generated when the client left"
         if (error := self._reader.exception()) is not None:
             return str(error)
-        if self._left_early and self._transcript.finish_reason in (None, "abort"):
+        if self._left_early and self._transcript.finish_reason is None:
             return "the client left before the end"
         return None
 
