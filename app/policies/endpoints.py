@@ -9,7 +9,7 @@ from app.auth import AdminCaller, DatabaseDep
 from app.body import JsonBody, accepts, parse
 from app.errors import DOCUMENTED
 from app.models import Policy
-from app.policies import repository, service
+from app.policies import clean, pointer, rehearsal, repository, service
 from app.policies.schemas import PolicyView, RollbackRequest, RollbackResult, VersionView
 
 PolicyName = Annotated[str, Path(min_length=1, max_length=128)]
@@ -38,6 +38,7 @@ async def list_versions(name: PolicyName, caller: AdminCaller, db: DatabaseDep) 
         voices = await repository.voices(session, policy.id)
         delays = await repository.delays(session, policy.id)
     numbers = {version.id: version.number for version in versions}
+    stained = clean.stains(versions)
     views = [
         VersionView.of(
             policy,
@@ -46,6 +47,8 @@ async def list_versions(name: PolicyName, caller: AdminCaller, db: DatabaseDep) 
             parent=numbers.get(version.parent_id or ""),
             voice=voices.get(version.id, {}),
             delay=delays.get(version.id),
+            erased_at=stained.get(version.id),
+            clean=clean.last_clean(version, versions, stained),
         )
         for version in versions
     ]
@@ -59,7 +62,7 @@ async def roll_back(
     asked = parse(RollbackRequest, body)
     async with db.write() as session:
         policy = await service.named(session, caller.project_id, name)
-        left, taken = await service.roll_back(
+        left, taken = await pointer.roll_back(
             session, policy, asked.version, actor=caller.key_prefix, reason=asked.reason
         )
     request.app.state.routes.forget()
@@ -70,14 +73,24 @@ async def view(session: AsyncSession, policy: Policy) -> PolicyView:
     deployment = await repository.deployment_of(session, policy.id)
     serving = await repository.version(session, deployment.version_id)
     head = await repository.version(session, policy.head_version_id or serving.id)
-    previous = deployment.previous_version_id
+    previous, canary = deployment.previous_version_id, deployment.canary_version_id
+    rehearsing = await rehearsal.under_way(session, policy.id)
+    back = await clean.way_back(session, policy.id, serving)
     return PolicyView(
         id=policy.id,
         name=policy.name,
         base_model=policy.base_model,
         serving=service.label(policy, serving),
         previous=service.label(policy, await repository.version(session, previous)) if previous else None,
+        canary=service.label(policy, await repository.version(session, canary)) if canary else None,
+        canary_share=deployment.canary_share,
+        rehearsing=service.label(policy, rehearsing) if rehearsing else None,
         head=service.label(policy, head),
         epoch=deployment.epoch,
         created_at=policy.created_at,
+        mode=policy.mode,
+        mode_reason=policy.mode_reason,
+        mode_since=policy.mode_since,
+        alarms=policy.alarms,
+        clean=service.label(policy, back) if back else None,
     )

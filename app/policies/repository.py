@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import case, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.models import Batch, Deployment, Feedback, Policy, Reward, Sample, Turn, TurnState, Version
+from app.models import Batch, Deployment, Feedback, Origin, Policy, Reward, Sample, Turn, TurnState, Version
 
 
 async def policy_named(session: AsyncSession, project_id: str, name: str) -> Policy | None:
@@ -48,7 +48,7 @@ async def voices(session: AsyncSession, policy_id: str) -> dict[str, dict[str, A
     """Per version: turns, mean length, and how many rewards there are and are good (one a turn and source)."""
     turns = await session.execute(
         select(Turn.version_id, func.count(), func.avg(Turn.num_output_tokens))
-        .where(Turn.policy_id == policy_id, Turn.state == TurnState.DONE)
+        .where(Turn.policy_id == policy_id, Turn.state == TurnState.DONE, Turn.origin == Origin.CHAT)
         .group_by(Turn.version_id)
     )
     summary = {
@@ -58,7 +58,7 @@ async def voices(session: AsyncSession, policy_id: str) -> dict[str, dict[str, A
     rewards = await session.execute(
         select(Turn.version_id, func.count(), func.sum(case((Reward.value > 0, 1), else_=0)))
         .join(Turn, Turn.id == Reward.turn_id)
-        .where(Turn.policy_id == policy_id)
+        .where(Turn.policy_id == policy_id, Turn.origin == Origin.CHAT)
         .group_by(Turn.version_id)
     )
     for version_id, rated, good in rewards:
@@ -78,7 +78,7 @@ async def delays(session: AsyncSession, policy_id: str) -> dict[str, float]:
     )
     replied = await session.execute(
         select(Turn.version_id, func.min(Turn.finished_at))
-        .where(Turn.policy_id == policy_id, Turn.state == TurnState.DONE)
+        .where(Turn.policy_id == policy_id, Turn.state == TurnState.DONE, Turn.origin == Origin.CHAT)
         .group_by(Turn.version_id)
     )
     first = {version_id: finished_at for version_id, finished_at in replied if finished_at is not None}

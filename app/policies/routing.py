@@ -1,45 +1,40 @@
-"""Routing: which version is meant and which engines hold it, read from the database a few times a second at most."""
+"""Routing: which version is meant and which engines hold it, read from the database a few times a second at most.
+
+A request that names a policy and nothing more is answered by the first of these that there is: a pin of its
+conversation, its user or its key; the version its conversation began with, where conversations are sticky; the canary,
+if it is in its share; what the pointer points to.
+"""
 
 import asyncio
-import re
 import time
+from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 
-from sqlalchemy import ColumnElement, Executable, and_, bindparam, select
 from sqlalchemy.engine import Connection
 
 from app.db import Database
 from app.errors import AttuneError, NotFound, Unavailable
-from app.models import Deployment, Engine, EngineState, Policy, Version, VersionState
+from app.models import Held, Routed
+from app.policies.resolving import PINNED, Beside, Route, route, route_to, unheld
 
 KNOWN = 1024  # routes kept; more names than this in 20 ms are somebody's guesses
-NUMBER = "v#"  # no alias is called so
-NUMBERED = re.compile(r"v(\d{1,9})")
 
 
 @dataclass(frozen=True)
-class Named:
-    """What `policy`, `policy@stable`, `policy@previous` or `policy@v12` means just now."""
+class Speaker:
+    """Who asks, as far as pins and shares go. `before` is the version of the turn before, if it was this policy's."""
 
-    policy: str
-    policy_id: str
-    base_model: str
-    version_id: str
-    number: int
-    adapter_name: str | None
-    created_at: float
+    key_id: str
+    conversation_id: str
+    end_user: str | None = None
+    before: str | None = None
 
     @property
-    def label(self) -> str:
-        """Example: "assistant@v12"."""
-        return f"{self.policy}@v{self.number}"
-
-
-@dataclass(frozen=True)
-class Route:
-    named: Named
-    engines: tuple[tuple[str, str], ...]  # name and url of each ready engine that holds the version
+    def unit(self) -> str:
+        """Who is in a canary's share, or is not: a person, or a conversation where nobody says who speaks."""
+        return self.end_user or self.conversation_id
 
 
 class Routes:
@@ -54,74 +49,69 @@ class Routes:
 
     async def find(self, project_id: str, model: str) -> Route:
         """Raises NotFound for a name that cannot be asked for, Unavailable when no engine is ready."""
-        read_at, reading = self._found.get((project_id, model), (0.0, None))
-        if reading is None or time.monotonic() - read_at > self._seconds:
-            if len(self._found) >= KNOWN:
-                self._found.clear()
-            reading = asyncio.create_task(self._db.look(lambda connection: route(connection, project_id, model)))
-            self._found[project_id, model] = (time.monotonic(), reading)
-        try:
-            return await asyncio.shield(reading)  # whoever leaves early must not take it from the others
-        except AttuneError as error:
-            raise copy(error) from None  # each request adds its own headers to it
+        return await self._read((project_id, model), lambda connection: route(connection, project_id, model))
+
+    async def choose(self, found: Route, speaker: Speaker) -> Route:
+        """The version for this very request. Raises Unavailable when no engine holds it, or the one it is pinned to."""
+        chosen = await self._choose(found, speaker)
+        if not chosen.engines:
+            raise unheld(chosen.named)
+        return chosen
+
+    async def _choose(self, found: Route, speaker: Speaker) -> Route:
+        beside = found.beside
+        if beside.pins and (pinned := await self._pinned(found.named.policy_id, speaker)) is not None:
+            if pinned == found.named.version_id:
+                return replace(found, routed=Routed.PINNED)
+            if (held := await self._version(pinned)) is None:
+                raise Unavailable("The version that this request is pinned to is not loaded yet.", retry_after=1)
+            return replace(held, routed=Routed.PINNED)
+        if beside.sticky and speaker.before is not None:
+            if speaker.before == found.named.version_id:
+                return found
+            held = await self._version(speaker.before)
+            return replace(held, routed=Routed.STICKY) if held is not None and held.named.may_go_on else found
+        if beside.canary_version_id is None or not in_share(beside, speaker.unit):
+            return found
+        held = await self._version(beside.canary_version_id)
+        return found if held is None else replace(held, routed=Routed.CANARY)
 
     def forget(self) -> None:
         """The pointer was moved by this very process."""
         self._found.clear()
 
+    async def _version(self, version_id: str) -> Route | None:
+        """None when it is not on a ready engine."""
+        try:
+            return await self._read(("", version_id), lambda connection: route_to(connection, version_id))
+        except NotFound:
+            return None
 
-def route(connection: Connection, project_id: str, model: str) -> Route:
-    named = resolve(connection, project_id, model)
-    engines = connection.execute(READY).all()
-    if not engines:
-        raise Unavailable("No engine is ready; try again in a moment.")
-    holders = tuple((row.name, row.url) for row in engines if named.adapter_name in (None, *row.loaded))
-    if not holders:
-        raise NotFound(f"{named.label} is not loaded.", code="model_not_found", param="model")
-    return Route(named, holders)
+    async def _pinned(self, policy_id: str, speaker: Speaker) -> str | None:
+        asked = {
+            "policy": policy_id,
+            Held.CONVERSATION.value: speaker.conversation_id,
+            Held.USER.value: speaker.end_user,
+            Held.KEY.value: speaker.key_id,
+        }
+        return await self._db.look(lambda connection: connection.execute(PINNED, asked).scalar())
 
-
-def resolve(connection: Connection, project_id: str, model: str) -> Named:
-    """Raises NotFound, which says whether it is the policy or the version that is not there."""
-    name, _, alias = model.partition("@")
-    numbered = NUMBERED.fullmatch(alias)
-    asked = {"project": project_id, "name": name, "number": int(numbered[1]) if numbered else -1}
-    meant = MEANT.get(NUMBER if numbered else alias or "stable")
-    found = connection.execute(meant, asked).one_or_none() if meant is not None else None
-    if found is not None:
-        named = dict(found._mapping)
-        policy_made, version_made = named.pop("policy_made"), named.pop("version_made")
-        return Named(**named, created_at=version_made if alias else policy_made)
-    known = connection.execute(MINE, asked).one_or_none()
-    told = f"Policy '{name}' has no version '{alias}'." if known else f"There is no policy named '{name}'."
-    raise NotFound(told, code="model_not_found", param="model")
-
-
-def _statement(meant: ColumnElement[bool]) -> Executable:
-    statement: Executable = (
-        select(
-            Policy.name.label("policy"),
-            Policy.id.label("policy_id"),
-            Policy.base_model,
-            Policy.created_at.label("policy_made"),
-            Version.id.label("version_id"),
-            Version.number,
-            Version.adapter_name,
-            Version.created_at.label("version_made"),
-        )
-        .join(Deployment, Deployment.policy_id == Policy.id)
-        .join(Version, Version.policy_id == Policy.id)
-        .where(OWN, meant, Version.state != VersionState.REJECTED)
-    )
-    return statement
+    async def _read(self, what: tuple[str, str], read: Callable[[Connection], Route]) -> Route:
+        read_at, reading = self._found.get(what, (0.0, None))
+        if reading is None or time.monotonic() - read_at > self._seconds:
+            if len(self._found) >= KNOWN:
+                self._found.clear()
+            reading = asyncio.create_task(self._db.look(read))
+            self._found[what] = (time.monotonic(), reading)
+        try:
+            return await asyncio.shield(reading)  # whoever leaves early must not take it from the others
+        except AttuneError as error:
+            raise copy(error) from None  # each request adds its own headers to it
 
 
-# Built once: making a statement anew costs more than running it.
-OWN = and_(Policy.project_id == bindparam("project"), Policy.name == bindparam("name"))
-MINE = select(Policy.id).where(OWN)
-MEANT = {
-    "stable": _statement(Version.id == Deployment.version_id),
-    "previous": _statement(Version.id == Deployment.previous_version_id),
-    NUMBER: _statement(Version.number == bindparam("number")),
-}
-READY = select(Engine.name, Engine.url, Engine.loaded).where(Engine.state == EngineState.READY).order_by(Engine.name)
+def in_share(beside: Beside, unit: str) -> bool:
+    """Always the same for a unit and a canary; who is in stays in when the share grows. Another canary takes others."""
+    # Not a checksum: of ids that count up its bits are in step, so neighbours come together, and in some canaries the
+    # very users of the one before.
+    drawn = blake2b(f"{beside.canary_version_id}/{unit}".encode(), digest_size=4).digest()
+    return int.from_bytes(drawn) < beside.canary_share * 2**32

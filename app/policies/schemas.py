@@ -12,7 +12,10 @@ class RollbackRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     version: int | None = Field(
-        None, ge=0, le=999_999_999, description="the number to go back to; the serving version's parent if unset"
+        None,
+        ge=0,
+        le=999_999_999,
+        description="the number to go back to; if unset a canary is ended, else the parent serves",
     )
     reason: str | None = Field(None, max_length=2000)
 
@@ -42,6 +45,8 @@ class VersionView(BaseModel):
     alignment_delay: float | None
     metrics: dict[str, Any]
     timings: dict[str, Any]
+    erased_at: float | None = Field(description="since when it has learned from erased data, itself or before")
+    clean: str | None = Field(description="the version to go back to when this one has learned from erased data")
 
     @classmethod
     def of(
@@ -53,6 +58,8 @@ class VersionView(BaseModel):
         parent: int | None,
         voice: dict[str, Any],
         delay: float | None,
+        erased_at: float | None = None,
+        clean: Version | None = None,
     ) -> "VersionView":
         return cls(
             id=version.id,
@@ -71,6 +78,8 @@ class VersionView(BaseModel):
             alignment_delay=delay,
             metrics=version.metrics,
             timings=version.timings,
+            erased_at=erased_at,
+            clean=label(policy, clean) if clean else None,
         )
 
 
@@ -81,6 +90,14 @@ class PolicyView(BaseModel):
     base_model: str
     serving: str
     previous: str | None
+    canary: str | None = Field(description="the version that a share of the conversations gets")
+    canary_share: float
+    rehearsing: str | None = Field(description="the version that answers beside what serves, unheard")
     head: str
     epoch: int
     created_at: float
+    mode: str = Field(description="how it learns: asynchronous, synchronous (after an alarm of the guard) or halted")
+    mode_reason: str | None
+    mode_since: float | None
+    alarms: int = Field(description="of the guard, in a row")
+    clean: str | None = Field(description="the version to go back to when what serves has learned from erased data")

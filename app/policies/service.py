@@ -1,11 +1,14 @@
-"""Which version answers, and the one gesture that changes it: moving the pointer."""
+"""Policies by name, the versions that may be asked for, and the engines that hold them."""
 
-from sqlalchemy import select, update
+from collections.abc import Sequence
+
+from sqlalchemy import exists, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db import now
+from app.config import Settings
 from app.errors import Conflict, NotFound
-from app.models import Deployment, Engine, EngineState, Policy, Version, VersionState, record
+from app.models import HEARD, Engine, EngineState, Policy, Version, VersionState
+from app.models.lease import free
 from app.policies import repository
 
 
@@ -17,16 +20,15 @@ async def named(session: AsyncSession, project_id: str, name: str) -> Policy:
 
 
 async def askable(session: AsyncSession, project_id: str) -> list[tuple[Policy, Version]]:
-    """Versions that served and that every ready engine holds: what `policy@vN` may name now."""
-    served = (VersionState.LIVE, VersionState.SUPERSEDED, VersionState.ROLLED_BACK)
+    """Versions that people have heard and that a ready engine holds: what `policy@vN` may name now."""
     rows = await session.execute(
         select(Policy, Version)
         .join(Version, Version.policy_id == Policy.id)
-        .where(Policy.project_id == project_id, Version.state.in_(served))
+        .where(Policy.project_id == project_id, Version.state.in_(HEARD))
         .order_by(Policy.name, Version.number)
     )
     engines = await ready_engines(session)
-    return [(policy, version) for policy, version in rows if engines and all(holds(e, version) for e in engines)]
+    return [(policy, version) for policy, version in rows if any(holds(e, version) for e in engines)]
 
 
 def label(policy: Policy, version: Version) -> str:
@@ -35,74 +37,40 @@ def label(policy: Policy, version: Version) -> str:
 
 
 def holds(engine: Engine, version: Version) -> bool:
-    return version.adapter_name is None or version.adapter_name in engine.loaded
+    """Its own weights are the version's and stay so, and it has the adapter, if the version is one."""
+    if engine.moving_until is not None or engine.weights != version.weights:
+        return False
+    return version.adapter is None or version.adapter in engine.loaded
 
 
-async def ready_engines(session: AsyncSession) -> list[Engine]:
-    return list(await session.scalars(select(Engine).where(Engine.state == EngineState.READY).order_by(Engine.name)))
+def enough(holders: Sequence[Engine], engines: Sequence[Engine]) -> bool:
+    """Whether so many of the ready engines may answer alone: half of them, and one at least. A replica that is slow or
+    hangs must not hold the others up; requests go to those that hold what they ask for."""
+    return bool(holders) and 2 * len(holders) >= len(engines)
 
 
-async def point_to(session: AsyncSession, policy: Policy, version: Version, *, actor: str, reason: str) -> None:
-    """Publish: new turns take `version` from the moment this transaction commits; running turns end on theirs."""
-    deployment = await repository.deployment_of(session, policy.id)
-    old = await repository.version(session, deployment.version_id)
-    old.state = VersionState.SUPERSEDED
-    version.state = VersionState.LIVE
-    version.live_at = now()
-    await _move(session, deployment, version)
-    record(session, actor, "deploy", label(policy, version), reason, project_id=policy.project_id, previous=old.number)
+async def proving(session: AsyncSession, engine: Engine) -> bool:
+    """Its own weights are a version's that is about to go live, or about to be found unfit."""
+    coming = or_(Version.state == VersionState.PROVEN, (Version.state == VersionState.TRAINED) & ~free(Version))
+    asked = select(exists().where(Version.adapter_name == engine.weights, Version.full, coming))
+    return engine.moving_until is None and bool(await session.scalar(asked))
 
 
-async def roll_back(
-    session: AsyncSession, policy: Policy, number: int | None, *, actor: str, reason: str | None
-) -> tuple[Version, Version]:
-    """Point back to an older version and let learning go on from there. Returns (left, taken).
-
-    With a number it is idempotent; without one it goes back one step each time. No engine reloads anything: a version
-    that a ready engine does not hold is a 409. With no engine ready the pointer moves all the same: an engine takes
-    traffic only when it holds what serves.
-    """
-    await session.get(Policy, policy.id, with_for_update=True)  # publish takes the same lock: one move at a time
-    deployment = await session.get_one(Deployment, policy.id, populate_existing=True)
-    left = await repository.version(session, deployment.version_id)
-    if number is None:
-        if left.parent_id is None:
-            raise Conflict(f"{label(policy, left)} is the first version; there is nothing to go back to.")
-        target = await repository.version(session, left.parent_id)
-    else:
-        wanted = await repository.version_numbered(session, policy.id, number)
-        if wanted is None or wanted.state in (
-            VersionState.REJECTED,
-            VersionState.TRAINED,
-            VersionState.PROVEN,
-        ):
-            raise NotFound(f"Policy '{policy.name}' has never served a version v{number}.", code="model_not_found")
-        target = wanted
-    if target.id == left.id:
-        return left, target
-    engines = await ready_engines(session)
-    if not all(holds(engine, target) for engine in engines):
-        raise Conflict(f"{label(policy, target)} is not loaded on every ready engine.", code="version_not_loaded")
-    left.state = VersionState.ROLLED_BACK
-    left.reason = reason
-    target.state = VersionState.LIVE
-    policy.head_version_id = target.id
-    await _move(session, deployment, target)
-    record(session, actor, "rollback", label(policy, target), reason, project_id=policy.project_id, left=left.number)
-    return left, target
+def carried(version: Version, engines: Sequence[Engine]) -> bool:
+    """Whether enough of these engines hold it."""
+    return enough([engine for engine in engines if holds(engine, version)], engines)
 
 
-async def _move(session: AsyncSession, deployment: Deployment, version: Version) -> None:
-    await session.flush()
-    await session.execute(
-        update(Deployment)
-        .where(Deployment.policy_id == deployment.policy_id)
-        .values(
-            version_id=version.id,
-            previous_version_id=Deployment.version_id,
-            epoch=Deployment.epoch + 1,
-            moved_at=now(),
-        )
-        .execution_options(synchronize_session=False)
-    )
-    session.expire(deployment)
+def refuse_beside(settings: Settings, what: str) -> None:
+    """Raises Conflict where an engine has one version's weights at a time."""
+    if settings.adaptation == "full":
+        told = f"{what} needs several versions side by side; of full weights an engine has one at a time."
+        raise Conflict(told, code="full_weights")
+
+
+async def ready_engines(session: AsyncSession, *, lock: bool = False) -> list[Engine]:
+    """`lock`: what they hold stays as it is until the transaction ends."""
+    rows = select(Engine).where(Engine.state == EngineState.READY).order_by(Engine.name)
+    if lock:
+        rows = rows.with_for_update(read=True).execution_options(populate_existing=True)
+    return list(await session.scalars(rows))

@@ -1,0 +1,1 @@
+"""Lineage: which feedback taught which version, and back."""

@@ -1,0 +1,1 @@
+"""A version's files, for engines that do not see the trainer's storage."""
