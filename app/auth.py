@@ -96,18 +96,29 @@ async def database(request: Request) -> Database:  # async: FastAPI sends the ot
     return db
 
 
+async def patient(request: Request) -> Database:
+    db: Database = request.app.state.db
+    return db.patient
+
+
 DatabaseDep = Annotated[Database, Depends(database)]
+PatientDep = Annotated[Database, Depends(patient)]  # for exports, imports and erasures, which may take their time
 BEARER = Depends(HTTPBearer(auto_error=False, scheme_name="key", description="An API key: sk-attune-…"))
 LIMITED = ("chat", "feedback")
 
 
+def bearer(request: Request) -> str:
+    """What the request presents; nothing if it presents nothing, or by another scheme."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
 async def identify(request: Request, db: Database, scope: str) -> Caller:
     """The key's caller, if it may do this. Without limits: `admitted` holds a slot beside it."""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not key:
+    if not (key := bearer(request)):
         raise Unauthorized("Send your API key as 'Authorization: Bearer sk-attune-…'.")
     known: KnownKeys = request.app.state.known_keys
-    found = await known.find(db, key.strip())
+    found = await known.find(db, key)
     if found is None:
         raise Unauthorized("This API key is unknown or revoked.")
     if scope not in found.scopes:

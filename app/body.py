@@ -62,11 +62,17 @@ def parse(model: type[M], body: dict[str, Any]) -> M:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        param = ".".join(str(part) for part in first["loc"])
-        code = "unknown_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
-        message = f"Unknown parameter: '{param}'." if code == "unknown_parameter" else f"{param}: {first['msg']}"
-        raise BadRequest(message.removeprefix(": "), param=param or None, code=code) from error
+        raise refused(error) from error
+
+
+def refused(error: ValidationError, tag: int | None = None) -> BadRequest:
+    """Names the first field that is wrong. `tag`: the place in its path that holds a union's type and is no place in
+    the body. Example: ("sources", 0, "judge", "url") with tag 2 -> "sources.0.url"."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    param = ".".join(str(part) for at, part in enumerate(first["loc"]) if at != tag)
+    code = "unknown_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
+    message = f"Unknown parameter: '{param}'." if code == "unknown_parameter" else f"{param}: {first['msg']}"
+    return BadRequest(message.removeprefix(": ").replace("Value error, ", ""), param=param or None, code=code)
 
 
 def accepts(model: type[BaseModel]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -190,8 +190,12 @@ def install(api: FastAPI) -> None:
 
     @api.exception_handler(OperationalError)
     @api.exception_handler(PoolTimeout)
+    @api.exception_handler(InterfaceError)
+    @api.exception_handler(InternalError)
     async def database_trouble(request: Request, error: SQLAlchemyError) -> Response:
+        if isinstance(error, (InterfaceError, InternalError)) and not error.connection_invalidated:
+            raise error  # a mistake of ours
         log.warning("the database failed a request: %s", error)
-        trouble = Unavailable("The database did not answer; nothing was stored. Try again in a moment.")
+        trouble = Unavailable("The database did not answer in time; nothing is promised. Try again in a moment.")
         trouble.code = "database_unavailable"
         return render(trouble.status, trouble.body(), trouble.headers)

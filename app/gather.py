@@ -71,9 +71,10 @@ class Gather(Generic[T, R]):
 
 
 def _down(error: Exception) -> bool:
-    """Alone it would be no better. A deadlock or a limit (classes 40, 54 and 55) is about this very group."""
+    """Alone it would be no better. A deadlock or a limit (classes 40 and 54) is about this very group; a lock that
+    somebody keeps would be waited for as often as there are items."""
     state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
-    return isinstance(error, (OperationalError, PoolTimeout)) and state[:2] not in ("40", "54", "55")
+    return isinstance(error, (OperationalError, PoolTimeout)) and state[:2] not in ("40", "54")
 
 
 def _fail(group: list[tuple[T, asyncio.Future[R]]], error: Exception) -> None:

@@ -99,15 +99,17 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         bell = Bell(make_celery(settings.broker_url, settings.bell_dir))
         app.state.settings = settings
-        app.state.db = Database(settings.database, bell)
+        app.state.db = Database(settings.database, bell, seconds=settings.database_seconds)
         app.state.routes = Routes(app.state.db, settings.route_cache_seconds)
         app.state.records = Records(app.state.db, app.state.telemetry)
-        app.state.engines = EnginePool(engine_keys(settings), patience=settings.chat_timeout_seconds)
+        app.state.engine_keys = engine_keys(settings)
+        app.state.engines = EnginePool(app.state.engine_keys, patience=settings.chat_timeout_seconds)
         app.state.known_keys = KnownKeys(settings.key_cache_seconds)
         app.state.limits = Limits(settings.limits_url, settings.requests_per_minute, settings.max_concurrency)
         gc.collect()
         gc.freeze()  # the libraries' objects never die; walking them again and again stops a reply for 100 ms
         yield
+        gc.unfreeze()  # a process may serve another app after this one
         await app.state.records.settle(SETTLE_SECONDS)
         await app.state.limits.close()
         await app.state.engines.close()

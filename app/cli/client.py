@@ -49,6 +49,9 @@ class Api:
     def post(self, path: str, body: dict[str, Any]) -> Any:
         return self._answer(self._send("POST", path, json=body))
 
+    def put(self, path: str, body: dict[str, Any]) -> Any:
+        return self._answer(self._send("PUT", path, json=body))
+
     def delete(self, path: str) -> Any:
         return self._answer(self._send("DELETE", path))
 

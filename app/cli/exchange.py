@@ -14,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from app.cli import show
 from app.cli.client import Api, Refused
+from app.cli.options import Json
 from app.config import get_settings
 
 MEDIA_TYPE = "application/vnd.apache.parquet"
@@ -28,7 +29,6 @@ Name = Annotated[str, typer.Option(help="what the dataset is called")]
 Policy = Annotated[str | None, typer.Option(help="of this policy alone")]
 Since = Annotated[float | None, typer.Option(help="from this time on (unix seconds)")]
 Until = Annotated[float | None, typer.Option(help="before this time (unix seconds)")]
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 class Files(Api):

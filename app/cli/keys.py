@@ -11,13 +11,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.cli import show
 from app.cli.client import Api
+from app.cli.options import Json
 from app.config import Settings, get_settings
 from app.db import Database
 from app.projects import repository, service
 from app.projects.schemas import ProjectView
 
 T = TypeVar("T")
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 keys = typer.Typer(no_args_is_help=True, help="The API keys of your project. Your own key must be an admin's.")
 projects = typer.Typer(no_args_is_help=True, help="Projects, made on the machine that holds the database.")
 
@@ -98,6 +98,8 @@ def create_project(
 ) -> None:
     """A tenant with a policy of its own and an admin key, which is shown this once."""
     settings = get_settings()
+    if settings.adaptation == "full":
+        raise ValueError("of full weights an engine has one policy's: another project needs a deployment of its own")
     project, key = _on_record(
         settings, lambda s: service.create_project(s, name, policy or settings.policy, model or settings.model)
     )

@@ -12,9 +12,17 @@ import uvicorn
 from app.cli import show
 from app.cli.analyze import analyze
 from app.cli.client import Api
+from app.cli.delivery import canary, delivery, deploy, rehearsal
 from app.cli.exchange import exports, imports
 from app.cli.keys import keys, projects
+from app.cli.options import Json, PolicyName, number
+from app.cli.pins import pins
+from app.cli.raters import raters
+from app.cli.reward_models import models
+from app.cli.rollouts import rollouts
+from app.cli.subjects import subjects
 from app.cli.talk import talk
+from app.cli.training import audit, rewards, train
 from app.cli.up import Up, prepare
 from app.config import get_settings
 from app.metrics import extras
@@ -23,8 +31,6 @@ from app.migrate import upgrade
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="The service that production chatbots learn through."
 )
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
-PolicyName = Annotated[str | None, typer.Option("--policy", help="the policy's name; ATTUNE_POLICY if unset")]
 
 
 def _become(*command: str) -> None:
@@ -39,8 +45,8 @@ def up() -> None:
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background job is born with SIGINT ignored
-        signal.signal(number, stop)
+    for sign in (signal.SIGTERM, signal.SIGINT):  # a shell's background job is born with SIGINT ignored
+        signal.signal(sign, stop)
     extras.require(get_settings().trackers)
     try:
         with Up(get_settings(), typer.echo) as running:
@@ -80,7 +86,9 @@ def engine() -> None:
 def worker(
     queue: Annotated[
         list[str] | None,
-        typer.Option(help="attune (curate, assemble, sweep) or publish (evaluate, publish); both if unset"),
+        typer.Option(
+            help="attune (curate, assemble, sweep), judge, rollout, or publish (evaluate, publish); all if unset"
+        ),
     ] = None,
 ) -> None:
     """The stations between feedback and versions, as a Celery worker."""
@@ -96,22 +104,25 @@ def beat() -> None:
 @app.command()
 def trainer(
     nproc: Annotated[int | None, typer.Option(help="ranks on this machine; ATTUNE_TRAINER_RANKS if unset")] = None,
+    nnodes: Annotated[str, typer.Option(help="hosts, or fewest:most; with more than one, an endpoint is needed")] = "1",
+    rdzv_endpoint: Annotated[
+        str | None, typer.Option(help="HOST:PORT where hosts meet: one of them, the same in every host's command")
+    ] = None,
+    rdzv_id: Annotated[str, typer.Option(help="the group's name at that endpoint")] = "attune-trainer",
+    patience: Annotated[
+        float, typer.Option(min=1, help="seconds that a rank may not answer the others before the group starts anew")
+    ] = 300.0,
 ) -> None:
-    """The trainer's process group, under torchrun: it restarts the group when a rank dies."""
+    """The trainer's process group, under torchrun: it restarts the group when a rank dies or hangs."""
     extras.require(get_settings().trackers)  # torchrun would start it again and again
-    ranks = str(nproc or get_settings().trainer_ranks)
-    _become(
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        ranks,
-        "--max-restarts",
-        "1000000",
-        "--monitor-interval",
-        "1",
-        "-m",
-        "workers.trainer",
-    )
+    if nnodes != "1" and rdzv_endpoint is None:
+        raise ValueError("--nnodes needs --rdzv-endpoint HOST:PORT, the same on every host")
+    meeting = ["--standalone"]
+    if rdzv_endpoint is not None:
+        meeting = ["--nnodes", nnodes, "--rdzv-backend", "c10d"]
+        meeting += ["--rdzv-endpoint", rdzv_endpoint, "--rdzv-id", rdzv_id]
+    ranks = ["--nproc-per-node", str(nproc or get_settings().trainer_ranks)]
+    _become("workers.watch", str(patience), *meeting, *ranks, "--max-restarts", "1000000", "--monitor-interval", "1")
 
 
 @app.command()
@@ -147,21 +158,36 @@ def versions(policy: PolicyName = None, json: Json = False) -> None:
 
 @app.command()
 def rollback(
-    to: Annotated[int | None, typer.Option(help="the version's number; the serving one's parent if unset")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(help="a version, as 12 or v12; if unset a canary is ended, else the parent serves"),
+    ] = None,
     reason: Annotated[str | None, typer.Option(help="kept in the audit log")] = None,
     policy: PolicyName = None,
     json: Json = False,
 ) -> None:
-    """Point back to an older version, and learn on from there."""
+    """Undo the latest step or point back to an older version, and learn on from there."""
     settings = get_settings()
-    body = {"version": to, "reason": reason}
+    body = {"version": None if to is None else number(to), "reason": reason}
     result = Api(settings).post(f"/v1/policies/{policy or settings.policy}/rollback", body)
     show.as_json(result) if json else typer.echo(f"{result['left']} → {result['serving']}")
 
 
 app.command()(analyze)
+app.command()(deploy)
+app.command()(delivery)
+app.add_typer(canary, name="canary")
+app.add_typer(rehearsal, name="rehearsal")
 app.add_typer(keys, name="keys")
 app.add_typer(projects, name="projects")
+app.add_typer(pins, name="pin")
+app.add_typer(raters, name="raters")
+app.add_typer(train, name="train")
+rewards.add_typer(models, name="models")
+app.add_typer(rewards, name="rewards")
+app.add_typer(rollouts, name="rollouts")
+app.add_typer(subjects, name="subject")
+app.command()(audit)
 app.add_typer(exports, name="export")
 app.add_typer(imports, name="import")
 

@@ -58,22 +58,38 @@ def swap_ms(row: dict[str, Any]) -> float | None:
 
 def status(body: dict[str, Any]) -> None:
     for policy in body["policies"]:
-        console.print(f"[bold]{policy['name']}[/] serves {policy['serving']}, learns from {policy['head']}")
+        console.print(
+            f"[bold]{policy['name']}[/] serves {policy['serving']}, learns from {policy['head']}, {policy['mode']}"
+        )
+        if policy["canary"]:
+            console.print(f"  canary: {policy['canary']} for {policy['canary_share']:.1%} of the conversations")
+        if policy["rehearsing"]:
+            console.print(f"  rehearses: {policy['rehearsing']}, unheard (attune rehearsal show)")
+        if policy["mode_reason"]:
+            console.print(f"  since {_clock(policy['mode_since'])}: {policy['mode_reason']}")
     for engine in body["engines"]:
         beat = f", last heard {time.time() - engine['heartbeat_at']:.0f} s ago" if engine["heartbeat_at"] else ""
         console.print(f"engine {engine['name']}: {engine['state']}, {len(engine['loaded'])} adapters{beat}")
         if engine["reason"]:
             console.print(f"  {engine['reason']}")
-    for name in ("turns", "feedback", "samples", "batches"):
+    for name in ("turns", "rollouts", "feedback", "samples", "batches"):
         counts = ", ".join(f"{count} {state}" for state, count in body[name].items()) or "none"
         console.print(f"{name}: {counts}")
+    for row in body["reward_models"]:
+        why = f": {row['reason']}" if row["reason"] else ""
+        newest = "" if row["serving"] == row["newest"] else f"; {row['newest']} is {row['state']}{why}"
+        console.print(f"reward model: {row['serving'] or 'none serves'}{newest}", markup=False)
     for reason, count in body["not_learned_from"].items():
         console.print(f"  not learned from: {count} × {reason}")
     for event in body["events"]:
         console.print(
-            f"  {time.strftime('%H:%M:%S', time.localtime(event['created_at']))} {event['actor']}: "
-            f"{event['action']} {event['subject']} {event['reason'] or ''}"
+            f"  {_clock(event['created_at'])} {event['actor']}: {event['action']} {event['subject']} "
+            f"{event['reason'] or ''}"
         )
+
+
+def _clock(at: float | None) -> str:
+    return "–" if at is None else time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _number(value: float | None, form: str) -> str:

@@ -41,7 +41,7 @@ def refuse_taken_ports(settings: Settings) -> None:
 async def _bootstrap(settings: Settings) -> str | None:
     db = Database(settings.database)
     async with db.write() as session:
-        key = await bootstrap(session, settings.policy, settings.model)
+        key = await bootstrap(session, settings.policy, settings.model, settings.adaptation)
     await db.close()
     return key
 
@@ -58,6 +58,8 @@ def children(settings: Settings) -> list[Child]:
         child("api", "app.cli.main", "serve"),
         child("beat", "workers.celery", "beat"),
         child("worker", "workers.celery", "attune"),
+        child("judge", "workers.celery", "judge"),
+        child("rollout", "workers.celery", "rollout"),
         child("publisher", "workers.celery", "publish"),
         child("trainer", "app.cli.main", "trainer"),
         child("engine", "workers.engine", patience=30.0),

@@ -28,6 +28,7 @@ TURNS = pa.schema(
         ("model", pa.string()),
         ("policy", pa.string()),
         ("version", pa.int32()),
+        ("routed", pa.string()),
         ("messages", pa.string()),
         ("asked", pa.string()),
         ("reply", pa.string()),

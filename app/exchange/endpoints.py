@@ -9,7 +9,7 @@ import orjson
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
-from app.auth import AdminCaller, Caller, DatabaseDep
+from app.auth import AdminCaller, Caller, DatabaseDep, PatientDep
 from app.config import Settings
 from app.db import Database
 from app.errors import DOCUMENTED, NotFound
@@ -35,7 +35,7 @@ Limit = Annotated[int, Query(ge=1, le=100)]
 async def export_turns(
     request: Request,
     caller: AdminCaller,
-    db: DatabaseDep,
+    db: PatientDep,
     policy: PolicyName = None,
     version: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     since: Seconds = None,
@@ -55,7 +55,7 @@ async def export_turns(
 async def export_preferences(
     request: Request,
     caller: AdminCaller,
-    db: DatabaseDep,
+    db: PatientDep,
     policy: PolicyName = None,
     since: Seconds = None,
     until: Seconds = None,
@@ -97,7 +97,7 @@ async def _policy_id(db: Database, caller: Caller, name: str | None) -> str | No
 async def import_dataset(
     request: Request,
     caller: AdminCaller,
-    db: DatabaseDep,
+    db: PatientDep,
     name: Annotated[str, Query(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")],
     kind: DatasetKind,
 ) -> Response:
@@ -155,7 +155,7 @@ async def dataset_rows(
 
 
 @router.delete("/datasets/{id}")
-async def delete_dataset(id: Id, caller: AdminCaller, db: DatabaseDep) -> DatasetDeleted:
+async def delete_dataset(id: Id, caller: AdminCaller, db: PatientDep) -> DatasetDeleted:
     async with db.write() as session:
         await service.let_go(session, caller.project_id, id)
     return DatasetDeleted(id=id)

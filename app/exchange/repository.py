@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Row, and_, case, exists, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Row, and_, exists, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import InstrumentedAttribute, aliased, load_only
+from sqlalchemy.orm import load_only
 
-from app.feedback.kinds import NUMBERS
-from app.feedback.schemas import WITHDRAWAL
-from app.models import Feedback, Policy, Ranked, Turn, TurnState, Version
+from app.feedback.kinds import ORDERS
+from app.feedback.standing import counts
+from app.models import Feedback, Origin, Policy, Ranked, Turn, TurnState, Version
 
-RANKING = ("comparison", "ranking")
 CORRECTION = "correction"
 
 
@@ -26,36 +25,6 @@ class Wanted:
     until: float | None = None
     trainable: bool | None = None
     with_feedback: bool | None = None
-
-
-def counts() -> ColumnElement[bool]:
-    """Is this Feedback the latest of its sort, target, name and source, and not withdrawn? As reads of feedback say.
-
-    Withdrawing the latest does not bring back the one before.
-    """
-    later, tombstone = aliased(Feedback), aliased(Feedback)
-    newer = exists().where(
-        later.project_id == Feedback.project_id,
-        later.target == Feedback.target,
-        later.name == Feedback.name,
-        later.source_kind == Feedback.source_kind,
-        func.coalesce(later.source_id, "") == func.coalesce(Feedback.source_id, ""),
-        _sort(later.kind) == _sort(Feedback.kind),
-        later.kind != WITHDRAWAL,
-        later.seq > Feedback.seq,
-    )
-    withdrawn = exists().where(
-        tombstone.project_id == Feedback.project_id,
-        tombstone.target == Feedback.target,
-        tombstone.kind == WITHDRAWAL,
-        tombstone.details["withdraws"].as_string() == Feedback.id,
-    )
-    return and_(Feedback.kind != WITHDRAWAL, ~newer, ~withdrawn)
-
-
-def _sort(kind: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[str]:
-    """A comment does not take back a thumb."""
-    return case((kind.in_(NUMBERS), "number"), else_=kind)
 
 
 def trainable() -> ColumnElement[bool]:
@@ -89,7 +58,7 @@ async def turns_after(
 
 
 def _conditions(wanted: Wanted) -> list[ColumnElement[bool]]:
-    conditions = [Turn.project_id == wanted.project_id, Turn.deleted_at.is_(None)]
+    conditions = [Turn.project_id == wanted.project_id, Turn.deleted_at.is_(None), Turn.origin == Origin.CHAT]
     if wanted.policy_id is not None:
         conditions.append(Turn.policy_id == wanted.policy_id)
     if wanted.version is not None:
@@ -127,7 +96,7 @@ async def preferring_after(session: AsyncSession, wanted: Wanted, last: int, lim
     """The next feedback that counts and says which of two answers is better."""
     query = select(Feedback).where(
         Feedback.project_id == wanted.project_id,
-        Feedback.kind.in_((*RANKING, CORRECTION)),
+        Feedback.kind.in_((*ORDERS, CORRECTION)),
         Feedback.seq > last,
         counts(),
     )

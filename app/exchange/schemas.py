@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel
 
 from app.models import Dataset, DatasetKind, DatasetRow
+from app.pages import Page
 
 
 class DatasetView(BaseModel):
@@ -22,18 +23,10 @@ class DatasetView(BaseModel):
         return cls.model_validate(row, from_attributes=True)
 
 
-class DatasetList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[DatasetView]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
+class DatasetList(Page[DatasetView]):
     @classmethod
     def of(cls, rows: Sequence[Dataset], limit: int) -> Self:
-        data = [DatasetView.of(row) for row in rows[:limit]]
-        ends = (data[0].id, data[-1].id) if data else (None, None)
-        return cls(data=data, first_id=ends[0], last_id=ends[1], has_more=len(rows) > limit)
+        return cls.cut([DatasetView.of(row) for row in rows], limit)
 
 
 class RowView(BaseModel):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from app.auth import BEARER, DatabaseDep, identify
+from app.auth import BEARER, DatabaseDep, bearer, identify
 from app.feedback import tokens
 from app.feedback.tokens import Leave
 from app.limits import Limits
@@ -21,9 +21,9 @@ class Author:
 async def feedback_author(request: Request, db: DatabaseDep, _: Any = BEARER) -> AsyncIterator[Author]:
     """Each token has limits of its own, so that one page cannot use up what the others have."""
     limits: Limits = request.app.state.limits
-    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and tokens.looks_like_one(bearer.strip()):
-        leave = await tokens.verify(db, bearer.strip())
+    presented = bearer(request)
+    if tokens.looks_like_one(presented):
+        leave = await tokens.verify(db, presented)
         author, slot = Author(leave.project_id, leave), limits.slot(leave.jti, None, None)
     else:
         caller = await identify(request, db, "feedback")

@@ -223,6 +223,7 @@ KINDS: dict[str, type[Said]] = {
     "categorical": Categorical,
 }
 NUMBERS = ("binary", "rating", "score")
+ORDERS = ("comparison", "ranking")
 
 
 class FeedbackRequest(

@@ -10,7 +10,7 @@ from app.errors import NotFound
 from app.feedback.kinds import NUMBERS
 from app.feedback.repository import TABLE
 from app.feedback.schemas import WITHDRAWAL, seen
-from app.models import Feedback, Ranked, Turn
+from app.models import Feedback, Origin, Ranked, Turn
 
 Row = dict[str, Any]
 # Words of different sorts stand side by side: a comment or a correction does not take a thumb back.
@@ -80,7 +80,10 @@ async def of_completion(
 ) -> Select[Any]:
     """What was said of its choices, alone or among others. Raises NotFound."""
     turns = select(Turn.id).where(
-        Turn.project_id == project_id, Turn.completion_id == completion_id, Turn.deleted_at.is_(None)
+        Turn.project_id == project_id,
+        Turn.completion_id == completion_id,
+        Turn.deleted_at.is_(None),
+        Turn.origin == Origin.CHAT,
     )
     if choice_index is not None:
         turns = turns.where(Turn.choice_index == choice_index)

@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql.dml import ReturningInsert
 
-from app.models import Feedback, Ranked, Turn
+from app.models import Feedback, Origin, Ranked, Turn
 
 TABLE = cast(Table, Feedback.__table__)
 RANKS = cast(Table, Ranked.__table__)
@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
 
 def turns(connection: Connection, completion_ids: Iterable[str]) -> list[Found]:
-    """All choices of these completions that are still there, of whichever project."""
+    """All choices of these completions that are still there, of whichever project. Nobody has seen a rollout."""
     rows = connection.execute(_turns(_arrays(connection)), {"completions": sorted(set(completion_ids))})
     return [Found(*row) for row in rows]
 
@@ -89,7 +89,8 @@ def _among(values: ColumnElement[Any], name: str, arrays: bool) -> ColumnElement
 @lru_cache(maxsize=2)
 def _turns(arrays: bool) -> Select[Any]:
     columns = (TURNS.c.id, TURNS.c.project_id, TURNS.c.completion_id, TURNS.c.choice_index)
-    return select(*columns).where(_among(TURNS.c.completion_id, "completions", arrays), TURNS.c.deleted_at.is_(None))
+    shown = (TURNS.c.deleted_at.is_(None), TURNS.c.origin == Origin.CHAT)
+    return select(*columns).where(_among(TURNS.c.completion_id, "completions", arrays), *shown)
 
 
 @lru_cache(maxsize=2)

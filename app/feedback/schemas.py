@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StringConstraints
 
+from app.pages import Page
+
 
 def completion_id(id: Any) -> Any:
     """A response of /v1/responses is a completion under another prefix: resp_9f… is chatcmpl-9f…"""
@@ -67,12 +69,8 @@ class FeedbackView(BaseModel):
     withdrawn: bool | None = Field(None, description="on reads only")
 
 
-class FeedbackPage(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[FeedbackView]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class FeedbackPage(Page[FeedbackView]):
+    pass
 
 
 class FeedbackBatch(Strict):

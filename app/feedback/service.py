@@ -119,7 +119,7 @@ def _plan(group: Group, key: ProjectKey, item: Item) -> None:
         "details": request.metadata,
         "idempotency_key": item.key,
         "fingerprint": item.fingerprint,
-        "curated": turn is None,  # rewards are for turns; nothing else would ever mark it as read
+        "curated": request.number() is None and turn is None and not group.ranks.get(id),  # words alone
     }
     group.fresh[key] = (row, turn)
 

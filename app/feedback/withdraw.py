@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.feedback import reads, repository
-from app.feedback.kinds import NUMBERS
+from app.feedback.kinds import NUMBERS, ORDERS
 from app.feedback.schemas import WITHDRAWAL
 from app.jobs import nudge
 from app.models import Feedback, new_id
@@ -19,7 +19,7 @@ async def withdraw(session: AsyncSession, project_id: str, feedback_id: str) -> 
     [view] = await reads.views(session, project_id, [row])
     if not view["counts"]:
         return view
-    matters = row["turn_id"] is not None and row["kind"] in NUMBERS
+    matters = row["kind"] in (*NUMBERS, *ORDERS)
     session.add(_tombstone(row, curated=not matters))
     if matters:
         nudge(session, "curate")

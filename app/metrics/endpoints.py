@@ -10,6 +10,7 @@ from app.auth import BEARER, DatabaseDep, identify
 from app.errors import DOCUMENTED
 from app.metrics import exposition
 from app.metrics.repository import standings
+from app.rollouts.repository import counts
 
 router = APIRouter(tags=["metrics"], responses=DOCUMENTED)
 PAGE: dict[int | str, dict[str, Any]] = {
@@ -29,5 +30,5 @@ async def metrics(
     request: Request, db: DatabaseDep, project_id: Annotated[str | None, Depends(project_shown)]
 ) -> Response:
     """This process's counters, and the newest trained version's metrics of each policy."""
-    found = await db.look(lambda connection: standings(connection, project_id))
-    return Response(exposition.render(request.app.state.telemetry, found), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    found, rolled = await db.look(lambda connection: (standings(connection, project_id), counts(connection)))
+    return Response(exposition.render(request.app.state.telemetry, found, rolled), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -1,6 +1,7 @@
 """Telemetry and standings → Prometheus' text."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
@@ -11,25 +12,26 @@ from app.metrics.repository import Standing
 from app.metrics.telemetry import Telemetry
 
 POLICY = ("project", "policy")
+Rolled = tuple[str, str, str, int, int]  # policy id, origin, state, how many, their tokens
 SUFFIXES = ("", "_total", "_bucket", "_count", "_sum")
 
 
-def render(telemetry: Telemetry, standings: Sequence[Standing]) -> bytes:
+def render(telemetry: Telemetry, standings: Sequence[Standing], rolled: Sequence[Rolled] = ()) -> bytes:
     """Of the policies that are named, and of their projects. Requests are the whole process's."""
     registry = CollectorRegistry()
-    registry.register(Page(telemetry, standings))
+    registry.register(Page(telemetry, standings, rolled))
     return generate_latest(registry)
 
 
 class Page(Collector):
-    def __init__(self, telemetry: Telemetry, standings: Sequence[Standing]) -> None:
-        self._telemetry, self._standings = telemetry, standings
+    def __init__(self, telemetry: Telemetry, standings: Sequence[Standing], rolled: Sequence[Rolled]) -> None:
+        self._telemetry, self._standings, self._rolled = telemetry, standings, rolled
 
     def describe(self) -> Iterable[Metric]:
         return ()  # the registry would collect once more to see what is here
 
     def collect(self) -> Iterator[Metric]:
-        ours = [*self._counted(), *self._lengths(), self._requests(), *self._versions()]
+        ours = [*self._counted(), *self._rollouts(), *self._lengths(), self._requests(), *self._versions()]
         yield from ours
         yield from updates(self._standings, taken={family.name + suffix for family in ours for suffix in SUFFIXES})
 
@@ -45,6 +47,21 @@ class Page(Collector):
             if project_id in projects:
                 feedback.add_metric((projects[project_id], kind), count)
         yield from (turns, feedback)
+
+    def _rollouts(self) -> Iterator[Metric]:
+        """What the learner asked for itself, over all processes: as it is on record."""
+        policies = {one.policy_id: (one.project, one.policy) for one in self._standings}
+        labels = (*POLICY, "origin")
+        ended = CounterMetricFamily("attune_rollouts", "Rollouts on record, by state.", labels=(*labels, "state"))
+        tokens = CounterMetricFamily("attune_rollout_tokens", "Tokens that they hold.", labels=labels)
+        spent: Counter[tuple[str, ...]] = Counter()
+        for policy_id, origin, state, count, size in self._rolled:
+            if policy_id in policies:
+                ended.add_metric((*policies[policy_id], origin, state), count)
+                spent[*policies[policy_id], origin] += size
+        for named, size in spent.items():
+            tokens.add_metric(named, size)
+        yield from (ended, tokens)
 
     def _lengths(self) -> Iterator[Metric]:
         mean = GaugeMetricFamily("attune_length_penalty_mean", "0 in range, 1 far outside; last 1,000.", labels=POLICY)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sqlalchemy import select, text
+from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db import now
@@ -12,8 +12,9 @@ from app.projects import keys
 DEFAULT_PROJECT = "default"
 
 
-async def bootstrap(session: AsyncSession, policy_name: str, model: str) -> str | None:
-    """Make what is missing. Returns the key if one was made. Raises ValueError when the policy has another base."""
+async def bootstrap(session: AsyncSession, policy_name: str, model: str, adaptation: str = "lora") -> str | None:
+    """Make what is missing. Returns the key if one was made. Raises ValueError when the policy has another base, or
+    what it has learned is of another kind."""
     model = base_model(model)
     if session.get_bind().dialect.name == "postgresql":  # roles may start at the same time
         await session.execute(text("SELECT pg_advisory_xact_lock(20261121)"))
@@ -33,7 +34,18 @@ async def bootstrap(session: AsyncSession, policy_name: str, model: str) -> str 
             f"policy '{policy_name}' learns on {policy.base_model}, not on {model}: "
             "name another ATTUNE_POLICY or another ATTUNE_HOME"
         )
+    await _of_one_kind(session, full=adaptation == "full")
     return key
+
+
+async def _of_one_kind(session: AsyncSession, *, full: bool) -> None:
+    """Adapters and full weights do not stand on each other, and of full weights an engine has one policy's."""
+    other = await session.scalar(select(Version.adapter_name).where(Version.number > 0, Version.full != full).limit(1))
+    if other is not None:
+        kind = "an adapter, not full weights" if full else "full weights, not an adapter"
+        raise ValueError(f"{other} is {kind}: name another ATTUNE_HOME, or another ATTUNE_ADAPTATION")
+    if full and await session.scalar(select(func.count()).select_from(Policy)) != 1:
+        raise ValueError("of full weights an engine has one policy's, and here are several: name another ATTUNE_HOME")
 
 
 def base_model(model: str) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints, field_validator
 
 from app.models import ApiKey, Project
+from app.pages import Page
 from app.projects.keys import SCOPES
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=63)]
@@ -51,23 +52,11 @@ class NewKeyView(KeyView):
     key: str = Field(description="shown this once")
 
 
-class KeyList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[KeyView]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
+class KeyList(Page[KeyView]):
     @classmethod
     def of(cls, rows: list[ApiKey], limit: int) -> "KeyList":
         """From up to one row more than was asked for."""
-        data = [KeyView.of(row) for row in rows[:limit]]
-        return cls(
-            data=data,
-            first_id=data[0].id if data else None,
-            last_id=data[-1].id if data else None,
-            has_more=len(rows) > limit,
-        )
+        return cls.cut([KeyView.of(row) for row in rows], limit)
 
 
 class ProjectRequest(BaseModel):

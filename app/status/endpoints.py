@@ -9,9 +9,10 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from app.auth import AdminCaller, DatabaseDep
 from app.errors import DOCUMENTED
-from app.models import Audit, Batch, Engine, Feedback, Sample, Turn, Version
+from app.models import Audit, Batch, Engine, Feedback, Origin, Rollout, Sample, Turn, Version
 from app.policies import endpoints as policies
 from app.policies import repository
+from app.reward_models.repository import summary
 
 router = APIRouter(prefix="/v1", tags=["status"], responses=DOCUMENTED)
 EVENTS = 10
@@ -26,10 +27,12 @@ async def status(caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
             "object": "status",
             "policies": [await policies.view(session, policy) for policy in rows],
             "engines": await _engines(session, mine),
-            "turns": await _count(session, Turn.state, Turn.policy_id.in_(mine)),
+            "turns": await _count(session, Turn.state, Turn.policy_id.in_(mine), Turn.origin == Origin.CHAT),
+            "rollouts": await _count(session, Rollout.state, Rollout.policy_id.in_(mine)),
             "feedback": await _count(session, Feedback.kind, Feedback.project_id == caller.project_id),
             "samples": await _count(session, Sample.state, Sample.policy_id.in_(mine)),
             "batches": await _count(session, Batch.state, Batch.policy_id.in_(mine)),
+            "reward_models": await summary(session, rows),
             "not_learned_from": await _count(
                 session, Sample.reason, Sample.policy_id.in_(mine), Sample.reason.is_not(None)
             ),
@@ -51,7 +54,7 @@ async def _engines(session: AsyncSession, policy_ids: list[str]) -> list[dict[st
         {
             "name": engine.name,
             "state": engine.state,
-            "loaded": [name for name in engine.loaded if name in mine],
+            "loaded": [name for name in (*engine.loaded, engine.weights) if name is not None and name in mine],
             "heartbeat_at": engine.heartbeat_at,
             "reason": engine.reason,
         }

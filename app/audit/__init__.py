@@ -1,0 +1,1 @@
+"""Audit: who moved what, when and why, read back."""

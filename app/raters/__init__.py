@@ -1,0 +1,1 @@
+"""Who gives feedback, how far they are believed, and what of theirs waits for an admin."""

@@ -1,0 +1,92 @@
+"""What the raters API says and hears."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from alignment import trust
+from app.models import Rater, Sample, Standing
+from app.pages import Page
+
+NAME = r"^[^\x00/]+/[^\x00]*$"  # "HUMAN/user-7", "end-user/7", "conversation/c-1"
+Reason = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+
+
+class StandingRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    standing: Literal["normal", "trusted", "held", "blocked"] = Field(
+        description="normal: what was held is released; trusted: never doubted; blocked: never learned from"
+    )
+    reason: Reason | None = Field(None, description="kept with the rater and in the audit log")
+
+
+class RaterView(BaseModel):
+    object: Literal["rater"] = "rater"
+    name: str
+    standing: Standing
+    reason: str | None
+    num_up: int
+    num_down: int
+    agreed: float
+    disagreed: float
+    reliability: float = Field(description="how likely this rater is to agree with others, 0.7 for a newcomer")
+    weight: float = Field(description="how far the rater is believed, 0 to 1, as feedback alone has it")
+    created_at: float
+
+    @classmethod
+    def of(cls, row: Rater) -> "RaterView":
+        return cls(
+            name=row.name,
+            standing=Standing(row.standing),
+            reason=row.reason,
+            num_up=row.num_up,
+            num_down=row.num_down,
+            agreed=row.agreed,
+            disagreed=row.disagreed,
+            reliability=trust.reliability(row.agreed, row.disagreed),
+            weight=trust.weight(row.agreed, row.disagreed),
+            created_at=row.created_at,
+        )
+
+
+class JudgedRaterView(RaterView):
+    samples: int = Field(description="that were held, released or dropped by this")
+
+
+class RaterList(Page[RaterView]):
+    @classmethod
+    def of(cls, rows: list[Rater], limit: int) -> "RaterList":
+        """From up to one row more than was asked for."""
+        return cls.cut([RaterView.of(row) for row in rows], limit, id="name")
+
+
+class HeldView(BaseModel):
+    object: Literal["held"] = "held"
+    turn_id: str
+    completion_id: str
+    policy: str
+    reward: float
+    reason: str | None
+    rater: str | None = Field(description="the person whose word weighs most in it")
+    conversation_id: str | None
+    created_at: float
+
+    @classmethod
+    def of(cls, sample: Sample, policy: str, completion_id: str) -> "HeldView":
+        return cls(
+            turn_id=sample.turn_id,
+            completion_id=completion_id,
+            policy=policy,
+            reward=sample.reward,
+            reason=sample.reason,
+            rater=sample.rater,
+            conversation_id=sample.conversation_id,
+            created_at=sample.created_at,
+        )
+
+
+class HeldList(Page[HeldView]):
+    @classmethod
+    def of(cls, rows: list[tuple[Sample, str, str]], limit: int) -> "HeldList":
+        return cls.cut([HeldView.of(*row) for row in rows], limit, id="turn_id")
