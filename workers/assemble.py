@@ -1,23 +1,33 @@
-"""Samples → Batch. The one place where freshness and variance are decided."""
+"""Samples → Batch. The one place where freshness, size and variance are decided."""
 
-from sqlalchemy import func, select, update
+from sqlalchemy import exists, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.errors import NoVariance
 from alignment.samples import check_variance
 from app.config import Settings
-from app.db import Database, now
+from app.db import Database, clock, now
 from app.jobs import nudge
-from app.models import Batch, BatchState, Policy, Sample, SampleState, Version, VersionState, new_id, record
-from app.policies import repository
-
-SETTLED = (VersionState.LIVE, VersionState.SUPERSEDED, VersionState.ROLLED_BACK)
+from app.models import (
+    SERVED,
+    Batch,
+    BatchState,
+    Mode,
+    Policy,
+    Sample,
+    SampleState,
+    Version,
+    new_id,
+    record,
+)
+from app.policies import repository, training
+from workers.choosing import choose
 
 
 async def assemble(db: Database, settings: Settings) -> int:
     """Freeze at most one batch per policy. Returns how many were frozen."""
     async with db.read() as session:
-        policies = list(await session.scalars(select(Policy.id)))
+        policies = list(await session.scalars(select(Policy.id).where(Policy.mode != Mode.HALTED)))
     frozen = 0
     for policy_id in policies:
         async with db.write() as session:
@@ -26,29 +36,60 @@ async def assemble(db: Database, settings: Settings) -> int:
 
 
 async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -> bool:
-    policy = await session.get(Policy, policy_id, with_for_update=True)
+    policy = await session.get(Policy, policy_id, with_for_update={"key_share": True})
     assert policy is not None and policy.head_version_id is not None
     head = await repository.version(session, policy.head_version_id)
-    waiting = await session.scalar(
-        select(func.count()).select_from(Batch).where(Batch.policy_id == policy_id, Batch.state == BatchState.OPEN)
-    )
-    if waiting or head.state not in SETTLED:  # one update at a time, on a version that has come home
-        return False
+    waiting = await session.scalar(select(exists().where(Batch.policy_id == policy_id, Batch.state == BatchState.OPEN)))
+    if policy.mode == Mode.HALTED or waiting or head.state not in SERVED:
+        return False  # one update at a time, on a version that has come home
     fresh = await repository.ancestry(session, head.id, settings.max_staleness)
     await _drop_stale(session, policy_id, fresh, head)
-    samples = list(
-        await session.scalars(
-            select(Sample)
-            .where(Sample.policy_id == policy_id, Sample.state == SampleState.OPEN)
-            .order_by(Sample.created_at, Sample.turn_id)
-            .limit(settings.batch_size)
-            .with_for_update()
-        )
-    )
-    if len(samples) < settings.batch_size:
+    speakers = fresh[:1] if policy.mode == Mode.SYNCHRONOUS else fresh
+    samples = await _enough(session, policy, [version.id for version in speakers], settings)
+    if not samples or await _waits_for_the_old(session, samples, fresh, settings):
         return False
     await _freeze(session, policy, head, samples)
     return True
+
+
+async def _enough(session: AsyncSession, policy: Policy, version_ids: list[str], settings: Settings) -> list[Sample]:
+    """A whole batch; a smaller one when its first sample has waited too long, or at an operator's word."""
+    samples = await choose(session, policy.id, version_ids, settings.batch_size, settings)
+    if len(samples) < settings.batch_size:
+        told = await training.triggered(session, policy)
+        smallest = training.FEWEST if told else settings.smallest_batch
+        if len(samples) < smallest or not (told or await _late(session, samples, settings)):
+            return []
+        # What is a fair share of a whole batch may be too much of a small one.
+        samples = await choose(session, policy.id, version_ids, len(samples), settings)
+        if len(samples) < smallest:
+            return []
+    raters = {sample.rater for sample in samples if sample.rater is not None}
+    machines = sum(sample.rater is None for sample in samples)
+    return samples if len(raters) + machines >= settings.min_raters else []
+
+
+async def _late(session: AsyncSession, samples: list[Sample], settings: Settings) -> bool:
+    return await clock(session) - min(sample.matures_at for sample in samples) >= settings.max_wait_seconds
+
+
+async def _waits_for_the_old(
+    session: AsyncSession, samples: list[Sample], fresh: list[Version], settings: Settings
+) -> bool:
+    """With on_stale="wait": samples that this update would make too old, and that are not ripe yet, go first."""
+    if settings.on_stale == "drop" or len(fresh) <= settings.max_staleness:
+        return False
+    at = await clock(session)
+    if at - max(sample.matures_at for sample in samples) >= settings.max_wait_seconds:
+        return False
+    unripe = exists().where(
+        Sample.policy_id == fresh[-1].policy_id,
+        Sample.version_id == fresh[-1].id,
+        Sample.state == SampleState.OPEN,
+        Sample.matures_at > at,
+        Sample.matures_at < at + settings.max_wait_seconds,
+    )
+    return bool(await session.scalar(select(unripe)))
 
 
 async def _drop_stale(session: AsyncSession, policy_id: str, fresh: list[Version], head: Version) -> None:
@@ -75,23 +116,22 @@ async def _freeze(session: AsyncSession, policy: Policy, head: Version, samples:
         parent_id=head.id,
         state=BatchState.OPEN,
         num_samples=len(samples),
+        num_raters=len({sample.rater for sample in samples if sample.rater is not None}),
     )
     session.add(batch)
     await session.flush()
+    for sample in samples:
+        sample.batch_id = batch.id
     try:
         check_variance([sample.reward for sample in samples])
     except NoVariance as refusal:
         batch.state, batch.reason, batch.settled_at = BatchState.REFUSED, str(refusal), now()
         for sample in samples:
-            sample.state, sample.reason, sample.batch_id = (
-                SampleState.DROPPED,
-                "its batch was refused",
-                batch.id,
-            )
+            sample.state, sample.reason = SampleState.DROPPED, "its batch was refused"
         told = {"project_id": policy.project_id, "policy": policy.name}
         record(session, "assemble", "batch refused", batch.id, str(refusal), **told)
         nudge(session, "assemble")
         return
     for sample in samples:
-        sample.state, sample.batch_id = SampleState.BATCHED, batch.id
+        sample.state = SampleState.BATCHED
     nudge(session, "train")

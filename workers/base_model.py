@@ -1,4 +1,4 @@
-"""Where the base model lies, and what an adapter of it must look like."""
+"""Where the base model lies, and what a version of it must look like."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 
 from alignment.config import LoRAConfig
-from alignment.manifest import AdapterSpec, check_adapter, verify
+from alignment.manifest import AdapterSpec, WeightsSpec, check_adapter, check_weights, verify
 
 
 def folder(model: str, *, weights: bool = True) -> Path:
@@ -22,7 +22,15 @@ def adapter_spec(model: str) -> AdapterSpec:
     return AdapterSpec.of(folder(model, weights=False), LoRAConfig())
 
 
-def check_version(model: str, directory: Path, manifest_sha256: str) -> None:
-    """Refuse what an engine must not see: bytes that were not sealed, or an adapter the base model does not take."""
+@lru_cache(maxsize=2)
+def weights_spec(model: str) -> WeightsSpec:
+    return WeightsSpec.of(folder(model))
+
+
+def check_version(model: str, directory: Path, manifest_sha256: str, *, full: bool = False) -> None:
+    """Refuse what an engine must not see: bytes that were not sealed, or that are not of the base model's shape."""
     verify(directory, manifest_sha256)
+    if full:
+        check_weights(directory, weights_spec(model))
+        return
     check_adapter(directory, adapter_spec(model))

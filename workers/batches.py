@@ -1,11 +1,13 @@
 """A batch's life at the trainer: claimed by lease, read as samples, settled under its fence."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from alignment import samples as workshop
 from app.config import Settings
@@ -24,8 +26,10 @@ from app.models import (
     new_id,
     record,
 )
-from app.policies import repository
+from app.policies import guard, repository
+from app.projects.bootstrap import base_model
 
+LEFT_OUT = "the algorithm had nothing to compare it with"
 MOST_STALE = 4  # the hard cap of max_staleness: no sample of a batch is further behind
 
 
@@ -53,12 +57,27 @@ class Claimed:
 
 
 async def claim(db: Database, owner: str, settings: Settings) -> Claimed | None:
-    """The oldest open batch that nobody works on, or None."""
+    """An open batch that nobody works on, or None; of the project that has waited longest for its turn.
+
+    A trainer holds one base model: policies that learn on another are not its own.
+    """
+    before, owned = aliased(Batch), aliased(Policy)
+    last_turn = (
+        select(func.max(before.claimed_at))
+        .join(owned, owned.id == before.policy_id)
+        .where(owned.project_id == Policy.project_id)
+        .scalar_subquery()
+    )
     async with db.write() as session:
         ids = await session.scalars(
             select(Batch.id)
-            .where(Batch.state == BatchState.OPEN, Batch.attempt < settings.max_attempts)
-            .order_by(Batch.created_at, Batch.id)
+            .join(Policy, Policy.id == Batch.policy_id)
+            .where(
+                Batch.state == BatchState.OPEN,
+                Batch.attempt < settings.max_attempts,
+                Policy.base_model == base_model(settings.model),
+            )
+            .order_by(func.coalesce(last_turn, 0.0), Batch.created_at, Batch.id)
         )
         for batch_id in list(ids):
             fence = await lease.claim(
@@ -70,6 +89,7 @@ async def claim(db: Database, owner: str, settings: Settings) -> Claimed | None:
                 states=(BatchState.OPEN,),
             )
             if fence is not None:
+                await session.execute(update(Batch).where(Batch.id == batch_id).values(claimed_at=now()))
                 return await _read(session, batch_id, fence)
     return None
 
@@ -81,8 +101,9 @@ async def _read(session: AsyncSession, batch_id: str, fence: int) -> Claimed:
     assert policy is not None
     parent = await repository.version(session, batch.parent_id)
     newest = await session.scalar(select(func.max(Version.number)).where(Version.policy_id == policy.id))
+    await _drop_unreadable(session, batch_id)
     rows = await session.execute(
-        select(Turn, Sample.reward, Version.number)
+        select(Turn, Sample.reward, Sample.group_id, Version.number)
         .join(Sample, Sample.turn_id == Turn.id)
         .join(Version, Version.id == Turn.version_id)
         .where(Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED)
@@ -90,7 +111,10 @@ async def _read(session: AsyncSession, batch_id: str, fence: int) -> Claimed:
     )
     line = await repository.ancestry(session, parent.id, MOST_STALE)
     lag = {version.number: steps for steps, version in enumerate(line)}
-    samples = tuple(replace(sample(turn, reward, number), lag=lag[number]) for turn, reward, number in rows)
+    samples = tuple(
+        replace(sample(turn, reward, number), lag=lag.get(number, MOST_STALE), group=group or turn.completion_id)
+        for turn, reward, group, number in rows
+    )
     return Claimed(
         fence=fence,
         attempt=batch.attempt,
@@ -100,6 +124,17 @@ async def _read(session: AsyncSession, batch_id: str, fence: int) -> Claimed:
         parent_path=parent.adapter_path,
         number=int(newest or 0) + 1,
         batch=workshop.Batch(batch_id, policy.name, samples),
+    )
+
+
+async def _drop_unreadable(session: AsyncSession, batch_id: str) -> None:
+    """A turn whose tokens are gone must cost its own sample and no more: not the claim, which would never end."""
+    gone = select(Turn.id).where(Turn.id == Sample.turn_id, Turn.prompt_ids.is_(None))
+    await session.execute(
+        update(Sample)
+        .where(Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED, exists(gone))
+        .values(state=SampleState.DROPPED, reason="its turn was deleted")
+        .execution_options(synchronize_session=False)
     )
 
 
@@ -129,8 +164,13 @@ async def commit(
     probe: dict[str, Any],
     metrics: dict[str, Any],
     timings: dict[str, Any],
+    left_out: Sequence[str] = (),
+    full: bool = False,
 ) -> bool:
-    """Version and batch together, or neither. False when a rollback moved the head meanwhile: the work is void."""
+    """Version and batch together, or neither. False when a rollback moved the head meanwhile: the work is void.
+
+    `left_out` turns were in the batch and taught nothing: no other reply was there to compare them with.
+    """
     async with db.write() as session:
         version_id = new_id("ver")
         moved = await session.execute(
@@ -162,11 +202,18 @@ async def commit(
                 state=VersionState.TRAINED,
                 adapter_name=claimed.adapter_name,
                 adapter_path=str(path),
+                full=full,
                 manifest_sha256=manifest_sha256,
                 probe=probe,
                 metrics=metrics,
                 timings=timings,
             )
+        )
+        await session.execute(
+            update(Sample)
+            .where(Sample.batch_id == claimed.batch.id, Sample.turn_id.in_(left_out))
+            .values(state=SampleState.DROPPED, reason=LEFT_OUT)
+            .execution_options(synchronize_session=False)
         )
         await _samples(session, claimed.batch.id, SampleState.TRAINED, None)
         nudge(session, "evaluate")
@@ -178,6 +225,31 @@ async def quarantine(db: Database, claimed: Claimed, reason: str) -> None:
     learning goes on with other samples."""
     async with db.write() as session:
         await _give_up(session, claimed, BatchState.QUARANTINED, reason)
+
+
+async def parent_damaged(db: Database, claimed: Claimed, damage: str) -> None:
+    """Every update would start from the same directory: learning is halted until somebody has mended it or rolled
+    back, and what was to be learned waits."""
+    reason = f"the version that learning goes on from is damaged: {damage}"
+    async with db.write() as session:
+        policy = await session.get_one(Policy, claimed.policy_id, with_for_update={"key_share": True})
+        await lease.settle(
+            session,
+            Batch,
+            claimed.batch.id,
+            fence=claimed.fence,
+            state=BatchState.FAILED,
+            reason=reason,
+            settled_at=now(),
+        )
+        await session.execute(
+            update(Sample)
+            .where(Sample.batch_id == claimed.batch.id, Sample.state == SampleState.BATCHED)
+            .values(state=SampleState.OPEN, batch_id=None)
+            .execution_options(synchronize_session=False)
+        )
+        record(session, "trainer", "batch failed", claimed.batch.id, reason, project_id=policy.project_id)
+        await guard.halt(session, policy, actor="trainer", reason=reason)
 
 
 async def _give_up(session: AsyncSession, claimed: Claimed, state: BatchState, reason: str) -> None:
@@ -202,15 +274,7 @@ async def _samples(session: AsyncSession, batch_id: str, state: SampleState, rea
 async def quarantine_poisoned(db: Database, settings: Settings) -> int:
     """A batch whose every attempt ended without a word has taken the trainer down: set it aside, go on learning."""
     async with db.write() as session:
-        poisoned = list(
-            await session.scalars(
-                select(Batch).where(
-                    Batch.state == BatchState.OPEN,
-                    Batch.attempt >= settings.max_attempts,
-                    Batch.lease_until < now(),
-                )
-            )
-        )
+        poisoned = list(await session.scalars(lease.exhausted(Batch, BatchState.OPEN, settings.max_attempts)))
         for batch in poisoned:
             batch.state = BatchState.QUARANTINED
             batch.reason = f"{batch.attempt} attempts ended without a result"

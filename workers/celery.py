@@ -6,26 +6,39 @@ from collections.abc import Callable
 from celery import Celery
 
 from app.config import get_settings
-from app.jobs import make_celery
+from app.jobs import EXPIRES_SECONDS, make_celery
 from workers.assemble import assemble
 from workers.curate import curate
+from workers.engine.payload import prepare
 from workers.evaluate import evaluate
 from workers.house import House
+from workers.judge import judge
 from workers.publish import publish
+from workers.rollout import roll_out
 from workers.sweep import sweep
 
 settings = get_settings()
 house = House(settings)
 celery: Celery = make_celery(settings.broker_url, settings.bell_dir)
 celery.conf.beat_schedule = {
-    "sweep": {"task": "attune.sweep", "schedule": settings.sweep_seconds, "options": {"expires": 30}}
+    "sweep": {"task": "attune.sweep", "schedule": settings.sweep_seconds, "options": {"expires": EXPIRES_SECONDS}}
 }
 celery.conf.beat_scheduler = "celery.beat:Scheduler"  # the schedule is in code: nothing to persist
 
 
 @celery.task(name="attune.curate")
 def ring_curate() -> None:
-    house.run(curate(house.db))
+    house.run(curate(house.db, settings))
+
+
+@celery.task(name="attune.judge")
+def ring_judge() -> None:
+    house.run(judge(house.db, settings, house.owner))
+
+
+@celery.task(name="attune.rollout")
+def ring_rollout() -> None:
+    house.run(roll_out(house.db, settings, house.owner))
 
 
 @celery.task(name="attune.assemble")
@@ -35,18 +48,29 @@ def ring_assemble() -> None:
 
 @celery.task(name="attune.evaluate")
 def ring_evaluate() -> None:
-    if house.run(evaluate(house.db, settings, house.owner)):
-        ring_publish()
+    house.run(evaluate(house.db, settings, house.owner))
 
 
 @celery.task(name="attune.publish")
 def ring_publish() -> None:
-    house.run(publish(house.db, settings, house.owner))
+    house.run(publish(house.db, settings))
 
 
 @celery.task(name="attune.sweep")
 def ring_sweep() -> None:
     house.run(sweep(house.db, settings))
+
+
+class Listener(celery.Worker):
+    """Waits for Redis in a plain loop. Celery's event loop forgets what it polled when a connection is lost while a
+    message is acknowledged, and then waits for nothing, for ever; the plain one subscribes anew at every turn."""
+
+    def should_use_eventloop(self) -> bool:
+        on_redis = str(settings.broker_url).startswith("redis")
+        return not on_redis and bool(super().should_use_eventloop())
+
+
+celery.Worker = Listener
 
 
 def serve(queue: str, name: str) -> None:
@@ -65,11 +89,14 @@ def serve_trainer(work: Callable[[], int]) -> None:
 
 
 def main() -> None:
-    """`beat`, or the queues to answer: `attune` (curate, assemble, sweep) and `publish` (evaluate, publish)."""
+    """`beat`, or the queues to answer: `attune` (curate, assemble, sweep), `judge`, `rollout`, `publish` (evaluate,
+    publish)."""
     if sys.argv[1:] == ["beat"]:
         celery.Beat(loglevel="WARNING").run()
     else:
-        serve(",".join(sys.argv[1:]) or "attune,publish", "worker")
+        if settings.transport == "memory":
+            prepare()
+        serve(",".join(sys.argv[1:]) or "attune,judge,rollout,publish", "worker")
 
 
 if __name__ == "__main__":

@@ -1,146 +1,142 @@
-"""Trained version → proven version: loaded under its own name, warmed, and shown to be what the trainer made."""
+"""Trained version → proven version: loaded under its own name, warmed, shown to be what the trainer made, and let
+through by the gates. Then it is published at once."""
 
+import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from sqlalchemy import select
 
 from alignment.errors import DamagedAdapter
+from alignment.gates import FunctionGate, MetricGate, PromptsGate
 from app.config import Settings
 from app.db import Database
-from app.engine.client import EngineClient
 from app.engine.errors import EngineRefused, EngineUnavailable
 from app.engine.keys import engine_keys
 from app.engine.pool import EnginePool
-from app.jobs import nudge
-from app.models import Deployment, Engine, Policy, Version, VersionState, lease, record
-from app.policies import service
-from workers import ledger
-from workers.base_model import check_version
+from app.models import Engine, Policy, Version, VersionState, lease
+from app.policies import guard, pointer, repository, service
+from workers import ledger, publish, weights
+from workers.gates import Gates
+from workers.proving import Outcome, Timings, check, everywhere
 
 log = logging.getLogger("attune.evaluate")
-
-# Largest |engine - trainer| log-prob over the probe that counts as the same weights. Measured in float32: below 1e-5.
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
-
-
-class NotDelivered(Exception):
-    """The engine does not compute what the trainer computed: these are not the weights that were trained."""
-
-
-@dataclass
-class Timings:
-    """Seconds by phase, on one clock."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def since(self, started: float, phase: str) -> float:
-        ended = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + ended - started
-        return ended
 
 
 async def evaluate(db: Database, settings: Settings, owner: str) -> int:
     """Prove every version that waits. Returns how many were proven."""
-    proven = 0
+    proven, seconds = 0, settings.lease_seconds
+    if settings.adaptation == "full":
+        await weights.follow(db, settings)
     async with db.read() as session:
-        if not await service.ready_engines(session):
-            return 0  # the sweep rings again when one is back
         waiting = list(await session.scalars(select(Version.id).where(Version.state == VersionState.TRAINED)))
     for version_id in waiting:
         async with db.write() as session:
-            fence = await lease.claim(
-                session,
-                Version,
-                version_id,
-                owner=owner,
-                seconds=settings.lease_seconds,
-                states=(VersionState.TRAINED,),
-            )
+            engines = await service.ready_engines(session)
+            if not engines:
+                break  # the sweep rings again when one is back
+            states = (VersionState.TRAINED,)
+            fence = await lease.claim(session, Version, version_id, owner=owner, seconds=seconds, states=states)
+            version = await session.get_one(Version, version_id)
+            policy = await session.get_one(Policy, version.policy_id)
         if fence is not None:
-            async with lease.kept(db, Version, version_id, fence=fence, seconds=settings.lease_seconds):
-                proven += await _evaluate(db, settings, version_id, fence)
+            async with lease.kept(db, Version, version_id, fence=fence, seconds=seconds):
+                done = await _evaluate(db, settings, policy, version, fence, engines)
+            proven += done
+            if settings.adaptation == "full" and not done:  # a replica may have it: back to what serves
+                await weights.follow(db, settings)
     return proven
 
 
-async def _evaluate(db: Database, settings: Settings, version_id: str, fence: int) -> bool:
-    async with db.read() as session:
-        version = await session.get_one(Version, version_id)
-        policy = await session.get_one(Policy, version.policy_id)
-        engines = await service.ready_engines(session)
+async def _evaluate(
+    db: Database, settings: Settings, policy: Policy, version: Version, fence: int, engines: list[Engine]
+) -> bool:
     if policy.head_version_id != version.id:
         await _reject(db, version, fence, "learning went back to another version before this one was proven", [])
         return False
-    timings = Timings(dict(version.timings))
+    if (reason := guard.too_far(version, settings)) is not None:
+        await _reject(db, version, fence, reason, [], alarm=settings)
+        return False
+    timings = Timings({"export": version.timings["export"]})
     pool = EnginePool(engine_keys(settings))
     try:
-        for engine in engines:
-            await prove(pool.at(engine.url), version, settings, timings)
-    except (DamagedAdapter, NotDelivered, EngineRefused) as refusal:
-        await _reject(db, version, fence, f"{type(refusal).__name__}: {refusal}", engines)
+        gates, mark = Gates(db, settings, pool.at(engines[0].url), policy, version), time.perf_counter()
+        if version.full:  # chats wait while an engine has its weights: what needs none of them is asked first
+            await asyncio.to_thread(check, version, settings)
+            timings.since(mark, "check")
+            if (refused := await gates.refusal(MetricGate, FunctionGate)) is not None:
+                await _reject(db, version, fence, refused, [], alarm=settings)
+                return False
+            outcome = await weights.one_after_another(db, settings, pool, engines, version, timings)
+        else:
+            outcome = await everywhere(pool, engines, version, settings, timings)
+        if not service.enough(outcome.proven, engines):
+            return await _too_few(db, settings, version, fence, outcome, engines)
+        gates.client, mark = pool.at(outcome.proven[0].url), time.perf_counter()
+        refused = await gates.refusal(*([PromptsGate] if version.full else []))
+        timings.since(mark, "gates")
+    except DamagedAdapter as damage:
+        await _reject(db, version, fence, f"DamagedAdapter: {damage}", engines)
         return False
-    except EngineUnavailable as error:
-        if version.attempt >= settings.max_attempts:  # it may be the version that takes the engine down
-            await _reject(db, version, fence, f"not proven in {version.attempt} attempts: {error}", engines)
-            return False
+    except (EngineUnavailable, EngineRefused) as error:  # of a gate's prompts: they are no verdict
         log.warning("%s waits: %s", version.adapter_name, error)
-        await _let_go(db, version, fence)
+        if version.full and version.attempt >= settings.max_attempts:  # each is two exchanges
+            why = f"its gates could not be asked in {version.attempt} attempts: {error}"
+            await _reject(db, version, fence, why, engines)
+        else:
+            await _let_go(db, version, fence, counts=version.full)
         return False
     finally:
         await pool.close()
-    async with db.write() as session:
-        for engine in engines:
-            await ledger.note(session, engine, added=version.adapter_name)
-        await lease.settle(
-            session, Version, version.id, fence=fence, state=VersionState.PROVEN, timings=timings.seconds
-        )
+    if refused is not None:
+        await _reject(db, version, fence, refused, engines, alarm=settings)
+        return False
+    told = {"timings": timings.seconds, "metrics": {**version.metrics, **gates.figures}, "attempt": 0}
+    started = time.perf_counter()
+    async with db.write() as session:  # one for both: proven and published
+        policy = await session.get_one(Policy, policy.id, with_for_update={"key_share": True})
+        for engine in outcome.proven:
+            await ledger.note(session, engine, added=version.adapter)
+        await lease.settle(session, Version, version.id, fence=fence, state=VersionState.PROVEN, **told)
+        heard = await publish.move(session, settings, policy, version.id)
+    if heard:
+        await publish.timed(db, version.id, time.perf_counter() - started)
     return True
 
 
-async def prove(client: EngineClient, version: Version, settings: Settings, timings: Timings) -> None:
-    """Check the files, load, warm, and compare the engine's log-probs of the probe with the trainer's."""
-    assert version.adapter_name and version.adapter_path and version.manifest_sha256 and version.probe
-    path = Path(version.adapter_path)
-    mark = time.perf_counter()
-    check_version(settings.model, path, version.manifest_sha256)
-    mark = timings.since(mark, "check")
-    await client.load_adapter(version.adapter_name, path)
-    mark = timings.since(mark, "load")
-    await client.warm(version.adapter_name)
-    mark = timings.since(mark, "warm")
-    heard = await client.score(version.adapter_name, version.probe["ids"])
-    distance = max(
-        abs(engine - trainer)
-        for engine_row, trainer_row in zip(heard, version.probe["logprobs"], strict=True)
-        for engine, trainer in zip(engine_row, trainer_row, strict=True)
-    )
-    timings.since(mark, "verify")
-    timings.seconds["probe_distance"] = distance
-    bound = settings.probe_tolerance or TOLERANCE[settings.dtype]
-    if not distance <= bound:
-        raise NotDelivered(
-            f"the engine's log-probs of the probe differ from the trainer's by {distance:.3g} (bound {bound:g})"
-        )
+async def _too_few(
+    db: Database, settings: Settings, version: Version, fence: int, outcome: Outcome, engines: list[Engine]
+) -> bool:
+    """Refused, or to be tried again. What one replica has proven does not take others down; nor does a version do
+    anything to those that were away before."""
+    if (refusal := outcome.refusal) is not None:
+        await _reject(db, version, fence, f"{type(refusal).__name__}: {refusal}", engines)
+    elif outcome.proven or outcome.away:
+        await _let_go(db, version, fence, counts=False)
+    elif version.attempt >= settings.max_attempts:
+        told = f"not proven in {version.attempt} attempts: {outcome.troubles[0]}"
+        await _reject(db, version, fence, told, engines)
+    else:
+        await _let_go(db, version, fence)
+    return False
 
 
-async def _let_go(db: Database, version: Version, fence: int) -> None:
+async def _let_go(db: Database, version: Version, fence: int, *, counts: bool = True) -> None:
+    attempt = version.attempt if counts else version.attempt - 1
     async with db.write() as session:
-        await lease.settle(session, Version, version.id, fence=fence, state=VersionState.TRAINED)
+        await lease.settle(session, Version, version.id, fence=fence, state=VersionState.TRAINED, attempt=attempt)
 
 
-async def _reject(db: Database, version: Version, fence: int, reason: str, engines: list[Engine]) -> None:
+async def _reject(
+    db: Database, version: Version, fence: int, reason: str, engines: list[Engine], alarm: Settings | None = None
+) -> None:
     """The version never serves; learning goes back to the one that does. Engines may hold it: the sweep unloads it."""
     log.warning("%s is rejected: %s", version.adapter_name, reason)
     async with db.write() as session:
+        # Before its versions, as everywhere.
+        policy = await session.get_one(Policy, version.policy_id, with_for_update={"key_share": True})
         await lease.settle(session, Version, version.id, fence=fence, state=VersionState.REJECTED, reason=reason)
         for engine in engines:
-            await ledger.note(session, engine, added=version.adapter_name)
-        policy = await session.get_one(Policy, version.policy_id, with_for_update=True)
-        if policy.head_version_id == version.id:
-            deployment = await session.get_one(Deployment, policy.id)
-            policy.head_version_id = deployment.version_id
-        label = service.label(policy, version)
-        record(session, "evaluate", "version rejected", label, reason, project_id=policy.project_id)
-        nudge(session, "assemble")
+            await ledger.note(session, engine, added=version.adapter)
+        row = await repository.version(session, version.id)
+        await pointer.reject(session, policy, row, actor="evaluate", reason=reason, alarm=alarm)

@@ -20,7 +20,7 @@ class House:
     @cached_property
     def db(self) -> Database:
         bell = Bell(make_celery(self.settings.broker_url, self.settings.bell_dir))
-        return Database(self.settings.database, bell)
+        return Database(self.settings.database, bell, seconds=self.settings.database_job_seconds)
 
     @cached_property
     def runner(self) -> asyncio.Runner:

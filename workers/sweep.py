@@ -1,10 +1,12 @@
 """Whatever was left lying → picked up again. Lose every message and this still finishes the work."""
 
+import asyncio
 import logging
 
-from sqlalchemy import ColumnElement, exists, func, select, update
+from sqlalchemy import ColumnElement, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from alignment.rewards import LEARNED
 from app.config import Settings
 from app.db import Database, now
 from app.engine.client import EngineClient
@@ -20,6 +22,15 @@ from app.models import (
     Engine,
     EngineState,
     Feedback,
+    Judgement,
+    JudgementState,
+    Origin,
+    PlanState,
+    RewardModel,
+    RewardModelState,
+    Rollout,
+    RolloutPlan,
+    RolloutState,
     Sample,
     SampleState,
     Turn,
@@ -29,9 +40,10 @@ from app.models import (
 )
 from app.models.lease import free
 from app.policies import service
-from workers import batches, ledger
+from workers import batches, canaries, fleet, ledger, publish, rehearsals, reward_models, weights
 
 log = logging.getLogger("attune.sweep")
+LAST_CALL_FACTOR = 5  # of the time a route may be old: whoever was sent to a version just before is there by then
 
 
 async def sweep(db: Database, settings: Settings) -> None:
@@ -40,20 +52,36 @@ async def sweep(db: Database, settings: Settings) -> None:
         await _close_lost_turns(session, settings)
         await _mark_silent_engines(session, settings)
         nudge(session, *await _waiting(session, settings))
+        if settings.adaptation == "full" and await weights.lagging(session):
+            nudge(session, "evaluate")
+    await canaries.watch(db, settings)
+    await rehearsals.watch(db, settings)
+    await fleet.furnish(db, settings)
     await retire(db, settings)
+    await reward_models.sweep(db, settings)  # the last: it looks through what people have said, and may take long
 
 
 async def _waiting(session: AsyncSession, settings: Settings) -> list[Station]:
     """The stations that have work and might not have heard of it."""
+    due = exists().where(Judgement.state == JudgementState.OPEN, Judgement.due_at <= now(), free(Judgement))
     work: dict[Station, ColumnElement[bool]] = {
-        "curate": exists().where(Feedback.curated.is_(False)),
-        "assemble": (
-            select(func.count()).select_from(Sample).where(Sample.state == SampleState.OPEN).scalar_subquery()
-            >= settings.batch_size
+        "curate": or_(
+            exists().where(~Feedback.curated),
+            exists().where(~Turn.curated, Turn.state != TurnState.OPEN),
         ),
-        "train": exists().where(Batch.state == BatchState.OPEN, free(Batch)),
+        "judge": due.where(Judgement.source != LEARNED),
+        "rollout": or_(
+            exists().where(Rollout.state == RolloutState.OPEN, Rollout.due_at <= now(), free(Rollout)),
+            exists().where(RolloutPlan.state == PlanState.RUNNING),
+        ),
+        "assemble": exists().where(Sample.state == SampleState.OPEN, Sample.matures_at <= now()),
+        "train": or_(
+            exists().where(Batch.state == BatchState.OPEN, free(Batch)),
+            exists().where(RewardModel.state == RewardModelState.OPEN, free(RewardModel)),
+            due.where(Judgement.source == LEARNED),
+        ),
         "evaluate": exists().where(Version.state == VersionState.TRAINED, free(Version)),
-        "publish": exists().where(Version.state == VersionState.PROVEN, free(Version)),
+        "publish": exists().where(Version.state.in_(publish.WAITS), free(Version)),
     }
     found = (await session.execute(select(*[condition.label(name) for name, condition in work.items()]))).one()
     return [station for station, waits in zip(work, found, strict=True) if waits]
@@ -63,7 +91,11 @@ async def _close_lost_turns(session: AsyncSession, settings: Settings) -> None:
     """Turns whose process died mid-reply: nobody will ever finish them, and feedback on them waits."""
     await session.execute(
         update(Turn)
-        .where(Turn.state == TurnState.OPEN, Turn.created_at < now() - 1.5 * settings.chat_timeout_seconds)
+        .where(
+            Turn.state == TurnState.OPEN,
+            Turn.origin == Origin.CHAT,
+            Turn.created_at < now() - 1.5 * settings.chat_timeout_seconds,
+        )
         .values(
             state=TurnState.ABORTED,
             finish_reason=SERVER_LOST,
@@ -77,7 +109,11 @@ async def _close_lost_turns(session: AsyncSession, settings: Settings) -> None:
 async def _mark_silent_engines(session: AsyncSession, settings: Settings) -> None:
     await session.execute(
         update(Engine)
-        .where(Engine.state == EngineState.READY, Engine.heartbeat_at < now() - 3 * settings.lease_seconds)
+        .where(
+            Engine.state == EngineState.READY,
+            Engine.heartbeat_at < now() - 3 * settings.lease_seconds,
+            or_(Engine.moving_until.is_(None), Engine.moving_until < now()),  # it is silent while weights are loaded
+        )
         .values(state=EngineState.DOWN, reason="its supervisor fell silent")
         .execution_options(synchronize_session=False)
     )
@@ -85,33 +121,50 @@ async def _mark_silent_engines(session: AsyncSession, settings: Settings) -> Non
 
 async def retire(db: Database, settings: Settings) -> None:
     """Unload, one at a time and off the publish path, what nobody may ask for any more."""
+    asked = exists().where(Rollout.id == Turn.id, Rollout.lease_until > now())  # one that only waits must not hold it
     async with db.read() as session:
         busy = set(
             await session.scalars(
                 select(Version.adapter_name)
                 .join(Turn, Turn.version_id == Version.id)
-                .where(Turn.state == TurnState.OPEN)
+                .where(Turn.state == TurnState.OPEN, or_(Turn.origin == Origin.CHAT, asked))
             )
         )
+        kept = busy | {version.adapter_name for version in await ledger.wanted(session, settings.keep_versions)}
         engines = await service.ready_engines(session)
     pool = EnginePool(engine_keys(settings))
     try:
         for engine in engines:
-            for name in sorted(set(engine.loaded) - busy):
-                await _retire(db, settings, pool.at(engine.url), engine, name)
+            client = pool.at(engine.url)
+            for name in sorted((set(engine.loaded) | await _unnoted(db, client, engine)) - kept):
+                await _retire(db, settings, client, engine, name)
     finally:
         await pool.close()
+
+
+async def _unnoted(db: Database, client: EngineClient, engine: Engine) -> set[str]:
+    """Versions that it holds though the ledger does not know: their load came to an end after it was given up."""
+    try:
+        there = await client.adapters() - set(engine.loaded)
+    except (EngineUnavailable, EngineRefused):
+        return set()
+    if not there:
+        return set()
+    async with db.read() as session:
+        ours = await session.scalars(select(Version.adapter_name).where(Version.adapter_name.in_(there)))
+        return {name for name in ours if name is not None}
 
 
 async def _retire(db: Database, settings: Settings, client: EngineClient, engine: Engine, name: str) -> None:
     """First nobody is routed there, in the transaction that finds it unwanted; then it goes."""
     async with db.write() as session:
-        wanted = {version.adapter_name for version in await ledger.wanted(session, settings.keep_versions)}
-        if name in wanted or not await ledger.note(session, engine, removed=name):
+        if await ledger.locked(session, engine) is None:  # before we look, so that nobody points to it meanwhile
             return
+        if name in {version.adapter_name for version in await ledger.wanted(session, settings.keep_versions)}:
+            return
+        await ledger.note(session, engine, removed=name)
+    await asyncio.sleep(LAST_CALL_FACTOR * settings.route_cache_seconds)
     try:
         await client.unload_adapter(name)
     except (EngineUnavailable, EngineRefused) as error:
         log.warning("%s could not be unloaded from %s, the next sweep tries again: %s", name, engine.name, error)
-        async with db.write() as session:
-            await ledger.note(session, engine, added=name)

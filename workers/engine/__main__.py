@@ -5,10 +5,12 @@ import logging
 from pathlib import Path
 
 from alignment.config import LoRAConfig
+from alignment.manifest import check_adapter
 from app.config import Settings, get_settings
 from app.db import Database
 from app.engine.keys import engine_keys
-from workers.base_model import check_version, folder
+from workers.base_model import adapter_spec, check_version, folder
+from workers.engine.bringing import Bring, in_place, over_http
 from workers.engine.launch import EngineSpec
 from workers.engine.ledger import DatabaseLedger
 from workers.engine.process import refuse_a_taken_port
@@ -27,6 +29,7 @@ def spec(settings: Settings) -> EngineSpec:
         port=settings.engine_port,
         device=settings.engine_device,
         dtype=settings.dtype,
+        adapters=settings.adaptation == "lora",
         lora_rank=lora.rank,
         lora_modules=lora.target_modules,
         lora_slots=settings.lora_slots,
@@ -34,14 +37,23 @@ def spec(settings: Settings) -> EngineSpec:
     )
 
 
-async def run(settings: Settings) -> None:
+def bringing(settings: Settings) -> Bring:
     def check(path: Path, manifest_sha256: str) -> None:
-        check_version(settings.model, path, manifest_sha256)
+        check_version(settings.model, path, manifest_sha256, full=settings.adaptation == "full")
 
+    def check_pulled(path: Path) -> None:
+        check_adapter(path, adapter_spec(settings.model))
+
+    if settings.versions_url is None:
+        return in_place(check)
+    return over_http(str(settings.versions_url), engine_keys(settings).admin, check_pulled, settings.pulled_dir)
+
+
+async def run(settings: Settings) -> None:
     engine = spec(settings)
     refuse_a_taken_port(engine)  # before the ledger hears of a start that would shut out the engine that runs
-    db = Database(settings.database)
-    supervisor = Supervisor(engine, DatabaseLedger(db, settings, engine.url), check)
+    db = Database(settings.database, seconds=settings.database_job_seconds)
+    supervisor = Supervisor(engine, DatabaseLedger(db, settings, engine.url), bringing(settings))
     try:
         await run_until_signalled(supervisor)
     finally:

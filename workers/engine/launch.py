@@ -36,6 +36,7 @@ class EngineSpec:
     port: int = 8710
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: str = "auto"
+    adapters: bool = True  # not where an engine's own weights are exchanged
     lora_rank: int = 8
     lora_modules: tuple[str, ...] = LORA_MODULES
     lora_slots: int = 8
@@ -61,17 +62,23 @@ class EngineSpec:
             f"--port={self.port}",
             f"--dtype={dtype}",
             *([f"--context-length={self.context_length}"] if self.context_length else []),
-            *("--enable-lora", f"--max-lora-rank={self.lora_rank}"),
-            *("--lora-target-modules", *self.lora_modules),
-            f"--max-loras-per-batch={self.lora_slots}",
+            *(self._for_adapters() if self.adapters else []),
             # Without a parser SGLang drops the log-probs of streamed tokens that show no text, every last token
             # among them. Where no tools are asked for, it does nothing else.
             f"--tool-call-parser={self.tool_call_parser or 'qwen25'}",
             "--constrained-json-disable-any-whitespace",  # a small model under a schema may write spaces for ever
             "--sampling-defaults=openai",
+            *("--enable-priority-scheduling", "--default-priority-value=0"),  # rollouts queue behind chats
             "--log-level=warning",  # its first line of information would hold the keys
             *(CPU_FLAGS if self.on_cpu else []),
             *self.extra,
+        ]
+
+    def _for_adapters(self) -> list[str]:
+        return [
+            *("--enable-lora", f"--max-lora-rank={self.lora_rank}"),
+            *("--lora-target-modules", *self.lora_modules),
+            f"--max-loras-per-batch={self.lora_slots}",
         ]
 
     def environment(self) -> dict[str, str]:

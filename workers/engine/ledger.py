@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+from sqlalchemy import exists, select
+
 from app.config import Settings
-from app.db import Database
-from app.models import Engine, EngineState, VersionState
+from app.db import Database, now
+from app.models import Engine, EngineState, Version, VersionState
 from workers import ledger
-from workers.engine.supervisor import AdapterRef
+from workers.engine.bringing import AdapterRef
 
 
 class DatabaseLedger:
@@ -19,6 +21,8 @@ class DatabaseLedger:
 
     async def wanted(self) -> list[AdapterRef]:
         async with self._db.read() as session:
+            if self._settings.adaptation == "full":
+                return _weights(await ledger.pointed(session))
             wanted = await ledger.wanted(session, self._settings.keep_versions)
         versions = [version for version in wanted if version.state != VersionState.TRAINED]  # evaluate brings those
         return [
@@ -32,15 +36,26 @@ class DatabaseLedger:
 
         Of the other wanted ones a damaged one may be missing; that is no reason to keep the door shut.
         """
+        full = self._settings.adaptation == "full"
         async with self._db.write() as session:
             if not await ledger.serving(session) <= set(loaded):
+                return False
+            if full and not {ref.name for ref in _weights(await ledger.pointed(session))} <= set(loaded):
                 return False
             engine = await session.get_one(Engine, self._settings.engine_name, with_for_update=True)
             if engine.incarnation != incarnation:
                 return False
-            engine.loaded = sorted(loaded)
+            if full:  # none were loaded: those that it was started with
+                engine.weights = loaded[-1] if loaded else None
+            else:
+                engine.loaded = sorted(loaded)
             await session.flush()
             return await ledger.set_state(session, engine.name, incarnation, EngineState.READY)
+
+    async def moving(self, incarnation: int) -> bool:
+        async with self._db.read() as session:
+            mine = Engine.name == self._settings.engine_name, Engine.incarnation == incarnation
+            return bool(await session.scalar(select(exists().where(*mine, Engine.moving_until > now()))))
 
     async def beat(self, incarnation: int) -> None:
         async with self._db.write() as session:
@@ -49,3 +64,10 @@ class DatabaseLedger:
     async def down(self, incarnation: int, reason: str) -> None:
         async with self._db.write() as session:
             await ledger.set_state(session, self._settings.engine_name, incarnation, EngineState.DOWN, reason)
+
+
+def _weights(version: Version) -> list[AdapterRef]:
+    """None for the base model's, which an engine starts with."""
+    if not (version.weights and version.adapter_path and version.manifest_sha256):
+        return []
+    return [AdapterRef(version.weights, Path(version.adapter_path), version.manifest_sha256, full=True)]

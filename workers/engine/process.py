@@ -3,13 +3,17 @@
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from typing import Self
+
+import psutil
 
 from app.cli.processes import why_taken
 from workers.engine.launch import EngineSpec
 
 FAREWELL_SECONDS = 10.0
 LAST_WORDS_BYTES = 64 * 1024
+MEMBERS = "sglang::"  # so SGLang calls its processes; what Python starts beside them may come and go
 
 
 class EngineProcess:
@@ -19,6 +23,7 @@ class EngineProcess:
         self.pid = process.pid
         self._spec = spec
         self._process = process
+        self._members: dict[psutil.Process, str] = {}
 
     @classmethod
     async def start(cls, spec: EngineSpec) -> Self:
@@ -43,6 +48,21 @@ class EngineProcess:
         code = await self._process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         return f"the engine {how}; its last words: {self._last_words()}"
+
+    def lost(self) -> str | None:
+        """The name of one of SGLang's processes that is gone while the head lives: it does not always end then, and
+        answers nobody. Ask it often, for who came and went in between was never seen."""
+        try:
+            children = psutil.Process(self.pid).children(recursive=True)
+        except psutil.Error:
+            return None  # the head is gone: `exited` tells
+        names = {child.pid: name for child in children if (name := _name(child)).startswith(MEMBERS)}
+        for child in children:
+            with suppress(psutil.Error):
+                # Whatever they start (a compiler, a pool's worker) bears their name until it has one of its own.
+                if child.pid in names and names.get(child.ppid()) != names[child.pid]:
+                    self._members[child] = names[child.pid]
+        return next((name for child, name in self._members.items() if not _lives(child)), None)
 
     async def end(self) -> None:
         """Asks, waits a little, then kills; nothing of it is left when this returns."""
@@ -70,6 +90,20 @@ class EngineProcess:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
             lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines()]
         return next((line for line in reversed(lines) if line), f"nothing in {self._spec.log_path}")
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.cmdline()[0]).strip()
+    except (psutil.Error, IndexError):  # it went meanwhile, or is a zombie
+        return ""
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def refuse_a_taken_port(spec: EngineSpec) -> None:

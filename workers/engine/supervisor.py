@@ -5,14 +5,15 @@ import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.engine.client import EngineClient
 from app.engine.errors import EngineRefused, EngineUnavailable
+from workers.engine.bringing import AdapterRef, Bring
 from workers.engine.launch import EngineSpec
 from workers.engine.process import EngineProcess
 
@@ -20,29 +21,26 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterRef:
-    name: str
-    path: Path
-    manifest_sha256: str
-
-
 class Ledger(Protocol):
     """Where it is written which engine runs and what it must hold.
 
-    `ready` answers False when the wanted set grew meanwhile: load more and ask again.
+    `ready` answers False when the wanted set grew meanwhile: load more and ask again. `moving`: somebody exchanges the
+    engine's own weights, and it may be silent for as long as that takes.
     """
 
     async def starting(self) -> int: ...
     async def wanted(self) -> list[AdapterRef]: ...
     async def ready(self, incarnation: int, loaded: list[str]) -> bool: ...
+    async def moving(self, incarnation: int) -> bool: ...
     async def beat(self, incarnation: int) -> None: ...
     async def down(self, incarnation: int, reason: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds. A hang is seen within `silence`, or within `probe_every + probe`: 40 at most."""
+    """Seconds. A hang is seen within `silence`, or within `probe_every + probe`: 40 at most; the death of one of
+    SGLang's processes within two beats. Starts are `first_restart` apart at least, and ever more, up to
+    `longest_restart`, unless the engine was ready for `settled`."""
 
     start: float = 600.0
     progress: float = 5.0
@@ -54,26 +52,28 @@ class Patience:
     note: float = 5.0
     first_restart: float = 0.5
     longest_restart: float = 30.0
+    settled: float = 10.0
 
 
 class Supervisor:
-    """Keeps one engine alive. `check` refuses a damaged adapter with ValueError: SGLang would load it and die."""
+    """Keeps one engine alive. `bring` refuses a damaged adapter with ValueError: SGLang would load it and die."""
 
     def __init__(
         self,
         spec: EngineSpec,
         ledger: Ledger,
-        check: Callable[[Path, str], None],
+        bring: Bring,
         *,
         tell: Callable[[str], None] = log.info,
         patience: Patience = Patience(),
     ) -> None:
         self._spec = spec
         self._ledger = ledger
-        self._check = check
+        self._bring = bring
         self._tell = tell
         self._patience = patience
         self._stopping = asyncio.Event()
+        self._ready_at: float | None = None
 
     def stop(self) -> None:
         self._stopping.set()
@@ -83,7 +83,7 @@ class Supervisor:
         delay = self._patience.first_restart
         while not self._stopping.is_set():
             incarnation = await self._insist(self._ledger.starting)
-            begun = time.monotonic()
+            begun, self._ready_at = time.monotonic(), None
             try:
                 process = await EngineProcess.start(self._spec)
             except ValueError as error:
@@ -98,9 +98,11 @@ class Supervisor:
                 await process.exited()
             self._tell(f"engine down: {reason}")
             await self._note(self._ledger.down(incarnation, reason))
-            if time.monotonic() - begun > self._patience.longest_restart + self._patience.silence:
+            ended = time.monotonic()
+            if self._ready_at is not None and ended - self._ready_at > self._patience.settled:
                 delay = self._patience.first_restart  # it lived: this is a new trouble
-            await self._pause(delay)
+            # Between two starts, and not after an end: who loads for longer than that hammers on nothing.
+            await self._pause(max(self._patience.first_restart, begun + delay - ended))
             delay = min(2 * delay, self._patience.longest_restart)
 
     async def _attend(self, process: EngineProcess, incarnation: int) -> str:
@@ -108,6 +110,7 @@ class Supervisor:
         endings = [
             asyncio.create_task(process.exited()),
             asyncio.create_task(self._stopped()),
+            asyncio.create_task(self._bereaved(process)),
             asyncio.create_task(self._care(incarnation)),
         ]
         try:
@@ -123,6 +126,12 @@ class Supervisor:
         await self._stopping.wait()
         return "stopped"
 
+    async def _bereaved(self, process: EngineProcess) -> str:
+        while (lost := process.lost()) is None:
+            await asyncio.sleep(self._patience.beat)
+        await asyncio.sleep(self._patience.beat)  # if the head ends of it, its own last words say more
+        return f"the engine lost its process {lost}"
+
     async def _care(self, incarnation: int) -> str:
         client = EngineClient(self._spec.url, self._spec.api_key, self._spec.admin_key)
         try:
@@ -132,6 +141,7 @@ class Supervisor:
                 await self._furnish(client, incarnation)
             except (EngineUnavailable, EngineRefused) as error:
                 return f"the engine failed while it was furnished: {error}"
+            self._ready_at = time.monotonic()
             self._tell(f"engine ready on {self._spec.url}")
             return await self._watch(client, incarnation)
         finally:
@@ -151,23 +161,33 @@ class Supervisor:
     async def _furnish(self, client: EngineClient, incarnation: int) -> None:
         """Verifies, loads and warms every wanted adapter until the ledger agrees that nothing is missing."""
         loaded: list[str] = []
+        pause = self._patience.ledger
         while True:
-            for adapter in await self._insist(self._ledger.wanted):
-                if adapter.name not in loaded and await self._sound(adapter):
-                    await client.load_adapter(adapter.name, adapter.path)
-                    await client.warm(adapter.name)
-                    loaded.append(adapter.name)
+            wanted = await self._insist(self._ledger.wanted)
+            for adapter in wanted:
+                if adapter.name not in loaded and await self._hold(client, adapter):
+                    loaded[:] = [adapter.name] if adapter.full else [*loaded, adapter.name]
                     self._tell(f"engine holds {adapter.name}")
             if await self._insist(lambda: self._ledger.ready(incarnation, list(loaded))):
                 return
-            await asyncio.sleep(self._patience.ledger)
+            await asyncio.sleep(pause)
+            # What is damaged, or cannot be pulled, is not hammered at.
+            failed = any(adapter.name not in loaded for adapter in wanted)
+            pause = min(2 * pause, self._patience.longest_restart) if failed else self._patience.ledger
 
-    async def _sound(self, adapter: AdapterRef) -> bool:
-        try:
-            await asyncio.to_thread(self._check, adapter.path, adapter.manifest_sha256)
-        except (ValueError, OSError) as error:
-            self._tell(f"{adapter.name} is not loaded: {error}")
-            return False
+    async def _hold(self, client: EngineClient, adapter: AdapterRef) -> bool:
+        with ExitStack() as stack:
+            try:
+                path = await asyncio.to_thread(stack.enter_context, self._bring(adapter))
+            except (ValueError, OSError) as error:
+                self._tell(f"{adapter.name} is not loaded: {error}")
+                return False
+            if adapter.full:
+                async with client.paused():
+                    await client.load_weights(path, adapter.name)
+            else:
+                await client.load_adapter(adapter.name, path)
+                await client.warm(adapter.name)
         return True
 
     async def _watch(self, client: EngineClient, incarnation: int) -> str:
@@ -180,17 +200,26 @@ class Supervisor:
                 if await client.ready():
                     heard = time.monotonic()
                     await self._note(self._ledger.beat(incarnation))
+                elif await self._moves(incarnation):
+                    heard = probed = time.monotonic()
                 if time.monotonic() - heard > self._patience.silence:
                     return f"the engine was silent for {self._patience.silence:.0f} s"
                 if probe is None and time.monotonic() - probed > self._patience.probe_every:
                     probe = asyncio.create_task(client.generates(patience=self._patience.probe))
                 if probe is not None and probe.done():
-                    if not probe.result():
+                    if not probe.result() and not await self._moves(incarnation):
                         return f"no token came within {self._patience.probe:.0f} s"
                     probe, probed = None, time.monotonic()
         finally:
             if probe is not None:
                 probe.cancel()
+
+    async def _moves(self, incarnation: int) -> bool:
+        try:
+            async with asyncio.timeout(self._patience.note):
+                return await self._ledger.moving(incarnation)
+        except (SQLAlchemyError, OSError):  # nobody can say so
+            return False
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
         """The database may be away for a while; the engine outlives that."""

@@ -1,0 +1,1 @@
+"""Judging: the rooms behind workers/judge.py."""
