@@ -43,4 +43,4 @@ async def attest(db: Database, settings: Settings) -> Attestation:
             float(np.abs(np.asarray(sample.logprobs) - np.asarray(again)).max())
             for sample, again in zip(samples, recomputed, strict=True)
         ]
-    return Attestation(len(distances), sum(d > TOLERANCE for d in distances), max(distances, default=0.0))
+    return Attestation(len(distances), sum(not d <= TOLERANCE for d in distances), max(distances, default=0.0))

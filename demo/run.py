@@ -22,7 +22,11 @@ from demo.plot import plot
 from demo.simulate import Crowd, Habits, Tally
 
 HOME = Path(".attune/demo")
-RECIPE = {"ATTUNE_LEARNING_RATE": "1.5e-3", "ATTUNE_KL_COEF": "0.02"}  # for a model of 2 M parameters
+RECIPE = {
+    "ATTUNE_LEARNING_RATE": "1.5e-3",  # for a model of 2 M parameters
+    "ATTUNE_KL_COEF": "0.02",
+    "ATTUNE_MAX_RATER_SHARE": "0.1",  # a shopper is heard two or three times, and nobody knows them
+}
 ENOUGH_REPLIES = 150  # of the last version, before its approval is called measured
 SECONDS_AN_UPDATE = 60  # five times what one takes on two cores
 BEFORE, AFTER = 0.45, 0.85

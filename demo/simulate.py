@@ -36,13 +36,15 @@ class Reply:
 
 @dataclass
 class Tally:
-    """What the users saw. `refused`: no reply came; `cut`: it had no end; `mislabelled`: it named two versions."""
+    """What the users saw. `refused`: no reply came; `cut`: it had no end; `mislabelled`: it named two versions.
+    `named`: the version that each completion named."""
 
     replies: int = 0
     refused: int = 0
     cut: int = 0
     mislabelled: int = 0
     thumbs: Counter[str] = field(default_factory=Counter)
+    named: dict[str, str] = field(default_factory=dict)
     approved: defaultdict[str, list[bool]] = field(default_factory=lambda: defaultdict(list))
     troubles: list[str] = field(default_factory=list)
 
@@ -53,7 +55,8 @@ class Tally:
 
 @dataclass(frozen=True)
 class Habits:
-    """How a crowd behaves: who keeps silent, who presses the wrong thumb, who streams; seconds to read and type."""
+    """How a crowd behaves: who keeps silent, who presses the wrong thumb, who streams, who leaves after a reply that
+    is not the last one; seconds to read and type."""
 
     users: int = 24
     think: float = 1.0
@@ -61,6 +64,7 @@ class Habits:
     slips: float = 0.01
     streams: float = 0.25
     seed: int = 0
+    leaves: float = 0.0
 
 
 class Crowd:
@@ -90,19 +94,22 @@ class Crowd:
     async def _user(self, number: int) -> None:
         rng = Random(f"user {self.habits.seed} {number}")
         while not self._stopping.is_set():
-            shopper = Shopper(next(self._shoppers))
+            customer = next(self._shoppers)
+            shopper, name = Shopper(customer), f"shopper-{customer}"
             messages = [{"role": "system", "content": shopper.system}] if shopper.system else []
             for question in shopper.questions():
                 messages.append({"role": "user", "content": question.text})
-                reply = await self._ask(messages, rng.random() < self.habits.streams)
+                reply = await self._ask(name, messages, rng.random() < self.habits.streams)
                 if reply is None or self._stopping.is_set():
                     break
                 messages.append({"role": "assistant", "content": reply.text})
-                await self._judge(rng, f"user-{number}", question, reply)
+                await self._judge(rng, name, question, reply)
                 await asyncio.sleep(rng.expovariate(1 / self.habits.think))
+                if rng.random() < self.habits.leaves:
+                    break
 
-    async def _ask(self, messages: list[dict[str, str]], stream: bool) -> Reply | None:
-        body = {"model": self._model, "messages": messages, "max_tokens": 160}
+    async def _ask(self, user: str, messages: list[dict[str, str]], stream: bool) -> Reply | None:
+        body = {"model": self._model, "messages": messages, "max_tokens": 160, "user": user}
         try:
             return await (self._streamed(body) if stream else self._whole(body))
         except httpx2.TransportError as error:
@@ -158,6 +165,7 @@ class Crowd:
     async def _judge(self, rng: Random, user: str, question: Question, reply: Reply) -> None:
         approved = judge(question, reply.text, reply.num_tokens).approved
         self.tally.approved[reply.label].append(approved)
+        self.tally.named[reply.completion_id] = reply.label
         if rng.random() < self.habits.silent:
             return
         if rng.random() < self.habits.slips:

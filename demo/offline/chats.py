@@ -16,6 +16,8 @@ from demo.shop import Question
 from demo.taste import judge
 from demo.tokenizer import END
 
+SLIPS = 0.01  # of the thumbs are pressed by mistake
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -82,7 +84,7 @@ class Crowd:
 class Judge:
     """The shoppers' hidden taste, and their fingers: a share of the thumbs, `slips`, is pressed by mistake."""
 
-    def __init__(self, tokenizer: Qwen2Tokenizer, seed: int, slips: float = 0.01) -> None:
+    def __init__(self, tokenizer: Qwen2Tokenizer, seed: int, slips: float = SLIPS) -> None:
         self._tokenizer, self._slips, self._rng = tokenizer, slips, Random(f"judge {seed}")
 
     def approves(self, asked: Asked, reply: Reply) -> bool:

@@ -18,8 +18,9 @@ from alignment.errors import NothingToCompare, NoVariance
 from alignment.samples import Batch, Sample
 from alignment.trainer.attest import recompute_logprobs
 from alignment.trainer.learner import Learner
+from alignment.trainer.probing import Probe
 from demo.dialogues import HELD_OUT
-from demo.offline.chats import Asked, Chat, Crowd, Judge
+from demo.offline.chats import SLIPS, Asked, Chat, Crowd, Judge
 from demo.offline.sampler import Reply, Sampler
 
 EXAMINERS = 9_000  # the shoppers that examine teach nobody
@@ -27,7 +28,8 @@ EXAMINERS = 9_000  # the shoppers that examine teach nobody
 
 @dataclass(frozen=True)
 class Course:
-    """How a policy is taught. `lag`: by how many updates the version that speaks is behind the one that learns."""
+    """How a policy is taught. `lag`: by how many updates the version that speaks is behind the one that learns;
+    `slips`: the share of the thumbs that is pressed by mistake."""
 
     config: TrainerConfig
     candidates: int = 1
@@ -35,6 +37,7 @@ class Course:
     replies: int = 96
     lag: int = 0
     seed: int = 0
+    slips: float = SLIPS
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Study:
         self._learner = Learner(base_model, course.config)
         self._sampler = Sampler(base_model, course.config.lora)
         self._crowd = Crowd(self._tokenizer, course.replies // course.candidates, course.seed)
-        self._judge = Judge(self._tokenizer, course.seed)
+        self._judge = Judge(self._tokenizer, course.seed, course.slips)
         self._order = torch.Generator().manual_seed(course.seed)
         self._adapters = deque([self._adapter()], maxlen=course.lag + 1)  # the oldest of them speaks
 
@@ -133,6 +136,18 @@ class Study:
         gaps_N = np.concatenate([again - sample.logprobs for again, sample in zip(base, samples, strict=True)])
         length = fmean(len(sample.output_ids) for sample in samples)
         return Examination(len(samples), fmean(approved), length, float((np.expm1(gaps_N) - gaps_N).mean()))
+
+    def go_on_from(self, directory: Path) -> None:
+        """From a version that was exported, with its optimizer and its baseline."""
+        self._learner.restore(directory)
+        self._adapters.extend([self._adapter()] * (self.course.lag + 1))
+
+    def probe(self) -> Probe:
+        return self._learner.probe()
+
+    def export(self, directory: Path) -> str:
+        """The version as it stands, to be served and to be gone on from. Returns the hash of its manifest."""
+        return self._learner.export(directory, {"course": self.course.seed, "version": self.version}).manifest_sha256
 
     def _judged(self, asked: Asked, replies: Sequence[Reply], liked: Sequence[bool], speaker: int) -> list[Sample]:
         """A thumb for each reply, or one comparison of two; nothing where both are as good."""
