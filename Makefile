@@ -5,6 +5,7 @@ TORCH_ARGS ?=
 ATTUNE_DEMO_FLAGS ?=
 ATTUNE_PARITY_FLAGS ?=
 ATTUNE_BENCH_FLAGS ?=
+ATTUNE_FAULTS_FLAGS ?=
 PYTEST_ARGS ?=
 
 MAIN := .venv
@@ -12,7 +13,7 @@ ENGINE := .venv-engine
 PARITY := .venv-parity
 PIP_FLAGS := --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test lint model parity bench-trainer bench-learning clean
+.PHONY: help setup demo test faults lint model parity bench-trainer bench-learning bench-reward-model bench-scaling bench-overlap bench-poisoning bench-swap bench-swap-full bench-canary clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -51,6 +52,9 @@ demo: setup ## the whole ring: simulated users chat, judge, and the service lear
 test: setup ## every test; what a missing service skips is said at the end
 	@$(MAIN)/bin/python -m pytest $(PYTEST_ARGS)
 
+faults: setup ## kill -9 by the hundred (the real engine's too), services away, disks full, messages lost; hours, taken up where it stopped
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.faults.suite.run $(ATTUNE_FAULTS_FLAGS)
+
 lint: $(MAIN)/.done ## ruff, mypy --strict, the walls
 	@$(MAIN)/bin/ruff check . && $(MAIN)/bin/ruff format --check .
 	@$(MAIN)/bin/mypy
@@ -68,6 +72,27 @@ bench-trainer: $(PARITY)/.done ## our GRPO step against TRL's, what each techniq
 bench-learning: $(MAIN)/.done ## what each algorithm teaches the demo model, and what stale samples do; hours, taken up where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.learning $(ATTUNE_BENCH_FLAGS)
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.staleness $(ATTUNE_BENCH_FLAGS)
+
+bench-reward-model: $(MAIN)/.done ## what a reward model knows of the shoppers' taste, by how much it was told; an hour, taken up where it stopped
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.reward_model $(ATTUNE_BENCH_FLAGS)
+
+bench-scaling: $(MAIN)/.done ## curate and assemble beside 10 k, 100 k and 1 M old turns, on PostgreSQL
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.scaling $(ATTUNE_BENCH_FLAGS)
+
+bench-overlap: setup ## what is collected while the trainer works, by max_staleness, on the whole service; half an hour
+	@$(MAIN)/bin/python -m tests.benchmarks.overlap $(ATTUNE_BENCH_FLAGS)
+
+bench-swap: setup ## what people notice of a hundred publications, two replicas, beside pause, reload, resume; five minutes
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.swap $(ATTUNE_BENCH_FLAGS)
+
+bench-swap-full: setup ## the same with full weights (docs/full-weights.md): thirty publications, twelve moves
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.swap --adaptation full --publications 30 --moves 12 $(ATTUNE_BENCH_FLAGS)
+
+bench-canary: setup ## what becomes of a worse, an equal and a better version that a few hear first; hours, taken up where it stopped
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.canary $(ATTUNE_BENCH_FLAGS)
+
+bench-poisoning: $(MAIN)/.done ## what a few trolls teach the demo model, with the protections off and on; hours, taken up where it stopped
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.poisoning $(ATTUNE_BENCH_FLAGS)
 
 clean: ## remove the environments and the demo's data (.attune/demo), nothing else
 	rm -rf $(MAIN) $(ENGINE) $(PARITY) .attune/demo
