@@ -10,9 +10,9 @@ from alignment.config import LoRAConfig
 from alignment.manifest import ADAPTER, ADAPTER_CONFIG, AdapterSpec, seal
 
 
-def make_adapter(directory: Path, base_model: Path, seed: int = 0) -> str:
+def make_adapter(directory: Path, base_model: Path, seed: int = 0, lora: LoRAConfig | None = None) -> str:
     """Random and small, of the shape that `base_model` takes. Returns the manifest's SHA-256."""
-    lora, rng = LoRAConfig(), np.random.default_rng(seed)
+    lora, rng = lora or LoRAConfig(), np.random.default_rng(seed)
     directory.mkdir(parents=True)
     shapes = AdapterSpec.of(base_model, lora).shapes
     save_file(

@@ -7,6 +7,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import httpx2
+import hypothesis
 import psycopg
 import pytest
 from sqlalchemy import text
@@ -21,6 +22,15 @@ from tests.ring import Ring
 from tests.scripted_engine import ScriptedEngine, serving
 
 pytest_plugins = ["tests.engine_fixture"]
+
+# Examples may take their time, for a busy machine is no failure; and they are the same in every run, unless asked for.
+hypothesis.settings.register_profile(
+    "patient",
+    deadline=None,
+    derandomize=os.environ.get("ATTUNE_FULL") != "1",
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("patient")
 
 REQUIRED = os.environ.get("ATTUNE_REQUIRE_SERVICES") == "1"
 POSTGRES = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
@@ -70,15 +80,21 @@ def database_url(request: pytest.FixtureRequest, blank_sqlite: Path, tmp_path: P
 
 @pytest.fixture
 def settings(tmp_path: Path, database_url: str) -> Settings:
-    """A small deployment in a temporary folder: eight samples a batch, short leases."""
+    """A small deployment in a temporary folder: eight samples a batch. Leases outlast any pause of a busy machine: a
+    test that needs one to run out says so itself. Nobody is capped or doubted, for what tests put on record is much
+    alike."""
     (tmp_path / "home").mkdir(exist_ok=True)
     return Settings(
         home=tmp_path / "home",
         database_url=database_url,
         policy="shop",
         batch_size=8,
-        lease_seconds=1.0,
+        lease_seconds=60.0,
         max_attempts=3,
+        max_rater_share=1.0,
+        max_conversation_share=1.0,
+        max_cluster_share=1.0,
+        trust=False,
     )
 
 
@@ -121,6 +137,16 @@ async def scripted(ring: Ring) -> AsyncIterator[ScriptedEngine]:
     with serving(engine) as url:
         async with ring.db.write() as session:
             (await session.get_one(Engine, "engine-0")).url = url
+        yield engine
+
+
+@pytest.fixture
+async def second(ring: Ring, scripted: ScriptedEngine) -> AsyncIterator[ScriptedEngine]:
+    """Another replica beside the first."""
+    engine = ScriptedEngine()
+    with serving(engine) as url:
+        async with ring.db.write() as session:
+            session.add(Engine(name="engine-1", url=url, state=EngineState.READY, incarnation=1, loaded=[]))
         yield engine
 
 

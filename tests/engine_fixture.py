@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ from anyio.from_thread import start_blocking_portal
 from app.engine.client import EngineClient
 from app.engine.request import ChatCall, Sampling
 from tests.engine_model import make_tiny_model
+from workers.engine.bringing import AdapterRef, in_place
 from workers.engine.launch import EngineSpec
-from workers.engine.supervisor import AdapterRef, Supervisor
+from workers.engine.supervisor import Supervisor
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PYTHON = REPOSITORY / ".venv-engine" / "bin" / "python"
@@ -49,11 +52,17 @@ class ListLedger:
         self.diary.append(f"ready {incarnation}")
         return True
 
+    async def moving(self, incarnation: int) -> bool:
+        return False
+
     async def beat(self, incarnation: int) -> None:
         self.beats += 1
 
     async def down(self, incarnation: int, reason: str) -> None:
         self.diary.append(f"down {incarnation}: {reason}")
+
+
+UNCHECKED = in_place(lambda path, sha256: None)
 
 
 @dataclass(frozen=True)
@@ -74,10 +83,13 @@ def require_engine_environment() -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        port: int = door.getsockname()[1]
-        return port
+    """One that nobody has, and below those that the kernel gives to whoever asks for any: whom it is meant for takes it
+    only seconds later."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with socket.socket() as door, suppress(OSError):
+            door.bind(("127.0.0.1", port))
+            return port
 
 
 def engine_spec(folder: Path, model: Path) -> EngineSpec:
@@ -105,7 +117,7 @@ def engine_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     require_engine_environment()
     spec = engine_spec(tmp_path_factory.mktemp("engine"), engine_model)
-    supervisor = Supervisor(spec, ledger := ListLedger(), lambda path, sha256: None)
+    supervisor = Supervisor(spec, ledger := ListLedger(), UNCHECKED)
     # A thread that lives as long as the run: the kernel takes the end of the starting thread for the parent's end.
     with start_blocking_portal() as portal:
         running = portal.start_task_soon(supervisor.run)

@@ -15,7 +15,7 @@ from app.cli.up import children
 from app.config import Settings
 from tests.engine_fixture import free_port
 
-READY_SECONDS = 60.0
+READY_SECONDS = 120.0
 
 
 @dataclass
@@ -60,6 +60,7 @@ def processes(settings: Settings) -> Iterator[Processes]:
     """`settings` as environment variables, on a free port."""
     settings = settings.model_copy(update={"port": free_port()})
     given = settings.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    given["rewards"] = settings.rewards.model_dump(mode="json")  # whose types are defaults, and must be told
     environment = {
         f"ATTUNE_{name.upper()}": json.dumps(value) if isinstance(value, (list, dict)) else str(value)
         for name, value in given.items()

@@ -8,8 +8,9 @@ import httpx2
 from sqlalchemy import select
 
 from app.config import Settings
-from app.db import Database, now
+from app.db import Database
 from app.models import Deployment, Policy, Turn, TurnState, Version, VersionState, new_id
+from tests.turns import finished
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Ring:
         async with self.db.read() as session:
             return list(await session.scalars(select(model)))
 
-    async def settled(self, seconds: float = 30.0) -> Turn:
+    async def settled(self, seconds: float = 60.0) -> Turn:
         """The one turn there is, once it is no longer open."""
         async with asyncio.timeout(seconds):
             while True:
@@ -55,30 +56,7 @@ class Ring:
     async def turn(self, version: Version | None = None, **values: Any) -> Turn:
         """A finished turn of the serving version, trainable unless `values` say otherwise."""
         version = version or await self.serving()
-        policy = await self.policy()
-        id = new_id("chatcmpl")
-        turn = Turn(
-            **{
-                "id": id,
-                "completion_id": id,
-                "project_id": policy.project_id,
-                "policy_id": policy.id,
-                "version_id": version.id,
-                "engine": "engine-0",
-                "state": TurnState.DONE,
-                "stream": False,
-                "messages": [{"role": "user", "content": "hi"}],
-                "sampling": {"temperature": 1.0},
-                "prompt_ids": [1, 2, 3],
-                "output_ids": [4, 5],
-                "logprobs": [-0.5, -0.25],
-                "num_output_tokens": 2,
-                "reply": {"role": "assistant", "content": "hello"},
-                "finish_reason": "stop",
-                "finished_at": now(),
-                **values,
-            }
-        )
+        turn = finished(await self.policy(), version, new_id("chatcmpl"), **values)
         async with self.db.write() as session:
             session.add(turn)
         return turn

@@ -12,7 +12,7 @@ import threading
 import time
 import zlib
 from array import array
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -58,10 +58,22 @@ class ScriptedEngine:
     hang: bool = False  # every request waits for ever
     stuck: bool = False  # the front answers, but no token comes
     pace: float = 0.0  # seconds a token
+    held: Callable[["Reply"], bool] = lambda reply: False  # of a reply that is held no further token comes
+    deaf: float = 0.0  # seconds until it knows of a question that it has been sent
     die_after: int | None = None  # the connection breaks after so many tokens
     nan_at: int | None = None  # this token's log-prob is not a number
     lose_logprob: bool = False  # the last log-prob never comes
+    wrong_prompt: list[int] | None = None  # it says that it saw these ids
     load_fails: bool = False
+    tensors: str = "serialized_named_tensors"  # what its release calls an adapter's tensors within the call
+    payloads: list[dict[str, Any]] = field(default_factory=list)  # adapters that came within the call
+    load_hangs: bool = False  # a load comes to its end when this is over, whether somebody still waits or not
+    weights: str = "default"  # whose full weights it has
+    paused: bool = False
+    slow: bool = False  # weights are being loaded for as long as this says
+    update_fails: set[str] = field(default_factory=set)  # versions whose weights it cannot load
+    mangles: set[str] = field(default_factory=set)  # and those that it loads wrongly
+    told: list[str] = field(default_factory=list)  # what was done to its weights, in order
     adapters: dict[str, str] = field(default_factory=dict)
     remember: bool = True  # keep what is heard: off for long measurements
     heard: list[dict[str, Any]] = field(default_factory=list)  # every chat and score body, in order
@@ -82,8 +94,12 @@ class ScriptedEngine:
                 Route("/v1/tokenize", self._tokenize, methods=["POST"]),
                 Route("/generate", self._generate, methods=["POST"]),
                 Route("/load_lora_adapter", self._load, methods=["POST"]),
+                Route("/load_lora_adapter_from_tensors", self._load_payload, methods=["POST"]),
                 Route("/unload_lora_adapter", self._unload, methods=["POST"]),
                 Route("/abort_request", self._abort, methods=["POST"]),
+                Route("/pause_generation", self._pause, methods=["POST"]),
+                Route("/continue_generation", self._continue, methods=["POST"]),
+                Route("/update_weights_from_disk", self._update, methods=["POST"]),
                 Route("/running", self._running),
             ]
         )
@@ -98,7 +114,7 @@ class ScriptedEngine:
         return None
 
     async def _health(self, request: Request) -> Response:
-        return await self._meet(request, None) or Response()
+        return await self._meet(request, None) or Response(status_code=503 if self.paused else 200)
 
     async def _token(self, request: Request) -> Response:
         if self.stuck:
@@ -114,11 +130,25 @@ class ScriptedEngine:
         body = await request.json()
         if refusal := await self._meet(request, self.admin_key):
             return refusal
+        while self.load_hangs:
+            await asyncio.sleep(0.01)
         if self.load_fails or body["lora_name"] in self.adapters:
             told = f"{body['lora_name']} cannot be loaded, or is already loaded"
             return JSONResponse({"success": False, "error_message": told}, 400)
         self.adapters[body["lora_name"]] = body["lora_path"]
         return JSONResponse({"success": True, "loaded_adapters": self.adapters})
+
+    async def _load_payload(self, request: Request) -> Response:
+        body = await request.json()
+        if refusal := await self._meet(request, self.admin_key):
+            return refusal
+        if self.tensors not in body:
+            return trouble(400, f"Object missing required field `{self.tensors}`")
+        if self.load_fails or body["lora_name"] in self.adapters:
+            return JSONResponse({"success": False, "error_message": "it is already loaded"}, 400)
+        self.payloads.append(body)
+        self.adapters[body["lora_name"]] = "__tensor__"
+        return JSONResponse({"success": True})
 
     async def _unload(self, request: Request) -> Response:
         body = await request.json()
@@ -135,6 +165,39 @@ class ScriptedEngine:
         if (reply := self.running.get(body["rid"])) is not None:  # like SGLang, it forgets an abort that came too early
             reply.cut = True
         return Response()
+
+    async def _pause(self, request: Request) -> Response:
+        body = await request.json()
+        if refusal := await self._meet(request, self.admin_key):
+            return refusal
+        self.paused = True
+        self.told.append(f"pause {body['mode']}")
+        return JSONResponse({"status": "ok"})
+
+    async def _continue(self, request: Request) -> Response:
+        if refusal := await self._meet(request, self.admin_key):
+            return refusal
+        self.paused = False
+        self.told.append("continue")
+        return JSONResponse({"status": "ok"})
+
+    async def _update(self, request: Request) -> Response:
+        """As SGLang does, a failure costs it what it had."""
+        body = await request.json()
+        if refusal := await self._meet(request, self.admin_key):
+            return refusal
+        assert self.paused and not body["abort_all_requests"]
+        while self.slow:
+            await asyncio.sleep(0.005)
+        name = body["weight_version"]
+        fails = name in self.update_fails
+        self.weights = "nothing" if fails else f"mangled {name}" if name in self.mangles else name
+        self.told.append(self.weights)
+        return JSONResponse({"success": not fails, "message": "as the script says"}, 400 if fails else 200)
+
+    async def _awake(self) -> None:
+        while self.paused:
+            await asyncio.sleep(0.005)
 
     async def _running(self, request: Request) -> Response:
         """Not SGLang's: for tests and benchmarks whose engine is a process of its own."""
@@ -156,9 +219,13 @@ class ScriptedEngine:
         names = body.get("lora_path") or [None] * len(body["input_ids"])
         if unknown := self._unknown(*names):
             return unknown
+        await self._awake()
         answers = []
         for name, ids in zip(names, body["input_ids"], strict=True):
-            scored = [[logprob(name, ids[:at], ids[at]) if at else None, ids[at], None] for at in range(len(ids))]
+            scored = [
+                [logprob(name or self.speaker, ids[:at], ids[at]) if at else None, ids[at], None]
+                for at in range(len(ids))
+            ]
             answers.append({"text": "", "output_ids": [], "meta_info": {"input_token_logprobs": scored}})
         return JSONResponse(answers)
 
@@ -168,12 +235,19 @@ class ScriptedEngine:
             self.heard.append(body)
         if refusal := await self._meet(request, self.api_key) or self._unknown(body.get("lora_path")):
             return refusal
+        await asyncio.sleep(self.deaf)
+        await self._awake()
         reply = Reply(self, body)
         if body["stream"]:
             return StreamingResponse(reply.events(), media_type="text/event-stream")
         async for _ in reply.tokens():
             pass
         return Response(orjson.dumps(reply.whole()), media_type="application/json")
+
+    @property
+    def speaker(self) -> str | None:
+        """Who speaks when no adapter is named."""
+        return None if self.weights == "default" else self.weights
 
     def _unknown(self, *names: str | None) -> Response | None:
         if all(name is None or name in self.adapters for name in names):
@@ -201,12 +275,13 @@ def trouble(status: int, message: str) -> Response:
 class Reply:
     def __init__(self, engine: ScriptedEngine, body: dict[str, Any]) -> None:
         self.engine, self.body = engine, body
-        self.prompt_ids = body.get("input_ids") or rendered(body["messages"])
+        self.prompt_ids = engine.wrong_prompt or body.get("input_ids") or rendered(body["messages"])
         self.text: list[str] = []
         self.output_ids: list[int] = []
         self.logprobs: list[float | None] = []
         self.finish_reason = "stop"
         self.cut = False
+        self.spans: list[dict[str, Any]] = []
 
     async def tokens(self) -> AsyncIterator[tuple[str, float | None]]:
         self.engine.running[self.body["rid"]] = self
@@ -219,7 +294,8 @@ class Reply:
     async def _tokens(self) -> AsyncIterator[tuple[str, float | None]]:
         words = [] if self.engine.tool_call else re.findall(r"\s*\S+", self.engine.say)
         script = [(word, 3 + zlib.crc32(word.encode()) % 50_000) for word in words] + [("", END_OF_TURN)]
-        seen = digest(self.prompt_ids, zlib.crc32(repr(self.body.get("lora_path")).encode()))
+        begun = self.body.get("lora_path") or self.engine.speaker
+        seen = digest(self.prompt_ids, zlib.crc32(repr(begun).encode()))
         for at, (word, token) in enumerate(script):
             if self.cut:
                 self.finish_reason = "abort"
@@ -230,6 +306,15 @@ class Reply:
             if at == self.engine.die_after:
                 raise Dies
             await asyncio.sleep(self.engine.pace)
+            while self.engine.held(self) and not self.cut:
+                await asyncio.sleep(0.01)
+            if self.cut:
+                self.finish_reason = "abort"
+                return
+            await self.engine._awake()
+            if not self.spans or self.spans[-1]["version"] != self.engine.weights:
+                self.spans.append({"version": self.engine.weights, "start": at, "end": at})
+            self.spans[-1]["end"] = at + 1
             seen = digest([token], seen)
             value = shade(seen)
             self.text.append(word)
@@ -254,7 +339,7 @@ class Reply:
             "response_token_ids": self.output_ids,
             "meta_info": {
                 "output_token_logprobs": [[value, token, None] for value, token in pairs],
-                "weight_versions": [{"version": "default", "start": 0, "end": len(self.output_ids)}],
+                "weight_versions": self.spans,
             },
         }
         return self._frame("chat.completion") | {"choices": [choice], "usage": self._usage()}
@@ -317,13 +402,15 @@ def event(payload: dict[str, Any]) -> bytes:
 def serving(app: Any, lifespan: Literal["on", "off"] = "off") -> Iterator[str]:
     """Its URL, while it serves on a free port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as door:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan=lifespan))
+        config = uvicorn.Config(app, log_level="critical", lifespan=lifespan, timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.005)
         yield f"http://127.0.0.1:{door.getsockname()[1]}"
-        server.force_exit = server.should_exit = True
+        server.should_exit = True
+        server.force_exit = lifespan == "off"  # else what the app holds open is never closed
         thread.join()
 
 

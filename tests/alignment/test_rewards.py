@@ -1,40 +1,131 @@
-"""What people said, as numbers."""
+"""What a turn is worth: each kind of feedback, sources together, and credit over a conversation."""
+
+import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from alignment.rewards import Said, by_source, combine, worth
+from alignment.rewards import ExplicitSource, RewardsConfig, Word, combine, credit, order, spread, worth
 
-
-@pytest.mark.parametrize(("kind", "value"), [("binary", 1.0), ("binary", -1.0), ("score", 0.25), ("rating", -0.5)])
-def test_a_preference_is_worth_itself(kind: str, value: float) -> None:
-    assert worth(Said("user", kind, value)) == value
+EXPLICIT = ExplicitSource(labels={"rude": -1.0})
+THREE = RewardsConfig.model_validate(
+    {
+        "sources": [
+            {"type": "explicit"},
+            {"type": "next_turn", "weight": 0.5},
+            {"type": "judge", "url": "http://judge/v1", "model": "m", "weight": 0.25},
+        ]
+    }
+)
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [("binary", 0.5), ("score", 1.5), ("rating", -2.0), ("score", float("nan")), ("score", None)]
+    ("kind", "value", "label", "reward"),
+    [
+        ("binary", 1.0, "up", 1.0),
+        ("binary", -1.0, False, -1.0),
+        ("score", 0.25, 0.25, 0.25),
+        ("rating", -0.5, 2, -0.5),
+        ("comment", None, "nice", None),
+        ("correction", None, "better", -0.5),
+        ("categorical", None, "rude", -1.0),
+        ("categorical", None, "greeting", None),
+        ("withdrawal", None, None, None),
+    ],
 )
-def test_nonsense_is_refused(kind: str, value: float | None) -> None:
-    with pytest.raises(ValueError, match=r"is 1 or -1|lies between"):
-        worth(Said("user", kind, value))
+def test_each_kind_is_worth_what_it_says(kind: str, value: float, label: object, reward: float) -> None:
+    assert worth(kind, value, label, EXPLICIT) == reward
 
 
-def test_a_comment_alone_teaches_nothing() -> None:
-    assert by_source([Said("user", "comment", 0.0)]) == {}
+@pytest.mark.parametrize(
+    ("kind", "value"), [("binary", 0.5), ("score", 1.5), ("rating", math.nan), ("score", None), ("binary", 0.0)]
+)
+def test_a_number_that_cannot_be_is_refused(kind: str, value: float | None) -> None:
+    with pytest.raises(ValueError):
+        worth(kind, value, value, EXPLICIT)
 
 
-def test_the_last_word_of_a_source_counts_and_a_comment_behind_it_does_not() -> None:
-    heard = [Said("user", "binary", 1.0), Said("user", "score", -0.5), Said("user", "comment", 0.0)]
-    assert by_source(heard) == {"user": -0.5}
+def test_a_correction_is_worth_nothing_where_it_is_told_to_be() -> None:
+    assert worth("correction", None, "better", ExplicitSource(correction=None)) is None
 
 
-def test_what_a_source_takes_back_is_gone_until_it_speaks_again() -> None:
-    heard = [Said("user", "binary", 1.0), Said("judge", "score", 0.5), Said("user", "withdrawal")]
-    assert by_source(heard) == {"judge": 0.5}
-    assert by_source([*heard, Said("user", "binary", -1.0)]) == {"user": -1.0, "judge": 0.5}
-    assert by_source([Said("user", "withdrawal")]) == {}
+def test_words_of_one_source_are_weighed_by_how_far_their_raters_are_believed() -> None:
+    words = [Word("explicit", 1.0, weight=0.75), Word("explicit", -1.0, weight=0.25)]
+    assert combine(words, RewardsConfig()) == 0.5
 
 
-def test_sources_are_kept_apart_and_weigh_the_same() -> None:
-    rewards = by_source([Said("user", "binary", 1.0), Said("judge", "score", -0.5)])
-    assert rewards == {"user": 1.0, "judge": -0.5}
-    assert combine(rewards) == 0.25  # (1 − 0.5) / 2
+def test_sources_are_weighed_by_the_config() -> None:
+    assert combine([Word("next_turn", 1.0), Word("judge", -1.0)], THREE) == pytest.approx((0.5 - 0.25) / 0.75)
+
+
+def test_a_machine_counts_less_where_a_person_has_spoken() -> None:
+    words = [Word("explicit", 1.0, person=True), Word("judge", -1.0)]
+    assert combine(words, THREE) == pytest.approx((1.0 - 0.25 * 0.25) / (1.0 + 0.25 * 0.25))
+    assert combine([Word("explicit", 1.0), Word("judge", -1.0)], THREE) == pytest.approx(0.75 / 1.25), "a program"
+
+
+def test_who_is_not_believed_at_all_says_nothing() -> None:
+    assert combine([Word("explicit", 1.0, weight=0.0, person=True)], THREE) is None
+    assert combine([Word("explicit", 1.0, weight=0.0, person=True), Word("judge", -0.5)], THREE) == -0.5
+
+
+def test_a_source_that_the_policy_does_not_listen_to_says_nothing() -> None:
+    assert combine([Word("judge", 1.0)], RewardsConfig()) is None
+
+
+@given(
+    st.lists(
+        st.builds(
+            Word,
+            st.sampled_from(["explicit", "next_turn", "judge"]),
+            st.floats(-1, 1),
+            st.floats(0.01, 1),
+            st.booleans(),
+        ),
+        min_size=1,
+    )
+)
+def test_what_words_come_to_lies_between_the_lowest_and_the_highest(words: list[Word]) -> None:
+    together = combine(words, THREE)
+    values = [word.value for word in words]
+    assert together is not None and min(values) - 1e-9 <= together <= max(values) + 1e-9
+
+
+def test_credit_flows_from_a_reply_to_the_one_before() -> None:
+    assert credit(None, None, 0.5) is None
+    assert credit(0.5, 1.0, 0.0) == 0.5
+    assert credit(0.5, 1.0, 0.5) == 1.0
+    assert credit(None, 1.0, 0.5) == 0.5
+
+
+def test_what_is_said_of_a_conversation_falls_on_its_replies() -> None:
+    def shares(**config: object) -> list[float]:
+        return spread(1.0, 3, RewardsConfig.model_validate(config))
+
+    assert shares() == [1.0, 1.0, 1.0]
+    assert shares(spread="last") == [0.0, 0.0, 1.0]
+    assert shares(spread="discounted", discount=0.5) == [0.25, 0.5, 1.0]
+
+
+def test_an_order_is_numbers_from_best_to_worst() -> None:
+    assert order({"a": 0, "b": 1}) == {"a": 1.0, "b": -1.0}
+    assert order({"a": 0, "b": 1, "c": 1, "d": 5}) == {"a": 1.0, "b": 0.0, "c": 0.0, "d": -1.0}
+    assert order({"a": 0, "b": 0}) == {"a": 0.0, "b": 0.0}
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        [],
+        [{"type": "explicit"}, {"type": "explicit"}],
+        [{"type": "next_turn", "judge": "nobody"}],
+        [{"type": "oracle"}],
+        [{"type": "judge", "url": "ftp://judge", "model": "m"}],
+        [{"type": "explicit", "labels": {"rude": -7}}],
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(sources: list[dict[str, object]]) -> None:
+    with pytest.raises(ValidationError):
+        RewardsConfig.model_validate({"sources": sources})

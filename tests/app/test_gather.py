@@ -25,7 +25,7 @@ class Writer:
 
     def __call__(self, connection: Connection, names: Sequence[str]) -> Sequence[str | AttuneError]:
         self.groups.append(list(names))
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         good = [name for name in names if not name.startswith("refuse")]
         if good:
             connection.execute(insert(Project), [{"id": f"prj-{name}", "name": name} for name in good])
@@ -172,7 +172,7 @@ async def test_a_deadlock_with_another_process_is_tried_one_by_one(db: Database)
         for name in names:
             connection.execute(insert(Project), {"id": f"prj-{name}", "name": name})
             if not met and len(names) == 2:
-                both.wait(10)
+                both.wait(60)
                 met = True
         return [f"prj-{name}" for name in names]
 

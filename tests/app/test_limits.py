@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-import time
 from typing import Any
 from uuid import uuid4
 
@@ -120,7 +119,7 @@ async def test_a_refused_body_gives_its_slot_back(ring: Ring) -> None:
 
 
 async def until_free(api: httpx2.AsyncClient) -> httpx2.Response:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while (answer := await api.get("/v1/models")).status_code == 429:
             await asyncio.sleep(0.02)
     return answer
@@ -130,7 +129,9 @@ async def until_free(api: httpx2.AsyncClient) -> httpx2.Response:
 async def test_a_streamed_reply_holds_its_slot_until_it_ends_or_the_client_leaves(
     ring: Ring, served: str, scripted: ScriptedEngine, leaves: bool
 ) -> None:
-    scripted.pace = 0.5 if leaves else 0.1
+    scripted.pace = 0.1
+    if leaves:
+        scripted.say = "word " * 400  # 40 s: were the slot held until the end, nobody would be let in meanwhile
     key = (await made(ring, max_concurrency=1))["key"]
     async with httpx2.AsyncClient(base_url=served, headers=bearer(key), trust_env=False) as api:
         async with api.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as reply:
@@ -140,9 +141,7 @@ async def test_a_streamed_reply_holds_its_slot_until_it_ends_or_the_client_leave
             assert held.status_code == 429 and "1 requests under way" in held.text
             if not leaves:
                 assert [line async for line in lines if line][-1] == "data: [DONE]"
-        began = time.monotonic()
         assert (await until_free(api)).status_code == 200
-        assert time.monotonic() - began < 2
 
 
 async def test_processes_share_a_minute_in_redis(redis: str) -> None:
@@ -170,22 +169,28 @@ async def test_requests_pass_when_redis_is_down_and_the_log_says_so_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "BLIND_SECONDS", 0.0)
-    one, began = Limits("async+redis://127.0.0.1:1", 1, 10), time.monotonic()
+    one = Limits("async+redis://127.0.0.1:1", 1, 10)
     with caplog.at_level(logging.WARNING, "attune.limits"):
         for _ in range(20):
             await taken(one, "key-a", 1)
-    assert time.monotonic() - began < 2
     assert len(caplog.records) == 1 and "pass uncounted" in caplog.text
     await one.close()
 
 
-async def test_a_redis_that_hangs_delays_one_request_and_not_the_next_ones() -> None:
+async def test_a_redis_that_hangs_delays_those_who_came_together_and_not_the_next_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "BLIND_SECONDS", 600.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         one = Limits(f"async+redis://127.0.0.1:{silent.getsockname()[1]}", 1, 10)
-        began = time.monotonic()
-        await asyncio.gather(*(taken(one, "key-a", 1) for _ in range(5)))
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(taken(one, "key-a", 1) for _ in range(5)))
+
+        def asks(*args: object) -> None:
+            raise AssertionError("it is asked again, though it did not answer a moment ago")
+
+        monkeypatch.setattr(one._window._windows, "hit", asks)  # type: ignore[attr-defined]
         await taken(one, "key-a", 1)
-        assert time.monotonic() - began < 1
         await one.close()
 
 

@@ -14,7 +14,24 @@ from sqlalchemy import select
 
 from app.config import Settings
 from app.main import create_app
-from app.models import ApiKey, Dataset, DatasetKind, DatasetRow, Feedback, Policy, Project, Turn, TurnPair, Version
+from app.models import (
+    ApiKey,
+    Batch,
+    Dataset,
+    DatasetKind,
+    DatasetRow,
+    Feedback,
+    Held,
+    Pin,
+    Policy,
+    Project,
+    RolloutPlan,
+    Sample,
+    SampleState,
+    Turn,
+    TurnPair,
+    Version,
+)
 from app.projects import service
 from tests.ring import Ring
 
@@ -52,6 +69,10 @@ def body(route: str, name: str, kind: str, content: dict[str, Any]) -> Probe:
 
 COMPLETION = "/v1/chat/completions/{completion_id}"
 POLICY = "/v1/policies/{name}"
+PLANS = f"{POLICY}/rollouts/plans"
+PINS = f"{POLICY}/pins"
+PIN = {"kind": "user", "subject": "bob", "version": 0}
+VERBS = ("pause", "resume", "cancel")
 PROBES = [
     body("POST /v1/chat/completions", "model", "policy", {"model": ID, "messages": HELLO}),
     body("POST /v1/chat/completions", "model (a version)", "version", {"model": ID, "messages": HELLO}),
@@ -81,6 +102,48 @@ PROBES = [
     path(f"GET {POLICY}", "name", "policy"),
     path(f"GET {POLICY}/versions", "name", "policy"),
     path(f"POST {POLICY}/rollback", "name", "policy", {}),
+    path(f"GET {POLICY}/deployment", "name", "policy"),
+    path(f"POST {POLICY}/deploy", "name", "policy", {"version": 0}),
+    path(f"POST {POLICY}/canary/promote", "name", "policy", {}),
+    path(f"POST {POLICY}/canary/end", "name", "policy", {}),
+    path(f"POST {POLICY}/rehearsal/promote", "name", "policy", {}),
+    path(f"POST {POLICY}/rehearsal/end", "name", "policy", {}),
+    path(f"PUT {POLICY}/delivery", "name", "policy", {}),
+    path(f"GET {POLICY}/training", "name", "policy"),
+    path(f"POST {POLICY}/training/pause", "name", "policy", {}),
+    path(f"POST {POLICY}/training/resume", "name", "policy", {}),
+    path(f"POST {POLICY}/training/trigger", "name", "policy", {}),
+    path(f"GET {POLICY}/updates", "name", "policy"),
+    Probe(f"GET {POLICY}/updates", "query after", "batch", query={"after": ID}),
+    path(f"GET {POLICY}/rewards", "name", "policy"),
+    path(f"PUT {POLICY}/rewards", "name", "policy", {"sources": [{"type": "explicit"}]}),
+    path(f"DELETE {POLICY}/rewards", "name", "policy"),
+    path(f"GET {POLICY}/reward-models", "name", "policy"),
+    path(f"POST {POLICY}/reward-models", "name", "policy", {}),
+    path(f"POST {POLICY}/reward-models/{{number}}/serve", "name", "policy", {}),
+    path(f"POST {POLICY}/reward-models/{{number}}/silence", "name", "policy", {}),
+    path(f"GET {POLICY}/rollouts", "name", "policy"),
+    path(f"PUT {POLICY}/rollouts", "name", "policy", {"shadows": {"siblings": 1}}),
+    path(f"DELETE {POLICY}/rollouts", "name", "policy"),
+    path(f"GET {PLANS}", "name", "policy"),
+    query(f"GET {PLANS}", "after", "plan"),
+    path(f"POST {PLANS}", "name", "policy", {"dataset": "bread", "verifier": {"type": "number"}}),
+    path(f"GET {PLANS}/{{plan_id}}", "name", "policy"),
+    path(f"GET {PLANS}/{{plan_id}}", "plan_id", "plan"),
+    *(path(f"POST {PLANS}/{{plan_id}}/{verb}", "name", "policy", {}) for verb in VERBS),
+    *(path(f"POST {PLANS}/{{plan_id}}/{verb}", "plan_id", "plan", {}) for verb in VERBS),
+    path(f"PUT {PINS}", "name", "policy", PIN),
+    body(f"PUT {PINS}", "subject (a key)", "key", {**PIN, "kind": "key", "subject": ID}),
+    path(f"GET {PINS}", "name", "policy"),
+    path(f"DELETE {PINS}/{{pin_id}}", "name", "policy"),
+    path(f"DELETE {PINS}/{{pin_id}}", "pin_id", "pin"),
+    path(f"GET {POLICY}/versions/{{number}}/lineage", "name", "policy"),
+    path("GET /v1/feedback/{feedback_id}/lineage", "feedback_id", "feedback"),
+    path(f"GET {COMPLETION}/lineage", "completion_id", "completion"),
+    path("GET /v1/subjects/{id}", "id", "subject"),
+    path("GET /v1/subjects/{id}/export", "id", "subject"),
+    path("DELETE /v1/subjects/{id}", "id", "subject"),
+    query("GET /v1/held", "after", "completion"),
     query("GET /v1/keys", "after", "key"),
     path("GET /v1/keys/{key_id}", "key_id", "key"),
     path("DELETE /v1/keys/{key_id}", "key_id", "key"),
@@ -92,8 +155,11 @@ PROBES = [
     path("DELETE /v1/datasets/{id}", "id", "dataset"),
 ]
 WITHOUT_IDS = {
+    "GET /v1/audit",
     "GET /v1/models",
     "GET /v1/policies",
+    "GET /v1/raters",
+    "PUT /v1/raters/{rater}",  # a name of the caller's own choosing: a row of its own is made if there is none
     "GET /v1/status",
     "GET /v1/project",
     "PATCH /v1/project",
@@ -107,7 +173,13 @@ WITHOUT_IDS = {
 # row numbers and dataset names mean nothing outside of it.
 HARMLESS = {
     *("limit", "order", "choice_index", "source_id", "since", "until", "trainable", "with_feedback", "version", "kind"),
+    *("number", "action", "actor"),
+    *(("GET /v1/raters", "standing"), ("GET /v1/raters", "after")),  # a place in a list
+    ("PUT /v1/raters/{rater}", "rater"),
+    *(("GET /v1/audit", "subject"), ("GET /v1/audit", "after")),  # of the caller's own entries
+    (f"GET {POLICY}/versions/{{number}}/lineage", "after"),  # a place in a list, which nothing is looked up by
     ("GET /v1/datasets/{id}/rows", "after"),
+    (f"GET {PINS}", "after"),
     ("POST /v1/datasets", "name"),
     ("POST /v1/responses", "previous_response_id"),  # takes null alone
 }
@@ -168,6 +240,10 @@ class Theirs:
     feedback: str
     key: str
     dataset: str
+    subject: str
+    batch: str
+    plan: str
+    pin: str
 
 
 @pytest.fixture
@@ -181,12 +257,18 @@ async def theirs(ring: Ring) -> AsyncIterator[Theirs]:
         version = (await session.scalars(select(Version).where(Version.policy_id == policy.id))).one()
         moved = await session.get_one(Turn, turn.id)
         moved.project_id, moved.policy_id, moved.version_id = project.id, policy.id, version.id
+        moved.end_user = "person-0123456789"
+        held = {"policy_id": policy.id, "version_id": version.id, "reward": 1.0, "state": SampleState.HELD}
+        session.add(Sample(turn_id=turn.id, rater="HUMAN/user-0123456789", **held))
+        session.add(Batch(id=f"bat-{'7' * 32}", policy_id=policy.id, parent_id=version.id, num_samples=2))
         feedback = (await session.scalars(select(Feedback).where(Feedback.id == said))).one()
         feedback.project_id = project.id
         session.add(TurnPair(turn_id=turn.id, key="order", value="order-0123456789", project_id=project.id))
         session.add(dataset(project))
         await session.flush()
         session.add(DatasetRow(dataset_id=dataset(project).id, number=0, content={"messages": HELLO}))
+        session.add(plan(policy))
+        session.add(pin(version, project))
         key = (await session.scalars(select(ApiKey).where(ApiKey.project_id == project.id))).one()
     yield Theirs(
         auth={"authorization": f"Bearer {secret}"},
@@ -200,12 +282,37 @@ async def theirs(ring: Ring) -> AsyncIterator[Theirs]:
         feedback=said,
         key=key.id,
         dataset=dataset(project).id,
+        subject="person-0123456789",
+        batch=f"bat-{'7' * 32}",
+        plan=f"plan-{'7' * 32}",
+        pin=f"pin-{'7' * 32}",
     )
 
 
 def dataset(project: Project) -> Dataset:
     kind = DatasetKind.PROMPTS
     return Dataset(id=f"ds-{'7' * 32}", project_id=project.id, name="bread", kind=kind, num_rows=1, sha256="0" * 64)
+
+
+def plan(policy: Policy) -> RolloutPlan:
+    return RolloutPlan(
+        id=f"plan-{'7' * 32}",
+        project_id=policy.project_id,
+        policy_id=policy.id,
+        dataset_id=f"ds-{'7' * 32}",
+        dataset="bread",
+        n=2,
+        passes=1,
+        verifier={"type": "number"},
+        temperature=1.0,
+        max_tokens=16,
+        num_prompts=1,
+    )
+
+
+def pin(version: Version, project: Project) -> Pin:
+    same = {"policy_id": version.policy_id, "version_id": version.id, "actor": "test"}
+    return Pin(id=f"pin-{'7' * 32}", project_id=project.id, kind=Held.USER, subject="user-0123456789", **same)
 
 
 def like(id: str) -> str:
@@ -223,6 +330,9 @@ async def ask(ring: Ring, probe: Probe, id: str, own: str, auth: dict[str, str] 
     method, _, route = probe.route.partition(" ")
     place, _, name = probe.spot.partition(" (")[0].partition(" ")
     route = route.replace(f"{{{name}}}", id) if place == "path" else route.replace("{completion_id}", own)
+    route = route.replace("{name}", "bread" if auth else "shop").replace(
+        "{number}", "1" if "reward-models" in route else "0"
+    )
     params, content = filled(probe.query, id, own), filled(probe.body, id, own)
     return await ring.api.request(method, route, params=params, json=content, headers=auth)
 

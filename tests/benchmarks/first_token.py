@@ -5,6 +5,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -18,7 +19,15 @@ from tests.benchmarks.deployment import DATABASES, POLICY, Deployment, deploymen
 from tests.benchmarks.load import quantile
 from tests.benchmarks.overhead import MESSAGES
 from tests.benchmarks.wire import Wire, post
-from tests.engine_fixture import DEMO_MODEL, ListLedger, RunningEngine, engine_spec, wait_until_told
+from tests.engine_fixture import (
+    DEMO_MODEL,
+    START_SECONDS,
+    UNCHECKED,
+    ListLedger,
+    RunningEngine,
+    engine_spec,
+    wait_until_told,
+)
 from workers.engine.supervisor import Supervisor
 
 TOKENS = 16
@@ -26,12 +35,13 @@ Request = tuple[str, bytes]
 
 
 @contextmanager
-def sglang(model: Path) -> Iterator[RunningEngine]:
+def sglang(model: Path, seconds: float = START_SECONDS, **fields: Any) -> Iterator[RunningEngine]:
+    """`seconds`: to wait for it. `fields`: of its EngineSpec, where they differ from the tests'."""
     with TemporaryDirectory() as folder, start_blocking_portal() as portal:
-        spec = engine_spec(Path(folder), model)
-        supervisor = Supervisor(spec, ledger := ListLedger(), lambda path, sha256: None)
+        spec = replace(engine_spec(Path(folder), model), **fields)
+        supervisor = Supervisor(spec, ledger := ListLedger(), UNCHECKED)
         running = portal.start_task_soon(supervisor.run)
-        portal.call(wait_until_told, ledger, "ready 1")
+        portal.call(wait_until_told, ledger, "ready 1", seconds)
         try:
             yield RunningEngine(spec)
         finally:

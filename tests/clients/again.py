@@ -1,7 +1,8 @@
-"""For tests that demand a tool of the demo model.
+"""For tests that demand something of the demo model: a tool, a schema filled in, an end in time.
 
 Within a demanded call's grammar SGLang lets any white space pass, and a model of two million parameters gets lost in it
-once in some fifty replies: the reply then ends with `length`, as it should, and shows nothing of what a test is about.
+once in some fifty replies; a sampled reply may also ramble on, or be over before anybody could break it off. It ends
+otherwise then, as it should, and shows nothing of what a test is about.
 """
 
 import asyncio

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.clients.again import again
 from tests.clients.conftest import Record, Running
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -48,6 +49,7 @@ def test_a_streamed_chat(attune: Running, record: Record) -> None:
     assert turn.reply == {"role": "assistant", "content": text}
 
 
+@again
 def test_a_streamed_response(attune: Running, record: Record) -> None:
     lines = curl(attune, "/responses", {"model": "shop", "input": "Hi!", "stream": True}).splitlines()
     kinds = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]

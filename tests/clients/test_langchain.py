@@ -36,6 +36,9 @@ class Order(BaseModel):
     order_id: str = Field(description="The number of the order.")
 
 
+Order.__name__ = "order_status"  # of a tool by another name the demo model makes nothing in two replies of five
+
+
 @tool
 def order_status(order_id: str) -> str:
     """Look up the state of an order."""

@@ -100,6 +100,7 @@ def test_with_the_stock_model_the_last_reply_is_judged_by_the_callers_own_name_f
     assert last.reply == {"role": "assistant", "content": replies[-1].text}
 
 
+@again
 def test_left_to_itself_the_model_finds_the_tool(model: ChatAttune, record: Record) -> None:
     agent = example.build(model)
     turns = [said(agent.invoke(ASKED, thread(f"free-{number}"))["messages"]) for number in range(3)]

@@ -89,6 +89,7 @@ def test_the_stream_helper_puts_the_reply_together(client: openai.OpenAI, record
     assert turn.reply is not None and turn.reply["content"] == final.choices[0].message.content
 
 
+@again
 def test_a_pydantic_model_is_filled_in(client: openai.OpenAI, record: Record) -> None:
     reply = client.chat.completions.parse(model="shop", messages=MESSAGES, response_format=Opening, max_tokens=64)
     assert isinstance(reply.choices[0].message.parsed, Opening)
@@ -96,6 +97,7 @@ def test_a_pydantic_model_is_filled_in(client: openai.OpenAI, record: Record) ->
     assert turn.asked["response_format"]["json_schema"]["strict"] is True
 
 
+@again
 def test_a_pydantic_model_is_filled_in_as_it_streams(client: openai.OpenAI, record: Record) -> None:
     with client.chat.completions.stream(
         model="shop", messages=MESSAGES, response_format=Opening, max_tokens=64
@@ -114,6 +116,7 @@ def test_a_json_object_is_json(client: openai.OpenAI, record: Record) -> None:
     record.turn(reply.id, flaw=CONSTRAINED)
 
 
+@again
 def test_the_model_may_call_a_tool_and_its_answer_comes_back(client: openai.OpenAI, record: Record) -> None:
     tools: Any = [ORDER_STATUS]
     for seed in range(8):

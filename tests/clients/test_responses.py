@@ -35,6 +35,7 @@ def completion_id(response: Response) -> str:
     return "chatcmpl-" + response.id.removeprefix("resp_")
 
 
+@again
 def test_a_response_is_a_completion_on_record(client: openai.OpenAI, record: Record) -> None:
     raw = client.responses.with_raw_response.create(
         model="shop", instructions=SYSTEM, input=QUESTION, metadata={"visit": "responses"}
@@ -50,6 +51,7 @@ def test_a_response_is_a_completion_on_record(client: openai.OpenAI, record: Rec
     assert turn.details == {"visit": "responses"}
 
 
+@again
 def test_a_response_streams_in_typed_events(client: openai.OpenAI, record: Record) -> None:
     with client.responses.stream(model="shop", instructions=SYSTEM, input=QUESTION) as stream:
         events = list(stream)
@@ -65,6 +67,7 @@ def test_a_response_streams_in_typed_events(client: openai.OpenAI, record: Recor
     assert final.usage is not None and final.usage.output_tokens == turn.num_output_tokens
 
 
+@again
 def test_a_pydantic_model_is_filled_in(client: openai.OpenAI, record: Record) -> None:
     response = client.responses.parse(model="shop", input=QUESTION, text_format=Opening, max_output_tokens=64)
     assert isinstance(response.output_parsed, Opening)

@@ -23,11 +23,12 @@ from urllib3 import HTTPResponse
 from app.config import Settings
 from app.db import Database
 from app.main import create_app
-from app.models import Engine, EngineState, Policy, Turn, TurnState, Version
+from app.models import Engine, EngineState, Policy, Turn, Version
 from app.projects.bootstrap import bootstrap
 from tests.scripted_engine import ScriptedEngine, serving
+from tests.turns import finished
 
-ANSWER_SECONDS = 20.0
+ANSWER_SECONDS = 120.0
 ERROR_KEYS = {"message", "type", "param", "code"}
 KNOWN = "chatcmpl-" + "0" * 32  # a finished turn that tests may name
 
@@ -152,26 +153,7 @@ async def furnish(db: Database, settings: Settings, engine_url: str) -> str:
 async def finished_turn(session: AsyncSession) -> Turn:
     policy = (await session.scalars(select(Policy))).one()
     version = (await session.scalars(select(Version))).one()
-    return Turn(
-        id=KNOWN,
-        completion_id=KNOWN,
-        project_id=policy.project_id,
-        policy_id=policy.id,
-        version_id=version.id,
-        engine="engine-0",
-        state=TurnState.DONE,
-        stream=False,
-        messages=[{"role": "user", "content": "hi"}],
-        sampling={"temperature": 1.0},
-        prompt_ids=[1, 2, 3],
-        output_ids=[4, 5],
-        logprobs=[-0.5, -0.25],
-        num_prompt_tokens=3,
-        num_output_tokens=2,
-        reply={"role": "assistant", "content": "hello"},
-        finish_reason="stop",
-        finished_at=1.0,
-    )
+    return finished(policy, version, KNOWN, num_prompt_tokens=3, finished_at=1.0)
 
 
 def flaw(answer: bytes) -> str | None:

@@ -17,7 +17,7 @@ FULL = os.environ.get("ATTUNE_FULL") == "1"
 ITEMS = 10_000 if FULL else 200
 SENDS = 10
 AT_ONCE = 8  # items on their way at a time, so 80 requests
-pytestmark = [pytest.mark.timeout(3600 if FULL else 300)]
+pytestmark = [pytest.mark.timeout(3600 if FULL else 600)]
 
 
 @pytest.fixture

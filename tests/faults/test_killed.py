@@ -50,7 +50,7 @@ async def long_turns(ring: Ring, count: int) -> list[str]:
 async def test_the_trainer_killed_in_mid_update_loses_nothing_and_uses_nothing_twice(ring: Ring) -> None:
     settings = ring.settings.model_copy(update={"batch_size": SAMPLES, "lease_seconds": 3.0, "sweep_seconds": 0.5})
     turns = await long_turns(ring, SAMPLES)
-    await curate(ring.db)
+    await curate(ring.db, ring.settings)
     assert await assemble(ring.db, settings) == 1
 
     async def batch() -> Batch:
@@ -64,13 +64,13 @@ async def test_the_trainer_killed_in_mid_update_loses_nothing_and_uses_nothing_t
 
     with processes(settings) as running:
         running.start("beat", "trainer")
-        await until(claimed, 90, "a trainer has claimed the batch")
+        await until(claimed, 180, "a trainer has claimed the batch")
         owner = (await batch()).lease_owner
         assert owner is not None
         os.kill(int(owner.rpartition(":")[2]), signal.SIGKILL)
         assert (await batch()).state == BatchState.OPEN, "it was killed in mid-update"
         running.start("worker")
-        await until(trained, 120, "the batch is trained after the kill")
+        await until(trained, 180, "the batch is trained after the kill")
 
     taken = await batch()
     versions = [version for version in await ring.all(Version) if version.number > 0]
@@ -85,13 +85,12 @@ async def test_the_trainer_killed_in_mid_update_loses_nothing_and_uses_nothing_t
 async def test_the_api_killed_in_mid_reply_keeps_every_acknowledged_feedback(
     ring: Ring, scripted: ScriptedEngine
 ) -> None:
-    settings = ring.settings.model_copy(update={"chat_timeout_seconds": 2.0})
     headers = {"authorization": f"Bearer {ring.key}"}
     chat: dict[str, Any] = {"model": "shop", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 600}
 
-    with processes(settings) as running:
+    with processes(ring.settings) as running:
         running.start("api")
-        async with httpx2.AsyncClient(base_url=running.settings.url, headers=headers, timeout=10) as client:
+        async with httpx2.AsyncClient(base_url=running.settings.url, headers=headers, timeout=60) as client:
             done = (await client.post("/v1/chat/completions", json=chat)).json()["id"]
             assert (await client.post("/v1/feedback", json=thumb(done, "one"))).status_code == 201
             scripted.say, scripted.pace = "word " * 500, 0.02
@@ -110,12 +109,12 @@ async def test_the_api_killed_in_mid_reply_keeps_every_acknowledged_feedback(
     assert (await ring.get(Turn, cut)).state == TurnState.OPEN
 
     async def closed() -> bool:
-        await sweep(ring.db, settings)
+        await sweep(ring.db, ring.settings.model_copy(update={"chat_timeout_seconds": 0.5}))
         return (await ring.get(Turn, cut)).state == TurnState.ABORTED
 
-    await until(closed, 20, "the sweep has closed the turn that nobody will finish")
-    await curate(ring.db)
-    await curate(ring.db)
+    await until(closed, 60, "the sweep has closed the turn that nobody will finish")
+    await curate(ring.db, ring.settings)
+    await curate(ring.db, ring.settings)
     assert {(sample.turn_id, sample.state) for sample in await ring.all(Sample)} == {
         (done, SampleState.OPEN),
         (cut, SampleState.DROPPED),

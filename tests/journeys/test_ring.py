@@ -9,19 +9,18 @@ import httpx2
 import pytest
 from sqlalchemy import update
 
-from app.cli.client import save_key
 from app.config import Settings
 from app.db import Database
 from app.migrate import upgrade
-from app.models import Engine, EngineState, Sample, SampleState, Turn, Version, VersionState
-from app.projects.bootstrap import bootstrap
+from app.models import Batch, BatchState, Engine, Sample, SampleState, Turn, Version, VersionState
 from demo.attest import attest
 from demo.simulate import Crowd, Habits
 from tests.engine_fixture import RunningEngine
+from tests.journeys.opening import keys, open_on
 from tests.processes import processes, until
 from tests.ring import Ring
 
-UPDATES = 4
+UPDATES = 5
 
 
 @pytest.fixture
@@ -32,18 +31,13 @@ async def small(tmp_path: Path, engine: RunningEngine) -> Ring:
         policy="shop",
         batch_size=64,
         learning_rate=2e-3,
-        engine_api_key=engine.spec.api_key,
-        engine_admin_key=engine.spec.admin_key,
+        kl_guard=0.1,  # hardly an update is refused, and if one is, the others stand on what was before it
+        **keys(engine),
     )
     settings.home.mkdir()
     await asyncio.to_thread(upgrade, settings.database)
     db = Database(settings.database)
-    async with db.write() as session:
-        key = await bootstrap(session, settings.policy, settings.model)
-        session.add(Engine(name="engine-0", url=engine.spec.url, state=EngineState.READY, incarnation=1, loaded=[]))
-    assert key is not None
-    save_key(settings, key)
-    return Ring(settings=settings, db=db, key=key)
+    return await open_on(engine, settings, db)
 
 
 @pytest.mark.engine
@@ -57,7 +51,7 @@ async def test_the_ring_turns_and_turns_back(small: Ring, engine: RunningEngine)
         crowd = Crowd(running.settings, Habits(users=16, seed=5))
         chatting = asyncio.create_task(crowd.run())
         try:
-            await until(live, 300, f"{UPDATES} versions are live")
+            await until(live, 420, f"{UPDATES} versions are live")
             await asyncio.sleep(5)
         finally:
             crowd.stop()
@@ -65,8 +59,9 @@ async def test_the_ring_turns_and_turns_back(small: Ring, engine: RunningEngine)
         tally = crowd.tally
         assert tally.troubles == []
         assert (tally.refused, tally.cut, tally.mislabelled) == (0, 0, 0)
+        await come_to_rest(small)
         await check_lineage(small)
-        first, last = (await approvals(small))[0], (await approvals(small))[-1]
+        first, last = await approval(small, 0, 0), await approval(small, UPDATES - 1, 99)
         assert last > first + 0.1, f"approval went from {first:.0%} to {last:.0%}"
         await check_rollback(small, engine, running.settings.url)
         await check_learning_goes_on(small, running.settings)
@@ -87,7 +82,7 @@ async def check_learning_goes_on(small: Ring, settings: Settings) -> None:
     crowd = Crowd(settings, Habits(users=16, seed=6))
     chatting = asyncio.create_task(crowd.run())
     try:
-        await until(better, 120, "a version on top of the one that was rolled back to")
+        await until(better, 240, "a version on top of the one that was rolled back to")
     finally:
         crowd.stop()
         await chatting
@@ -109,28 +104,53 @@ def updates(version: Version) -> int:
 
 async def check_that_attesting_can_fail(small: Ring) -> None:
     """Replies under another version's name are found out."""
-    versions = sorted(await small.all(Version), key=lambda version: version.number)
-    wrong, right = versions[1], versions[2]
+    _, wrong, right, *_ = await line(small)
     async with small.db.write() as session:
         await session.execute(update(Turn).where(Turn.version_id == right.id).values(version_id=wrong.id))
     attested = await attest(small.db, small.settings)
     assert attested.mislabelled > 0
 
 
-async def approvals(small: Ring) -> list[float]:
+async def come_to_rest(small: Ring) -> None:
+    """What was frozen when the last of the crowd left has been trained, and is home or not. Nobody chats any more."""
+
+    async def idle() -> bool:
+        under_way = (VersionState.TRAINED, VersionState.PROVEN)
+        return not any(batch.state == BatchState.OPEN for batch in await small.all(Batch)) and not any(
+            version.state in under_way for version in await small.all(Version)
+        )
+
+    seconds = 0
+    while seconds < 3:  # between two stations nothing is under way for a moment
+        await until(idle, 180, "nothing is under way any more")
+        await asyncio.sleep(1)
+        seconds = seconds + 1 if await idle() else 0
+
+
+async def approval(small: Ring, first: int, last: int) -> float:
+    """Of all that these versions said together: of a hundred thumbs, ± 5 points."""
     from app.policies.repository import voices
 
     policy = await small.policy()
     async with small.db.read() as session:
         heard = await voices(session, policy.id)
+    told = [heard[row.id] for row in await small.all(Version) if first <= row.number <= last and row.id in heard]
+    rated = sum(one["rated"] for one in told)
+    assert rated >= 30
+    return sum(one["approval"] * one["rated"] for one in told if one["rated"]) / rated
+
+
+async def line(small: Ring) -> list[Version]:
+    """Oldest first, without those that the guard refused: learning went back to what served and left them aside."""
     versions = sorted(await small.all(Version), key=lambda version: version.number)
-    return [heard[v.id]["approval"] for v in versions if heard.get(v.id, {}).get("rated", 0) >= 30]
+    return [version for version in versions if version.state != VersionState.REJECTED]
 
 
 async def check_lineage(small: Ring) -> None:
     """Every version on its parent, proven on the engine, from samples that no other version used."""
-    versions = sorted(await small.all(Version), key=lambda version: version.number)
-    for parent, version in pairwise(versions):
+    versions = await small.all(Version)
+    assert all("KL to the version before it" in (v.reason or "") for v in versions if v.state == VersionState.REJECTED)
+    for parent, version in pairwise(await line(small)):
         assert version.parent_id == parent.id
         if version.live_at is not None:
             assert version.timings["probe_distance"] < 1e-3
@@ -141,8 +161,8 @@ async def check_lineage(small: Ring) -> None:
 
 async def check_rollback(small: Ring, engine: RunningEngine, url: str) -> None:
     """One call, and the next reply is the old version's; no engine loads anything for it."""
-    await asyncio.sleep(3)  # what is being trained comes home or not; nobody chats any more
     left = await small.serving()
+    parent: Version = await small.get(Version, left.parent_id)
     before = await small.all(Engine)
     client = engine.connect()
     held = await client.adapters()
@@ -152,7 +172,7 @@ async def check_rollback(small: Ring, engine: RunningEngine, url: str) -> None:
         assert answer.status_code == 200, answer.text
         chat = {"model": "shop", "messages": [{"role": "user", "content": "When are you open?"}], "max_tokens": 60}
         reply = await api.post("/v1/chat/completions", json=chat)
-    assert reply.headers["x-policy-version"] == answer.json()["serving"] == f"shop@v{left.number - 1}"
+    assert reply.headers["x-policy-version"] == answer.json()["serving"] == f"shop@v{parent.number}"
     assert await client.adapters() == held
     await client.aclose()
     assert [(row.incarnation, row.loaded) for row in await small.all(Engine)] == [

@@ -61,17 +61,17 @@ def test_one_command_starts_everything_and_ctrl_c_stops_it_cleanly(
     settings = Settings(home=Path(shell["ATTUNE_HOME"]), port=int(shell["ATTUNE_PORT"]))
     headers = {"authorization": f"Bearer {saved_key(settings)}"}
     chat = {"model": "assistant", "messages": [{"role": "user", "content": "When are you open?"}], "max_tokens": 60}
-    with httpx2.Client(base_url=settings.url, headers=headers, timeout=30, trust_env=False) as client:
+    with httpx2.Client(base_url=settings.url, headers=headers, timeout=120, trust_env=False) as client:
         reply = client.post("/v1/chat/completions", json=chat)
         assert (reply.status_code, reply.headers["x-policy-version"]) == (200, "assistant@v0")
         vote = {"completion_id": reply.json()["id"], "kind": "binary", "value": True}
         assert client.post("/v1/feedback", json=vote).status_code == 201
 
-    again = subprocess.run([*attune(), "up"], env=shell, capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
+    again = subprocess.run([*attune(), "up"], env=shell, capture_output=True, text=True, cwd=REPOSITORY, timeout=120)
     assert again.returncode == 1 and "is taken" in again.stderr
 
     up.send_signal(signal.SIGINT)
-    assert up.wait(60) == 0
+    assert up.wait(120) == 0
     assert "stopped" in log.read_text()
-    gone, alive = psutil.wait_procs(family, timeout=10)
+    gone, alive = psutil.wait_procs(family, timeout=60)
     assert alive == [], f"left behind: {alive}, gone: {len(gone)}"

@@ -13,10 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from alignment.config import OptimConfig, TrainerConfig
-from alignment.manifest import ADAPTER
+from alignment.manifest import ADAPTER, WEIGHTS
 from alignment.recipes import DPOConfig, PPOConfig
 from alignment.samples import Batch
-from alignment.trainer.checkpoint import WEIGHTS
 from alignment.trainer.learner import Learner
 
 

@@ -1,5 +1,6 @@
 """One update, looked at step by step: what must not matter does not, and what must hold holds exactly."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -327,3 +328,23 @@ def test_whatever_goes_wrong_the_policy_is_what_it_was(
         learner.update(draw(8, seed=1))
     assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
     assert learner.progress == progress
+
+
+@pytest.mark.parametrize("algorithm", [PPOConfig(), DPOConfig(max_kl=None)], ids=label)
+def test_the_guards_distance_is_that_of_the_policy_that_came_out(
+    base_model: Path, config: TrainerConfig, grouped: Batch, algorithm: AlgorithmConfig
+) -> None:
+    """By the parent's own log-probs or, where it was not scored, by those on record; on its own replies alone."""
+    learner = Learner(base_model, config.model_copy(update={"algorithm": algorithm}))
+    older = replace(grouped, samples=tuple(replace(s, lag=i % 2) for i, s in enumerate(grouped.samples)))
+    metrics = learner.update(older).metrics
+    own = [sample for sample in older.samples if sample.lag == 0]
+    after_BT = score_alone(learner.policy, [Scored.of(sample) for sample in own], budget=4096)
+    gaps = [
+        float(now) - was
+        for sample, row in zip(own, after_BT, strict=True)
+        for was, now in zip(sample.logprobs, row, strict=False)
+    ]
+    expected = sum(math.exp(gap) - 1 - gap for gap in gaps) / len(gaps)
+    assert metrics["guard/tokens"] == len(gaps)
+    assert metrics["guard/kl"] == pytest.approx(expected, rel=1e-3, abs=1e-9) and expected > 0

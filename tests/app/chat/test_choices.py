@@ -26,7 +26,7 @@ async def test_each_choice_is_a_turn_of_its_own(ring: Ring, scripted: ScriptedEn
 
 
 async def test_streamed_choices_come_side_by_side(ring: Ring, scripted: ScriptedEngine) -> None:
-    scripted.pace = 0.002
+    scripted.pace = 0.1  # long beside any pause of a busy machine
     parts = chunks(await ask(ring, n=3, stream=True, stream_options={"include_usage": True}))
     text = {0: "", 1: "", 2: ""}
     finished = []
@@ -64,13 +64,12 @@ async def test_a_client_that_leaves_ends_every_choice(
     headers = {"authorization": f"Bearer {ring.key}"}
     async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-        while len(scripted.heard) < 3:
+        while len(scripted.running) < 3:
             await asyncio.sleep(0.02)
-        await asyncio.sleep(0.2)
         asking.cancel()
         await asyncio.wait([asking])
     turns: list[Turn] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while {turn.state for turn in turns} != {TurnState.ABORTED}:
             await asyncio.sleep(0.05)
             turns = await ring.all(Turn)

@@ -125,7 +125,7 @@ async def test_a_clients_retry_makes_one_trainable_turn(ring: Ring, scripted: Sc
 async def test_a_retry_of_what_was_judged_leaves_the_judged_turn(ring: Ring, scripted: ScriptedEngine) -> None:
     first = await ask(ring, HELLO)
     await ring.thumb(first.id)
-    await curate(ring.db)
+    await curate(ring.db, ring.settings)
     second = await ask(ring, HELLO, headers={"x-stainless-retry-count": "2"})
     assert first.id in (second.flaw or "") and (await ring.get(Turn, first.id)).flaw is None
 
@@ -190,10 +190,17 @@ async def test_a_request_may_withhold_consent(
 async def test_consent_can_be_withdrawn_by_a_new_label(ring: Ring, scripted: ScriptedEngine) -> None:
     turn = await ask(ring, HELLO)
     await ring.thumb(turn.id)
-    await curate(ring.db)
+    await curate(ring.db, ring.settings)
     await ring.api.post(f"/v1/chat/completions/{turn.id}", json={"metadata": {"attune_train": "False"}})
     assert (await ring.get(Turn, turn.id)).flaw == "no consent to train"
     assert (await ring.get(Sample, turn.id)).state == SampleState.DROPPED
+
+
+async def test_consent_that_is_withdrawn_counts_before_any_other_flaw(ring: Ring, scripted: ScriptedEngine) -> None:
+    turn = await ask(ring, HELLO, top_p=0.9)
+    assert turn.flaw not in (None, "no consent to train")
+    await ring.api.post(f"/v1/chat/completions/{turn.id}", json={"metadata": {"attune_train": "false"}})
+    assert (await ring.get(Turn, turn.id)).flaw == "no consent to train"
 
 
 async def test_a_request_cannot_give_the_consent_that_its_key_withholds(ring: Ring, scripted: ScriptedEngine) -> None:

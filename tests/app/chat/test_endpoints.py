@@ -94,9 +94,13 @@ async def test_an_unknown_version_is_a_404(ring: Ring, scripted: ScriptedEngine,
     assert await ring.all(Turn) == []
 
 
-async def test_a_version_that_no_engine_holds_is_a_404(ring: Ring, scripted: ScriptedEngine) -> None:
-    await publish(ring, loaded=False)
+async def test_a_version_that_no_engine_holds_is_a_404_and_what_serves_but_is_not_held_a_503(
+    ring: Ring, scripted: ScriptedEngine
+) -> None:
+    version = await publish(ring, loaded=False)
     answer = await ask(ring)
+    assert answer.status_code == 503 and "retry-after" in answer.headers, "that is no fault of who asks"
+    answer = await ask(ring, model=f"shop@v{version.number}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
     rejected = await ring.version(VersionState.REJECTED)
     assert (await ask(ring, model=f"shop@v{rejected.number}")).status_code == 404
@@ -265,16 +269,15 @@ async def test_a_client_that_hangs_up_ends_the_engines_work_and_the_turn_is_reco
     headers = {"authorization": f"Bearer {ring.key}"}
     async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-        while not scripted.heard:
+        while not any(reply.output_ids for reply in list(scripted.running.values())):
             await asyncio.sleep(0.02)
-        await asyncio.sleep(0.3)
         asking.cancel()
         await asyncio.wait([asking])
-    turn = await ring.settled()
+    turn = await ring.settled(60.0)
     assert scripted.aborted == {turn.id}
     assert (turn.state, turn.finish_reason) == (TurnState.ABORTED, "client_disconnect")
     assert 0 < turn.num_output_tokens < 400 and len(turn.output_ids) == len(turn.logprobs)
-    assert turn.flaw
+    assert turn.flaw is None, "what was said until then may be learned from"
 
 
 @pytest.mark.parametrize("tools", [[{}], [{"type": "function"}], [{"function": "x"}], [{"type": None}], "none", [1]])
@@ -321,16 +324,17 @@ async def test_what_stock_clients_send_is_taken(ring: Ring, scripted: ScriptedEn
 
 
 async def test_a_reply_that_outlived_the_sweep_is_not_lost(ring: Ring, scripted: ScriptedEngine, served: str) -> None:
-    scripted.pace = 0.1
+    scripted.held = lambda reply: True
     body = {"model": "shop", "messages": MESSAGES, "stream": True}
     headers = {"authorization": f"Bearer {ring.key}"}
     async with (
-        httpx2.AsyncClient(base_url=served, headers=headers, timeout=10) as client,
+        httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client,
         client.stream("POST", "/v1/chat/completions", json=body) as answer,
     ):
         async with ring.db.write() as session:
             turn = await session.get_one(Turn, answer.headers["x-completion-id"])
             turn.state, turn.finish_reason = TurnState.ABORTED, "server_lost"
+        scripted.held = lambda reply: False
         await answer.aread()
     assert (await ring.get(Turn, turn.id)).state == TurnState.DONE
 
@@ -339,10 +343,12 @@ async def test_every_api_process_follows_the_pointer_at_once(ring: Ring, scripte
     await publish(ring)
     scripted.adapters = {"shop-v1": "/nowhere/shop-v1"}
     body = {"model": "shop", "messages": MESSAGES}
-    async with httpx2.AsyncClient(base_url=served, headers={"authorization": f"Bearer {ring.key}"}) as other:
+    headers = {"authorization": f"Bearer {ring.key}"}
+    async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as other:
         for number in (0, 1, 0, 1):
             moved = await ring.api.post("/v1/policies/shop/rollback", json={"version": number})
             assert moved.status_code == 200
+            await asyncio.sleep(2 * ring.settings.route_cache_seconds)
             for api in (other, ring.api):
                 answer = await api.post("/v1/chat/completions", json=body)
                 assert answer.headers["x-policy-version"] == f"shop@v{number}"

@@ -77,7 +77,7 @@ async def test_a_deleted_completion_is_gone_and_never_learned_from(
 ) -> None:
     id = (await ask(ring, metadata={"ticket": "7"}, user="anna")).json()["id"]
     await ring.thumb(id)
-    await curate(ring.db)
+    await curate(ring.db, ring.settings)
     if frozen:
         async with ring.db.write() as session:
             (await session.get_one(Sample, id)).state = SampleState.BATCHED

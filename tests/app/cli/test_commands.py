@@ -39,6 +39,8 @@ async def test_versions_status_and_rollback(at: Ring) -> None:
     assert "shop@v1" in run(app, ["versions"]).stdout
     told = run(app, ["status"]).stdout
     assert "shop serves shop@v0" in told and "rollback shop@v0 rude" in told
+    assert run(app, ["rollback", "--to", "v0"]).stdout.strip() == "shop@v0 → shop@v0", "as deploy takes it; idempotent"
+    assert run(app, ["rollback", "--to", "latest"]).exit_code == 2
     again = run(app, ["rollback"])
     assert again.exit_code == 1 and "nothing to go back to" in again.output
 

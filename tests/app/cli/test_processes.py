@@ -16,7 +16,7 @@ def child(tmp_path: Path, program: str) -> Child:
     return Child("child", [sys.executable, "-c", program], tmp_path / "child.log", patience=2.0)
 
 
-def wait_for(condition: object, seconds: float = 10.0) -> None:
+def wait_for(condition: object, seconds: float = 60.0) -> None:
     ends = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < ends

@@ -24,7 +24,7 @@ def scripted_url(scripted: ScriptedEngine) -> Iterator[str]:
 
 @pytest.fixture
 async def client(scripted_url: str) -> AsyncIterator[EngineClient]:
-    client = EngineClient(scripted_url, "user", "admin", patience=1.0)
+    client = EngineClient(scripted_url, "user", "admin", patience=60.0)
     yield client
     await client.aclose()
 

@@ -5,8 +5,10 @@ import asyncio
 import pytest
 import torch
 
-from app.engine.client import EngineClient
+from alignment.manifest import seal
+from app.engine.client import NEWER, SHAPES, EngineClient
 from app.engine.errors import AdapterMissing, EngineRefused
+from workers.engine.payload import payload
 
 pytestmark = pytest.mark.engine
 
@@ -53,6 +55,19 @@ async def test_a_folder_that_is_not_there_is_refused_and_the_engine_lives(engine
     with pytest.raises(EngineRefused):
         await engine_client.load_adapter("ghost-v1", tmp_path / "ghost")
     assert await engine_client.generates()
+
+
+async def test_an_adapter_within_the_call_is_the_one_of_the_folder(engine_client, weights) -> None:
+    path = weights.adapter("carried-v1", seed=5)
+    carried = payload(path, seal(path, {}))
+    await engine_client.load_adapter("carried-v1", carried)
+    assert SHAPES[engine_client.url] == NEWER
+    await engine_client.load_adapter("carried-v1", carried)
+    await engine_client.load_adapter("by-path-v1", path)
+    ids = list(range(5, 60))
+    [within], [by_path] = [await engine_client.score(name, [ids]) for name in ("carried-v1", "by-path-v1")]
+    torch.testing.assert_close(torch.tensor(within), torch.tensor(by_path), atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.tensor(within), weights.logprobs("carried-v1", ids), atol=1e-4, rtol=0)
 
 
 async def test_an_adapter_never_loaded_is_missing(engine_client, make_call) -> None:

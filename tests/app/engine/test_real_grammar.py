@@ -10,6 +10,7 @@ from app.engine.capture import Capture
 from app.engine.client import EngineClient
 from app.engine.errors import EngineRefused, EngineUnavailable
 from app.engine.request import ChatCall
+from tests.clients.again import again
 
 pytestmark = pytest.mark.engine
 MakeCall = Callable[..., ChatCall]
@@ -36,6 +37,7 @@ async def said(client: EngineClient, call: ChatCall, stream: bool) -> Capture:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@again
 async def test_a_schema_holds_and_is_marked(engine_client: EngineClient, make_call: MakeCall, stream: bool) -> None:
     capture = await said(engine_client, make_call(response_format=schema(ORDER), max_tokens=64), stream)
     told = json.loads(capture.text)

@@ -18,6 +18,7 @@ async def test_a_turn_leaves_with_everything_that_was_recorded(ring: Ring) -> No
         conversation_id="c-1",
         parent_id="chatcmpl-0",
         continuity="exact",
+        routed="canary",
         end_user="ada",
         details={"page": "7", "ü": "☃"},
         asked={"tools": [{"type": "function", "function": {"name": "find"}}]},
@@ -27,6 +28,7 @@ async def test_a_turn_leaves_with_everything_that_was_recorded(ring: Ring) -> No
     assert (row["id"], row["completion_id"], row["choice_index"]) == (turn.id, turn.id, 0)
     assert (row["model"], row["policy"], row["version"]) == ("shop@v0", "shop", 0)
     assert (row["conversation_id"], row["parent_id"], row["continuity"]) == ("c-1", "chatcmpl-0", "exact")
+    assert row["routed"] == "canary"
     assert (row["end_user"], row["finish_reason"], row["flaw"], row["state"]) == ("ada", "stop", None, "done")
     assert dict(row["metadata"]) == {"page": "7", "ü": "☃"}
     assert json.loads(row["messages"]) == turn.messages

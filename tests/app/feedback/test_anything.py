@@ -37,7 +37,7 @@ BODY = st.fixed_dictionaries(
 
 
 @given(several=st.lists(BODY | ANYTHING, min_size=1, max_size=8))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 async def test_anything_is_taken_or_refused_and_never_breaks_us(ring: Ring, several: list[Any]) -> None:
     if (await ring.api.get("/v1/feedback?completion_id=chatcmpl-known")).status_code == 404:
         await ring.turn(id="chatcmpl-known", completion_id="chatcmpl-known", conversation_id="c")

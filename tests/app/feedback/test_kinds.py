@@ -53,7 +53,7 @@ async def test_a_ranking_stores_the_rank_of_each_turn_and_ties_share_one(ring: R
     assert answer.json()["said"] == value
     assert {row.turn_id: row.rank for row in await ring.all(Ranked)} == {c.id: 0, a.id: 1, second.id: 1, b.id: 2}
     [row] = await ring.all(Feedback)
-    assert (row.turn_id, row.value, row.curated) == (None, None, True)
+    assert (row.turn_id, row.value, row.curated) == (None, None, False)
 
 
 async def test_the_same_set_judged_again_is_about_the_same_thing(ring: Ring) -> None:

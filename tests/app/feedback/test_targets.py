@@ -39,7 +39,7 @@ async def test_a_conversation_is_judged_as_a_whole(ring: Ring) -> None:
     assert answer.status_code == 201, answer.text
     assert (answer.json()["conversation_id"], answer.json()["completion_id"]) == ("c-1", None)
     [row] = await ring.all(Feedback)
-    assert (row.turn_id, row.target, row.curated) == (None, "conversation:c-1", True)
+    assert (row.turn_id, row.target, row.curated) == (None, "conversation:c-1", False)
     assert shape(await say(ring, {"conversation_id": "c-2"}))[0] == 404
 
 

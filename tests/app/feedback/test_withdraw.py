@@ -2,9 +2,10 @@
 
 import asyncio
 
-from app.models import Feedback
+from app.models import Feedback, Reward
 from tests.app.feedback.people import stranger
 from tests.ring import Ring
+from workers.curate import curate
 
 
 async def standing(ring: Ring, feedback_id: str) -> tuple[bool, bool]:
@@ -87,7 +88,9 @@ async def test_a_ranking_and_a_word_on_a_conversation_can_be_withdrawn(ring: Rin
     ):
         said = (await ring.api.post("/v1/feedback", json=body)).json()["id"]
         assert (await ring.api.delete(f"/v1/feedback/{said}")).json()["withdrawn"] is True
+    await curate(ring.db, ring.settings)
     assert all(row.curated for row in await ring.all(Feedback))
+    assert await ring.all(Reward) == []
 
 
 async def test_nobody_withdraws_what_is_not_theirs_and_no_tombstone_is_withdrawn(ring: Ring) -> None:

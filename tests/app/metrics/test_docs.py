@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from app.config import REPOSITORY, Settings
+from app.models import Origin, Rollout, RolloutState
 from tests.app.chat.test_endpoints import ask
 from tests.app.metrics.calling import calling, page
 from tests.ring import Ring
@@ -26,10 +27,18 @@ async def test_every_name_is_on_the_page(ring: Ring, scripted: ScriptedEngine) -
     async with calling(ring, length_range=(30, 80)) as told:
         turn = (await ask(told)).json()["id"]
         await told.thumb(turn)
+        await sibling(ring)
         found = await page(told)
     shown = {name for name, _ in found.samples} | set(found.families)
     assert not NAMES - shown
-    assert len(NAMES) == 10
+    assert len(NAMES) == 12
+
+
+async def sibling(ring: Ring) -> None:
+    turn = await ring.turn(origin=Origin.SHADOW, choice_index=1)
+    told = {"policy_id": turn.policy_id, "origin": turn.origin, "choice_index": 1, "due_at": 0.0, "expires_at": 0.0}
+    async with ring.db.write() as session:
+        session.add(Rollout(id=turn.id, state=RolloutState.DONE, tokens=2, **told))
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])

@@ -3,7 +3,7 @@
 import pytest
 
 from app.models import Audit, Deployment, Engine, Policy, Version, VersionState
-from app.policies import service
+from app.policies import pointer
 from tests.ring import Ring
 
 
@@ -15,7 +15,7 @@ async def publish(ring: Ring, *, loaded: bool = True) -> Version:
         if loaded:
             engine = await session.get_one(Engine, "engine-0")
             engine.loaded = [*engine.loaded, row.adapter_name]
-        await service.point_to(session, policy, row, actor="test", reason="test")
+        await pointer.point_to(session, policy, row, actor="test", reason="test")
     return version
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.engine_fixture import PYTHON, REPOSITORY, ListLedger, engine_spec
+from tests.engine_fixture import PYTHON, REPOSITORY, UNCHECKED, ListLedger, engine_spec
 from workers.engine.supervisor import Patience, Supervisor, run_until_signalled
 
 
@@ -26,7 +26,7 @@ def lone_supervisor(
         assert process.stdout is not None
         try:
             yield process, int(process.stdout.readline()), iter(process.stdout)
-            process.wait(timeout=30)
+            process.wait(timeout=60)
         finally:
             process.kill()
 
@@ -35,5 +35,5 @@ if __name__ == "__main__":
     folder, model, interpreter = map(Path, sys.argv[1:])
     spec = replace(engine_spec(folder, model), python=interpreter)
     say(str(spec.port))
-    supervisor = Supervisor(spec, ListLedger(), lambda path, sha256: None, tell=say, patience=Patience(progress=1.0))
+    supervisor = Supervisor(spec, ListLedger(), UNCHECKED, tell=say, patience=Patience(progress=1.0))
     asyncio.run(run_until_signalled(supervisor))

@@ -1,11 +1,13 @@
 """Stands in for the engine's interpreter: a scripted engine in a process of its own, ready in half a second.
 
-Files in the folder that STAND_IN names are its switches: `exit`, `mute` and `stuck`; `loads` notes what it was given.
+It has a child that is called like SGLang's scheduler. Files in the folder that STAND_IN names are its switches: `exit`,
+`mute` and `stuck`; `loads` notes what it was given.
 """
 
 import argparse
 import asyncio
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -28,6 +30,9 @@ FOLDER = Path(os.environ["STAND_IN"])
 if __name__ == "__main__":
     if (FOLDER / "exit").exists():
         sys.exit("there is no such model")
+    # It goes on starting others, which bear its name until they have one of their own; those end soon.
+    script = "while true; do (exec -a sglang::scheduler sleep 0.2); done"
+    subprocess.Popen(["sglang::scheduler", "-c", script], executable="/bin/bash")
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
     port = parser.parse_known_args()[0].port

@@ -10,23 +10,27 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from sqlalchemy.exc import OperationalError
 
 from tests.engine_fixture import REPOSITORY, ListLedger, engine_spec, wait_until_told
 from tests.workers.engine.lone_supervisor import lone_supervisor
-from workers.engine.supervisor import AdapterRef, Patience, Supervisor
+from workers.engine.bringing import AdapterRef, in_place
+from workers.engine.supervisor import Patience, Supervisor
 
-QUICK = Patience(
+QUICK = Patience(  # but not with an engine that is slow, as everything is on a busy machine
     beat=0.05,
-    silence=1.5,
+    silence=60.0,
     probe_every=0.2,
-    probe=1.0,
+    probe=60.0,
     progress=0.1,
     ledger=0.05,
     first_restart=0.05,
     longest_restart=0.4,
 )
+HASTY = replace(QUICK, silence=1.5, probe=1.0)
+SECONDS = 60.0
 Running = Callable[..., AbstractAsyncContextManager[Supervisor]]
 
 
@@ -54,11 +58,11 @@ def spec(tmp_path, monkeypatch):
 def supervising(spec, ledger, told) -> Running:
     @asynccontextmanager
     async def run(check=lambda path, sha256: None, patience=QUICK) -> AsyncIterator[Supervisor]:
-        supervisor = Supervisor(spec, ledger, check, tell=told.append, patience=patience)
+        supervisor = Supervisor(spec, ledger, in_place(check), tell=told.append, patience=patience)
         running = asyncio.create_task(supervisor.run())
         yield supervisor
         supervisor.stop()
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, SECONDS)
 
     return run
 
@@ -68,9 +72,13 @@ def ref(name: str) -> AdapterRef:
 
 
 async def until(so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SECONDS):
         while not so():
             await asyncio.sleep(0.02)
+
+
+def ready(ledger) -> bool:
+    return bool(ledger.diary) and ledger.diary[-1].startswith("ready")
 
 
 def answers(spec) -> bool:
@@ -81,7 +89,7 @@ def answers(spec) -> bool:
 async def test_wanted_adapters_are_held_before_it_is_ready(supervising, ledger, tmp_path) -> None:
     ledger.adapters = [ref("shop-v1"), ref("shop-v2")]
     async with supervising():
-        await wait_until_told(ledger, "ready 1", 20)
+        await wait_until_told(ledger, "ready 1", SECONDS)
     assert ledger.loaded == ["shop-v1", "shop-v2"]
     assert (tmp_path / "loads").read_text().split() == ["shop-v1", "shop-v2"]
 
@@ -98,7 +106,7 @@ async def test_an_adapter_wanted_meanwhile_is_loaded_before_it_is_ready(supervis
 
     ledger.wanted = wanted
     async with supervising():
-        await wait_until_told(ledger, "ready 1", 20)
+        await wait_until_told(ledger, "ready 1", SECONDS)
     assert asked == 2 and ledger.loaded == ["shop-v1", "shop-v2"]
 
 
@@ -113,38 +121,77 @@ async def test_a_damaged_adapter_never_reaches_the_engine(supervising, ledger, t
         await until(lambda: "shop-v1 is not loaded: adapter_model.safetensors was changed" in told)
         assert "ready 1" not in ledger.diary  # it was wanted, and it is not there
         ledger.adapters = [ref("shop-v2")]
-        await wait_until_told(ledger, "ready 1", 20)
+        await wait_until_told(ledger, "ready 1", SECONDS)
     assert (tmp_path / "loads").read_text().split() == ["shop-v2"]
 
 
 async def test_an_engine_that_dies_is_started_again_with_all_it_held(supervising, ledger, spec, tmp_path) -> None:
     ledger.adapters = [ref("shop-v1")]
     async with supervising():
-        await wait_until_told(ledger, "ready 1", 20)
+        await wait_until_told(ledger, "ready 1", SECONDS)
         os.kill(engine_pid(spec), signal.SIGKILL)
-        await wait_until_told(ledger, "ready 2", 20)
+        await wait_until_told(ledger, "ready 2", SECONDS)
     assert ledger.diary[2].startswith("down 1: the engine was killed by signal 9")
     assert ledger.diary[-1] == "down 2: stopped"
     assert (tmp_path / "loads").read_text().split() == ["shop-v1", "shop-v1"]
 
 
-async def test_a_silent_front_is_a_hang(supervising, ledger, tmp_path) -> None:
+async def test_a_process_of_its_own_that_is_gone_is_an_end(supervising, ledger, spec) -> None:
     async with supervising():
-        await wait_until_told(ledger, "ready 1", 20)
+        for incarnation in (1, 2):
+            await wait_until_told(ledger, f"ready {incarnation}", SECONDS)
+            [scheduler] = psutil.Process(engine_pid(spec)).children()
+            await asyncio.sleep(2.0)  # children of its name came and went
+            assert ledger.diary[-1].startswith(f"ready {incarnation}")
+            scheduler.kill()
+        await wait_until_told(ledger, "ready 3", SECONDS)
+    ends = [entry for entry in ledger.diary if entry.startswith("down")]
+    assert ends[:2] == [f"down {number}: the engine lost its process sglang::scheduler" for number in (1, 2)]
+
+
+@pytest.mark.parametrize("settled", [0.0, 600.0])
+async def test_only_short_lives_make_it_wait(supervising, ledger, spec, settled, monkeypatch) -> None:
+    patience = replace(QUICK, longest_restart=60.0, settled=settled)
+    pauses: list[float] = []
+    pause = Supervisor._pause
+
+    async def noted(supervisor: Supervisor, seconds: float) -> None:
+        pauses.append(seconds)
+        await pause(supervisor, seconds)
+
+    monkeypatch.setattr(Supervisor, "_pause", noted)
+    async with supervising(patience=patience):
+        while len(pauses) < 8 or (settled and max(pauses) == patience.first_restart):
+            await wait_until_told(ledger, f"ready {len(pauses) + 1}", SECONDS)
+            await asyncio.sleep(2 * patience.beat)
+            seen = len(pauses)
+            os.kill(engine_pid(spec), signal.SIGKILL)
+            await until(lambda seen=seen: len(pauses) > seen)
+    # Pauses double, and count from the last start: in the end they are longer than a start takes.
+    assert settled or set(pauses[:8]) == {patience.first_restart}
+
+
+async def test_a_silent_front_is_a_hang(supervising, ledger, tmp_path) -> None:
+    async with supervising(patience=HASTY):
+        await until(lambda: ready(ledger))
+        seen = len(ledger.diary)
         (tmp_path / "mute").touch()
-        await until(lambda: any(entry.startswith("down 1") for entry in ledger.diary))
+        await until(lambda: len(ledger.diary) > seen)
         (tmp_path / "mute").unlink()
-        await wait_until_told(ledger, "ready 2", 20)
-    assert "silent" in ledger.diary[2] or "no token" in ledger.diary[2]
+        await until(lambda: ready(ledger))
+    assert "silent" in ledger.diary[seen] or "no token" in ledger.diary[seen]
 
 
 async def test_a_front_that_answers_for_a_stuck_scheduler_is_a_hang(supervising, ledger, tmp_path) -> None:
-    async with supervising():
-        await wait_until_told(ledger, "ready 1", 20)
+    patience = replace(QUICK, probe=1.0)
+    async with supervising(patience=patience):
+        await until(lambda: ready(ledger))
+        seen = len(ledger.diary)
         (tmp_path / "stuck").touch()
-        await until(lambda: "down 1: no token came within 1 s" in ledger.diary)
+        await until(lambda: len(ledger.diary) > seen)
         (tmp_path / "stuck").unlink()
-        await wait_until_told(ledger, "ready 2", 20)
+        await until(lambda: ready(ledger))
+    assert "no token came within 1 s" in ledger.diary[seen]
 
 
 async def test_an_engine_that_cannot_start_is_tried_again_ever_more_rarely(supervising, ledger, tmp_path) -> None:
@@ -183,7 +230,7 @@ def test_a_signal_stops_it_cleanly(spec, tmp_path, number) -> None:
 
 async def test_a_ledger_that_is_away_does_not_stop_the_engine(supervising, ledger, told) -> None:
     async with supervising():
-        await wait_until_told(ledger, "ready 1", 20)
+        await wait_until_told(ledger, "ready 1", SECONDS)
 
         async def away(incarnation: int) -> None:
             raise OperationalError("UPDATE engines", {}, OSError("the database is away"))
@@ -198,7 +245,7 @@ async def test_a_ledger_that_is_away_does_not_stop_the_engine(supervising, ledge
 
 async def test_the_keys_are_not_among_its_flags_and_its_log_is_its_owners_alone(supervising, ledger, spec) -> None:
     async with supervising():
-        await wait_until_told(ledger, "ready 1", 20)
+        await wait_until_told(ledger, "ready 1", SECONDS)
         flags = Path(f"/proc/{engine_pid(spec)}/cmdline").read_bytes().decode()
     assert spec.api_key not in flags and spec.admin_key not in flags
     assert spec.api_key not in repr(spec) and spec.admin_key not in repr(spec)

@@ -1,0 +1,57 @@
+"""More ranks, the same reward model: FSDP over gloo against one process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from alignment.config import TrainerConfig
+from alignment.manifest import ADAPTER
+from alignment.reward_model.files import HEAD
+from alignment.reward_model.model import RewardModel
+from alignment.trainer.learner import Learner
+from tests.alignment.reward_model.conftest import heard
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
+def test_two_ranks_fit_and_score_as_one_does(
+    base_model: Path, reward_config: TrainerConfig, tmp_path: Path, full: bool
+) -> None:
+    config = reward_config.model_copy(update={"lora": None}) if full else reward_config
+    assert config.reward_model is not None
+    short = config.reward_model.model_copy(update={"min_steps": 10, "lr": 1e-3})
+    config = config.model_copy(update={"reward_model": short})
+    words = heard(31, 20)
+    (tmp_path / "words").write_bytes(words.to_bytes())
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    script = Path(__file__).parent / "some_ranks.py"
+    (tmp_path / "out").mkdir()
+    subprocess.run(
+        [*torchrun, script, base_model, config.model_dump_json(), tmp_path / "out", tmp_path / "words"],
+        check=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    one, other = (json.loads((tmp_path / "out" / f"rank-{rank}").read_text()) for rank in range(2))
+    for told in (one, other):
+        del told["metrics"]["seconds"]
+    assert one == other
+
+    alone = RewardModel(Learner(base_model, config))
+    metrics = alone.fit(words).metrics
+    assert one["scores"] == pytest.approx(alone.score(words.replies), abs=1e-4)
+    measured = metrics.keys() - {"seconds"}
+    assert {name: one["metrics"][name] for name in measured} == pytest.approx(
+        {name: metrics[name] for name in measured}, abs=1e-3
+    )
+    whole = alone.export(tmp_path / "alone", {}).path
+    for name in (HEAD,) if full else (HEAD, ADAPTER):
+        together, here = load_file(tmp_path / "out" / "rm-1" / name), load_file(whole / name)
+        assert together.keys() == here.keys()
+        for tensor in here:
+            torch.testing.assert_close(together[tensor], here[tensor], atol=1e-4, rtol=0)

@@ -1,0 +1,194 @@
+"""Does history make learning dearer? Curate and assemble the same fresh feedback beside 10 k, 100 k and 1 M old turns.
+
+On PostgreSQL, in databases of its own: `make bench-scaling`. The fresh part is 50 batches of 96; each is curated and
+frozen as the workers do it, and the trainer's part (a version that comes home) is one statement.
+"""
+
+import argparse
+import asyncio
+import os
+import time
+from random import Random
+from statistics import median
+from uuid import uuid4
+
+import psycopg
+from sqlalchemy import func, select, text, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.config import Settings
+from app.db import Database, now
+from app.migrate import upgrade
+from app.models import Batch, BatchState, Feedback, Policy, Sample, SampleState, Turn, TurnState, new_id
+from app.projects.bootstrap import bootstrap
+from workers.assemble import assemble
+from workers.curate import curate
+from workers.sweep import sweep
+
+SERVER = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
+SIZE = 96
+OLD = (
+    # Everything that a turn leaves behind once it has been learned from, fifty thousand at a time.
+    """
+    INSERT INTO turns (id, project_id, policy_id, version_id, completion_id, choice_index, conversation_id, engine,
+        state, stream, messages, sampling, asked, details, prompt_ids, output_ids, logprobs, reply, finish_reason,
+        num_prompt_tokens, num_output_tokens, finished_at, created_at, curated)
+    SELECT 'old-' || n, :project, :policy, :version, 'old-' || n, 0, 'talk-' || n / 3, 'engine-0', 'done', false,
+        '[{"role": "user", "content": "hi"}]', '{"temperature": 1.0}', '{}', '{}',
+        decode(repeat('01000000', 64), 'hex'), decode(repeat('02000000', 40), 'hex'),
+        decode(repeat('000000bf', 40), 'hex'), '{"role": "assistant", "content": "hello"}', 'stop', 64, 40, n, n, true
+    FROM generate_series(CAST(:first AS integer), CAST(:last AS integer)) AS n
+    """,
+    """
+    INSERT INTO feedback (id, project_id, turn_id, target, kind, name, value, said, source_kind, source_id, details,
+        idempotency_key, fingerprint, curated, created_at)
+    SELECT 'fb-' || n, :project, 'old-' || n, 'old-' || n, 'binary', 'default', 1, 'true', 'HUMAN', 'user-' || n % 5000,
+        '{}', 'key-' || n, 'f', true, n
+    FROM generate_series(CAST(:first AS integer), CAST(:last AS integer)) AS n
+    """,
+    """
+    INSERT INTO rewards (id, turn_id, source, origin, rater, value, weight, created_at)
+    SELECT 'rew-' || n, 'old-' || n, 'default/HUMAN/user-' || n % 5000, 'explicit', 'HUMAN/user-' || n % 5000, 1, 1, n
+    FROM generate_series(CAST(:first AS integer), CAST(:last AS integer)) AS n
+    """,
+    """
+    INSERT INTO samples (turn_id, policy_id, version_id, reward, state, matures_at, conversation_id, rater, group_id,
+        batch_id, created_at)
+    SELECT 'old-' || n, :policy, :version, 1, 'trained', n, 'talk-' || n / 3, 'HUMAN/user-' || n % 5000, 'old-' || n,
+        'bat-' || n / 96, n
+    FROM generate_series(CAST(:first AS integer), CAST(:last AS integer)) AS n
+    """,
+)
+BATCHES = """
+    INSERT INTO batches (id, policy_id, parent_id, state, num_samples, metrics, settled_at, attempt, fence, created_at)
+    SELECT 'bat-' || n, :policy, :version, 'trained', 96, '{}', n, 1, 1, n
+    FROM generate_series(0, CAST(:last AS integer)) AS n
+"""
+PIECE = 50_000
+
+
+async def grow(db: Database, turns: int) -> None:
+    async with db.write() as session:
+        policy = (await session.scalars(select(Policy))).one()
+        names = {"project": policy.project_id, "policy": policy.id, "version": policy.head_version_id}
+        await session.execute(text(BATCHES), {**names, "last": turns // SIZE + 1})
+    for first in range(1, turns + 1, PIECE):
+        async with db.write() as session:
+            part = {**names, "first": first, "last": min(first + PIECE - 1, turns)}
+            for statement in OLD:
+                wanted = {name: value for name, value in part.items() if f":{name}" in statement}
+                await session.execute(text(statement), wanted)
+    async with db.engine.connect() as connection:
+        await (await connection.execution_options(isolation_level="AUTOCOMMIT")).execute(text("VACUUM ANALYZE"))
+
+
+async def fresh(session: AsyncSession, policy: Policy, count: int, dice: Random) -> None:
+    """Replies that are not alike, to people of no pattern: nobody is held, and nothing is capped."""
+    for person in dice.sample(range(5000), count):
+        id, up = new_id("chatcmpl"), dice.random() < 0.5
+        session.add(
+            Turn(
+                id=id,
+                completion_id=id,
+                project_id=policy.project_id,
+                policy_id=policy.id,
+                version_id=policy.head_version_id,
+                conversation_id=f"fresh-{id}",
+                engine="engine-0",
+                state=TurnState.DONE,
+                stream=False,
+                messages=[{"role": "user", "content": "hi"}],
+                sampling={"temperature": 1.0},
+                prompt_ids=[dice.randrange(1000) for _ in range(64)],
+                output_ids=[dice.randrange(1000) for _ in range(40)],
+                logprobs=[-0.5] * 40,
+                reply={"role": "assistant", "content": "hello"},
+                finish_reason="stop",
+                finished_at=now(),
+            )
+        )
+        await session.flush()
+        session.add(
+            Feedback(
+                id=new_id("fb"),
+                project_id=policy.project_id,
+                turn_id=id,
+                target=id,
+                kind="binary",
+                name="default",
+                value=1.0 if up else -1.0,
+                said=up,
+                source_kind="HUMAN",
+                source_id=f"user-{person}",
+                idempotency_key=new_id("key"),
+                fingerprint="f",
+            )
+        )
+
+
+async def measure(settings: Settings, turns: int, rounds: int) -> tuple[float, float, float]:
+    """Milliseconds to curate and to assemble one batch of 96, and of a sweep that finds nothing: medians."""
+    db = Database(settings.database)
+    async with db.write() as session:
+        await bootstrap(session, settings.policy, settings.model)
+    await grow(db, turns)
+    curating, assembling, sweeping, dice = [], [], [], Random(turns)
+    for _ in range(rounds):
+        async with db.write() as session:
+            await fresh(session, (await session.scalars(select(Policy))).one(), SIZE, dice)
+        started = time.perf_counter()
+        read = await curate(db, settings)
+        curated = time.perf_counter()
+        frozen = await assemble(db, settings)
+        assembled = time.perf_counter()
+        assert (read, frozen) == (SIZE, 1), (read, frozen)
+        curating.append(1000 * (curated - started))
+        assembling.append(1000 * (assembled - curated))
+        async with db.write() as session:
+            await session.execute(update(Batch).where(Batch.state == BatchState.OPEN).values(state=BatchState.TRAINED))
+            await session.execute(
+                update(Sample).where(Sample.state == SampleState.BATCHED).values(state=SampleState.TRAINED)
+            )
+        started = time.perf_counter()
+        await sweep(db, settings)
+        sweeping.append(1000 * (time.perf_counter() - started))
+    async with db.read() as session:
+        assert await session.scalar(select(func.count()).select_from(Turn)) == turns + rounds * SIZE
+    await db.close()
+    return median(curating), median(assembling), median(sweeping)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", nargs="+", type=int, default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--rounds", type=int, default=20)
+    asked = parser.parse_args()
+    print(
+        f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}; medians of {asked.rounds} batches of {SIZE}\n"
+    )
+    print(
+        "| old turns | curate, ms a batch | assemble, ms a batch | turns a second | to the first line | a sweep, ms |",
+        flush=True,
+    )
+    print("|---|---|---|---|---|---|", flush=True)
+    first = None
+    for turns in asked.turns:
+        name = f"attune_{uuid4().hex[:12]}"
+        with psycopg.connect(SERVER, autocommit=True) as server:
+            server.execute(f"CREATE DATABASE {name}")
+            try:
+                url = SERVER.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
+                upgrade(url)
+                settings = Settings(database_url=url, policy="shop", batch_size=SIZE)
+                curated, assembled, swept = asyncio.run(measure(settings, turns, asked.rounds))
+            finally:
+                server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        both = curated + assembled
+        first = first or both
+        pace = 1000 * SIZE / both
+        cells = f"{curated:.0f} | {assembled:.0f} | {pace:,.0f} | {both / first:.2f} | {swept:.0f}"
+        print(f"| {turns:,} | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

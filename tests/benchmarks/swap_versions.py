@@ -1,0 +1,87 @@
+"""Versions as a trainer leaves them: adapters or full weights, random and sealed, with the log-probs they are proven
+by."""
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from sqlalchemy import func, select
+
+from alignment.config import TrainerConfig
+from alignment.manifest import ADAPTER, WEIGHTS, publish_directory
+from alignment.model.load import pick_device
+from alignment.model.policy import PolicyModel
+from alignment.trainer.logprobs import score_alone
+from alignment.trainer.packing import Scored
+from alignment.trainer.probing import probe_ids
+from app.config import Settings
+from app.db import Database
+from app.jobs import nudge
+from app.models import Policy, Version, VersionState, new_id
+from tests.adapters import make_adapter
+from tests.full_weights import make_weights
+
+
+@dataclass(frozen=True)
+class Made:
+    """Not exported yet: its folder lies aside."""
+
+    folder: Path
+    manifest_sha256: str
+    probe: dict[str, Any]
+    full: bool = False
+
+
+def make(aside: Path, base_model: Path, count: int, config: TrainerConfig | None = None) -> list[Made]:
+    """Each differs from the others by far more than the engine's own error, so that a reply tells whose it is. Without
+    LoRA in `config` they are full weights."""
+    config = config or TrainerConfig(device="cpu")
+    full = config.lora is None
+    policy = PolicyModel(base_model, config, pick_device(config.device), reference=not full)
+    ids = probe_ids(base_model)
+    made = []
+    for number in range(count):
+        folder = aside / f"version-{number}"
+        if full:
+            sha256 = make_weights(folder, base_model, seed=number, noise=0.02)
+        else:
+            sha256 = make_adapter(folder, base_model, seed=number, lora=config.lora)
+        policy.wear(load_file(folder / (WEIGHTS if full else ADAPTER)))
+        scores = score_alone(policy, [Scored(row, start=1) for row in ids], budget=2048).tolist()
+        logprobs = [row[: len(known) - 1] for row, known in zip(scores, ids, strict=True)]
+        made.append(Made(folder, sha256, {"ids": [list(row) for row in ids], "logprobs": logprobs}, full))
+    return made
+
+
+async def publish(db: Database, settings: Settings, policy_id: str, made: Made) -> str:
+    """Export and commit, as the trainer does, and ring. Returns the version's id."""
+    async with db.write() as session:
+        policy = await session.get_one(Policy, policy_id)
+        newest = await session.scalar(select(func.max(Version.number)).where(Version.policy_id == policy_id))
+        number = (newest or 0) + 1
+        name = f"{policy.name}-v{number}"
+        began, path = time.perf_counter(), settings.versions_dir / name
+        settings.versions_dir.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(made.folder, path.with_suffix(".new"))
+        publish_directory(path.with_suffix(".new"), path)
+        version = Version(
+            id=new_id("ver"),
+            policy_id=policy.id,
+            number=number,
+            parent_id=policy.head_version_id,
+            state=VersionState.TRAINED,
+            adapter_name=name,
+            adapter_path=str(path),
+            manifest_sha256=made.manifest_sha256,
+            probe=made.probe,
+            full=made.full,
+            timings={"export": time.perf_counter() - began},
+        )
+        session.add(version)
+        await session.flush()
+        policy.head_version_id = version.id
+        nudge(session, "evaluate")
+        return version.id

@@ -1,0 +1,47 @@
+"""What is in `docker/`, read."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from app.config import REPOSITORY
+
+FOLDER = REPOSITORY / "docker"
+COMPOSE = FOLDER / "compose.yaml"
+OVERLAY = FOLDER / "compose.gpu.yaml"
+DOCKERFILE = FOLDER / "Dockerfile"
+
+
+def compose(path: Path = COMPOSE) -> dict[str, Any]:
+    """With anchors and merges resolved, as compose resolves them."""
+    content: dict[str, Any] = yaml.safe_load(path.read_text())
+    return content
+
+
+def roles() -> dict[str, dict[str, Any]]:
+    """The services that run an image of ours."""
+    return {name: service for name, service in compose()["services"].items() if service["image"].startswith("attune")}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One instruction of a Dockerfile, and the stage it belongs to."""
+
+    stage: str
+    verb: str
+    rest: str
+
+
+def steps() -> list[Step]:
+    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE)
+    found, stage = [], ""
+    for line in re.sub(r"\\\n\s*", "", text).splitlines():
+        if line.strip():
+            verb, _, rest = line.partition(" ")
+            if verb == "FROM":
+                stage = rest.split()[-1]
+            found.append(Step(stage, verb, rest.strip()))
+    return found

@@ -1,0 +1,24 @@
+"""One parent for all the processes that these tests fork: what it has imported once, no test imports again. And a door
+in front of PostgreSQL."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from sqlalchemy import make_url
+
+from tests.faults.suite.nursery import Nursery
+from tests.faults.suite.proxy import Proxy
+from tests.ring import Ring
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    opened = Nursery.open()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+async def door(ring: Ring) -> AsyncIterator[Proxy]:
+    async with Proxy(make_url(ring.settings.database).port or 5432) as door:
+        yield door

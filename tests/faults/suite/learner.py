@@ -1,0 +1,76 @@
+"""Stands in for the learner: quick and seeded, it reads and writes real version directories.
+
+What it has learned from is part of what it writes, and passes from version to version: so the weights themselves
+tell whether a turn was used twice.
+"""
+
+import os
+import random
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from alignment.config import TrainerConfig
+from alignment.manifest import AdapterSpec
+from alignment.samples import Batch
+from alignment.trainer import checkpoint
+from alignment.trainer.checkpoint import Checkpoint, Progress, Trained
+from alignment.trainer.export import Export, export
+from alignment.trainer.probing import Probe
+from alignment.trainer.report import UpdateReport
+from tests.scripted_engine import logprob
+
+PROBE = ((5, 9, 2), (7, 7, 8, 3))
+SLOWEST = "FAULTS_UPDATE_SECONDS"
+
+
+class StandIn:
+    rank, num_ranks = 0, 1
+
+    def __init__(self, base_model: Path, config: TrainerConfig) -> None:
+        assert config.lora is not None
+        self.base_model, self.lora, self.config = base_model, config.lora, config
+        self.spec = AdapterSpec.of(base_model, config.lora)
+        self.restore(None)
+
+    def restore(self, directory: Path | None) -> None:
+        if directory is None:
+            generator = torch.Generator().manual_seed(0)
+            self.tensors = {
+                name: torch.empty(shape).uniform_(-0.1, 0.1, generator=generator)
+                for name, shape in self.spec.shapes.items()
+            }
+            self.progress = Progress(algorithm={"turns": []})
+        else:
+            content = checkpoint.read(directory, self.spec)
+            self.tensors, self.progress = content.actor.tensors, content.progress
+
+    def update(self, batch: Batch) -> Any:
+        seed = zlib.crc32(batch.id.encode())
+        slowest = float(os.environ.get(SLOWEST, "0.3"))
+        time.sleep(random.Random(seed).uniform(slowest / 3, slowest))
+        generator = torch.Generator().manual_seed(seed)
+        self.tensors = {
+            name: 0.9 * tensor + 0.01 * torch.randn(tensor.shape, generator=generator)
+            for name, tensor in self.tensors.items()
+        }
+        turns = [*self.progress.algorithm["turns"], *(sample.turn_id for sample in batch.samples)]
+        self.progress = replace(self.progress, updates=self.progress.updates + 1, algorithm={"turns": turns})
+        return UpdateReport(batch.id, self.progress.updates, {"actor/loss": 0.5, "actor/ppo_kl": 0.001})
+
+    def probe(self) -> Probe:
+        """As the suite's engine scores: a function of the adapter's very bytes."""
+        salt = zlib.crc32(save(self.tensors))
+        rows = (tuple(logprob(str(salt), ids[:at], ids[at]) for at in range(1, len(ids))) for ids in PROBE)
+        return Probe(PROBE, tuple(rows))
+
+    def export(self, directory: Path, lineage: Mapping[str, Any]) -> Export:
+        moments = {name: tensor * 0.5 for name, tensor in self.tensors.items()}
+        content = Checkpoint(Trained(self.tensors, moments), None, self.progress)
+        return export(directory, content, self.lora, self.base_model, lineage)

@@ -1,0 +1,53 @@
+"""The hand on shim.c: it stands before libc in a process that was started with LD_PRELOAD."""
+
+import ctypes
+import errno
+import shutil
+import subprocess
+from pathlib import Path
+
+FAULTS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "SIGKILL": -1}
+
+
+def compiler() -> str | None:
+    return shutil.which("cc") or shutil.which("gcc")
+
+
+def build(folder: Path) -> str:
+    """The path for LD_PRELOAD."""
+    library, cc = folder / "shim.so", compiler()
+    assert cc is not None
+    source = Path(__file__).with_name("shim.c")
+    subprocess.run([cc, "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return str(library)
+
+
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "fault_arm"):
+        raise RuntimeError("this process was not started with LD_PRELOAD=shim.so")
+    library.fault_last.restype = ctypes.c_char_p
+    return library
+
+
+def arm(folder: Path, nth: int, fault: str) -> None:
+    """The `nth` call that changes something under `folder` meets this fault. Nothing is counted before."""
+    _library().fault_arm(str(folder).encode(), nth, FAULTS[fault])
+
+
+def disarm() -> int:
+    """How many calls were counted; 0 as soon as one was hit."""
+    library = _library()
+    calls = int(library.fault_calls())
+    library.fault_arm(b"", 0, 0)
+    return calls
+
+
+def hit() -> str | None:
+    """The name of the call that met the fault."""
+    library = _library()
+    return library.fault_last().decode() if library.fault_hit() else None
+
+
+def skew(seconds: float) -> None:
+    _library().fault_skew(ctypes.c_long(int(seconds)))

@@ -1,0 +1,17 @@
+"""One kill of the real engine, as `make faults` makes a hundred: two replicas, and people who talk."""
+
+import pytest
+
+from tests.engine_fixture import require_engine_environment
+from tests.faults.suite.engines import storm
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+
+async def test_a_replica_is_killed_while_people_talk_and_versions_move() -> None:
+    require_engine_environment()
+    result = await storm(3, 1, 300.0, print, versions=8)
+    assert result.wrong == []
+    assert result.kills.total() == 1 and len(result.back) == 1
+    assert result.replies["whole"] == result.computed_again > 0 and result.another_version == 0
+    assert result.replies["cut without a word"] == 0 and result.moves["published"] > 0

@@ -1,0 +1,49 @@
+"""kill -9 of whoever asks for rollouts, in mid-reply: each prompt is asked for, and is on record once."""
+
+import pytest
+
+from app.models import Reward, Rollout, RolloutPlan, RolloutState, Sample, Turn, TurnState
+from tests.processes import processes, until
+from tests.ring import Ring
+from tests.scripted_engine import ScriptedEngine
+from tests.workers.rolled import plan, prompts
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the default, with the embedded bell
+KILLS = 2
+
+
+async def test_a_plan_whose_worker_is_killed_in_mid_reply_comes_to_its_end(
+    ring: Ring, scripted: ScriptedEngine
+) -> None:
+    await prompts(ring, ("2 + 2?", "4"), ("3 + 4?", "7"))
+    scripted.say, scripted.held = "It is 4, I think.", lambda reply: True
+    settings = ring.settings.model_copy(update={"lease_seconds": 3.0, "max_attempts": 10})
+    await plan(ring)
+
+    async def replying() -> bool:
+        return bool(scripted.running)
+
+    async def done() -> bool:
+        return (await ring.all(RolloutPlan))[0].state == "done"
+
+    with processes(settings) as running:
+        running.start("worker", "beat", "rollout")
+        for _ in range(KILLS):
+            await until(replying, 60, "a reply is being made")
+            running.kill("rollout")
+            for reply in list(scripted.running.values()):
+                reply.cut = True  # whoever asked is gone
+            running.start("rollout")
+        scripted.held = lambda reply: False
+        await until(done, 120, "the plan is done")
+    rows = await ring.all(Rollout)
+    assert {row.state for row in rows} == {RolloutState.DONE} and max(row.attempt for row in rows) > 1
+    assert sorted((row.number, row.choice_index, row.reward) for row in rows) == [
+        (0, 0, 1.0),
+        (0, 1, 1.0),
+        (1, 0, -1.0),
+        (1, 1, -1.0),
+    ]
+    turns = await ring.all(Turn)
+    assert len(turns) == len(await ring.all(Reward)) == len(await ring.all(Sample)) == 4
+    assert all(turn.state == TurnState.DONE and len(turn.logprobs) == len(turn.output_ids) for turn in turns)

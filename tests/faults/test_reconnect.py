@@ -1,0 +1,127 @@
+"""A broker that was away for long is found again soon: pauses between attempts do not grow beyond a few seconds."""
+
+import asyncio
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from app.cli.processes import die_with_parent
+from app.jobs import Bell, make_celery
+from app.models import Feedback
+from tests.conftest import missing
+from tests.engine_fixture import free_port
+from tests.processes import processes
+from tests.ring import Ring
+
+AWAY_SECONDS = 15.0  # kombu's own pauses would have come to 8 s by then, and to 30 s later
+PAUSE_SECONDS = 4.0  # ours at most
+BACK_SECONDS = 60.0  # of which a busy machine may take the most
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.parametrize("database_url", ["sqlite"], indirect=True),
+]
+
+
+class Redis:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        told = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder)]
+        self.process = subprocess.Popen(
+            ["redis-server", *told], stdout=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
+        )
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[Redis]:
+    if shutil.which("redis-server") is None:
+        missing("no Redis to start")
+    redis = Redis(tmp_path)
+    redis.start()
+    yield redis
+    redis.kill()
+
+
+@dataclass
+class Thumbs:
+    """One after the other, each with a ring every half second until it has been looked at."""
+
+    ring: Ring
+    bell: Bell
+    turn_id: str
+    log: Path  # the worker's
+
+    async def give(self, name: str) -> None:
+        assert (await self.ring.thumb(self.turn_id, id=name)).status_code == 201
+        self.bell.ring(["curate"])
+
+    async def curated(self, name: str) -> float:
+        """Seconds until it has been looked at."""
+        await self.give(name)
+        began = time.monotonic()
+        while True:
+            self.bell.ring(["curate"])
+            await asyncio.sleep(0.5)
+            if all(row.curated for row in await self.ring.all(Feedback)):
+                return time.monotonic() - began
+            assert time.monotonic() - began < BACK_SECONDS
+
+
+@pytest.fixture
+async def thumbs(ring: Ring, redis: Redis, tmp_path: Path) -> AsyncIterator[Thumbs]:
+    """A worker answers them, once it has looked at the first."""
+    bell = Bell(make_celery(redis.url, tmp_path))
+    with processes(ring.settings.model_copy(update={"broker_url": redis.url})) as running:
+        thumbs = Thumbs(ring, bell, (await ring.turn()).id, running.children["worker"].log)
+        running.start("worker")
+        await thumbs.curated("before")
+        yield thumbs
+    bell.close()
+
+
+async def test_a_worker_looks_for_its_broker_every_few_seconds_however_long_it_is_away(
+    thumbs: Thumbs, redis: Redis
+) -> None:
+    redis.kill()
+    await asyncio.sleep(AWAY_SECONDS)
+    redis.start()
+    seconds = await thumbs.curated("after")
+    print(f"\nback {seconds:.1f} s after a broker that was away for {AWAY_SECONDS:.0f} s")
+    pauses = [float(told) for told in re.findall(r"Trying again in ([\d.]+) seconds", thumbs.log.read_text())]
+    assert len(pauses) > 2 and 1.0 < max(pauses) <= PAUSE_SECONDS, pauses
+
+
+async def test_a_broker_that_goes_while_messages_flow_is_found_again(thumbs: Thumbs, redis: Redis) -> None:
+    """Some message has just been read then, and cannot be acknowledged: that must not be the last that the worker hears
+    of its broker."""
+
+    async def ring_on() -> None:
+        while True:
+            thumbs.bell.ring(["sweep", "assemble", "curate"])
+            await asyncio.sleep(0.005)
+
+    ringing = asyncio.create_task(ring_on())
+    for number in range(3):
+        await asyncio.sleep(1.0)
+        redis.kill()
+        await asyncio.sleep(1.5)
+        redis.start()
+        await thumbs.curated(f"after {number}")
+    ringing.cancel()

@@ -1,0 +1,94 @@
+"""Brokers for a test: a Redis or a RabbitMQ that is there, in a corner of its own, or a Redis of the test's own."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import which
+from uuid import uuid4
+
+import redis
+from kombu import Connection
+
+from tests.conftest import missing
+from tests.engine_fixture import free_port
+
+REDIS = os.environ.get("ATTUNE_TEST_REDIS", "redis://127.0.0.1:6379")
+RABBITMQ = os.environ.get("ATTUNE_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672//")
+QUEUES = ("attune", "judge", "publish", "train")
+LEASE_SECONDS = 900
+
+
+@contextmanager
+def shared_redis() -> Iterator[str]:
+    """A database of the server that nobody uses, emptied afterwards. Runs side by side take one each."""
+    server = REDIS.rstrip("/")
+    if server.rpartition("/")[2].isdigit():
+        server = server.rpartition("/")[0]
+    for number in range(15, 0, -1):
+        client = redis.Redis.from_url(f"{server}/{number}", socket_connect_timeout=3)
+        try:
+            if client.set("attune-test", uuid4().hex, nx=True, ex=LEASE_SECONDS) and client.dbsize() == 1:
+                yield f"{server}/{number}"
+                client.flushdb()
+                return
+        except redis.ConnectionError as error:
+            missing(f"no Redis at {server} ({error})")
+    missing(f"no database of the Redis at {server} is free")
+
+
+@contextmanager
+def shared_rabbitmq() -> Iterator[str]:
+    """The server's virtual host as it is; our queues are deleted before and after."""
+    try:
+        with Connection(RABBITMQ, connect_timeout=3) as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0.1)
+            delete_queues(connection)
+            yield RABBITMQ
+            delete_queues(connection)
+    except connection.connection_errors as error:
+        missing(f"no RabbitMQ at {RABBITMQ} ({error})")
+
+
+def delete_queues(connection: Connection) -> None:
+    for queue in QUEUES:
+        with connection.channel() as channel:
+            channel.queue_delete(queue)
+
+
+@dataclass
+class OwnRedis:
+    """A server that can be killed. It keeps nothing on disk: what it held is lost with it."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    options: tuple[str, ...] = ("--save", "")
+    password: str | None = None
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        if (binary := which("redis-server")) is None:
+            missing("redis-server is not installed")
+        place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        self.process = subprocess.Popen([binary, *place, *self.options], stdout=subprocess.DEVNULL)
+        client, ends = redis.Redis(port=self.port, password=self.password), time.monotonic() + 20
+        while time.monotonic() < ends:
+            with suppress(redis.ConnectionError):
+                client.ping()
+                return
+            time.sleep(0.05)
+        raise TimeoutError("redis-server did not start")
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+            self.process = None

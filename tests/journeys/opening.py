@@ -1,0 +1,25 @@
+"""A deployment on the engine that all tests share."""
+
+from typing import Any
+
+from app.cli.client import save_key
+from app.config import Settings
+from app.db import Database
+from app.models import Engine, EngineState
+from app.projects.bootstrap import bootstrap
+from tests.engine_fixture import RunningEngine
+from tests.ring import Ring
+
+
+def keys(engine: RunningEngine) -> dict[str, Any]:
+    """Settings that let it in."""
+    return {"engine_api_key": engine.spec.api_key, "engine_admin_key": engine.spec.admin_key}
+
+
+async def open_on(engine: RunningEngine, settings: Settings, db: Database) -> Ring:
+    async with db.write() as session:
+        key = await bootstrap(session, settings.policy, settings.model)
+        session.add(Engine(name="engine-0", url=engine.spec.url, state=EngineState.READY, incarnation=1, loaded=[]))
+    assert key is not None
+    save_key(settings, key)
+    return Ring(settings=settings, db=db, key=key)

@@ -1,0 +1,129 @@
+"""The ring with all weights: people chat and judge, each version takes the engine's place, the engine dies, one goes
+back; and nobody was refused, cut or answered by weights that the reply does not name."""
+
+import asyncio
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+
+from app.cli.client import save_key
+from app.config import Settings
+from app.db import Database
+from app.migrate import upgrade
+from app.models import Engine, EngineState, Version, VersionState
+from app.projects.bootstrap import bootstrap
+from demo.attest import attest
+from demo.simulate import Crowd, Habits
+from tests.engine_fixture import free_port, require_engine_environment
+from tests.processes import Processes, processes, until
+from tests.ring import Ring
+
+UPDATES = 2
+
+
+@pytest.fixture
+async def small(tmp_path: Path) -> Ring:
+    require_engine_environment()
+    settings = Settings(
+        home=tmp_path / "home",
+        policy="shop",
+        adaptation="full",
+        batch_size=48,
+        learning_rate=2e-4,
+        kl_guard=1.0,  # each update is to come home
+        engine_port=free_port(),
+    )
+    settings.home.mkdir()
+    await asyncio.to_thread(upgrade, settings.database)
+    db = Database(settings.database)
+    async with db.write() as session:
+        key = await bootstrap(session, settings.policy, settings.model, settings.adaptation)
+    assert key is not None
+    save_key(settings, key)
+    return Ring(settings=settings, db=db, key=key)
+
+
+@pytest.mark.engine
+@pytest.mark.journey
+@pytest.mark.timeout(1200)
+async def test_the_ring_turns_with_all_weights(small: Ring) -> None:
+    async def ready() -> bool:
+        return any(engine.state == EngineState.READY for engine in await small.all(Engine))
+
+    async def live() -> bool:
+        return (await small.serving()).number >= UPDATES
+
+    with processes(small.settings) as running:
+        running.start("engine", "trainer", "worker", "publisher", "beat", "api")
+        await until(ready, 240, "the engine is ready")
+        crowd = Crowd(running.settings, Habits(users=8, seed=5))
+        chatting = asyncio.create_task(crowd.run())
+        try:
+            await until(live, 400, f"{UPDATES} versions are live")
+        finally:
+            crowd.stop()
+            await chatting
+        assert crowd.tally.troubles == []
+        assert (crowd.tally.refused, crowd.tally.cut, crowd.tally.mislabelled) == (0, 0, 0)
+        await settled(small)
+        await check_restart(small, running)
+        await check_rollback(small, running.settings.url)
+    for version in await small.all(Version):
+        assert version.number == 0 or (version.full and version.state != VersionState.REJECTED), version.reason
+    attested = await attest(small.db, small.settings)
+    assert attested.replies > 60 and attested.mislabelled == 0, attested
+    await small.db.close()
+
+
+async def settled(small: Ring) -> None:
+    """What is being trained has come home; nobody chats any more."""
+
+    async def home() -> bool:
+        [engine] = await small.all(Engine)
+        states = {version.state for version in await small.all(Version)}
+        on_their_way = states & {VersionState.TRAINED, VersionState.PROVEN}
+        return not on_their_way and engine.moving_until is None and engine.weights == (await small.serving()).weights
+
+    await asyncio.sleep(3)
+    await until(home, 120, "nothing is under way")
+
+
+async def check_restart(small: Ring, running: Processes) -> None:
+    """Killed, it comes back with what serves, and not with the weights that it starts with."""
+    [before] = await small.all(Engine)
+    process = running.children["engine"].process
+    assert process is not None
+    for child in psutil.Process(process.pid).children():
+        child.kill()
+
+    async def back() -> bool:
+        [engine] = await small.all(Engine)
+        return engine.state == EngineState.READY and engine.incarnation > before.incarnation
+
+    await until(back, 240, "the engine is back")
+    assert (await small.all(Engine))[0].weights == (await small.serving()).weights
+    reply = await chat(small, running.settings.url)
+    assert reply.headers["x-policy-version"] == f"shop@v{(await small.serving()).number}"
+
+
+async def check_rollback(small: Ring, url: str) -> None:
+    """To the base model: the pointer moves with the call, and the next reply waits for the engine."""
+    headers = {"authorization": f"Bearer {small.key}"}
+    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as api:
+        answer = await api.post("/v1/policies/shop/rollback", json={"version": 0})
+        assert answer.status_code == 200, answer.text
+    reply = await chat(small, url)
+    assert reply.headers["x-policy-version"] == answer.json()["serving"] == "shop@v0"
+    [engine] = await small.all(Engine)
+    assert engine.weights is None
+
+
+async def chat(small: Ring, url: str) -> httpx2.Response:
+    body = {"model": "shop", "messages": [{"role": "user", "content": "When are you open?"}], "max_tokens": 40}
+    headers = {"authorization": f"Bearer {small.key}"}
+    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=90) as api:
+        reply = await api.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    return reply

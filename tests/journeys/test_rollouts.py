@@ -1,0 +1,171 @@
+"""Replies that nobody asked for, on the real engine: siblings of a chat become a GRPO group, a prompt set a version."""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+from sqlalchemy import select
+
+from alignment.recipes import GRPOConfig
+from alignment.rewards import RewardsConfig
+from alignment.rollouts import RolloutsConfig
+from app.config import DEMO_MODEL, Settings
+from app.db import Database
+from app.main import create_app
+from app.migrate import upgrade
+from app.models import Origin, Rollout, RolloutPlan, RolloutState, Sample, SampleState, Turn, Version
+from demo.dialogues import HELD_OUT, SYSTEM, Shopper
+from tests.engine_fixture import RunningEngine
+from tests.journeys.opening import keys, open_on
+from tests.ring import Ring
+from tests.workers.asked import Oracle, graded
+from workers import batches
+from workers.assemble import assemble
+from workers.curate import curate
+from workers.evaluate import evaluate
+from workers.group import Group
+from workers.house import House
+from workers.judge import judge
+from workers.publish import publish
+from workers.rollout import roll_out
+from workers.trackers import Trackers
+from workers.trainer import work
+
+pytestmark = [pytest.mark.engine, pytest.mark.journey]
+QUESTION = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "When do you open on Saturday?"}]
+SIBLINGS = 3
+
+
+@pytest.fixture
+async def opened(tmp_path: Path, engine: RunningEngine) -> AsyncIterator[Ring]:
+    settings = Settings(
+        home=tmp_path / "home",
+        policy="shop",
+        model=str(DEMO_MODEL),
+        batch_size=16,
+        max_wait_seconds=0.0,
+        learning_rate=2e-3,
+        kl_guard=1.0,  # each update is to come home
+        algorithm=GRPOConfig(),
+        max_cluster_share=1.0,
+        rollouts=RolloutsConfig.model_validate(
+            {"shadows": {"siblings": SIBLINGS}, "in_flight": 8, "max_plan_share": 1.0}
+        ),
+        **keys(engine),
+    )
+    settings.home.mkdir()
+    await asyncio.to_thread(upgrade, settings.database)
+    db = Database(settings.database)
+    ring = await open_on(engine, settings, db)
+    app = create_app(settings)
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(app, raise_app_exceptions=False),
+            base_url="http://attune",
+            headers={"authorization": f"Bearer {ring.key}"},
+            timeout=120,
+        ) as api,
+    ):
+        ring._api = api
+        yield ring
+    await db.close()
+
+
+def opinion(body: dict[str, Any]) -> dict[str, Any]:
+    """A judge with a taste of its own: the same for the same words, another for others. The best grade it gives nobody,
+    so that the reply that a person likes stands out."""
+    return graded(1 + zlib.crc32(body["messages"][1]["content"].encode()) % 4)
+
+
+async def test_siblings_of_a_chat_become_a_group_that_grpo_learns_from(opened: Ring) -> None:
+    with Oracle(opinion).at() as url:
+        judges = {"sources": [{"type": "explicit"}, {"type": "judge", "url": url, "model": "wise"}]}
+        settings = opened.settings.model_copy(update={"rewards": RewardsConfig.model_validate(judges), "batch_size": 4})
+        body = {"model": "shop", "messages": QUESTION, "max_tokens": 48, "temperature": 1.2}
+        answer = await opened.api.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        id = answer.json()["id"]
+        assert (await opened.thumb(id)).status_code == 201
+        await curate(opened.db, settings)
+        assert await roll_out(opened.db, settings, "me") == SIBLINGS
+        await curate(opened.db, settings)
+        await judge(opened.db, settings, "me")
+    spoken = await opened.get(Turn, id)
+    async with opened.db.read() as session:
+        siblings = list(await session.scalars(select(Turn).where(Turn.origin == Origin.SHADOW)))
+    assert len(siblings) == SIBLINGS and {turn.flaw for turn in siblings} == {None}
+    assert all(turn.prompt_ids == spoken.prompt_ids for turn in siblings), "the same prompt, to the token"
+    assert len({tuple(turn.output_ids) for turn in [spoken, *siblings]}) > 1, "but not the same words"
+    assert all(len(turn.logprobs) == len(turn.output_ids) > 0 for turn in siblings)
+    assert await assemble(opened.db, settings) == 1
+    claimed = await batches.claim(opened.db, "me", settings)
+    assert claimed is not None and {one.group for one in claimed.batch.samples} == {id}
+    assert len(claimed.batch.samples) == SIBLINGS + 1 and len({one.prompt_ids for one in claimed.batch.samples}) == 1
+    assert len({one.reward for one in claimed.batch.samples}) > 1
+
+
+def questions(count: int) -> bytes:
+    """Parquet: a shopper's first question each, and the fact that answers it."""
+    asked = [next(Shopper(HELD_OUT + number).questions()) for number in range(count)]
+    prompts = [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": one.text}] for one in asked]
+    file = BytesIO()
+    pq.write_table(pa.table({"prompt": prompts, "reference": [one.facts[0] for one in asked]}), file)
+    return file.getvalue()
+
+
+async def test_a_prompt_set_with_a_verifier_runs_to_its_end_and_grpo_learns_from_it(opened: Ring) -> None:
+    given = await opened.api.post("/v1/datasets", params={"name": "shoppers", "kind": "prompts"}, content=questions(8))
+    assert given.status_code == 201, given.text
+    body = {
+        "dataset": "shoppers",
+        "verifier": {"type": "contains"},
+        "n": 4,
+        "temperature": 1.0,
+        "max_tokens": 64,
+    }
+    told = await opened.api.post("/v1/policies/shop/rollouts/plans", json=body)
+    assert told.status_code == 201, told.text
+    settings = opened.settings
+    with ThreadPoolExecutor(1) as thread:
+        loop = asyncio.get_running_loop()
+        group = await loop.run_in_executor(thread, Group, settings)
+        house = House(settings)
+        try:
+            async with asyncio.timeout(300):
+                while (await plan_of(opened)).state == "running":
+                    await roll_out(opened.db, settings, "me")
+                    await assemble(opened.db, settings)
+                    await loop.run_in_executor(thread, work, group, house, Trackers(settings))
+                    await evaluate(opened.db, settings, "me")
+                    await publish(opened.db, settings)
+        finally:
+            thread.submit(lambda: house.run(house.db.close())).result()
+    plan = await plan_of(opened)
+    assert (plan.state, plan.reason, plan.pass_number) == ("done", None, 1)
+    rollouts = await opened.all(Rollout)
+    assert len(rollouts) == 32 and {row.state for row in rollouts} == {RolloutState.DONE}
+    assert len({row.reward for row in rollouts}) == 2, "some are right and some are wrong"
+    trained = [sample for sample in await opened.all(Sample) if sample.state == SampleState.TRAINED]
+    versions = await opened.all(Version)
+    assert len(trained) >= 16 and max(version.number for version in versions) >= 1
+    spoken = {turn.id: turn for turn in await opened.all(Turn)}
+    first = {spoken[sample.turn_id].completion_id for sample in trained}
+    assert len(first) == len(trained) / 4, "whole groups"
+    lineage = (await opened.api.get("/v1/policies/shop/versions/1/lineage")).json()["data"]
+    assert {entry["origin"] for entry in lineage} == {"prompt_set"}
+    assert len({turn.version_id for turn in spoken.values()}) >= 2, "the later prompts were asked of a later version"
+
+
+async def plan_of(ring: Ring) -> RolloutPlan:
+    [row] = await ring.all(RolloutPlan)
+    assert isinstance(row, RolloutPlan)
+    return row
