@@ -1,6 +1,7 @@
 """Every route, in one list."""
 
-from fastapi import FastAPI
+from fastapi import APIRouter
+from starlette.routing import BaseRoute
 
 from app.audit.endpoints import router as audit
 from app.chat.endpoints import router as chat
@@ -24,8 +25,13 @@ from app.subjects.endpoints import router as subjects
 from app.versions.endpoints import router as versions
 
 
-def install(api: FastAPI) -> None:
+def _everything() -> list[BaseRoute]:
+    whole = APIRouter()
     for router in (audit, control, delivery, lineage, pins, raters, reward_models, rollouts, subjects):
-        api.include_router(router)
+        whole.include_router(router)
     for router in (chat, stored, responses, feedback, policies, projects, exchange, status, health, metrics, versions):
-        api.include_router(router)
+        whole.include_router(router)
+    return whole.routes
+
+
+ROUTES = _everything()  # FastAPI makes them ready once, on first use, and every app of the process shares that

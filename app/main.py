@@ -106,10 +106,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.engines = EnginePool(app.state.engine_keys, patience=settings.chat_timeout_seconds)
         app.state.known_keys = KnownKeys(settings.key_cache_seconds)
         app.state.limits = Limits(settings.limits_url, settings.requests_per_minute, settings.max_concurrency)
-        gc.collect()
-        gc.freeze()  # the libraries' objects never die; walking them again and again stops a reply for 100 ms
         yield
-        gc.unfreeze()  # a process may serve another app after this one
         await app.state.records.settle(SETTLE_SECONDS)
         await app.state.limits.close()
         await app.state.engines.close()
@@ -118,15 +115,19 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = Api(
         settings.cors_origins,
+        routes=api.ROUTES,
         title="Attune",
         summary="Chats, feedback and versions of a model that learns online.",
         lifespan=lifespan,
     )
     errors.install(app)
-    api.install(app)
     return app
 
 
 def serve() -> FastAPI:
-    """For uvicorn: `uvicorn --factory app.main:serve`."""
-    return create_app(get_settings())
+    """For uvicorn: `uvicorn --factory app.main:serve`, one app for the whole life of its process."""
+    app = create_app(get_settings())
+    app.openapi()  # makes every route ready, which the first request would wait for
+    gc.collect()
+    gc.freeze()  # the libraries' objects never die; walking them again and again stops a reply for 100 ms
+    return app
