@@ -15,7 +15,7 @@ from app.cli.client import Api
 from app.cli.delivery import canary, delivery, deploy, rehearsal
 from app.cli.exchange import exports, imports
 from app.cli.keys import keys, projects
-from app.cli.options import Json, PolicyName, number
+from app.cli.options import Json, PolicyName, number, path_of
 from app.cli.pins import pins
 from app.cli.raters import raters
 from app.cli.reward_models import models
@@ -167,9 +167,13 @@ def rollback(
     json: Json = False,
 ) -> None:
     """Undo the latest step or point back to an older version, and learn on from there."""
-    settings = get_settings()
-    body = {"version": None if to is None else number(to), "reason": reason}
-    result = Api(settings).post(f"/v1/policies/{policy or settings.policy}/rollback", body)
+    api, path = Api(get_settings()), path_of(policy)
+    if to is not None:
+        body = {"version": number(to), "reason": reason}
+    else:
+        now = api.get(path)  # what this command has seen is what it undoes
+        body = {"undo": number((now["canary"] or now["serving"]).rpartition("@")[2]), "reason": reason}
+    result = api.post(f"{path}/rollback", body)
     show.as_json(result) if json else typer.echo(f"{result['left']} → {result['serving']}")
 
 

@@ -63,7 +63,7 @@ async def roll_back(
     async with db.write() as session:
         policy = await service.named(session, caller.project_id, name)
         left, taken = await pointer.roll_back(
-            session, policy, asked.version, actor=caller.key_prefix, reason=asked.reason
+            session, policy, asked.version, undo=asked.undo, actor=caller.key_prefix, reason=asked.reason
         )
     request.app.state.routes.forget()
     return RollbackResult(policy=name, left=service.label(policy, left), serving=service.label(policy, taken))

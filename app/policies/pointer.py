@@ -126,16 +126,28 @@ async def end_canary(session: AsyncSession, policy: Policy, *, actor: str, reaso
 
 
 async def roll_back(
-    session: AsyncSession, policy: Policy, number: int | None, *, actor: str, reason: str | None
+    session: AsyncSession,
+    policy: Policy,
+    number: int | None,
+    *,
+    undo: int | None = None,
+    actor: str,
+    reason: str | None,
 ) -> tuple[Version, Version]:
     """Undo the latest step, or go back to an older version, and let learning go on from there. Returns (left, taken).
 
-    With a number it is idempotent, and ends a canary too. Without one a canary is what is undone, if there is one;
-    else it goes back one step each time.
+    With a number it is idempotent, and ends a canary too; so it is with the version that is to be undone. With
+    neither, a canary is what is undone, if there is one; else it goes back one step each time.
     """
     deployment = await locked(session, policy)
     left = await repository.version(session, deployment.version_id)
-    if number is None and deployment.canary_version_id is not None:
+    undone = None if undo is None else await heard(session, policy, undo)
+    if undone is not None and undone.id not in (left.id, deployment.canary_version_id):
+        if undone.state == VersionState.ROLLED_BACK:
+            return undone, left
+        told = f"{label(policy, left)} serves by now, and not {label(policy, undone)}."
+        raise Conflict(told, code="not_serving")
+    if number is None and deployment.canary_version_id is not None and (undone is None or undone.id != left.id):
         canary = await end_canary(session, policy, actor=actor, reason=reason)
         assert canary is not None
         return canary, left

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.models import Policy, Version
 from app.policies.service import label
@@ -17,7 +17,20 @@ class RollbackRequest(BaseModel):
         le=999_999_999,
         description="the number to go back to; if unset a canary is ended, else the parent serves",
     )
+    undo: int | None = Field(
+        None,
+        ge=0,
+        le=999_999_999,
+        description="the number of what is to be undone: said again it changes nothing, and it is a 409 when another "
+        "version serves by now. Not beside `version`",
+    )
     reason: str | None = Field(None, max_length=2000)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "RollbackRequest":
+        if self.version is not None and self.undo is not None:
+            raise ValueError("say either `version`, to go back to, or `undo`, to be left")
+        return self
 
 
 class RollbackResult(BaseModel):
