@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -127,7 +128,7 @@ def create_app(settings: Settings) -> FastAPI:
 def serve() -> FastAPI:
     """For uvicorn: `uvicorn --factory app.main:serve`, one app for the whole life of its process."""
     app = create_app(get_settings())
-    app.openapi()  # makes every route ready, which the first request would wait for
+    list(iter_route_contexts(app.routes))  # makes every one ready, which the first requests would wait for
     gc.collect()
     gc.freeze()  # the libraries' objects never die; walking them again and again stops a reply for 100 ms
     return app

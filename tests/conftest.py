@@ -117,13 +117,16 @@ async def db(settings: Settings) -> AsyncIterator[Database]:
 async def emptied(database: Database) -> None:
     """Every row deleted, in whatever order (a TRUNCATE makes new files of every table, which takes 0.1 s), and the
     counters at one. Whoever still writes is waited for."""
-    tables = [table.name for table in Base.metadata.sorted_tables]
+    tables = Base.metadata.sorted_tables
+    counted = [
+        (table.name, table.autoincrement_column.name) for table in tables if table.autoincrement_column is not None
+    ]
     async with database.write() as session:
         for statement in (
-            f"LOCK TABLE {', '.join(tables)} IN ACCESS EXCLUSIVE MODE",
+            f"LOCK TABLE {', '.join(table.name for table in tables)} IN ACCESS EXCLUSIVE MODE",
             "SET LOCAL session_replication_role = replica",
-            *(f"DELETE FROM {table}" for table in tables),
-            *(f"SELECT setval(pg_get_serial_sequence('{table}', 'seq'), 1, false)" for table in ("feedback", "audit")),
+            *(f"DELETE FROM {table.name}" for table in tables),
+            *(f"SELECT setval(pg_get_serial_sequence('{table}', '{column}'), 1, false)" for table, column in counted),
         ):
             await session.execute(text(statement))
 

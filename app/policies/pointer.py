@@ -141,13 +141,17 @@ async def roll_back(
     """
     deployment = await locked(session, policy)
     left = await repository.version(session, deployment.version_id)
-    undone = None if undo is None else await heard(session, policy, undo)
-    if undone is not None and undone.id not in (left.id, deployment.canary_version_id):
-        if undone.state == VersionState.ROLLED_BACK:
-            return undone, left
-        told = f"{label(policy, left)} serves by now, and not {label(policy, undone)}."
-        raise Conflict(told, code="not_serving")
-    if number is None and deployment.canary_version_id is not None and (undone is None or undone.id != left.id):
+    canary_alone = number is None and deployment.canary_version_id is not None
+    if undo is not None:
+        undone = await heard(session, policy, undo)
+        if undone.id == left.id:
+            canary_alone = False
+        elif undone.id != deployment.canary_version_id:
+            if undone.state == VersionState.ROLLED_BACK:
+                return undone, left
+            told = f"{label(policy, left)} serves by now, and not {label(policy, undone)}."
+            raise Conflict(told, code="not_serving")
+    if canary_alone:
         canary = await end_canary(session, policy, actor=actor, reason=reason)
         assert canary is not None
         return canary, left
