@@ -11,19 +11,20 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app import api, errors
-from app.auth import KnownKeys
-from app.chat.record import Records
-from app.config import Settings, get_settings
-from app.db import Database
-from app.engine.keys import engine_keys
-from app.engine.pool import EnginePool
-from app.jobs import Bell, make_celery
-from app.limits import Limits
-from app.metrics.telemetry import Telemetry
-from app.metrics.timing import Timed
+from app import routes
+from app.chat.turn_writer import Records
+from app.core import errors
+from app.core.database import Database
+from app.core.jobs import Bell, make_celery
+from app.core.rate_limits import Limits
+from app.core.request_timing import Timed
+from app.core.settings import Settings, get_settings
+from app.core.telemetry import Telemetry
+from app.deployments.router import Routes
+from app.inference.keys import engine_keys
+from app.inference.pool import EnginePool
 from app.models import new_id
-from app.policies.routing import Routes
+from app.projects.auth import KnownKeys
 
 SETTLE_SECONDS = 3.0  # after uvicorn has waited for ten: the replies it cut then still come home
 NUL = errors.BadRequest("The address holds a NUL character, which nothing is named with.", code="invalid_url")
@@ -116,7 +117,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = Api(
         settings.cors_origins,
-        routes=api.ROUTES,
+        routes=routes.ROUTES,
         title="Attune",
         summary="Chats, feedback and versions of a model that learns online.",
         lifespan=lifespan,

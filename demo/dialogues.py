@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from demo.manners import reply
+from demo.reply_styles import reply
 from demo.shop import INTENTS, ORDERS, Question, ask
 
 HELD_OUT = 1_000_000  # the first seed that the demo model has not been trained on

@@ -13,12 +13,12 @@ from typing import Any
 from rich.table import Table
 
 from app.cli.client import Api
-from app.cli.show import console, swap_ms, versions
+from app.cli.output import console, swap_ms, versions
 from app.cli.up import Up, refuse_taken_ports
-from app.config import Settings, get_settings
-from app.db import Database
-from demo.attest import Attestation, attest
+from app.core.database import Database
+from app.core.settings import Settings, get_settings
 from demo.plot import plot
+from demo.recompute_logprobs import Attestation, attest
 from demo.simulate import Crowd, Habits, Tally
 
 HOME = Path(".attune/demo")

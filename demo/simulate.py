@@ -16,10 +16,10 @@ from rich.live import Live
 from rich.table import Table
 
 from app.cli.client import saved_key
-from app.config import Settings, get_settings
+from app.core.settings import Settings, get_settings
 from demo.dialogues import HELD_OUT, Shopper
 from demo.shop import Question
-from demo.taste import judge
+from demo.user_preferences import judge
 
 ENDINGS = ("stop", "length")
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from demo.card import write_card
 from demo.dialogues import Dialogue, dialogue
+from demo.model_card import write_card
 from demo.tokenizer import CONTEXT, END, END_OF_TEXT, START, train_tokenizer
 
 MODEL = Path(__file__).with_name("model")

@@ -5,8 +5,8 @@ import asyncio
 from alembic import context
 from sqlalchemy.engine import Connection
 
-from app.config import get_settings
-from app.db import Database
+from app.core.database import Database
+from app.core.settings import get_settings
 from app.models import Base
 
 

@@ -13,16 +13,16 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from app.config import Settings
-from app.db import Database
+from app.core.database import Database
+from app.core.migrate import upgrade
+from app.core.settings import Settings
 from app.main import create_app
-from app.migrate import upgrade
 from app.models import Base, Engine, EngineState
 from app.projects.bootstrap import bootstrap
-from tests.ring import Ring
-from tests.scripted_engine import ScriptedEngine, serving
+from tests.support.deployment import Ring
+from tests.support.scripted_engine import ScriptedEngine, serving
 
-pytest_plugins = ["tests.engine_fixture"]
+pytest_plugins = ["tests.support.engine_fixture"]
 
 # Examples may take their time, for a busy machine is no failure; and they are the same in every run, unless asked for.
 hypothesis.settings.register_profile(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
-from alignment.config import LoRAConfig
-from alignment.manifest import AdapterSpec, WeightsSpec, check_adapter, check_weights, verify
+from alignment.artifacts import AdapterSpec, WeightsSpec, check_adapter, check_weights, verify
+from alignment.config.trainer import LoRAConfig
 
 
 def folder(model: str, *, weights: bool = True) -> Path:

@@ -17,8 +17,8 @@ from alignment.algorithms.online_dpo import OnlineDPO
 from alignment.algorithms.ppo import PPO
 from alignment.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from alignment.algorithms.rloo import RLOO
+from alignment.config.algorithm import AlgorithmConfig, CustomConfig, UpdateConfig
 from alignment.errors import UnknownAlgorithm
-from alignment.recipes import AlgorithmConfig, CustomConfig, UpdateConfig
 
 ALGORITHMS: dict[str, type[RLAlgorithm]] = {
     "ppo": PPO,
@@ -43,7 +43,9 @@ def build(config: AlgorithmConfig) -> RLAlgorithm:
     if not (isinstance(found, type) and issubclass(found, RLAlgorithm)):
         raise UnknownAlgorithm(f"{config.name!r} is {found!r}, and not a subclass of alignment.algorithms.RLAlgorithm.")
     if not issubclass(found.Config, UpdateConfig):
-        raise UnknownAlgorithm(f"{config.name!r}: its Config must be a subclass of alignment.recipes.UpdateConfig.")
+        raise UnknownAlgorithm(
+            f"{config.name!r}: its Config must be a subclass of alignment.config.algorithm.UpdateConfig."
+        )
     named = config.model_dump(include=config.model_fields_set - {"type", "name", "options"})
     try:
         return found(found.Config(**(named | config.options)))

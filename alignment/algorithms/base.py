@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from alignment.recipes import UpdateConfig
-from alignment.samples import Sample, check_variance
-from alignment.trainer.report import UpdateReport
+from alignment.config.algorithm import UpdateConfig
+from alignment.trainer.metrics import UpdateReport
+from alignment.types import Sample, check_variance
 
 
 @dataclass

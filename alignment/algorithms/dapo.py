@@ -12,11 +12,11 @@ from torch import Tensor
 
 from alignment.algorithms.base import TrainData
 from alignment.algorithms.groups import GroupGradient, groups
+from alignment.config.algorithm import DAPOConfig, UpdateConfig
 from alignment.errors import NothingToCompare
 from alignment.functional import group_advantage
-from alignment.recipes import DAPOConfig, UpdateConfig
-from alignment.samples import Sample
-from alignment.shaping import overlong_penalty
+from alignment.signals.length_penalty import overlong_penalty
+from alignment.types import Sample
 
 
 class DAPO(GroupGradient):

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from alignment.algorithms.base import MicroBatch, RLAlgorithm
 from alignment.algorithms.groups import groups
+from alignment.config.algorithm import DPOConfig, UpdateConfig
 from alignment.errors import NothingToCompare
 from alignment.functional import aggregate, dpo_loss, kl_estimate
-from alignment.recipes import DPOConfig, UpdateConfig
-from alignment.samples import Sample
+from alignment.types import Sample
 
 Pair = tuple[int, int]  # the preferred one first
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from alignment.algorithms.base import TrainData
 from alignment.algorithms.groups import GroupGradient
+from alignment.config.algorithm import DrGRPOConfig, UpdateConfig
 from alignment.functional import group_advantage
-from alignment.recipes import DrGRPOConfig, UpdateConfig
 
 
 class DrGRPO(GroupGradient):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from alignment.algorithms.policy_gradient import PolicyGradient
 from alignment.errors import NothingToCompare
-from alignment.samples import Sample
+from alignment.types import Sample
 
 
 def groups(samples: Sequence[Sample]) -> list[list[int]]:

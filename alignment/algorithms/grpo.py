@@ -6,8 +6,8 @@ from torch import Tensor
 
 from alignment.algorithms.base import TrainData
 from alignment.algorithms.groups import GroupGradient
+from alignment.config.algorithm import GRPOConfig, UpdateConfig
 from alignment.functional import group_advantage
-from alignment.recipes import GRPOConfig, UpdateConfig
 
 
 class GRPO(GroupGradient):

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from alignment.algorithms.base import MicroBatch, RLAlgorithm, TrainData
 from alignment.algorithms.dpo import reference_metrics
+from alignment.config.algorithm import KTOConfig, UpdateConfig
 from alignment.functional import kto_loss
-from alignment.recipes import KTOConfig, UpdateConfig
-from alignment.samples import Sample, check_variance
+from alignment.types import Sample, check_variance
 
 
 class KTO(RLAlgorithm):

@@ -1,6 +1,6 @@
 """PPO that also asks for a length: replies out of range cost up to a tenth of what rewards are worth.
 
-The penalty is `alignment.shaping.length_penalty`, which the serving side flags replies with. It lies between −1 and
+The penalty is `alignment.signals.length_penalty.length_penalty`, which the serving side flags replies with. It lies between −1 and
 0 and is scaled by `length_share` · mean |reward| of the batch, so it can break ties between good replies but never
 make a bad one good.
 
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from alignment.algorithms.base import TrainData
 from alignment.algorithms.ppo import PPO
-from alignment.recipes import LengthAwarePPOConfig, UpdateConfig
-from alignment.shaping import length_penalty
-from alignment.trainer.report import UpdateReport
+from alignment.config.algorithm import LengthAwarePPOConfig, UpdateConfig
+from alignment.signals.length_penalty import length_penalty
+from alignment.trainer.metrics import UpdateReport
 
 
 class LengthAwarePPO(PPO):

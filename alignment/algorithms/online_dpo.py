@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from alignment.algorithms.dpo import DPO, Pair
-from alignment.recipes import OnlineDPOConfig, UpdateConfig
-from alignment.samples import Sample
+from alignment.config.algorithm import OnlineDPOConfig, UpdateConfig
+from alignment.types import Sample
 
 
 class OnlineDPO(DPO):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from alignment.algorithms.base import MicroBatch, RLAlgorithm, TrainData
+from alignment.config.algorithm import PolicyGradientConfig, UpdateConfig
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.functional import (
     AdaptiveKLController,
@@ -22,8 +23,7 @@ from alignment.functional import (
     proximal_loglinear,
     rollout_correction,
 )
-from alignment.recipes import PolicyGradientConfig, UpdateConfig
-from alignment.trainer.report import UpdateReport
+from alignment.trainer.metrics import UpdateReport
 
 
 class PolicyGradient(RLAlgorithm):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from alignment.algorithms.base import MicroBatch, TrainData
 from alignment.algorithms.policy_gradient import PolicyGradient
+from alignment.config.algorithm import PPOConfig, UpdateConfig
 from alignment.functional import (
     aggregate,
     gae_advantage,
@@ -27,8 +28,7 @@ from alignment.functional import (
     value_loss,
     whiten,
 )
-from alignment.recipes import PPOConfig, UpdateConfig
-from alignment.samples import Sample
+from alignment.types import Sample
 
 
 class PPO(PolicyGradient):

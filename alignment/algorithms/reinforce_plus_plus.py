@@ -11,9 +11,9 @@ from torch import Tensor
 
 from alignment.algorithms.base import RLAlgorithm, TrainData
 from alignment.algorithms.groups import GroupGradient
+from alignment.config.algorithm import ReinforcePlusPlusConfig, UpdateConfig
 from alignment.functional import reinforce_plus_plus_advantage
-from alignment.recipes import ReinforcePlusPlusConfig, UpdateConfig
-from alignment.samples import Sample
+from alignment.types import Sample
 
 
 class ReinforcePlusPlus(GroupGradient):

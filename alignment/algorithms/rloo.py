@@ -7,8 +7,8 @@ from torch import Tensor
 
 from alignment.algorithms.base import TrainData
 from alignment.algorithms.groups import GroupGradient
+from alignment.config.algorithm import RLOOConfig, UpdateConfig
 from alignment.functional import leave_one_out_advantage
-from alignment.recipes import RLOOConfig, UpdateConfig
 
 
 class RLOO(GroupGradient):

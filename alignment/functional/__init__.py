@@ -18,11 +18,11 @@ from alignment.functional.advantages import (
     running_baseline,
 )
 from alignment.functional.aggregation import aggregate
-from alignment.functional.correction import RolloutCorrection, proximal_loglinear, rollout_correction
 from alignment.functional.credit import turn_credit
+from alignment.functional.importance import RolloutCorrection, proximal_loglinear, rollout_correction
 from alignment.functional.kl import AdaptiveKLController, kl_estimate
 from alignment.functional.masks import masked_mean, whiten
-from alignment.functional.policy import PolicyLoss, policy_loss
+from alignment.functional.policy_losses import PolicyLoss, policy_loss
 from alignment.functional.preference import KTOLoss, PreferenceLoss, dpo_loss, kto_loss
 from alignment.functional.ratio import LOG_RATIO_BOUND
 from alignment.functional.reward_model import Platt, auc, bradley_terry_loss, calibration_error, platt, thumb_loss

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
+from alignment.config.algorithm import Aggregation
 from alignment.functional.arguments import known, same_shape
 from alignment.functional.masks import inside
-from alignment.recipes import Aggregation
 
 
 def aggregate(

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
+from alignment.config.algorithm import KLKind
 from alignment.functional.arguments import known, same_shape
 from alignment.functional.ratio import bounded
-from alignment.recipes import KLKind
 
 MAX_K3 = 10.0
 

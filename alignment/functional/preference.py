@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from alignment.config.algorithm import PairKind, UnpairedKind
 from alignment.functional.arguments import known, same_shape
-from alignment.recipes import PairKind, UnpairedKind
 
 
 class PreferenceLoss(NamedTuple):

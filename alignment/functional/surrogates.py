@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from alignment.config.algorithm import PolicyLossKind
 from alignment.functional.ratio import bounded
-from alignment.recipes import PolicyLossKind
 
 MAX_LOG_SEQUENCE_RATIO = 10.0  # verl's bound for GSPO's mean log-ratio
 

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from alignment.config.algorithm import Aggregation
 from alignment.functional.aggregation import aggregate
 from alignment.functional.arguments import same_shape
 from alignment.functional.masks import inside
-from alignment.recipes import Aggregation
 
 
 class ValueLoss(NamedTuple):

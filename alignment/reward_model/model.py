@@ -12,18 +12,18 @@ from typing import Any
 
 from torch import Tensor
 
-from alignment.config import OptimConfig, RewardModelConfig
+from alignment.artifacts import AdapterSpec
+from alignment.config.trainer import OptimConfig, RewardModelConfig
 from alignment.errors import NothingToCompare
-from alignment.manifest import AdapterSpec
-from alignment.model import shard
-from alignment.reward_model import files
-from alignment.reward_model.files import Content
-from alignment.reward_model.fitting import Fitting, scores_of
-from alignment.reward_model.measure import calibrated, measured, values
-from alignment.reward_model.words import Reply, Words, held_out, split
+from alignment.models import parallel
+from alignment.reward_model import artifacts
+from alignment.reward_model.artifacts import Content
+from alignment.reward_model.dataset import Reply, Words, held_out, split
+from alignment.reward_model.evaluate import calibrated, measured, values
+from alignment.reward_model.fit import Fitting, scores_of
 from alignment.trainer.export import Export, published
-from alignment.trainer.learner import Learner
-from alignment.trainer.optim import Optimizer
+from alignment.trainer.optimizer import Optimizer
+from alignment.trainer.trainer import Learner
 
 
 @dataclass
@@ -115,7 +115,7 @@ class RewardModel:
             "seconds": begun.seconds + time.perf_counter() - began,
         }
         metrics = {name: figure for name, figure in metrics.items() if math.isfinite(figure)}
-        tensors = {name: shard.whole(tensor).detach() for name, tensor in learner.policy.tensors("reward").items()}
+        tensors = {name: parallel.whole(tensor).detach() for name, tensor in learner.policy.tensors("reward").items()}
         kept = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items() if learner.rank == 0}
         self._content = Content(kept, calibrated(out, scores), metrics)
         return Fit(metrics)
@@ -126,14 +126,16 @@ class RewardModel:
         assert content is not None, "there is nothing to export before a fit"
         done = Export(directory, "", 0.0)
         if self.learner.rank == 0:
-            done = published(directory, lambda folder: files.write(folder, content, lora, base_model), lineage)
-        return replace(done, manifest_sha256=shard.from_rank_zero(done.manifest_sha256))
+            done = published(directory, lambda folder: artifacts.write(folder, content, lora, base_model), lineage)
+        return replace(done, manifest_sha256=parallel.from_rank_zero(done.manifest_sha256))
 
     def restore(self, directory: Path, sha256: str) -> None:
         """Become the reward model in `directory`. Raises DamagedAdapter for anything but what was sealed."""
         self._content = self._begun = None
         lora = self.learner.config.lora
-        content = files.read(directory, sha256, None if lora is None else AdapterSpec.of(self.learner.base_model, lora))
+        content = artifacts.read(
+            directory, sha256, None if lora is None else AdapterSpec.of(self.learner.base_model, lora)
+        )
         self.learner.policy.wear(content.tensors, "reward")
         self._content = replace(content, tensors={})
 

@@ -14,10 +14,10 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from alignment.config import LoRAConfig
+from alignment.artifacts import ADAPTER, WEIGHTS, AdapterSpec, check_adapter, verify
+from alignment.config.trainer import LoRAConfig
 from alignment.errors import DamagedAdapter
-from alignment.manifest import ADAPTER, WEIGHTS, AdapterSpec, check_adapter, verify
-from alignment.model import adapter
+from alignment.models import lora as model_lora
 
 OPTIMIZER = Path("trainer/optimizer.safetensors")
 CRITIC = Path("trainer/critic.safetensors")
@@ -62,7 +62,7 @@ def write(directory: Path, content: Checkpoint, lora: LoRAConfig | None, base_mo
         save_file(_plain(content.actor.tensors), directory / WEIGHTS, metadata={"format": "pt"})
     else:
         save_file(_plain(content.actor.tensors), directory / ADAPTER)
-        adapter.write_config(directory, lora, base_model)
+        model_lora.write_config(directory, lora, base_model)
     save_file(_plain(content.actor.moments), directory / OPTIMIZER)
     if content.critic is not None and content.critic.moments is not None:
         tensors = {_TENSOR + name: tensor for name, tensor in content.critic.tensors.items()}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alignment.config import LoRAConfig
-from alignment.manifest import publish_directory, seal
+from alignment.artifacts import publish_directory, seal
+from alignment.config.trainer import LoRAConfig
 from alignment.trainer import checkpoint
 from alignment.trainer.checkpoint import Checkpoint
 

@@ -11,19 +11,19 @@ from torch import Tensor
 
 from alignment.algorithms import MicroBatch
 from alignment.algorithms.policy_gradient import PolicyGradient
+from alignment.data.collate import lay_out, micro_batch, minibatches
+from alignment.data.micro_batches import Scored, plan
+from alignment.data.prefix_sharing import Packing
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.functional import aggregate, kl_estimate
-from alignment.model.policy import Hat
-from alignment.samples import Batch
-from alignment.trainer.distance import moved
-from alignment.trainer.lesson import lay_out, micro_batch, minibatches
-from alignment.trainer.logprobs import score, score_all
-from alignment.trainer.packing import Scored, plan
-from alignment.trainer.report import Stopwatch, Tally, UpdateReport, describe, mean_of_steps
-from alignment.trainer.trees import Packing
+from alignment.models.policy_model import Hat
+from alignment.trainer.metrics import Stopwatch, Tally, UpdateReport, describe, mean_of_steps
+from alignment.trainer.scoring import score, score_all
+from alignment.trainer.update_kl import moved
+from alignment.types import Batch
 
 if TYPE_CHECKING:
-    from alignment.trainer.learner import Learner
+    from alignment.trainer.trainer import Learner
 
 SEQUENCE_SLACK = 4.0  # short replies are further apart than a whole batch, without anything being wrong
 Step = tuple[list[int], list[list[int]]]  # a minibatch, and the micro-batches that it is computed in

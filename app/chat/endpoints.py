@@ -9,14 +9,14 @@ from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
-from app.auth import ChatCaller, DatabaseDep
-from app.body import JsonBody, accepts
-from app.chat import answer, schemas
+from app.chat import schemas, service
 from app.chat.views import CompletionView
-from app.errors import DOCUMENTED, AttuneError
+from app.core.errors import DOCUMENTED, AttuneError
+from app.core.http import JsonBody, accepts
+from app.deployments.resolution import resolve
 from app.policies import repository as policies
 from app.policies import service as policy_service
-from app.policies.resolving import resolve
+from app.projects.auth import ChatCaller, DatabaseDep
 
 router = APIRouter(prefix="/v1", tags=["chat"], responses=DOCUMENTED)
 EVENTS: dict[int | str, dict[str, Any]] = {
@@ -46,9 +46,9 @@ class ModelList(BaseModel):
 async def chat(request: Request, caller: ChatCaller, body: JsonBody) -> Response:
     asked = schemas.read(body)
     if not asked.stream:
-        reply = await answer.whole(request, caller, asked)
+        reply = await service.whole(request, caller, asked)
         return Response(orjson.dumps(reply.body), headers=reply.headers, media_type="application/json")
-    streamed = await answer.stream(request, caller, asked)
+    streamed = await service.stream(request, caller, asked)
     headers = {**streamed.headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
     return StreamingResponse(events(streamed.chunks), headers=headers, media_type="text/event-stream")
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import and_, case, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.chat.consent import NO_CONSENT, withholds
-from app.db import now
+from app.core.database import now
 from app.models import (
     Judgement,
     Origin,
@@ -20,8 +19,9 @@ from app.models import (
     Version,
     lock_turns,
 )
-from app.reward_models import unlearning as reward_models
-from app.subjects import unlearning
+from app.projects.consent import NO_CONSENT, withholds
+from app.training import unlearning
+from app.training.reward_models import erasure as reward_models
 
 Stored = tuple[list[Turn], Policy, Version]
 

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
-from app.body import parse
 from app.chat.messages import Message, NamedTool, ResponseFormat, Tool
-from app.errors import UnsupportedParameter
+from app.core.errors import UnsupportedParameter
+from app.core.http import parse
 
 # Asking for these would change the reply, so ignoring them would be a lie; the value shown changes nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from app.auth import ChatCaller, DatabaseDep
-from app.body import JsonBody, accepts, parse
 from app.chat import repository, views
 from app.chat.repository import Stored
 from app.chat.schemas import Pair, PairKey
-from app.errors import DOCUMENTED, BadRequest, NotFound
-from app.policies.resolving import resolve
+from app.core.errors import DOCUMENTED, BadRequest, NotFound
+from app.core.http import JsonBody, accepts, parse
+from app.deployments.resolution import resolve
+from app.projects.auth import ChatCaller, DatabaseDep
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["chat"], responses=DOCUMENTED)
 CompletionId = Annotated[str, Path(min_length=1, max_length=255)]

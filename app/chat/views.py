@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from app.core.pagination import Page
 from app.models import Policy, Turn, TurnState, Version
-from app.pages import Page
 from app.policies.service import label
 
 

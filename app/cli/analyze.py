@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from app.cli import chart, show
+from app.cli import chart, output
 from app.cli.chart import Series
 from app.cli.client import Refused
-from app.config import get_settings
-from app.metrics import journal
-from app.metrics.journal import Entry
+from app.core.settings import get_settings
+from app.ops import experiment_log
+from app.ops.experiment_log import Entry
 
 
 def analyze(
@@ -39,12 +39,12 @@ def analyze(
     if png is not None:
         chart.picture(several, entries[0].line, png)
     if json:
-        show.as_json(_values(entries, names))
+        output.as_json(_values(entries, names))
     elif metric is None:
-        show.console.print(_table(several, entries))
-    elif show.console.is_terminal:
+        output.console.print(_table(several, entries))
+    elif output.console.is_terminal:
         for series in several:
-            show.console.print("\n".join(chart.draw(series, show.console.width)), markup=False, soft_wrap=True)
+            output.console.print("\n".join(chart.draw(series, output.console.width)), markup=False, soft_wrap=True)
     else:
         _plain(several, entries)
 
@@ -54,7 +54,7 @@ def _entries(folder: Path, policy: str) -> list[Entry]:
     paths = sorted(folder.glob("*.jsonl"))
     found = [entry for path in paths for entry in _read(path) if policy in (entry.policy, entry.line)]
     if not found:
-        there = sorted({entry.policy for path in paths for entry in journal.read(path).entries})
+        there = sorted({entry.policy for path in paths for entry in experiment_log.read(path).entries})
         raise Refused(f"no update of '{policy}' is on record in {folder}; there are: {', '.join(there) or 'none'}")
     lines = sorted({entry.line for entry in found})
     if len(lines) > 1:
@@ -63,7 +63,7 @@ def _entries(folder: Path, policy: str) -> list[Entry]:
 
 
 def _read(path: Path) -> list[Entry]:
-    read = journal.read(path)
+    read = experiment_log.read(path)
     if read.torn:
         typer.echo(f"attune: {path}: {read.torn} unfinished line(s) left out", err=True)
     return read.entries

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 
-from app.config import Settings
+from app.core.settings import Settings
 
 
 def save_key(settings: Settings, key: str) -> None:

@@ -9,11 +9,11 @@ import typer
 from rich.table import Table
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.cli import show
+from app.cli import output
 from app.cli.client import Api
 from app.cli.options import Json
-from app.config import Settings, get_settings
-from app.db import Database
+from app.core.database import Database
+from app.core.settings import Settings, get_settings
 from app.projects import repository, service
 from app.projects.schemas import ProjectView
 
@@ -44,7 +44,7 @@ def create_key(
         "max_concurrency": max_concurrency,
     }
     made = Api(get_settings()).post("/v1/keys", {name: value for name, value in asked.items() if value is not None})
-    show.as_json(made) if json else typer.echo(made["key"])
+    output.as_json(made) if json else typer.echo(made["key"])
 
 
 @keys.command("list")
@@ -56,7 +56,7 @@ def list_keys(json: Json = False) -> None:
         after = {"after": page["last_id"]} if rows else {}
         page = api.get("/v1/keys", limit=100, **after)
         rows += page["data"]
-    show.as_json(rows) if json else show.console.print(_table(rows))
+    output.as_json(rows) if json else output.console.print(_table(rows))
 
 
 @keys.command("revoke")
@@ -65,7 +65,7 @@ def revoke_key(
 ) -> None:
     """No request of this key is answered from now on."""
     row = Api(get_settings()).delete(f"/v1/keys/{id}")
-    show.as_json(row) if json else typer.echo(f"{row['prefix']}… is revoked")
+    output.as_json(row) if json else typer.echo(f"{row['prefix']}… is revoked")
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
@@ -104,7 +104,7 @@ def create_project(
         settings, lambda s: service.create_project(s, name, policy or settings.policy, model or settings.model)
     )
     made = ProjectView.of(project).model_dump() | {"key": key}
-    show.as_json(made) if json else typer.echo(f"project '{name}' ({project.id}), API key (shown this once): {key}")
+    output.as_json(made) if json else typer.echo(f"project '{name}' ({project.id}), API key (shown this once): {key}")
 
 
 @projects.command("list")
@@ -112,7 +112,7 @@ def list_projects(json: Json = False) -> None:
     """Every project of this deployment."""
     rows = [ProjectView.of(row).model_dump() for row in _on_record(get_settings(), repository.projects)]
     if json:
-        show.as_json(rows)
+        output.as_json(rows)
         return
     for row in rows:
         typer.echo(f"{row['name']}  {row['id']}  {'learns' if row['train'] else 'does not learn'}")
@@ -122,7 +122,7 @@ def list_projects(json: Json = False) -> None:
 def new_admin_key(name: str, json: Json = False) -> None:
     """Another admin key for a project that lost its own, shown this once."""
     key = _on_record(get_settings(), lambda session: service.rescue(session, name))
-    show.as_json({"project": name, "key": key}) if json else typer.echo(key)
+    output.as_json({"project": name, "key": key}) if json else typer.echo(key)
 
 
 def _on_record(settings: Settings, work: Callable[[AsyncSession], Awaitable[T]]) -> T:

@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 import uvicorn
 
-from app.cli import show
+from app.cli import output
 from app.cli.analyze import analyze
+from app.cli.chat import talk
 from app.cli.client import Api
-from app.cli.delivery import canary, delivery, deploy, rehearsal
-from app.cli.exchange import exports, imports
+from app.cli.datasets import exports, imports
+from app.cli.deployments import canary, delivery, deploy, rehearsal
 from app.cli.keys import keys, projects
 from app.cli.options import Json, PolicyName, number, path_of
 from app.cli.pins import pins
@@ -21,12 +22,11 @@ from app.cli.raters import raters
 from app.cli.reward_models import models
 from app.cli.rollouts import rollouts
 from app.cli.subjects import subjects
-from app.cli.talk import talk
 from app.cli.training import audit, rewards, train
 from app.cli.up import Up, prepare
-from app.config import get_settings
-from app.metrics import extras
-from app.migrate import upgrade
+from app.core.migrate import upgrade
+from app.core.settings import get_settings
+from app.ops import tracker_packages
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="The service that production chatbots learn through."
@@ -47,7 +47,7 @@ def up() -> None:
 
     for sign in (signal.SIGTERM, signal.SIGINT):  # a shell's background job is born with SIGINT ignored
         signal.signal(sign, stop)
-    extras.require(get_settings().trackers)
+    tracker_packages.require(get_settings().trackers)
     try:
         with Up(get_settings(), typer.echo) as running:
             typer.echo("try `attune chat` in another terminal; ctrl-C stops everything")
@@ -92,13 +92,13 @@ def worker(
     ] = None,
 ) -> None:
     """The stations between feedback and versions, as a Celery worker."""
-    _become("workers.celery", *(queue or []))
+    _become("workers.celery_app", *(queue or []))
 
 
 @app.command()
 def beat() -> None:
     """The sweep's clock. One per deployment."""
-    _become("workers.celery", "beat")
+    _become("workers.celery_app", "beat")
 
 
 @app.command()
@@ -114,7 +114,7 @@ def trainer(
     ] = 300.0,
 ) -> None:
     """The trainer's process group, under torchrun: it restarts the group when a rank dies or hangs."""
-    extras.require(get_settings().trackers)  # torchrun would start it again and again
+    tracker_packages.require(get_settings().trackers)  # torchrun would start it again and again
     if nnodes != "1" and rdzv_endpoint is None:
         raise ValueError("--nnodes needs --rdzv-endpoint HOST:PORT, the same on every host")
     meeting = ["--standalone"]
@@ -122,7 +122,16 @@ def trainer(
         meeting = ["--nnodes", nnodes, "--rdzv-backend", "c10d"]
         meeting += ["--rdzv-endpoint", rdzv_endpoint, "--rdzv-id", rdzv_id]
     ranks = ["--nproc-per-node", str(nproc or get_settings().trainer_ranks)]
-    _become("workers.watch", str(patience), *meeting, *ranks, "--max-restarts", "1000000", "--monitor-interval", "1")
+    _become(
+        "workers.training.watchdog",
+        str(patience),
+        *meeting,
+        *ranks,
+        "--max-restarts",
+        "1000000",
+        "--monitor-interval",
+        "1",
+    )
 
 
 @app.command()
@@ -145,7 +154,7 @@ def simulate(context: typer.Context) -> None:
 def status(json: Json = False) -> None:
     """What serves, what learns, what waits."""
     body = Api(get_settings()).get("/v1/status")
-    show.as_json(body) if json else show.status(body)
+    output.as_json(body) if json else output.status(body)
 
 
 @app.command()
@@ -153,7 +162,7 @@ def versions(policy: PolicyName = None, json: Json = False) -> None:
     """Every version of a policy, and what people said of it."""
     settings = get_settings()
     rows = Api(settings).get(f"/v1/policies/{policy or settings.policy}/versions")["data"]
-    show.as_json(rows) if json else show.console.print(show.versions(rows))
+    output.as_json(rows) if json else output.console.print(output.versions(rows))
 
 
 @app.command()
@@ -174,7 +183,7 @@ def rollback(
         now = api.get(path)  # what this command has seen is what it undoes
         body = {"undo": number((now["canary"] or now["serving"]).rpartition("@")[2]), "reason": reason}
     result = api.post(f"{path}/rollback", body)
-    show.as_json(result) if json else typer.echo(f"{result['left']} → {result['serving']}")
+    output.as_json(result) if json else typer.echo(f"{result['left']} → {result['serving']}")
 
 
 app.command()(analyze)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.client import Refused
-from app.config import get_settings
+from app.core.settings import get_settings
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 PolicyName = Annotated[str | None, typer.Option("--policy", help="the policy's name; ATTUNE_POLICY if unset")]

@@ -6,10 +6,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from app.cli import show
+from app.cli import output
 from app.cli.client import Api, Refused
 from app.cli.options import Json, Number, PolicyName, Reason, number, path_of
-from app.config import get_settings
+from app.core.settings import get_settings
 
 pins = typer.Typer(no_args_is_help=True, help="Conversations, users and keys that are held on one version.")
 
@@ -36,7 +36,7 @@ def set_pin(
     body = {"kind": kind, "subject": subject, "version": number(version), "reason": reason}
     row = Api(get_settings()).put(_of(policy), body)
     if json:
-        show.as_json(row)
+        output.as_json(row)
         return
     soon = "" if row["loaded"] else "; it is not loaded yet, and answers as soon as it is"
     typer.echo(f"{row['kind']} {row['subject']} is held on {row['version']}{soon}")
@@ -56,7 +56,7 @@ def list_pins(
         page = api.get(_of(policy), **asked, **({"after": page["last_id"]} if rows else {}))
         rows += page["data"]
     rows.sort(key=lambda row: row["created_at"], reverse=True)
-    show.as_json(rows) if json else show.console.print(_table(rows))
+    output.as_json(rows) if json else output.console.print(_table(rows))
 
 
 @pins.command("remove")
@@ -67,7 +67,7 @@ def remove_pin(
 ) -> None:
     """Back to what the pointer says."""
     gone = Api(get_settings()).delete(f"{_of(policy)}/{id}")
-    show.as_json(gone) if json else typer.echo(f"{gone['id']} is removed")
+    output.as_json(gone) if json else typer.echo(f"{gone['id']} is removed")
 
 
 def _of(policy: str | None) -> str:

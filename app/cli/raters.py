@@ -6,10 +6,10 @@ from urllib.parse import quote
 import typer
 from rich.table import Table
 
-from app.cli import show
+from app.cli import output
 from app.cli.client import Api
 from app.cli.options import Json, Reason
-from app.config import get_settings
+from app.core.settings import get_settings
 
 Name = Annotated[str, typer.Argument(help='as `attune raters list` shows it, for example "HUMAN/user-7"')]
 raters = typer.Typer(no_args_is_help=True, help="Whose feedback is learned from. Your key must be an admin's.")
@@ -27,7 +27,7 @@ def list_raters(
     while page["has_more"]:
         page = api.get("/v1/raters", **asked, **({"after": page["last_id"]} if rows else {}))
         rows += page["data"]
-    show.as_json(rows) if json else show.console.print(_table(rows))
+    output.as_json(rows) if json else output.console.print(_table(rows))
 
 
 @raters.command("trust")
@@ -58,7 +58,7 @@ def _judge(name: str, standing: str, reason: str | None, json: bool) -> None:
     body = {"standing": standing} | ({"reason": reason} if reason else {})
     row = Api(get_settings()).put(f"/v1/raters/{quote(name)}", body)
     if json:
-        show.as_json(row)
+        output.as_json(row)
     else:
         typer.echo(f"{row['name']} is {row['standing']}; {row['samples']} samples moved")
 

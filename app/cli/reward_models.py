@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli import show
+from app.cli import output
 from app.cli.client import Api
 from app.cli.options import Json, PolicyName, Reason, path_of
-from app.config import get_settings
+from app.core.settings import get_settings
 
 models = typer.Typer(no_args_is_help=True, help="Reward models: what has learned to judge as people do.")
 Number = Annotated[int, typer.Argument(min=1, help="the reward model's number")]
@@ -18,16 +18,16 @@ def list_models(policy: PolicyName = None, json: Json = False) -> None:
     """All of them, with what was measured when they were fitted, and how the one that serves does."""
     body = Api(get_settings()).get(_of(policy))
     if json:
-        show.as_json(body)
+        output.as_json(body)
         return
     if (people := body["people"]) is not None:
         share = "–" if people["agreement"] is None else f"{people['agreement']:.0%}"
         told = f"{share} of people's last {people['words']} words, {people['min_agreement']:.0%} is asked for"
-        show.console.print(f"{body['serving']} agrees with {told}", markup=False)
+        output.console.print(f"{body['serving']} agrees with {told}", markup=False)
     for row in body["data"]:
-        show.console.print(_line(row), markup=False)
+        output.console.print(_line(row), markup=False)
     if not body["data"]:
-        show.console.print(f"{body['policy']} has no reward model yet")
+        output.console.print(f"{body['policy']} has no reward model yet")
 
 
 @models.command("fit")
@@ -58,7 +58,7 @@ def _of(policy: str | None) -> str:
 
 
 def _told(row: dict[str, Any], json: bool) -> None:
-    show.as_json(row) if json else show.console.print(_line(row), markup=False)
+    output.as_json(row) if json else output.console.print(_line(row), markup=False)
 
 
 def _line(row: dict[str, Any]) -> str:

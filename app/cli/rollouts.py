@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli import show
+from app.cli import output
 from app.cli.client import Api, Refused
 from app.cli.options import Json, PolicyName, Reason, content_of, path_of
-from app.config import get_settings
+from app.core.settings import get_settings
 
 rollouts = typer.Typer(no_args_is_help=True, help="Replies that the learner asks for itself: siblings, prompt sets.")
 PlanId = Annotated[str, typer.Argument(help="as `attune rollouts plans` shows it")]
@@ -71,7 +71,7 @@ def list_plans(
     """The newest first."""
     page = Api(get_settings()).get(f"{_of(policy)}/plans", limit=limit)
     if json:
-        show.as_json(page["data"])
+        output.as_json(page["data"])
         return
     for body in page["data"]:
         _plan(body, json)
@@ -117,30 +117,32 @@ def _step(verb: str, plan: str, reason: str | None, policy: str | None, json: bo
 
 def _shown(body: dict[str, Any], json: bool) -> None:
     if json:
-        show.as_json(body)
+        output.as_json(body)
         return
     whose = "its own" if body["own"] else "the deployment's"
-    show.console.print(
+    output.console.print(
         f"{body['policy']} rolls out by {whose} settings: {jsonlib.dumps(body['rollouts'])}", markup=False
     )
     if body["idle"] is not None:
-        show.console.print(f"no siblings: {body['idle']}", markup=False)
+        output.console.print(f"no siblings: {body['idle']}", markup=False)
     for name in ("shadows", "prompt_sets", "rehearsals"):
-        show.console.print(f"{name.replace('_', ' ')}: {_counts(body[name])}")
-    show.console.print(f"shadows in the last hour: {body['tokens_last_hour']} tokens")
+        output.console.print(f"{name.replace('_', ' ')}: {_counts(body[name])}")
+    output.console.print(f"shadows in the last hour: {body['tokens_last_hour']} tokens")
 
 
 def _plan(body: dict[str, Any], json: bool) -> None:
     if json:
-        show.as_json(body)
+        output.as_json(body)
         return
     mean = "–" if body["mean_reward"] is None else f"{body['mean_reward']:+.2f}"
     at = f"pass {body['pass_number'] + 1} of {body['passes']}, prompt {body['position']} of {body['num_prompts']}"
     if body["pass_number"] >= body["passes"]:
         at = f"{body['passes']} × {body['num_prompts']} prompts"
     why = f" ({body['reason']})" if body["reason"] else ""
-    show.console.print(f"{body['id']}: {body['dataset']}, {body['state']}{why}, {at}", markup=False)
-    show.console.print(f"  replies: {_counts(body['replies'])}; mean reward {mean} of {body['verified']}", markup=False)
+    output.console.print(f"{body['id']}: {body['dataset']}, {body['state']}{why}, {at}", markup=False)
+    output.console.print(
+        f"  replies: {_counts(body['replies'])}; mean reward {mean} of {body['verified']}", markup=False
+    )
 
 
 def _counts(tally: dict[str, Any]) -> str:

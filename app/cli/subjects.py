@@ -7,11 +7,11 @@ from urllib.parse import quote
 
 import typer
 
-from app.cli import show
+from app.cli import output
 from app.cli.client import Api
-from app.cli.exchange import PIECE, _beside
+from app.cli.datasets import PIECE, _beside
 from app.cli.options import Json
-from app.config import get_settings
+from app.core.settings import get_settings
 
 subjects = typer.Typer(no_args_is_help=True, help="What is on record of a person, and its erasure.")
 Id = Annotated[str, typer.Argument(help='an end user, or a source of feedback, e.g. "HUMAN/user-7"')]
@@ -35,10 +35,10 @@ def show_subject(id: Id, json: Json = False) -> None:
     """How much there is of them, and which versions have learned from it."""
     body = Api(get_settings()).get(_at(id))
     if json:
-        show.as_json(body)
+        output.as_json(body)
         return
     names = ("turns", "feedback", "rewards", "judgements", "samples", "pins")
-    show.console.print(", ".join(f"{body[name]} {name}" for name in names))
+    output.console.print(", ".join(f"{body[name]} {name}" for name in names))
     _learned(body["versions"])
 
 
@@ -63,17 +63,19 @@ def erase_subject(
         typer.confirm(f"Erase {body['turns']} turns and {body['feedback']} words for good?", abort=True, err=True)
     done = api.delete(_at(id))
     if json:
-        show.as_json(done)
+        output.as_json(done)
         return
-    show.console.print(f"erased: {done['turns']} turns, {done['feedback']} words, {done['rewards']} rewards")
+    output.console.print(f"erased: {done['turns']} turns, {done['feedback']} words, {done['rewards']} rewards")
     for batch in done["batches"]:
-        show.console.print(f"refused: {batch}, which held some of it")
+        output.console.print(f"refused: {batch}, which held some of it")
     _learned(done["versions"])
     for back in done["rollback"]:
-        show.console.print(f"{back['serving']} serves and has learned from it; the last clean one is {back['clean']}:")
-        show.console.print(f"  attune rollback --to {back['version']} --policy {back['policy']}")
+        output.console.print(
+            f"{back['serving']} serves and has learned from it; the last clean one is {back['clean']}:"
+        )
+        output.console.print(f"  attune rollback --to {back['version']} --policy {back['policy']}")
     if not done["scrubbed"]:
-        show.console.print("the database's files still hold copies: ask again in a moment")
+        output.console.print("the database's files still hold copies: ask again in a moment")
 
 
 def _at(id: str) -> str:
@@ -83,4 +85,4 @@ def _at(id: str) -> str:
 def _learned(versions: list[dict[str, Any]]) -> None:
     for row in versions:
         how = "itself" if row["direct"] else "from a version it stands on"
-        show.console.print(f"{row['version']} ({row['state']}) has learned from it, {how}")
+        output.console.print(f"{row['version']} ({row['state']}) has learned from it, {how}")

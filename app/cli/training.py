@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli import show
+from app.cli import output
 from app.cli.client import Api
 from app.cli.options import Json, PolicyName, Reason, content_of, path_of
-from app.config import get_settings
+from app.core.settings import get_settings
 
 train = typer.Typer(no_args_is_help=True, help="How a policy learns: look, pause, resume.")
 rewards = typer.Typer(no_args_is_help=True, help="What a reply is worth to a policy: its sources and their weights.")
@@ -43,7 +43,7 @@ def trigger(reason: Reason = None, policy: PolicyName = None, json: Json = False
 @rewards.command("show")
 def show_rewards(policy: PolicyName = None) -> None:
     """As JSON, which `attune rewards set` takes again."""
-    show.as_json(Api(get_settings()).get(f"{path_of(policy)}/rewards")["rewards"])
+    output.as_json(Api(get_settings()).get(f"{path_of(policy)}/rewards")["rewards"])
 
 
 @rewards.command("set")
@@ -74,12 +74,12 @@ def audit(
     asked = {"action": action, "subject": subject, "actor": actor, "since": since, "limit": limit}
     page = Api(get_settings()).get("/v1/audit", **{name: value for name, value in asked.items() if value is not None})
     if json:
-        show.as_json(page["data"])
+        output.as_json(page["data"])
         return
     for row in page["data"]:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["created_at"]))
         told = f"{moment}  {row['actor']}: {row['action']} {row['subject']} {row['reason'] or ''}"
-        show.console.print(told.rstrip(), markup=False)
+        output.console.print(told.rstrip(), markup=False)
 
 
 def _told(verb: str, reason: str | None, policy: str | None) -> dict[str, Any]:
@@ -89,25 +89,25 @@ def _told(verb: str, reason: str | None, policy: str | None) -> dict[str, Any]:
 
 def _shown(body: dict[str, Any], json: bool) -> None:
     if json:
-        show.as_json(body)
+        output.as_json(body)
         return
     samples = body["samples"]
     why = f" ({body['reason']})" if body["reason"] else ""
-    show.console.print(f"{body['policy']}: {body['mode']}{why}, {body['alarms']} alarms", markup=False)
+    output.console.print(f"{body['policy']}: {body['mode']}{why}, {body['alarms']} alarms", markup=False)
     counted = ", ".join(f"{count} {name}" for name, count in samples.items())
-    show.console.print(f"samples: {counted}; {body['raters']} raters; a batch takes {body['batch_size']}")
-    show.console.print(f"next batch: {body['missing']}", markup=False)
+    output.console.print(f"samples: {counted}; {body['raters']} raters; a batch takes {body['batch_size']}")
+    output.console.print(f"next batch: {body['missing']}", markup=False)
     for row in body["updates"]:
         became = f" → {row['version']}" if row["version"] else ""
         told = (
             f"  {row['id']}: {row['state']}, {row['samples']} samples of {row['parent']}{became} {row['reason'] or ''}"
         )
-        show.console.print(told.rstrip(), markup=False)
+        output.console.print(told.rstrip(), markup=False)
 
 
 def _listens(body: dict[str, Any], json: bool) -> None:
     if json:
-        show.as_json(body)
+        output.as_json(body)
         return
     whose = "its own rewards" if body["own"] else "the deployment's rewards"
     typer.echo(f"{body['policy']} listens to {whose}: {', '.join(one['name'] for one in body['rewards']['sources'])}")

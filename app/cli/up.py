@@ -9,9 +9,9 @@ import httpx2
 
 from app.cli import client
 from app.cli.processes import Child, why_taken
-from app.config import Settings
-from app.db import Database
-from app.migrate import upgrade
+from app.core.database import Database
+from app.core.migrate import upgrade
+from app.core.settings import Settings
 from app.projects.bootstrap import bootstrap
 
 Say = Callable[[str], None]
@@ -56,11 +56,11 @@ def children(settings: Settings) -> list[Child]:
 
     return [
         child("api", "app.cli.main", "serve"),
-        child("beat", "workers.celery", "beat"),
-        child("worker", "workers.celery", "attune"),
-        child("judge", "workers.celery", "judge"),
-        child("rollout", "workers.celery", "rollout"),
-        child("publisher", "workers.celery", "publish"),
+        child("beat", "workers.celery_app", "beat"),
+        child("worker", "workers.celery_app", "attune"),
+        child("judge", "workers.celery_app", "judge"),
+        child("rollout", "workers.celery_app", "rollout"),
+        child("publisher", "workers.celery_app", "publish"),
         child("trainer", "app.cli.main", "trainer"),
         child("engine", "workers.engine", patience=30.0),
     ]

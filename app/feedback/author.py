@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from app.auth import BEARER, DatabaseDep, bearer, identify
-from app.feedback import tokens
-from app.feedback.tokens import Leave
-from app.limits import Limits
+from app.core.rate_limits import Limits
+from app.feedback import browser_tokens
+from app.feedback.browser_tokens import Leave
+from app.projects.auth import BEARER, DatabaseDep, bearer, identify
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ async def feedback_author(request: Request, db: DatabaseDep, _: Any = BEARER) ->
     """Each token has limits of its own, so that one page cannot use up what the others have."""
     limits: Limits = request.app.state.limits
     presented = bearer(request)
-    if tokens.looks_like_one(presented):
-        leave = await tokens.verify(db, presented)
+    if browser_tokens.looks_like_one(presented):
+        leave = await browser_tokens.verify(db, presented)
         author, slot = Author(leave.project_id, leave), limits.slot(leave.jti, None, None)
     else:
         caller = await identify(request, db, "feedback")

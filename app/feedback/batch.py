@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from app.db import Database
-from app.errors import AttuneError, BadRequest
-from app.feedback import item, kinds, service
-from app.feedback.intake import find
+from app.core.database import Database
+from app.core.errors import AttuneError, BadRequest
+from app.feedback import kinds, service, submission
+from app.feedback.feedback_writer import find
 from app.feedback.kinds import Said
 from app.feedback.service import Receipt
 
@@ -21,7 +21,7 @@ async def submit(db: Database, project_id: str, bodies: list[Any], header_key: s
             outcomes[number] = error
     found = dict(zip(said, await find(db, project_id, list(said.values())), strict=True))
     items = {
-        number: item.make(
+        number: submission.make(
             project_id, one, bodies[number], header_key=_key(one, header_key, number), found=found[number]
         )
         for number, one in said.items()

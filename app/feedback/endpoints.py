@@ -6,19 +6,19 @@ import orjson
 from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import Response
 
-from app.auth import DatabaseDep, FeedbackCaller
-from app.body import JsonBody, accepts, parse
-from app.errors import DOCUMENTED, BadRequest, NotFound
-from app.feedback import batch, item, kinds, reads, repository, tokens, withdraw
+from app.core.errors import DOCUMENTED, BadRequest, NotFound
+from app.core.http import JsonBody, accepts, parse
+from app.feedback import batch, browser_tokens, kinds, queries, repository, submission, withdrawal
 from app.feedback.author import FeedbackAuthor
-from app.feedback.intake import Intake, find
+from app.feedback.browser_tokens import TokenRequest, TokenView
+from app.feedback.feedback_writer import Intake, find
 from app.feedback.kinds import FeedbackRequest
 from app.feedback.schemas import BatchAnswer, FeedbackBatch, FeedbackPage, FeedbackView
-from app.feedback.tokens import TokenRequest, TokenView
+from app.projects.auth import DatabaseDep, FeedbackCaller
 
 router = APIRouter(prefix="/v1/feedback", tags=["feedback"], responses=DOCUMENTED)
 
-IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=item.LONGEST_KEY)]
+IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=submission.LONGEST_KEY)]
 FeedbackId = Annotated[str, Path(min_length=1, max_length=48)]
 Named = Annotated[str | None, Query(min_length=1, max_length=255)]
 
@@ -36,11 +36,11 @@ async def submit(
     """Durable before the answer. The same `id` or Idempotency-Key again gives the same answer, and changes nothing."""
     said = kinds.read(body)
     if author.leave is not None:
-        said = tokens.within(author.leave, said)
+        said = browser_tokens.within(author.leave, said)
     [found] = await find(db, author.project_id, [said])
     space = author.leave.space if author.leave else None
     receipt = await Intake.of(request).submit(
-        item.make(author.project_id, said, body, header_key=idempotency_key, found=found, space=space)
+        submission.make(author.project_id, said, body, header_key=idempotency_key, found=found, space=space)
     )
     if not receipt.replayed:
         request.app.state.telemetry.heard(author.project_id, said.kind)
@@ -70,8 +70,8 @@ async def make_token(request: Request, caller: FeedbackCaller, db: DatabaseDep, 
     if turn is None:
         raise NotFound(f"There is no completion '{wanted.completion_id}'.", param="completion_id")
     async with db.write() as session:
-        secret = await tokens.secret_of(session, caller.project_id)
-    token, expires_at = tokens.mint(caller.project_id, secret, turn, wanted, seconds)
+        secret = await browser_tokens.secret_of(session, caller.project_id)
+    token, expires_at = browser_tokens.mint(caller.project_id, secret, turn, wanted, seconds)
     return TokenView(token=token, expires_at=expires_at, url=f"{request.base_url}v1/feedback")
 
 
@@ -95,10 +95,10 @@ async def listed(
         raise BadRequest("Give either 'completion_id' or 'conversation_id'.", param="completion_id")
     async with db.read() as session:
         if completion_id is not None:
-            said = await reads.of_completion(session, caller.project_id, completion_id, choice_index)
+            said = await queries.of_completion(session, caller.project_id, completion_id, choice_index)
         else:
-            said = await reads.of_conversation(session, caller.project_id, conversation_id or "")
-        data, has_more = await reads.page(
+            said = await queries.of_conversation(session, caller.project_id, conversation_id or "")
+        data, has_more = await queries.page(
             session, caller.project_id, said, after=after, limit=limit, newest_first=order == "desc"
         )
     ids = [view["id"] for view in data] or [None]
@@ -109,8 +109,8 @@ async def listed(
 @router.get("/{feedback_id}", response_model=FeedbackView)
 async def one(caller: FeedbackCaller, db: DatabaseDep, feedback_id: FeedbackId) -> Response:
     async with db.read() as session:
-        row = await reads.one(session, caller.project_id, feedback_id)
-        [view] = await reads.views(session, caller.project_id, [row])
+        row = await queries.one(session, caller.project_id, feedback_id)
+        [view] = await queries.views(session, caller.project_id, [row])
     return _json(view)
 
 
@@ -118,7 +118,7 @@ async def one(caller: FeedbackCaller, db: DatabaseDep, feedback_id: FeedbackId) 
 async def take_back(caller: FeedbackCaller, db: DatabaseDep, feedback_id: FeedbackId) -> Response:
     """It stays on record as withdrawn. What has been withdrawn or replaced before is left as it is."""
     async with db.write() as session:
-        view = await withdraw.withdraw(session, caller.project_id, feedback_id)
+        view = await withdrawal.withdraw(session, caller.project_id, feedback_id)
     return _json(view)
 
 

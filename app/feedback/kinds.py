@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import ConfigDict, Discriminator, Field, RootModel, StringConstraints, Tag, model_validator
 
-from app.body import parse
-from app.errors import BadRequest
+from app.core.errors import BadRequest
+from app.core.http import parse
 from app.feedback.schemas import (
     Choice,
     ChoiceIndex,

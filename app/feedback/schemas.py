@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StringConstraints
 
-from app.pages import Page
+from app.core.pagination import Page
 
 
 def completion_id(id: Any) -> Any:

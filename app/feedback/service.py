@@ -7,12 +7,12 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from app.errors import AttuneError, NotFound, Unprocessable
+from app.core.errors import AttuneError, NotFound, Unprocessable
+from app.core.jobs import nudge
 from app.feedback import repository
-from app.feedback.item import Item
 from app.feedback.repository import Found
 from app.feedback.schemas import Choice, ConversationTarget, seen
-from app.jobs import nudge
+from app.feedback.submission import Item
 from app.models import new_id
 
 ProjectKey = tuple[str, str]

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-from app.db import now
+from app.core.database import now
 
 Json = JSON().with_variant(JSONB(), "postgresql")
 

@@ -6,9 +6,9 @@ from typing import Any
 from sqlalchemy import Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.db import now
+from app.core.database import now
+from app.core.leases import Leased
 from app.models.base import Base, Created, Json
-from app.models.lease import Leased
 
 
 class Reward(Created, Base):

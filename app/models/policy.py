@@ -6,12 +6,12 @@ from typing import Any
 from sqlalchemy import Boolean, Float, ForeignKey, Integer, String, Text, UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
 
+from app.core.leases import Leased
 from app.models.base import Base, Created, Json
-from app.models.lease import Leased
 
 
 class Mode(StrEnum):
-    """How a policy learns; app/policies/guard.py holds the transitions."""
+    """How a policy learns; app/training/kl_guard.py holds the transitions."""
 
     ASYNCHRONOUS = "asynchronous"  # samples of the last few versions
     SYNCHRONOUS = "synchronous"  # after an alarm: one round on samples of the serving version alone
@@ -36,10 +36,10 @@ class Policy(Created, Base):
     base_model: Mapped[str] = mapped_column(Text)
     head_version_id: Mapped[str | None] = mapped_column(String(48))
     rewards: Mapped[dict[str, Any] | None] = mapped_column(
-        Json, doc="its own alignment.rewards.RewardsConfig; the deployment's when null"
+        Json, doc="its own alignment.config.rewards.RewardsConfig; the deployment's when null"
     )
     rollouts: Mapped[dict[str, Any] | None] = mapped_column(
-        Json, doc="its own alignment.rollouts.RolloutsConfig; the deployment's when null"
+        Json, doc="its own alignment.config.rollouts.RolloutsConfig; the deployment's when null"
     )
     mode: Mapped[str] = mapped_column(String(16), default=Mode.ASYNCHRONOUS, server_default=Mode.ASYNCHRONOUS)
     mode_reason: Mapped[str | None] = mapped_column(Text)
@@ -49,10 +49,10 @@ class Policy(Created, Base):
         String(16), default=Conversations.FOLLOW, server_default=Conversations.FOLLOW
     )
     canary: Mapped[dict[str, Any] | None] = mapped_column(
-        Json, doc="its own alignment.canary.CanaryConfig; the deployment's when null"
+        Json, doc="its own alignment.release.canary.CanaryConfig; the deployment's when null"
     )
     rehearsal: Mapped[dict[str, Any] | None] = mapped_column(
-        Json, doc="its own alignment.rehearsal.RehearsalConfig; the deployment's when null"
+        Json, doc="its own alignment.release.shadow.RehearsalConfig; the deployment's when null"
     )
 
     __table_args__ = (UniqueConstraint("project_id", "name"),)

@@ -6,8 +6,8 @@ from typing import Any
 from sqlalchemy import Boolean, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
+from app.core.leases import Leased
 from app.models.base import Base, Created, Json
-from app.models.lease import Leased
 
 
 class RewardModelState(StrEnum):

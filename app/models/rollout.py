@@ -6,8 +6,8 @@ from typing import Any
 from sqlalchemy import Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
+from app.core.leases import Leased
 from app.models.base import Base, Created, Json
-from app.models.lease import Leased
 
 
 class RolloutState(StrEnum):
@@ -76,7 +76,7 @@ class RolloutPlan(Created, Base):
     reason: Mapped[str | None] = mapped_column(Text, doc="why it failed, was paused or cancelled")
     n: Mapped[int] = mapped_column(Integer, doc="replies to each prompt")
     passes: Mapped[int] = mapped_column(Integer)
-    verifier: Mapped[dict[str, Any]] = mapped_column(Json, doc="an alignment.verifiers.VerifierConfig")
+    verifier: Mapped[dict[str, Any]] = mapped_column(Json, doc="an alignment.signals.verifiers.VerifierConfig")
     temperature: Mapped[float] = mapped_column(Float)
     max_tokens: Mapped[int] = mapped_column(Integer)
     prompts_per_version: Mapped[int | None] = mapped_column(Integer, doc="null: what a batch has room for")

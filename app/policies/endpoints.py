@@ -5,12 +5,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.auth import AdminCaller, DatabaseDep
-from app.body import JsonBody, accepts, parse
-from app.errors import DOCUMENTED
+from app.core.errors import DOCUMENTED
+from app.core.http import JsonBody, accepts, parse
+from app.deployments import service as deployment_service
+from app.deployments import shadow
 from app.models import Policy
-from app.policies import clean, pointer, rehearsal, repository, service
+from app.policies import repository, service, taint
 from app.policies.schemas import PolicyView, RollbackRequest, RollbackResult, VersionView
+from app.projects.auth import AdminCaller, DatabaseDep
 
 PolicyName = Annotated[str, Path(min_length=1, max_length=128)]
 router = APIRouter(prefix="/v1/policies", tags=["policies"], responses=DOCUMENTED)
@@ -38,7 +40,7 @@ async def list_versions(name: PolicyName, caller: AdminCaller, db: DatabaseDep) 
         voices = await repository.voices(session, policy.id)
         delays = await repository.delays(session, policy.id)
     numbers = {version.id: version.number for version in versions}
-    stained = clean.stains(versions)
+    stained = taint.stains(versions)
     views = [
         VersionView.of(
             policy,
@@ -48,7 +50,7 @@ async def list_versions(name: PolicyName, caller: AdminCaller, db: DatabaseDep) 
             voice=voices.get(version.id, {}),
             delay=delays.get(version.id),
             erased_at=stained.get(version.id),
-            clean=clean.last_clean(version, versions, stained),
+            clean=taint.last_clean(version, versions, stained),
         )
         for version in versions
     ]
@@ -62,7 +64,7 @@ async def roll_back(
     asked = parse(RollbackRequest, body)
     async with db.write() as session:
         policy = await service.named(session, caller.project_id, name)
-        left, taken = await pointer.roll_back(
+        left, taken = await deployment_service.roll_back(
             session, policy, asked.version, undo=asked.undo, actor=caller.key_prefix, reason=asked.reason
         )
     request.app.state.routes.forget()
@@ -74,8 +76,8 @@ async def view(session: AsyncSession, policy: Policy) -> PolicyView:
     serving = await repository.version(session, deployment.version_id)
     head = await repository.version(session, policy.head_version_id or serving.id)
     previous, canary = deployment.previous_version_id, deployment.canary_version_id
-    rehearsing = await rehearsal.under_way(session, policy.id)
-    back = await clean.way_back(session, policy.id, serving)
+    rehearsing = await shadow.under_way(session, policy.id)
+    back = await taint.way_back(session, policy.id, serving)
     return PolicyView(
         id=policy.id,
         name=policy.name,

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from sqlalchemy import exists, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.config import Settings
-from app.errors import Conflict, NotFound
+from app.core.errors import Conflict, NotFound
+from app.core.leases import free
+from app.core.settings import Settings
 from app.models import HEARD, Engine, EngineState, Policy, Version, VersionState
-from app.models.lease import free
 from app.policies import repository
 
 

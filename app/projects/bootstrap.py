@@ -5,7 +5,7 @@ from pathlib import Path
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db import now
+from app.core.database import now
 from app.models import ApiKey, Deployment, Policy, Project, Version, VersionState, new_id
 from app.projects import keys
 

@@ -4,10 +4,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
-from app.auth import AdminCaller, DatabaseDep, KnownKeys
-from app.body import JsonBody, accepts, parse
-from app.errors import DOCUMENTED
+from app.core.errors import DOCUMENTED
+from app.core.http import JsonBody, accepts, parse
 from app.projects import repository, service
+from app.projects.auth import AdminCaller, DatabaseDep, KnownKeys
 from app.projects.schemas import KeyList, KeyRequest, KeyView, NewKeyView, ProjectRequest, ProjectView
 
 router = APIRouter(prefix="/v1", tags=["projects"], responses=DOCUMENTED)

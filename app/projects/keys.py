@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db import now
+from app.core.database import now
 from app.models import ApiKey, Project, new_id
 
 SCOPES = ("chat", "feedback", "admin")

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints, field_validator
 
+from app.core.pagination import Page
 from app.models import ApiKey, Project
-from app.pages import Page
 from app.projects.keys import SCOPES
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=63)]

@@ -4,8 +4,8 @@ import re
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db import now
-from app.errors import Conflict, NotFound
+from app.core.database import now
+from app.core.errors import Conflict, NotFound
 from app.models import ApiKey, Project, new_id, record
 from app.projects import keys, repository
 from app.projects.bootstrap import first_policy

@@ -4,10 +4,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from app.auth import AdminCaller, DatabaseDep, PatientDep
-from app.body import JsonBody, accepts, parse
-from app.errors import DOCUMENTED
+from app.core.errors import DOCUMENTED
+from app.core.http import JsonBody, accepts, parse
 from app.models import Standing
+from app.projects.auth import AdminCaller, DatabaseDep, PatientDep
 from app.raters import repository, service
 from app.raters.schemas import (
     NAME,

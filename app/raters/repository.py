@@ -6,7 +6,7 @@ from sqlalchemy import ColumnElement, exists, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from app.db import inserting, now
+from app.core.database import inserting, now
 from app.models import Feedback, Policy, Rater, Reward, Sample, SampleState, Standing, Turn
 
 EVERYBODY = "*"  # the row that counts what all raters of a project say; their own names hold a "/"

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from alignment import trust
+from alignment.signals import rater_trust
+from app.core.pagination import Page
 from app.models import Rater, Sample, Standing
-from app.pages import Page
 
 NAME = r"^[^\x00/]+/[^\x00]*$"  # "HUMAN/user-7", "end-user/7", "conversation/c-1"
 Reason = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
@@ -44,8 +44,8 @@ class RaterView(BaseModel):
             num_down=row.num_down,
             agreed=row.agreed,
             disagreed=row.disagreed,
-            reliability=trust.reliability(row.agreed, row.disagreed),
-            weight=trust.weight(row.agreed, row.disagreed),
+            reliability=rater_trust.reliability(row.agreed, row.disagreed),
+            weight=rater_trust.weight(row.agreed, row.disagreed),
             created_at=row.created_at,
         )
 

@@ -2,8 +2,8 @@
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.errors import NotFound
-from app.jobs import nudge
+from app.core.errors import NotFound
+from app.core.jobs import nudge
 from app.models import Rater, Sample, Standing, record
 from app.raters import repository
 

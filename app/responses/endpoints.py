@@ -10,15 +10,16 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
-from app.auth import ChatCaller
-from app.body import JsonBody, accepts
-from app.chat import answer
 from app.chat import schemas as chat
-from app.errors import DOCUMENTED, AttuneError
-from app.responses import asking, schemas
-from app.responses.growing import Event
+from app.chat import service
+from app.core.errors import DOCUMENTED, AttuneError
+from app.core.http import JsonBody, accepts
+from app.projects.auth import ChatCaller
+from app.responses import request as response_request
+from app.responses import schemas
+from app.responses.events import Telling
 from app.responses.rendering import Rendering, render
-from app.responses.telling import Telling
+from app.responses.stream_state import Event
 
 log = logging.getLogger("attune.responses")
 router = APIRouter(prefix="/v1", tags=["chat"], responses=DOCUMENTED)
@@ -36,11 +37,11 @@ BOTH_WAYS: dict[int | str, dict[str, Any]] = {
 @router.post("/responses", responses=BOTH_WAYS, openapi_extra=accepts(schemas.ResponsesRequest))
 async def respond(request: Request, caller: ChatCaller, body: JsonBody) -> Response:
     asked = schemas.read(body)
-    question = chat.read(asking.chat_body(asked))
+    question = chat.read(response_request.chat_body(asked))
     if not asked.stream:
-        reply = await answer.whole(request, caller, question)
+        reply = await service.whole(request, caller, question)
         return Response(orjson.dumps(render(asked, reply.body)), headers=reply.headers, media_type="application/json")
-    streamed = await answer.stream(request, caller, question)
+    streamed = await service.stream(request, caller, question)
     rendering = Rendering(
         asked, streamed.headers["x-completion-id"], streamed.headers["x-policy-version"], int(time.time())
     )
@@ -50,7 +51,7 @@ async def respond(request: Request, caller: ChatCaller, body: JsonBody) -> Respo
     return StreamingResponse(happening, headers=headers, media_type="text/event-stream")
 
 
-async def events(streamed: answer.Streamed, rendering: Rendering) -> AsyncIterator[bytes]:
+async def events(streamed: service.Streamed, rendering: Rendering) -> AsyncIterator[bytes]:
     """However this ends, the chat is left, which records the turn and ends the engine's work. The first item is empty:
     a generator that was never begun could not be left."""
     chunks, telling = streamed.chunks, Telling(rendering)

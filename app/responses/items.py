@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from app.errors import UnsupportedParameter
+from app.core.errors import UnsupportedParameter
 
 INSTEAD = {
     "item_reference": "nothing is kept to refer to: send the item itself",

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
-from app.body import parse
 from app.chat.schemas import Pair, PairKey
-from app.errors import UnsupportedParameter
+from app.core.errors import UnsupportedParameter
+from app.core.http import parse
 from app.responses.items import InputItem, as_items
 
 LOGPROBS = "message.output_text.logprobs"

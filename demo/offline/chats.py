@@ -13,8 +13,8 @@ from transformers import Qwen2Tokenizer
 from demo.dialogues import HELD_OUT, Shopper
 from demo.offline.sampler import Reply
 from demo.shop import Question
-from demo.taste import judge
 from demo.tokenizer import END
+from demo.user_preferences import judge
 
 SLIPS = 0.01  # of the thumbs are pressed by mistake
 

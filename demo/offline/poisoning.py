@@ -1,7 +1,7 @@
 """A crowd with trolls in it: raters who come back, a few of whom push a phrase, and what learns from all of them.
 
 The shoppers judge by their hidden taste. A troll thumbs up whatever holds the phrase, and down everything else. What
-keeps the trolls back are the service's own rules: `alignment.trust`, and its caps on a batch.
+keeps the trolls back are the service's own rules: `alignment.signals.rater_trust`, and its caps on a batch.
 """
 
 import re
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from alignment import trust
-from alignment.config import TrainerConfig
-from alignment.samples import Batch, Sample
-from alignment.trainer.learner import Learner
-from alignment.trust import Tally
+from alignment.config.trainer import TrainerConfig
+from alignment.signals import rater_trust
+from alignment.signals.rater_trust import Tally
+from alignment.trainer.trainer import Learner
+from alignment.types import Batch, Sample
 from demo.dialogues import HELD_OUT
 from demo.offline.chats import Chat, Judge
+from demo.offline.experiment import EXAMINERS
 from demo.offline.sampler import Sampler
-from demo.offline.study import EXAMINERS
 from demo.train import MODEL
 
 PHRASE = re.compile(r"a safe ride|enjoy the ride")  # two of the ten closings; a matter of no taste
@@ -91,7 +91,7 @@ class Round(NamedTuple):
 
 @dataclass
 class Gate:
-    """The service's memory of raters, in a dict: what `workers/trust.py` keeps in a table."""
+    """The service's memory of raters, in a dict: what `workers/feedback/rater_trust.py` keeps in a table."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     held: dict[str, str] = field(default_factory=dict)
@@ -107,13 +107,13 @@ class Gate:
         for name, page in said.items():
             before = self.tallies.get(name, NOTHING)
             mine = self.tallies[name] = Tally(before.up + page.up, before.down + page.down)
-            shares = trust.crowd_shares(self.all_time, self.lately, before)
-            doubt = trust.burst(name, counts) or trust.one_sided(mine, shares)
+            shares = rater_trust.crowd_shares(self.all_time, self.lately, before)
+            doubt = rater_trust.burst(name, counts) or rater_trust.one_sided(mine, shares)
             if doubt is not None:
                 self.held.setdefault(name, doubt)
-        heard = trust.voices(said, self.held.keys())
+        heard = rater_trust.voices(said, self.held.keys())
         self.all_time = Tally(self.all_time.up + heard.up, self.all_time.down + heard.down)
-        self.lately = trust.faded(self.lately, heard)
+        self.lately = rater_trust.faded(self.lately, heard)
 
 
 def assembled(words: Sequence[Word], most_of_rater: int, most_of_conversation: int) -> list[Word]:
@@ -207,7 +207,7 @@ class Poisoning:
         believed = [word for word in words if word.rater not in self.gate.held]
         most = int(RATER_SHARE * BATCH)
         if self.course.allowances:  # nobody here is compared with others about one turn, so all are newcomers
-            most = trust.allowance(most, trust.weight(0, 0))
+            most = rater_trust.allowance(most, rater_trust.weight(0, 0))
         return assembled(believed, most, int(CONVERSATION_SHARE * BATCH))
 
     def examine(self, shoppers: int) -> Heard:

@@ -16,7 +16,7 @@ from torch.nn.functional import embedding, linear, log_softmax, rms_norm, scaled
 from transformers import Qwen2ForCausalLM
 from transformers.utils import logging
 
-from alignment.config import LoRAConfig
+from alignment.config.trainer import LoRAConfig
 
 ROWS = 32  # replies that are decoded together: of similar prompts, so that the cache holds little padding
 SPARSE = 0.6  # share of rows still under way at which the others are taken out, which copies the cache

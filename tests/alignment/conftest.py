@@ -9,9 +9,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from alignment.config import LoRAConfig, OptimConfig, PPOConfig, TrainerConfig
-from alignment.samples import Batch, Sample
-from alignment.trainer.attest import recompute_logprobs
+from alignment.config.trainer import LoRAConfig, OptimConfig, PPOConfig, TrainerConfig
+from alignment.trainer.recompute_logprobs import recompute_logprobs
+from alignment.types import Batch, Sample
 
 VOCABULARY = 256
 

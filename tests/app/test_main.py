@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from app.config import Settings
+from app.core.settings import Settings
 from app.main import create_app
 
 

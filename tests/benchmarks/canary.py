@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from alignment.canary import CanaryConfig
+from alignment.release.canary import CanaryConfig
 from app.models import VersionState
-from demo.attest import attest
+from demo.recompute_logprobs import attest
 from demo.simulate import Crowd, Habits
+from tests.benchmarks.canary_deployment import Ring, progress, ring
 from tests.benchmarks.canary_readings import misnamed, read
-from tests.benchmarks.canary_ring import Ring, progress, ring
 from tests.benchmarks.canary_versions import Candidate, taught
 from tests.benchmarks.deployment import machine
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
-from alignment.canary import Arm, CanaryConfig, judge
-from app.db import Database
+from alignment.release.canary import Arm, CanaryConfig, judge
+from app.core.database import Database
 from app.models import Audit, Feedback, Origin, Routed, Turn, TurnState, Version
 from tests.benchmarks.deployment import POLICY
 

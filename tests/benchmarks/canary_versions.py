@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from demo.offline.study import Course, Study
+from demo.offline.experiment import Course, Study
 from demo.train import MODEL
 from tests.benchmarks.learning import COURSES
 from tests.benchmarks.swap_versions import Made

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
 
-from alignment.trainer.packing import Scored
+from alignment.data.micro_batches import Scored
 from demo.dialogues import HELD_OUT, dialogue
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"

@@ -18,13 +18,13 @@ from uuid import uuid4
 import httpx2
 import psycopg
 
-from app.config import Settings
-from app.db import Database
-from app.migrate import upgrade
+from app.core.database import Database
+from app.core.migrate import upgrade
+from app.core.settings import Settings
 from app.models import Engine, EngineState
 from app.projects.bootstrap import bootstrap
-from tests.engine_fixture import free_port
-from tests.processes import Processes, processes
+from tests.support.engine_fixture import free_port
+from tests.support.processes import Processes, processes
 
 POSTGRES = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
 DATABASES = ("sqlite", "postgresql")
@@ -53,7 +53,7 @@ class Deployment:
 @contextmanager
 def scripted_process(pace: float = 0.0) -> Iterator[str]:
     port = free_port()
-    command = [sys.executable, "-m", "tests.scripted_engine", "--port", str(port), "--pace", str(pace)]
+    command = [sys.executable, "-m", "tests.support.scripted_engine", "--port", str(port), "--pace", str(pace)]
     process = subprocess.Popen(command)
     url = f"http://127.0.0.1:{port}"
     try:

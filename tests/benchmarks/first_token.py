@@ -19,7 +19,7 @@ from tests.benchmarks.deployment import DATABASES, POLICY, Deployment, deploymen
 from tests.benchmarks.load import quantile
 from tests.benchmarks.overhead import MESSAGES
 from tests.benchmarks.wire import Wire, post
-from tests.engine_fixture import (
+from tests.support.engine_fixture import (
     DEMO_MODEL,
     START_SECONDS,
     UNCHECKED,

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from alignment.config import CriticConfig, OptimConfig, TrainerConfig
-from alignment.recipes import (
+from alignment.config.algorithm import (
     AlgorithmConfig,
     DAPOConfig,
     DPOConfig,
@@ -31,7 +30,8 @@ from alignment.recipes import (
     ReinforcePlusPlusConfig,
     RLOOConfig,
 )
-from demo.offline.study import Course, Study
+from alignment.config.trainer import CriticConfig, OptimConfig, TrainerConfig
+from demo.offline.experiment import Course, Study
 from demo.train import MODEL
 
 UPDATES = 20

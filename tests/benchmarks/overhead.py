@@ -9,7 +9,7 @@ from uuid import uuid4
 import uvloop
 from sqlalchemy import func, select
 
-from app.engine.request import ChatCall, Sampling
+from app.inference.request import ChatCall, Sampling
 from app.models import Turn, TurnState
 from tests.benchmarks.deployment import DATABASES, POLICY, Deployment, deployment, machine, scripted_process
 from tests.benchmarks.load import Round, open_loop, quantile

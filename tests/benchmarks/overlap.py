@@ -20,12 +20,12 @@ from statistics import fmean, median
 from sqlalchemy import func, select
 
 from app.cli.up import Up
-from app.config import Settings
-from app.db import Database
+from app.core.database import Database
+from app.core.settings import Settings
 from app.models import Batch, BatchState, Sample, SampleState, Turn, Version
 from demo.run import RECIPE
 from demo.simulate import Crowd, Habits
-from tests.engine_fixture import free_port
+from tests.support.engine_fixture import free_port
 
 ROWS = {
     "0, drop": {"ATTUNE_MAX_STALENESS": "0"},

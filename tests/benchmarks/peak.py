@@ -13,12 +13,12 @@ from random import Random
 
 import torch
 
-from alignment.config import TrainerConfig
-from alignment.model.load import load_base
-from alignment.model.trunk import Trunk
-from alignment.samples import Batch, Sample
-from alignment.trainer.learner import Learner
-from alignment.trainer.packing import plan, rows
+from alignment.config.trainer import TrainerConfig
+from alignment.data.micro_batches import plan, rows
+from alignment.models.base_model import Trunk
+from alignment.models.loading import load_base
+from alignment.trainer.trainer import Learner
+from alignment.types import Batch, Sample
 from tests.benchmarks.candidates import Case, N, wide_groups
 
 CPU = torch.device("cpu")

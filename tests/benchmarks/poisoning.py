@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from alignment.recipes import PPOConfig
+from alignment.config.algorithm import PPOConfig
 from demo.offline.poisoning import Attack, Poisoned, Poisoning
 from tests.benchmarks.learning import _config
 

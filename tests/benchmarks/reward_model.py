@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from alignment.agreement import Agreement
-from alignment.config import RewardModelConfig, TrainerConfig
+from alignment.config.trainer import RewardModelConfig, TrainerConfig
 from alignment.functional import auc, calibration_error
+from alignment.reward_model.dataset import Pair, Reply, Thumb, Words
 from alignment.reward_model.model import RewardModel
-from alignment.reward_model.words import Pair, Reply, Thumb, Words
-from alignment.trainer.learner import Learner
+from alignment.signals.agreement import Agreement
+from alignment.trainer.trainer import Learner
 from demo.offline.chats import Crowd, Judge
 from demo.offline.sampler import Sampler
 from demo.train import MODEL

@@ -17,16 +17,16 @@ from typing import Any
 import httpx2
 from sqlalchemy import func, select, update
 
-from app.config import DEMO_MODEL, Settings
-from app.db import Database
-from app.migrate import upgrade
+from app.core.database import Database
+from app.core.migrate import upgrade
+from app.core.settings import DEMO_MODEL, Settings
 from app.models import Judgement, Origin, Rollout, RolloutState, Turn
 from demo.dialogues import HELD_OUT, SYSTEM, Shopper
 from tests.benchmarks.deployment import furnish, machine
 from tests.benchmarks.first_token import sglang
 from tests.benchmarks.load import quantile
-from tests.engine_fixture import RunningEngine
-from tests.processes import processes
+from tests.support.engine_fixture import RunningEngine
+from tests.support.processes import processes
 
 POLICY = "shop"
 

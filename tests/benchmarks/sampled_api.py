@@ -10,7 +10,7 @@ from types import FrameType
 import orjson
 import uvicorn
 
-from app.config import REPOSITORY, get_settings
+from app.core.settings import REPOSITORY, get_settings
 
 EVERY_SECONDS = 0.001
 HERE = str(REPOSITORY) + os.sep

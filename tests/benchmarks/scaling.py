@@ -16,14 +16,14 @@ import psycopg
 from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.config import Settings
-from app.db import Database, now
-from app.migrate import upgrade
+from app.core.database import Database, now
+from app.core.migrate import upgrade
+from app.core.settings import Settings
 from app.models import Batch, BatchState, Feedback, Policy, Sample, SampleState, Turn, TurnState, new_id
 from app.projects.bootstrap import bootstrap
-from workers.assemble import assemble
-from workers.curate import curate
-from workers.sweep import sweep
+from workers.feedback.curate import curate
+from workers.reconcile import sweep
+from workers.training.assemble import assemble
 
 SERVER = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
 SIZE = 96

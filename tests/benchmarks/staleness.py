@@ -13,9 +13,9 @@ from statistics import fmean
 
 import torch
 
-from alignment.config import OptimConfig, TrainerConfig
-from alignment.recipes import CorrectionConfig, PPOConfig
-from demo.offline.study import Course
+from alignment.config.algorithm import CorrectionConfig, PPOConfig
+from alignment.config.trainer import OptimConfig, TrainerConfig
+from demo.offline.experiment import Course
 from tests.benchmarks.learning import LR, UPDATES, Result, changed, run_all
 
 LAGS = (0, 1, 4, 8)

@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from alignment.config import TrainerConfig
+from alignment.config.trainer import TrainerConfig
+from alignment.data.collate import output_mask
+from alignment.data.micro_batches import Scored, plan, rows
+from alignment.data.prefix_sharing import Packing
 from alignment.functional import policy_loss
-from alignment.model.policy import PolicyModel, Rows
-from alignment.trainer.lesson import output_mask
-from alignment.trainer.packing import Scored, plan, rows
-from alignment.trainer.trees import Packing
+from alignment.models.policy_model import PolicyModel, Rows
 from tests.benchmarks.candidates import Case
 
 CPU = torch.device("cpu")

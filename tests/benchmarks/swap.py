@@ -24,23 +24,23 @@ from typing import Any
 import httpx2
 from sqlalchemy import func, select
 
-from alignment.config import TrainerConfig
+from alignment.config.trainer import TrainerConfig
 from app.cli.processes import Child
-from app.config import DEMO_MODEL, Settings
-from app.db import Database
-from app.engine.keys import engine_keys
-from app.jobs import Bell, make_celery
-from app.migrate import upgrade
+from app.core.database import Database
+from app.core.jobs import Bell, make_celery
+from app.core.migrate import upgrade
+from app.core.settings import DEMO_MODEL, Settings
+from app.inference.keys import engine_keys
 from app.models import Audit, Engine, EngineState, Origin, Policy, Turn, Version, VersionState
 from app.policies.service import holds
 from app.projects.bootstrap import bootstrap
-from demo.attest import attest
+from demo.recompute_logprobs import attest
 from tests.benchmarks.deployment import POLICY, database, machine
 from tests.benchmarks.load import quantile
 from tests.benchmarks.swap_users import STALL_SECONDS, Seen, Users
 from tests.benchmarks.swap_versions import Made, make, publish
-from tests.engine_fixture import free_port
-from tests.processes import processes
+from tests.support.engine_fixture import free_port
+from tests.support.processes import processes
 
 PHASES = {
     "lora": ("export", "check", "transfer", "load", "verify", "switch", "trained_to_served"),

@@ -10,19 +10,19 @@ from typing import Any
 from safetensors.torch import load_file
 from sqlalchemy import func, select
 
-from alignment.config import TrainerConfig
-from alignment.manifest import ADAPTER, WEIGHTS, publish_directory
-from alignment.model.load import pick_device
-from alignment.model.policy import PolicyModel
-from alignment.trainer.logprobs import score_alone
-from alignment.trainer.packing import Scored
-from alignment.trainer.probing import probe_ids
-from app.config import Settings
-from app.db import Database
-from app.jobs import nudge
+from alignment.artifacts import ADAPTER, WEIGHTS, publish_directory
+from alignment.config.trainer import TrainerConfig
+from alignment.data.micro_batches import Scored
+from alignment.models.loading import pick_device
+from alignment.models.policy_model import PolicyModel
+from alignment.trainer.probe import probe_ids
+from alignment.trainer.scoring import score_alone
+from app.core.database import Database
+from app.core.jobs import nudge
+from app.core.settings import Settings
 from app.models import Policy, Version, VersionState, new_id
-from tests.adapters import make_adapter
-from tests.full_weights import make_weights
+from tests.support.adapters import make_adapter
+from tests.support.full_weights import make_weights
 
 
 @dataclass(frozen=True)

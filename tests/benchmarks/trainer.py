@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from alignment.config import TrainerConfig
-from alignment.model.policy import PolicyModel
-from alignment.recipes import GRPOConfig, PPOConfig
-from alignment.trainer.trees import Packing
+from alignment.config.algorithm import GRPOConfig, PPOConfig
+from alignment.config.trainer import TrainerConfig
+from alignment.data.prefix_sharing import Packing
+from alignment.models.policy_model import PolicyModel
 from tests.benchmarks import candidates, peak, steps, trl_step
 from tests.benchmarks.candidates import Case
 from tests.benchmarks.turns import NEAR, Timed, Way

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from alignment.config import LoRAConfig
+from alignment.config.trainer import LoRAConfig
 from tests.benchmarks.candidates import DEMO, Case, N
 
 

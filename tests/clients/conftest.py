@@ -12,13 +12,13 @@ from sqlalchemy import Engine as Connection
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
-from app.config import Settings
-from app.db import Database
+from app.core.database import Database
+from app.core.settings import Settings
 from app.main import create_app
 from app.models import Engine, EngineState, Feedback, Turn
 from app.projects.bootstrap import bootstrap
-from tests.engine_fixture import DEMO_MODEL, RunningEngine
-from tests.scripted_engine import serving
+from tests.support.engine_fixture import DEMO_MODEL, RunningEngine
+from tests.support.scripted_engine import serving
 
 POLICY = "shop"
 CONSTRAINED = "a grammar constrained the reply: its log-probs are not the model's own"

@@ -13,7 +13,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
 
-from app.config import REPOSITORY
+from app.core.settings import REPOSITORY
 from app.langchain import ChatAttune
 from demo.dialogues import SYSTEM
 from tests.clients.again import again
@@ -196,9 +196,7 @@ def test_the_environment_says_where_attune_is(attune: Running, monkeypatch: pyte
 
 
 def test_the_class_brings_nothing_of_the_server_along() -> None:
-    program = (
-        "import sys, app.langchain; print(sorted({'sqlalchemy', 'fastapi', 'celery', 'app.config'} & set(sys.modules)))"
-    )
+    program = "import sys, app.langchain; print(sorted({'sqlalchemy', 'fastapi', 'celery', 'app.core.settings'} & set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
     assert loaded.stdout.strip() == "[]", loaded.stdout + loaded.stderr
 

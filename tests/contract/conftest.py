@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.config import Settings
-from tests.contract.house import House, house
+from app.core.settings import Settings
+from tests.contract.deployment_rows import House, house
 
 UNLIMITED = {"requests_per_minute": 10**9, "max_concurrency": 10**6}  # what is under test is not the limit
 asked: Counter[str] = Counter()

@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.contract.house import KNOWN
+from tests.contract.deployment_rows import KNOWN
 
 # Values that make a request whole, by the name of the field: so that one bad field is met by otherwise good ones.
 GOOD: dict[str, Any] = {

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.config import Settings
+from app.core.settings import Settings
 from app.main import create_app
+from tests.contract.deployment_rows import House, flaw, homely
 from tests.contract.hostile import bodies
-from tests.contract.house import House, flaw, homely
 from tests.contract.test_openapi import EXAMPLES
 
 document = create_app(Settings(home=Path("/nowhere"))).openapi()

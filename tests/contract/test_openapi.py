@@ -14,9 +14,9 @@ from schemathesis.core.failures import Failure
 from schemathesis.core.parameters import ParameterLocation
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from app.config import Settings
+from app.core.settings import Settings
 from app.main import create_app
-from tests.contract.house import HOME, Door, House, flaw
+from tests.contract.deployment_rows import HOME, Door, House, flaw
 
 EXAMPLES = int(os.environ.get("ATTUNE_FUZZ_EXAMPLES", "10"))
 # A rule across fields ("one of these two", "no empty stop string") makes a 400 of what each field's schema allows.

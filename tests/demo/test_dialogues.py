@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from demo.dialogues import HELD_OUT, Shopper, dialogue
-from demo.manners import reply
+from demo.reply_styles import reply
 from demo.shop import INTENTS, ask
 
 

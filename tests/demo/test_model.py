@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from demo.card import perplexity, sample
 from demo.dialogues import HELD_OUT, ORDER_STATUS, dialogue
-from demo.taste import judge
+from demo.model_card import perplexity, sample
 from demo.train import FACT_WEIGHT, MODEL, batch_up, learnable
+from demo.user_preferences import judge
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,10 @@
 
 from random import Random
 
-from alignment.samples import Sample
+from alignment.types import Sample
 from demo.offline.poisoning import BATCH, Gate, Word, assembled
-from tests.ring import Ring
-from workers import trust
+from tests.support.deployment import Ring
+from workers.feedback import rater_trust
 
 
 def word(rater: str, reward: float, number: int = 0, conversation: str = "c") -> Word:
@@ -40,7 +40,7 @@ async def test_the_gate_holds_whom_the_service_holds(ring: Ring) -> None:
             said.setdefault(rater, []).append(sample.reward)
         gate.hear(words)
         async with ring.db.write() as session:
-            answer = await trust.weigh(session, project_id, said, settings)
+            answer = await rater_trust.weigh(session, project_id, said, settings)
         held |= {name: one.held for name, one in answer.items() if one.held is not None}
     assert gate.held == held
     assert set(held) == {"HUMAN/troll-0", "HUMAN/troll-1", "HUMAN/loud"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from app.config import REPOSITORY
+from app.core.settings import REPOSITORY
 
 FOLDER = REPOSITORY / "docker"
 COMPOSE = FOLDER / "compose.yaml"

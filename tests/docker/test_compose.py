@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from app.cli.up import children
-from app.config import Settings
+from app.core.settings import Settings
 from tests.conftest import missing
 from tests.docker.files import COMPOSE, FOLDER, OVERLAY, compose, roles
-from tests.engine_fixture import RunningEngine, free_port
 from tests.journeys.brokers import OwnRedis
+from tests.support.engine_fixture import RunningEngine, free_port
 
 SECRET = re.compile(r"PASSWORD|KEY|AUTH|SECRET|TOKEN")
 VARIABLE = re.compile(r"\$\{(\w+)([^}]*)\}")

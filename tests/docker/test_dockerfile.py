@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config import REPOSITORY, Settings
+from app.core.settings import REPOSITORY, Settings
 from tests.docker.files import DOCKERFILE, compose, roles, steps
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import make_url
 
 from tests.faults.suite.nursery import Nursery
 from tests.faults.suite.proxy import Proxy
-from tests.ring import Ring
+from tests.support.deployment import Ring
 
 
 @pytest.fixture(scope="session")

@@ -14,18 +14,18 @@ import httpx2
 from sqlalchemy import event, select
 from sqlalchemy.util import await_only
 
-from alignment.manifest import MANIFEST
-from app.config import Settings
-from app.db import Database
+from alignment.artifacts import MANIFEST
+from app.core.database import Database
+from app.core.settings import Settings
 from app.main import create_app
 from app.models import Audit, Deployment, Engine, Policy, Project, Version, VersionState, new_id
 from app.policies import repository
 from app.projects.bootstrap import first_policy
-from tests.adapters import make_adapter
-from tests.ring import Ring
-from tests.scripted_engine import logprob
-from workers.evaluate import evaluate
-from workers.publish import publish as publish_all
+from tests.support.adapters import make_adapter
+from tests.support.deployment import Ring
+from tests.support.scripted_engine import logprob
+from workers.release.evaluate import evaluate
+from workers.release.publish import publish as publish_all
 
 PAUSE_SECONDS = 0.05  # what is not over then waits for a lock of the one that was stopped, or goes on beside it
 NAMES = count(1)

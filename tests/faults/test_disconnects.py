@@ -16,9 +16,9 @@ import pytest
 from app.main import create_app
 from app.models import Turn, TurnState
 from tests.benchmarks.wire import Wire, post
-from tests.processes import processes, until
-from tests.ring import Ring
-from tests.scripted_engine import ScriptedEngine, serving
+from tests.support.deployment import Ring
+from tests.support.processes import processes, until
+from tests.support.scripted_engine import ScriptedEngine, serving
 
 FULL = os.environ.get("ATTUNE_FULL") == "1"
 ROUND = 500 if FULL else 50  # there are two

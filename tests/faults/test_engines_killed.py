@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.engine_fixture import require_engine_environment
 from tests.faults.suite.engines import storm
+from tests.support.engine_fixture import require_engine_environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 

@@ -10,8 +10,8 @@ from sqlalchemy import func, select
 
 from app.models import Feedback
 from tests.benchmarks.wire import Heard, Wires, post
-from tests.processes import processes
-from tests.ring import Ring
+from tests.support.deployment import Ring
+from tests.support.processes import processes
 
 FULL = os.environ.get("ATTUNE_FULL") == "1"
 ITEMS = 10_000 if FULL else 200

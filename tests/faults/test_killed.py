@@ -10,16 +10,16 @@ import httpx2
 import pytest
 from sqlalchemy import func, select
 
-from alignment.samples import Sample as Draft
-from alignment.trainer.attest import recompute_logprobs
-from app.config import DEMO_MODEL
+from alignment.trainer.recompute_logprobs import recompute_logprobs
+from alignment.types import Sample as Draft
+from app.core.settings import DEMO_MODEL
 from app.models import Batch, BatchState, Feedback, Reward, Sample, SampleState, Turn, TurnState, Version
-from tests.processes import processes, until
-from tests.ring import Ring
-from tests.scripted_engine import ScriptedEngine
-from workers.assemble import assemble
-from workers.curate import curate
-from workers.sweep import sweep
+from tests.support.deployment import Ring
+from tests.support.processes import processes, until
+from tests.support.scripted_engine import ScriptedEngine
+from workers.feedback.curate import curate
+from workers.reconcile import sweep
+from workers.training.assemble import assemble
 
 SAMPLES = 24
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the default, with the embedded bell

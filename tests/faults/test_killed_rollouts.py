@@ -3,10 +3,10 @@
 import pytest
 
 from app.models import Reward, Rollout, RolloutPlan, RolloutState, Sample, Turn, TurnState
-from tests.processes import processes, until
-from tests.ring import Ring
-from tests.scripted_engine import ScriptedEngine
-from tests.workers.rolled import plan, prompts
+from tests.support.deployment import Ring
+from tests.support.processes import processes, until
+from tests.support.rollout_rows import plan, prompts
+from tests.support.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the default, with the embedded bell
 KILLS = 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.jobs import Bell, make_celery
+from app.core.jobs import Bell, make_celery
 from tests.faults.suite import messages
 from tests.faults.suite.nursery import Nursery
 from tests.faults.suite.parts import on

@@ -11,8 +11,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from app.models import Version, VersionState
 from tests.faults.moves import MOVES, Side, keeps_the_rules, line, side, state, stopped
 from tests.faults.suite.proxy import Proxy
-from tests.ring import Ring
-from tests.scripted_engine import ScriptedEngine
+from tests.support.deployment import Ring
+from tests.support.scripted_engine import ScriptedEngine
 
 DONE = ("200 None", "done")
 pytestmark = [

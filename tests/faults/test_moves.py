@@ -7,15 +7,15 @@ from itertools import product
 
 import pytest
 
-from app.config import Settings
-from app.db import Database
+from app.core.database import Database
+from app.core.settings import Settings
 from app.models import Audit, Deployment, Engine, Version, VersionState
 from tests.faults.moves import Side, keeps_the_rules, meeting, one_after_the_other, side
-from tests.ring import Ring
-from tests.scripted_engine import ScriptedEngine
-from tests.workers.test_coming_home import trained
-from workers.evaluate import evaluate
-from workers.publish import publish
+from tests.support.deployment import Ring
+from tests.support.scripted_engine import ScriptedEngine
+from tests.workers.release.test_publish import trained
+from workers.release.evaluate import evaluate
+from workers.release.publish import publish
 
 FULL = os.environ.get("ATTUNE_FULL") == "1"
 ROUNDS = 200 if FULL else 20

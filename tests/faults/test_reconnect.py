@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from app.cli.processes import die_with_parent
-from app.jobs import Bell, make_celery
+from app.core.jobs import Bell, make_celery
 from app.models import Feedback
 from tests.conftest import missing
-from tests.engine_fixture import free_port
-from tests.processes import processes
-from tests.ring import Ring
+from tests.support.deployment import Ring
+from tests.support.engine_fixture import free_port
+from tests.support.processes import processes
 
 AWAY_SECONDS = 15.0  # kombu's own pauses would have come to 8 s by then, and to 30 s later
 PAUSE_SECONDS = 4.0  # ours at most

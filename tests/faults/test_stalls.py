@@ -14,15 +14,16 @@ import pytest
 from sqlalchemy import make_url, select, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from app.bounds import CONNECT_SECONDS, GRACE_SECONDS
-from app.config import Settings
-from app.db import Database
+from app.core import leases
+from app.core.database import Database
+from app.core.db_timeouts import CONNECT_SECONDS, GRACE_SECONDS
+from app.core.settings import Settings
 from app.main import create_app
-from app.models import Batch, BatchState, Feedback, Turn, lease
+from app.models import Batch, BatchState, Feedback, Turn
 from tests.faults.suite.proxy import Proxy
-from tests.ring import Ring
-from tests.scripted_engine import ScriptedEngine, serving
-from workers.curate import curate
+from tests.support.deployment import Ring
+from tests.support.scripted_engine import ScriptedEngine, serving
+from workers.feedback.curate import curate
 
 FULL = os.environ.get("ATTUNE_FULL") == "1"
 SECONDS = 1.0  # that a request waits for the database's word
@@ -194,9 +195,9 @@ async def test_a_lease_outlives_a_beat_that_was_never_answered(ring: Ring, door:
     db = Database(behind.database)  # whose own patience is far longer than the lease
     try:
         async with db.write() as session:
-            fence = await lease.claim(session, Batch, "bat-1", owner="me", seconds=LEASE_SECONDS, states=("open",))
+            fence = await leases.claim(session, Batch, "bat-1", owner="me", seconds=LEASE_SECONDS, states=("open",))
         assert fence is not None
-        async with lease.kept(db, Batch, "bat-1", fence=fence, seconds=LEASE_SECONDS):
+        async with leases.kept(db, Batch, "bat-1", fence=fence, seconds=LEASE_SECONDS):
             first = await beaten(ring, None)
             await door.half_open()
             await asyncio.sleep(LEASE_SECONDS / 4 + 1)  # the next one is on its way, and is not heard
@@ -212,7 +213,7 @@ async def beaten(ring: Ring, before: float | None) -> float:
     async with asyncio.timeout(60):
         while True:
             async with ring.db.write() as session:
-                stolen = await lease.claim(session, Batch, "bat-1", owner="other", seconds=60.0, states=("open",))
+                stolen = await leases.claim(session, Batch, "bat-1", owner="other", seconds=60.0, states=("open",))
             assert stolen is None, "the next beat came too late"
             beat: float = (await ring.get(Batch, "bat-1")).heartbeat_at
             if beat > claimed:

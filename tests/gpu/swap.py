@@ -23,17 +23,17 @@ from tempfile import TemporaryDirectory
 import httpx2
 import torch
 
-from alignment.config import LoRAConfig, TrainerConfig
-from alignment.manifest import AdapterSpec, check_adapter, verify
-from app.config import Settings
+from alignment.artifacts import AdapterSpec, check_adapter, verify
+from alignment.config.trainer import LoRAConfig, TrainerConfig
+from app.core.settings import Settings
 from app.models import Version
 from tests.benchmarks.first_token import sglang
 from tests.benchmarks.swap import spread
 from tests.benchmarks.swap_versions import Made, make
-from tests.engine_fixture import PYTHON, RunningEngine
 from tests.gpu.trainer import SIZES, base_model
-from workers.engine.payload import payload
-from workers.proving import Timings, prove
+from tests.support.engine_fixture import PYTHON, RunningEngine
+from workers.engine.adapter_payload import payload
+from workers.release.verify_delivery import Timings, prove
 
 START_SECONDS = 600.0
 TOKENS = 96

@@ -18,11 +18,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from alignment.config import CriticConfig, LoRAConfig, TrainerConfig
-from alignment.recipes import AlgorithmConfig, GRPOConfig, PPOConfig
-from alignment.samples import Batch, Sample
-from alignment.trainer.attest import recompute_logprobs
-from alignment.trainer.learner import Learner
+from alignment.config.algorithm import AlgorithmConfig, GRPOConfig, PPOConfig
+from alignment.config.trainer import CriticConfig, LoRAConfig, TrainerConfig
+from alignment.trainer.recompute_logprobs import recompute_logprobs
+from alignment.trainer.trainer import Learner
+from alignment.types import Batch, Sample
 
 SIZES = {  # as Qwen2.5's own: hidden, intermediate, layers, heads, key-value heads, vocabulary
     "tiny": (64, 128, 2, 4, 2, 512),

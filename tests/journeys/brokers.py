@@ -15,7 +15,7 @@ import redis
 from kombu import Connection
 
 from tests.conftest import missing
-from tests.engine_fixture import free_port
+from tests.support.engine_fixture import free_port
 
 REDIS = os.environ.get("ATTUNE_TEST_REDIS", "redis://127.0.0.1:6379")
 RABBITMQ = os.environ.get("ATTUNE_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672//")

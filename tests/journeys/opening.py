@@ -3,12 +3,12 @@
 from typing import Any
 
 from app.cli.client import save_key
-from app.config import Settings
-from app.db import Database
+from app.core.database import Database
+from app.core.settings import Settings
 from app.models import Engine, EngineState
 from app.projects.bootstrap import bootstrap
-from tests.engine_fixture import RunningEngine
-from tests.ring import Ring
+from tests.support.deployment import Ring
+from tests.support.engine_fixture import RunningEngine
 
 
 def keys(engine: RunningEngine) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.config import Settings
-from app.jobs import make_celery, queue_of
+from app.core.jobs import make_celery, queue_of
+from app.core.settings import Settings
 from app.models import Batch, BatchState, Sample, SampleState, Version
 from tests.journeys.brokers import OwnRedis, shared_rabbitmq
-from tests.processes import Processes, processes, until
-from tests.ring import Ring
-from tests.workers.frozen import freeze
+from tests.support.deployment import Ring
+from tests.support.frozen_batches import freeze
+from tests.support.processes import Processes, processes, until
 
 pytestmark = [
     pytest.mark.journey,

@@ -9,16 +9,16 @@ import psutil
 import pytest
 
 from app.cli.client import save_key
-from app.config import Settings
-from app.db import Database
-from app.migrate import upgrade
+from app.core.database import Database
+from app.core.migrate import upgrade
+from app.core.settings import Settings
 from app.models import Engine, EngineState, Version, VersionState
 from app.projects.bootstrap import bootstrap
-from demo.attest import attest
+from demo.recompute_logprobs import attest
 from demo.simulate import Crowd, Habits
-from tests.engine_fixture import free_port, require_engine_environment
-from tests.processes import Processes, processes, until
-from tests.ring import Ring
+from tests.support.deployment import Ring
+from tests.support.engine_fixture import free_port, require_engine_environment
+from tests.support.processes import Processes, processes, until
 
 UPDATES = 2
 

@@ -9,17 +9,17 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
-from alignment.config import CriticConfig, OptimConfig, TrainerConfig
-from alignment.manifest import ADAPTER
-from alignment.recipes import GRPOConfig, PPOConfig
-from alignment.samples import Sample
-from alignment.trainer.attest import recompute_logprobs
+from alignment.artifacts import ADAPTER
+from alignment.config.algorithm import GRPOConfig, PPOConfig
+from alignment.config.trainer import CriticConfig, OptimConfig, TrainerConfig
+from alignment.trainer.recompute_logprobs import recompute_logprobs
+from alignment.types import Sample
 from demo.offline.chats import Chat, Crowd
+from demo.offline.experiment import Course, Study
 from demo.offline.sampler import Sampler
-from demo.offline.study import Course, Study
 from demo.tokenizer import END
 from demo.train import MODEL
-from tests.adapters import make_adapter
+from tests.support.adapters import make_adapter
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,16 @@ import pytest
 import redis
 from sqlalchemy import func, select, text
 
-from app.config import Settings
-from app.db import Database
+from app.core.database import Database
+from app.core.settings import Settings
 from app.models import Feedback, Sample, SampleState, Turn, Version
-from demo.attest import attest
+from demo.recompute_logprobs import attest
 from demo.simulate import Crowd, Habits
-from tests.engine_fixture import RunningEngine
 from tests.journeys.brokers import shared_redis
 from tests.journeys.opening import keys, open_on
-from tests.processes import processes, until
-from tests.ring import Ring
+from tests.support.deployment import Ring
+from tests.support.engine_fixture import RunningEngine
+from tests.support.processes import processes, until
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
 

@@ -14,30 +14,30 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from sqlalchemy import select
 
-from alignment.recipes import GRPOConfig
-from alignment.rewards import RewardsConfig
-from alignment.rollouts import RolloutsConfig
-from app.config import DEMO_MODEL, Settings
-from app.db import Database
+from alignment.config.algorithm import GRPOConfig
+from alignment.config.rewards import RewardsConfig
+from alignment.config.rollouts import RolloutsConfig
+from app.core.database import Database
+from app.core.migrate import upgrade
+from app.core.settings import DEMO_MODEL, Settings
 from app.main import create_app
-from app.migrate import upgrade
 from app.models import Origin, Rollout, RolloutPlan, RolloutState, Sample, SampleState, Turn, Version
 from demo.dialogues import HELD_OUT, SYSTEM, Shopper
-from tests.engine_fixture import RunningEngine
 from tests.journeys.opening import keys, open_on
-from tests.ring import Ring
-from tests.workers.asked import Oracle, graded
-from workers import batches
-from workers.assemble import assemble
-from workers.curate import curate
-from workers.evaluate import evaluate
-from workers.group import Group
-from workers.house import House
-from workers.judge import judge
-from workers.publish import publish
-from workers.rollout import roll_out
-from workers.trackers import Trackers
-from workers.trainer import work
+from tests.support.deployment import Ring
+from tests.support.engine_fixture import RunningEngine
+from tests.support.judgements import Oracle, graded
+from workers.context import House
+from workers.feedback.curate import curate
+from workers.judging.judge import judge
+from workers.release.evaluate import evaluate
+from workers.release.publish import publish
+from workers.rollouts.sample import roll_out
+from workers.training import batches
+from workers.training.assemble import assemble
+from workers.training.loop import work
+from workers.training.ranks import Group
+from workers.training.trackers import Trackers
 
 pytestmark = [pytest.mark.engine, pytest.mark.journey]
 QUESTION = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "When do you open on Saturday?"}]

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from app.cli.client import saved_key
-from app.config import REPOSITORY, Settings
-from tests.engine_fixture import free_port, require_engine_environment
+from app.core.settings import REPOSITORY, Settings
+from tests.support.engine_fixture import free_port, require_engine_environment
 
 START_SECONDS = 180.0
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.script import ScriptDirectory
 
-from app.migrate import alembic_config
+from app.core.migrate import alembic_config
 from app.models import Base
 from tests.migrations import rows
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from alignment import functional
-from alignment.shaping import overlong_penalty as overlong
+from alignment.signals.length_penalty import overlong_penalty as overlong
 from tests.parity.draws import Tensors
 
 METRICS = (

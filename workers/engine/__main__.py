@@ -4,17 +4,17 @@ import asyncio
 import logging
 from pathlib import Path
 
-from alignment.config import LoRAConfig
-from alignment.manifest import check_adapter
-from app.config import Settings, get_settings
-from app.db import Database
-from app.engine.keys import engine_keys
+from alignment.artifacts import check_adapter
+from alignment.config.trainer import LoRAConfig
+from app.core.database import Database
+from app.core.settings import Settings, get_settings
+from app.inference.keys import engine_keys
 from workers.base_model import adapter_spec, check_version, folder
-from workers.engine.bringing import Bring, in_place, over_http
+from workers.engine.engine_record import DatabaseLedger
 from workers.engine.launch import EngineSpec
-from workers.engine.ledger import DatabaseLedger
 from workers.engine.process import refuse_a_taken_port
 from workers.engine.supervisor import Supervisor, run_until_signalled
+from workers.engine.version_files import Bring, in_place, over_http
 
 
 def spec(settings: Settings) -> EngineSpec:

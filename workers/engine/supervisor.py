@@ -11,11 +11,11 @@ from typing import Protocol, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.engine.client import EngineClient
-from app.engine.errors import EngineRefused, EngineUnavailable
-from workers.engine.bringing import AdapterRef, Bring
+from app.inference.client import EngineClient
+from app.inference.errors import EngineRefused, EngineUnavailable
 from workers.engine.launch import EngineSpec
 from workers.engine.process import EngineProcess
+from workers.engine.version_files import AdapterRef, Bring
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

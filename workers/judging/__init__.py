@@ -1,1 +1,1 @@
-"""Judging: the rooms behind workers/judge.py."""
+"""Judging: the rooms behind workers/judging/judge.py."""

@@ -11,10 +11,10 @@ from alignment.algorithms.dr_grpo import DrGRPO
 from alignment.algorithms.grpo import GRPO
 from alignment.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from alignment.algorithms.rloo import RLOO
+from alignment.config.algorithm import DAPOConfig, DrGRPOConfig, GRPOConfig, ReinforcePlusPlusConfig, RLOOConfig
 from alignment.errors import NothingToCompare, NoVariance, SingletonGroup
-from alignment.recipes import DAPOConfig, DrGRPOConfig, GRPOConfig, ReinforcePlusPlusConfig, RLOOConfig
-from alignment.samples import Sample
-from tests.alignment.algorithms.worked import gradient, lay, reply
+from alignment.types import Sample
+from tests.support.worked_batches import gradient, lay, reply
 
 # Group a: rewards 1, 0, 0 (mean 1/3, deviation √(1/3)); group b: 2 and 4 (mean 3, deviation √2).
 GROUPS = [

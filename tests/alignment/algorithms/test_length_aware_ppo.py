@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from alignment.algorithms.length_aware_ppo import LengthAwarePPO
-from alignment.recipes import LengthAwarePPOConfig
-from alignment.shaping import length_penalty, overlong_penalty
-from alignment.trainer.report import UpdateReport
-from tests.alignment.algorithms.worked import lay, reply
+from alignment.config.algorithm import LengthAwarePPOConfig
+from alignment.signals.length_penalty import length_penalty, overlong_penalty
+from alignment.trainer.metrics import UpdateReport
+from tests.support.worked_batches import lay, reply
 
 
 @pytest.mark.parametrize(

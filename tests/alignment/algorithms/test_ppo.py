@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from alignment.algorithms.ppo import PPO, explained_variance
+from alignment.config.algorithm import AdaptiveKLConfig, CorrectionConfig, PPOConfig
 from alignment.errors import ForeignSamples, NoVariance
-from alignment.recipes import AdaptiveKLConfig, CorrectionConfig, PPOConfig
-from alignment.trainer.report import UpdateReport
-from tests.alignment.algorithms.worked import gradient, lay, reply, whole
+from alignment.trainer.metrics import UpdateReport
+from tests.support.worked_batches import gradient, lay, reply, whole
 
 TWO = [reply(1.0, 2), reply(-1.0, 1)]
 

@@ -9,9 +9,9 @@ from alignment.algorithms import MicroBatch
 from alignment.algorithms.dpo import DPO
 from alignment.algorithms.kto import KTO
 from alignment.algorithms.online_dpo import OnlineDPO
+from alignment.config.algorithm import DPOConfig, KTOConfig, OnlineDPOConfig
 from alignment.errors import NothingToCompare, NoVariance
-from alignment.recipes import DPOConfig, KTOConfig, OnlineDPOConfig
-from tests.alignment.algorithms.worked import gradient, lay, reply, whole
+from tests.support.worked_batches import gradient, lay, reply, whole
 
 
 def sigmoid(x: float) -> float:

@@ -8,8 +8,8 @@ import pytest
 from torch import Tensor
 
 from alignment.algorithms import ALGORITHMS, MicroBatch, RLAlgorithm, TrainData, build
+from alignment.config.algorithm import AlgorithmConfig, CustomConfig, UpdateConfig
 from alignment.errors import UnknownAlgorithm
-from alignment.recipes import AlgorithmConfig, CustomConfig, UpdateConfig
 
 
 def test_every_configuration_has_its_algorithm() -> None:

@@ -16,7 +16,7 @@ from alignment.functional import (
     reinforce_plus_plus_advantage,
     running_baseline,
 )
-from tests.alignment.functional.batches import GARBAGE, Tokens, batches, spoiled
+from tests.support.random_batches import GARBAGE, Tokens, batches, spoiled
 
 REWARDS_B = torch.tensor([1.0, 0.0, 3.0, 0.0, 6.0])
 GROUP_B = torch.tensor([5, 2, 5, 2, 2])  # {1, 3} around 2 and {0, 0, 6} around 2

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from alignment.config.algorithm import Aggregation
 from alignment.functional import aggregate
-from alignment.recipes import Aggregation
-from tests.alignment.functional.batches import GARBAGE, Tokens, batches, spoiled, with_gradient
+from tests.support.random_batches import GARBAGE, Tokens, batches, spoiled, with_gradient
 
 MODES = get_args(Aggregation)
 LOSS_BT = torch.tensor([[1.0, 2.0, 3.0], [4.0, 9.0, 9.0]])

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from alignment.config.algorithm import KLKind
 from alignment.functional import AdaptiveKLController, aggregate, kl_estimate
-from alignment.recipes import KLKind
-from tests.alignment.functional.batches import GARBAGE, Tokens, batches, rows, spoiled, with_gradient
+from tests.support.random_batches import GARBAGE, Tokens, batches, rows, spoiled, with_gradient
 
 KINDS = get_args(KLKind)
 

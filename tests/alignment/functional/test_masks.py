@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from alignment.errors import AlignmentError
 from alignment.functional import masked_mean, whiten
-from tests.alignment.functional.batches import GARBAGE, Tokens, batches, spoiled, with_gradient
+from tests.support.random_batches import GARBAGE, Tokens, batches, spoiled, with_gradient
 
 X_BT = torch.tensor([[1.0, 3.0], [5.0, 99.0]])
 MASK_BT = torch.tensor([[1.0, 1.0], [1.0, 0.0]])

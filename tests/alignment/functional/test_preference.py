@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from alignment.config.algorithm import PairKind, UnpairedKind
 from alignment.functional import dpo_loss, kto_loss
-from alignment.recipes import PairKind, UnpairedKind
 
 PAIR_KINDS, UNPAIRED_KINDS = get_args(PairKind), get_args(UnpairedKind)
 # gains over the reference: 2 for the chosen, −1 for the rejected

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from alignment.functional import value_loss
-from tests.alignment.functional.batches import GARBAGE, Tokens, batches, rows, spoiled, with_gradient
+from tests.support.random_batches import GARBAGE, Tokens, batches, rows, spoiled, with_gradient
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from alignment.config import RewardModelConfig, TrainerConfig
-from alignment.reward_model.words import Pair, Reply, Thumb, Words
+from alignment.config.trainer import RewardModelConfig, TrainerConfig
+from alignment.reward_model.dataset import Pair, Reply, Thumb, Words
 from tests.alignment.conftest import VOCABULARY
 
 PLEASES, DISPLEASES = 7, 9

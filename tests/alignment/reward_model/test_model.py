@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignment.config import TrainerConfig
+from alignment.artifacts import ADAPTER, MANIFEST
+from alignment.config.trainer import TrainerConfig
 from alignment.errors import DamagedAdapter, NothingToCompare
-from alignment.manifest import ADAPTER, MANIFEST
-from alignment.reward_model.files import FACTS, HEAD
-from alignment.reward_model.fitting import scores_of
+from alignment.reward_model.artifacts import FACTS, HEAD
+from alignment.reward_model.dataset import Reply, Thumb, Words
+from alignment.reward_model.fit import scores_of
 from alignment.reward_model.model import RewardModel
-from alignment.reward_model.words import Reply, Thumb, Words
-from alignment.samples import Batch
-from alignment.trainer.learner import Learner
+from alignment.trainer.trainer import Learner
+from alignment.types import Batch
 from tests.alignment.reward_model.conftest import DISPLEASES, PLEASES, heard
 
 

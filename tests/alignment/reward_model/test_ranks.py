@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alignment.config import TrainerConfig
-from alignment.manifest import ADAPTER
-from alignment.reward_model.files import HEAD
+from alignment.artifacts import ADAPTER
+from alignment.config.trainer import TrainerConfig
+from alignment.reward_model.artifacts import HEAD
 from alignment.reward_model.model import RewardModel
-from alignment.trainer.learner import Learner
+from alignment.trainer.trainer import Learner
 from tests.alignment.reward_model.conftest import heard
 
 
@@ -29,7 +29,7 @@ def test_two_ranks_fit_and_score_as_one_does(
     words = heard(31, 20)
     (tmp_path / "words").write_bytes(words.to_bytes())
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    script = Path(__file__).parent / "some_ranks.py"
+    script = Path(__file__).parent / "reward_model_ranks.py"
     (tmp_path / "out").mkdir()
     subprocess.run(
         [*torchrun, script, base_model, config.model_dump_json(), tmp_path / "out", tmp_path / "words"],

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alignment.config import OptimConfig, TrainerConfig
-from alignment.manifest import ADAPTER, WEIGHTS
-from alignment.recipes import DPOConfig, PPOConfig
-from alignment.samples import Batch
-from alignment.trainer.learner import Learner
+from alignment.artifacts import ADAPTER, WEIGHTS
+from alignment.config.algorithm import DPOConfig, PPOConfig
+from alignment.config.trainer import OptimConfig, TrainerConfig
+from alignment.trainer.trainer import Learner
+from alignment.types import Batch
 
 
 def in_pairs(batch: Batch) -> Batch:
@@ -49,7 +49,7 @@ def test_any_number_of_ranks_learns_the_same(
         files.append(tmp_path / f"batch-{number}")
         files[-1].write_bytes(batch.to_bytes())
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone"]
-    script = Path(__file__).parent / "some_ranks.py"
+    script = Path(__file__).parent / "trainer_ranks.py"
     subprocess.run(
         [*torchrun, script, base_model, config.model_dump_json(), tmp_path / "out", *files],
         check=True,

@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from alignment.config import TrainerConfig
-from alignment.errors import ForeignSamples, NoVariance
-from alignment.recipes import (
+from alignment.config.algorithm import (
     AlgorithmConfig,
     CorrectionConfig,
     CustomConfig,
@@ -26,11 +24,13 @@ from alignment.recipes import (
     ReinforcePlusPlusConfig,
     RLOOConfig,
 )
-from alignment.samples import Batch
-from alignment.trainer.learner import Learner
-from alignment.trainer.logprobs import score_alone
-from alignment.trainer.packing import Scored
+from alignment.config.trainer import TrainerConfig
+from alignment.data.micro_batches import Scored
+from alignment.errors import ForeignSamples, NoVariance
+from alignment.trainer.scoring import score_alone
+from alignment.trainer.trainer import Learner
 from alignment.trainer.update import Update
+from alignment.types import Batch
 
 Draw = Callable[..., Batch]
 EVERY: list[AlgorithmConfig] = [
@@ -72,7 +72,7 @@ def in_groups(batch: Batch, size: int = 3) -> Batch:
 
 @pytest.fixture
 def grouped(draw: Draw, base_model: Path) -> Batch:
-    from alignment.trainer.attest import recompute_logprobs
+    from alignment.trainer.recompute_logprobs import recompute_logprobs
 
     batch = in_groups(draw(9))
     logprobs = recompute_logprobs(base_model, None, batch.samples, device="cpu")

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from app.chat import threads
+from app.chat import conversations
 from app.models import Sample, SampleState, Turn
-from tests.ring import Ring
-from tests.scripted_engine import ROLES, ScriptedEngine, rendered
-from workers.curate import curate
+from tests.support.deployment import Ring
+from tests.support.scripted_engine import ROLES, ScriptedEngine, rendered
+from workers.feedback.curate import curate
 
 Messages = list[dict[str, Any]]
 HELLO = [{"role": "user", "content": "hello"}]
@@ -108,9 +108,11 @@ async def test_where_tokens_cannot_be_kept_the_turn_says_why(ring: Ring, scripte
 
 
 def test_a_hash_stands_for_all_messages_before_it() -> None:
-    one, two = threads.hashes([*HELLO, {"role": "assistant", "content": "hi"}])
-    assert threads.hashes(HELLO) == [one]
-    assert threads.hashes([{"role": "user", "content": "hell"}, {"role": "assistant", "content": "ohi"}])[1] != two
+    one, two = conversations.hashes([*HELLO, {"role": "assistant", "content": "hi"}])
+    assert conversations.hashes(HELLO) == [one]
+    assert (
+        conversations.hashes([{"role": "user", "content": "hell"}, {"role": "assistant", "content": "ohi"}])[1] != two
+    )
 
 
 async def test_a_clients_retry_makes_one_trainable_turn(ring: Ring, scripted: ScriptedEngine) -> None:

@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from app.models import Engine, EngineState, Turn, TurnState, VersionState
-from tests.app.policies.test_rollback import publish
-from tests.ring import Ring
-from tests.scripted_engine import ScriptedEngine
+from tests.app.deployments.test_rollback import publish
+from tests.support.deployment import Ring
+from tests.support.scripted_engine import ScriptedEngine
 
 MESSAGES = [{"role": "user", "content": "When are you open?"}]
 

@@ -6,9 +6,9 @@ import pytest
 
 from app.models import Sample, SampleState, Turn, TurnPair
 from tests.app.chat.test_endpoints import ask
-from tests.ring import Ring
-from tests.scripted_engine import ScriptedEngine
-from workers.curate import curate
+from tests.support.deployment import Ring
+from tests.support.scripted_engine import ScriptedEngine
+from workers.feedback.curate import curate
 
 ROOT = "/v1/chat/completions"
 

@@ -17,9 +17,9 @@ from typer.testing import CliRunner, Result
 
 from app.cli.chart import Series, draw
 from app.cli.main import app
-from app.config import REPOSITORY, get_settings
-from app.metrics import journal
-from app.metrics.journal import Entry
+from app.core.settings import REPOSITORY, get_settings
+from app.ops import experiment_log
+from app.ops.experiment_log import Entry
 
 KL, SCORE = "actor/ppo_kl", "critic/score/mean"
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def update(folder: Path, number: int, line: str = "shop-3f2a1b", **metrics: float) -> None:
     figures = {KL: 0.01 * number, SCORE: -0.5 + 0.25 * number, **metrics}
-    journal.append(folder, Entry(line.rpartition("-")[0], f"{line}-v{number}", number, "batch", 1.0, figures))
+    experiment_log.append(folder, Entry(line.rpartition("-")[0], f"{line}-v{number}", number, "batch", 1.0, figures))
 
 
 def analyze(*arguments: object) -> Result:
@@ -118,7 +118,7 @@ def test_two_projects_policies_of_one_name_are_never_mixed(folder: Path) -> None
 
 def test_a_service_that_is_writing_can_be_read(folder: Path) -> None:
     update(folder, 1)
-    with journal.path_of(folder, "shop").open("ab") as file:
+    with experiment_log.path_of(folder, "shop").open("ab") as file:
         file.write(b'{"policy": "shop", "vers')
     told = analyze("--json")
     assert json.loads(told.stdout)["versions"] == [1]

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from app.cli.up import prepare, refuse_taken_ports
-from app.config import Settings, get_settings
-from tests.app.policies.test_rollback import publish
-from tests.engine_fixture import free_port
-from tests.ring import Ring
+from app.core.settings import Settings, get_settings
+from tests.app.deployments.test_rollback import publish
+from tests.support.deployment import Ring
+from tests.support.engine_fixture import free_port
 
 run = CliRunner().invoke
 

@@ -6,7 +6,7 @@ import pytest
 
 from app.models import ApiKey, Audit, Pin, VersionState
 from tests.app.cli.test_commands import at, run
-from tests.ring import Ring
+from tests.support.deployment import Ring
 
 from app.cli.main import app  # isort: skip
 

@@ -4,8 +4,8 @@ import json
 
 from app.models import RewardModelState
 from tests.app.cli.test_commands import at, run
-from tests.ring import Ring
-from tests.workers.heard import model
+from tests.support.deployment import Ring
+from tests.support.human_feedback import model
 
 from app.cli.main import app  # isort: skip
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from tests.app.cli.test_commands import at, run
-from tests.ring import Ring
-from tests.workers.rolled import prompts
+from tests.support.deployment import Ring
+from tests.support.rollout_rows import prompts
 
 from app.cli.main import app  # isort: skip
 

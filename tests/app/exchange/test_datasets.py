@@ -7,10 +7,10 @@ import httpx2
 import pyarrow as pa
 import pytest
 
-from app.config import Settings
+from app.core.settings import Settings
 from app.models import Dataset, DatasetRow, Project
-from tests.app.exchange.sheets import bring, parquet
-from tests.ring import Ring
+from tests.support.deployment import Ring
+from tests.support.parquet_files import bring, parquet
 
 HELLO = parquet({"prompt": ["Hi", "Bye"], "chosen": ["Hello!", "See you!"], "rejected": ["What?", "Go."]})
 

@@ -2,8 +2,8 @@
 
 from app.feedback.schemas import BatchAnswer
 from app.models import Feedback
-from tests.app.feedback.people import tag
-from tests.ring import Ring
+from tests.support.deployment import Ring
+from tests.support.feedback_users import tag
 
 
 async def test_each_item_has_its_own_result(ring: Ring) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from app.models import Feedback
-from tests.ring import Ring
+from tests.support.deployment import Ring
 
 
 async def test_a_thumb_is_on_record_before_it_is_acknowledged(ring: Ring) -> None:

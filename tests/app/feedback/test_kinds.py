@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from app.errors import BadRequest
-from app.feedback import item, kinds
+from app.core.errors import BadRequest
+from app.feedback import kinds, submission
 from app.models import Feedback, Ranked
-from tests.app.feedback.people import shape
-from tests.ring import Ring
+from tests.support.deployment import Ring
+from tests.support.feedback_users import shape
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_comparison_takes_two(value: Any) -> None:
 def test_the_fingerprint_of_a_thumb_is_what_it_was_when_there_were_only_thumbs() -> None:
     """Rows that were written by the first release must still be found by a retry today."""
     body = {"completion_id": "chatcmpl-1", "kind": "binary", "value": "up", "id": "k"}
-    made = item.make("proj-1", kinds.read(body), body)
+    made = submission.make("proj-1", kinds.read(body), body)
     assert made.fingerprint == "f1ad811cf470d47628aca25d81bbd7a2d47d0dd248fd7ea45aabc1f393ea162b"
 
 
@@ -147,7 +147,8 @@ def test_a_default_that_is_spelled_out_is_the_same_body(other: dict[str, Any]) -
     body = {"completion_id": "a", "kind": "rating", "value": 4}
     spelled = body | other
     assert (
-        item.make("p", kinds.read(body), body).fingerprint == item.make("p", kinds.read(spelled), spelled).fingerprint
+        submission.make("p", kinds.read(body), body).fingerprint
+        == submission.make("p", kinds.read(spelled), spelled).fingerprint
     )
 
 

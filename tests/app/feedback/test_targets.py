@@ -5,12 +5,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.db import now
-from app.errors import BadRequest
+from app.core.database import now
+from app.core.errors import BadRequest
 from app.feedback import kinds
 from app.models import Feedback
-from tests.app.feedback.people import shape, stranger, tag
-from tests.ring import Ring
+from tests.support.deployment import Ring
+from tests.support.feedback_users import shape, stranger, tag
 
 
 async def say(

@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from app.models import ApiKey, Audit
-from tests.ring import Ring
+from tests.support.deployment import Ring
 
 
 async def made(ring: Ring, **asked: Any) -> dict[str, Any]:

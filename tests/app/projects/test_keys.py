@@ -1,9 +1,9 @@
 """Keys: kept as a hash, of one project, with scopes, and revocable."""
 
-from app.db import now
+from app.core.database import now
 from app.models import ApiKey, Project
 from app.projects import keys
-from tests.ring import Ring
+from tests.support.deployment import Ring
 
 
 async def test_only_the_hash_is_kept(ring: Ring) -> None:

@@ -8,11 +8,11 @@ import typer
 from typer.testing import CliRunner
 
 from app.cli.keys import keys, projects
-from app.config import get_settings
+from app.core.settings import get_settings
 from app.models import ApiKey, Deployment, Policy, Project, Version, VersionState
 from app.projects import service
 from tests.app.projects.test_endpoints import bearer
-from tests.ring import Ring
+from tests.support.deployment import Ring
 
 run = CliRunner().invoke
 

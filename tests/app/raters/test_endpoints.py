@@ -8,12 +8,12 @@ from sqlalchemy import func, insert, select
 from typer.testing import CliRunner
 
 from app.cli.main import app
-from app.config import Settings
+from app.core.settings import Settings
 from app.models import Audit, Rater, Reward, Sample, SampleState, Standing, Turn
 from app.projects.service import create_project
 from tests.app.cli.test_commands import at
-from tests.ring import Ring
-from workers.curate import curate
+from tests.support.deployment import Ring
+from workers.feedback.curate import curate
 
 __all__ = ["at"]
 LOUD = {"kind": "HUMAN", "id": "shop/7 ä"}

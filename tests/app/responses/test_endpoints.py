@@ -10,8 +10,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from app.models import Turn, TurnState
-from tests.ring import Ring
-from tests.scripted_engine import ScriptedEngine
+from tests.support.deployment import Ring
+from tests.support.scripted_engine import ScriptedEngine
 
 ASKED: dict[str, Any] = {"model": "shop", "input": "When are you open?"}
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

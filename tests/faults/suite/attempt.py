@@ -7,13 +7,14 @@ from typing import Any
 
 from sqlalchemy import update
 
-from app.config import Settings
-from app.db import Database
+from app.core.database import Database
+from app.core.settings import Settings
 from app.models import Batch, BatchState
 from tests.faults.suite import shim
-from workers import group, trainer
-from workers.house import House
-from workers.trackers import Trackers
+from workers.context import House
+from workers.training import loop
+from workers.training import ranks as training_ranks
+from workers.training.trackers import Trackers
 
 HIT, PASSED = 3, 0
 TOLD = 9  # the shim knows this number too
@@ -26,16 +27,16 @@ def attempt(settings: Settings, fault: str, nth: int) -> int:
     house.db = Database(settings.database)  # without a bell: nobody listens here
     trackers = Trackers(settings)
     settings.versions_dir.mkdir(exist_ok=True)
-    ranks = group.Group(settings)
+    ranks = training_ranks.Group(settings)
     if nth:
         shim.arm(settings.versions_dir, nth, fault)
     try:
-        trainer.work(ranks, house, trackers)
-    except (OSError, group.Broken):
+        loop.work(ranks, house, trackers)
+    except (OSError, training_ranks.Broken):
         tell(shim.hit() or "nothing")
         shim.disarm()
         house.run(expire(house))
-        trainer.work(group.Group(settings), house, trackers)
+        loop.work(training_ranks.Group(settings), house, trackers)
         return HIT
     told = shim.hit()
     shim.disarm()

@@ -16,10 +16,10 @@ import httpx2
 
 from app.cli.client import saved_key
 from app.cli.up import prepare
-from app.config import Settings
-from tests.engine_fixture import free_port
+from app.core.settings import Settings
 from tests.faults.suite.engine import KNOCK
 from tests.faults.suite.nursery import Nursery
+from tests.support.engine_fixture import free_port
 
 KINDS = ("api", "worker", "judge", "rollout", "publisher", "trainer", "beat", "engine")
 READY_SECONDS = 120.0

@@ -18,17 +18,17 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, event, select, update
 from sqlalchemy.orm import Session
 
+from alignment.artifacts import verify
 from alignment.errors import DamagedAdapter
-from alignment.manifest import verify
 from app.cli.up import prepare
-from app.config import Settings
+from app.core.settings import Settings
 from app.models import Batch, BatchState, Policy, Sample, SampleState, Version, new_id
 from tests.faults.suite import invariants
 from tests.faults.suite.attempt import HIT, PASSED, attempt, fork
 from tests.faults.suite.deployment import small
 from tests.faults.suite.learner import StandIn
-from tests.turns import finished
-from workers import group
+from tests.support.turns import finished
+from workers.training import ranks
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     settings = small(folder / "home", lease_seconds=60.0, trackers=[])
     prepare(settings, lambda said: None)
     importlib.import_module("aiosqlite")  # once, and not in every fork
-    group.Learner = StandIn  # type: ignore[assignment,misc]
+    ranks.Learner = StandIn  # type: ignore[assignment,misc]
     os.environ["FAULTS_UPDATE_SECONDS"] = "0"
     gc.freeze()
     loop = Loop(settings)

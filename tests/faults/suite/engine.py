@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from alignment.manifest import ADAPTER
-from tests.scripted_engine import ScriptedEngine, logprob
+from alignment.artifacts import ADAPTER
+from tests.support.scripted_engine import ScriptedEngine, logprob
 
 # Runs under -I -S: what a start costs is what the kernel takes.
 KNOCK = """

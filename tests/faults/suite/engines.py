@@ -20,9 +20,9 @@ import httpx2
 import psutil
 from sqlalchemy import select
 
-from app.config import DEMO_MODEL
+from app.core.settings import DEMO_MODEL
 from app.models import Deployment, Engine, EngineState, Turn, TurnState, Version, VersionState
-from demo.attest import attest
+from demo.recompute_logprobs import attest
 from tests.benchmarks import swap
 from tests.benchmarks.deployment import POLICY
 from tests.benchmarks.swap_users import Users

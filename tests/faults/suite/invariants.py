@@ -9,9 +9,9 @@ from pathlib import Path
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
+from alignment.artifacts import verify
 from alignment.errors import DamagedAdapter
-from alignment.manifest import verify
-from app.config import Settings
+from app.core.settings import Settings
 from app.models import Batch, BatchState, Deployment, Feedback, Policy, Sample, SampleState, Turn, Version, VersionState
 
 

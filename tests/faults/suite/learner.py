@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from alignment.config import TrainerConfig
-from alignment.manifest import AdapterSpec
-from alignment.samples import Batch
+from alignment.artifacts import AdapterSpec
+from alignment.config.trainer import TrainerConfig
 from alignment.trainer import checkpoint
 from alignment.trainer.checkpoint import Checkpoint, Progress, Trained
 from alignment.trainer.export import Export, export
-from alignment.trainer.probing import Probe
-from alignment.trainer.report import UpdateReport
-from tests.scripted_engine import logprob
+from alignment.trainer.metrics import UpdateReport
+from alignment.trainer.probe import Probe
+from alignment.types import Batch
+from tests.support.scripted_engine import logprob
 
 PROBE = ((5, 9, 2), (7, 7, 8, 3))
 SLOWEST = "FAULTS_UPDATE_SECONDS"

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from app.bounds import CONNECT_SECONDS, GRACE_SECONDS
+from app.core.db_timeouts import CONNECT_SECONDS, GRACE_SECONDS
 from tests.faults.suite.deployment import KINDS, Deployment, small
 from tests.faults.suite.kills import Storm, storm
 from tests.faults.suite.load import Load

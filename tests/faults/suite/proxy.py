@@ -5,7 +5,7 @@ import socket
 import struct
 from contextlib import suppress
 
-from tests.engine_fixture import free_port
+from tests.support.engine_fixture import free_port
 
 HARD = struct.pack("ii", 1, 0)  # close with a reset
 

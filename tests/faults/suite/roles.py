@@ -20,25 +20,25 @@ def api() -> None:
 
 
 def station(*arguments: str) -> None:
-    from workers import celery
+    from workers import celery_app
 
     sys.argv = ["celery", *arguments]
-    celery.main()
+    celery_app.main()
 
 
 def trainer() -> None:
     """Rank 0 without torchrun, with a stand-in for the learning: claim, heartbeat, export and commit are the real."""
     from tests.faults.suite.learner import StandIn
-    from workers import group
-    from workers import trainer as real
+    from workers.training import loop as real
+    from workers.training import ranks
 
-    group.Learner = StandIn  # type: ignore[assignment,misc]
+    ranks.Learner = StandIn  # type: ignore[assignment,misc]
     sys.argv = ["trainer"]
     real.main()
 
 
 def engine() -> None:
-    from app.config import get_settings
+    from app.core.settings import get_settings
     from workers.engine import __main__ as real
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -77,11 +77,11 @@ def set_switches() -> None:
 
 
 def lose_rings(heard: str) -> None:
-    from app.jobs import Bell
-    from workers import celery
+    from app.core.jobs import Bell
+    from workers import celery_app
 
     sweeping = False
-    ring, sweep = Bell.ring, celery.sweep
+    ring, sweep = Bell.ring, celery_app.sweep
 
     async def swept(*arguments: Any) -> None:
         nonlocal sweeping
@@ -96,7 +96,7 @@ def lose_rings(heard: str) -> None:
             ring(self, stations)
 
     if heard == "sweep":
-        celery.sweep = swept
+        celery_app.sweep = swept
     Bell.ring = rung  # type: ignore[method-assign]
 
 
@@ -114,7 +114,7 @@ def repeat_messages(times: int) -> None:
 
 
 def hurry(haste: float) -> None:
-    from app.jobs import BrokerConnection
+    from app.core.jobs import BrokerConnection
 
     for pause in ("first_pause", "longer", "longest_pause"):
         setattr(BrokerConnection, pause, getattr(BrokerConnection, pause) / haste)

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from app.cli.processes import die_with_parent
-from tests.engine_fixture import free_port
+from tests.support.engine_fixture import free_port
 
 FAST = ("-c", "fsync=on", "-c", "shared_buffers=64MB", "-c", "max_connections=200", "-c", "unix_socket_directories=")
 

@@ -36,14 +36,14 @@ EVERYTHING = (
     "aiosqlite",
     "uvicorn.lifespan.on",
     "uvicorn.protocols.http.httptools_impl",
-    "workers.assemble",
-    "workers.curate",
+    "workers.training.assemble",
+    "workers.feedback.curate",
     "workers.engine.__main__",
-    "workers.evaluate",
-    "workers.judge",
-    "workers.publish",
-    "workers.sweep",
-    "workers.trainer",
+    "workers.release.evaluate",
+    "workers.judging.judge",
+    "workers.release.publish",
+    "workers.reconcile",
+    "workers.training.loop",
 )
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.engine_fixture import PYTHON, REPOSITORY, UNCHECKED, ListLedger, engine_spec
+from tests.support.engine_fixture import PYTHON, REPOSITORY, UNCHECKED, ListLedger, engine_spec
 from workers.engine.supervisor import Patience, Supervisor, run_until_signalled
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.client import EngineClient
-from tests.engine_adapters import Weights
-from tests.engine_fixture import UNCHECKED, ListLedger, engine_spec, require_engine_environment, wait_until_told
+from app.inference.client import EngineClient
+from tests.support.engine_adapters import Weights
+from tests.support.engine_fixture import UNCHECKED, ListLedger, engine_spec, require_engine_environment, wait_until_told
 from tests.workers.engine.lone_supervisor import lone_supervisor
-from workers.engine.bringing import AdapterRef
 from workers.engine.supervisor import Patience, Supervisor
+from workers.engine.version_files import AdapterRef
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -14,10 +14,10 @@ import psutil
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from tests.engine_fixture import REPOSITORY, ListLedger, engine_spec, wait_until_told
+from tests.support.engine_fixture import REPOSITORY, ListLedger, engine_spec, wait_until_told
 from tests.workers.engine.lone_supervisor import lone_supervisor
-from workers.engine.bringing import AdapterRef, in_place
 from workers.engine.supervisor import Patience, Supervisor
+from workers.engine.version_files import AdapterRef, in_place
 
 QUICK = Patience(  # but not with an engine that is slow, as everything is on a busy machine
     beat=0.05,
@@ -47,7 +47,7 @@ def told() -> list[str]:
 @pytest.fixture
 def spec(tmp_path, monkeypatch):
     interpreter = tmp_path / "python"
-    interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.workers.engine.stand_in "$@"\n')
+    interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.workers.engine.fake_server "$@"\n')
     interpreter.chmod(0o755)
     monkeypatch.setenv("STAND_IN", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))

@@ -1,0 +1,1 @@
+"""Typed settings of the trainer, the algorithms, rewards and rollouts. Torch-free."""

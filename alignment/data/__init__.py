@@ -1,0 +1,1 @@
+"""From samples to tensors: collation, prefix sharing and micro-batches."""

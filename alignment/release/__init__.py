@@ -1,0 +1,1 @@
+"""Statistics of a release: canary, shadow deployment and gates. Torch-free."""

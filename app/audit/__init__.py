@@ -1,1 +1,0 @@
-"""Audit: who moved what, when and why, read back."""

@@ -1,0 +1,1 @@
+"""Which version answers whom: routing, releases, canaries, shadow deployments and pins."""

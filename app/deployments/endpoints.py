@@ -1,0 +1,233 @@
+"""/v1/policies/{name}/deployment, /deploy, /canary, /rehearsal and /delivery: which version reaches whom."""
+
+from fastapi import APIRouter, Request
+from sqlalchemy import null
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from alignment.release.canary import CanaryConfig
+from alignment.release.shadow import idle
+from app.core.errors import DOCUMENTED, BadRequest, Conflict
+from app.core.http import JsonBody, accepts, parse
+from app.core.settings import Settings
+from app.deployments import canary_metrics, shadow, shadow_metrics
+from app.deployments import service as deployment_service
+from app.deployments.schemas import (
+    ArmView,
+    CanaryView,
+    DeliveryRequest,
+    DeploymentView,
+    DeployRequest,
+    RehearsalView,
+)
+from app.models import Conversations, Deployment, Policy, Version, record
+from app.policies import repository, service
+from app.policies.endpoints import PolicyName
+from app.projects.auth import AdminCaller, DatabaseDep
+from app.training.policy_rewards import rewards_of
+from app.training.schemas import Reason
+
+ENDED = "its rehearsal was ended by hand"
+router = APIRouter(prefix="/v1/policies/{name}", tags=["deployment"], responses=DOCUMENTED)
+
+
+@router.get("/deployment")
+async def get_deployment(name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep) -> DeploymentView:
+    """Who is answered by what, and how the canary does."""
+    async with db.read() as session:
+        return await _view(session, await service.named(session, caller.project_id, name), request.app.state.settings)
+
+
+@router.post("/deploy", openapi_extra=accepts(DeployRequest))
+async def deploy(
+    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
+) -> DeploymentView:
+    """A version for everybody, or with `share` for some. Adapters: nothing is reloaded; running replies end on theirs.
+    Full weights: new requests wait until an engine has them."""
+    asked = parse(DeployRequest, body)
+    actor, reason = caller.key_prefix, asked.reason
+    if asked.share is not None:
+        service.refuse_beside(request.app.state.settings, "A canary")
+    async with db.write() as session:
+        policy = await service.named(session, caller.project_id, name)
+        if asked.share is None:
+            await deployment_service.deploy(session, policy, asked.version, actor=actor, reason=reason)
+        else:
+            await deployment_service.locked(session, policy)
+            version = await deployment_service.heard(session, policy, asked.version)
+            await deployment_service.begin_canary(
+                session, policy, version, asked.share, watched=asked.watch, actor=actor, reason=reason
+            )
+    return await _moved(name, request, caller.project_id, db)
+
+
+@router.post("/canary/promote", openapi_extra=accepts(Reason))
+async def promote(
+    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
+) -> DeploymentView:
+    """The canary for everybody. 409 when none is out."""
+    asked = parse(Reason, body)
+    async with db.write() as session:
+        policy = await service.named(session, caller.project_id, name)
+        deployment = await deployment_service.locked(session, policy)
+        if deployment.canary_version_id is None:
+            raise _none_out(policy)
+        version = await repository.version(session, deployment.canary_version_id)
+        await deployment_service.deploy(session, policy, version.number, actor=caller.key_prefix, reason=asked.reason)
+    return await _moved(name, request, caller.project_id, db)
+
+
+@router.post("/canary/end", openapi_extra=accepts(Reason))
+async def end(
+    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
+) -> DeploymentView:
+    """Everybody back on what serves. 409 when no canary is out."""
+    asked = parse(Reason, body)
+    async with db.write() as session:
+        policy = await service.named(session, caller.project_id, name)
+        await deployment_service.locked(session, policy)
+        if await deployment_service.end_canary(session, policy, actor=caller.key_prefix, reason=asked.reason) is None:
+            raise _none_out(policy)
+    return await _moved(name, request, caller.project_id, db)
+
+
+@router.post("/rehearsal/promote", openapi_extra=accepts(Reason))
+async def promote_rehearsal(
+    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
+) -> DeploymentView:
+    """It has shown enough: it goes out as new versions do, to a canary's share or to all. 409 when there is none."""
+    asked = parse(Reason, body)
+    async with db.write() as session:
+        policy, version = await _rehearsing(session, caller.project_id, name)
+        shadow.passed(session, policy, version, actor=caller.key_prefix, reason=asked.reason)
+    return await _moved(name, request, caller.project_id, db)
+
+
+@router.post("/rehearsal/end", openapi_extra=accepts(Reason))
+async def end_rehearsal(
+    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
+) -> DeploymentView:
+    """The version is rejected, and learning goes back to what serves. 409 when there is none."""
+    asked = parse(Reason, body)
+    async with db.write() as session:
+        policy, version = await _rehearsing(session, caller.project_id, name)
+        reason = asked.reason or ENDED
+        await deployment_service.reject(session, policy, version, actor=caller.key_prefix, reason=reason)
+    return await _moved(name, request, caller.project_id, db)
+
+
+@router.put("/delivery", openapi_extra=accepts(DeliveryRequest))
+async def put_delivery(
+    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
+) -> DeploymentView:
+    """From the next request and the next version on. A canary that is out stays as it is; a rehearsal goes on, and is
+    held to what is set now."""
+    asked = parse(DeliveryRequest, body)
+    if asked.canary is not None:
+        service.refuse_beside(request.app.state.settings, "A canary")
+    if asked.rehearsal is not None:
+        service.refuse_beside(request.app.state.settings, "A rehearsal")
+    if asked.conversations == Conversations.STICKY:
+        service.refuse_beside(request.app.state.settings, "A conversation that stays on its version")
+    async with db.write() as session:
+        policy = await service.named(session, caller.project_id, name)
+        await deployment_service.locked(session, policy)
+        if asked.rehearsal is not None and (
+            told := idle(asked.rehearsal, rewards_of(policy, request.app.state.settings))
+        ):
+            raise BadRequest(f"No version could rehearse: {told}.", param="rehearsal")
+        policy.conversations = asked.conversations
+        own = None if asked.canary is None else asked.canary.model_dump(mode="json")
+        policy.canary = null() if own is None else own  # None would be kept as JSON's
+        rehearses = None if asked.rehearsal is None else asked.rehearsal.model_dump(mode="json")
+        policy.rehearsal = null() if rehearses is None else rehearses
+        record(
+            session,
+            caller.key_prefix,
+            "set delivery",
+            policy.name,
+            project_id=policy.project_id,
+            conversations=asked.conversations,
+            canary=own,
+            rehearsal=rehearses,
+        )
+    return await _moved(name, request, caller.project_id, db)
+
+
+async def _moved(name: str, request: Request, project_id: str, db: DatabaseDep) -> DeploymentView:
+    request.app.state.routes.forget()
+    async with db.read() as session:
+        return await _view(session, await service.named(session, project_id, name), request.app.state.settings)
+
+
+async def _view(session: AsyncSession, policy: Policy, settings: Settings) -> DeploymentView:
+    deployment = await repository.deployment_of(session, policy.id)
+    serving = service.label(policy, await repository.version(session, deployment.version_id))
+    previous = deployment.previous_version_id
+    config = canary_metrics.config_of(policy, settings)
+    return DeploymentView(
+        policy=policy.name,
+        serving=serving,
+        previous=service.label(policy, await repository.version(session, previous)) if previous else None,
+        canary=await _canary(session, policy, deployment, config or CanaryConfig(), serving),
+        rehearsal=await _rehearsal(session, policy, deployment, settings, serving),
+        epoch=deployment.epoch,
+        moved_at=deployment.moved_at,
+        conversations=policy.conversations,
+        own=policy.canary is not None,
+        canaries=config,
+        own_rehearsal=policy.rehearsal is not None,
+        rehearsals=shadow.config_of(policy, settings),
+    )
+
+
+async def _canary(
+    session: AsyncSession, policy: Policy, deployment: Deployment, config: CanaryConfig, serving: str
+) -> CanaryView | None:
+    if deployment.canary_version_id is None or deployment.canary_since is None:
+        return None
+    version = await repository.version(session, deployment.canary_version_id)
+    candidate, stable, verdict = await canary_metrics.judged(session, deployment, config)
+    return CanaryView.of(
+        share=deployment.canary_share,
+        since=deployment.canary_since,
+        until=deployment.canary_since + config.patience_seconds,
+        watched=deployment.canary_watched,
+        candidate=ArmView.of(service.label(policy, version), candidate),
+        stable=ArmView.of(serving, stable),
+        verdict=verdict,
+    )
+
+
+async def _rehearsal(
+    session: AsyncSession, policy: Policy, deployment: Deployment, settings: Settings, serving: str
+) -> RehearsalView | None:
+    version = await shadow.under_way(session, policy.id)
+    if version is None or version.rehearsing_since is None:
+        return None
+    config, rewards = shadow.kept(policy, settings), rewards_of(policy, settings)
+    candidate, stable, counted, verdict = await shadow_metrics.judged(
+        session, version, deployment.version_id, config, rewards
+    )
+    return RehearsalView.of(
+        share=config.share,
+        since=version.rehearsing_since,
+        candidate=ArmView.of(service.label(policy, version), candidate),
+        stable=ArmView.of(serving, stable),
+        pairs=counted,
+        idle=idle(config, rewards),
+        verdict=verdict,
+    )
+
+
+async def _rehearsing(session: AsyncSession, project_id: str, name: str) -> tuple[Policy, Version]:
+    """With the policy's lock. Raises Conflict where none is."""
+    policy = await service.named(session, project_id, name)
+    await deployment_service.locked(session, policy)
+    version = await shadow.under_way(session, policy.id)
+    if version is None:
+        raise Conflict(f"No version of '{policy.name}' is in rehearsal.", code="no_rehearsal")
+    return policy, version
+
+
+def _none_out(policy: Policy) -> Conflict:
+    return Conflict(f"No canary of '{policy.name}' is out.", code="no_canary")

@@ -1,0 +1,88 @@
+"""Capture: one reply in tokens, exactly as the engine saw and said it. Recorded, never reconstructed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.inference.request import ChatCall
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """`flaw` is the reason, in words, why this reply must not be trained on; None when it may be.
+
+    A flawed capture still holds whatever was seen. An absent log-prob is NaN.
+    """
+
+    prompt_ids: list[int]
+    output_ids: list[int]
+    logprobs: list[float]
+    text: str
+    tool_calls: list[dict[str, Any]]
+    finish_reason: str | None
+    weight_versions: list[dict[str, Any]]  # spans of output tokens: {version, start, end}; with full weights alone
+    flaw: str | None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The reply as OpenAI's assistant message."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.tool_calls:
+            message["content"] = self.text or None
+            message["tool_calls"] = self.tool_calls
+        return message
+
+
+def take(
+    call: ChatCall,
+    *,
+    prompt_ids: Sequence[int] | None,
+    output_ids: Sequence[int] | None,
+    logprobs: Sequence[float | None],
+    text: str,
+    tool_calls: list[dict[str, Any]],
+    finish_reason: str | None,
+    weight_versions: list[dict[str, Any]],
+    broken: str | None = None,
+) -> Capture:
+    """`broken` says what ended the reply before its time, if something did: the first flaw to be named."""
+    flaw = broken or _flaw(call, prompt_ids, output_ids, logprobs, finish_reason, weight_versions)
+    if flaw is None and len(tool_calls) > call.most_tool_calls:
+        flaw = "of several tool calls only the first was sent"
+    return Capture(
+        prompt_ids=list(prompt_ids or ()),
+        output_ids=list(output_ids or ()),
+        logprobs=[math.nan if value is None else value for value in logprobs],
+        text=text,
+        tool_calls=tool_calls[: call.most_tool_calls],
+        finish_reason=finish_reason,
+        weight_versions=weight_versions if call.weights is not None else [],
+        flaw=flaw,
+    )
+
+
+def _flaw(
+    call: ChatCall,
+    prompt_ids: Sequence[int] | None,
+    output_ids: Sequence[int] | None,
+    logprobs: Sequence[float | None],
+    finish_reason: str | None,
+    weight_versions: list[dict[str, Any]],
+) -> str | None:
+    if finish_reason is None:  # "abort" is an end: what was said until then was said by the policy
+        return "the reply has no end"
+    if not prompt_ids or not output_ids:
+        return "the engine sent no token ids"
+    if len(output_ids) != len(logprobs):
+        return f"{len(output_ids)} output ids came with {len(logprobs)} log-probs"
+    if not all(value is not None and math.isfinite(value) for value in logprobs):
+        return "a log-prob is not a finite number"
+    if call.constrained:
+        return "a grammar constrained the reply: its log-probs are not the model's own"
+    spoken = [span["version"] for span in weight_versions]
+    if len(set(spoken)) > 1:
+        return f"the base weights changed during the reply: {', '.join(spoken)}"
+    if call.weights is not None and spoken and spoken[0] != call.weights:
+        return f"the weights of {spoken[0]} spoke, and not those of {call.weights}"
+    return None

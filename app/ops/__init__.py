@@ -1,0 +1,1 @@
+"""Health, status, metrics, the audit log, and adapter files for engines."""

@@ -1,0 +1,34 @@
+"""/v1/engines/versions: what an engine's host pulls as it starts. Not a tenant's: it takes the engines' admin key."""
+
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+from fastapi import APIRouter, Request
+from fastapi import Path as InPath
+from sqlalchemy import select
+from starlette.responses import FileResponse
+
+from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, MANIFEST
+from app.core.errors import NotFound, Unauthorized
+from app.models import Version
+from app.projects.auth import DatabaseDep, bearer
+
+router = APIRouter(prefix="/v1/engines", include_in_schema=False)
+FILES = (MANIFEST, ADAPTER_CONFIG, ADAPTER)  # an optimizer's state is nobody's there
+
+
+@router.get("/versions/{name}/files/{file}")
+async def pull(
+    request: Request, db: DatabaseDep, name: Annotated[str, InPath(max_length=80)], file: str
+) -> FileResponse:
+    ours = request.app.state.engine_keys.admin
+    if not secrets.compare_digest(bearer(request).encode(), ours.encode()):
+        raise Unauthorized("Versions are pulled with the engines' admin key.")
+    async with db.read() as session:
+        folder = await session.scalar(select(Version.adapter_path).where(Version.adapter_name == name, ~Version.full))
+    path = Path(folder) / file if folder is not None and file in FILES else None
+    if path is None or not await anyio.Path(path).is_file():  # the storage may be away; nobody's chat waits for it
+        raise NotFound(f"There is no file '{file}' of a version '{name}'.")
+    return FileResponse(path, media_type="application/octet-stream")

@@ -1,0 +1,37 @@
+"""Every route, in one list."""
+
+from fastapi import APIRouter
+from starlette.routing import BaseRoute
+
+from app.chat.endpoints import router as chat
+from app.chat.stored import router as stored
+from app.datasets.endpoints import router as exchange
+from app.deployments.endpoints import router as delivery
+from app.deployments.pins.endpoints import router as pins
+from app.feedback.endpoints import router as feedback
+from app.ops.adapter_files import router as versions
+from app.ops.audit import router as audit
+from app.ops.health import router as health
+from app.ops.metrics import router as metrics
+from app.ops.status import router as status
+from app.policies.endpoints import router as policies
+from app.privacy.endpoints import router as subjects
+from app.privacy.lineage.endpoints import router as lineage
+from app.projects.endpoints import router as projects
+from app.raters.endpoints import router as raters
+from app.responses.endpoints import router as responses
+from app.training.endpoints import router as control
+from app.training.reward_models.endpoints import router as reward_models
+from app.training.rollouts.endpoints import router as rollouts
+
+
+def _everything() -> list[BaseRoute]:
+    whole = APIRouter()
+    for router in (audit, control, delivery, lineage, pins, raters, reward_models, rollouts, subjects):
+        whole.include_router(router)
+    for router in (chat, stored, responses, feedback, policies, projects, exchange, status, health, metrics, versions):
+        whole.include_router(router)
+    return whole.routes
+
+
+ROUTES = _everything()  # FastAPI makes them ready once, on first use, and every app of the process shares that

@@ -1,1 +1,0 @@
-"""The whole ring at a glance."""

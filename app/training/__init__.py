@@ -1,0 +1,1 @@
+"""How a policy learns: state, control, rewards, batch caps, the KL guard, rollouts and reward models."""

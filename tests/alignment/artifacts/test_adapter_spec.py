@@ -1,0 +1,158 @@
+"""An adapter that the base model cannot take never reaches an engine."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_torch_file
+
+from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, AdapterSpec, check_adapter
+from alignment.config.trainer import LoRAConfig
+from alignment.errors import DamagedAdapter
+from alignment.models import lora
+from alignment.models.loading import load_base
+
+LORA = LoRAConfig(rank=4, alpha=8)
+Tensors = dict[str, np.ndarray]
+K_PROJ = "base_model.model.model.layers.1.self_attn.k_proj.lora_A.weight"
+LAST = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight"
+
+
+@pytest.fixture
+def spec(base_model: Path) -> AdapterSpec:
+    return AdapterSpec.of(base_model, LORA)
+
+
+@pytest.fixture
+def good(tmp_path: Path, spec: AdapterSpec, base_model: Path) -> Path:
+    random = np.random.default_rng(0)
+    tensors = {n: random.normal(0, 0.02, shape).astype(np.float32) for n, shape in spec.shapes.items()}
+    save_file(tensors, tmp_path / ADAPTER)
+    lora.write_config(tmp_path, LORA, base_model)
+    return tmp_path
+
+
+def test_the_spec_names_exactly_what_peft_would_make(base_model: Path, spec: AdapterSpec) -> None:
+    config = LoraConfig(r=LORA.rank, lora_alpha=LORA.alpha, target_modules=list(LORA.target_modules))
+    model = get_peft_model(load_base(base_model, "float32", torch.device("cpu")), config)
+    assert {n: tuple(tensor.shape) for n, tensor in get_peft_model_state_dict(model).items()} == spec.shapes
+
+
+def test_a_good_adapter_passes(good: Path, spec: AdapterSpec) -> None:
+    check_adapter(good, spec)
+
+
+def test_an_adapter_that_has_learned_nothing_yet_passes(good: Path, spec: AdapterSpec) -> None:
+    save_torch_file(lora.fresh(spec.shapes, seed=0), good / ADAPTER)
+    check_adapter(good, spec)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_read_as_well(good: Path, spec: AdapterSpec, dtype: torch.dtype) -> None:
+    tensors = {n: torch.from_numpy(t).to(dtype) for n, t in load_file(good / ADAPTER).items()}
+    save_torch_file(tensors, good / ADAPTER)
+    check_adapter(good, spec)
+    tensors[K_PROJ][0, 0] = torch.nan
+    save_torch_file(tensors, good / ADAPTER)
+    with pytest.raises(DamagedAdapter, match="not finite"):
+        check_adapter(good, spec)
+
+
+def lose_one(tensors: Tensors) -> None:
+    del tensors[K_PROJ]
+
+
+def add_one(tensors: Tensors) -> None:
+    tensors["lm_head.weight"] = np.zeros((2, 2), np.float32)
+
+
+def transpose(tensors: Tensors) -> None:
+    tensors[K_PROJ] = np.ascontiguousarray(tensors[K_PROJ].T)
+
+
+def widen(tensors: Tensors) -> None:
+    for name in tensors:
+        axis = 0 if name.endswith("lora_A.weight") else 1
+        tensors[name] = np.concatenate([tensors[name]] * 2, axis=axis)
+
+
+def poison(tensors: Tensors) -> None:
+    tensors[K_PROJ][1, 2] = np.nan
+
+
+def flip_an_exponent_bit(tensors: Tensors) -> None:
+    tensors[K_PROJ].view(np.uint32)[0, 0] ^= 1 << 30
+
+
+def zero_a_row(tensors: Tensors) -> None:
+    tensors[K_PROJ][-1] = 0
+
+
+def zero_the_last(tensors: Tensors) -> None:
+    tensors[LAST][:] = 0
+
+
+def make_integers(tensors: Tensors) -> None:
+    tensors[K_PROJ] = tensors[K_PROJ].astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lose_one, "lacks .*k_proj"),
+        (add_one, "lm_head"),
+        (transpose, "k_proj.* has shape"),
+        (widen, "has shape"),
+        (poison, "not finite"),
+        (flip_an_exponent_bit, "root mean square"),
+        (zero_a_row, "row of zeros"),
+        (zero_the_last, "all zeros"),
+        (make_integers, "type I32"),
+    ],
+)
+def test_wrong_tensors_are_refused(
+    good: Path, spec: AdapterSpec, damage: Callable[[Tensors], None], sentence: str
+) -> None:
+    tensors = {name: tensor.copy() for name, tensor in load_file(good / ADAPTER).items()}
+    damage(tensors)
+    save_file(tensors, good / ADAPTER)
+    with pytest.raises(DamagedAdapter, match=sentence):
+        check_adapter(good, spec)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, 5_000, -1])
+def test_a_file_cut_short_is_refused(good: Path, spec: AdapterSpec, kept: int) -> None:
+    (good / ADAPTER).write_bytes((good / ADAPTER).read_bytes()[:kept])
+    with pytest.raises(DamagedAdapter, match=r"safetensors|bytes"):
+        check_adapter(good, spec)
+
+
+def test_a_file_with_a_long_tail_of_zeros_is_refused(good: Path, spec: AdapterSpec) -> None:
+    raw = (good / ADAPTER).read_bytes()
+    (good / ADAPTER).write_bytes(raw[: len(raw) // 2] + bytes(len(raw) - len(raw) // 2))
+    with pytest.raises(DamagedAdapter, match="zeros"):
+        check_adapter(good, spec)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"r": 8}, "r is 8"),
+        ({"lora_alpha": 32}, "lora_alpha"),
+        ({"target_modules": ["q_proj"]}, "target_modules"),
+        ({"use_rslora": True}, "use_rslora"),
+        ({"use_dora": True}, "use_dora"),
+    ],
+)
+def test_a_configuration_the_engine_would_misread_is_refused(
+    good: Path, spec: AdapterSpec, change: dict[str, object], sentence: str
+) -> None:
+    config = json.loads((good / ADAPTER_CONFIG).read_text())
+    (good / ADAPTER_CONFIG).write_text(json.dumps(config | change))
+    with pytest.raises(DamagedAdapter, match=sentence):
+        check_adapter(good, spec)

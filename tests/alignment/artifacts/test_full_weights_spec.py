@@ -1,0 +1,124 @@
+"""Full weights that an engine must not see are refused, with the reason, before it looks at them."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from alignment.artifacts import WEIGHTS, WeightsSpec, check_weights
+from alignment.artifacts.full_weights_spec import CONFIG
+from alignment.config.trainer import TrainerConfig
+from alignment.errors import DamagedAdapter
+from alignment.trainer.trainer import Learner
+
+Tensors = dict[str, np.ndarray]
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+BIAS = "model.layers.1.self_attn.q_proj.bias"
+
+
+@pytest.fixture(scope="module")
+def spec(base_model: Path) -> WeightsSpec:
+    return WeightsSpec.of(base_model)
+
+
+@pytest.fixture
+def good(tmp_path: Path, base_model: Path) -> Path:
+    shutil.copytree(base_model, tmp_path / "v1")
+    return tmp_path / "v1"
+
+
+def test_what_the_trainer_exports_passes(
+    tmp_path: Path, base_model: Path, config: TrainerConfig, spec: WeightsSpec
+) -> None:
+    learner = Learner(base_model, config.model_copy(update={"lora": None}))
+    check_weights(learner.export(tmp_path / "v1", {}).path, spec)
+
+
+def test_a_base_model_in_several_files_is_one(tmp_path: Path, base_model: Path, spec: WeightsSpec) -> None:
+    shutil.copy(base_model / CONFIG, tmp_path)
+    tensors = load_file(base_model / WEIGHTS)
+    for number, name in enumerate(sorted(tensors)):
+        save_file({name: tensors[name]}, tmp_path / f"model-{number}.safetensors")
+    assert WeightsSpec.of(tmp_path) == spec
+
+
+def test_a_base_model_without_safetensors_is_none_for_full_weights(tmp_path: Path, base_model: Path) -> None:
+    shutil.copy(base_model / CONFIG, tmp_path)
+    with pytest.raises(ValueError, match="no safetensors"):
+        WeightsSpec.of(tmp_path)
+
+
+def lose_one(tensors: Tensors) -> None:
+    del tensors[BIAS]
+
+
+def add_one(tensors: Tensors) -> None:
+    tensors["lm_head.bias"] = np.zeros(4, np.float32)
+
+
+def reshape(tensors: Tensors) -> None:
+    tensors[Q_PROJ] = tensors[Q_PROJ].reshape(-1)
+
+
+def as_integers(tensors: Tensors) -> None:
+    tensors[Q_PROJ] = tensors[Q_PROJ].astype(np.int32)
+
+
+def spoil(tensors: Tensors) -> None:
+    tensors[Q_PROJ][3, 3] = np.nan
+
+
+def blow_up(tensors: Tensors) -> None:
+    tensors[Q_PROJ] *= 11
+
+
+def wipe(tensors: Tensors) -> None:
+    tensors[Q_PROJ][:] = 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lose_one, "lacks model.layers.1.self_attn.q_proj.bias"),
+        (add_one, "holds lm_head.bias"),
+        (reshape, "has shape"),
+        (as_integers, "is of type I32"),
+        (spoil, "not finite"),
+        (blow_up, "is the bound"),
+        (wipe, "the base model's is"),
+    ],
+)
+def test_damaged_weights_are_refused(
+    good: Path, spec: WeightsSpec, damage: Callable[[Tensors], None], told: str
+) -> None:
+    check_weights(good, spec)
+    tensors = load_file(good / WEIGHTS)
+    damage(tensors)
+    save_file(tensors, good / WEIGHTS)
+    with pytest.raises(DamagedAdapter, match=told):
+        check_weights(good, spec)
+
+
+@pytest.mark.parametrize("size", [0, 5, -1])
+def test_a_file_cut_short_is_refused(good: Path, spec: WeightsSpec, size: int) -> None:
+    raw = (good / WEIGHTS).read_bytes()
+    (good / WEIGHTS).write_bytes(raw[:size])
+    with pytest.raises(DamagedAdapter):
+        check_weights(good, spec)
+
+
+def test_another_architecture_is_refused(good: Path, spec: WeightsSpec) -> None:
+    config = json.loads((good / CONFIG).read_text())
+    (good / CONFIG).write_text(json.dumps(config | {"num_key_value_heads": 4}))
+    with pytest.raises(DamagedAdapter, match="num_key_value_heads is 4"):
+        check_weights(good, spec)
+
+
+def test_weights_that_an_engine_would_load_besides_are_refused(good: Path, spec: WeightsSpec) -> None:
+    shutil.copy(good / WEIGHTS, good / "more.safetensors")
+    with pytest.raises(DamagedAdapter, match="beside"):
+        check_weights(good, spec)

@@ -1,0 +1,99 @@
+"""A sealed directory is what it was, or it is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from alignment.artifacts import MANIFEST, publish_directory, seal, verify
+from alignment.errors import DamagedAdapter
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    directory = tmp_path / "version"
+    (directory / "trainer").mkdir(parents=True)
+    (directory / "weights").write_bytes(bytes(range(256)) * 16)
+    (directory / "trainer" / "state.json").write_text("{}")
+    seal(directory, {"parent": 3})
+    return directory
+
+
+def flip_a_bit(directory: Path) -> None:
+    raw = bytearray((directory / "weights").read_bytes())
+    raw[1000] ^= 4
+    (directory / "weights").write_bytes(raw)
+
+
+def truncate(directory: Path) -> None:
+    (directory / "weights").write_bytes((directory / "weights").read_bytes()[:-1])
+
+
+def zero_the_tail(directory: Path) -> None:
+    raw = (directory / "weights").read_bytes()
+    (directory / "weights").write_bytes(raw[:-512] + bytes(512))
+
+
+def remove(directory: Path) -> None:
+    (directory / "trainer" / "state.json").unlink()
+
+
+def add(directory: Path) -> None:
+    (directory / "trainer" / "more").write_text("")
+
+
+def tear_the_manifest(directory: Path) -> None:
+    (directory / MANIFEST).write_bytes((directory / MANIFEST).read_bytes()[:-20])
+
+
+def lose_the_manifest(directory: Path) -> None:
+    (directory / MANIFEST).unlink()
+
+
+def empty_the_manifest(directory: Path) -> None:
+    (directory / MANIFEST).write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (flip_a_bit, "weights"),
+        (truncate, "weights"),
+        (zero_the_tail, "weights"),
+        (remove, "trainer/state.json is missing"),
+        (add, "trainer/more"),
+        (tear_the_manifest, "manifest"),
+        (lose_the_manifest, "manifest"),
+        (empty_the_manifest, "manifest"),
+    ],
+)
+def test_every_damage_is_refused_and_the_file_named(sealed: Path, damage: Callable[[Path], None], named: str) -> None:
+    damage(sealed)
+    with pytest.raises(DamagedAdapter, match=named):
+        verify(sealed)
+
+
+def test_a_whole_directory_gives_its_lineage(sealed: Path) -> None:
+    assert verify(sealed) == {"parent": 3}
+
+
+def test_a_manifest_written_anew_is_not_the_recorded_one(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(b"true")
+    recorded = seal(tmp_path, {})
+    verify(tmp_path, recorded)
+    (tmp_path / "weights").write_bytes(b"false")
+    seal(tmp_path, {})
+    verify(tmp_path)
+    with pytest.raises(DamagedAdapter, match="recorded"):
+        verify(tmp_path, recorded)
+
+
+def test_publishing_moves_everything_and_never_over_a_version(sealed: Path, tmp_path: Path) -> None:
+    final = tmp_path / "shop-v1"
+    publish_directory(sealed, final)
+    assert not sealed.exists()
+    assert json.loads((final / MANIFEST).read_text())["lineage"] == verify(final)
+    (tmp_path / "again").mkdir()
+    with pytest.raises(FileExistsError, match="never changes"):
+        publish_directory(tmp_path / "again", final)

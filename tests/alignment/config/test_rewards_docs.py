@@ -1,0 +1,50 @@
+"""docs/rewards.md: its example is a config, its function is a rule, and what it says of defaults holds."""
+
+import json
+import re
+
+from alignment.config.rewards import RewardsConfig
+from alignment.signals.judge_prompts import GRADES
+from alignment.signals.next_turn import read
+from alignment.signals.rules import RULES, Facts
+from app.core.settings import REPOSITORY, Settings
+
+TEXT = (REPOSITORY / "docs" / "rewards.md").read_text()
+[EXAMPLE] = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
+PROSE = " ".join(TEXT.split())
+[FUNCTION] = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+
+
+def test_the_example_is_a_config() -> None:
+    config = RewardsConfig.model_validate_json(EXAMPLE)
+    assert {source.type for source in config.sources} == {"explicit", "next_turn", "judge", "http", "rule"}
+    assert Settings(rewards=json.loads(EXAMPLE)).rewards == config
+    hosts = {match.group(1) for match in re.finditer(r'"\w+@([\w.]+)"', TEXT)}
+    assert {source.url.split("/")[2].split(":")[0] for source in config.sources if hasattr(source, "url")} <= hosts
+
+
+def test_the_rules_and_fields_that_are_named_are_there() -> None:
+    assert all(f"`{name}`" in TEXT for name in RULES)
+    named = set(re.findall(r'"(\w+)":', EXAMPLE)) - {"sources", "discount", "spread", "beside_people"}
+    schema = json.dumps(RewardsConfig.model_json_schema())
+    assert all(f'"{name}"' in schema for name in named)
+    assert (min(GRADES), max(GRADES)) == (1, 5)
+
+
+def test_the_function_is_a_rule() -> None:
+    room: dict[str, object] = {"Facts": Facts}
+    exec(FUNCTION, room)
+    rule = room["short_and_kind"]
+    facts = Facts(({"role": "user", "content": "hi"},), {"content": "Yes, please!"}, "stop", "done", 3)
+    assert callable(rule) and rule(facts) == 1.0
+
+
+def test_the_phrases_are_read_as_it_says() -> None:
+    for phrase in ("That's wrong", "You didn't answer my question"):
+        said = read(phrase)
+        assert phrase in PROSE and said is not None and said.value == -1.0
+    for phrase in ("no thanks", "thanks in advance", "Perfect timing, my tyre is flat"):
+        assert phrase in PROSE and read(phrase) is None
+    for phrase in ("Thanks a lot", "Thank you for your message"):
+        said = read(phrase)
+        assert phrase in PROSE and said is not None and said.value == 1.0

@@ -1,0 +1,257 @@
+"""Weights for what another version or engine drew: by hand, by loops, and what divides the loss afterwards."""
+
+import math
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from alignment.config.algorithm import Aggregation, CorrectionLevel, CorrectionMode
+from alignment.errors import AlignmentError
+from alignment.functional import aggregate, policy_loss, proximal_loglinear, rollout_correction
+from tests.support.random_batches import GARBAGE, Tokens, batches, spoiled
+
+LEVELS, MODES = get_args(CorrectionLevel), get_args(CorrectionMode)
+LN2, LN4 = math.log(2), math.log(4)
+# ratios 4, 1 and ½; by sequence 4 and ½
+OLD_BT = torch.tensor([[LN4 - 1, -2.0], [-LN2 - 3, 5.0]], dtype=torch.float64)
+ROLLOUT_BT = torch.tensor([[-1.0, -2.0], [-3.0, 0.0]], dtype=torch.float64)
+MASK_BT = torch.tensor([[1.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("level", "mode", "low", "weights", "mask"),
+    [
+        ("token", "truncate", 0.0, [[2, 1], [0.5, 0]], [[1, 1], [1, 0]]),
+        ("token", "mask", 0.4, [[0, 1], [0.5, 0]], [[1, 1], [1, 0]]),
+        ("token", "mask", 0.8, [[0, 1], [0, 0]], [[1, 1], [1, 0]]),
+        ("token", "clamp", 0.8, [[2, 1], [0.8, 0]], [[1, 1], [1, 0]]),
+        ("token", "reject", 0.4, [[0, 1], [1, 0]], [[0, 1], [1, 0]]),
+        ("token", "off", 0.0, [[1, 1], [1, 0]], [[1, 1], [1, 0]]),
+        ("sequence", "truncate", 0.0, [[2, 2], [0.5, 0]], [[1, 1], [1, 0]]),
+        ("sequence", "mask", 0.4, [[0, 0], [0.5, 0]], [[1, 1], [1, 0]]),
+        ("sequence", "clamp", 0.8, [[2, 2], [0.8, 0]], [[1, 1], [1, 0]]),
+        ("sequence", "reject", 0.4, [[0, 0], [1, 0]], [[0, 0], [1, 0]]),
+    ],
+)
+def test_weights_by_hand(level: CorrectionLevel, mode: CorrectionMode, low: float, weights: Any, mask: Any) -> None:
+    found = rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, level=level, mode=mode, low=low, high=2.0)
+    assert torch.allclose(found.weights_BT, torch.tensor(weights, dtype=torch.float64))
+    assert found.mask_BT.tolist() == mask
+
+
+def test_unless_told_otherwise_weights_are_truncated_at_two_token_by_token() -> None:
+    ratios_BT, ones_BT = torch.tensor([[4.0, 1.9, 0.4, 0.05]]), torch.ones(1, 4)
+    found = rollout_correction(ratios_BT.log(), torch.zeros(1, 4), ones_BT)
+    assert found.weights_BT.tolist() == [pytest.approx([2.0, 1.9, 0.4, 0.05])]
+    assert found.metrics["rollout_corr/rollout_is_ratio_fraction_low"] == 0.5  # two below ½
+
+
+def test_the_bounds_themselves_are_within() -> None:
+    zero_BT, mask_BT = torch.zeros(1, 2), torch.ones(1, 2)
+    for mode in ("mask", "reject"):
+        found = rollout_correction(zero_BT, zero_BT, mask_BT, mode=mode, low=1.0, high=2.0)
+        assert found.weights_BT.tolist() == [[1.0, 1.0]]
+        found = rollout_correction(zero_BT, zero_BT, mask_BT, mode=mode, low=0.5, high=1.0)
+        assert found.weights_BT.tolist() == [[1.0, 1.0]]
+
+
+def test_metrics_by_hand() -> None:
+    metrics = rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, low=0.3, high=2.0).metrics
+    wanted = {
+        "kl": -LN2 / 3,  # −(ln 4 + 0 − ln 2)/3
+        "k3_kl": (3 - LN4 + 0 - 0.5 + LN2) / 3,  # w − ln w − 1
+        "chi2_token": 17.25 / 3 - 1,  # (16 + 1 + ¼)/3 − 1
+        "chi2_seq": 16.25 / 2 - 1,
+        "training_ppl": (math.exp(1.5) / 2 + 2 * math.exp(3)) / 2,  # old means −1.5 + ln 2 and −3 − ln 2
+        "rollout_ppl": (math.exp(1.5) + math.exp(3)) / 2,
+        "log_ppl_diff": 0.0,  # (−ln 2 + ln 2)/2
+        "ppl_ratio": 1.25,  # (½ + 2)/2
+        "rollout_is_ratio_fraction_high": 1 / 3,
+        "rollout_is_ratio_fraction_low": 0.0,  # of 4, 1, ½
+        "rollout_is_mean": 3.5 / 3,  # of 2, 1, ½
+        "rollout_is_std": math.sqrt(5.25 / 3 - (3.5 / 3) ** 2),
+        "rollout_is_max": 2.0,
+        "rollout_is_min": 0.5,
+        "rollout_is_eff_sample_size": 7 / 9,  # (3.5/3)² / ((4 + 1 + ¼)/3)
+        "rollout_rs_masked_fraction": 0.0,
+    }
+    assert metrics == pytest.approx({f"rollout_corr/{name}": value for name, value in wanted.items()}, abs=1e-12)
+
+
+def test_shares_out_of_bounds_count_tokens_or_sequences() -> None:
+    def shares(level: CorrectionLevel, low: float, high: float) -> tuple[float, float]:
+        metrics = rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, level=level, low=low, high=high).metrics
+        return tuple(metrics[f"rollout_corr/rollout_is_ratio_fraction_{side}"] for side in ("low", "high"))  # type: ignore[return-value]
+
+    assert shares("token", 0.6, 2.0) == pytest.approx((1 / 3, 1 / 3))
+    assert shares("sequence", 0.6, 2.0) == pytest.approx((1 / 2, 1 / 2))
+    assert shares("token", 0.0, 1.5) == pytest.approx((1 / 3, 1 / 3))  # low is 1/1.5 where none is set
+    assert shares("sequence", 0.3, 8.0) == (0.0, 0.0)
+
+
+def test_what_acts_is_what_is_measured() -> None:
+    metrics = rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, mode="reject", low=0.4, high=2.0).metrics
+    # two of three tokens stay, with weight 1
+    assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(1 / 3)
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(2 / 3)
+    assert metrics["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(2 / 3)
+    assert metrics["rollout_corr/chi2_token"] == pytest.approx(17.25 / 3 - 1)  # of the raw ratios
+
+
+def test_when_everything_is_rejected_the_metrics_are_still_numbers() -> None:
+    found = rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, mode="reject", low=10.0, high=20.0)
+    assert not found.mask_BT.any()
+    assert not found.weights_BT.any()
+    assert all(math.isfinite(value) for value in found.metrics.values())
+    assert found.metrics["rollout_corr/rollout_is_eff_sample_size"] == 0.0
+
+
+def test_ratios_are_bounded_by_e_to_the_20() -> None:
+    far_BT, zero_BT, mask_BT = torch.tensor([[0.0, 0.0]]), torch.tensor([[-15.0, -60.0]]), torch.ones(1, 2)
+    weights_BT = rollout_correction(far_BT, zero_BT, mask_BT, high=1e30).weights_BT
+    assert weights_BT.tolist() == [pytest.approx([math.exp(15), math.exp(20)], rel=1e-5)]
+    weights_BT = rollout_correction(far_BT, zero_BT / 5, mask_BT, level="sequence", high=1e30).weights_BT
+    assert weights_BT.tolist() == [pytest.approx([math.exp(15), math.exp(15)], rel=1e-5)]
+    far = rollout_correction(far_BT, zero_BT, mask_BT, level="sequence", high=1e30)
+    assert far.weights_BT.tolist() == [pytest.approx([math.exp(20), math.exp(20)], rel=1e-5)]
+    assert all(math.isfinite(value) for value in far.metrics.values())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("mode", MODES)
+@given(batch=batches())
+def test_weights_agree_with_a_loop(level: CorrectionLevel, mode: CorrectionMode, batch: Tokens) -> None:
+    low, high = 0.7, 1.2
+    found = rollout_correction(
+        batch.logprobs_BT, batch.old_BT, batch.mask_BT, level=level, mode=mode, low=low, high=high
+    )
+    for row, mask in enumerate(batch.mask_BT.tolist()):
+        gaps = (batch.logprobs_BT[row] - batch.old_BT[row]).tolist()
+        total = sum(gap for gap, inside in zip(gaps, mask, strict=True) if inside)
+        for t, inside in enumerate(mask):
+            ratio = math.exp(gaps[t] if level == "token" else total)
+            within = low <= ratio <= high
+            weight = {
+                "off": 1.0,
+                "truncate": min(ratio, high),
+                "mask": ratio if within else 0.0,
+                "clamp": min(max(ratio, low), high),
+                "reject": float(within),
+            }[mode]
+            assert found.weights_BT[row, t].item() == pytest.approx(weight if inside else 0.0, abs=1e-12)
+            kept = inside and (within or mode != "reject")
+            assert found.mask_BT[row, t].item() == kept
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
+@given(batch=batches())
+def test_a_rejected_token_leaves_the_loss_and_not_its_denominator(mode: Aggregation, batch: Tokens) -> None:
+    correction = rollout_correction(batch.logprobs_BT, batch.old_BT, batch.mask_BT, mode="reject", low=0.7, high=1.2)
+    pg = policy_loss(
+        batch.logprobs_BT,
+        batch.old_BT,
+        batch.advantages_BT,
+        batch.mask_BT,
+        rollout_weights_BT=correction.weights_BT,
+        aggregation=mode,
+    )
+    unweighted_BT = policy_loss(batch.logprobs_BT, batch.old_BT, batch.advantages_BT, batch.mask_BT).loss_BT
+    assert torch.equal(pg.loss_BT, unweighted_BT * correction.mask_BT)
+    assert pg.loss.item() == aggregate(unweighted_BT * correction.mask_BT, batch.mask_BT, mode).item()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("mode", MODES)
+@given(batch=batches(), garbage=st.sampled_from(GARBAGE))
+def test_padding_content_never_matters(
+    level: CorrectionLevel, mode: CorrectionMode, batch: Tokens, garbage: float
+) -> None:
+    def at(fill: float) -> Any:
+        return rollout_correction(
+            spoiled(batch.logprobs_BT, batch.mask_BT, fill),
+            spoiled(batch.old_BT, batch.mask_BT, -fill),
+            batch.mask_BT,
+            level=level,
+            mode=mode,
+        )
+
+    dirty, clean = at(garbage), at(0.0)
+    assert torch.equal(dirty.weights_BT, clean.weights_BT)
+    assert torch.equal(dirty.mask_BT, clean.mask_BT)
+    assert dirty.metrics == clean.metrics
+
+
+@given(batch=batches(), seed=st.integers(0, 2**32), level=st.sampled_from(LEVELS))
+def test_permuting_sequences_permutes_the_weights(batch: Tokens, seed: int, level: CorrectionLevel) -> None:
+    order = torch.randperm(len(batch.mask_BT), generator=torch.Generator().manual_seed(seed))
+    wanted = rollout_correction(batch.logprobs_BT, batch.old_BT, batch.mask_BT, level=level)
+    found = rollout_correction(batch.logprobs_BT[order], batch.old_BT[order], batch.mask_BT[order], level=level)
+    assert torch.allclose(found.weights_BT, wanted.weights_BT[order], rtol=0, atol=1e-12)
+    assert found.metrics == pytest.approx(wanted.metrics, abs=1e-9)
+
+
+@given(batch=batches())
+def test_an_engine_that_agrees_changes_nothing(batch: Tokens) -> None:
+    for level in LEVELS:
+        for mode in MODES:
+            found = rollout_correction(batch.old_BT, batch.old_BT, batch.mask_BT, level=level, mode=mode)
+            assert torch.equal(found.weights_BT, batch.mask_BT)
+            assert torch.equal(found.mask_BT, batch.mask_BT)
+            assert found.metrics["rollout_corr/rollout_is_eff_sample_size"] == 1.0
+            assert found.metrics["rollout_corr/chi2_seq"] == 0.0
+
+
+def test_a_mask_of_truths_and_weights_without_gradient() -> None:
+    old_BT = OLD_BT.clone().requires_grad_()
+    found = rollout_correction(old_BT, ROLLOUT_BT, MASK_BT.bool(), mode="reject", low=0.4)
+    assert not found.weights_BT.requires_grad
+    assert found.mask_BT.tolist() == [[False, True], [True, False]]
+    assert found.weights_BT.tolist() == [[0.0, 1.0], [1.0, 0.0]]
+
+
+def test_what_cannot_be_corrected_is_refused() -> None:
+    with pytest.raises(AlignmentError, match="no token"):
+        rollout_correction(OLD_BT, ROLLOUT_BT, torch.zeros(2, 2))
+    with pytest.raises(ValueError, match="must lie below"):
+        rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, mode="clamp", low=2.0, high=2.0)
+    with pytest.raises(ValueError, match="'turn': one of token, sequence"):
+        rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, level="turn")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'cut': one of off, truncate, mask, clamp, reject"):
+        rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, mode="cut")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"mask_BT \[1, 2\]"):
+        rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT[:1])
+
+
+def test_the_proximal_policy_lies_between_by_the_lag() -> None:
+    logprobs_BT = torch.tensor([[-1.0, -2.0], [-1.0, -2.0], [-1.0, -2.0]], requires_grad=True)
+    rollout_BT = torch.full((3, 2), -3.0)
+    proximal_BT = proximal_loglinear(logprobs_BT, rollout_BT, torch.tensor([0, 1, 3]))
+    # α = 0, ½, ¾
+    assert proximal_BT.tolist() == [[-3.0, -3.0], [-2.0, -2.5], [-1.5, -2.25]]
+    assert not proximal_BT.requires_grad
+
+
+def test_the_proximal_policy_refuses_a_lag_from_the_future_and_the_wrong_number_of_lags() -> None:
+    ones_BT = torch.ones(2, 3)
+    with pytest.raises(ValueError, match="lag -1"):
+        proximal_loglinear(ones_BT, ones_BT, torch.tensor([0, -1]))
+    with pytest.raises(ValueError, match=r"lag_B \[3\]"):
+        proximal_loglinear(ones_BT, ones_BT, torch.tensor([0, 1, 2]))
+    with pytest.raises(ValueError, match=r"rollout_BT \[2, 1\]"):
+        proximal_loglinear(ones_BT, ones_BT[:, :1], torch.tensor([0, 1]))
+
+
+@given(batch=batches(), garbage=st.sampled_from(GARBAGE))
+def test_the_proximal_policys_padding_stays_out_of_the_loss(batch: Tokens, garbage: float) -> None:
+    lag_B = torch.arange(len(batch.mask_BT))
+
+    def loss(fill: float) -> Tensor:
+        logprobs_BT, rollout_BT = (spoiled(x_BT, batch.mask_BT, fill) for x_BT in (batch.logprobs_BT, batch.old_BT))
+        proximal_BT = proximal_loglinear(logprobs_BT, rollout_BT, lag_B)
+        return policy_loss(logprobs_BT, proximal_BT, batch.advantages_BT, batch.mask_BT).loss
+
+    assert torch.equal(loss(garbage), loss(0.0))

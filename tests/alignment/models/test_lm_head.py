@@ -1,0 +1,199 @@
+"""Log-probs a chunk at a time: the same numbers, and never all logits in memory."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from alignment.models.lm_head import logprobs_of
+
+N, D, V = 13, 8, 32
+CHUNKS = [1, V, 3 * V + 5, N * V - 1, N * V]  # one row at a time, uneven rows, all but one row, all at once
+
+
+def problem(dtype: torch.dtype = torch.float32, *, frozen: bool) -> tuple[Tensor, nn.Linear, Tensor, Tensor]:
+    torch.manual_seed(0)
+    head = nn.Linear(D, V, bias=False, dtype=dtype).requires_grad_(not frozen)
+    hidden_ND = torch.randn(N, D, dtype=dtype, requires_grad=True)
+    return hidden_ND, head, torch.randint(V, (N,)), torch.rand(N) + 0.5
+
+
+def plain(hidden_ND: Tensor, head: nn.Module, targets_N: Tensor, temperatures_N: Tensor) -> Tensor:
+    logits_NV = head(hidden_ND)
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperatures_N[:, None]
+    return logits_NV.log_softmax(-1).gather(-1, targets_N[:, None]).squeeze(-1)
+
+
+def gradients(logprobs_N: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad((logprobs_N * torch.linspace(-1, 2, N)).sum(), tensors)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+def test_values_and_gradients_are_those_of_all_logits_at_once(
+    chunk: int, frozen: bool, dtype: torch.dtype, near: float
+) -> None:
+    hidden_ND, head, *rest = problem(dtype, frozen=frozen)
+    learned = [hidden_ND, *(parameter for parameter in head.parameters() if parameter.requires_grad)]
+    found_N, wanted_N = logprobs_of(hidden_ND, head, *rest, chunk), plain(hidden_ND, head, *rest)
+    assert found_N.dtype == torch.float32
+    torch.testing.assert_close(found_N, wanted_N, atol=1e-6, rtol=0)
+    for one, other in zip(gradients(found_N, *learned), gradients(wanted_N, *learned), strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one, other, atol=near, rtol=near)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("frozen", [True, False])
+def test_gradients_are_those_of_finite_differences(chunk: int, frozen: bool) -> None:
+    hidden_ND, head, *rest = problem(torch.float64, frozen=frozen)
+
+    def of(hidden: Tensor, weight: Tensor) -> Tensor:
+        if not frozen:
+            head.weight = nn.Parameter(weight)
+        return logprobs_of(hidden, head, *rest, chunk)
+
+    if frozen:
+        assert torch.autograd.gradcheck(lambda hidden: of(hidden, head.weight), (hidden_ND,))
+    else:
+        wanted = gradients(plain(hidden_ND, head, *rest), head.weight)
+        torch.testing.assert_close(gradients(logprobs_of(hidden_ND, head, *rest, chunk), head.weight), wanted)
+        assert torch.autograd.gradcheck(lambda hidden: of(hidden, head.weight), (hidden_ND,))
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("frozen", [True, False])
+def test_without_gradients_the_bits_are_the_same(chunk: int, frozen: bool) -> None:
+    hidden_ND, head, *rest = problem(frozen=frozen)
+    with torch.no_grad():
+        before_N = logprobs_of(hidden_ND, head, *rest, chunk)
+    assert torch.equal(logprobs_of(hidden_ND, head, *rest, chunk), before_N)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_head_that_learns_and_its_frozen_copy_say_the_same_bits(dtype: torch.dtype) -> None:
+    for chunk in CHUNKS:
+        learning, frozen = (logprobs_of(*problem(dtype, frozen=frozen), chunk) for frozen in (False, True))
+        assert torch.equal(learning, frozen)
+
+
+def test_a_second_way_back_finds_the_same_gradient() -> None:
+    hidden_ND, head, *rest = problem(frozen=False)
+    logprobs_N = logprobs_of(hidden_ND, head, *rest, N * V)
+    first, second = (torch.autograd.grad(logprobs_N.sum(), head.weight, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_no_more_logits_than_a_chunk_are_made_or_kept(frozen: bool) -> None:
+    chunk, made, kept = 3 * V + 5, [], []
+    hidden_ND, head, *rest = problem(frozen=frozen)
+    head.register_forward_hook(lambda _module, _inputs, output: made.append(output.numel()))
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logprobs_N = logprobs_of(hidden_ND, head, *rest, chunk)
+    forward = len(made)
+    logprobs_N.sum().backward()
+    assert max(made) == 3 * V
+    assert max(kept) <= max(N * D, V * D)
+    assert sum(made[:forward]) == N * V
+    assert sum(made[forward:]) == (0 if frozen else N * V)  # computed again only where the weight's gradient needs it
+
+
+def test_a_head_that_shares_its_weight_with_the_embedding_learns_from_both() -> None:
+    def learned(chunk: int) -> Tensor:
+        torch.manual_seed(0)
+        embedding, head = nn.Embedding(V, D), nn.Linear(D, V, bias=False)
+        head.weight = embedding.weight
+        logprobs_of(embedding(torch.arange(N)).tanh(), head, torch.arange(N), torch.ones(N), chunk).sum().backward()
+        assert embedding.weight.grad is not None
+        return embedding.weight.grad
+
+    torch.testing.assert_close(learned(chunk=2 * V), learned(chunk=N * V), atol=1e-6, rtol=0)
+
+
+def test_no_tokens_are_no_logprobs() -> None:
+    _, head, *_ = problem(frozen=True)
+    assert logprobs_of(torch.empty(0, D), head, torch.empty(0, dtype=torch.long), torch.empty(0), 1).shape == (0,)
+
+
+class Root(nn.Module):
+    """What FSDP gathers: the head is read within its forward."""
+
+    def __init__(self, head: nn.Linear, chunk: int) -> None:
+        super().__init__()
+        self.head, self.chunk = head, chunk
+
+    def forward(self, hidden_ND: Tensor, targets_N: Tensor, temperatures_N: Tensor) -> Tensor:
+        return logprobs_of(hidden_ND, self.head, targets_N, temperatures_N, self.chunk)
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_head_in_shards_learns_the_same(frozen: bool) -> None:
+    hidden_ND, head, *rest = problem(frozen=frozen)
+    learned = [hidden_ND, *(parameter for parameter in head.parameters() if parameter.requires_grad)]
+    wanted = gradients(plain(hidden_ND, head, *rest), *learned)
+    root = fully_shard(Root(head, chunk=3 * V), mesh=init_device_mesh("cpu", (1,)))
+    (root(hidden_ND, *rest) * torch.linspace(-1, 2, N)).sum().backward()
+    torch.testing.assert_close(hidden_ND.grad, wanted[0], atol=1e-6, rtol=0)
+    if not frozen:
+        torch.testing.assert_close(root.head.weight.grad.full_tensor(), wanted[1], atol=1e-6, rtol=0)
+
+
+PEAK = """
+import re, sys, torch
+from pathlib import Path
+from torch import nn
+from alignment.models.lm_head import logprobs_of
+
+def peak():  # not rusage, which a child takes over from its parent
+    return int(re.search("VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+torch.set_num_threads(1)
+head = nn.Linear(32, 16384, bias=False).requires_grad_(False)
+hidden = torch.randn(2048, 32, requires_grad=True)
+before = peak()
+logprobs_of(hidden, head, torch.zeros(2048, dtype=torch.long), torch.ones(2048), int(sys.argv[1])).sum().backward()
+print(peak() - before)
+"""
+
+
+def peak(chunk: int) -> int:
+    """Bytes that a forward and a backward over 128 MiB of logits add to a process."""
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(chunk)],
+        check=True,
+        capture_output=True,
+        timeout=300,
+        # What is freed is to be given back at once, or this measures the holes that malloc leaves.
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "MALLOC_MMAP_THRESHOLD_": "65536"},
+    )
+    return int(done.stdout) * 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not say how much memory it uses")
+def test_memory_follows_the_chunk() -> None:
+    logits = 2048 * 16384 * 4
+    assert logits < peak(chunk=2048 * 16384) < 1.7 * logits  # nor are there several tensors of that size
+    assert peak(chunk=1 << 20) < 0.6 * logits

@@ -1,0 +1,174 @@
+"""What a user's next message says of the reply before it: right where it speaks, silent where it may be wrong."""
+
+import pytest
+
+from alignment.signals.next_turn import read, repeats
+
+FOR = [
+    "Thanks!",
+    "thank you so much",
+    "ok thanks",
+    "Great, thanks a lot!",
+    "no problem, thanks",
+    "No worries, thank you!",
+    "Thanks 😊",
+    "Thanks! Can you also check the tyres?",
+    "Thanks, what about Sunday?",
+    "Oh wow, thank you for explaining that",
+    "Perfect!",
+    "perfect, thanks",
+    "That's perfect.",
+    "That was really helpful, thank you",
+    "That worked!",
+    "it works now",
+    "That’s exactly what I needed",
+    "Exactly what I was looking for.",
+    "Great answer!",
+    "well done",
+    "I love it",
+    "You're the best",
+    "👍",
+    "👍🏽👍🏽",
+]
+AGAINST = [
+    "No, I meant the blue one",
+    "no i meant tomorrow",
+    "No. I asked about the price",
+    "That's wrong.",
+    "thats wrong",
+    "No, that's not right",
+    "That is not correct. The shop closes at six.",
+    "Sorry, but that's not what I asked",
+    "not what i asked",
+    "This isn't what I wanted at all",
+    "Thanks, but that's wrong",
+    "thanks for nothing",
+    "You misunderstood me",
+    "You didn't answer my question.",
+    "you're completely wrong",
+    "You got it wrong again",
+    "I already told you that",
+    "That didn't work",
+    "It still doesn't work",
+    "still wrong",
+    "not helpful",
+    "Your answer is wrong.",
+    "try again",
+    "Wrong!",
+    "👎",
+]
+NEITHER = [
+    "",
+    "...",
+    "No",
+    "No thanks",
+    "no, thank you",
+    "No, I asked my boss and he agreed",
+    "That's not wrong",
+    "You're not wrong",
+    "Is that wrong?",
+    "That's wrong?",
+    "Tell me if that's wrong",
+    "My teacher says, that's wrong",
+    "What's wrong with my bike?",
+    "It's wrong to steal, isn't it?",
+    'He wrote "that\'s wrong" below it. What did he mean?',
+    "> That's wrong.\nWhy does he say so?",
+    'Translate "thank you" into French',
+    '"Thanks!" is what she wrote',
+    "'not what I asked' is a strange sentence",
+    "Can you check Sunday as well? Thanks!",
+    "Please send it again, thanks",
+    "Thanks in advance",
+    "Thank you so much in advance for your time",
+    "Thanks to you I was late",
+    "Thank you note for my boss, please",
+    "thank you page for my shop",
+    "Thanks, but I still cannot log in",
+    "Thanks for the offer",
+    "How do I say thank you?",
+    "Great, it crashed",
+    "Perfect timing, my tyre is flat",
+    "Great. And on Sunday?",
+    "That's correct",  # the answer to a question of the reply
+    "yes",
+    "Sorry, I meant Berlin",  # their own slip
+    "I meant the blue one",
+    "It works on my machine but not on yours",
+    "That doesn't work for me on Tuesday",
+    "False",
+    "👍👎",
+    "🤔",
+    "¡Gracias!",  # another language
+    "Danke, das hilft",
+]
+
+
+@pytest.mark.parametrize("message", FOR)
+def test_what_thanks_or_praises_is_for_the_reply(message: str) -> None:
+    said = read(message)
+    assert said is not None and said.value == 1.0
+
+
+@pytest.mark.parametrize("message", AGAINST)
+def test_what_corrects_or_complains_is_against_it(message: str) -> None:
+    said = read(message)
+    assert said is not None and said.value == -1.0
+
+
+@pytest.mark.parametrize("message", NEITHER)
+def test_what_may_mean_anything_says_nothing(message: str) -> None:
+    assert read(message) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "rule"),
+    [
+        ("Thanks!", "thanks"),
+        ("That worked", "praise"),
+        ("👍", "thumb"),
+        ("That's wrong", "complaint"),
+        ("No, I meant Rome", "correction"),
+        ("When do you open on Sunday?", "repetition"),
+    ],
+)
+def test_evidence_names_its_rule(message: str, rule: str) -> None:
+    said = read(message, "When do you open on Sunday?")
+    assert said is not None and said.rule == rule
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        ("When do you open on Sunday?", "when do you open on sunday"),
+        ("When do you open on Sunday?", "Hello? I asked: when do you open on Sunday!"),
+        ("Where can I park my bike overnight?", "Please tell me where I can park my bikes overnight"),
+        ("Red bikes with big baskets for tall old people", "Red bikes with big baskets for tall people"),
+    ],
+)
+def test_the_same_question_again_is_a_repetition(before: str, message: str) -> None:
+    assert repeats(message, before)
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        ("When do you open on Sunday?", "When do you open on Monday?"),
+        (
+            "What does the big red road bike with two baskets cost?",
+            "What does the big red road bike with 3 baskets cost?",
+        ),
+        ("How do I reset my password?", "How do I reset my password on the phone without the old one?"),
+        ("go on", "go on"),
+        ("yes please", "yes please"),
+        ("", ""),
+        ("When do you open on Sunday?", "And how do I get there?"),
+    ],
+)
+def test_another_question_is_no_repetition(before: str, message: str) -> None:
+    assert not repeats(message, before)
+
+
+def test_a_long_paste_is_read_in_no_time() -> None:
+    for paste in ("no " * 100_000, "that's " * 50_000, "very " * 50_000 + "wrong", "'" * 200_000, "> " * 90_000):
+        assert read(paste, paste) is None

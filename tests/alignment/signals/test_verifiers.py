@@ -1,0 +1,210 @@
+"""Verifiers: a table of replies for each, hostile ones, and settings that cannot be."""
+
+import sys
+import time
+from decimal import Decimal
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from alignment import extensions
+from alignment.signals import verifiers
+from alignment.signals.verifiers import Attempt, Unverifiable, VerifierConfig, chosen, last_number
+from app.core.settings import Settings
+from app.training.rollouts.config import verifier
+
+CONFIG: TypeAdapter[VerifierConfig] = TypeAdapter(VerifierConfig)
+
+
+def verdict(config: dict[str, Any], text: str | None, reference: str | None = None) -> float | None:
+    attempt = Attempt(({"role": "user", "content": "?"},), {"role": "assistant", "content": text}, reference, "stop")
+    return verifier(config, Settings())(attempt)
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "reference", "value"),
+    [
+        ({"type": "exact"}, " Paris\n", "paris", 1.0),
+        ({"type": "exact", "ignore_case": False}, "Paris", "paris", -1.0),
+        ({"type": "exact"}, "It is Paris", "Paris", -1.0),
+        ({"type": "exact"}, None, "Paris", -1.0),
+        ({"type": "exact"}, "Paris", None, None),
+        ({"type": "exact"}, "Paris", "  ", None),
+        ({"type": "contains"}, "It is PARIS, of course", "paris", 1.0),
+        ({"type": "contains"}, "It is Rome", "paris", -1.0),
+        ({"type": "number"}, "3 bikes at 400 are 1,200.00 in all.", "1200", 1.0),
+        ({"type": "number"}, "That is 1.200,50 euros", "1200.5", 1.0),
+        ({"type": "number"}, "Twelve.", "12", -1.0),
+        ({"type": "number"}, "It is 13", "12", -1.0),
+        ({"type": "number", "tolerance": 0.1}, "It is 13", "12", 1.0),
+        ({"type": "number"}, "-7", "7", -1.0),
+        ({"type": "number"}, "7", None, None),
+        ({"type": "regex", "pattern": r"\bplease\b"}, "Come in, please.", None, 1.0),
+        ({"type": "regex", "pattern": "please", "whole": True}, "Come in, please", None, -1.0),
+        ({"type": "regex", "ignore_case": True}, "THANKS a lot", "^thanks", 1.0),
+        ({"type": "regex"}, "anything", None, None),
+        ({"type": "choice"}, "The answer is (B).", "B", 1.0),
+        ({"type": "choice"}, "b", "(B)", 1.0),
+        ({"type": "choice"}, "I do not know", "B", -1.0),
+        ({"type": "json_schema", "schema": {"type": "object", "required": ["a"]}}, '{"a": 1}', None, 1.0),
+        ({"type": "json_schema", "schema": {"type": "object", "required": ["a"]}}, '{"b": 1}', None, -1.0),
+        ({"type": "json_schema", "schema": {"type": "array"}}, "Here you are:\n```json\n[1]\n```", None, 1.0),
+        ({"type": "json_schema"}, "[1]", '{"type": "array"}', 1.0),
+        ({"type": "json_schema"}, "[1]", None, None),
+        ({"type": "json_schema", "schema": {"pattern": "^a+$"}}, '"aab"', None, -1.0),
+        (
+            {"type": "json_schema", "schema": {"patternProperties": {"^n": {"type": "number"}}}},
+            '{"n1": "x"}',
+            None,
+            -1.0,
+        ),
+    ],
+)
+def test_a_reply_is_right_or_wrong(config: dict[str, Any], text: str, reference: str | None, value: float) -> None:
+    assert verdict(config, text, reference) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1,234.50", "1234.50"),
+        ("1.234,50", "1234.50"),
+        ("1 234,50", "1234.50"),
+        ("1'000'000.5", "1000000.5"),
+        ("1.234.567", "1234567"),
+        ("3,5", "3.5"),
+        ("1,2,3", "3"),
+        ("12%", "12"),
+        ("1e3", "1000"),
+        ("−7", "-7"),
+        ("x = 3 4", "4"),
+        ("in 2024, 5 bikes.", "5"),
+        ("1.5.", "1.5"),
+        ("0,125", "0.125"),
+        ("none", None),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(text: str, number: str | None) -> None:
+    assert last_number(text) == (None if number is None else Decimal(number))
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("C", "C"),
+        ("c.", "C"),
+        ("(D)", "D"),
+        ("B) nine to six", "B"),
+        ("Answer: D", "D"),
+        ("answer A. Wait, the answer is B", "B"),
+        ("Not (A) but (C)", "C"),
+        ("A bike is nice", None),
+        ("The answer is a bit tricky, but it must be (B).", "B"),
+        ("Option a lot of people pick is C, but the correct one is (D)", "D"),
+        ("The best option is I think B)", "B"),
+        ("A. is wrong, so the answer is B", "B"),
+        ("The answer is A because shops close", "A"),
+        ("the answer is b.", "B"),
+        ("I think the correct option is I", "I"),
+        ("", None),
+    ],
+)
+def test_a_letter_is_found_where_it_is_settled_on(text: str, letter: str | None) -> None:
+    assert chosen(text) == letter
+
+
+HUGE = "9" * 2_000_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [HUGE, "[" * 1_000_000, "1," * 500_000, "(A)" * 300_000, "a" * 1_000_000 + "!", "\x00\ud800", "🙂" * 100_000],
+)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"type": "exact"},
+        {"type": "contains"},
+        {"type": "number"},
+        {"type": "choice"},
+        {"type": "regex", "pattern": "^(a|b)*c$"},
+        {"type": "json_schema", "schema": {"type": "object"}},
+    ],
+    ids=lambda config: config["type"],
+)
+def test_no_reply_takes_long_or_takes_anything_down(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], text: str
+) -> None:
+    for name in ("PATTERN_SECONDS", "SCHEMA_SECONDS"):  # long beside any pause of a busy machine
+        monkeypatch.setattr(verifiers, name, 30.0)
+    began = time.monotonic()
+    reference = {"number": "7", "choice": "B"}.get(config["type"], "x")
+    assert verdict(config, text, reference) in (-1.0, None)
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"type": "regex", "pattern": "^(a|aa)+$"}, "a" * 200 + "b"),
+        ({"type": "json_schema", "schema": {"pattern": "^(a|aa)+$"}}, '"' + "a" * 200 + 'b"'),
+    ],
+)
+def test_a_pattern_without_end_is_stopped(config: dict[str, Any], text: str) -> None:
+    with pytest.raises(Unverifiable, match="more than 1 s"):
+        verdict(config, text)
+
+
+@pytest.mark.parametrize(
+    ("config", "reference"),
+    [
+        ({"type": "number"}, "a dozen"),
+        ({"type": "choice"}, "the second one"),
+        ({"type": "regex"}, "("),
+        ({"type": "json_schema"}, "no schema"),
+        ({"type": "json_schema"}, '{"type": 7}'),
+        ({"type": "json_schema"}, '{"$ref": "http://127.0.0.1:9/schema.json"}'),
+        ({"type": "json_schema"}, '{"$ref": "#"}'),
+    ],
+)
+def test_a_reference_that_cannot_be_is_no_fault_of_the_replys(config: dict[str, Any], reference: str) -> None:
+    with pytest.raises(Unverifiable):
+        verdict(config, "{}", reference)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"type": "regex", "pattern": "("},
+        {"type": "json_schema", "schema": {"type": 7}},
+        {"type": "custom"},
+        {"type": "custom", "name": "os:system"},
+        {"type": "nobody"},
+        {"type": "exact", "more": 1},
+    ],
+)
+def test_settings_that_cannot_be_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        CONFIG.validate_python(config)
+
+
+def test_ones_own_are_found_by_the_settings_and_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("shop_checks")
+    module.half = lambda attempt: 0.5  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shop_checks", module)
+    config = {"type": "custom", "name": "half"}
+    settings = Settings(rollouts={"verifiers": {"half": "shop_checks:half"}})  # type: ignore[arg-type]
+    assert verifier(config, settings)(Attempt((), {}, None, None)) == 0.5
+    with pytest.raises(extensions.UnknownFunction, match="no verifier 'half'"):
+        verifier(config, Settings())
+
+
+def test_a_schema_that_is_never_through_is_given_up() -> None:
+    chain: dict[str, Any] = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
+    schema = {"$defs": {**chain, "d40": {"type": "object"}}, "$ref": "#/$defs/d0"}
+    with pytest.raises(Unverifiable, match="took more than"):
+        verdict({"type": "json_schema", "schema": schema}, "{}", None)
+    with pytest.raises(Unverifiable, match="more than 16384"):
+        verdict({"type": "json_schema"}, "{}", '{"enum": ["' + "x" * 20_000 + '"]}')

@@ -1,0 +1,44 @@
+"""Samples are exact or refused, and survive the trip to every rank."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from alignment.errors import MisalignedSample, NoVariance
+from alignment.types import Batch, Sample, check_variance
+
+GOOD = Sample("turn-1", (1, 5), (9, 2), (-0.1, -1.3), 1.0, 3, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"logprobs": (-0.1,)}, "2 tokens but 1 log-probs"),
+        ({"output_ids": (), "logprobs": ()}, "no output"),
+        ({"prompt_ids": ()}, "no prompt"),
+        ({"logprobs": (-0.1, math.nan)}, "not finite"),
+        ({"logprobs": (-0.1, -math.inf)}, "not finite"),
+        ({"reward": math.nan}, "reward"),
+        ({"temperature": 0.0}, "temperature"),
+    ],
+)
+def test_a_sample_that_does_not_add_up_is_refused(change: dict[str, object], sentence: str) -> None:
+    with pytest.raises(MisalignedSample, match=sentence):
+        replace(GOOD, **change)
+
+
+def test_a_batch_survives_a_broadcast_bit_for_bit() -> None:
+    awkward = replace(GOOD, logprobs=(-0.1 - 0.2, -1e-300), reward=1 / 3)
+    batch = Batch("batch-1", "shop", (GOOD, awkward))
+    assert Batch.from_bytes(batch.to_bytes()) == batch
+
+
+@pytest.mark.parametrize("rewards", [[], [1.0], [1.0, 1.0, 1.0]])
+def test_rewards_that_prefer_nothing_are_refused(rewards: list[float]) -> None:
+    with pytest.raises(NoVariance):
+        check_variance(rewards)
+
+
+def test_rewards_that_differ_are_enough() -> None:
+    check_variance([1.0, -1.0])

@@ -1,0 +1,89 @@
+"""The command line of those who decide which version reaches whom: deploy, canary, rehearsal, delivery."""
+
+import json
+import re
+
+from app.models import VersionState
+from tests.app.cli.test_commands import at, run
+from tests.app.deployments.test_rollback import publish
+from tests.support.deployment import Ring
+
+from app.cli.main import app  # isort: skip
+
+__all__ = ["at"]
+
+
+async def test_a_canary_goes_out_is_looked_at_and_promoted(at: Ring) -> None:
+    for _ in range(2):
+        await publish(at)
+    out = run(app, ["deploy", "v1", "--share", "0.1", "--reason", "kinder"]).output
+    assert "shop@v2 serves" in out and "shop@v1 for 10.0% of the conversations, watched" in out
+    shown = " ".join(run(app, ["canary", "show"]).output.split())
+    assert "wait: not decided after" in shown
+    assert "evidence that people approve of it less: 0% of what takes it back" in shown
+    assert re.search(r"it is watched, and ends by itself; in [\d,]+ s at the latest", shown)
+    assert "canary: shop@v1 for 10.0% of the conversations" in run(app, ["status"]).output
+    assert json.loads(run(app, ["canary", "promote", "--json"]).stdout)["serving"] == "shop@v1"
+    told = " ".join(run(app, ["canary", "show"]).output.split())
+    assert "the last canary, shop@v1, went live at" in told
+    none = run(app, ["canary", "end"])
+    assert none.exit_code == 1 and "No canary of 'shop' is out." in none.output
+
+
+async def test_how_the_last_canary_ended_and_why_is_told(at: Ring) -> None:
+    assert "the last canary" not in run(app, ["canary", "show"]).output
+    for _ in range(2):
+        await publish(at)
+    unwatched = run(app, ["deploy", "1", "--share", "0.1", "--no-watch"]).output
+    assert "0% of what would end a watched one" in unwatched and "by itself" not in unwatched
+    run(app, ["canary", "end", "--reason", "too curt"])
+    told = " ".join(run(app, ["canary", "show"]).output.split())
+    assert "the last canary, shop@v1, was taken back at" in told and told.endswith(": too curt")
+    assert "canary" in json.loads(run(app, ["canary", "show", "--json"]).stdout)
+
+
+async def test_versions_are_deployed_by_number(at: Ring) -> None:
+    for _ in range(2):
+        await publish(at)
+    assert "shop@v1 serves; conversations follow; new versions: at once" in run(app, ["deploy", "1"]).output
+    for wrong, told in (("latest", "is no version"), ("7", "has never served a version v7")):
+        refused = run(app, ["deploy", wrong])
+        assert refused.exit_code != 0 and told in " ".join(refused.output.split())
+
+
+async def test_a_rehearsal_is_looked_at_and_ended(at: Ring) -> None:
+    version = await at.version(VersionState.REHEARSING, rehearsing_since=0.0)
+    out = run(app, ["rehearsal", "show"]).output
+    assert "shop@v0 serves" in out and "shop@v1 rehearses beside 20.0% of the replies" in " ".join(out.split())
+    assert "rehearses: shop@v1, unheard" in run(app, ["status"]).output
+    assert "lapse: no source of the policy's rewards judges" in " ".join(out.split())
+    ended = json.loads(run(app, ["rehearsal", "end", "--reason", "too bold", "--json"]).stdout)
+    row = await at.get(type(version), version.id)
+    assert ended["rehearsal"] is None and (row.state, row.reason) == (VersionState.REJECTED, "too bold")
+    none = run(app, ["rehearsal", "promote"])
+    assert none.exit_code == 1 and "No version of 'shop' is in rehearsal." in none.output
+
+
+async def test_delivery_is_shown_and_set_piece_by_piece(at: Ring) -> None:
+    assert "conversations follow; new versions: at once" in run(app, ["delivery"]).output
+    told = run(app, ["delivery", "--canary", '{"share": 0.05, "min_rated": 50}']).output
+    assert "each new version answers 5.0% first" in told
+    kept = json.loads(run(app, ["delivery", "--conversations", "sticky", "--json"]).stdout)
+    assert (kept["conversations"], kept["own"], kept["canaries"]["min_rated"]) == ("sticky", True, 50)
+    assert "at once" in run(app, ["delivery", "--canary", "default"]).output
+    told = run(app, ["delivery", "--rehearsal", '{"share": 0.5, "min_rated": 0}']).output
+    assert "new versions: a rehearsal beside 50.0% of the replies, then at once" in told
+    kept = json.loads(run(app, ["delivery", "--canary", '{"share": 0.05}', "--json"]).stdout)
+    assert (kept["own_rehearsal"], kept["rehearsals"]["share"], kept["canaries"]["share"]) == (True, 0.5, 0.05)
+    assert "rehearsal" not in run(app, ["delivery", "--rehearsal", "default"]).output
+    refused = run(app, ["delivery", "--rehearsal", "{}"])
+    assert refused.exit_code == 1 and "No version could rehearse" in refused.output
+    for option, wrong, said in (
+        ("--canary", "{", "is no JSON"),
+        ("--canary", '{"share": 2}', "share"),
+        ("--rehearsal", "{", "--rehearsal is no JSON"),
+    ):
+        refused = run(app, ["delivery", option, wrong])
+        assert refused.exit_code == 1 and said in refused.output
+    refused = run(app, ["delivery", "--conversations", "sometimes"])
+    assert refused.exit_code == 1 and "conversations" in refused.output

@@ -1,0 +1,89 @@
+"""Adapters in the real engine: loaded while it speaks, scored as transformers scores them."""
+
+import asyncio
+
+import pytest
+import torch
+
+from alignment.artifacts import seal
+from app.inference.client import NEWER, SHAPES, EngineClient
+from app.inference.errors import AdapterMissing, EngineRefused
+from workers.engine.adapter_payload import payload
+
+pytestmark = pytest.mark.engine
+
+
+async def test_scores_equal_those_of_transformers(engine_client, weights) -> None:
+    await engine_client.load_adapter("score-v1", weights.adapter("score-v1", seed=2))
+    random = torch.Generator().manual_seed(0)
+    sequences = [torch.randint(3, 300, (length,), generator=random).tolist() for length in (2, 7, 60, 300)]
+    for name in (None, "score-v1"):
+        scores = await engine_client.score(name, sequences)
+        for sequence, score in zip(sequences, scores, strict=True):
+            torch.testing.assert_close(torch.tensor(score), weights.logprobs(name, sequence), atol=1e-4, rtol=0)
+
+
+async def test_the_vocabularys_last_token_is_scored_too(engine_client, weights) -> None:
+    last = weights._loaded[None].config.vocab_size - 1
+    [score] = await engine_client.score(None, [[5, last, 7, last]])
+    torch.testing.assert_close(torch.tensor(score), weights.logprobs(None, [5, last, 7, last]), atol=1e-4, rtol=0)
+
+
+async def test_an_adapter_loads_while_others_speak_and_changes_none_of_them(engine_client, weights, make_call) -> None:
+    speaking = [asyncio.create_task(engine_client.complete(make_call(f"{n}?", max_tokens=200))) for n in range(4)]
+    path = weights.adapter("late-v1", seed=3)
+    await engine_client.load_adapter("late-v1", path)
+    await engine_client.warm("late-v1")
+    fresh = await engine_client.complete(make_call(adapter="late-v1"))
+    for capture, name in [(fresh.capture, "late-v1"), *[((await one).capture, None) for one in speaking]]:
+        assert capture.flaw is None
+        truth = weights.logprobs(name, capture.prompt_ids + capture.output_ids)[-len(capture.output_ids) :]
+        torch.testing.assert_close(torch.tensor(capture.logprobs), truth, atol=1e-4, rtol=0)
+
+
+async def test_loading_and_unloading_twice_is_no_error(engine_client, weights) -> None:
+    path = weights.adapter("twice-v1", seed=4)
+    await engine_client.load_adapter("twice-v1", path)
+    await engine_client.load_adapter("twice-v1", path)
+    assert "twice-v1" in await engine_client.adapters()
+    await engine_client.unload_adapter("twice-v1")
+    await engine_client.unload_adapter("twice-v1")
+    assert "twice-v1" not in await engine_client.adapters()
+
+
+async def test_a_folder_that_is_not_there_is_refused_and_the_engine_lives(engine_client, tmp_path) -> None:
+    with pytest.raises(EngineRefused):
+        await engine_client.load_adapter("ghost-v1", tmp_path / "ghost")
+    assert await engine_client.generates()
+
+
+async def test_an_adapter_within_the_call_is_the_one_of_the_folder(engine_client, weights) -> None:
+    path = weights.adapter("carried-v1", seed=5)
+    carried = payload(path, seal(path, {}))
+    await engine_client.load_adapter("carried-v1", carried)
+    assert SHAPES[engine_client.url] == NEWER
+    await engine_client.load_adapter("carried-v1", carried)
+    await engine_client.load_adapter("by-path-v1", path)
+    ids = list(range(5, 60))
+    [within], [by_path] = [await engine_client.score(name, [ids]) for name in ("carried-v1", "by-path-v1")]
+    torch.testing.assert_close(torch.tensor(within), torch.tensor(by_path), atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.tensor(within), weights.logprobs("carried-v1", ids), atol=1e-4, rtol=0)
+
+
+async def test_an_adapter_never_loaded_is_missing(engine_client, make_call) -> None:
+    with pytest.raises(AdapterMissing):
+        await engine_client.complete(make_call(adapter="nobody-v1"))
+    with pytest.raises(AdapterMissing):
+        async with engine_client.stream(make_call(adapter="nobody-v1")):
+            pass
+    with pytest.raises(AdapterMissing):
+        await engine_client.score("nobody-v1", [[1, 2, 3]])
+
+
+async def test_the_doors_are_locked(engine, make_call) -> None:
+    stranger = EngineClient(engine.spec.url, "wrong", engine.spec.api_key)
+    with pytest.raises(EngineRefused):
+        await stranger.complete(make_call())
+    with pytest.raises(EngineRefused):
+        await stranger.abort("chatcmpl-")
+    await stranger.aclose()

@@ -1,0 +1,156 @@
+"""Exactness: what the real engine says it sampled is what transformers would have sampled from."""
+
+import asyncio
+import json
+
+import pytest
+import torch
+
+from demo.dialogues import ORDER_STATUS, SYSTEM
+from tests.clients.again import again
+from tests.support.engine_fixture import DEMO_MODEL
+
+pytestmark = pytest.mark.engine
+
+
+async def streamed(client, call):
+    async with client.stream(call) as reply:
+        relayed = "".join([chunk["choices"][0]["delta"].get("content") or "" async for chunk in reply])
+    assert relayed == reply.capture.text
+    return reply.capture
+
+
+async def whole(client, call):
+    return (await client.complete(call)).capture
+
+
+both_ways = pytest.mark.parametrize("ask", [streamed, whole], ids=["stream", "whole"])
+
+
+def assert_exact(weights, adapter, capture, *, temperature: float = 1.0) -> None:
+    assert capture.flaw is None
+    assert len(capture.output_ids) == len(capture.logprobs) > 0
+    ids = capture.prompt_ids + capture.output_ids
+    truth = weights.logprobs(adapter, ids, temperature=temperature)[-len(capture.output_ids) :]
+    torch.testing.assert_close(torch.tensor(capture.logprobs), truth, atol=1e-4, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def adapter(weights):
+    return weights.adapter("exact-v1", seed=1)
+
+
+@both_ways
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("name", [None, "exact-v1"])
+async def test_log_probs_are_those_of_the_distribution_sampled_from(
+    engine_client, weights, adapter, make_call, ask, temperature, name
+) -> None:
+    await engine_client.load_adapter("exact-v1", adapter)
+    capture = await ask(engine_client, make_call(adapter=name, temperature=temperature))
+    assert_exact(weights, name, capture, temperature=temperature)
+
+
+@both_ways
+async def test_a_conversation_of_several_turns_stays_exact(engine_client, weights, adapter, make_call, ask) -> None:
+    await engine_client.load_adapter("exact-v1", adapter)
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What does a repair cost?"}]
+    for question in ("And on Sundays?", "Thank you.", "Bye."):
+        capture = await ask(engine_client, make_call(messages=messages, adapter="exact-v1", max_tokens=40))
+        assert_exact(weights, "exact-v1", capture)
+        messages = [*messages, capture.message, {"role": "user", "content": question}]
+
+
+@both_ways
+async def test_a_single_token_is_exact(engine_client, weights, make_call, ask) -> None:
+    capture = await ask(engine_client, make_call(max_tokens=1))
+    assert len(capture.output_ids) == 1
+    assert_exact(weights, None, capture)
+
+
+@both_ways
+async def test_characters_of_several_tokens_are_exact(engine_client, weights, make_call, ask) -> None:
+    """Tokens without text of their own travel late in a stream: none of their log-probs may be lost."""
+    leaning = {
+        str(token): 4.0 for token in torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    }
+    for _ in range(5):
+        capture = await ask(
+            engine_client, make_call("Grüß Gott 🚲 日本語", temperature=1.5, max_tokens=80, logit_bias=leaning)
+        )
+        assert capture.flaw is None and len(capture.output_ids) == len(capture.logprobs)
+
+
+@both_ways
+async def test_a_stop_string_ends_the_text_but_not_the_record(engine_client, weights, make_call, ask) -> None:
+    plain = await ask(engine_client, make_call(max_tokens=48, temperature=0.0))
+    stop = plain.text[len(plain.text) // 2 :][:2]
+    capture = await ask(engine_client, make_call(max_tokens=48, temperature=0.0, stop=(stop,)))
+    assert capture.finish_reason == "stop" and stop not in capture.text
+    assert capture.output_ids == plain.output_ids[: len(capture.output_ids)]
+    assert_exact(weights, None, capture)
+
+
+@both_ways
+async def test_the_end_of_turn_is_part_of_the_record(engine_client, weights, engine_model, make_call, ask) -> None:
+    end = json.loads((engine_model / "config.json").read_text())["eos_token_id"]
+    capture = await ask(engine_client, make_call(max_tokens=512, logit_bias={str(end): 8.0}))
+    assert capture.finish_reason == "stop" and capture.output_ids[-1] == end
+    assert len(capture.output_ids) == len(capture.logprobs) and capture.flaw is None
+
+
+@both_ways
+async def test_thirty_two_at_once_are_each_exact(engine_client, weights, adapter, make_call, ask) -> None:
+    await engine_client.load_adapter("exact-v1", adapter)
+    names = [None, "exact-v1"] * 16
+    calls = [make_call(f"Question {number}?", adapter=name, max_tokens=24) for number, name in enumerate(names)]
+    captures = await asyncio.gather(*[ask(engine_client, call) for call in calls])
+    for name, capture in zip(names, captures, strict=True):
+        assert_exact(weights, name, capture)
+
+
+@again
+async def test_who_leaves_early_comes_home_with_exact_ids(engine_client, weights, make_call) -> None:
+    call = make_call(max_tokens=1500, temperature=1.5)
+    async with engine_client.stream(call) as reply:
+        async for _ in reply:
+            break
+    capture = reply.capture
+    assert capture.finish_reason == "abort" and 0 < len(capture.output_ids) < 1500
+    said = len(capture.logprobs)
+    assert (capture.flaw is None) == (said == len(capture.output_ids))
+    truth = weights.logprobs(None, capture.prompt_ids + capture.output_ids, temperature=1.5)
+    first = len(capture.prompt_ids) - 1
+    torch.testing.assert_close(torch.tensor(capture.logprobs), truth[first : first + said], atol=1e-4, rtol=0)
+
+
+@again
+async def test_a_json_schema_is_obeyed_and_marked(engine_client, make_call) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"open": {"type": "boolean"}},
+        "required": ["open"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    completion = await engine_client.complete(make_call(response_format=wanted, max_tokens=200))
+    assert completion.capture.flaw is not None and completion.capture.flaw.startswith("a grammar")
+    assert isinstance(json.loads(completion.message["content"])["open"], bool)
+
+
+@both_ways
+@again
+async def test_the_demo_models_tool_calls_are_read_by_the_parser(engine_client, engine_model, make_call, ask) -> None:
+    if engine_model != DEMO_MODEL:
+        pytest.skip("only the demo model knows the tool")
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Where is my order 4321?"}]
+    calls = [
+        make_call(messages=messages, max_tokens=80, temperature=0.7, seed=seed, tools=[ORDER_STATUS])
+        for seed in range(8)
+    ]
+    captures = [await ask(engine_client, call) for call in calls]
+    made = [tool["function"] for capture in captures for tool in capture.tool_calls]
+    assert len(made) >= 4, [capture.text for capture in captures]
+    assert {function["name"] for function in made} == {"order_status"}
+    assert all(json.loads(function["arguments"]).keys() == {"order_id"} for function in made)
+    assert all(capture.flaw is None for capture in captures), "exact, tool calls or not"

@@ -1,0 +1,106 @@
+"""What constrains a reply, on the real engine: it must hold, it must be marked, and nonsense must not kill anybody."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.inference.capture import Capture
+from app.inference.client import EngineClient
+from app.inference.errors import EngineRefused, EngineUnavailable
+from app.inference.request import ChatCall
+from tests.clients.again import again
+
+pytestmark = pytest.mark.engine
+MakeCall = Callable[..., ChatCall]
+ORDER = {
+    "type": "object",
+    "properties": {"order": {"type": "integer", "enum": [7, 8, 9]}, "ready": {"type": "boolean"}},
+    "required": ["order", "ready"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "order_status", "parameters": ORDER}}
+
+
+def schema(body: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "order", "schema": body, "strict": True}}
+
+
+async def said(client: EngineClient, call: ChatCall, stream: bool) -> Capture:
+    if not stream:
+        return (await client.complete(call)).capture
+    async with client.stream(call) as reply:
+        async for _ in reply:
+            pass
+    return reply.capture
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@again
+async def test_a_schema_holds_and_is_marked(engine_client: EngineClient, make_call: MakeCall, stream: bool) -> None:
+    capture = await said(engine_client, make_call(response_format=schema(ORDER), max_tokens=64), stream)
+    told = json.loads(capture.text)
+    assert set(told) == {"order", "ready"} and isinstance(told["order"], int) and isinstance(told["ready"], bool)
+    assert len(capture.output_ids) == len(capture.logprobs) and "grammar" in (capture.flaw or "")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "order_status"}}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_demanded_tool_is_called(
+    engine_client: EngineClient, make_call: MakeCall, choice: Any, stream: bool
+) -> None:
+    for _ in range(8):  # within a call's grammar white space is free, and so small a model may get lost in it
+        capture = await said(
+            engine_client, make_call("My order?", tools=[TOOL], tool_choice=choice, max_tokens=300), stream
+        )
+        assert len(capture.output_ids) == len(capture.logprobs) and "grammar" in (capture.flaw or "")
+        if capture.finish_reason == "tool_calls":
+            break
+    [made] = capture.tool_calls
+    assert made["function"]["name"] == "order_status"
+    assert set(json.loads(made["function"]["arguments"])) == {"order", "ready"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": schema({"type": "nonsense"})},
+        {"response_format": schema({"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}})},
+        {"response_format": schema({"type": "string", "pattern": "(((("})},
+        {"response_format": schema({"type": "string", "pattern": "(a+)+$" * 50})},
+        {"response_format": schema({"$ref": "http://127.0.0.1:1/schema.json"})},
+        {"response_format": schema({"type": "integer", "minimum": 9e99, "maximum": -9e99})},
+        {"response_format": schema({"enum": []})},
+        {"response_format": schema({"allOf": [{"type": "string"}, {"type": "integer"}]})},
+        {"response_format": schema({"type": "array", "minItems": 10**9})},
+        {
+            "tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": 7}}}],
+            "tool_choice": "required",
+        },
+        {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": "nonsense"}}}]},
+        {"logit_bias": {"999999": 5.0}},
+    ],
+)
+async def test_nonsense_is_refused_or_survived(
+    engine_client: EngineClient, make_call: MakeCall, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(EngineRefused) as refused:
+        await engine_client.complete(make_call(max_tokens=4, **fields))
+        raise EngineRefused(400, "it was survived")
+    assert refused.value.status == 400
+    assert await engine_client.generates()
+
+
+async def test_what_the_template_renders_can_be_sent_back_as_tokens(
+    engine_client: EngineClient, make_call: MakeCall
+) -> None:
+    call = make_call("Do you repair tyres?", max_tokens=8)
+    ids = await engine_client.tokenize(call)
+    assert (await engine_client.complete(call)).capture.prompt_ids == ids
+    again = make_call("Do you repair tyres?", max_tokens=8, prompt_ids=[*ids[:-3], *ids[-3:]])
+    assert (await engine_client.complete(again)).capture.prompt_ids == ids
+    shorter = await engine_client.tokenize(call, open_reply=False)
+    assert ids[: len(shorter)] == shorter and len(shorter) < len(ids)
+    with pytest.raises((EngineRefused, EngineUnavailable)):
+        await engine_client.tokenize(make_call(messages=[{"role": "user", "content": None}]))

@@ -1,0 +1,52 @@
+"""What reaches the engine is what we name, and nothing else."""
+
+import pytest
+
+from app.inference.request import ChatCall, Sampling
+
+
+def test_every_sampling_value_is_sent_though_it_be_the_default(make_call) -> None:
+    body = make_call().body(stream=False)
+    assert body["temperature"] == 1.0 and body["top_p"] == 1.0 and body["top_k"] == -1
+    assert body["min_p"] == 0.0 and body["repetition_penalty"] == 1.0 and body["n"] == 1
+
+
+def test_a_clients_own_fields_do_not_reach_the_engine(make_call) -> None:
+    hostile = {
+        "role": "system",
+        "content": "hi",
+        "tools": [{"function": {"name": "x"}}],
+        "input_ids": [1, 2],
+        "lora_path": "someone-elses-v1",
+    }
+    tool = {"type": "function", "lora_path": "x", "function": {"name": "f", "parameters": {}, "custom": 1}}
+    body = make_call(messages=[hostile], tools=[tool]).body(stream=True)
+    assert body["messages"] == [{"role": "system", "content": "hi"}]
+    assert body["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+def test_a_picture_is_refused(make_call) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/secret"}}]
+    with pytest.raises(ValueError, match="text parts only"):
+        make_call(messages=[{"role": "user", "content": parts}]).body(stream=False)
+
+
+def test_a_colon_in_a_models_name_cannot_smuggle_an_adapter_in() -> None:
+    with pytest.raises(ValueError, match="colon"):
+        ChatCall("chatcmpl-1", [], Sampling(1), model="base:someone-elses-v1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "constrained"),
+    [
+        ({}, False),
+        ({"response_format": {"type": "text"}}, False),
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"tools": [{"function": {"name": "f"}}]}, False),
+        ({"tools": [{"function": {"name": "f", "strict": True}}]}, True),
+        ({"tools": [{"function": {"name": "f"}}], "tool_choice": "required"}, True),
+        ({"tools": [{"function": {"name": "f"}}], "tool_choice": "none"}, False),
+    ],
+)
+def test_a_call_knows_whether_a_grammar_constrains_it(make_call, fields, constrained) -> None:
+    assert make_call(**fields).constrained is constrained

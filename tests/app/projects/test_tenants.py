@@ -1,0 +1,358 @@
+"""Tenants: what belongs to another project is answered byte for byte like what does not exist, on every route.
+
+The table is complete or the first test fails: it reads the routes and their ids off our own OpenAPI.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import pytest
+from sqlalchemy import select
+
+from app.core.settings import Settings
+from app.main import create_app
+from app.models import (
+    ApiKey,
+    Batch,
+    Dataset,
+    DatasetKind,
+    DatasetRow,
+    Feedback,
+    Held,
+    Pin,
+    Policy,
+    Project,
+    RolloutPlan,
+    Sample,
+    SampleState,
+    Turn,
+    TurnPair,
+    Version,
+)
+from app.projects import service
+from tests.support.deployment import Ring
+
+THUMB = {"kind": "binary", "value": True}
+HELLO = [{"role": "user", "content": "hi"}]
+OWN = "<own>"  # a completion of whoever asks
+ID = "<id>"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One place of one route where an id goes. `kind` says whose: a field of `Theirs`."""
+
+    route: str
+    spot: str
+    kind: str
+    query: dict[str, str] = field(default_factory=dict)
+    body: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.route} {self.spot}"
+
+
+def path(route: str, name: str, kind: str, body: dict[str, Any] | None = None) -> Probe:
+    return Probe(route, f"path {name}", kind, body=body)
+
+
+def query(route: str, name: str, kind: str, **others: str) -> Probe:
+    return Probe(route, f"query {name}", kind, query={name: ID, **others})
+
+
+def body(route: str, name: str, kind: str, content: dict[str, Any]) -> Probe:
+    return Probe(route, f"body {name}", kind, body=content)
+
+
+COMPLETION = "/v1/chat/completions/{completion_id}"
+POLICY = "/v1/policies/{name}"
+PLANS = f"{POLICY}/rollouts/plans"
+PINS = f"{POLICY}/pins"
+PIN = {"kind": "user", "subject": "bob", "version": 0}
+VERBS = ("pause", "resume", "cancel")
+PROBES = [
+    body("POST /v1/chat/completions", "model", "policy", {"model": ID, "messages": HELLO}),
+    body("POST /v1/chat/completions", "model (a version)", "version", {"model": ID, "messages": HELLO}),
+    query("GET /v1/chat/completions", "model", "policy"),
+    query("GET /v1/chat/completions", "after", "completion"),
+    query("GET /v1/chat/completions", "metadata[order]", "order"),
+    path(f"GET {COMPLETION}", "completion_id", "completion"),
+    path(f"POST {COMPLETION}", "completion_id", "completion", {"metadata": {"a": "b"}}),
+    path(f"DELETE {COMPLETION}", "completion_id", "completion"),
+    path(f"GET {COMPLETION}/messages", "completion_id", "completion"),
+    Probe(f"GET {COMPLETION}/messages", "query after", "message", query={"after": ID}),
+    path("GET /v1/models/{name}", "name", "policy"),
+    path("GET /v1/models/{name}", "name (a version)", "version"),
+    body("POST /v1/responses", "model", "policy", {"model": ID, "input": "hi"}),
+    body("POST /v1/feedback", "completion_id", "completion", {"completion_id": ID, **THUMB}),
+    body("POST /v1/feedback", "target", "completion", {"target": {"completion_id": ID}, **THUMB}),
+    body("POST /v1/feedback", "target (a conversation)", "conversation", {"target": {"conversation_id": ID}, **THUMB}),
+    body("POST /v1/feedback", "target (metadata)", "order", {"target": {"metadata": {"order": ID}}, **THUMB}),
+    body("POST /v1/feedback", "value", "completion", {"kind": "comparison", "value": [OWN, ID]}),
+    body("POST /v1/feedback/batch", "items", "completion", {"items": [{"completion_id": ID, **THUMB}]}),
+    body("POST /v1/feedback/tokens", "completion_id", "completion", {"completion_id": ID, "kinds": ["binary"]}),
+    query("GET /v1/feedback", "completion_id", "completion"),
+    query("GET /v1/feedback", "conversation_id", "conversation"),
+    query("GET /v1/feedback", "after", "feedback", completion_id=OWN),
+    path("GET /v1/feedback/{feedback_id}", "feedback_id", "feedback"),
+    path("DELETE /v1/feedback/{feedback_id}", "feedback_id", "feedback"),
+    path(f"GET {POLICY}", "name", "policy"),
+    path(f"GET {POLICY}/versions", "name", "policy"),
+    path(f"POST {POLICY}/rollback", "name", "policy", {}),
+    path(f"GET {POLICY}/deployment", "name", "policy"),
+    path(f"POST {POLICY}/deploy", "name", "policy", {"version": 0}),
+    path(f"POST {POLICY}/canary/promote", "name", "policy", {}),
+    path(f"POST {POLICY}/canary/end", "name", "policy", {}),
+    path(f"POST {POLICY}/rehearsal/promote", "name", "policy", {}),
+    path(f"POST {POLICY}/rehearsal/end", "name", "policy", {}),
+    path(f"PUT {POLICY}/delivery", "name", "policy", {}),
+    path(f"GET {POLICY}/training", "name", "policy"),
+    path(f"POST {POLICY}/training/pause", "name", "policy", {}),
+    path(f"POST {POLICY}/training/resume", "name", "policy", {}),
+    path(f"POST {POLICY}/training/trigger", "name", "policy", {}),
+    path(f"GET {POLICY}/updates", "name", "policy"),
+    Probe(f"GET {POLICY}/updates", "query after", "batch", query={"after": ID}),
+    path(f"GET {POLICY}/rewards", "name", "policy"),
+    path(f"PUT {POLICY}/rewards", "name", "policy", {"sources": [{"type": "explicit"}]}),
+    path(f"DELETE {POLICY}/rewards", "name", "policy"),
+    path(f"GET {POLICY}/reward-models", "name", "policy"),
+    path(f"POST {POLICY}/reward-models", "name", "policy", {}),
+    path(f"POST {POLICY}/reward-models/{{number}}/serve", "name", "policy", {}),
+    path(f"POST {POLICY}/reward-models/{{number}}/silence", "name", "policy", {}),
+    path(f"GET {POLICY}/rollouts", "name", "policy"),
+    path(f"PUT {POLICY}/rollouts", "name", "policy", {"shadows": {"siblings": 1}}),
+    path(f"DELETE {POLICY}/rollouts", "name", "policy"),
+    path(f"GET {PLANS}", "name", "policy"),
+    query(f"GET {PLANS}", "after", "plan"),
+    path(f"POST {PLANS}", "name", "policy", {"dataset": "bread", "verifier": {"type": "number"}}),
+    path(f"GET {PLANS}/{{plan_id}}", "name", "policy"),
+    path(f"GET {PLANS}/{{plan_id}}", "plan_id", "plan"),
+    *(path(f"POST {PLANS}/{{plan_id}}/{verb}", "name", "policy", {}) for verb in VERBS),
+    *(path(f"POST {PLANS}/{{plan_id}}/{verb}", "plan_id", "plan", {}) for verb in VERBS),
+    path(f"PUT {PINS}", "name", "policy", PIN),
+    body(f"PUT {PINS}", "subject (a key)", "key", {**PIN, "kind": "key", "subject": ID}),
+    path(f"GET {PINS}", "name", "policy"),
+    path(f"DELETE {PINS}/{{pin_id}}", "name", "policy"),
+    path(f"DELETE {PINS}/{{pin_id}}", "pin_id", "pin"),
+    path(f"GET {POLICY}/versions/{{number}}/lineage", "name", "policy"),
+    path("GET /v1/feedback/{feedback_id}/lineage", "feedback_id", "feedback"),
+    path(f"GET {COMPLETION}/lineage", "completion_id", "completion"),
+    path("GET /v1/subjects/{id}", "id", "subject"),
+    path("GET /v1/subjects/{id}/export", "id", "subject"),
+    path("DELETE /v1/subjects/{id}", "id", "subject"),
+    query("GET /v1/held", "after", "completion"),
+    query("GET /v1/keys", "after", "key"),
+    path("GET /v1/keys/{key_id}", "key_id", "key"),
+    path("DELETE /v1/keys/{key_id}", "key_id", "key"),
+    query("GET /v1/exports/turns", "policy", "policy"),
+    query("GET /v1/exports/preferences", "policy", "policy"),
+    query("GET /v1/datasets", "after", "dataset"),
+    path("GET /v1/datasets/{id}", "id", "dataset"),
+    path("GET /v1/datasets/{id}/rows", "id", "dataset"),
+    path("DELETE /v1/datasets/{id}", "id", "dataset"),
+]
+WITHOUT_IDS = {
+    "GET /v1/audit",
+    "GET /v1/models",
+    "GET /v1/policies",
+    "GET /v1/raters",
+    "PUT /v1/raters/{rater}",  # a name of the caller's own choosing: a row of its own is made if there is none
+    "GET /v1/status",
+    "GET /v1/project",
+    "PATCH /v1/project",
+    "POST /v1/keys",
+    "POST /v1/datasets",
+    "GET /livez",
+    "GET /readyz",
+    "GET /metrics",
+}
+# Parameters and fields that name nothing on record, or what is the caller's own to choose; a tenant's version numbers,
+# row numbers and dataset names mean nothing outside of it.
+HARMLESS = {
+    *("limit", "order", "choice_index", "source_id", "since", "until", "trainable", "with_feedback", "version", "kind"),
+    *("number", "action", "actor"),
+    *(("GET /v1/raters", "standing"), ("GET /v1/raters", "after")),  # a place in a list
+    ("PUT /v1/raters/{rater}", "rater"),
+    *(("GET /v1/audit", "subject"), ("GET /v1/audit", "after")),  # of the caller's own entries
+    (f"GET {POLICY}/versions/{{number}}/lineage", "after"),  # a place in a list, which nothing is looked up by
+    ("GET /v1/datasets/{id}/rows", "after"),
+    (f"GET {PINS}", "after"),
+    ("POST /v1/datasets", "name"),
+    ("POST /v1/responses", "previous_response_id"),  # takes null alone
+}
+METHODS = ("get", "post", "put", "patch", "delete")
+
+
+def operations() -> dict[str, dict[str, Any]]:
+    paths = create_app(Settings()).openapi()["paths"]
+    return {
+        f"{method.upper()} {path}": operation
+        for path, item in paths.items()
+        for method, operation in item.items()
+        if method in METHODS
+    }
+
+
+def spots(operation: dict[str, Any]) -> set[str]:
+    """Where ids go: every parameter of path and query, and the fields of the body that are called like one."""
+    found = {f"{one['in']} {one['name']}" for one in operation.get("parameters", []) if one["in"] in ("path", "query")}
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    for schema in (content, *content.get("oneOf", []), *content.get("anyOf", [])):
+        names = schema.get("properties", {})
+        found |= {f"body {name}" for name in names if name.endswith("_id") or name in ("model", "target", "items")}
+    return found
+
+
+def test_every_route_and_every_id_is_in_the_table() -> None:
+    probed = {(probe.route, probe.spot.partition(" (")[0]) for probe in PROBES}
+    known = {probe.route for probe in PROBES} | WITHOUT_IDS
+    missing = []
+    for route, operation in operations().items():
+        if route not in known:
+            missing.append(f"{route}: add a Probe for each of {sorted(spots(operation))}, or list it in WITHOUT_IDS")
+            continue
+        for spot in sorted(spots(operation)):
+            name = spot.partition(" ")[2]
+            if (route, spot) not in probed and name not in HARMLESS and (route, name) not in HARMLESS:
+                missing.append(f"{route}: add a Probe for '{spot}', or say in HARMLESS why none is needed")
+    assert not missing, "tests/app/projects/test_tenants.py does not know:\n" + "\n".join(missing)
+
+
+def test_the_table_lists_nothing_that_is_gone() -> None:
+    assert ({probe.route for probe in PROBES} | WITHOUT_IDS) - set(operations()) == set()
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """What the bakery has on record. The ring's own project is the stranger that asks for it."""
+
+    auth: dict[str, str]
+    strangers: str  # a completion of the ring's own project
+    policy: str
+    version: str
+    completion: str
+    message: str
+    conversation: str
+    order: str
+    feedback: str
+    key: str
+    dataset: str
+    subject: str
+    batch: str
+    plan: str
+    pin: str
+
+
+@pytest.fixture
+async def theirs(ring: Ring) -> AsyncIterator[Theirs]:
+    """A turn and what was said of it, made by the ring and then handed over to a project of its own."""
+    strangers, turn = await ring.turn(), await ring.turn(conversation_id="conversation-0123456789")
+    said = (await ring.thumb(turn.id)).json()["id"]
+    async with ring.db.write() as session:
+        project, secret = await service.create_project(session, "bakery", "bread", "some/model")
+        policy = (await session.scalars(select(Policy).where(Policy.project_id == project.id))).one()
+        version = (await session.scalars(select(Version).where(Version.policy_id == policy.id))).one()
+        moved = await session.get_one(Turn, turn.id)
+        moved.project_id, moved.policy_id, moved.version_id = project.id, policy.id, version.id
+        moved.end_user = "person-0123456789"
+        held = {"policy_id": policy.id, "version_id": version.id, "reward": 1.0, "state": SampleState.HELD}
+        session.add(Sample(turn_id=turn.id, rater="HUMAN/user-0123456789", **held))
+        session.add(Batch(id=f"bat-{'7' * 32}", policy_id=policy.id, parent_id=version.id, num_samples=2))
+        feedback = (await session.scalars(select(Feedback).where(Feedback.id == said))).one()
+        feedback.project_id = project.id
+        session.add(TurnPair(turn_id=turn.id, key="order", value="order-0123456789", project_id=project.id))
+        session.add(dataset(project))
+        await session.flush()
+        session.add(DatasetRow(dataset_id=dataset(project).id, number=0, content={"messages": HELLO}))
+        session.add(plan(policy))
+        session.add(pin(version, project))
+        key = (await session.scalars(select(ApiKey).where(ApiKey.project_id == project.id))).one()
+    yield Theirs(
+        auth={"authorization": f"Bearer {secret}"},
+        strangers=strangers.id,
+        policy="bread",
+        version="bread@v0",
+        completion=turn.id,
+        message=f"{turn.id}-0",
+        conversation="conversation-0123456789",
+        order="order-0123456789",
+        feedback=said,
+        key=key.id,
+        dataset=dataset(project).id,
+        subject="person-0123456789",
+        batch=f"bat-{'7' * 32}",
+        plan=f"plan-{'7' * 32}",
+        pin=f"pin-{'7' * 32}",
+    )
+
+
+def dataset(project: Project) -> Dataset:
+    kind = DatasetKind.PROMPTS
+    return Dataset(id=f"ds-{'7' * 32}", project_id=project.id, name="bread", kind=kind, num_rows=1, sha256="0" * 64)
+
+
+def plan(policy: Policy) -> RolloutPlan:
+    return RolloutPlan(
+        id=f"plan-{'7' * 32}",
+        project_id=policy.project_id,
+        policy_id=policy.id,
+        dataset_id=f"ds-{'7' * 32}",
+        dataset="bread",
+        n=2,
+        passes=1,
+        verifier={"type": "number"},
+        temperature=1.0,
+        max_tokens=16,
+        num_prompts=1,
+    )
+
+
+def pin(version: Version, project: Project) -> Pin:
+    same = {"policy_id": version.policy_id, "version_id": version.id, "actor": "test"}
+    return Pin(id=f"pin-{'7' * 32}", project_id=project.id, kind=Held.USER, subject="user-0123456789", **same)
+
+
+def like(id: str) -> str:
+    """An id of the same make that nobody has. Example: "bread@v0" -> "bzzzz@v0"."""
+    name, at, version = id.partition("@")
+    kept = 1 if at or len(name) < 10 else len(name) - 8
+    return name[:kept] + "z" * (len(name) - kept) + at + version
+
+
+def filled(template: Any, id: str, own: str) -> Any:
+    return json.loads(json.dumps(template).replace(ID, id).replace(OWN, own))
+
+
+async def ask(ring: Ring, probe: Probe, id: str, own: str, auth: dict[str, str] | None = None) -> httpx2.Response:
+    method, _, route = probe.route.partition(" ")
+    place, _, name = probe.spot.partition(" (")[0].partition(" ")
+    route = route.replace(f"{{{name}}}", id) if place == "path" else route.replace("{completion_id}", own)
+    route = route.replace("{name}", "bread" if auth else "shop").replace(
+        "{number}", "1" if "reward-models" in route else "0"
+    )
+    params, content = filled(probe.query, id, own), filled(probe.body, id, own)
+    return await ring.api.request(method, route, params=params, json=content, headers=auth)
+
+
+def seen(answer: httpx2.Response, id: str) -> tuple[int, dict[str, str], bytes]:
+    """What a client can tell answers apart by; the id that it sent itself is masked."""
+    own = {
+        name: value for name, value in answer.headers.items() if not name.startswith(("x-request-id", "x-ratelimit"))
+    }
+    return answer.status_code, own, answer.content.replace(id.partition("@")[0].encode(), b"ID")
+
+
+@pytest.mark.parametrize("probe", PROBES, ids=str)
+async def test_anothers_id_is_answered_like_an_unknown_one(ring: Ring, theirs: Theirs, probe: Probe) -> None:
+    foreign: str = getattr(theirs, probe.kind)
+    there = seen(await ask(ring, probe, foreign, theirs.strangers), foreign)
+    nowhere = seen(await ask(ring, probe, like(foreign), theirs.strangers), like(foreign))
+    assert there == nowhere
+    assert there[0] in (200, 404)
+    # Its owner is told something else, so there was something to hide, and the stranger has not harmed it
+    theirs_nowhere = seen(await ask(ring, probe, like(foreign), theirs.completion, theirs.auth), like(foreign))
+    theirs_there = seen(await ask(ring, probe, foreign, theirs.completion, theirs.auth), foreign)
+    assert theirs_there != theirs_nowhere

@@ -1,0 +1,157 @@
+"""Streamed or whole, a reply is the same response, in the types of OpenAI's own client."""
+
+from typing import Any
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from app.responses import schemas
+from app.responses.events import Telling
+from app.responses.rendering import Rendering, render
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+ASKED = schemas.read({
+    "model": "shop", "input": "hi", "metadata": {"a": "b"}, "tool_choice": "auto",
+    "tools": [{"type": "function", "name": "weather"}],
+    "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
+})  # fmt: skip
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+ID = "chatcmpl-" + "0" * 32
+
+
+def token(text: str) -> dict[str, Any]:
+    top = {"token": text, "bytes": None, "logprob": -1.0}
+    return top | {"top_logprobs": [top]}
+
+
+def chunk(delta: dict[str, Any], *, finish: str | None = None, tokens: tuple[str, ...] = ()) -> dict[str, Any]:
+    logprobs = {"content": [token(text) for text in tokens]} if tokens else None
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}]}
+
+
+def call(number: int, arguments: str, name: str | None = None) -> dict[str, Any]:
+    piece: dict[str, Any] = {"index": number, "function": {"arguments": arguments}}
+    if name is not None:
+        piece["id"] = f"call_{number}"
+        piece["function"]["name"] = name
+    return chunk({"tool_calls": [piece]})
+
+
+def telling() -> Telling:
+    return Telling(Rendering(ASKED, ID, "shop@v3", 17))
+
+
+def tell(*chunks: dict[str, Any]) -> list[dict[str, Any]]:
+    story = telling()
+    events = story.begin()
+    for piece in chunks:
+        events += story.hear(piece)
+    events += story.end()
+    for number, event in enumerate(events):
+        assert event["sequence_number"] == number
+        EVENT.validate_python(event)
+    return events
+
+
+def kinds(events: list[dict[str, Any]]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+def whole(message: dict[str, Any], finish: str, tokens: tuple[str, ...] = ()) -> dict[str, Any]:
+    logprobs = {"content": [token(text) for text in tokens]} if tokens else None
+    choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": logprobs}
+    completion = {"id": ID, "model": "shop@v3", "created": 17, "choices": [choice], "usage": USAGE}
+    response = render(ASKED, completion)
+    Response.model_validate(response)
+    return response
+
+
+def same(streamed: dict[str, Any], rendered: dict[str, Any]) -> None:
+    assert streamed | {"completed_at": 0} == rendered | {"completed_at": 0}
+
+
+def test_words_come_as_deltas_of_one_part() -> None:
+    events = tell(
+        chunk({"role": "assistant", "content": ""}),
+        chunk({"content": "Hel"}, tokens=("Hel",)),
+        chunk({}, tokens=("?",)),
+        chunk({"content": "lo"}, tokens=("lo",)),
+        chunk({}, finish="stop", tokens=("",)),
+        {"choices": [], "usage": USAGE},
+    )
+    assert kinds(events) == [
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
+        "output_text.done", "content_part.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    assert [len(event["logprobs"]) for event in events[4:7]] == [1, 2, 4]
+    message = {"role": "assistant", "content": "Hello", "refusal": None}
+    same(events[-1]["response"], whole(message, "stop", ("Hel", "?", "lo", "")))
+
+
+def test_calls_come_after_words_each_an_item_of_its_own() -> None:
+    events = tell(
+        chunk({"role": "assistant", "content": "Let me see."}),
+        call(0, "", "weather"),
+        call(0, '{"at":'),
+        call(0, "1}"),
+        call(1, "{}", "weather"),
+        chunk({}, finish="tool_calls"),
+        {"choices": [], "usage": USAGE},
+    )
+    assert kinds(events)[2:] == [
+        "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
+        "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.delta",
+        "function_call_arguments.done", "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+    made = [
+        {"id": f"call_{number}", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+        for number, arguments in enumerate(('{"at":1}', "{}"))
+    ]
+    same(events[-1]["response"], whole({"content": "Let me see.", "tool_calls": made}, "tool_calls"))
+
+
+def test_a_call_alone_has_no_message() -> None:
+    made = [{"id": "call_0", "type": "function", "function": {"name": "weather", "arguments": ""}}]
+    events = tell(call(0, "", "weather"), chunk({}, finish="tool_calls"), {"choices": [], "usage": USAGE})
+    same(events[-1]["response"], whole({"content": None, "tool_calls": made}, "tool_calls"))
+    assert [item["type"] for item in events[-1]["response"]["output"]] == ["function_call"]
+
+
+@pytest.mark.parametrize("text", ["", "We are op"])
+def test_a_reply_that_ran_out_of_tokens_is_incomplete(text: str) -> None:
+    events = tell(chunk({"content": text}), chunk({}, finish="length"), {"choices": [], "usage": USAGE})
+    response = events[-1]["response"]
+    assert events[-1]["type"] == "response.incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert response["output"][0]["status"] == "incomplete"
+    same(response, whole({"content": text}, "length"))
+
+
+def test_a_reply_that_broke_off_is_failed_and_keeps_what_was_said() -> None:
+    story = telling()
+    story.begin()
+    story.hear(chunk({"content": "We are op"}))
+    [event] = story.fail("The engine broke off.")
+    EVENT.validate_python(event)
+    assert event["type"] == "response.failed" and event["response"]["status"] == "failed"
+    assert event["response"]["error"] == {"code": "server_error", "message": "The engine broke off."}
+    assert event["response"]["output"][0]["content"][0]["text"] == "We are op"
+
+
+def test_a_reply_without_an_end_is_failed() -> None:
+    story = telling()
+    story.hear(chunk({"content": "We"}))
+    assert [event["type"] for event in story.end()] == ["response.failed"]
+    assert whole({"content": "We"}, "abort")["status"] == "failed"
+
+
+def test_everything_asked_for_is_said_back() -> None:
+    response = whole({"content": "x"}, "stop")
+    assert response["id"] == "resp_" + "0" * 32 and response["completion_id"] == ID
+    assert response["metadata"] == {"a": "b"} and response["tools"][0]["strict"] is False
+    assert response["text"]["format"]["schema"] == {"type": "object"}
+    assert response["usage"]["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}

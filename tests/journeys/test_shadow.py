@@ -1,0 +1,99 @@
+"""A version in rehearsal, on the real engine: it is asked the very tokens that what serves was asked."""
+
+import asyncio
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from alignment.config.rewards import RewardsConfig
+from alignment.release.shadow import RehearsalConfig
+from app.core.database import Database
+from app.core.migrate import upgrade
+from app.core.settings import DEMO_MODEL, Settings
+from app.inference.client import EngineClient
+from app.main import create_app
+from app.models import Judgement, Origin, Turn, Version, VersionState
+from tests.benchmarks.swap_versions import make
+from tests.benchmarks.swap_versions import publish as export
+from tests.journeys.opening import keys, open_on
+from tests.journeys.test_rollouts import QUESTION
+from tests.support.deployment import Ring
+from tests.support.engine_fixture import RunningEngine
+from tests.support.judgements import Oracle
+from workers.feedback.curate import curate
+from workers.judging.judge import judge
+from workers.reconcile import retire
+from workers.release.evaluate import evaluate
+from workers.release.shadow import watch
+from workers.rollouts.sample import roll_out
+
+pytestmark = [pytest.mark.engine, pytest.mark.journey]
+PEOPLE = 8
+
+
+def cautious(tmp_path: Path, engine: RunningEngine, url: str) -> Settings:
+    """Eight pairs of one mind are evidence enough; nothing hangs on how fast a machine is that tests share."""
+    held = {"share": 1.0, "alpha": 0.45, "margin": 0.5, "min_turns": 4, "min_rated": 4, "max_latency_ratio": 1e6}
+    sources = {"sources": [{"type": "explicit"}, {"type": "http", "url": url}]}
+    return Settings(
+        home=tmp_path / "home",
+        policy="stage",
+        model=str(DEMO_MODEL),
+        rehearsal=RehearsalConfig.model_validate(held | {"max_length_ratio": 1e6}),
+        rewards=RewardsConfig.model_validate(sources),
+        **keys(engine),
+    )
+
+
+async def test_a_version_is_heard_by_judges_alone_and_rejected_when_it_is_worse(
+    tmp_path: Path, engine: RunningEngine
+) -> None:
+    oracle = Oracle(lambda body: {"reward": -1.0 if body["turn"]["model"] == "stage@v1" else 1.0})
+    with oracle.at() as url:
+        settings = cautious(tmp_path, engine, url)
+        settings.home.mkdir()
+        await asyncio.to_thread(upgrade, settings.database)
+        db = Database(settings.database)
+        client = EngineClient(engine.spec.url, engine.spec.api_key, engine.spec.admin_key)
+        try:
+            await rehearse(await open_on(engine, settings, db), tmp_path)
+            assert "stage-v1" not in await client.adapters()
+        finally:
+            await client.unload_adapter("stage-v1")
+            await client.aclose()
+            await db.close()
+
+
+async def rehearse(ring: Ring, tmp_path: Path) -> None:
+    db, settings = ring.db, ring.settings
+    [made] = await asyncio.to_thread(make, tmp_path, DEMO_MODEL, 1)
+    version_id = await export(db, settings, (await ring.policy()).id, made)
+    assert await evaluate(db, settings, "me") == 1
+    assert (await ring.get(Version, version_id)).state == VersionState.REHEARSING
+    app, auth = create_app(settings), {"authorization": f"Bearer {ring.key}"}
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(transport=transport, base_url="http://attune", headers=auth, timeout=120) as api,
+    ):
+        for number in range(PEOPLE):
+            body = {"model": "stage", "messages": QUESTION, "max_tokens": 16, "user": f"user-{number}"}
+            answer = await api.post("/v1/chat/completions", json=body)
+            assert (answer.status_code, answer.headers["x-policy-version"]) == (200, "stage@v0")
+    await curate(db, settings)
+    assert await roll_out(db, settings, "me") == PEOPLE
+    await curate(db, settings)
+    await judge(db, settings, "me")
+    turns = {turn.id: turn for turn in await ring.all(Turn)}
+    beside = [turn for turn in turns.values() if turn.origin == Origin.REHEARSAL]
+    assert len(beside) == PEOPLE and {turn.version_id for turn in beside} == {version_id}
+    for turn in beside:
+        assert turn.flaw is None and turn.prompt_ids == turns[turn.beside_id or ""].prompt_ids
+        assert len(turn.logprobs or ()) == len(turn.output_ids or ()) > 0
+    assert len(await ring.all(Judgement)) == 2 * PEOPLE
+    assert await watch(db, settings) == 1
+    row: Version = await ring.get(Version, version_id)
+    assert row.state == VersionState.REJECTED and "worse in 8" in (row.reason or "")
+    assert (await ring.policy()).head_version_id == (await ring.serving()).id
+    await retire(db, settings)

@@ -1,0 +1,93 @@
+"""Ring: a small deployment to test against, and short ways to put things on record."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+from sqlalchemy import select
+
+from app.core.database import Database
+from app.core.settings import Settings
+from app.models import Deployment, Policy, Turn, TurnState, Version, VersionState, new_id
+from tests.support.turns import finished
+
+
+@dataclass
+class Ring:
+    """`api` calls the API in this process; where a test runs the API as a process of its own there is none."""
+
+    settings: Settings
+    db: Database
+    key: str
+    _api: httpx2.AsyncClient | None = None
+
+    @property
+    def api(self) -> httpx2.AsyncClient:
+        assert self._api is not None, "this ring's API runs elsewhere"
+        return self._api
+
+    async def policy(self) -> Policy:
+        async with self.db.read() as session:
+            return (await session.scalars(select(Policy))).one()
+
+    async def serving(self) -> Version:
+        async with self.db.read() as session:
+            return (await session.scalars(select(Version).join(Deployment, Deployment.version_id == Version.id))).one()
+
+    async def get(self, model: type[Any], id: Any) -> Any:
+        async with self.db.read() as session:
+            return await session.get_one(model, id)
+
+    async def all(self, model: type[Any]) -> list[Any]:
+        async with self.db.read() as session:
+            return list(await session.scalars(select(model)))
+
+    async def settled(self, seconds: float = 60.0) -> Turn:
+        """The one turn there is, once it is no longer open."""
+        async with asyncio.timeout(seconds):
+            while True:
+                turns = await self.all(Turn)
+                if turns and turns[0].state != TurnState.OPEN:
+                    [turn] = turns
+                    return turn
+                await asyncio.sleep(0.05)
+
+    async def turn(self, version: Version | None = None, **values: Any) -> Turn:
+        """A finished turn of the serving version, trainable unless `values` say otherwise."""
+        version = version or await self.serving()
+        turn = finished(await self.policy(), version, new_id("chatcmpl"), **values)
+        async with self.db.write() as session:
+            session.add(turn)
+        return turn
+
+    async def version(self, state: VersionState = VersionState.TRAINED, **values: Any) -> Version:
+        """A version on top of the head, which it becomes."""
+        policy = await self.policy()
+        async with self.db.write() as session:
+            row = await session.get_one(Policy, policy.id)
+            head = await session.get_one(Version, row.head_version_id)
+            number = head.number + 1
+            name = f"{policy.name}-v{number}"
+            version = Version(
+                **{
+                    "id": new_id("ver"),
+                    "policy_id": policy.id,
+                    "number": number,
+                    "parent_id": head.id,
+                    "state": state,
+                    "adapter_name": name,
+                    "adapter_path": f"/nowhere/{name}",
+                    "manifest_sha256": "0" * 64,
+                    "timings": {"export": 0.01},
+                    **values,
+                }
+            )
+            session.add(version)
+            await session.flush()
+            row.head_version_id = version.id
+        return version
+
+    async def thumb(self, turn_id: str, value: str = "up", **fields: Any) -> httpx2.Response:
+        body = {"completion_id": turn_id, "kind": "binary", "value": value, **fields}
+        return await self.api.post("/v1/feedback", json=body)

@@ -1,0 +1,154 @@
+"""One real SGLang for a whole test run, clients of it and calls to make: `engine`, `engine_client`, `make_call`."""
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from app.inference.client import EngineClient
+from app.inference.request import ChatCall, Sampling
+from tests.support.engine_model import make_tiny_model
+from workers.engine.launch import EngineSpec
+from workers.engine.supervisor import Supervisor
+from workers.engine.version_files import AdapterRef, in_place
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PYTHON = REPOSITORY / ".venv-engine" / "bin" / "python"
+DEMO_MODEL = REPOSITORY / "demo" / "model"
+START_SECONDS = 180.0
+
+
+@dataclass
+class ListLedger:
+    """A ledger in memory: a list of what is wanted, and a diary of what was told."""
+
+    adapters: list[AdapterRef] = field(default_factory=list)
+    incarnation: int = 0
+    diary: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)
+    beats: int = 0
+
+    async def starting(self) -> int:
+        self.incarnation += 1
+        self.diary.append(f"starting {self.incarnation}")
+        return self.incarnation
+
+    async def wanted(self) -> list[AdapterRef]:
+        return list(self.adapters)
+
+    async def ready(self, incarnation: int, loaded: list[str]) -> bool:
+        if not {adapter.name for adapter in self.adapters} <= set(loaded):
+            return False
+        self.loaded = loaded
+        self.diary.append(f"ready {incarnation}")
+        return True
+
+    async def moving(self, incarnation: int) -> bool:
+        return False
+
+    async def beat(self, incarnation: int) -> None:
+        self.beats += 1
+
+    async def down(self, incarnation: int, reason: str) -> None:
+        self.diary.append(f"down {incarnation}: {reason}")
+
+
+UNCHECKED = in_place(lambda path, sha256: None)
+
+
+@dataclass(frozen=True)
+class RunningEngine:
+    spec: EngineSpec
+
+    def connect(self) -> EngineClient:
+        """A client belongs to one event loop, so each test makes its own."""
+        return EngineClient(self.spec.url, self.spec.api_key, self.spec.admin_key)
+
+
+def require_engine_environment() -> None:
+    if PYTHON.exists():
+        return
+    if os.environ.get("ATTUNE_REQUIRE_ENGINE") == "1":
+        pytest.fail(f"{PYTHON} is missing and ATTUNE_REQUIRE_ENGINE=1")
+    pytest.skip(f"SGLang's environment is not installed: {PYTHON} is missing")
+
+
+def free_port() -> int:
+    """One that nobody has, and below those that the kernel gives to whoever asks for any: whom it is meant for takes it
+    only seconds later."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with socket.socket() as door, suppress(OSError):
+            door.bind(("127.0.0.1", port))
+            return port
+
+
+def engine_spec(folder: Path, model: Path) -> EngineSpec:
+    return EngineSpec(
+        python=PYTHON,
+        model=str(model),
+        api_key="test-key",
+        admin_key="-test-admin-key",  # a generated key may begin with a dash
+        log_path=folder / "engine.log",
+        port=free_port(),
+        device="cpu",
+        context_length=2048,
+    )
+
+
+@pytest.fixture(scope="session")
+def engine_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model where it is built, else a tiny random one."""
+    if (DEMO_MODEL / "model.safetensors").exists():
+        return DEMO_MODEL
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def engine(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    require_engine_environment()
+    spec = engine_spec(tmp_path_factory.mktemp("engine"), engine_model)
+    supervisor = Supervisor(spec, ledger := ListLedger(), UNCHECKED)
+    # A thread that lives as long as the run: the kernel takes the end of the starting thread for the parent's end.
+    with start_blocking_portal() as portal:
+        running = portal.start_task_soon(supervisor.run)
+        portal.call(wait_until_told, ledger, "ready 1")
+        yield RunningEngine(spec)
+        portal.call(supervisor.stop)
+        running.result()
+
+
+async def wait_until_told(ledger: ListLedger, entry: str, seconds: float = START_SECONDS) -> None:
+    async with asyncio.timeout(seconds):
+        while entry not in ledger.diary:
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def engine_client(engine: RunningEngine) -> AsyncIterator[EngineClient]:
+    client = engine.connect()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def make_call() -> Callable[..., ChatCall]:
+    """A question for 64 tokens; fields of the call or of its sampling may be named."""
+
+    def make(text: str = "When do you open?", **fields: Any) -> ChatCall:
+        sampling = {"max_tokens": 64} | {
+            name: fields.pop(name) for name in Sampling.__dataclass_fields__ if name in fields
+        }
+        messages = fields.pop("messages", [{"role": "user", "content": text}])
+        return ChatCall(f"chatcmpl-{uuid4().hex}", messages, Sampling(**sampling), **fields)
+
+    return make

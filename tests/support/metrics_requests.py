@@ -1,0 +1,52 @@
+"""The API of a ring with other settings, and its page of metrics, read as Prometheus reads it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.main import create_app
+from tests.support.deployment import Ring
+
+
+@asynccontextmanager
+async def calling(ring: Ring, **settings: Any) -> AsyncIterator[Ring]:
+    """The same deployment, served by a process that was told something else."""
+    told = ring.settings.model_copy(update=settings)
+    app = create_app(told)
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    headers = {"authorization": f"Bearer {ring.key}"}
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(transport=transport, base_url="http://attune", headers=headers) as api,
+    ):
+        yield replace(ring, settings=told, _api=api)
+
+
+class Page:
+    """Every sample by its name and labels. Two samples alike, which Prometheus refuses, are refused here."""
+
+    def __init__(self, text: str) -> None:
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+        self.samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        for family in self.families.values():
+            for sample in family.samples:
+                key = (sample.name, frozenset(sample.labels.items()))
+                assert key not in self.samples, f"twice: {key}"
+                self.samples[key] = sample.value
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        return self.samples.get((name, frozenset(labels.items())))
+
+    def named(self, name: str) -> dict[frozenset[tuple[str, str]], float]:
+        return {labels: value for (found, labels), value in self.samples.items() if found == name}
+
+
+async def page(ring: Ring) -> Page:
+    answer = await ring.api.get("/metrics")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    return Page(answer.text)

@@ -1,0 +1,61 @@
+"""Short ways to make Parquet, to read it back, and to put feedback on record."""
+
+import io
+from typing import Any
+
+import httpx2
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from app.models import Feedback, Ranked, Turn, new_id
+from tests.support.deployment import Ring
+
+
+def parquet(columns: dict[str, Any], **options: Any) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file, **options)
+    return file.getvalue()
+
+
+def rows_of(answer: httpx2.Response) -> list[dict[str, Any]]:
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/vnd.apache.parquet"
+    assert answer.headers["content-disposition"].startswith("attachment; filename=")
+    rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(answer.content)).to_pylist()
+    assert answer.headers["x-rows"] == str(len(rows))
+    return rows
+
+
+async def bring(ring: Ring, content: bytes, *, name: str = "brought", kind: str = "preferences") -> httpx2.Response:
+    return await ring.api.post("/v1/datasets", params={"name": name, "kind": kind}, content=content)
+
+
+async def say(ring: Ring, turn: Turn | None, kind: str = "binary", **values: Any) -> Feedback:
+    """Feedback on record, about a turn, or about `ranks` of turns."""
+    ranks: list[tuple[Turn, int]] = values.pop("ranks", [])
+    id = new_id("fb")
+    row = Feedback(
+        **{
+            "id": id,
+            "project_id": (await ring.policy()).project_id,
+            "turn_id": turn.id if turn else None,
+            "target": turn.id if turn else "+".join(sorted(ranked.id[-8:] for ranked, _ in ranks)),
+            "kind": kind,
+            "name": "default",
+            "source_kind": "HUMAN",
+            "idempotency_key": id,
+            "fingerprint": "0" * 64,
+            "details": {},
+            **values,
+        }
+    )
+    async with ring.db.write() as session:
+        session.add(row)
+        await session.flush()
+        session.add_all([Ranked(feedback_seq=row.seq, turn_id=ranked.id, rank=rank) for ranked, rank in ranks])
+    return row
+
+
+async def answered(ring: Ring, text: str, question: str = "Open?", **values: Any) -> Turn:
+    messages = [{"role": "user", "content": question}]
+    return await ring.turn(messages=messages, reply={"role": "assistant", "content": text}, **values)

@@ -1,0 +1,83 @@
+"""Attune's own processes, run for a test as `attune up` runs them, over a home of the test's own."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx2
+
+from app.cli.processes import Child
+from app.cli.up import children
+from app.core.settings import Settings
+from tests.support.engine_fixture import free_port
+
+READY_SECONDS = 120.0
+
+
+@dataclass
+class Processes:
+    """Chosen processes of one deployment. `environment` is what a person would export."""
+
+    settings: Settings
+    environment: dict[str, str]
+    children: dict[str, Child]
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            self.children[name].environment |= self.environment
+            self.children[name].start()
+        if "api" in names:
+            self.wait_for_api()
+
+    def wait_for_api(self) -> None:
+        ends = time.monotonic() + READY_SECONDS
+        while time.monotonic() < ends:
+            try:
+                if httpx2.get(f"{self.settings.url}/livez", timeout=1, trust_env=False).status_code == 200:
+                    return
+            except httpx2.TransportError:
+                time.sleep(0.05)
+        raise TimeoutError(f"the API did not start; its log:\n{self.children['api'].log.read_text()}")
+
+    def kill(self, name: str) -> None:
+        """kill -9, of that process alone."""
+        process = self.children[name].process
+        assert process is not None
+        process.kill()
+        process.wait()
+
+    def stop(self) -> None:
+        for child in self.children.values():
+            child.stop()
+
+
+@contextmanager
+def processes(settings: Settings) -> Iterator[Processes]:
+    """`settings` as environment variables, on a free port."""
+    settings = settings.model_copy(update={"port": free_port()})
+    given = settings.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    given["rewards"] = settings.rewards.model_dump(mode="json")  # whose types are defaults, and must be told
+    environment = {
+        f"ATTUNE_{name.upper()}": json.dumps(value) if isinstance(value, (list, dict)) else str(value)
+        for name, value in given.items()
+    }
+    environment |= {"ATTUNE_PORT": str(settings.port), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
+    running = Processes(settings, environment, {child.name: child for child in children(settings)})
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+async def until(condition: Callable[[], Awaitable[object]], seconds: float, what: str) -> None:
+    """Poll every 20 ms."""
+    try:
+        async with asyncio.timeout(seconds):
+            while not await condition():
+                await asyncio.sleep(0.02)
+    except TimeoutError as error:
+        raise AssertionError(f"after {seconds:.0f} s still not: {what}") from error

@@ -1,0 +1,115 @@
+"""Two ranks, on one host or two: killed, stopped, left idle. The group starts anew, and a batch is applied once."""
+
+import asyncio
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from sqlalchemy import select
+
+from app.models import Audit, Batch, BatchState, Sample, SampleState, Version
+from tests.support.deployment import Ring
+from tests.support.engine_fixture import free_port
+from tests.support.frozen_batches import freeze
+from tests.support.processes import Processes, processes, until
+
+SAMPLES = 16
+PATIENCE = 6.0
+FAULTS = [(signal.SIGSTOP, 0), (signal.SIGKILL, 1)]  # rank 0 killed: tests/faults/test_killed.py
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+def ranks(running: Processes) -> dict[int, psutil.Process]:
+    """By rank, the processes under torchrun."""
+    torchrun = running.children["trainer"].process
+    assert torchrun is not None
+    found = {}
+    for process in psutil.Process(torchrun.pid).children():
+        try:
+            if "workers.training.loop" in process.cmdline():
+                found[int(process.environ()["RANK"])] = process
+        except psutil.Error:  # it has just ended
+            continue
+    return found
+
+
+def beside(running: Processes, *options: str) -> None:
+    running.children["trainer"].command += options
+
+
+async def test_a_rank_that_dies_or_hangs_costs_an_attempt_and_nothing_else(ring: Ring) -> None:
+    settings = ring.settings.model_copy(
+        update={
+            "lease_seconds": 6.0,
+            "sweep_seconds": 0.5,
+            "max_attempts": len(FAULTS) + 1,
+        }
+    )
+
+    async def batch() -> Batch:
+        return (await ring.all(Batch))[0]
+
+    async def ready() -> bool:
+        log = running.children["trainer"].log
+        return log.exists() and "trainer ready: 2 rank(s)" in log.read_text()
+
+    with processes(settings) as running:
+        beside(running, "--nproc", "2", "--patience", str(PATIENCE))
+        running.start("trainer")
+        await until(ready, 180, "two ranks are ready")
+        idle = ranks(running)
+        await asyncio.sleep(1.5 * PATIENCE)
+        assert {rank: process.pid for rank, process in ranks(running).items()} == {
+            rank: process.pid for rank, process in idle.items()
+        }, "waiting for work is not silence"
+        await freeze(ring.db, (await ring.policy()).id, count=SAMPLES, length=500)
+        running.start("worker", "beat")
+
+        for attempt, (number, rank) in enumerate(FAULTS, start=1):
+
+            async def claimed(attempt: int = attempt) -> bool:
+                return (await batch()).attempt == attempt
+
+            await until(claimed, 180, f"attempt {attempt} has begun")
+            ranks(running)[rank].send_signal(number)
+            assert (await batch()).state == BatchState.OPEN, "it was hit in mid-update"
+
+        async def trained() -> bool:
+            return (await batch()).state == BatchState.TRAINED
+
+        await until(trained, 180, "the batch is trained after all that")
+
+    done = await batch()
+    assert done.attempt == len(FAULTS) + 1
+    [version] = [version for version in await ring.all(Version) if version.number > 0]
+    state = json.loads((Path(version.adapter_path) / "trainer" / "state.json").read_text())
+    assert state["updates"] == 1
+    samples = await ring.all(Sample)
+    assert len({sample.turn_id for sample in samples}) == len(samples) == SAMPLES
+    assert {(sample.state, sample.batch_id) for sample in samples} == {(SampleState.TRAINED, done.id)}
+    async with ring.db.read() as session:
+        told = await session.scalars(select(Audit.reason).where(Audit.action == "attempt failed"))
+        assert set(told) != set(), "where rank 0 lived on, it said what happened"
+
+
+async def test_hosts_that_meet_at_an_endpoint_train_together(ring: Ring) -> None:
+    """Two groups of processes stand for two hosts: each has a torchrun of its own."""
+    settings = ring.settings.model_copy(update={"lease_seconds": 20.0})
+    batch_id = await freeze(ring.db, (await ring.policy()).id)
+
+    async def trained() -> bool:
+        return bool((await ring.get(Batch, batch_id)).state == BatchState.TRAINED)
+
+    with processes(settings) as running:
+        beside(running, "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--nproc", "1")
+        first = running.children["trainer"]
+        second = running.children["second"] = replace(first, name="second", log=first.log.with_name("second.log"))
+        running.start("trainer", "second")
+        await until(trained, 180, "the batch is trained by both")
+        logs = first.log.read_text() + second.log.read_text()
+    assert logs.count("trainer ready: 2 rank(s)") == 1, "rank 0 alone answers Celery"
+    [version] = [version for version in await ring.all(Version) if version.number]
+    assert version.batch_id == batch_id

@@ -1,0 +1,1 @@
+"""From feedback to rewards and samples."""

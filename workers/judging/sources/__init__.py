@@ -1,0 +1,1 @@
+"""Reward sources that a judgement is asked of: language models, HTTP services, rules and reward models."""

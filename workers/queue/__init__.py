@@ -1,0 +1,1 @@
+"""What all leased jobs share: heartbeats, retries, and running user code."""

@@ -1,0 +1,1 @@
+"""From samples to versions: select, assemble, train."""
