@@ -18,9 +18,12 @@ from app.core.database import Database
 from app.core.jobs import Bell, make_celery
 from app.core.rate_limits import Limits
 from app.core.request_timing import Timed
+from app.core.services import Services
 from app.core.settings import Settings, get_settings
 from app.core.telemetry import Telemetry
+from app.datasets.upload import ReaderSlots
 from app.deployments.router import Routes
+from app.feedback.feedback_writer import Intake
 from app.inference.keys import engine_keys
 from app.inference.pool import EnginePool
 from app.models import new_id
@@ -81,10 +84,12 @@ class Api(FastAPI):
     def __init__(self, cors_origins: list[str], **options: Any) -> None:
         super().__init__(**options)
         self.cors_origins = cors_origins
-        self.state.telemetry = Telemetry()
+        self.services = Services()
+        self.services.put(Telemetry())
+        self.state.services = self.services
 
     def build_middleware_stack(self) -> ASGIApp:
-        stack: ASGIApp = Timed(RequestIds(super().build_middleware_stack()), self.state.telemetry)
+        stack: ASGIApp = Timed(RequestIds(super().build_middleware_stack()), self.services.get(Telemetry))
         if not self.cors_origins:
             return stack
         return CORSMiddleware(
@@ -96,23 +101,25 @@ class Api(FastAPI):
         )
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings) -> Api:
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Api) -> AsyncIterator[None]:
         bell = Bell(make_celery(settings.broker_url, settings.bell_dir))
-        app.state.settings = settings
-        app.state.db = Database(settings.database, bell, seconds=settings.database_seconds)
-        app.state.routes = Routes(app.state.db, settings.route_cache_seconds)
-        app.state.records = Records(app.state.db, app.state.telemetry)
-        app.state.engine_keys = engine_keys(settings)
-        app.state.engines = EnginePool(app.state.engine_keys, patience=settings.chat_timeout_seconds)
-        app.state.known_keys = KnownKeys(settings.key_cache_seconds)
-        app.state.limits = Limits(settings.limits_url, settings.requests_per_minute, settings.max_concurrency)
+        put = app.services.put
+        put(settings)
+        db = put(Database(settings.database, bell, seconds=settings.database_seconds))
+        put(Routes(db, settings.route_cache_seconds))
+        put(Records(db, app.services.get(Telemetry)))
+        engines = put(EnginePool(put(engine_keys(settings)), patience=settings.chat_timeout_seconds))
+        put(KnownKeys(settings.key_cache_seconds))
+        put(Limits(settings.limits_url, settings.requests_per_minute, settings.max_concurrency))
+        put(Intake(db))
+        put(ReaderSlots())
         yield
-        await app.state.records.settle(SETTLE_SECONDS)
-        await app.state.limits.close()
-        await app.state.engines.close()
-        await app.state.db.close()
+        await app.services.get(Records).settle(SETTLE_SECONDS)
+        await app.services.get(Limits).close()
+        await engines.close()
+        await db.close()
         bell.close()
 
     app = Api(

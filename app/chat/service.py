@@ -15,10 +15,14 @@ from app.chat.fanout import Choices, Outcome, Whole, total
 from app.chat.planning import Asked, Plan, plan
 from app.chat.schemas import ChatRequest
 from app.chat.turn_writer import STOPPED, Ending, Records
+from app.core.database import Database
 from app.core.errors import AttuneError
+from app.core.services import services_of, settings_of
 from app.core.settings import Settings
 from app.deployments.resolution import Unheld
+from app.deployments.router import Routes
 from app.inference.capture import Capture
+from app.inference.pool import EnginePool
 from app.models import TurnState
 from app.projects.auth import Caller
 
@@ -56,7 +60,7 @@ async def stream(request: Request, caller: Caller, asked: ChatRequest) -> Stream
 
 async def _held(request: Request, answer: Callable[[], Awaitable[T]]) -> T:
     """While an engine's own weights are exchanged, nobody is refused: who asks waits."""
-    settings: Settings = request.app.state.settings
+    settings = settings_of(request)
     until, pause = time.monotonic() + (settings.hold_seconds if settings.adaptation == "full" else 0.0), AGAIN_SECONDS
     while True:
         try:
@@ -141,15 +145,16 @@ async def _chunks(records: Records, planned: Plan, choices: Choices) -> AsyncGen
 
 
 async def _plan(request: Request, caller: Caller, asked: ChatRequest) -> Plan:
-    state = request.app.state
-    found = await state.routes.find(caller.project_id, asked.model)
+    services = services_of(request)
+    routes = services.get(Routes)
+    found = await routes.find(caller.project_id, asked.model)
     heard = Asked.of(asked, request.headers)
-    return await plan(state.db, state.engines, state.settings, caller, state.routes, found, heard)
+    db, engines, settings = services.get(Database), services.get(EnginePool), services.get(Settings)
+    return await plan(db, engines, settings, caller, routes, found, heard)
 
 
 def _records(request: Request) -> Records:
-    records: Records = request.app.state.records
-    return records
+    return services_of(request).get(Records)
 
 
 async def _begun(request: Request, choices: Choices) -> None:

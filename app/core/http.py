@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 
 from app.core.errors import BadRequest, TooLarge
+from app.core.services import settings_of
 
 M = TypeVar("M", bound=BaseModel)
 MAX_DEPTH = 64
@@ -29,7 +30,7 @@ async def json_body(request: Request) -> dict[str, Any]:
 
 async def _read(request: Request) -> bytes:
     """The body, refused as soon as it is known to be too large."""
-    limit: int = request.app.state.settings.max_body_bytes
+    limit = settings_of(request).max_body_bytes
     announced = request.headers.get("content-length", "0")
     if announced.isdigit() and int(announced) > limit:
         raise TooLarge(f"The body may hold at most {limit} bytes.")

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from app.core.database import Database
 from app.core.errors import DOCUMENTED, NotFound
-from app.core.settings import Settings
+from app.core.services import services_of, settings_of
 from app.datasets import columns, preference_pairs, service, turn_rows, upload
 from app.datasets.parquet_writer import MEDIA_TYPE, Sheet, SheetResponse
 from app.datasets.repository import Wanted
@@ -47,7 +47,7 @@ async def export_turns(
     wanted = Wanted(
         caller.project_id, await _policy_id(db, caller, policy), version, since, until, trainable, with_feedback
     )
-    sheet = Sheet(request.app.state.settings.home, columns.TURNS)
+    sheet = Sheet(settings_of(request).home, columns.TURNS)
     return await _download(sheet, "turns.parquet", lambda: turn_rows.write(db, wanted, sheet, request.is_disconnected))
 
 
@@ -62,7 +62,7 @@ async def export_preferences(
 ) -> Response:
     """Pairs of answers to the same messages, from the comparisons, rankings and corrections that count."""
     wanted = Wanted(caller.project_id, await _policy_id(db, caller, policy), since=since, until=until)
-    sheet = Sheet(request.app.state.settings.home, columns.PREFERENCES)
+    sheet = Sheet(settings_of(request).home, columns.PREFERENCES)
     return await _download(
         sheet, "preferences.parquet", lambda: preference_pairs.write(db, wanted, sheet, request.is_disconnected)
     )
@@ -102,7 +102,7 @@ async def import_dataset(
     kind: DatasetKind,
 ) -> Response:
     """The body is the file. All of it is checked before anything is stored; the same file again changes nothing."""
-    settings: Settings = request.app.state.settings
+    settings = settings_of(request)
     settings.home.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=settings.home) as file, tempfile.TemporaryFile(dir=settings.home) as rows:
         sha256 = await upload.receive(request, file, settings.max_import_bytes)
@@ -110,7 +110,7 @@ async def import_dataset(
             before = await service.known(session, caller.project_id, name, kind, sha256)
         if before is not None:
             return _taken(before, 200)
-        async with upload.turnstile(request.app.state):
+        async with services_of(request).get(upload.ReaderSlots):
             reading = await upload.read(kind, file, rows, settings.max_import_bytes)
         dataset = service.draft(caller.project_id, name, kind, sha256, reading.num_rows)
         async with db.write() as session:

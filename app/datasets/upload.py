@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 import orjson
-from starlette.datastructures import State
 from starlette.requests import ClientDisconnect, Request
 
 from app.core.errors import BadRequest, TooLarge
@@ -57,12 +56,11 @@ def _keep(file: IO[bytes], digest: Any, piece: bytes) -> None:
     file.flush()
 
 
-def turnstile(state: State) -> asyncio.Semaphore:
-    """How many readers run at once in this process: each may take a gigabyte."""
-    if not hasattr(state, "readers"):
-        state.readers = asyncio.Semaphore(AT_ONCE)
-    readers: asyncio.Semaphore = state.readers
-    return readers
+class ReaderSlots(asyncio.Semaphore):
+    """Limits how many readers run at once in this process: each may take a gigabyte."""
+
+    def __init__(self) -> None:
+        super().__init__(AT_ONCE)
 
 
 async def read(kind: str, file: IO[bytes], rows: IO[bytes], limit: int) -> Reading:

@@ -8,9 +8,11 @@ from alignment.release.canary import CanaryConfig
 from alignment.release.shadow import idle
 from app.core.errors import DOCUMENTED, BadRequest, Conflict
 from app.core.http import JsonBody, accepts, parse
+from app.core.services import services_of, settings_of
 from app.core.settings import Settings
 from app.deployments import canary_metrics, shadow, shadow_metrics
 from app.deployments import service as deployment_service
+from app.deployments.router import Routes
 from app.deployments.schemas import (
     ArmView,
     CanaryView,
@@ -34,7 +36,7 @@ router = APIRouter(prefix="/v1/policies/{name}", tags=["deployment"], responses=
 async def get_deployment(name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep) -> DeploymentView:
     """Who is answered by what, and how the canary does."""
     async with db.read() as session:
-        return await _view(session, await service.named(session, caller.project_id, name), request.app.state.settings)
+        return await _view(session, await service.named(session, caller.project_id, name), settings_of(request))
 
 
 @router.post("/deploy", openapi_extra=accepts(DeployRequest))
@@ -46,7 +48,7 @@ async def deploy(
     asked = parse(DeployRequest, body)
     actor, reason = caller.key_prefix, asked.reason
     if asked.share is not None:
-        service.refuse_beside(request.app.state.settings, "A canary")
+        service.refuse_beside(settings_of(request), "A canary")
     async with db.write() as session:
         policy = await service.named(session, caller.project_id, name)
         if asked.share is None:
@@ -123,17 +125,15 @@ async def put_delivery(
     held to what is set now."""
     asked = parse(DeliveryRequest, body)
     if asked.canary is not None:
-        service.refuse_beside(request.app.state.settings, "A canary")
+        service.refuse_beside(settings_of(request), "A canary")
     if asked.rehearsal is not None:
-        service.refuse_beside(request.app.state.settings, "A rehearsal")
+        service.refuse_beside(settings_of(request), "A rehearsal")
     if asked.conversations == Conversations.STICKY:
-        service.refuse_beside(request.app.state.settings, "A conversation that stays on its version")
+        service.refuse_beside(settings_of(request), "A conversation that stays on its version")
     async with db.write() as session:
         policy = await service.named(session, caller.project_id, name)
         await deployment_service.locked(session, policy)
-        if asked.rehearsal is not None and (
-            told := idle(asked.rehearsal, rewards_of(policy, request.app.state.settings))
-        ):
+        if asked.rehearsal is not None and (told := idle(asked.rehearsal, rewards_of(policy, settings_of(request)))):
             raise BadRequest(f"No version could rehearse: {told}.", param="rehearsal")
         policy.conversations = asked.conversations
         own = None if asked.canary is None else asked.canary.model_dump(mode="json")
@@ -154,9 +154,9 @@ async def put_delivery(
 
 
 async def _moved(name: str, request: Request, project_id: str, db: DatabaseDep) -> DeploymentView:
-    request.app.state.routes.forget()
+    services_of(request).get(Routes).forget()
     async with db.read() as session:
-        return await _view(session, await service.named(session, project_id, name), request.app.state.settings)
+        return await _view(session, await service.named(session, project_id, name), settings_of(request))
 
 
 async def _view(session: AsyncSession, policy: Policy, settings: Settings) -> DeploymentView:

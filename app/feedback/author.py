@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from app.core.rate_limits import Limits
+from app.core.services import services_of
 from app.feedback import browser_tokens
 from app.feedback.browser_tokens import Leave
 from app.projects.auth import BEARER, DatabaseDep, bearer, identify
@@ -20,7 +21,7 @@ class Author:
 
 async def feedback_author(request: Request, db: DatabaseDep, _: Any = BEARER) -> AsyncIterator[Author]:
     """Each token has limits of its own, so that one page cannot use up what the others have."""
-    limits: Limits = request.app.state.limits
+    limits = services_of(request).get(Limits)
     presented = bearer(request)
     if browser_tokens.looks_like_one(presented):
         leave = await browser_tokens.verify(db, presented)

@@ -8,6 +8,8 @@ from starlette.responses import Response
 
 from app.core.errors import DOCUMENTED, BadRequest, NotFound
 from app.core.http import JsonBody, accepts, parse
+from app.core.services import services_of, settings_of
+from app.core.telemetry import Telemetry
 from app.feedback import batch, browser_tokens, kinds, queries, repository, submission, withdrawal
 from app.feedback.author import FeedbackAuthor
 from app.feedback.browser_tokens import TokenRequest, TokenView
@@ -43,7 +45,7 @@ async def submit(
         submission.make(author.project_id, said, body, header_key=idempotency_key, found=found, space=space)
     )
     if not receipt.replayed:
-        request.app.state.telemetry.heard(author.project_id, said.kind)
+        services_of(request).get(Telemetry).heard(author.project_id, said.kind)
     headers = {"idempotent-replayed": "true"} if receipt.replayed else {}
     return _json(receipt.view, 200 if receipt.replayed else 201, headers)
 
@@ -56,7 +58,7 @@ async def submit_batch(
     results = await batch.submit(db, caller.project_id, parse(FeedbackBatch, body).items, idempotency_key)
     for result in results:
         if result["status"] == 201:
-            request.app.state.telemetry.heard(caller.project_id, result["feedback"]["kind"])
+            services_of(request).get(Telemetry).heard(caller.project_id, result["feedback"]["kind"])
     return _json({"object": "list", "data": results})
 
 
@@ -64,7 +66,7 @@ async def submit_batch(
 async def make_token(request: Request, caller: FeedbackCaller, db: DatabaseDep, body: JsonBody) -> TokenView:
     """A token to put into a web page, in place of an API key."""
     wanted = parse(TokenRequest, body)
-    seconds = wanted.expires_in or request.app.state.settings.feedback_token_seconds
+    seconds = wanted.expires_in or settings_of(request).feedback_token_seconds
     choices = await db.look(lambda connection: repository.turns(connection, [wanted.completion_id]))
     turn = next((one for one in choices if _is(one, caller.project_id, wanted.choice_index)), None)
     if turn is None:

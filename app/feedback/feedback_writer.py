@@ -4,6 +4,7 @@ from fastapi import Request
 
 from app.core.database import Database
 from app.core.group_commit import Gather
+from app.core.services import services_of
 from app.feedback import service, turn_metadata
 from app.feedback.kinds import Said
 from app.feedback.schemas import Choice, MetadataTarget
@@ -12,15 +13,14 @@ from app.feedback.submission import Item
 
 
 class Intake(Gather[Item, Receipt]):
-    """One for each API process, made when its first feedback comes."""
+    """One for each API process."""
+
+    def __init__(self, db: Database) -> None:
+        super().__init__(db, service.submit_many)
 
     @classmethod
     def of(cls, request: Request) -> "Intake":
-        state = request.app.state
-        if not hasattr(state, "feedback_intake"):
-            state.feedback_intake = cls(state.db, service.submit_many)
-        intake: Intake = state.feedback_intake
-        return intake
+        return services_of(request).get(cls)
 
 
 async def find(db: Database, project_id: str, said: list[Said]) -> list[Choice | None]:

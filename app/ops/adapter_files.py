@@ -12,6 +12,8 @@ from starlette.responses import FileResponse
 
 from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, MANIFEST
 from app.core.errors import NotFound, Unauthorized
+from app.core.services import services_of
+from app.inference.keys import EngineKeys
 from app.models import Version
 from app.projects.auth import DatabaseDep, bearer
 
@@ -23,7 +25,7 @@ FILES = (MANIFEST, ADAPTER_CONFIG, ADAPTER)  # an optimizer's state is nobody's 
 async def pull(
     request: Request, db: DatabaseDep, name: Annotated[str, InPath(max_length=80)], file: str
 ) -> FileResponse:
-    ours = request.app.state.engine_keys.admin
+    ours = services_of(request).get(EngineKeys).admin
     if not secrets.compare_digest(bearer(request).encode(), ours.encode()):
         raise Unauthorized("Versions are pulled with the engines' admin key.")
     async with db.read() as session:

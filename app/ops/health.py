@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import clock
 from app.core.errors import DOCUMENTED, Unavailable
+from app.core.services import settings_of
 from app.models import Deployment, Engine, Version
 from app.policies import service
 from app.projects.auth import DatabaseDep
@@ -23,7 +24,7 @@ async def livez() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(request: Request, db: DatabaseDep) -> dict[str, Any]:
-    settings = request.app.state.settings
+    settings = settings_of(request)
     async with db.read() as session:
         engines = await service.ready_engines(session)
         serving = list(await session.scalars(select(Version).join(Deployment, Deployment.version_id == Version.id)))

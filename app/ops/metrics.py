@@ -7,6 +7,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import Response
 
 from app.core.errors import DOCUMENTED
+from app.core.services import services_of, settings_of
+from app.core.telemetry import Telemetry
 from app.ops import prometheus
 from app.ops.policy_metrics import standings
 from app.projects.auth import BEARER, DatabaseDep, identify
@@ -20,7 +22,7 @@ PAGE: dict[int | str, dict[str, Any]] = {
 
 async def project_shown(request: Request, db: DatabaseDep, _: Any = BEARER) -> str | None:
     """Whose figures the caller may read: an admin's own project's, or, where the page is open, everybody's (None)."""
-    if request.app.state.settings.metrics_open:
+    if settings_of(request).metrics_open:
         return None
     return (await identify(request, db, "admin")).project_id
 
@@ -31,4 +33,6 @@ async def metrics(
 ) -> Response:
     """This process's counters, and the newest trained version's metrics of each policy."""
     found, rolled = await db.look(lambda connection: (standings(connection, project_id), counts(connection)))
-    return Response(prometheus.render(request.app.state.telemetry, found, rolled), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(
+        prometheus.render(services_of(request).get(Telemetry), found, rolled), media_type=CONTENT_TYPE_PLAIN_0_0_4
+    )

@@ -7,8 +7,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.errors import DOCUMENTED
 from app.core.http import JsonBody, accepts, parse
+from app.core.services import services_of
 from app.deployments import service as deployment_service
 from app.deployments import shadow
+from app.deployments.router import Routes
 from app.models import Policy
 from app.policies import repository, service, taint
 from app.policies.schemas import PolicyView, RollbackRequest, RollbackResult, VersionView
@@ -67,7 +69,7 @@ async def roll_back(
         left, taken = await deployment_service.roll_back(
             session, policy, asked.version, undo=asked.undo, actor=caller.key_prefix, reason=asked.reason
         )
-    request.app.state.routes.forget()
+    services_of(request).get(Routes).forget()
     return RollbackResult(policy=name, left=service.label(policy, left), serving=service.label(policy, taken))
 
 

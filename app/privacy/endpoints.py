@@ -9,6 +9,7 @@ from starlette.responses import Response, StreamingResponse
 
 from app.core.database import Database
 from app.core.errors import DOCUMENTED, NotFound
+from app.core.services import settings_of
 from app.policies import repository as policies
 from app.policies import service, taint
 from app.privacy import export, repository
@@ -45,7 +46,7 @@ async def get_subject(request: Request, id: SubjectId, caller: AdminCaller, db: 
         raters = [row.name for row in await repository.raters(session, names)]
         found = await repository.found(session, names)
         direct = await lineage.learned_from(session, dict.fromkeys(found.turns, 0.0))
-        kinds = await lineage.teaching(session, caller.project_id, request.app.state.settings)
+        kinds = await lineage.teaching(session, caller.project_id, settings_of(request))
         direct |= await lineage.taught_by(session, kinds, found.words)
         learners = await lineage.learners(session, direct)
     return SubjectView(id=id, **counts, raters=raters, versions=[LearnerView.of(one) for one in learners])
@@ -55,7 +56,7 @@ async def get_subject(request: Request, id: SubjectId, caller: AdminCaller, db: 
 async def erase_subject(request: Request, id: SubjectId, caller: AdminCaller, db: PatientDep) -> SubjectErased:
     """Nothing of it can be read or learned from any more. What has learned from it is marked; see `rollback`."""
     names = Names.of(caller.project_id, id)
-    done = await erase(db, names, request.app.state.settings, actor=caller.key_prefix)
+    done = await erase(db, names, settings_of(request), actor=caller.key_prefix)
     if done is None:
         raise _nobody(id)
     async with db.read() as session:

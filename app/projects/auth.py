@@ -12,6 +12,7 @@ from fastapi.security import HTTPBearer
 from app.core.database import Database
 from app.core.errors import Forbidden, Unauthorized
 from app.core.rate_limits import Limits
+from app.core.services import services_of
 from app.projects import keys
 
 
@@ -92,13 +93,11 @@ def _caller(found: keys.Found) -> Caller:
 
 
 async def database(request: Request) -> Database:  # async: FastAPI sends the others to a thread
-    db: Database = request.app.state.db
-    return db
+    return services_of(request).get(Database)
 
 
 async def patient(request: Request) -> Database:
-    db: Database = request.app.state.db
-    return db.patient
+    return services_of(request).get(Database).patient
 
 
 DatabaseDep = Annotated[Database, Depends(database)]
@@ -117,7 +116,7 @@ async def identify(request: Request, db: Database, scope: str) -> Caller:
     """The key's caller, if it may do this. Without limits: `admitted` holds a slot beside it."""
     if not (key := bearer(request)):
         raise Unauthorized("Send your API key as 'Authorization: Bearer sk-attune-…'.")
-    known: KnownKeys = request.app.state.known_keys
+    known = services_of(request).get(KnownKeys)
     found = await known.find(db, key)
     if found is None:
         raise Unauthorized("This API key is unknown or revoked.")
@@ -134,7 +133,7 @@ def caller(scope: str) -> Callable[..., Any]:
 
     async def admitted(request: Request, db: DatabaseDep, _: Any = BEARER) -> AsyncIterator[Caller]:
         found = await identify(request, db, scope)
-        limits: Limits = request.app.state.limits
+        limits = services_of(request).get(Limits)
         async with limits.slot(found.key_id, found.requests_per_minute, found.max_concurrency) as headers:
             request.state.headers = headers
             yield found

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 
 from app.core.errors import DOCUMENTED
 from app.core.http import JsonBody, accepts, parse
+from app.core.services import services_of
 from app.projects import repository, service
 from app.projects.auth import AdminCaller, DatabaseDep, KnownKeys
 from app.projects.schemas import KeyList, KeyRequest, KeyView, NewKeyView, ProjectRequest, ProjectView
@@ -15,8 +16,7 @@ KeyId = Annotated[str, Path(min_length=1, max_length=255)]
 
 
 def known_keys(request: Request) -> KnownKeys:
-    known: KnownKeys = request.app.state.known_keys
-    return known
+    return services_of(request).get(KnownKeys)
 
 
 Known = Annotated[KnownKeys, Depends(known_keys)]

@@ -10,6 +10,7 @@ from alignment.config.rewards import RewardsConfig
 from app.core.database import Database
 from app.core.errors import DOCUMENTED
 from app.core.http import JsonBody, accepts, parse
+from app.core.services import settings_of
 from app.core.settings import Settings
 from app.models import Batch, Policy, record
 from app.policies import overrides, service
@@ -26,7 +27,7 @@ LAST = 5  # batches that are shown with the rest
 
 @router.get("/training")
 async def get_training(name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep) -> TrainingView:
-    return await _training(db, caller, name, request.app.state.settings)
+    return await _training(db, caller, name, settings_of(request))
 
 
 @router.post("/training/pause", openapi_extra=accepts(Reason))
@@ -72,7 +73,7 @@ async def list_updates(
 async def get_rewards(name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep) -> RewardsView:
     async with db.read() as session:
         policy = await service.named(session, caller.project_id, name)
-    return _rewards(policy, request.app.state.settings)
+    return _rewards(policy, settings_of(request))
 
 
 @router.put("/rewards", openapi_extra=accepts(RewardsConfig))
@@ -80,13 +81,13 @@ async def put_rewards(
     name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
 ) -> RewardsView:
     """From now on; what has been judged before keeps its worth until it is judged anew."""
-    config = reward_config.read(body, request.app.state.settings)
+    config = reward_config.read(body, settings_of(request))
     async with db.write() as session:
         policy = await training_service.locked(session, caller.project_id, name)
         policy.rewards = config.model_dump(mode="json")
         sources = [source.name for source in config.sources]
         record(session, caller.key_prefix, "set rewards", policy.name, project_id=policy.project_id, sources=sources)
-    return _rewards(policy, request.app.state.settings)
+    return _rewards(policy, settings_of(request))
 
 
 @router.delete("/rewards")
@@ -95,7 +96,7 @@ async def reset_rewards(name: PolicyName, request: Request, caller: AdminCaller,
     async with db.write() as session:
         policy = await training_service.locked(session, caller.project_id, name)
         await overrides.reset(session, policy, "rewards", actor=caller.key_prefix)
-    return _rewards(policy, request.app.state.settings)
+    return _rewards(policy, settings_of(request))
 
 
 async def _steer(
@@ -110,7 +111,7 @@ async def _steer(
     async with db.write() as session:
         policy = await training_service.locked(session, caller.project_id, name)
         await move(session, policy, actor=caller.key_prefix, reason=asked.reason)
-    return await _training(db, caller, name, request.app.state.settings)
+    return await _training(db, caller, name, settings_of(request))
 
 
 def _rewards(policy: Policy, settings: Settings) -> RewardsView:

@@ -3,6 +3,7 @@
 import gc
 import weakref
 
+from app.core.database import Database
 from app.core.settings import Settings
 from app.main import create_app
 
@@ -10,8 +11,8 @@ from app.main import create_app
 async def test_an_app_that_ended_is_let_go(settings: Settings) -> None:
     app = create_app(settings)
     async with app.router.lifespan_context(app):
-        assert app.state.db
-    held = weakref.ref(app.state.db)
+        assert app.services.get(Database)
+    held = weakref.ref(app.services.get(Database))
     del app
     gc.collect()
     assert held() is None

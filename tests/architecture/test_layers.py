@@ -32,7 +32,7 @@ def test_only_two_rooms_name_sglang() -> None:
         for path in (REPOSITORY / folder).rglob("*.py")
         if "import sglang" in (text := path.read_text()) or "from sglang" in text or "/load_lora_adapter" in text
     }
-    assert named <= {("app", "engine"), ("workers", "engine")}
+    assert named <= {("app", "inference"), ("workers", "engine")}
 
 
 def test_only_the_settings_read_the_environment() -> None:

@@ -135,7 +135,7 @@ def house(settings: Settings) -> Iterator[House]:
     with serving(engine) as url, start_blocking_portal() as portal:
         app = create_app(settings)
         with portal.wrap_async_context_manager(app.router.lifespan_context(app)):
-            key = portal.call(furnish, app.state.db, settings, url)
+            key = portal.call(furnish, app.services.get(Database), settings, url)
             yield House(app, key, engine, portal)
 
 

@@ -77,7 +77,7 @@ async def side(settings: Settings, key: str) -> AsyncIterator[Side]:
             headers={"authorization": f"Bearer {key}"},
         ) as api,
     ):
-        yield Side(settings, api, db, (db.engine.sync_engine, app.state.db.engine.sync_engine))
+        yield Side(settings, api, db, (db.engine.sync_engine, app.services.get(Database).engine.sync_engine))
     await db.close()
 
 

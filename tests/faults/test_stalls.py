@@ -127,7 +127,10 @@ async def test_requests_end_in_time_and_nothing_that_was_acknowledged_is_lost(
                 await asyncio.sleep(1)
                 load.over = True
         async with asyncio.timeout(60):  # nothing is in the pools' hands that nobody gave back
-            while app.state.db.engine.pool.checkedout() or app.state.db._sync.pool.checkedout():
+            while (
+                app.services.get(Database).engine.pool.checkedout()
+                or app.services.get(Database)._sync.pool.checkedout()
+            ):
                 await asyncio.sleep(0.05)
 
     print(
@@ -280,9 +283,9 @@ async def test_a_pool_that_is_used_up_is_a_503(ring: Ring, behind: Settings) -> 
         ) as api,
     ):
         async with AsyncExitStack() as taken:
-            pool = app.state.db.engine.pool
+            pool = app.services.get(Database).engine.pool
             for _ in range(pool.size() + pool._max_overflow):
-                await taken.enter_async_context(app.state.db.engine.connect())
+                await taken.enter_async_context(app.services.get(Database).engine.connect())
             began = time.monotonic()
             answer = await api.get("/v1/policies")
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_unavailable")

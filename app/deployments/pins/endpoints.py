@@ -7,8 +7,10 @@ from fastapi import APIRouter, Path, Query, Request
 from app.core.errors import DOCUMENTED
 from app.core.http import JsonBody, accepts, parse
 from app.core.pagination import Page
+from app.core.services import services_of, settings_of
 from app.deployments.pins import repository, service
 from app.deployments.pins.schemas import PinDeleted, PinRequest, PinView
+from app.deployments.router import Routes
 from app.models import Held
 from app.policies import service as policies
 from app.policies.endpoints import PolicyName
@@ -23,12 +25,12 @@ PinId = Annotated[str, Path(min_length=1, max_length=48)]
 async def set_pin(name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody) -> PinView:
     """From the subject's next request on. Idempotent; another version moves the pin."""
     asked = parse(PinRequest, body)
-    policies.refuse_beside(request.app.state.settings, "A pin")
+    policies.refuse_beside(settings_of(request), "A pin")
     async with db.write() as session:
         policy = await training_service.locked(session, caller.project_id, name)
         row, version = await service.pin(session, policy, asked, actor=caller.key_prefix)
         loaded = service.loaded(await policies.ready_engines(session), version)
-    request.app.state.routes.forget()
+    services_of(request).get(Routes).forget()
     return PinView.of(policy, row, version, loaded=loaded)
 
 
@@ -58,5 +60,5 @@ async def remove_pin(
     async with db.write() as session:
         policy = await training_service.locked(session, caller.project_id, name)
         await service.unpin(session, policy, pin_id, actor=caller.key_prefix)
-    request.app.state.routes.forget()
+    services_of(request).get(Routes).forget()
     return PinDeleted(id=pin_id)

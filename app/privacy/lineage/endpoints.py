@@ -7,6 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.chat.stored import CompletionId
 from app.core.errors import DOCUMENTED, NotFound
+from app.core.services import settings_of
 from app.feedback.endpoints import FeedbackId
 from app.models import Policy, Version
 from app.policies import repository as policies
@@ -35,7 +36,7 @@ async def version_lineage(
     async with db.read() as session:
         policy = await service.named(session, caller.project_id, name)
         version = await _version(session, policy, number)
-        kinds = await repository.teaching(session, caller.project_id, request.app.state.settings)
+        kinds = await repository.teaching(session, caller.project_id, settings_of(request))
         asked = repository.taught(version.batch_id or "", kinds, schemas.cursor(after), limit + 1)
         rows = [tuple(row) for row in await session.execute(asked)]
         versions = await policies.versions_of(session, policy.id)
@@ -61,7 +62,7 @@ async def feedback_lineage(
         row = await repository.word(session, caller.project_id, feedback_id)
         if row is None:
             raise NotFound(f"There is no feedback '{feedback_id}'.", param="feedback_id")
-        settings = request.app.state.settings
+        settings = settings_of(request)
         kinds = await repository.teaching(session, caller.project_id, settings)
         turns = await repository.judged_by(session, [row] if row.kind in kinds else [])
         echoes = await repository.echoes(session, turns, settings)

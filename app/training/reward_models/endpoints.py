@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.database import Database
 from app.core.errors import DOCUMENTED
 from app.core.http import JsonBody, accepts, parse
+from app.core.services import settings_of
 from app.core.settings import Settings
 from app.models import Policy, RewardModel, RewardModelState
 from app.policies import service as policies
@@ -32,7 +33,7 @@ async def list_reward_models(
         policy = await policies.named(session, caller.project_id, name)
         rows = await repository.models_of(session, policy.id)
         serving = next((row for row in rows if row.state == RewardModelState.SERVING), None)
-        people = await _with_people(session, policy, serving, request.app.state.settings)
+        people = await _with_people(session, policy, serving, settings_of(request))
     return RewardModelList(
         policy=policy.name,
         serving=service.label(policy, serving) if serving else None,
@@ -49,7 +50,7 @@ async def fit_reward_model(
     asked = parse(FitRequest, body)
     async with db.write() as session:
         policy = await training_service.locked(session, caller.project_id, name)
-        service.source_of(policy, request.app.state.settings)
+        service.source_of(policy, settings_of(request))
         row = await service.open_fit(session, policy, actor=caller.key_prefix, reason=asked.reason, serves=asked.serve)
         await session.refresh(row)
         return RewardModelView.of(policy, row)

@@ -9,6 +9,7 @@ from alignment.config.rollouts import RolloutsConfig, idle
 from app.core.database import Database
 from app.core.errors import DOCUMENTED
 from app.core.http import JsonBody, accepts, parse
+from app.core.services import settings_of
 from app.core.settings import Settings
 from app.models import Origin, Policy, Rollout, record
 from app.policies import overrides
@@ -31,7 +32,7 @@ async def get_rollouts(name: PolicyName, request: Request, caller: AdminCaller, 
     """The settings, how many there were, and what they cost."""
     async with db.read() as session:
         policy = await policies.named(session, caller.project_id, name)
-        return await _view(session, policy, request.app.state.settings)
+        return await _view(session, policy, settings_of(request))
 
 
 @router.put("", openapi_extra=accepts(RolloutsConfig))
@@ -39,14 +40,14 @@ async def put_rollouts(
     name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
 ) -> RolloutsView:
     """For replies that end from now on."""
-    config = service.read(body, request.app.state.settings)
+    config = service.read(body, settings_of(request))
     async with db.write() as session:
         policy = await training_service.locked(session, caller.project_id, name)
         policy.rollouts = config.model_dump(mode="json")
         await session.flush()
         told: dict[str, Any] = {"siblings": config.shadows.siblings, "tokens_per_hour": config.shadows.tokens_per_hour}
         record(session, caller.key_prefix, "set rollouts", policy.name, project_id=policy.project_id, **told)
-        return await _view(session, policy, request.app.state.settings)
+        return await _view(session, policy, settings_of(request))
 
 
 @router.delete("")
@@ -55,7 +56,7 @@ async def reset_rollouts(name: PolicyName, request: Request, caller: AdminCaller
     async with db.write() as session:
         policy = await training_service.locked(session, caller.project_id, name)
         await overrides.reset(session, policy, "rollouts", actor=caller.key_prefix)
-        return await _view(session, policy, request.app.state.settings)
+        return await _view(session, policy, settings_of(request))
 
 
 @router.post("/plans", status_code=201, openapi_extra=accepts(PlanRequest))
@@ -66,7 +67,7 @@ async def create_plan(
     asked = parse(PlanRequest, body)
     async with db.write() as session:
         policy = await policies.named(session, caller.project_id, name)
-        plan = await service.create(session, policy, asked, request.app.state.settings, actor=caller.key_prefix)
+        plan = await service.create(session, policy, asked, settings_of(request), actor=caller.key_prefix)
         return PlanView.of(policy.name, plan, repository.Tally())
 
 

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from alignment.release.gates import Gate, PromptsGate
 from alignment.signals.verifiers import RIGHT, WRONG, Attempt
 
-PAGE = (Path(__file__).parents[2] / "docs" / "versions.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "versions.md").read_text()
 GATES = {
     gate.name: gate
     for gate in TypeAdapter(list[Gate]).validate_python(json.loads(PAGE.partition("```json\n")[2].partition("```")[0]))

@@ -98,10 +98,10 @@ async def test_a_server_that_stops_closes_what_it_opened(ring: Ring) -> None:
     ids = [f"chatcmpl-{at:032x}" for at in range(2)]
     app = create_app(ring.settings)
     async with app.router.lifespan_context(app):
-        records: Records = app.state.records
+        records = app.services.get(Records)
         for id in ids:
             await records.open(Opening([opened | {"id": id, "completion_id": id, "finished_at": None}]))
-        app.state.records.settle = lambda seconds: Records.settle(records, 0.2)
+        records.settle = lambda seconds: Records.settle(records, 0.2)  # type: ignore[method-assign]
     for id in ids:
         turn = await ring.get(Turn, id)
         assert (turn.state, turn.finish_reason, turn.flaw) == (TurnState.ABORTED, STOPPED, STOPPED)

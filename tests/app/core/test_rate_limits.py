@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-from typing import Any
 from uuid import uuid4
 
 import httpx2
@@ -201,8 +200,7 @@ def test_a_place_that_cannot_count_is_refused(url: str) -> None:
 
 
 async def test_redis_counts_behind_the_api_too(redis: str, ring: Ring) -> None:
-    state: Any = ring.api._transport.app.state  # type: ignore[attr-defined]
-    state.limits = Limits(redis, 100, 10)
+    ring.api._transport.app.services.put(Limits(redis, 100, 10))  # type: ignore[attr-defined]
     key = (await made(ring, requests_per_minute=1))["key"]
     assert (await ring.api.get("/v1/models", headers=bearer(key))).status_code == 200
     assert (await ring.api.get("/v1/models", headers=bearer(key))).status_code == 429

@@ -85,7 +85,7 @@ async def test_it_is_one_query_however_much_there_is(ring: Ring) -> None:
             await ring.thumb(turn.id)
         version = await trained(ring, *turns)
         statements: list[str] = []
-        app_engine = ring.api._transport.app.state.db.engine.sync_engine  # type: ignore[attr-defined]
+        app_engine = ring.api._transport.app.services.get(Database).engine.sync_engine  # type: ignore[attr-defined]
 
         def count(conn: Any, cursor: Any, statement: str, *rest: Any, seen: list[str] = statements) -> None:
             seen.append(statement)

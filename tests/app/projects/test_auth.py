@@ -157,7 +157,7 @@ async def test_a_header_that_names_no_key_is_a_401(ring: Ring, header: str) -> N
 async def test_consent_that_is_withdrawn_here_holds_at_once(ring: Ring) -> None:
     key = await new(ring)
     assert (await ring.api.get("/v1/models", headers=bearer(key))).status_code == 200
-    known: KnownKeys = ring.api._transport.app.state.known_keys  # type: ignore[attr-defined]
+    known = ring.api._transport.app.services.get(KnownKeys)  # type: ignore[attr-defined]
     before = await known.find(ring.db, key)
     await ring.api.patch("/v1/project", json={"train": False})
     after = await known.find(ring.db, key)

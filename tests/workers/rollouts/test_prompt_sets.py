@@ -300,7 +300,7 @@ async def test_a_verifier_of_ones_own_may_do_what_it_likes(
     config = RolloutsConfig(verifiers={"mine": "shop_checks:check"})
     settings = ring.settings.model_copy(update={"rollouts": config})
     await prompts(ring, SUMS[0])
-    ring.api._transport.app.state.settings = settings  # type: ignore[attr-defined]
+    ring.api._transport.app.services.put(settings)  # type: ignore[attr-defined]
     await plan(ring, verifier={"type": "custom", "name": "mine"})
     row = await rolling(ring, settings)
     assert row.state == "done" and await ring.all(Reward) == [] and await ring.all(Sample) == []
