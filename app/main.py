@@ -12,22 +12,22 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import routes
-from app.chat.turn_writer import Records
+from app.chat.turn_writer import TurnWriter
 from app.core import errors
 from app.core.database import Database
-from app.core.jobs import Bell, make_celery
-from app.core.rate_limits import Limits
+from app.core.jobs import TaskSender, make_celery
+from app.core.rate_limits import RateLimiter
 from app.core.request_timing import Timed
 from app.core.services import Services
 from app.core.settings import Settings, get_settings
 from app.core.telemetry import Telemetry
 from app.datasets.upload import ReaderSlots
-from app.deployments.router import Routes
-from app.feedback.feedback_writer import Intake
+from app.deployments.router import VersionRouter
+from app.feedback.feedback_writer import FeedbackWriter
 from app.inference.keys import engine_keys
 from app.inference.pool import EnginePool
 from app.models import new_id
-from app.projects.auth import KnownKeys
+from app.projects.auth import ApiKeyCache
 
 SETTLE_SECONDS = 3.0  # after uvicorn has waited for ten: the replies it cut then still come home
 NUL = errors.BadRequest("The address holds a NUL character, which nothing is named with.", code="invalid_url")
@@ -104,20 +104,20 @@ class Api(FastAPI):
 def create_app(settings: Settings) -> Api:
     @asynccontextmanager
     async def lifespan(app: Api) -> AsyncIterator[None]:
-        bell = Bell(make_celery(settings.broker_url, settings.bell_dir))
+        bell = TaskSender(make_celery(settings.broker_url, settings.broker_dir))
         put = app.services.put
         put(settings)
         db = put(Database(settings.database, bell, seconds=settings.database_seconds))
-        put(Routes(db, settings.route_cache_seconds))
-        put(Records(db, app.services.get(Telemetry)))
+        put(VersionRouter(db, settings.route_cache_seconds))
+        put(TurnWriter(db, app.services.get(Telemetry)))
         engines = put(EnginePool(put(engine_keys(settings)), patience=settings.chat_timeout_seconds))
-        put(KnownKeys(settings.key_cache_seconds))
-        put(Limits(settings.limits_url, settings.requests_per_minute, settings.max_concurrency))
-        put(Intake(db))
+        put(ApiKeyCache(settings.key_cache_seconds))
+        put(RateLimiter(settings.limits_url, settings.requests_per_minute, settings.max_concurrency))
+        put(FeedbackWriter(db))
         put(ReaderSlots())
         yield
-        await app.services.get(Records).settle(SETTLE_SECONDS)
-        await app.services.get(Limits).close()
+        await app.services.get(TurnWriter).settle(SETTLE_SECONDS)
+        await app.services.get(RateLimiter).close()
         await engines.close()
         await db.close()
         bell.close()

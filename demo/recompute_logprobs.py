@@ -30,7 +30,7 @@ async def attest(db: Database, settings: Settings) -> Attestation:
         rows = await session.execute(
             select(Turn, Version)
             .join(Version, Version.id == Turn.version_id)
-            .where(Turn.state == TurnState.DONE, Turn.flaw.is_(None))
+            .where(Turn.state == TurnState.DONE, Turn.exclusion_reason.is_(None))
             .order_by(Version.number)
         )
         spoken: dict[str | None, list[Sample]] = {}

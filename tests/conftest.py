@@ -19,7 +19,7 @@ from app.core.settings import Settings
 from app.main import create_app
 from app.models import Base, Engine, EngineState
 from app.projects.bootstrap import bootstrap
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine, serving
 
 pytest_plugins = ["tests.support.engine_fixture"]
@@ -132,7 +132,7 @@ async def emptied(database: Database) -> None:
 
 
 @pytest.fixture
-async def ring(settings: Settings, db: Database) -> AsyncIterator[Ring]:
+async def harness(settings: Settings, db: Database) -> AsyncIterator[Harness]:
     """A bootstrapped deployment and its API, with one engine on record as ready (nobody answers there)."""
     async with db.write() as session:
         key = await bootstrap(session, settings.policy, settings.model)
@@ -149,31 +149,31 @@ async def ring(settings: Settings, db: Database) -> AsyncIterator[Ring]:
             headers={"authorization": f"Bearer {key}"},
         ) as api,
     ):
-        yield Ring(settings=settings, db=db, key=key, _api=api)
+        yield Harness(settings=settings, db=db, key=key, _api=api)
 
 
 @pytest.fixture
-async def scripted(ring: Ring) -> AsyncIterator[ScriptedEngine]:
+async def scripted(harness: Harness) -> AsyncIterator[ScriptedEngine]:
     """A scripted engine behind the ring's API, holding no adapters yet."""
     engine = ScriptedEngine()
     with serving(engine) as url:
-        async with ring.db.write() as session:
+        async with harness.db.write() as session:
             (await session.get_one(Engine, "engine-0")).url = url
         yield engine
 
 
 @pytest.fixture
-async def second(ring: Ring, scripted: ScriptedEngine) -> AsyncIterator[ScriptedEngine]:
+async def second(harness: Harness, scripted: ScriptedEngine) -> AsyncIterator[ScriptedEngine]:
     """Another replica beside the first."""
     engine = ScriptedEngine()
     with serving(engine) as url:
-        async with ring.db.write() as session:
+        async with harness.db.write() as session:
             session.add(Engine(name="engine-1", url=url, state=EngineState.READY, incarnation=1, loaded=[]))
         yield engine
 
 
 @pytest.fixture
-def served(ring: Ring) -> Iterator[str]:
+def served(harness: Harness) -> Iterator[str]:
     """The ring's API on a real socket, for stock clients and for clients that hang up. Its own process state."""
-    with serving(create_app(ring.settings), lifespan="on") as url:
+    with serving(create_app(harness.settings), lifespan="on") as url:
         yield url

@@ -7,58 +7,62 @@ from celery import Celery
 
 from app.core.jobs import EXPIRES_SECONDS, make_celery
 from app.core.settings import get_settings
-from workers.context import House
+from workers.context import WorkerContext
 from workers.engine.adapter_payload import prepare
 from workers.feedback.curate import curate
 from workers.judging.judge import judge
-from workers.reconcile import sweep
+from workers.reconcile import reconcile
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
 from workers.rollouts.sample import roll_out
 from workers.training.assemble import assemble
 
 settings = get_settings()
-house = House(settings)
-celery: Celery = make_celery(settings.broker_url, settings.bell_dir)
+house = WorkerContext(settings)
+celery: Celery = make_celery(settings.broker_url, settings.broker_dir)
 celery.conf.beat_schedule = {
-    "sweep": {"task": "attune.sweep", "schedule": settings.sweep_seconds, "options": {"expires": EXPIRES_SECONDS}}
+    "reconcile": {
+        "task": "attune.reconcile",
+        "schedule": settings.reconcile_seconds,
+        "options": {"expires": EXPIRES_SECONDS},
+    }
 }
 celery.conf.beat_scheduler = "celery.beat:Scheduler"  # the schedule is in code: nothing to persist
 
 
 @celery.task(name="attune.curate")
-def ring_curate() -> None:
+def run_curate() -> None:
     house.run(curate(house.db, settings))
 
 
 @celery.task(name="attune.judge")
-def ring_judge() -> None:
+def run_judge() -> None:
     house.run(judge(house.db, settings, house.owner))
 
 
 @celery.task(name="attune.rollout")
-def ring_rollout() -> None:
+def run_rollout() -> None:
     house.run(roll_out(house.db, settings, house.owner))
 
 
 @celery.task(name="attune.assemble")
-def ring_assemble() -> None:
+def run_assemble() -> None:
     house.run(assemble(house.db, settings))
 
 
 @celery.task(name="attune.evaluate")
-def ring_evaluate() -> None:
+def run_evaluate() -> None:
     house.run(evaluate(house.db, settings, house.owner))
 
 
 @celery.task(name="attune.publish")
-def ring_publish() -> None:
+def run_publish() -> None:
     house.run(publish(house.db, settings))
 
 
-@celery.task(name="attune.sweep")
-def ring_sweep() -> None:
-    house.run(sweep(house.db, settings))
+@celery.task(name="attune.reconcile")
+def run_reconcile() -> None:
+    house.run(reconcile(house.db, settings))
 
 
 class Listener(celery.Worker):
@@ -81,7 +85,7 @@ def serve(queue: str, name: str) -> None:
 
 def serve_trainer(work: Callable[[], int]) -> None:
     @celery.task(name="attune.train")
-    def ring_train() -> None:
+    def run_train() -> None:
         work()
 
     work()  # what was left over from before this start
@@ -94,7 +98,7 @@ def main() -> None:
     if sys.argv[1:] == ["beat"]:
         celery.Beat(loglevel="WARNING").run()
     else:
-        if settings.transport == "memory":
+        if settings.adapter_delivery == "memory":
             prepare()
         serve(",".join(sys.argv[1:]) or "attune,judge,rollout,publish", "worker")
 

@@ -9,17 +9,17 @@ from functools import cached_property
 from typing import Any
 
 from app.core.database import Database
-from app.core.jobs import Bell, make_celery
+from app.core.jobs import TaskSender, make_celery
 from app.core.settings import Settings, get_settings
 
 
 @dataclass
-class House:
+class WorkerContext:
     settings: Settings = field(default_factory=get_settings)
 
     @cached_property
     def db(self) -> Database:
-        bell = Bell(make_celery(self.settings.broker_url, self.settings.bell_dir))
+        bell = TaskSender(make_celery(self.settings.broker_url, self.settings.broker_dir))
         return Database(self.settings.database, bell, seconds=self.settings.database_job_seconds)
 
     @cached_property

@@ -8,15 +8,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import LEARNED
 from app.core.database import Database, now
-from app.core.jobs import Station, nudge
-from app.core.leases import free
+from app.core.jobs import TaskName, enqueue_after_commit
+from app.core.leases import lease_is_free
 from app.core.settings import Settings
 from app.inference.client import EngineClient
 from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.keys import engine_keys
 from app.inference.pool import EnginePool
 from app.models import (
-    LOST_FLAW,
+    LOST_REASON,
     SERVER_LOST,
     Batch,
     BatchState,
@@ -43,46 +43,46 @@ from app.policies import service
 from workers.release import adapter_sync, canary, engine_inventory, publish, shadow, weight_swap
 from workers.training import batches, reward_models
 
-log = logging.getLogger("attune.sweep")
+log = logging.getLogger("attune.reconcile")
 LAST_CALL_FACTOR = 5  # of the time a route may be old: whoever was sent to a version just before is there by then
 
 
-async def sweep(db: Database, settings: Settings) -> None:
+async def reconcile(db: Database, settings: Settings) -> None:
     await batches.quarantine_poisoned(db, settings)
     async with db.write() as session:
         await _close_lost_turns(session, settings)
         await _mark_silent_engines(session, settings)
-        nudge(session, *await _waiting(session, settings))
+        enqueue_after_commit(session, *await _waiting(session, settings))
         if settings.adaptation == "full" and await weight_swap.lagging(session):
-            nudge(session, "evaluate")
+            enqueue_after_commit(session, "evaluate")
     await canary.watch(db, settings)
     await shadow.watch(db, settings)
-    await adapter_sync.furnish(db, settings)
+    await adapter_sync.sync_adapters(db, settings)
     await retire(db, settings)
-    await reward_models.sweep(db, settings)  # the last: it looks through what people have said, and may take long
+    await reward_models.reconcile(db, settings)  # the last: it looks through what people have said, and may take long
 
 
-async def _waiting(session: AsyncSession, settings: Settings) -> list[Station]:
+async def _waiting(session: AsyncSession, settings: Settings) -> list[TaskName]:
     """The stations that have work and might not have heard of it."""
-    due = exists().where(Judgement.state == JudgementState.OPEN, Judgement.due_at <= now(), free(Judgement))
-    work: dict[Station, ColumnElement[bool]] = {
+    due = exists().where(Judgement.state == JudgementState.OPEN, Judgement.due_at <= now(), lease_is_free(Judgement))
+    work: dict[TaskName, ColumnElement[bool]] = {
         "curate": or_(
-            exists().where(~Feedback.curated),
-            exists().where(~Turn.curated, Turn.state != TurnState.OPEN),
+            exists().where(~Feedback.processed),
+            exists().where(~Turn.processed, Turn.state != TurnState.OPEN),
         ),
         "judge": due.where(Judgement.source != LEARNED),
         "rollout": or_(
-            exists().where(Rollout.state == RolloutState.OPEN, Rollout.due_at <= now(), free(Rollout)),
+            exists().where(Rollout.state == RolloutState.OPEN, Rollout.due_at <= now(), lease_is_free(Rollout)),
             exists().where(RolloutPlan.state == PlanState.RUNNING),
         ),
-        "assemble": exists().where(Sample.state == SampleState.OPEN, Sample.matures_at <= now()),
+        "assemble": exists().where(Sample.state == SampleState.OPEN, Sample.ready_at <= now()),
         "train": or_(
-            exists().where(Batch.state == BatchState.OPEN, free(Batch)),
-            exists().where(RewardModel.state == RewardModelState.OPEN, free(RewardModel)),
+            exists().where(Batch.state == BatchState.OPEN, lease_is_free(Batch)),
+            exists().where(RewardModel.state == RewardModelState.OPEN, lease_is_free(RewardModel)),
             due.where(Judgement.source == LEARNED),
         ),
-        "evaluate": exists().where(Version.state == VersionState.TRAINED, free(Version)),
-        "publish": exists().where(Version.state.in_(publish.WAITS), free(Version)),
+        "evaluate": exists().where(Version.state == VersionState.TRAINED, lease_is_free(Version)),
+        "publish": exists().where(Version.state.in_(publish.WAITS), lease_is_free(Version)),
     }
     found = (await session.execute(select(*[condition.label(name) for name, condition in work.items()]))).one()
     return [station for station, waits in zip(work, found, strict=True) if waits]
@@ -100,7 +100,7 @@ async def _close_lost_turns(session: AsyncSession, settings: Settings) -> None:
         .values(
             state=TurnState.ABORTED,
             finish_reason=SERVER_LOST,
-            flaw=func.coalesce(Turn.flaw, LOST_FLAW),
+            exclusion_reason=func.coalesce(Turn.exclusion_reason, LOST_REASON),
             finished_at=now(),
         )
         .execution_options(synchronize_session=False)
@@ -113,7 +113,9 @@ async def _mark_silent_engines(session: AsyncSession, settings: Settings) -> Non
         .where(
             Engine.state == EngineState.READY,
             Engine.heartbeat_at < now() - 3 * settings.lease_seconds,
-            or_(Engine.moving_until.is_(None), Engine.moving_until < now()),  # it is silent while weights are loaded
+            or_(
+                Engine.swapping_until.is_(None), Engine.swapping_until < now()
+            ),  # it is silent while weights are loaded
         )
         .values(state=EngineState.DOWN, reason="its supervisor fell silent")
         .execution_options(synchronize_session=False)

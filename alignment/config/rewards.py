@@ -166,7 +166,7 @@ class RewardsConfig(Frozen):
 
 
 @dataclass(frozen=True)
-class Word:
+class Signal:
     """One source's number about one turn. `origin` names the configured source that it counts under; `weight` is how
     far its rater is believed, from 0 to 1; `person`: a human being said it."""
 
@@ -194,7 +194,7 @@ def worth(kind: str, value: float | None, label: object, source: ExplicitSource)
     return value
 
 
-def combine(words: Sequence[Word], config: RewardsConfig) -> float | None:
+def combine(words: Sequence[Signal], config: RewardsConfig) -> float | None:
     """The one number a turn is worth by itself, in [-1, 1]; None when nobody who counts has spoken.
 
     Per configured source the mean of its words by their raters' weights, and over the sources the mean by theirs.
@@ -216,7 +216,7 @@ def combine(words: Sequence[Word], config: RewardsConfig) -> float | None:
     return total / mass if mass > 0 else None
 
 
-def contradicted(word: Word, words: Sequence[Word]) -> bool:
+def contradicted(word: Signal, words: Sequence[Signal]) -> bool:
     """Has a person who is believed at all said something of the other sign?"""
     return any(other.person and other.weight > 0 and other.value * word.value < 0 for other in words)
 

@@ -10,29 +10,32 @@ from alignment.config.rewards import RewardsConfig, Source
 from alignment.signals.rules import asked_about
 
 FEEDBACK_ALONE = ("explicit", "next_turn")  # sources that people have to speak first for: nobody sees a rollout
-SHADOWS = "shadows"  # what a turn's share is drawn under
+GROUP_SAMPLING = "group_sampling"  # what a turn's share is drawn under
 VerifierName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 
 
-class ShadowConfig(Frozen):
+class GroupSamplingConfig(Frozen):
     """Siblings of a chat's reply: the same prompt and version, sampled again off the hot path, so that they are a
     group to compare. Off with 0."""
 
-    siblings: int = Field(0, ge=0, le=15, description="of each reply; the user's own choices (`n`) count as such")
-    share: float = Field(1.0, gt=0, le=1, description="of the replies that have siblings")
+    extra_replies: int = Field(0, ge=0, le=15, description="of each reply; the user's own choices (`n`) count as such")
+    share: float = Field(1.0, gt=0, le=1, description="of the replies that have group samples")
     tokens_per_hour: int = Field(100_000, ge=0, description="the most that they may generate in an hour")
     window_seconds: float = Field(
-        120.0, gt=0, le=7 * 86400, description="how long a reply waits for its siblings; then they are not asked for"
+        120.0,
+        gt=0,
+        le=7 * 86400,
+        description="how long a reply waits for its group samples; then they are not asked for",
     )
 
 
 class RolloutsConfig(Frozen):
     """What the learner may ask of the engines itself, and when.
 
-    Example: RolloutsConfig.model_validate({"shadows": {"siblings": 3, "share": 0.2}})
+    Example: RolloutsConfig.model_validate({"group_sampling": {"extra_replies": 3, "share": 0.2}})
     """
 
-    shadows: ShadowConfig = ShadowConfig()
+    group_sampling: GroupSamplingConfig = GroupSamplingConfig()
     in_flight: int = Field(2, ge=1, le=256, description="rollouts of the policy that an engine works on at a time")
     most_chats: int = Field(0, ge=0, description="with more open chats on an engine it is asked for no rollout")
     timeout_seconds: float = Field(60.0, gt=0, le=3600, description="for one reply")
@@ -50,16 +53,21 @@ def above(own: RolloutsConfig, most: RolloutsConfig) -> str | None:
     for name in ("in_flight", "most_chats", "timeout_seconds"):
         if getattr(own, name) > getattr(most, name):
             return name
-    return "shadows.tokens_per_hour" if own.shadows.tokens_per_hour > most.shadows.tokens_per_hour else None
+    return (
+        "group_sampling.tokens_per_hour"
+        if own.group_sampling.tokens_per_hour > most.group_sampling.tokens_per_hour
+        else None
+    )
 
 
 def within(own: RolloutsConfig, most: RolloutsConfig) -> RolloutsConfig:
     """A policy's own, as far as the deployment's go."""
     names = ("in_flight", "most_chats", "timeout_seconds")
-    tokens = min(own.shadows.tokens_per_hour, most.shadows.tokens_per_hour)
-    shadows = own.shadows.model_copy(update={"tokens_per_hour": tokens})
+    tokens = min(own.group_sampling.tokens_per_hour, most.group_sampling.tokens_per_hour)
+    group_sampling = own.group_sampling.model_copy(update={"tokens_per_hour": tokens})
     return own.model_copy(
-        update={"shadows": shadows} | {name: min(getattr(own, name), getattr(most, name)) for name in names}
+        update={"group_sampling": group_sampling}
+        | {name: min(getattr(own, name), getattr(most, name)) for name in names}
     )
 
 
@@ -68,22 +76,22 @@ def judges(source: Source) -> bool:
     return source.type not in FEEDBACK_ALONE
 
 
-def idle(shadows: ShadowConfig, rewards: RewardsConfig) -> str | None:
-    """Why no siblings are sampled, if none are."""
-    if shadows.siblings == 0:
-        return "siblings is 0"
-    if shadows.tokens_per_hour == 0:
+def idle(config: GroupSamplingConfig, rewards: RewardsConfig) -> str | None:
+    """Why no group samples are sampled, if none are."""
+    if config.extra_replies == 0:
+        return "extra_replies is 0"
+    if config.tokens_per_hour == 0:
         return "tokens_per_hour is 0"
     if not any(judges(source) for source in rewards.sources):
         return "no source of the policy's rewards judges a reply that nobody has seen"
     if rewards.discount > 0:
-        return "rewards.discount passes credit back from what came later, which siblings never have"
+        return "rewards.discount passes credit back from what came later, which group samples never have"
     return None
 
 
-def wanted(completion_id: str, shadows: ShadowConfig, sources: Sequence[Source]) -> bool:
-    """Whether this completion's reply has siblings: it is in the share, and of some source that will judge them."""
-    if not asked_about(completion_id, SHADOWS, shadows.share):
+def wanted(completion_id: str, config: GroupSamplingConfig, sources: Sequence[Source]) -> bool:
+    """Whether this completion's reply has group samples: it is in the share, and of some source that will judge them."""
+    if not asked_about(completion_id, GROUP_SAMPLING, config.share):
         return False
     return any(
         judges(source) and asked_about(completion_id, source.name, getattr(source, "share", 1.0)) for source in sources

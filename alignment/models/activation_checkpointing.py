@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from alignment.models.roles import Acting
+from alignment.models.roles import ActiveRole
 
 
-def recompute(layers: Iterable[nn.Module], acting: Acting) -> None:
+def recompute(layers: Iterable[nn.Module], acting: ActiveRole) -> None:
     """In place, and inside FSDP's hooks, so that a layer is gathered once on the way back.
 
     transformers' own switch needs a model in training mode, and so turns dropout on.
@@ -20,7 +20,7 @@ def recompute(layers: Iterable[nn.Module], acting: Acting) -> None:
         layer.forward = partial(_run, layer.forward, acting)
 
 
-def _run(forward: Callable[..., Any], acting: Acting, *args: Any, **kwargs: Any) -> Any:
+def _run(forward: Callable[..., Any], acting: ActiveRole, *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     hat = acting.hat  # on the way back, somebody else may be acting

@@ -24,7 +24,7 @@ class Rows(NamedTuple):
     positions_BT: Tensor | None = None
 
 
-class Trunk(nn.Module):
+class BaseLM(nn.Module):
     def __init__(self, model: PreTrainedModel, logits_chunk: int) -> None:
         super().__init__()
         self.model = model

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from alignment.artifacts import ADAPTER_CONFIG
 from alignment.config.trainer import LoRAConfig
-from alignment.models.roles import Acting, Hat
+from alignment.models.roles import ActiveRole, ModelRole
 
 PREFIX = "base_model.model."  # peft wraps a model twice before it names its parts
 
@@ -29,7 +29,7 @@ class LoRALinear(nn.Module):
     see the same ones.
     """
 
-    def __init__(self, base_layer: nn.Linear, scale: float, acting: Acting) -> None:
+    def __init__(self, base_layer: nn.Linear, scale: float, acting: ActiveRole) -> None:
         super().__init__()
         self.base_layer = base_layer
         self.scale = scale
@@ -37,7 +37,7 @@ class LoRALinear(nn.Module):
         self.lora_A = nn.ParameterDict()
         self.lora_B = nn.ParameterDict()
 
-    def add(self, hat: Hat, rank: int, trainable: bool) -> None:
+    def add(self, hat: ModelRole, rank: int, trainable: bool) -> None:
         """Float32 whatever the base is: steps of an optimizer are too small for bfloat16."""
         device = self.base_layer.weight.device
         shapes = (rank, self.base_layer.in_features), (self.base_layer.out_features, rank)
@@ -56,7 +56,7 @@ class LoRALinear(nn.Module):
         return y_ND.view(*x.shape[:-1], -1)
 
 
-def attach(model: nn.Module, lora: LoRAConfig, acting: Acting) -> None:
+def attach(model: nn.Module, lora: LoRAConfig, acting: ActiveRole) -> None:
     """Make room for adapters on a frozen model, in place."""
     targets = [
         (path, module)
@@ -69,14 +69,14 @@ def attach(model: nn.Module, lora: LoRAConfig, acting: Acting) -> None:
         model.set_submodule(path, LoRALinear(module, lora.alpha / lora.rank, acting))
 
 
-def add(model: nn.Module, hat: Hat, rank: int, *, trainable: bool) -> None:
+def add(model: nn.Module, hat: ModelRole, rank: int, *, trainable: bool) -> None:
     """Give a hat an adapter of its own, all zeros."""
     for module in model.modules():
         if isinstance(module, LoRALinear):
             module.add(hat, rank, trainable)
 
 
-def parameters(model: nn.Module, hat: Hat) -> dict[str, nn.Parameter]:
+def parameters(model: nn.Module, hat: ModelRole) -> dict[str, nn.Parameter]:
     """A hat's adapter by the names of its file, in the model's order."""
     return {
         f"{PREFIX}{path}.{side}.weight": getattr(module, side)[hat]

@@ -16,11 +16,11 @@ from alignment.config.trainer import TrainerConfig
 from alignment.errors import DamagedAdapter
 from alignment.models import lora, master_weights, parallel
 from alignment.models.activation_checkpointing import recompute
-from alignment.models.base_model import Rows, Trunk
+from alignment.models.base_model import BaseLM, Rows
 from alignment.models.loading import DTYPES, load_base
-from alignment.models.roles import Acting, Hat
+from alignment.models.roles import ActiveRole, ModelRole
 
-__all__ = ["Hat", "PolicyModel", "Rows"]
+__all__ = ["ModelRole", "PolicyModel", "Rows"]
 
 VALUE_HEAD = "value_head.weight"
 REWARD_HEAD = "reward_head."
@@ -46,8 +46,8 @@ class PolicyModel(nn.Module):
         self.lora = config.lora
         self.dtype = DTYPES[config.dtype]
         self.anchored = anchor
-        self.acting = Acting()
-        self.frozen: Trunk | None = None
+        self.acting = ActiveRole()
+        self.frozen: BaseLM | None = None
         self.value_head: nn.Linear | None = None
         self.reward_head: nn.Linear | None = None
         if config.lora is None:
@@ -59,7 +59,7 @@ class PolicyModel(nn.Module):
             if self.dtype != torch.float32:
                 master_weights.read_as(model, self.dtype)
             if reference:
-                self.frozen = Trunk(load_base(base_model, config.dtype, device), config.logits_chunk)
+                self.frozen = BaseLM(load_base(base_model, config.dtype, device), config.logits_chunk)
         else:
             model = load_base(base_model, config.dtype, device)
             lora.attach(model, config.lora, self.acting)
@@ -70,7 +70,7 @@ class PolicyModel(nn.Module):
                 lora.add(model, "anchor", config.lora.rank, trainable=False)
             if config.reward_model is not None:
                 lora.add(model, "reward", config.lora.rank, trainable=True)
-        self.trunk = Trunk(model, config.logits_chunk)
+        self.trunk = BaseLM(model, config.logits_chunk)
         width = model.get_output_embeddings().in_features
         if critic:
             self.value_head = nn.Linear(width, 1, bias=False, device=device, dtype=torch.float32)
@@ -83,9 +83,9 @@ class PolicyModel(nn.Module):
             recompute(self.trunk.layers, self.acting)
 
     @property
-    def hats(self) -> tuple[Hat, ...]:
+    def hats(self) -> tuple[ModelRole, ...]:
         """Those that this policy has."""
-        there: dict[Hat, bool] = {
+        there: dict[ModelRole, bool] = {
             "actor": True,
             "reference": self.lora is not None or self.frozen is not None,
             "critic": self.value_head is not None,
@@ -107,7 +107,7 @@ class PolicyModel(nn.Module):
         precise = [head for head in (self.value_head, self.reward_head) if head is not None]
         parallel.shard(self, units, precise, device, self.dtype)
 
-    def tensors(self, hat: Hat) -> dict[str, nn.Parameter]:
+    def tensors(self, hat: ModelRole) -> dict[str, nn.Parameter]:
         """What a hat consists of, by file name: nothing for the reference. Raises ValueError for a missing hat."""
         self._check(hat)
         parallel.at_rest(self)
@@ -123,7 +123,7 @@ class PolicyModel(nn.Module):
         return named
 
     @torch.no_grad()
-    def wear(self, tensors: dict[str, Tensor], hat: Hat = "actor") -> None:
+    def wear(self, tensors: dict[str, Tensor], hat: ModelRole = "actor") -> None:
         """Take on tensors, given whole; every rank keeps its share. Raises DamagedAdapter if they do not fit."""
         parameters = self.tensors(hat)
         shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
@@ -136,14 +136,14 @@ class PolicyModel(nn.Module):
         for name, parameter in parameters.items():
             parameter.copy_(parallel.like(tensors[name], parameter))
 
-    def fresh(self, hat: Hat, seed: int) -> dict[str, Tensor]:
+    def fresh(self, hat: ModelRole, seed: int) -> dict[str, Tensor]:
         """Whole tensors of a hat that has learned nothing: they act as the base model does, or value all at 0."""
         if self.lora is None and hat == "actor":
             model = load_base(self.base_model, "float32", torch.device("cpu"))
             return {name: parameter.detach() for name, parameter in master_weights.parameters(model).items()}
         return lora.fresh({name: tuple(tensor.shape) for name, tensor in self.tensors(hat).items()}, seed)
 
-    def forward(self, rows: Rows, hat: Hat = "actor") -> Tensor:
+    def forward(self, rows: Rows, hat: ModelRole = "actor") -> Tensor:
         """Log-probs of the wanted tokens, or, from critic and reward model, what the states before them are worth.
         → [N] float32"""
         self._check(hat)
@@ -171,6 +171,6 @@ class PolicyModel(nn.Module):
                 hidden_ND = self.trunk.hidden(rows)
         return self.reward_head(hidden_ND.float() / hidden_ND.shape[-1] ** 0.5).squeeze(-1).clone()
 
-    def _check(self, hat: Hat) -> None:
+    def _check(self, hat: ModelRole) -> None:
         if hat not in self.hats:
             raise ValueError(f"This policy was built without {hat}.")

@@ -12,17 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-Hat = Literal["actor", "reference", "critic", "anchor", "reward"]
+ModelRole = Literal["actor", "reference", "critic", "anchor", "reward"]
 
 
 @dataclass
-class Acting:
+class ActiveRole:
     """The hat that acts at the moment. All adapters of a trunk look at the same one."""
 
-    hat: Hat = "actor"
+    hat: ModelRole = "actor"
 
     @contextmanager
-    def wearing(self, hat: Hat) -> Iterator[None]:
+    def wearing(self, hat: ModelRole) -> Iterator[None]:
         before, self.hat = self.hat, hat
         try:
             yield

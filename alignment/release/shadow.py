@@ -9,10 +9,10 @@ from alignment.config.rewards import JudgeSource, RewardsConfig
 from alignment.config.rollouts import judges
 from alignment.release.canary import Arm, Comparison, Verdict, compared, sure, unsound
 
-REHEARSALS = "rehearsals"  # what a turn's share is drawn under
+SHADOW = "shadow_config"  # what a turn's share is drawn under
 
 
-class RehearsalConfig(Comparison):
+class ShadowConfig(Comparison):
     """Of which replies a candidate makes its own, and what they must show before anybody hears it.
 
     Example: RehearsalConfig.model_validate({"share": 0.2, "min_rated": 50})
@@ -30,7 +30,7 @@ class RehearsalConfig(Comparison):
         gt=1,
         description="times as long as in the chat that a token may take on average; the wait behind chats too",
     )
-    tokens_per_hour: int = Field(100_000, ge=0, description="the most that rehearsals may generate in an hour")
+    tokens_per_hour: int = Field(100_000, ge=0, description="the most that shadow deployments may generate in an hour")
     window_seconds: float = Field(
         120.0, gt=0, le=7 * 86400, description="how long after a reply there may be room for the candidate's"
     )
@@ -52,8 +52,8 @@ class Pairs:
         return self.better + self.alike + self.worse
 
 
-def judge(config: RehearsalConfig, candidate: Arm, stable: Arm, pairs: Pairs, age_seconds: float) -> Verdict:
-    """What to do with a candidate, `age_seconds` after its rehearsal began. May be asked at any time and again.
+def judge(config: ShadowConfig, candidate: Arm, stable: Arm, pairs: Pairs, age_seconds: float) -> Verdict:
+    """What to do with a candidate, `age_seconds` after its shadow deployment began. May be asked at any time and again.
 
     As for a canary (`alignment.release.canary.judge`), but that approval is what became of the pairs, by `beaten`.
     """
@@ -109,8 +109,8 @@ def compare(rewards: RewardsConfig) -> list[str]:
     return [source.name for source in rewards.sources if isinstance(source, JudgeSource) and source.compare]
 
 
-def idle(config: RehearsalConfig, rewards: RewardsConfig) -> str | None:
-    """Why no rehearsal can be passed, if none can."""
+def idle(config: ShadowConfig, rewards: RewardsConfig) -> str | None:
+    """Why no shadow can be passed, if none can."""
     if config.tokens_per_hour == 0:
         return "tokens_per_hour is 0"
     if config.min_rated > 0 and not rate(rewards):

@@ -44,7 +44,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Thumb:
+class BinaryLabel:
     """What somebody said of one reply, in [-1, 1]. Example: Thumb(reply=3, value=-1.0, weight=0.4)"""
 
     reply: int
@@ -58,18 +58,18 @@ class Thumb:
 
 
 @dataclass(frozen=True)
-class Words:
+class PreferenceDataset:
     """All that a reward model is fitted on."""
 
     replies: tuple[Reply, ...]
     pairs: tuple[Pair, ...] = ()
-    thumbs: tuple[Thumb, ...] = ()
+    thumbs: tuple[BinaryLabel, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pairs) + len(self.thumbs)
 
     @property
-    def words(self) -> tuple[Pair | Thumb, ...]:
+    def words(self) -> tuple[Pair | BinaryLabel, ...]:
         return self.pairs + self.thumbs
 
     @property
@@ -85,15 +85,15 @@ class Words:
         return cls(
             tuple(_reply(reply) for reply in fields["replies"]),
             tuple(Pair(**pair) for pair in fields["pairs"]),
-            tuple(Thumb(**thumb) for thumb in fields["thumbs"]),
+            tuple(BinaryLabel(**thumb) for thumb in fields["thumbs"]),
         )
 
 
 def replies_to_bytes(replies: Sequence[Reply]) -> bytes:
-    return Words(tuple(replies)).to_bytes()
+    return PreferenceDataset(tuple(replies)).to_bytes()
 
 
-def held_out(words: Words, share: float, seed: int) -> set[int]:
+def held_out(words: PreferenceDataset, share: float, seed: int) -> set[int]:
     """The replies, by place, that nothing is fitted on: about `share` of the words is about them.
 
     What could give an answer away stays on one side: replies to one prompt, the turns of a conversation (a later
@@ -132,12 +132,12 @@ def held_out(words: Words, share: float, seed: int) -> set[int]:
     return chosen
 
 
-def split(words: Words, out: set[int]) -> tuple[Words, Words]:
+def split(words: PreferenceDataset, out: set[int]) -> tuple[PreferenceDataset, PreferenceDataset]:
     """The words about other replies than `out`, and those about them. Places stay as they are."""
 
-    def kept(inside: bool) -> Words:
+    def kept(inside: bool) -> PreferenceDataset:
         pairs = tuple(pair for pair in words.pairs if (pair.chosen in out) is inside)
-        return Words(words.replies, pairs, tuple(t for t in words.thumbs if (t.reply in out) is inside))
+        return PreferenceDataset(words.replies, pairs, tuple(t for t in words.thumbs if (t.reply in out) is inside))
 
     return kept(False), kept(True)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from alignment.functional import Platt, auc, calibration_error, platt
-from alignment.reward_model.dataset import Words, held_out, split
+from alignment.reward_model.dataset import PreferenceDataset, held_out, split
 from alignment.signals.agreement import Agreement
 
 AS_IT_IS = Platt(1.0, 0.0)
@@ -25,7 +25,7 @@ class Heard:
     weights_P: Tensor
 
     @classmethod
-    def of(cls, words: Words, scores: Tensor) -> "Heard":
+    def of(cls, words: PreferenceDataset, scores: Tensor) -> "Heard":
         """`scores`: one for each of `words.replies`."""
         scores = scores.double().cpu()
 
@@ -54,7 +54,7 @@ def chances(scores_N: Tensor, by: Platt) -> Tensor:
     return torch.sigmoid(by.scale * scores_N + by.shift)
 
 
-def calibrated(words: Words, scores: Tensor) -> Platt:
+def calibrated(words: PreferenceDataset, scores: Tensor) -> Platt:
     """From these words. Where there are pairs alone, which know no absolute, the mean reply is worth 0."""
     heard = Heard.of(words, scores)
     by = platt(heard.scores_N, heard.values_N, heard.weights_N, heard.margins_P, heard.weights_P)
@@ -65,7 +65,7 @@ def calibrated(words: Words, scores: Tensor) -> Platt:
     return Platt(scale, -scale * float(scores.double().cpu()[spoken].mean()))
 
 
-def measured(words: Words, scores: Tensor, seed: int) -> dict[str, float]:
+def measured(words: PreferenceDataset, scores: Tensor, seed: int) -> dict[str, float]:
     """What is told of words that nothing was fitted on. What rests on a calibration is measured on one half after
     calibrating on the other, both ways, so that no word vouches for itself."""
     halves = split(words, held_out(words, 0.5, seed))

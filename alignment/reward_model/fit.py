@@ -13,10 +13,10 @@ from alignment.data.prefix_sharing import Packing
 from alignment.errors import NonFiniteUpdate
 from alignment.functional import bradley_terry_loss, thumb_loss
 from alignment.models import parallel
-from alignment.reward_model.dataset import Pair, Reply, Thumb, Words
+from alignment.reward_model.dataset import BinaryLabel, Pair, PreferenceDataset, Reply
 from alignment.trainer.optimizer import Optimizer
 from alignment.trainer.scoring import score_alone
-from alignment.trainer.trainer import Learner
+from alignment.trainer.trainer import Trainer
 
 END = 0  # stands behind a reply and is never read: the state before it is that of the reply's last token
 
@@ -26,7 +26,7 @@ def whole(reply: Reply) -> Scored:
     return Scored((*reply.ids, END), start=len(reply.ids))
 
 
-def scores_of(learner: Learner, replies: Sequence[Reply], places: Collection[int] | None = None) -> Tensor:
+def scores_of(learner: Trainer, replies: Sequence[Reply], places: Collection[int] | None = None) -> Tensor:
     """A score a reply, alike on every rank; 0 for those that are in no one of `places`.  → [B]"""
     wanted = sorted(range(len(replies)) if places is None else places)
     scores_B = torch.zeros(len(replies))
@@ -46,9 +46,9 @@ def scores_of(learner: Learner, replies: Sequence[Reply], places: Collection[int
 class Part:
     """One thumb, or the pairs of one ranking: what shares its computation."""
 
-    def __init__(self, pairs: Sequence[Pair], thumbs: Sequence[Thumb]) -> None:
+    def __init__(self, pairs: Sequence[Pair], thumbs: Sequence[BinaryLabel]) -> None:
         self.pairs, self.thumbs = tuple(pairs), tuple(thumbs)
-        words: list[Pair | Thumb] = [*pairs, *thumbs]
+        words: list[Pair | BinaryLabel] = [*pairs, *thumbs]
         self.places = sorted({place for word in words for place in word.about})
 
     @property
@@ -60,7 +60,7 @@ class Part:
         return sum(pair.weight for pair in self.pairs) + sum(thumb.weight for thumb in self.thumbs)
 
 
-def parts_of(words: Words) -> list[Part]:
+def parts_of(words: PreferenceDataset) -> list[Part]:
     rankings: dict[int, list[Pair]] = defaultdict(list)
     for pair in words.pairs:
         rankings[pair.ranking].append(pair)
@@ -80,7 +80,7 @@ def _cut(parts: Sequence[Part], pieces: int) -> list[list[Part]]:
 class Fitting:
     """One fit: epochs of steps, each of about `batch_words` words."""
 
-    def __init__(self, learner: Learner, words: Words, config: RewardModelConfig) -> None:
+    def __init__(self, learner: Trainer, words: PreferenceDataset, config: RewardModelConfig) -> None:
         self.learner, self.words = learner, words
         self._parts = parts_of(words)
         self._order = torch.Generator().manual_seed(learner.config.seed)

@@ -18,20 +18,20 @@ from alignment.errors import NothingToCompare
 from alignment.models import parallel
 from alignment.reward_model import artifacts
 from alignment.reward_model.artifacts import Content
-from alignment.reward_model.dataset import Reply, Words, held_out, split
+from alignment.reward_model.dataset import PreferenceDataset, Reply, held_out, split
 from alignment.reward_model.evaluate import calibrated, measured, values
 from alignment.reward_model.fit import Fitting, scores_of
 from alignment.trainer.export import Export, published
 from alignment.trainer.optimizer import Optimizer
-from alignment.trainer.trainer import Learner
+from alignment.trainer.trainer import Trainer
 
 
 @dataclass
 class Begun:
     """A fit under way: what it learns from, what it is to be measured on."""
 
-    words: Words
-    out: Words
+    words: PreferenceDataset
+    out: PreferenceDataset
     fitting: Fitting
     optimizer: Optimizer
     seconds: float = 0.0
@@ -50,13 +50,13 @@ class Fit:
 class RewardModel:
     """On the learner's trunk, which must have room for it (`TrainerConfig.reward_model`)."""
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self, learner: Trainer) -> None:
         self.learner = learner
         self.config: RewardModelConfig | None = learner.config.reward_model
         self._content: Content | None = None
         self._begun: Begun | None = None
 
-    def fit(self, words: Words) -> Fit:
+    def fit(self, words: PreferenceDataset) -> Fit:
         """Begin anew and learn from all words but those that are held out, then calibrate on these.
 
         The same words, seed and number of ranks give the same bits. Raises NothingToCompare where too little is said,
@@ -67,7 +67,7 @@ class RewardModel:
             pass
         return self.finish()
 
-    def begin(self, words: Words) -> int:
+    def begin(self, words: PreferenceDataset) -> int:
         """The first part of a fit that leaves room for other work, which may be an update of the policy but nothing
         that wears the reward hat. Returns how many steps it will take, or a few less."""
         learner, config = self.learner, self._config
@@ -158,7 +158,7 @@ class RewardModel:
         return self.config
 
 
-def _enough(taught: Words, out: Words, config: RewardModelConfig) -> None:
+def _enough(taught: PreferenceDataset, out: PreferenceDataset, config: RewardModelConfig) -> None:
     if len(out) < config.min_held_out or len(taught) < config.min_held_out:
         raise NothingToCompare(
             f"{len(taught)} words to fit and {len(out)} to hold out: at least {config.min_held_out} of each are "

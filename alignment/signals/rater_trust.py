@@ -36,7 +36,7 @@ class Tally(NamedTuple):
         return self.up + self.down
 
 
-class Heard(NamedTuple):
+class RaterSignal(NamedTuple):
     """A word about a turn, beside others about the same turn. `weight` is how far its author is believed, from 0 to 1;
     a machine's word has no rater; `fresh` if it has not been compared before."""
 
@@ -150,7 +150,7 @@ def fade(page: Tally) -> float:
     return float(0.5 ** (page.words / HALF_LIFE))
 
 
-def agreement(turn: Sequence[Heard]) -> dict[str, tuple[float, float]]:
+def agreement(turn: Sequence[RaterSignal]) -> dict[str, tuple[float, float]]:
     """What the words about one turn add to each rater's (agreed, disagreed): at most 1 a fresh word.
 
     Two words compare by their signs, as much as the weaker of them says and as the other's author is believed. Words

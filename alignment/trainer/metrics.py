@@ -35,7 +35,7 @@ class UpdateReport:
         return self.metrics.get("reference_kl", 0.0)
 
 
-class Tally:
+class MetricAccumulator:
     """Metrics of one step, which come in parts that add up, from micro-batches and ranks."""
 
     def __init__(self) -> None:

@@ -9,11 +9,15 @@ from alignment.data.collate import output_mask
 from alignment.data.micro_batches import Scored, plan, rows
 from alignment.data.prefix_sharing import Packing
 from alignment.models import parallel
-from alignment.models.policy_model import Hat, PolicyModel
+from alignment.models.policy_model import ModelRole, PolicyModel
 
 
 def score(
-    policy: PolicyModel, sequences: Sequence[Scored], mask_BT: Tensor, hat: Hat = "actor", packing: Packing = "tree"
+    policy: PolicyModel,
+    sequences: Sequence[Scored],
+    mask_BT: Tensor,
+    hat: ModelRole = "actor",
+    packing: Packing = "tree",
 ) -> Tensor:
     """What `hat` says of the scored tokens of one micro-batch, 0 in the padding.  → [B, T]"""
     scores_N = policy(rows(sequences, mask_BT.device, packing), hat)
@@ -29,7 +33,7 @@ def score_all(
     *,
     rank: int = 0,
     num_ranks: int = 1,
-    hat: Hat = "actor",
+    hat: ModelRole = "actor",
     packing: Packing = "tree",
 ) -> Tensor:
     """The same of all sequences, in the micro-batches of a plan, alike on every rank.  → [B, T]
@@ -53,7 +57,7 @@ def score_alone(
     budget: int,
     rank: int = 0,
     num_ranks: int = 1,
-    hat: Hat = "actor",
+    hat: ModelRole = "actor",
 ) -> Tensor:
     """The same where no step is to come, in micro-batches of up to `budget` tokens.  → [B, T]"""
     packing: Packing = "tree" if policy.masks_allowed else "chain"

@@ -14,7 +14,7 @@ from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import Scored
 from alignment.models import parallel
 from alignment.models.loading import pick_device
-from alignment.models.policy_model import Hat, PolicyModel
+from alignment.models.policy_model import ModelRole, PolicyModel
 from alignment.trainer import checkpoint
 from alignment.trainer.checkpoint import Checkpoint, Progress, Trained
 from alignment.trainer.export import Export, export
@@ -26,7 +26,7 @@ from alignment.trainer.update import Update
 from alignment.types import Batch
 
 
-class Learner:
+class Trainer:
     """Built once and kept: the base model is loaded and cut over the ranks here, versions come and go."""
 
     def __init__(self, base_model: Path, config: TrainerConfig) -> None:
@@ -104,7 +104,7 @@ class Learner:
             whole = ((name, parallel.whole(tensor).detach()) for name, tensor in tensors.items())
             return {name: tensor.to("cpu", copy=True) for name, tensor in whole if self.rank == 0}
 
-        def taken(hat: Hat, optimizer: Optimizer) -> Trained:
+        def taken(hat: ModelRole, optimizer: Optimizer) -> Trained:
             return Trained(gathered(self.policy.tensors(hat)), gathered(optimizer.moments()))
 
         critic = taken("critic", self.critic_optimizer) if self.critic_optimizer else None

@@ -16,21 +16,21 @@ from alignment.data.micro_batches import Scored, plan
 from alignment.data.prefix_sharing import Packing
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.functional import aggregate, kl_estimate
-from alignment.models.policy_model import Hat
-from alignment.trainer.metrics import Stopwatch, Tally, UpdateReport, describe, mean_of_steps
+from alignment.models.policy_model import ModelRole
+from alignment.trainer.metrics import MetricAccumulator, Stopwatch, UpdateReport, describe, mean_of_steps
 from alignment.trainer.scoring import score, score_all
 from alignment.trainer.update_kl import moved
 from alignment.types import Batch
 
 if TYPE_CHECKING:
-    from alignment.trainer.trainer import Learner
+    from alignment.trainer.trainer import Trainer
 
 SEQUENCE_SLACK = 4.0  # short replies are further apart than a whole batch, without anything being wrong
 Step = tuple[list[int], list[list[int]]]  # a minibatch, and the micro-batches that it is computed in
 
 
 class Update:
-    def __init__(self, learner: Learner, batch: Batch) -> None:
+    def __init__(self, learner: Trainer, batch: Batch) -> None:
         self.learner, self.batch = learner, batch
         self.algorithm, self.config = learner.algorithm, learner.config
         self.samples = [batch.samples[index] for index in self.algorithm.select(batch.samples)]
@@ -108,7 +108,7 @@ class Update:
     def _score(self, groups: list[list[int]]) -> None:
         """In the first epoch's own micro-batches: then the first step's log-probs are the parent's, bit for bit."""
 
-        def scored(hat: Hat) -> Tensor:
+        def scored(hat: ModelRole) -> Tensor:
             return score_all(
                 self.learner.policy,
                 self.sequences,
@@ -152,8 +152,8 @@ class Update:
 
     def _learn(self, minibatch: list[int], groups: list[list[int]]) -> dict[str, float]:
         """Leave the minibatch's gradient on the parameters; return its metrics, the same on every rank."""
-        tally = Tally()
-        hats: tuple[Hat, ...] = ("actor", "critic") if self.algorithm.needs_critic else ("actor",)
+        tally = MetricAccumulator()
+        hats: tuple[ModelRole, ...] = ("actor", "critic") if self.algorithm.needs_critic else ("actor",)
         for group in groups[self.learner.rank :: self.learner.num_ranks]:
             # An empty micro-batch still meets the other ranks, and adds 0: any whole one stands in for it.
             present = group or min((one for one in groups if one), key=len)
@@ -161,7 +161,7 @@ class Update:
                 tally.add(self._backward(hat, minibatch, present, counts=bool(group)))
         return tally.totals(self.learner.num_ranks)
 
-    def _backward(self, hat: Hat, minibatch: list[int], rows: list[int], *, counts: bool) -> dict[str, Tensor]:
+    def _backward(self, hat: ModelRole, minibatch: list[int], rows: list[int], *, counts: bool) -> dict[str, Tensor]:
         scored_BT = score(
             self.learner.policy,
             [self.sequences[index] for index in rows],

@@ -92,11 +92,11 @@ def parent_of(
         mine.append(Turn.conversation_id == conversation_id)
     if replies:
         same_voice = [Turn.key_id == key_id, Turn.end_user.is_(None) if end_user is None else Turn.end_user == end_user]
-        ours = Turn.thread.in_([said[at] for at in replies])
+        ours = Turn.prefix_hash.in_([said[at] for at in replies])
         by_length = {said[at]: at for at in replies}
-        longest = case(by_length, value=Turn.thread).desc()
+        longest = case(by_length, value=Turn.prefix_hash).desc()
         if (row := _first(connection, *mine, *same_voice, ours, order=(longest, FOLLOWED))) is not None:
-            return _parent(row, by_length[row.thread] + 1)
+            return _parent(row, by_length[row.prefix_hash] + 1)
     if conversation_id is not None and (row := _first(connection, *mine)) is not None:
         return _parent(row, None)
     return None
@@ -114,9 +114,9 @@ def _first(connection: Connection, *conditions: ColumnElement[bool], order: Sequ
             Turn.prompt_ids,
             Turn.output_ids,
             Turn.sampling,
-            Turn.asked,
+            Turn.request_params,
             Turn.parent_id,
-            Turn.thread,
+            Turn.prefix_hash,
         )
         .where(*conditions)
         .order_by(*order, Turn.created_at.desc())
@@ -134,8 +134,8 @@ def _parent(row: Any, num_messages: int | None) -> Parent:
         prompt_ids=row.prompt_ids,
         output_ids=row.output_ids,
         stops=row.sampling.get("stop", []),
-        tools=[] if row.asked.get("tool_choice") == "none" else row.asked.get("tools", []),
-        cut=row.finish_reason == "tool_calls" and row.asked.get("parallel_tool_calls") is False,
+        tools=[] if row.request_params.get("tool_choice") == "none" else row.request_params.get("tools", []),
+        cut=row.finish_reason == "tool_calls" and row.request_params.get("parallel_tool_calls") is False,
         spliced=row.parent_id is not None,
         num_messages=num_messages,
     )

@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from app.chat import schemas, service
 from app.chat.views import CompletionView
 from app.core.errors import DOCUMENTED, AttuneError
-from app.core.http import JsonBody, accepts
+from app.core.http import JsonBody, request_body_schema
 from app.deployments.resolution import resolve
 from app.policies import repository as policies
 from app.policies import service as policy_service
@@ -41,7 +41,7 @@ class ModelList(BaseModel):
     "/chat/completions",
     response_model=CompletionView,
     responses=EVENTS,
-    openapi_extra=accepts(schemas.ChatRequest),
+    openapi_extra=request_body_schema(schemas.ChatRequest),
 )
 async def chat(request: Request, caller: ChatCaller, body: JsonBody) -> Response:
     asked = schemas.read(body)
@@ -80,5 +80,5 @@ async def list_models(caller: ChatCaller, db: DatabaseDep) -> ModelList:
 
 @router.get("/models/{name}")
 async def get_model(name: ModelName, caller: ChatCaller, db: DatabaseDep) -> ModelView:
-    named = await db.look(lambda connection: resolve(connection, caller.project_id, name))
+    named = await db.run_read(lambda connection: resolve(connection, caller.project_id, name))
     return ModelView(id=name, created=int(named.created_at))

@@ -28,7 +28,7 @@ class Outcome:
     error: AttuneError | None = None
 
 
-class Whole:
+class UnaryFanout:
     """Replies that come at once. `start` asks; `outcomes` waits; `end` ends the engine's work, and what was said until
     then still comes in."""
 
@@ -70,7 +70,7 @@ class Whole:
             return Outcome(None, trouble(error))
 
 
-class Choices:
+class StreamFanout:
     """Streams side by side, as one stream of OpenAI's chunks.
 
     Example:

@@ -12,14 +12,14 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.orm import aliased
 
 from app.chat import conversations, prefix_reuse
-from app.chat.sampling_params import sampling_flaw, sampling_of
+from app.chat.sampling_params import sampling_exclusion_reason, sampling_of
 from app.chat.schemas import ChatRequest
-from app.chat.turn_writer import Holder, Opening
+from app.chat.turn_writer import Holder, TurnStart
 from app.core.database import Database, now
 from app.core.errors import BadRequest
 from app.core.settings import Settings
 from app.deployments.resolution import Route
-from app.deployments.router import Routes, Speaker
+from app.deployments.router import RequestIdentity, VersionRouter
 from app.inference.client import BASE_WEIGHTS, EngineClient
 from app.inference.pool import EnginePool
 from app.inference.request import ChatCall, Sampling
@@ -59,7 +59,7 @@ class Plan:
     client: EngineClient
     calls: tuple[ChatCall, ...]
     conversation_id: str
-    opening: Opening
+    opening: TurnStart
     length_range: tuple[int, int] | None = None
 
     @property
@@ -86,7 +86,13 @@ class Past:
 
 
 async def plan(
-    db: Database, pool: EnginePool, settings: Settings, caller: Caller, routes: Routes, found: Route, asked: Asked
+    db: Database,
+    pool: EnginePool,
+    settings: Settings,
+    caller: Caller,
+    routes: VersionRouter,
+    found: Route,
+    asked: Asked,
 ) -> Plan:
     """`found` is what the request's `model` names; which version of it answers is decided here."""
     request = asked.request
@@ -116,7 +122,7 @@ async def plan(
     if past.parent is not None:
         continued = await prefix_reuse.go_on(client, call, messages, past.parent, route.named.policy_id)
         call, note = replace(call, prompt_ids=continued.prompt_ids), continued.note
-    flaw = _flaw(caller, asked, sampling, past.judged)
+    exclusion_reason = _exclusion_reason(caller, asked, sampling, past.judged)
     calls = (call, *(_choice(call, index) for index in range(1, request.n)))
     shaped_by = request.asked()
     turns = [
@@ -128,19 +134,19 @@ async def plan(
             "key_id": caller.key_id,
             "policy_id": route.named.policy_id,
             "version_id": route.named.version_id,
-            "routed": route.routed,
+            "route_reason": route.route_reason,
             "engine": engine,
             "stream": request.stream,
             "messages": messages,
             "sampling": choice.sampling.body(),
-            "asked": shaped_by,
+            "request_params": shaped_by,
             "conversation_id": conversation_id,
             "parent_id": past.parent.id if past.parent else None,
-            "continuity": note,
+            "prefix_reuse": note,
             "end_user": request.end_user,
             "request_sha256": asked.sha256,
-            "details": request.metadata,
-            "flaw": flaw,
+            "request_metadata": request.metadata,
+            "exclusion_reason": exclusion_reason,
         }
         for index, choice in enumerate(calls)
     ]
@@ -156,16 +162,16 @@ async def plan(
         client=client,
         calls=calls,
         conversation_id=conversation_id,
-        opening=Opening(turns, pairs, replaced, holder if settings.adaptation == "full" else None),
+        opening=TurnStart(turns, pairs, replaced, holder if settings.adaptation == "full" else None),
         length_range=settings.length_range,
     )
 
 
 def _speaker(
     caller: Caller, asked: Asked, conversation_id: str, parent: conversations.Parent | None, found: Route
-) -> Speaker:
+) -> RequestIdentity:
     before = parent.version_id if parent is not None and parent.policy_id == found.named.policy_id else None
-    return Speaker(caller.key_id, conversation_id, asked.request.end_user, before)
+    return RequestIdentity(caller.key_id, conversation_id, asked.request.end_user, before)
 
 
 async def _past(db: Database, caller: Caller, asked: Asked, messages: list[dict[str, Any]]) -> Past:
@@ -184,7 +190,7 @@ async def _past(db: Database, caller: Caller, asked: Asked, messages: list[dict[
         )
         return Past(parent, tuple(_earlier(connection, caller, asked)) if asked.retries else ())
 
-    return await db.look(look)
+    return await db.run_read(look)
 
 
 def _earlier(connection: Connection, caller: Caller, asked: Asked) -> list[Any]:
@@ -216,10 +222,10 @@ def _choice(first: ChatCall, index: int) -> ChatCall:
     return replace(first, rid=new_id("chatcmpl"), sampling=replace(first.sampling, seed=seed))
 
 
-def _flaw(caller: Caller, asked: Asked, sampling: Sampling, judged: str | None) -> str | None:
+def _exclusion_reason(caller: Caller, asked: Asked, sampling: Sampling, judged: str | None) -> str | None:
     """Why these turns must not be trained on, as far as the request alone tells."""
     if withholds(asked.request.metadata) or not caller.train:
         return NO_CONSENT
     if judged is not None:
         return f"its client asked again after {judged}, which was judged"
-    return sampling_flaw(sampling)
+    return sampling_exclusion_reason(sampling)

@@ -14,7 +14,7 @@ from app.models import (
     RolloutState,
     SampleState,
     Turn,
-    TurnPair,
+    TurnMetadata,
     TurnState,
     Version,
     lock_turns,
@@ -62,8 +62,8 @@ async def completions(
         if version_id is not None:
             wanted.append(Turn.version_id == version_id)
     for key, value in pairs.items():
-        mine = and_(TurnPair.turn_id == Turn.id, TurnPair.key == key, TurnPair.value == value)
-        wanted.append(exists().where(mine, TurnPair.project_id == project_id))
+        mine = and_(TurnMetadata.turn_id == Turn.id, TurnMetadata.key == key, TurnMetadata.value == value)
+        wanted.append(exists().where(mine, TurnMetadata.project_id == project_id))
     if after is not None:
         at, id = after.created_at, after.id
         if newest_first:
@@ -91,13 +91,13 @@ async def _whole(session: AsyncSession, ids: Sequence[str]) -> list[Stored]:
 
 async def replace_pairs(session: AsyncSession, turns: Sequence[Turn], pairs: Mapping[str, str]) -> None:
     first = turns[0]
-    await session.execute(delete(TurnPair).where(TurnPair.turn_id == first.id))
+    await session.execute(delete(TurnMetadata).where(TurnMetadata.turn_id == first.id))
     for key, value in pairs.items():
-        session.add(TurnPair(turn_id=first.id, project_id=first.project_id, key=key, value=value))
+        session.add(TurnMetadata(turn_id=first.id, project_id=first.project_id, key=key, value=value))
     for turn in turns:
-        turn.details = dict(pairs)
+        turn.request_metadata = dict(pairs)
         if withholds(pairs):
-            turn.flaw = NO_CONSENT  # before any other: whoever asks for consent looks for this one
+            turn.exclusion_reason = NO_CONSENT  # before any other: whoever asks for consent looks for this one
     if withholds(pairs):
         ids = await _locked(session, turns)
         await _drop_samples(session, ids, NO_CONSENT)
@@ -107,7 +107,7 @@ async def replace_pairs(session: AsyncSession, turns: Sequence[Turn], pairs: Map
 async def erase(session: AsyncSession, turns: Sequence[Turn]) -> None:
     """What was said goes; that something was said, when, at what cost and by which version stays."""
     ids = await _locked(session, turns)
-    await session.execute(delete(TurnPair).where(TurnPair.turn_id.in_(ids)))
+    await session.execute(delete(TurnMetadata).where(TurnMetadata.turn_id.in_(ids)))
     await _drop_samples(session, ids, "its turn was deleted")
     await _stop_rollouts(session, ids, "its turn was deleted")
     await session.execute(  # a judge's reason may quote it
@@ -122,16 +122,16 @@ async def erase(session: AsyncSession, turns: Sequence[Turn]) -> None:
         .values(
             state=case((Turn.state == TurnState.OPEN, TurnState.ABORTED), else_=Turn.state),
             messages=[],
-            asked={},
-            details={},
+            request_params={},
+            request_metadata={},
             reply=None,
             prompt_ids=None,
             output_ids=None,
             logprobs=None,
-            thread=None,
+            prefix_hash=None,
             end_user=None,
             request_sha256=None,
-            flaw="deleted",
+            exclusion_reason="deleted",
             deleted_at=now(),
         )
         .execution_options(synchronize_session=False)
@@ -142,9 +142,9 @@ async def _with_rollouts(session: AsyncSession, turns: Sequence[Turn]) -> list[s
     """Their ids, and those of the rollouts to the same prompts."""
     ids = [turn.id for turn in turns]
     mine = select(Turn.completion_id).where(Turn.id.in_(ids))
-    shadows = select(Turn.id).where(Turn.completion_id.in_(mine), Turn.origin == Origin.SHADOW)
-    rehearsals = select(Turn.id).where(Turn.beside_id.in_(ids))
-    return sorted({*ids, *await session.scalars(shadows), *await session.scalars(rehearsals)})
+    group_samples = select(Turn.id).where(Turn.completion_id.in_(mine), Turn.origin == Origin.GROUP_SAMPLE)
+    shadow_deployments = select(Turn.id).where(Turn.shadow_of_id.in_(ids))
+    return sorted({*ids, *await session.scalars(group_samples), *await session.scalars(shadow_deployments)})
 
 
 async def _stop_rollouts(session: AsyncSession, turn_ids: Sequence[str], reason: str) -> None:
@@ -165,10 +165,10 @@ async def _stop_rollouts(session: AsyncSession, turn_ids: Sequence[str], reason:
     )
     await session.execute(
         update(Turn)
-        .where(Turn.id.in_(turn_ids), Turn.origin.in_((Origin.SHADOW, Origin.REHEARSAL)))
+        .where(Turn.id.in_(turn_ids), Turn.origin.in_((Origin.GROUP_SAMPLE, Origin.SHADOW)))
         .values(
             state=case((Turn.state == TurnState.OPEN, TurnState.ABORTED), else_=Turn.state),
-            flaw=reason if reason == NO_CONSENT else func.coalesce(Turn.flaw, reason),
+            exclusion_reason=reason if reason == NO_CONSENT else func.coalesce(Turn.exclusion_reason, reason),
             finished_at=func.coalesce(Turn.finished_at, now()),
         )
         .execution_options(synchronize_session=False)
@@ -176,8 +176,8 @@ async def _stop_rollouts(session: AsyncSession, turn_ids: Sequence[str], reason:
 
 
 async def _locked(session: AsyncSession, turns: Sequence[Turn]) -> list[str]:
-    """The turns and their siblings, before their samples, as curating does: none is made of them meanwhile. First those
-    that are known: whoever casts siblings of them holds them, and these are seen only when that is done."""
+    """The turns and their group samples, before their samples, as curating does: none is made of them meanwhile. First those
+    that are known: whoever casts group samples of them holds them, and these are seen only when that is done."""
     await lock_turns(session, [turn.id for turn in turns])
     ids = await _with_rollouts(session, turns)
     await lock_turns(session, ids)
@@ -189,4 +189,4 @@ async def _drop_samples(session: AsyncSession, turn_ids: Sequence[str], reason: 
     whoever fits a reward model to what was said of them."""
     await unlearning.break_up(session, turn_ids)
     await reward_models.interrupt(session, turn_ids)
-    await unlearning.drop(session, turn_ids, (SampleState.OPEN, SampleState.HELD, SampleState.BATCHED), reason)
+    await unlearning.drop(session, turn_ids, (SampleState.OPEN, SampleState.QUARANTINED, SampleState.BATCHED), reason)

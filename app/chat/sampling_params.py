@@ -33,7 +33,7 @@ def sampling_of(request: ChatRequest, settings: Settings) -> Sampling:
     )
 
 
-def sampling_flaw(sampling: Sampling) -> str | None:
+def sampling_exclusion_reason(sampling: Sampling) -> str | None:
     """The engine's log-probs are those of temperature alone: what bends sampling further was not the policy's own."""
     if sampling.temperature < GREEDY_BELOW:
         return "greedy: nothing was sampled"

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, 
 
 from app.chat.messages import Message, NamedTool, ResponseFormat, Tool
 from app.core.errors import UnsupportedParameter
-from app.core.http import parse
+from app.core.http import parse_body
 
 # Asking for these would change the reply, so ignoring them would be a lie; the value shown changes nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -151,7 +151,7 @@ def read(body: dict[str, Any]) -> ChatRequest:
         if name in body and body[name] not in neutral:
             raise UnsupportedParameter(f"'{name}' with this value is not supported.", param=name)
     _refuse_other_kinds(body)
-    return parse(ChatRequest, {k: v for k, v in body.items() if k not in NEUTRAL and k not in HINTS})
+    return parse_body(ChatRequest, {k: v for k, v in body.items() if k not in NEUTRAL and k not in HINTS})
 
 
 def _refuse_other_kinds(body: dict[str, Any]) -> None:

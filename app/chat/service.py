@@ -11,16 +11,16 @@ from starlette.requests import ClientDisconnect, Request
 
 from alignment.signals.length_penalty import length_penalty
 from app.chat import conversations
-from app.chat.fanout import Choices, Outcome, Whole, total
+from app.chat.fanout import Outcome, StreamFanout, UnaryFanout, total
 from app.chat.planning import Asked, Plan, plan
 from app.chat.schemas import ChatRequest
-from app.chat.turn_writer import STOPPED, Ending, Records
+from app.chat.turn_writer import STOPPED, TurnEnd, TurnWriter
 from app.core.database import Database
 from app.core.errors import AttuneError
 from app.core.services import services_of, settings_of
 from app.core.settings import Settings
-from app.deployments.resolution import Unheld
-from app.deployments.router import Routes
+from app.deployments.resolution import VersionNotLoaded
+from app.deployments.router import VersionRouter
 from app.inference.capture import Capture
 from app.inference.pool import EnginePool
 from app.models import TurnState
@@ -61,11 +61,14 @@ async def stream(request: Request, caller: Caller, asked: ChatRequest) -> Stream
 async def _held(request: Request, answer: Callable[[], Awaitable[T]]) -> T:
     """While an engine's own weights are exchanged, nobody is refused: who asks waits."""
     settings = settings_of(request)
-    until, pause = time.monotonic() + (settings.hold_seconds if settings.adaptation == "full" else 0.0), AGAIN_SECONDS
+    until, pause = (
+        time.monotonic() + (settings.weight_swap_wait_seconds if settings.adaptation == "full" else 0.0),
+        AGAIN_SECONDS,
+    )
     while True:
         try:
             return await answer()
-        except Unheld:
+        except VersionNotLoaded:
             if time.monotonic() >= until:
                 raise
         await asyncio.sleep(pause)
@@ -75,7 +78,7 @@ async def _held(request: Request, answer: Callable[[], Awaitable[T]]) -> T:
 async def _whole(request: Request, caller: Caller, asked: ChatRequest) -> Answer:
     records = _records(request)
     planned = await _plan(request, caller, asked)
-    replies = Whole(planned.client, planned.calls)
+    replies = UnaryFanout(planned.client, planned.calls)
     if planned.opening.holder is not None:  # the engine is asked when it is sure whose weights it has
         await records.open(planned.opening)
     replies.start()
@@ -91,7 +94,7 @@ async def _whole(request: Request, caller: Caller, asked: ChatRequest) -> Answer
         outcomes = await replies.outcomes()
     except asyncio.CancelledError:  # the server is stopping
         await replies.drop()
-        await _close(records, [Ending(call.rid, TurnState.ABORTED, None, STOPPED) for call in planned.calls])
+        await _close(records, [TurnEnd(call.rid, TurnState.ABORTED, None, STOPPED) for call in planned.calls])
         raise
     finally:
         watch.cancel()
@@ -107,7 +110,7 @@ async def _whole(request: Request, caller: Caller, asked: ChatRequest) -> Answer
 async def _stream(request: Request, caller: Caller, asked: ChatRequest) -> Streamed:
     records = _records(request)
     planned = await _plan(request, caller, asked)
-    choices = Choices(planned.client, planned.calls)
+    choices = StreamFanout(planned.client, planned.calls)
     opened = planned.opening.holder is not None
     if opened:
         await records.open(planned.opening)
@@ -129,7 +132,7 @@ async def _stream(request: Request, caller: Caller, asked: ChatRequest) -> Strea
     return Streamed(chunks, planned.headers)
 
 
-async def _chunks(records: Records, planned: Plan, choices: Choices) -> AsyncGenerator[dict[str, Any], None]:
+async def _chunks(records: TurnWriter, planned: Plan, choices: StreamFanout) -> AsyncGenerator[dict[str, Any], None]:
     named = {"id": planned.id, "model": planned.label, "created": planned.created}
     trouble: BaseException | None = None
     try:
@@ -146,18 +149,18 @@ async def _chunks(records: Records, planned: Plan, choices: Choices) -> AsyncGen
 
 async def _plan(request: Request, caller: Caller, asked: ChatRequest) -> Plan:
     services = services_of(request)
-    routes = services.get(Routes)
+    routes = services.get(VersionRouter)
     found = await routes.find(caller.project_id, asked.model)
     heard = Asked.of(asked, request.headers)
     db, engines, settings = services.get(Database), services.get(EnginePool), services.get(Settings)
     return await plan(db, engines, settings, caller, routes, found, heard)
 
 
-def _records(request: Request) -> Records:
-    return services_of(request).get(Records)
+def _records(request: Request) -> TurnWriter:
+    return services_of(request).get(TurnWriter)
 
 
-async def _begun(request: Request, choices: Choices) -> None:
+async def _begun(request: Request, choices: StreamFanout) -> None:
     """Behind a long queue the first token may take minutes: a client that gives up takes its request along."""
     begun, gone = asyncio.create_task(choices.begun()), asyncio.create_task(_gone(request))
     try:
@@ -176,18 +179,18 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def _watch(request: Request, replies: Whole, hung_up: asyncio.Event) -> None:
+async def _watch(request: Request, replies: UnaryFanout, hung_up: asyncio.Event) -> None:
     await _gone(request)
     hung_up.set()
     replies.end()
 
 
-async def _close(records: Records, endings: Sequence[Ending]) -> None:
+async def _close(records: TurnWriter, endings: Sequence[TurnEnd]) -> None:
     with anyio.CancelScope(shield=True):
         await asyncio.gather(*(records.close(ending) for ending in endings))
 
 
-def _endings(planned: Plan, captures: Sequence[Capture | None], trouble: BaseException | None) -> list[Ending]:
+def _endings(planned: Plan, captures: Sequence[Capture | None], trouble: BaseException | None) -> list[TurnEnd]:
     """Trouble is an error of ours or the engine's; anything else is a client that left."""
     if isinstance(trouble, AttuneError):
         return _broken(planned, captures, TurnState.FAILED, "error", str(trouble))
@@ -197,19 +200,22 @@ def _endings(planned: Plan, captures: Sequence[Capture | None], trouble: BaseExc
 
 
 def _broken(
-    planned: Plan, captures: Sequence[Capture | None], state: TurnState, reason: str, flaw: str | None
-) -> list[Ending]:
+    planned: Plan, captures: Sequence[Capture | None], state: TurnState, reason: str, exclusion_reason: str | None
+) -> list[TurnEnd]:
     return [
-        Ending(call.rid, state, capture, reason, flaw) for call, capture in zip(planned.calls, captures, strict=True)
+        TurnEnd(call.rid, state, capture, reason, exclusion_reason)
+        for call, capture in zip(planned.calls, captures, strict=True)
     ]
 
 
-def _done(planned: Plan, captures: Sequence[Capture | None]) -> list[Ending]:
+def _done(planned: Plan, captures: Sequence[Capture | None]) -> list[TurnEnd]:
     endings = []
     for call, capture in zip(planned.calls, captures, strict=True):
         assert capture is not None, f"{call.rid} ended without a capture"
-        thread = conversations.hashes([*call.messages, capture.message])[-1]
-        ending = Ending(call.rid, TurnState.DONE, capture, thread=thread, length_penalty=_penalty(planned, capture))
+        prefix_hash = conversations.hashes([*call.messages, capture.message])[-1]
+        ending = TurnEnd(
+            call.rid, TurnState.DONE, capture, prefix_hash=prefix_hash, length_penalty=_penalty(planned, capture)
+        )
         endings.append(ending)
     return endings
 

@@ -13,7 +13,7 @@ from app.chat import repository, views
 from app.chat.repository import Stored
 from app.chat.schemas import Pair, PairKey
 from app.core.errors import DOCUMENTED, BadRequest, NotFound
-from app.core.http import JsonBody, accepts, parse
+from app.core.http import JsonBody, parse_body, request_body_schema
 from app.deployments.resolution import resolve
 from app.projects.auth import ChatCaller, DatabaseDep
 
@@ -64,17 +64,17 @@ async def get_completion(completion_id: CompletionId, caller: ChatCaller, db: Da
     return _one(stored)
 
 
-@router.post("/{completion_id}", response_model=views.StoredCompletion, openapi_extra=accepts(Relabel))
+@router.post("/{completion_id}", response_model=views.StoredCompletion, openapi_extra=request_body_schema(Relabel))
 async def update_completion(completion_id: CompletionId, caller: ChatCaller, db: DatabaseDep, body: JsonBody) -> Any:
     """New metadata in place of the old."""
-    asked = parse(Relabel, body)
+    asked = parse_body(Relabel, body)
 
     async def relabel(session: AsyncSession) -> Stored:
         stored = await found(session, caller.project_id, completion_id)
         await repository.replace_pairs(session, stored[0], asked.metadata)
         return stored
 
-    return _one(await db.retried(relabel))
+    return _one(await db.retry_on_deadlock(relabel))
 
 
 @router.get("/{completion_id}/messages", response_model=views.MessageList)
@@ -111,7 +111,7 @@ async def delete_completion(completion_id: CompletionId, caller: ChatCaller, db:
         turns, _, _ = await found(session, caller.project_id, completion_id)
         await repository.erase(session, turns)
 
-    await db.retried(erase)
+    await db.retry_on_deadlock(erase)
     return views.Deleted(id=completion_id)
 
 

@@ -1,4 +1,4 @@
-"""attune deploy | canary | rehearsal | delivery: which version reaches whom."""
+"""attune deploy | canary | shadow | delivery: which version reaches whom."""
 
 import json as jsonlib
 import time
@@ -15,7 +15,7 @@ from app.core.settings import get_settings
 
 ENDS = {"canary ended": "was taken back", "deploy": "went live"}
 canary = typer.Typer(no_args_is_help=True, help="The version that a share of the conversations gets.")
-rehearsal = typer.Typer(no_args_is_help=True, help="The version that answers beside what serves, unheard.")
+shadow = typer.Typer(no_args_is_help=True, help="The version that answers beside what serves, unheard.")
 
 
 def deploy(
@@ -47,28 +47,28 @@ def promote(reason: Reason = None, policy: PolicyName = None, json: Json = False
     _show(Api(get_settings()).post(f"{path_of(policy)}/canary/promote", {"reason": reason}), json)
 
 
-@canary.command("end")
-def end(reason: Reason = None, policy: PolicyName = None, json: Json = False) -> None:
+@canary.command("abort")
+def abort(reason: Reason = None, policy: PolicyName = None, json: Json = False) -> None:
     """Everybody back on what serves."""
-    _show(Api(get_settings()).post(f"{path_of(policy)}/canary/end", {"reason": reason}), json)
+    _show(Api(get_settings()).post(f"{path_of(policy)}/canary/abort", {"reason": reason}), json)
 
 
-@rehearsal.command("show")
-def show_rehearsal(policy: PolicyName = None, json: Json = False) -> None:
+@shadow.command("show")
+def show_shadow(policy: PolicyName = None, json: Json = False) -> None:
     """Both sides, and what their figures say."""
     _show(Api(get_settings()).get(f"{path_of(policy)}/deployment"), json)
 
 
-@rehearsal.command("promote")
-def promote_rehearsal(reason: Reason = None, policy: PolicyName = None, json: Json = False) -> None:
+@shadow.command("promote")
+def promote_shadow(reason: Reason = None, policy: PolicyName = None, json: Json = False) -> None:
     """It has shown enough: it goes out as new versions do."""
-    _show(Api(get_settings()).post(f"{path_of(policy)}/rehearsal/promote", {"reason": reason}), json)
+    _show(Api(get_settings()).post(f"{path_of(policy)}/shadow/promote", {"reason": reason}), json)
 
 
-@rehearsal.command("end")
-def end_rehearsal(reason: Reason = None, policy: PolicyName = None, json: Json = False) -> None:
+@shadow.command("abort")
+def abort_shadow(reason: Reason = None, policy: PolicyName = None, json: Json = False) -> None:
     """The version is rejected; learning goes on from what serves."""
-    _show(Api(get_settings()).post(f"{path_of(policy)}/rehearsal/end", {"reason": reason}), json)
+    _show(Api(get_settings()).post(f"{path_of(policy)}/shadow/abort", {"reason": reason}), json)
 
 
 def delivery(
@@ -76,9 +76,9 @@ def delivery(
     canaries: Annotated[
         str | None, typer.Option("--canary", help='how new versions go out, as JSON: {"share": 0.05}; default: unset')
     ] = None,
-    rehearsals: Annotated[
+    shadow_deployments: Annotated[
         str | None,
-        typer.Option("--rehearsal", help='how they rehearse before that, as JSON: {"share": 0.2}; default: unset'),
+        typer.Option("--shadow", help='how they run in shadow before that, as JSON: {"share": 0.2}; default: unset'),
     ] = None,
     policy: PolicyName = None,
     json: Json = False,
@@ -86,18 +86,18 @@ def delivery(
     """How versions reach people. Without options it only shows that."""
     api = Api(get_settings())
     now: dict[str, Any] = api.get(f"{path_of(policy)}/deployment")
-    if (conversations, canaries, rehearsals) != (None, None, None):
+    if (conversations, canaries, shadow_deployments) != (None, None, None):
         body = {
             "conversations": now["conversations"],
-            "canary": now["canaries"] if now["own"] else None,
-            "rehearsal": now["rehearsals"] if now["own_rehearsal"] else None,
+            "canary": now["canary_config"] if now["own_canary"] else None,
+            "shadow": now["shadow_config"] if now["own_shadow"] else None,
         }
         if conversations is not None:
             body["conversations"] = conversations
         if canaries is not None:
             body["canary"] = None if canaries == "default" else _parsed("--canary", canaries)
-        if rehearsals is not None:
-            body["rehearsal"] = None if rehearsals == "default" else _parsed("--rehearsal", rehearsals)
+        if shadow_deployments is not None:
+            body["shadow"] = None if shadow_deployments == "default" else _parsed("--shadow", shadow_deployments)
         now = api.put(f"{path_of(policy)}/delivery", body)
     _show(now, json)
 
@@ -113,14 +113,18 @@ def _show(row: dict[str, Any], json: bool) -> None:
     if json:
         output.as_json(row)
         return
-    first = f"a rehearsal beside {row['rehearsals']['share']:.1%} of the replies, then " if row["rehearsals"] else ""
-    how = f"each new version answers {row['canaries']['share']:.1%} first" if row["canaries"] else "at once"
+    first = (
+        f"a shadow deployment beside {row['shadow_config']['share']:.1%} of the replies, then "
+        if row["shadow_config"]
+        else ""
+    )
+    how = f"each new version answers {row['canary_config']['share']:.1%} first" if row["canary_config"] else "at once"
     typer.echo(
         f"{row['policy']}: {row['serving']} serves; conversations {row['conversations']}; new versions: {first}{how}"
     )
-    if row["rehearsal"] is not None:
-        out = row["rehearsal"]
-        output.console.print(_table(f"{out['version']} rehearses beside {out['share']:.1%} of the replies", out))
+    if row["shadow"] is not None:
+        out = row["shadow"]
+        output.console.print(_table(f"{out['version']} runs in shadow beside {out['share']:.1%} of the replies", out))
         typer.echo(f"{out['verdict']}: {out['idle'] or out['reason']}")
     if row["canary"] is not None:
         out = row["canary"]

@@ -14,7 +14,7 @@ from app.cli.analyze import analyze
 from app.cli.chat import talk
 from app.cli.client import Api
 from app.cli.datasets import exports, imports
-from app.cli.deployments import canary, delivery, deploy, rehearsal
+from app.cli.deployments import canary, delivery, deploy, shadow
 from app.cli.keys import keys, projects
 from app.cli.options import Json, PolicyName, number, path_of
 from app.cli.pins import pins
@@ -190,7 +190,7 @@ app.command()(analyze)
 app.command()(deploy)
 app.command()(delivery)
 app.add_typer(canary, name="canary")
-app.add_typer(rehearsal, name="rehearsal")
+app.add_typer(shadow, name="shadow")
 app.add_typer(keys, name="keys")
 app.add_typer(projects, name="projects")
 app.add_typer(pins, name="pin")

@@ -63,8 +63,8 @@ def status(body: dict[str, Any]) -> None:
         )
         if policy["canary"]:
             console.print(f"  canary: {policy['canary']} for {policy['canary_share']:.1%} of the conversations")
-        if policy["rehearsing"]:
-            console.print(f"  rehearses: {policy['rehearsing']}, unheard (attune rehearsal show)")
+        if policy["shadow"]:
+            console.print(f"  runs in shadow: {policy['shadow']}, unheard (attune shadow show)")
         if policy["mode_reason"]:
             console.print(f"  since {_clock(policy['mode_since'])}: {policy['mode_reason']}")
     for engine in body["engines"]:

@@ -36,10 +36,10 @@ def trust(name: Name, reason: Reason = None, json: Json = False) -> None:
     _judge(name, "trusted", reason, json)
 
 
-@raters.command("hold")
-def hold(name: Name, reason: Reason = None, json: Json = False) -> None:
+@raters.command("quarantine")
+def quarantine(name: Name, reason: Reason = None, json: Json = False) -> None:
     """What they say waits for a release or a block."""
-    _judge(name, "held", reason, json)
+    _judge(name, "quarantined", reason, json)
 
 
 @raters.command("block")

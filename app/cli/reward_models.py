@@ -47,10 +47,10 @@ def serve(number: Number, reason: Reason = None, policy: PolicyName = None, json
     _told(Api(get_settings()).post(f"{_of(policy)}/{number}/serve", {"reason": reason}), json)
 
 
-@models.command("silence")
-def silence(number: Number, reason: Reason = None, policy: PolicyName = None, json: Json = False) -> None:
+@models.command("disable")
+def disable(number: Number, reason: Reason = None, policy: PolicyName = None, json: Json = False) -> None:
     """Listen to it no longer; none is fitted by itself until one serves again."""
-    _told(Api(get_settings()).post(f"{_of(policy)}/{number}/silence", {"reason": reason}), json)
+    _told(Api(get_settings()).post(f"{_of(policy)}/{number}/disable", {"reason": reason}), json)
 
 
 def _of(policy: str | None) -> str:

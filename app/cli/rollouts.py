@@ -11,7 +11,9 @@ from app.cli.client import Api, Refused
 from app.cli.options import Json, PolicyName, Reason, content_of, path_of
 from app.core.settings import get_settings
 
-rollouts = typer.Typer(no_args_is_help=True, help="Replies that the learner asks for itself: siblings, prompt sets.")
+rollouts = typer.Typer(
+    no_args_is_help=True, help="Replies that the learner asks for itself: group samples, prompt sets."
+)
 PlanId = Annotated[str, typer.Argument(help="as `attune rollouts plans` shows it")]
 
 
@@ -124,10 +126,10 @@ def _shown(body: dict[str, Any], json: bool) -> None:
         f"{body['policy']} rolls out by {whose} settings: {jsonlib.dumps(body['rollouts'])}", markup=False
     )
     if body["idle"] is not None:
-        output.console.print(f"no siblings: {body['idle']}", markup=False)
-    for name in ("shadows", "prompt_sets", "rehearsals"):
+        output.console.print(f"no group samples: {body['idle']}", markup=False)
+    for name in ("group_sampling", "prompt_sets", "shadow_deployments"):
         output.console.print(f"{name.replace('_', ' ')}: {_counts(body[name])}")
-    output.console.print(f"shadows in the last hour: {body['tokens_last_hour']} tokens")
+    output.console.print(f"group samples in the last hour: {body['tokens_last_hour']} tokens")
 
 
 def _plan(body: dict[str, Any], json: bool) -> None:

@@ -20,7 +20,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 
 from app.core import db_timeouts
-from app.core.jobs import NUDGES, Bell, Station
+from app.core.jobs import PENDING_TASKS, TaskName, TaskSender
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -51,13 +51,13 @@ def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
     return "(SELECT extract(epoch from clock_timestamp())::double precision)"
 
 
-async def clock(session: AsyncSession) -> float:
+async def database_time(session: AsyncSession) -> float:
     """The moment, as `now` tells it."""
     told: float = (await session.execute(select(now()))).scalar_one()
     return told
 
 
-def inserting(session: AsyncSession, table: Any) -> Any:
+def dialect_insert(session: AsyncSession, table: Any) -> Any:
     """An INSERT that can be told what to do on a conflict, in this database's own dialect."""
     dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     return dialect.insert(table)
@@ -75,7 +75,7 @@ class Database:
     raises OperationalError, and so does a server that says nothing at all; a pool used up raises PoolTimeout.
     """
 
-    def __init__(self, url: str, bell: Bell | None = None, *, seconds: float | None = JOB_SECONDS) -> None:
+    def __init__(self, url: str, task_sender: TaskSender | None = None, *, seconds: float | None = JOB_SECONDS) -> None:
         self.embedded = url.startswith("sqlite")
         self._url, self._seconds = url, None if self.embedded else seconds
         options: dict[str, Any] = {"hide_parameters": True}  # in errors, which are logged: they hold what people said
@@ -92,9 +92,9 @@ class Database:
             event.listen(self._sync, "do_connect", lambda dialect, record, args, more: threaded.connect(*args, **more))
         self._reader = self.engine
         self._writer = self.engine.execution_options(attune_write=True)
-        self._bell = bell
+        self._task_sender = task_sender
         # SQLite has one writer: waiting in line here costs microseconds, in SQLite's busy handler up to 100 ms.
-        self._line = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="database")
         for engine in (self.engine.sync_engine, self._sync):
             if self.embedded:
@@ -111,13 +111,13 @@ class Database:
     async def write(self) -> AsyncIterator[AsyncSession]:
         async with AsyncExitStack() as stack:
             if self.embedded:
-                await stack.enter_async_context(self._line)
+                await stack.enter_async_context(self._write_lock)
             session = await stack.enter_async_context(AsyncSession(self._writer, expire_on_commit=False))
             await stack.enter_async_context(session.begin())
             yield session
-        self._ring(session.info.pop(NUDGES, []))
+        self._enqueue(session.info.pop(PENDING_TASKS, []))
 
-    async def retried(self, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
+    async def retry_on_deadlock(self, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
         """One write transaction; a fresh one when the database ended it to let another go on."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -130,31 +130,33 @@ class Database:
         raise AssertionError
 
     @cached_property
-    def patient(self) -> "Database":
+    def without_timeout(self) -> "Database":
         """The same for what may take long: exports, imports, erasures. On connections of its own, so that requests
         find theirs free."""
-        return self if self._seconds is None else Database(self._url, self._bell, seconds=None)
+        return self if self._seconds is None else Database(self._url, self._task_sender, seconds=None)
 
-    async def look(self, work: Callable[[Connection], T]) -> T:
+    async def run_read(self, work: Callable[[Connection], T]) -> T:
         """Reads in a thread. `work` must return plain values, no rows that are still to be fetched."""
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._bounded, self._look, work, self._end()
+            self._threads, self._run_until, self._read_in_thread, work, self._deadline()
         )
 
-    async def change(self, work: Callable[[Connection], T]) -> T:
+    async def run_write(self, work: Callable[[Connection], T]) -> T:
         """One write transaction in a thread. A caller that is cancelled does not stop it."""
         async with AsyncExitStack() as stack:
             if self.embedded:
-                await stack.enter_async_context(self._line)
+                await stack.enter_async_context(self._write_lock)
             loop = asyncio.get_running_loop()
-            result, nudges = await loop.run_in_executor(self._threads, self._bounded, self._change, work, self._end())
-        self._ring(nudges)
+            result, nudges = await loop.run_in_executor(
+                self._threads, self._run_until, self._write_in_thread, work, self._deadline()
+            )
+        self._enqueue(nudges)
         return result
 
-    def _end(self) -> float | None:
+    def _deadline(self) -> float | None:
         return None if self._seconds is None else time.monotonic() + self._seconds + db_timeouts.GRACE_SECONDS
 
-    def _bounded(
+    def _run_until(
         self, run: Callable[[Callable[[Connection], T]], R], work: Callable[[Connection], T], end: float | None
     ) -> R:
         """In the thread. The time in line for it counts."""
@@ -166,20 +168,20 @@ class Database:
         with db_timeouts.within(left):
             return run(work)
 
-    def _look(self, work: Callable[[Connection], T]) -> T:
+    def _read_in_thread(self, work: Callable[[Connection], T]) -> T:
         with self._sync.connect() as connection:
             return work(connection)
 
-    def _change(self, work: Callable[[Connection], T]) -> tuple[T, list[Station]]:
+    def _write_in_thread(self, work: Callable[[Connection], T]) -> tuple[T, list[TaskName]]:
         with self._sync.connect().execution_options(attune_write=True) as connection:
-            connection.info.pop(NUDGES, None)
+            connection.info.pop(PENDING_TASKS, None)
             with connection.begin():
                 result = work(connection)
-            return result, connection.info.pop(NUDGES, [])
+            return result, connection.info.pop(PENDING_TASKS, [])
 
-    def _ring(self, stations: list[Station]) -> None:
-        if self._bell is not None:
-            self._bell.ring(stations)
+    def _enqueue(self, stations: list[TaskName]) -> None:
+        if self._task_sender is not None:
+            self._task_sender.enqueue(stations)
 
     async def close(self) -> None:
         if (patient := self.__dict__.get("patient", self)) is not self:

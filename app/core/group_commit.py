@@ -16,7 +16,7 @@ R = TypeVar("R")
 Handle = Callable[[Connection, Sequence[T]], Sequence[R | AttuneError]]
 
 
-class Gather(Generic[T, R]):
+class GroupCommit(Generic[T, R]):
     """`handle` writes a whole group with a fixed number of statements and gives one outcome for each item, in order.
 
     An item alone waits for nobody; under load a group is as large as what came while the last one was committed.
@@ -53,7 +53,7 @@ class Gather(Generic[T, R]):
             outcomes = self._handle(connection, [item for item, _ in group])
             return list(zip(group, outcomes, strict=True))  # in here, so that a mismatch writes nothing
 
-        pairs = await self._db.change(write)
+        pairs = await self._db.run_write(write)
         for (_, future), outcome in pairs:
             if future.done():
                 continue

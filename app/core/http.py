@@ -22,7 +22,7 @@ async def json_body(request: Request) -> dict[str, Any]:
         raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
-    for text in _texts(body, MAX_DEPTH):
+    for text in _strings(body, MAX_DEPTH):
         if "\x00" in text:
             raise BadRequest("The body holds a NUL character, which cannot be stored.", code="invalid_json")
     return body
@@ -42,7 +42,7 @@ async def _read(request: Request) -> bytes:
     return bytes(content)
 
 
-def _texts(value: Any, depth: int) -> Iterator[str]:
+def _strings(value: Any, depth: int) -> Iterator[str]:
     if depth == 0:
         raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.", code="invalid_json")
     if isinstance(value, str):
@@ -50,23 +50,23 @@ def _texts(value: Any, depth: int) -> Iterator[str]:
     elif isinstance(value, dict):
         for key, item in value.items():
             yield key
-            yield from _texts(item, depth - 1)
+            yield from _strings(item, depth - 1)
     elif isinstance(value, list):
         for item in value:
-            yield from _texts(item, depth - 1)
+            yield from _strings(item, depth - 1)
 
 
 JsonBody = Annotated[dict[str, Any], Depends(json_body)]
 
 
-def parse(model: type[M], body: dict[str, Any]) -> M:
+def parse_body(model: type[M], body: dict[str, Any]) -> M:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise refused(error) from error
+        raise validation_error(error) from error
 
 
-def refused(error: ValidationError, tag: int | None = None) -> BadRequest:
+def validation_error(error: ValidationError, tag: int | None = None) -> BadRequest:
     """Names the first field that is wrong. `tag`: the place in its path that holds a union's type and is no place in
     the body. Example: ("sources", 0, "judge", "url") with tag 2 -> "sources.0.url"."""
     first = error.errors(include_url=False, include_context=False)[0]
@@ -76,19 +76,19 @@ def refused(error: ValidationError, tag: int | None = None) -> BadRequest:
     return BadRequest(message.removeprefix(": ").replace("Value error, ", ""), param=param or None, code=code)
 
 
-def accepts(model: type[BaseModel]) -> dict[str, Any]:
+def request_body_schema(model: type[BaseModel]) -> dict[str, Any]:
     """For a route that reads `JsonBody` and parses it itself: `openapi_extra=accepts(Model)` tells OpenAPI."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
-    content = {"application/json": {"schema": _inlined(schema, definitions)}}
+    content = {"application/json": {"schema": _inline_refs(schema, definitions)}}
     return {"requestBody": {"required": "required" in schema, "content": content}}
 
 
-def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+def _inline_refs(schema: Any, definitions: dict[str, Any]) -> Any:
     if isinstance(schema, list):
-        return [_inlined(item, definitions) for item in schema]
+        return [_inline_refs(item, definitions) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    return {key: _inlined(value, definitions) for key, value in schema.items() if key != "discriminator"}
+        return _inline_refs(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {key: _inline_refs(value, definitions) for key, value in schema.items() if key != "discriminator"}

@@ -16,9 +16,9 @@ from kombu import transport
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 
-Station = Literal["curate", "judge", "rollout", "assemble", "train", "evaluate", "publish", "sweep"]
+TaskName = Literal["curate", "judge", "rollout", "assemble", "train", "evaluate", "publish", "reconcile"]
 log = logging.getLogger("attune.jobs")
-NUDGES = "attune_nudges"
+PENDING_TASKS = "attune_nudges"
 PAUSE_SECONDS = 0.02
 SCHEME = "attune-folder"
 EXPIRES_SECONDS = 7200  # read by the worker's clock, which may be an hour off
@@ -32,12 +32,12 @@ REDIS = {
 transport.TRANSPORT_ALIASES[SCHEME] = "app.core.broker:Transport"
 
 
-def nudge(session: AsyncSession | Connection, *stations: Station) -> None:
+def enqueue_after_commit(session: AsyncSession | Connection, *stations: TaskName) -> None:
     """Ring these stations once this transaction has committed; never if it rolls back."""
-    session.info.setdefault(NUDGES, []).extend(stations)
+    session.info.setdefault(PENDING_TASKS, []).extend(stations)
 
 
-class Bell:
+class TaskSender:
     """Sends nudges from a thread of its own: a broker that is down or slow never delays a request.
 
     A station that is already waiting to be rung is not queued twice, and one that has just been rung waits a moment:
@@ -48,11 +48,11 @@ class Bell:
     def __init__(self, celery: Celery) -> None:
         self._celery = celery
         self._waiting: set[str] = set()
-        self._queue: queue.SimpleQueue[Station | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[TaskName | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="bell", daemon=True)
         self._thread.start()
 
-    def ring(self, stations: Iterable[Station]) -> None:
+    def enqueue(self, stations: Iterable[TaskName]) -> None:
         for station in dict.fromkeys(stations):
             if station not in self._waiting:
                 self._waiting.add(station)
@@ -70,13 +70,13 @@ class Bell:
             rung[station] = time.monotonic()
             try:
                 self._celery.send_task(
-                    f"attune.{station}", queue=queue_of(station), ignore_result=True, expires=EXPIRES_SECONDS
+                    f"attune.{station}", queue=queue_name(station), ignore_result=True, expires=EXPIRES_SECONDS
                 )
             except Exception as error:  # whatever a broker's library may raise: this thread must not die of it
                 log.warning("the bell for %s did not ring (%s); the sweep will find the work", station, error)
 
 
-def queue_of(station: Station) -> str:
+def queue_name(station: TaskName) -> str:
     """A version's way home has a queue of its own, so that it never waits behind a day's feedback; so have judges and
     rollouts, which are slow, so that nothing waits behind them."""
     queues = {"train": "train", "evaluate": "publish", "publish": "publish", "judge": "judge", "rollout": "rollout"}
@@ -108,17 +108,17 @@ class BrokerConnection(KombuConnection):  # type: ignore[misc]
         )
 
 
-class Wires(AMQP):  # type: ignore[misc]
+class PatientAMQP(AMQP):  # type: ignore[misc]
     Connection = BrokerConnection
 
 
-def make_celery(broker_url: str | None, bell_dir: Path) -> Celery:
+def make_celery(broker_url: str | None, broker_dir: Path) -> Celery:
     """The Celery application, the same for those who ring and those who answer."""
-    celery = Celery("attune", amqp=Wires)
+    celery = Celery("attune", amqp=PatientAMQP)
     options: dict[str, Any] = REDIS if broker_url is not None and broker_url.startswith("redis") else {}
     if broker_url is None:
-        bell_dir.mkdir(parents=True, exist_ok=True)
-        folder = str(bell_dir)
+        broker_dir.mkdir(parents=True, exist_ok=True)
+        folder = str(broker_dir)
         options = {
             "data_folder_in": folder,
             "data_folder_out": folder,

@@ -21,7 +21,7 @@ class LeaseLost(Exception):
     """Somebody else holds this row now; what was computed for it must not be written."""
 
 
-class Leased:
+class LeaseMixin:
     lease_owner: Mapped[str | None] = mapped_column(String(128))
     lease_until: Mapped[float | None] = mapped_column(Float)
     heartbeat_at: Mapped[float | None] = mapped_column(Float)
@@ -29,12 +29,12 @@ class Leased:
     fence: Mapped[int] = mapped_column(Integer, default=0)
 
 
-def free(model: type[Leased]) -> ColumnElement[bool]:
+def lease_is_free(model: type[LeaseMixin]) -> ColumnElement[bool]:
     """Nobody's lease on the row runs."""
     return or_(model.lease_until.is_(None), model.lease_until < now())
 
 
-def exhausted(model: type[Any], state: str, most: int) -> Select[Any]:
+def select_exhausted(model: type[Any], state: str, most: int) -> Select[Any]:
     """Rows whose every attempt ended without a word: they have taken down whoever held them."""
     wanted = select(model).where(model.state == state, model.attempt >= most, model.lease_until < now())
     return wanted.with_for_update(skip_locked=True)
@@ -46,7 +46,7 @@ async def claim(
     """Take the row if it is in one of `states` and nobody's lease on it still runs. Returns the fence, or None."""
     taken = await session.execute(
         update(model)
-        .where(model.id == id, model.state.in_(states), free(model))
+        .where(model.id == id, model.state.in_(states), lease_is_free(model))
         .values(
             lease_owner=owner,
             lease_until=now() + seconds,
@@ -61,7 +61,7 @@ async def claim(
     return fence
 
 
-async def beat(session: AsyncSession, model: type[Any], id: str, *, fence: int, seconds: float) -> bool:
+async def renew(session: AsyncSession, model: type[Any], id: str, *, fence: int, seconds: float) -> bool:
     """Push the deadline out. False when the row has gone to another owner."""
     done = await session.execute(
         update(model)
@@ -73,7 +73,7 @@ async def beat(session: AsyncSession, model: type[Any], id: str, *, fence: int, 
 
 
 @asynccontextmanager
-async def kept(db: Database, model: type[Any], id: str, *, fence: int, seconds: float) -> AsyncIterator[None]:
+async def keep_renewed(db: Database, model: type[Any], id: str, *, fence: int, seconds: float) -> AsyncIterator[None]:
     """Beat in the background for as long as the work takes."""
 
     async def beats() -> None:
@@ -82,7 +82,7 @@ async def kept(db: Database, model: type[Any], id: str, *, fence: int, seconds: 
             try:
                 with within(seconds / 4):  # a connection that hangs must leave time for the next beat
                     async with db.write() as session:
-                        await beat(session, model, id, fence=fence, seconds=seconds)
+                        await renew(session, model, id, fence=fence, seconds=seconds)
             except (SQLAlchemyError, OSError) as error:  # it may be back before the lease runs out
                 log.warning("no beat for %s %s: %s", model.__tablename__, id, error)
 
@@ -93,7 +93,7 @@ async def kept(db: Database, model: type[Any], id: str, *, fence: int, seconds: 
         task.cancel()
 
 
-async def settle(session: AsyncSession, model: type[Any], id: str, *, fence: int, state: str, **values: Any) -> None:
+async def finish(session: AsyncSession, model: type[Any], id: str, *, fence: int, state: str, **values: Any) -> None:
     """Write the outcome and let go, in one guarded statement. Raises LeaseLost when the fence is old."""
     done = await session.execute(
         update(model)

@@ -25,7 +25,7 @@ WARN_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Taken:
+class WindowResult:
     """What one request found: was there room, how much is left, and when the next request leaves the window."""
 
     granted: bool
@@ -34,19 +34,19 @@ class Taken:
 
 
 class Window(Protocol):
-    async def take(self, key_id: str, limit: int) -> Taken: ...
+    async def take(self, key_id: str, limit: int) -> WindowResult: ...
 
     async def close(self) -> None: ...
 
 
-class Memory:
+class MemoryWindow:
     """A moving window in this process: a few microseconds, where the library's hops to a thread for every request."""
 
     def __init__(self) -> None:
         self._times: dict[str, deque[float]] = {}
         self._swept = time.monotonic()
 
-    async def take(self, key_id: str, limit: int) -> Taken:
+    async def take(self, key_id: str, limit: int) -> WindowResult:
         now = time.monotonic()
         self._sweep(now)
         times = self._times.setdefault(key_id, deque())
@@ -55,7 +55,7 @@ class Memory:
         granted = len(times) < limit
         if granted:
             times.append(now)
-        return Taken(granted, max(0, limit - len(times)), times[0] + MINUTE - now)
+        return WindowResult(granted, max(0, limit - len(times)), times[0] + MINUTE - now)
 
     def _sweep(self, now: float) -> None:
         """Keys that fell silent leave no trace."""
@@ -67,7 +67,7 @@ class Memory:
         self._times.clear()
 
 
-class Shared:
+class RedisWindow:
     """A moving window in Redis, for all API processes. When Redis is down requests pass: chats matter more."""
 
     def __init__(self, url: str) -> None:
@@ -80,18 +80,18 @@ class Shared:
         self._windows = MovingWindowRateLimiter(storage)
         self._blind_until = self._quiet_until = 0.0
 
-    async def take(self, key_id: str, limit: int) -> Taken:
+    async def take(self, key_id: str, limit: int) -> WindowResult:
         if time.monotonic() < self._blind_until:
-            return Taken(True)
+            return WindowResult(True)
         item = RateLimitItemPerMinute(limit, namespace="attune")
         try:
             if await self._windows.hit(item, key_id):
-                return Taken(True)  # what is left would cost another round trip
+                return WindowResult(True)  # what is left would cost another round trip
             frees_at, remaining = await self._windows.get_window_stats(item, key_id)
         except StorageError as error:
             self._go_blind(error)
-            return Taken(True)
-        return Taken(False, remaining, max(0.0, frees_at - time.time()))
+            return WindowResult(True)
+        return WindowResult(False, remaining, max(0.0, frees_at - time.time()))
 
     def _go_blind(self, error: StorageError) -> None:
         """For a moment nobody waits for Redis."""
@@ -119,12 +119,12 @@ def _redis_options() -> dict[str, Any]:
     }
 
 
-class Limits:
+class RateLimiter:
     """Both numbers are the deployment's: they hold for a key that has none of its own."""
 
     def __init__(self, url: str, requests_per_minute: int, max_concurrency: int) -> None:
         self._requests_per_minute, self._max_concurrency = requests_per_minute, max_concurrency
-        self._window: Window = Memory() if url == "memory://" else Shared(url)
+        self._window: Window = MemoryWindow() if url == "memory://" else RedisWindow(url)
         self._running: dict[str, int] = {}
 
     @asynccontextmanager
@@ -162,7 +162,7 @@ class Limits:
         await self._window.close()
 
 
-def _headers(limit: int, taken: Taken) -> dict[str, str]:
+def _headers(limit: int, taken: WindowResult) -> dict[str, str]:
     """OpenAI's names. The reset is when the next request leaves the window; what is unknown is left out."""
     headers = {"x-ratelimit-limit-requests": str(limit)}
     if taken.remaining is not None:

@@ -13,7 +13,7 @@ from alignment.config.rewards import RewardsConfig
 from alignment.config.rollouts import RolloutsConfig
 from alignment.release.canary import CanaryConfig
 from alignment.release.gates import Gate, PromptsGate
-from alignment.release.shadow import RehearsalConfig, idle
+from alignment.release.shadow import ShadowConfig, idle
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEMO_MODEL = REPOSITORY / "demo" / "model"
@@ -63,7 +63,7 @@ class Settings(BaseSettings):
     engine_port: int = 8710
     engine_api_key: str | None = Field(None, description="with the next: shared keys, for engines on other machines")
     engine_admin_key: str | None = None
-    transport: Literal["path", "memory"] = Field(
+    adapter_delivery: Literal["path", "memory"] = Field(
         "path", description="how an adapter comes to the engines: a folder that they see too, or within the call"
     )
     versions_url: HttpUrl | None = Field(
@@ -79,7 +79,7 @@ class Settings(BaseSettings):
     drain_seconds: float = Field(
         1.0, ge=0, description="before full weights are exchanged: how long replies under way may take to end"
     )
-    hold_seconds: float = Field(
+    weight_swap_wait_seconds: float = Field(
         60.0, ge=0, description="meanwhile: how long a request waits for weights that serve, before it is told 503"
     )
     lora_slots: int = Field(8, description="adapters that may run in one engine batch, the base included")
@@ -107,7 +107,7 @@ class Settings(BaseSettings):
     canary: Annotated[CanaryConfig | None, NoDecode] = Field(
         None, description='new versions answer a share first, as JSON, e.g. {"share": 0.05}; unset, everybody at once'
     )
-    rehearsal: Annotated[RehearsalConfig | None, NoDecode] = Field(
+    shadow: Annotated[ShadowConfig | None, NoDecode] = Field(
         None,
         description='before that they answer beside what serves, unheard, as JSON, e.g. {"share": 0.2}; off if unset',
     )
@@ -152,34 +152,34 @@ class Settings(BaseSettings):
 
     lease_seconds: float = Field(20.0, gt=0)
     max_attempts: int = 3
-    sweep_seconds: float = Field(2.0, gt=0)
+    reconcile_seconds: float = Field(2.0, gt=0)
     probe_tolerance: float | None = Field(None, description="log-prob bound that proves delivery; by dtype if unset")
 
     @field_validator("length_range", mode="before")
     @classmethod
-    def _two_numbers(cls, value: Any) -> Any:
+    def _parse_length_range(cls, value: Any) -> Any:
         """Example: "30,80" or "[30, 80]" -> ["30", "80"]"""
         return (value.strip("[] ").split(",") if value.strip() else None) if isinstance(value, str) else value
 
     @field_validator("length_range")
     @classmethod
-    def _a_range(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
+    def _check_length_range(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
         if value is not None and not 0 <= value[0] < value[1]:
             raise ValueError("it takes two numbers of tokens, the smaller one first, e.g. 30,80")
         return value
 
     @model_validator(mode="after")
-    def _side_by_side(self) -> "Settings":
-        if self.adaptation == "full" and (self.canary is not None or self.rehearsal is not None):
-            told = "a canary or rehearsal needs two versions side by side; of full weights an engine has one at a time"
+    def _full_weights_stand_alone(self) -> "Settings":
+        if self.adaptation == "full" and (self.canary is not None or self.shadow is not None):
+            told = "a canary or shadow needs two versions side by side; of full weights an engine has one at a time"
             raise ValueError(told)
         if self.adaptation == "full" and any(isinstance(gate, PromptsGate) and gate.compares for gate in self.gates):
             raise ValueError("a gate compares two versions side by side; of full weights an engine has one at a time")
         return self
 
     @model_validator(mode="after")
-    def _travels(self) -> "Settings":
-        if self.adaptation == "full" and (self.transport != "path" or self.versions_url is not None):
+    def _delivery_is_possible(self) -> "Settings":
+        if self.adaptation == "full" and (self.adapter_delivery != "path" or self.versions_url is not None):
             raise ValueError("full weights come by path alone, on storage that the engines share")
         if self.versions_url is not None and not (self.database_url and self.engine_api_key and self.engine_admin_key):
             told = "an engine without the others' storage needs their database_url, engine_api_key and engine_admin_key"
@@ -187,14 +187,16 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _rehearses(self) -> "Settings":
-        if self.rehearsal is not None and (told := idle(self.rehearsal, self.rewards)) is not None:
-            raise ValueError(f"no version could rehearse: {told}; a policy with rewards of its own may have its own")
+    def _shadow_is_possible(self) -> "Settings":
+        if self.shadow is not None and (told := idle(self.shadow, self.rewards)) is not None:
+            raise ValueError(
+                f"no version could run in shadow: {told}; a policy with rewards of its own may have its own"
+            )
         return self
 
     @field_validator("algorithm", mode="before")
     @classmethod
-    def _algorithm(cls, told: object) -> object:
+    def _parse_algorithm(cls, told: object) -> object:
         """What is neither JSON nor one of ours is somebody's own class or entry point."""
         if not isinstance(told, str):
             return told
@@ -204,12 +206,12 @@ class Settings(BaseSettings):
 
     @field_validator("gates", mode="before")
     @classmethod
-    def _none_of_them(cls, told: object) -> object:
+    def _empty_means_no_gates(cls, told: object) -> object:
         return () if isinstance(told, str) and not told.strip() else told
 
-    @field_validator("rewards", "rollouts", "canary", "rehearsal", "gates", mode="before")
+    @field_validator("rewards", "rollouts", "canary", "shadow", "gates", mode="before")
     @classmethod
-    def _as_json(cls, told: object) -> object:
+    def _parse_json(cls, told: object) -> object:
         if not isinstance(told, str):
             return told
         return json.loads(told) if told.strip() else None
@@ -244,7 +246,7 @@ class Settings(BaseSettings):
         return self.home.resolve() / "metrics"
 
     @property
-    def bell_dir(self) -> Path:
+    def broker_dir(self) -> Path:
         """Where the embedded broker keeps its messages."""
         return self.home.resolve() / "bell"
 

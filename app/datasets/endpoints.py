@@ -13,12 +13,12 @@ from app.core.database import Database
 from app.core.errors import DOCUMENTED, NotFound
 from app.core.services import services_of, settings_of
 from app.datasets import columns, preference_pairs, service, turn_rows, upload
-from app.datasets.parquet_writer import MEDIA_TYPE, Sheet, SheetResponse
+from app.datasets.parquet_writer import MEDIA_TYPE, ParquetResponse, ParquetWriter
 from app.datasets.repository import Wanted
 from app.datasets.schemas import DatasetDeleted, DatasetList, DatasetView, RowList
 from app.models import Dataset, DatasetKind
 from app.policies import repository as policies
-from app.projects.auth import AdminCaller, Caller, DatabaseDep, PatientDep
+from app.projects.auth import AdminCaller, Caller, DatabaseDep, UnboundedDatabaseDep
 
 router = APIRouter(prefix="/v1", tags=["exchange"], responses=DOCUMENTED)
 
@@ -35,7 +35,7 @@ Limit = Annotated[int, Query(ge=1, le=100)]
 async def export_turns(
     request: Request,
     caller: AdminCaller,
-    db: PatientDep,
+    db: UnboundedDatabaseDep,
     policy: PolicyName = None,
     version: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     since: Seconds = None,
@@ -47,7 +47,7 @@ async def export_turns(
     wanted = Wanted(
         caller.project_id, await _policy_id(db, caller, policy), version, since, until, trainable, with_feedback
     )
-    sheet = Sheet(settings_of(request).home, columns.TURNS)
+    sheet = ParquetWriter(settings_of(request).home, columns.TURNS)
     return await _download(sheet, "turns.parquet", lambda: turn_rows.write(db, wanted, sheet, request.is_disconnected))
 
 
@@ -55,23 +55,23 @@ async def export_turns(
 async def export_preferences(
     request: Request,
     caller: AdminCaller,
-    db: PatientDep,
+    db: UnboundedDatabaseDep,
     policy: PolicyName = None,
     since: Seconds = None,
     until: Seconds = None,
 ) -> Response:
     """Pairs of answers to the same messages, from the comparisons, rankings and corrections that count."""
     wanted = Wanted(caller.project_id, await _policy_id(db, caller, policy), since=since, until=until)
-    sheet = Sheet(settings_of(request).home, columns.PREFERENCES)
+    sheet = ParquetWriter(settings_of(request).home, columns.PREFERENCES)
     return await _download(
         sheet, "preferences.parquet", lambda: preference_pairs.write(db, wanted, sheet, request.is_disconnected)
     )
 
 
-async def _download(sheet: Sheet, name: str, write: Callable[[], Awaitable[None]]) -> Response:
+async def _download(sheet: ParquetWriter, name: str, write: Callable[[], Awaitable[None]]) -> Response:
     try:
         await write()
-        return SheetResponse(await sheet.finish(), name)
+        return ParquetResponse(await sheet.finish(), name)
     except BaseException:
         sheet.close()
         raise
@@ -97,7 +97,7 @@ async def _policy_id(db: Database, caller: Caller, name: str | None) -> str | No
 async def import_dataset(
     request: Request,
     caller: AdminCaller,
-    db: PatientDep,
+    db: UnboundedDatabaseDep,
     name: Annotated[str, Query(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")],
     kind: DatasetKind,
 ) -> Response:
@@ -155,7 +155,7 @@ async def dataset_rows(
 
 
 @router.delete("/datasets/{id}")
-async def delete_dataset(id: Id, caller: AdminCaller, db: PatientDep) -> DatasetDeleted:
+async def delete_dataset(id: Id, caller: AdminCaller, db: UnboundedDatabaseDep) -> DatasetDeleted:
     async with db.write() as session:
         await service.let_go(session, caller.project_id, id)
     return DatasetDeleted(id=id)

@@ -19,7 +19,7 @@ Gone = Callable[[], Awaitable[bool]]  # has the client left?
 MEDIA_TYPE = "application/vnd.apache.parquet"
 
 
-class Sheet:
+class ParquetWriter:
     """Rows are kept until they make a row group, then written in a thread: memory does not grow with the file."""
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
@@ -66,10 +66,10 @@ class Sheet:
         self._writer.write_table(pa.Table.from_pylist(rows, schema=self._schema))
 
 
-class SheetResponse(StreamingResponse):
+class ParquetResponse(StreamingResponse):
     """A finished sheet as a download. The file is closed, and so gone, even if the client leaves."""
 
-    def __init__(self, sheet: Sheet, name: str) -> None:
+    def __init__(self, sheet: ParquetWriter, name: str) -> None:
         headers = {
             "content-length": str(sheet.num_bytes),
             "content-disposition": f'attachment; filename="{name}"',

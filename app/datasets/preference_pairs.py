@@ -6,15 +6,15 @@ from typing import Any
 
 from app.core.database import Database
 from app.datasets import repository
-from app.datasets.parquet_writer import Gone, Sheet
+from app.datasets.parquet_writer import Gone, ParquetWriter
 from app.datasets.repository import CORRECTION, Wanted
-from app.models import Feedback, Ranked, Turn
+from app.models import Feedback, FeedbackRank, Turn
 
 PAGE = 32  # feedback at a time; each may rank many turns
 Said = list[dict[str, str]]
 
 
-async def write(db: Database, wanted: Wanted, sheet: Sheet, gone: Gone) -> None:
+async def write(db: Database, wanted: Wanted, sheet: ParquetWriter, gone: Gone) -> None:
     """What cannot be said in roles and text alone (a tool call, a picture) is left out and counted."""
     last = 0
     while True:
@@ -32,11 +32,13 @@ async def write(db: Database, wanted: Wanted, sheet: Sheet, gone: Gone) -> None:
         last = page[-1].seq
 
 
-def pairs(feedback: Feedback, ranks: Sequence[Ranked], turns: Mapping[str, Turn]) -> Iterator[dict[str, Any] | None]:
+def pairs(
+    feedback: Feedback, ranks: Sequence[FeedbackRank], turns: Mapping[str, Turn]
+) -> Iterator[dict[str, Any] | None]:
     """None for a pair that is there but cannot be told. `ranks` come best first; ties prefer nothing."""
     if feedback.kind == CORRECTION:
         if (turn := turns.get(feedback.turn_id or "")) is not None:
-            yield _pair(feedback, turn, corrected(feedback.said), None, turn)
+            yield _pair(feedback, turn, corrected(feedback.raw_value), None, turn)
         return
     for better, worse in combinations(ranks, 2):
         chosen, rejected = turns.get(better.turn_id), turns.get(worse.turn_id)

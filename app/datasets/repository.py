@@ -7,9 +7,9 @@ from sqlalchemy import ColumnElement, Row, and_, exists, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import load_only
 
-from app.feedback.effective import counts
+from app.feedback.effective import is_effective
 from app.feedback.kinds import ORDERS
-from app.models import Feedback, Origin, Policy, Ranked, Turn, TurnState, Version
+from app.models import Feedback, FeedbackRank, Origin, Policy, Turn, TurnState, Version
 
 CORRECTION = "correction"
 
@@ -28,15 +28,15 @@ class Wanted:
 
 
 def trainable() -> ColumnElement[bool]:
-    return and_(Turn.flaw.is_(None), Turn.state != TurnState.OPEN, Turn.output_ids.is_not(None))
+    return and_(Turn.exclusion_reason.is_(None), Turn.state != TurnState.OPEN, Turn.output_ids.is_not(None))
 
 
 def judged() -> ColumnElement[bool]:
     """Is there feedback that counts on this Turn?"""
-    ranked = select(Ranked.turn_id).join(Feedback, Feedback.seq == Ranked.feedback_seq)
+    ranked = select(FeedbackRank.turn_id).join(Feedback, Feedback.seq == FeedbackRank.feedback_seq)
     return or_(
-        exists().where(Feedback.turn_id == Turn.id, counts()),
-        ranked.where(Ranked.turn_id == Turn.id, counts()).exists(),
+        exists().where(Feedback.turn_id == Turn.id, is_effective()),
+        ranked.where(FeedbackRank.turn_id == Turn.id, is_effective()).exists(),
     )
 
 
@@ -78,12 +78,12 @@ async def said_of(
     session: AsyncSession, project_id: str, turn_ids: Sequence[str]
 ) -> dict[str, list[tuple[Feedback, bool]]]:
     """Feedback by turn in order of arrival, each with whether it counts; that of rankings is with all their turns."""
-    mark = counts().label("counts")
+    mark = is_effective().label("counts")
     direct = select(Feedback.turn_id, Feedback, mark).where(Feedback.turn_id.in_(turn_ids))
     ranked = (
-        select(Ranked.turn_id, Feedback, mark)
-        .join(Feedback, Feedback.seq == Ranked.feedback_seq)
-        .where(Ranked.turn_id.in_(turn_ids))
+        select(FeedbackRank.turn_id, Feedback, mark)
+        .join(Feedback, Feedback.seq == FeedbackRank.feedback_seq)
+        .where(FeedbackRank.turn_id.in_(turn_ids))
     )
     found: dict[str, dict[int, tuple[Feedback, bool]]] = {id: {} for id in turn_ids}
     for query in (direct, ranked):
@@ -98,7 +98,7 @@ async def preferring_after(session: AsyncSession, wanted: Wanted, last: int, lim
         Feedback.project_id == wanted.project_id,
         Feedback.kind.in_((*ORDERS, CORRECTION)),
         Feedback.seq > last,
-        counts(),
+        is_effective(),
     )
     if wanted.since is not None:
         query = query.where(Feedback.created_at >= wanted.since)
@@ -107,9 +107,11 @@ async def preferring_after(session: AsyncSession, wanted: Wanted, last: int, lim
     return (await session.scalars(query.order_by(Feedback.seq).limit(limit))).all()
 
 
-async def ranks_of(session: AsyncSession, seqs: Sequence[int]) -> dict[int, list[Ranked]]:
-    found: dict[int, list[Ranked]] = {seq: [] for seq in seqs}
-    for row in await session.scalars(select(Ranked).where(Ranked.feedback_seq.in_(seqs)).order_by(Ranked.rank)):
+async def ranks_of(session: AsyncSession, seqs: Sequence[int]) -> dict[int, list[FeedbackRank]]:
+    found: dict[int, list[FeedbackRank]] = {seq: [] for seq in seqs}
+    for row in await session.scalars(
+        select(FeedbackRank).where(FeedbackRank.feedback_seq.in_(seqs)).order_by(FeedbackRank.rank)
+    ):
         found[row.feedback_seq].append(row)
     return found
 

@@ -42,7 +42,7 @@ class RowView(BaseModel):
 
     @classmethod
     def of(cls, row: DatasetRow) -> Self:
-        return cls(number=row.number, **row.content)
+        return cls(number=row.row_number, **row.content)
 
 
 class RowList(BaseModel):

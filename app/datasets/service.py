@@ -29,7 +29,7 @@ async def store(session: AsyncSession, dataset: Dataset, chunks: AsyncIterator[l
     number = 0
     async for chunk in chunks:
         rows = [
-            {"dataset_id": dataset.id, "number": number + index, "content": content}
+            {"dataset_id": dataset.id, "row_number": number + index, "content": content}
             for index, content in enumerate(chunk)
         ]
         await session.execute(insert(DatasetRow), rows)
@@ -61,8 +61,8 @@ async def page(session: AsyncSession, project_id: str, after: str | None, limit:
 async def rows(session: AsyncSession, dataset: Dataset, after: int | None, limit: int) -> Sequence[DatasetRow]:
     query = select(DatasetRow).where(DatasetRow.dataset_id == dataset.id)
     if after is not None:
-        query = query.where(DatasetRow.number > after)
-    return (await session.scalars(query.order_by(DatasetRow.number).limit(limit + 1))).all()
+        query = query.where(DatasetRow.row_number > after)
+    return (await session.scalars(query.order_by(DatasetRow.row_number).limit(limit + 1))).all()
 
 
 async def let_go(session: AsyncSession, project_id: str, id: str) -> None:

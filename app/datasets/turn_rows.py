@@ -8,14 +8,14 @@ import orjson
 from app.core.database import Database
 from app.datasets import repository
 from app.datasets.columns import TURNS
-from app.datasets.parquet_writer import Gone, Sheet
+from app.datasets.parquet_writer import Gone, ParquetWriter
 from app.datasets.repository import Wanted
 from app.models import Feedback, Turn
 
 PAGE = 64  # turns in memory at a time: one may hold a prompt of megabytes
 
 
-async def write(db: Database, wanted: Wanted, sheet: Sheet, gone: Gone) -> None:
+async def write(db: Database, wanted: Wanted, sheet: ParquetWriter, gone: Gone) -> None:
     """One page in one short read transaction after the other, each behind the last row of the one before."""
     last: tuple[float, str] | None = None
     while True:
@@ -36,11 +36,13 @@ def _row(turn: Turn, policy: str, number: int, said: Sequence[tuple[Feedback, bo
         "policy": policy,
         "version": number,
         "messages": _json(turn.messages),
-        "asked": _json(turn.asked),
+        "request_params": _json(turn.request_params),
         "reply": None if turn.reply is None else _json(turn.reply),
         "sampling": _json(turn.sampling),
         "temperature": turn.sampling.get("temperature"),
-        "metadata": {key: value if isinstance(value, str) else _json(value) for key, value in turn.details.items()},
+        "metadata": {
+            key: value if isinstance(value, str) else _json(value) for key, value in turn.request_metadata.items()
+        },
         "feedback": [_feedback(row, counts) for row, counts in said],
     }
 
@@ -51,7 +53,7 @@ def _feedback(row: Feedback, counts: bool) -> dict[str, Any]:
         "kind": row.kind,
         "name": row.name,
         "value": row.value,
-        "said": None if row.said is None else _json(row.said),
+        "raw_value": None if row.raw_value is None else _json(row.raw_value),
         "comment": row.comment,
         "source_kind": row.source_kind,
         "source_id": row.source_id,

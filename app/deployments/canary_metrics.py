@@ -4,13 +4,13 @@ from sqlalchemy import ColumnElement, case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.release.canary import Arm, CanaryConfig, Verdict, judge
-from app.core.database import clock
+from app.core.database import database_time
 from app.core.settings import Settings
-from app.models import Deployment, Origin, Policy, Reward, Routed, Turn, TurnState
+from app.models import Deployment, Origin, Policy, Reward, RouteReason, Turn, TurnState
 from app.raters.names import PROGRAMS
 
 # Sent by the pointer or the share. Whoever asked for a version, or is pinned to one, is nobody to compare by.
-SENT = (Routed.STABLE, Routed.CANARY, Routed.STICKY)
+SENT = (RouteReason.STABLE, RouteReason.CANARY, RouteReason.STICKY)
 
 
 def config_of(policy: Policy, settings: Settings) -> CanaryConfig | None:
@@ -23,7 +23,7 @@ async def judged(session: AsyncSession, deployment: Deployment, config: CanaryCo
     assert deployment.canary_version_id is not None and deployment.canary_since is not None
     candidate = await arm(session, deployment.canary_version_id, deployment.canary_since)
     stable = await arm(session, deployment.version_id, deployment.canary_since)
-    age = await clock(session) - deployment.canary_since
+    age = await database_time(session) - deployment.canary_since
     return candidate, stable, judge(config, candidate, stable, age)
 
 
@@ -75,5 +75,5 @@ def _sent(version_id: str, since: float) -> tuple[ColumnElement[bool], ...]:
         Turn.version_id == version_id,
         Turn.created_at >= since,
         Turn.origin == Origin.CHAT,
-        Turn.routed.in_(SENT),
+        Turn.route_reason.in_(SENT),
     )

@@ -9,20 +9,20 @@ from sqlalchemy.engine import Connection
 
 from app.core.errors import NotFound, Unavailable
 from app.models import (
-    Conversations,
+    ConversationRouting,
     Deployment,
     Engine,
     EngineState,
-    Held,
     Pin,
+    PinKind,
     Policy,
-    Routed,
+    RouteReason,
     Version,
     VersionState,
 )
 
 # Nobody hears these, whatever a request names.
-UNHEARD = (VersionState.REHEARSING, VersionState.REHEARSED, VersionState.REJECTED)
+UNHEARD = (VersionState.SHADOW, VersionState.SHADOW_PASSED, VersionState.REJECTED)
 NUMBER = "v#"  # no alias is called so
 NUMBERED = re.compile(r"v(\d{1,9})")
 Holders = tuple[tuple[str, str], ...]  # name and url of each ready engine that holds a version
@@ -67,7 +67,7 @@ class Beside:
 class Route:
     named: Named
     engines: Holders  # none only where something beside it may answer instead
-    routed: str = Routed.ASKED
+    route_reason: str = RouteReason.REQUESTED
     beside: Beside = Beside()
 
 
@@ -80,8 +80,8 @@ def route(connection: Connection, project_id: str, model: str) -> Route:
         # Full weights that served before are brought to nobody; and the base model is everywhere, or is those.
         brought = alias in MEANT and not (alias == "previous" and named.adapter is None)
         return Route(named, _some(holders, named, pointed=brought))
-    beside = Beside(row.canary_version_id, row.canary_share, row.pins, row.conversations == Conversations.STICKY)
-    return Route(named, holders, Routed.STABLE, beside)
+    beside = Beside(row.canary_version_id, row.canary_share, row.pins, row.conversations == ConversationRouting.STICKY)
+    return Route(named, holders, RouteReason.STABLE, beside)
 
 
 def route_to(connection: Connection, version_id: str) -> Route:
@@ -102,7 +102,7 @@ def _ready(connection: Connection, named: Named) -> Holders:
 
 def _holds(engine: Any, named: Named) -> bool:
     """As service.holds, of the columns that are read here."""
-    if engine.moving_until is not None or engine.weights != named.weights:
+    if engine.swapping_until is not None or engine.weights != named.weights:
         return False
     return named.adapter in (None, *engine.loaded)
 
@@ -116,12 +116,12 @@ def _some(holders: Holders, named: Named, *, pointed: bool = False) -> Holders:
     return holders
 
 
-class Unheld(Unavailable):
+class VersionNotLoaded(Unavailable):
     """Engines are ready, and none has what was asked for just now."""
 
 
-def unheld(named: Named) -> Unheld:
-    return Unheld(f"No ready engine holds {named.label} yet; try again in a moment.")
+def unheld(named: Named) -> VersionNotLoaded:
+    return VersionNotLoaded(f"No ready engine holds {named.label} yet; try again in a moment.")
 
 
 def resolve(connection: Connection, project_id: str, model: str) -> Named:
@@ -149,8 +149,8 @@ def _named(row: Any, by_version: bool) -> Named:
         base_model=row.base_model,
         version_id=row.version_id,
         number=row.number,
-        adapter=None if row.full else row.adapter_name,
-        weights=row.adapter_name if row.full else None,
+        adapter=None if row.full_weights else row.adapter_name,
+        weights=row.adapter_name if row.full_weights else None,
         state=row.state,
         created_at=row.version_made if by_version else row.policy_made,
     )
@@ -166,7 +166,7 @@ def _statement(*meant: ColumnElement[bool]) -> Executable:
             Version.id.label("version_id"),
             Version.number,
             Version.adapter_name,
-            Version.full,
+            Version.full_weights,
             Version.state,
             Version.created_at.label("version_made"),
             Deployment.canary_version_id,
@@ -195,13 +195,13 @@ PINNED = (
     select(Pin.version_id)
     .where(
         Pin.policy_id == bindparam("policy"),
-        or_(*(and_(Pin.kind == kind, Pin.subject == bindparam(kind.value)) for kind in Held)),
+        or_(*(and_(Pin.kind == kind, Pin.subject == bindparam(kind.value)) for kind in PinKind)),
     )
-    .order_by(case({kind: at for at, kind in enumerate(Held)}, value=Pin.kind))
+    .order_by(case({kind: at for at, kind in enumerate(PinKind)}, value=Pin.kind))
     .limit(1)
 )
 READY = (
-    select(Engine.name, Engine.url, Engine.loaded, Engine.weights, Engine.moving_until)
+    select(Engine.name, Engine.url, Engine.loaded, Engine.weights, Engine.swapping_until)
     .where(Engine.state == EngineState.READY)
     .order_by(Engine.name)
 )

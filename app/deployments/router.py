@@ -17,13 +17,13 @@ from sqlalchemy.engine import Connection
 from app.core.database import Database
 from app.core.errors import AttuneError, NotFound, Unavailable
 from app.deployments.resolution import PINNED, Beside, Route, route, route_to, unheld
-from app.models import Held, Routed
+from app.models import PinKind, RouteReason
 
 KNOWN = 1024  # routes kept; more names than this in 20 ms are somebody's guesses
 
 
 @dataclass(frozen=True)
-class Speaker:
+class RequestIdentity:
     """Who asks, as far as pins and shares go. `before` is the version of the turn before, if it was this policy's."""
 
     key_id: str
@@ -37,7 +37,7 @@ class Speaker:
         return self.end_user or self.conversation_id
 
 
-class Routes:
+class VersionRouter:
     """A route is at most `seconds` old when it is used: so long may a moved pointer stay unseen by this process.
 
     Requests that come together share one reading; a request that comes alone reads for itself.
@@ -51,30 +51,32 @@ class Routes:
         """Raises NotFound for a name that cannot be asked for, Unavailable when no engine is ready."""
         return await self._read((project_id, model), lambda connection: route(connection, project_id, model))
 
-    async def choose(self, found: Route, speaker: Speaker) -> Route:
+    async def choose(self, found: Route, speaker: RequestIdentity) -> Route:
         """The version for this very request. Raises Unavailable when no engine holds it, or the one it is pinned to."""
         chosen = await self._choose(found, speaker)
         if not chosen.engines:
             raise unheld(chosen.named)
         return chosen
 
-    async def _choose(self, found: Route, speaker: Speaker) -> Route:
+    async def _choose(self, found: Route, speaker: RequestIdentity) -> Route:
         beside = found.beside
         if beside.pins and (pinned := await self._pinned(found.named.policy_id, speaker)) is not None:
             if pinned == found.named.version_id:
-                return replace(found, routed=Routed.PINNED)
+                return replace(found, route_reason=RouteReason.PINNED)
             if (held := await self._version(pinned)) is None:
                 raise Unavailable("The version that this request is pinned to is not loaded yet.", retry_after=1)
-            return replace(held, routed=Routed.PINNED)
+            return replace(held, route_reason=RouteReason.PINNED)
         if beside.sticky and speaker.before is not None:
             if speaker.before == found.named.version_id:
                 return found
             held = await self._version(speaker.before)
-            return replace(held, routed=Routed.STICKY) if held is not None and held.named.may_go_on else found
+            return (
+                replace(held, route_reason=RouteReason.STICKY) if held is not None and held.named.may_go_on else found
+            )
         if beside.canary_version_id is None or not in_share(beside, speaker.unit):
             return found
         held = await self._version(beside.canary_version_id)
-        return found if held is None else replace(held, routed=Routed.CANARY)
+        return found if held is None else replace(held, route_reason=RouteReason.CANARY)
 
     def forget(self) -> None:
         """The pointer was moved by this very process."""
@@ -87,21 +89,21 @@ class Routes:
         except NotFound:
             return None
 
-    async def _pinned(self, policy_id: str, speaker: Speaker) -> str | None:
+    async def _pinned(self, policy_id: str, speaker: RequestIdentity) -> str | None:
         asked = {
             "policy": policy_id,
-            Held.CONVERSATION.value: speaker.conversation_id,
-            Held.USER.value: speaker.end_user,
-            Held.KEY.value: speaker.key_id,
+            PinKind.CONVERSATION.value: speaker.conversation_id,
+            PinKind.USER.value: speaker.end_user,
+            PinKind.KEY.value: speaker.key_id,
         }
-        return await self._db.look(lambda connection: connection.execute(PINNED, asked).scalar())
+        return await self._db.run_read(lambda connection: connection.execute(PINNED, asked).scalar())
 
     async def _read(self, what: tuple[str, str], read: Callable[[Connection], Route]) -> Route:
         read_at, reading = self._found.get(what, (0.0, None))
         if reading is None or time.monotonic() - read_at > self._seconds:
             if len(self._found) >= KNOWN:
                 self._found.clear()
-            reading = asyncio.create_task(self._db.look(read))
+            reading = asyncio.create_task(self._db.run_read(read))
             self._found[what] = (time.monotonic(), reading)
         try:
             return await asyncio.shield(reading)  # whoever leaves early must not take it from the others

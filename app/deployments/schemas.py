@@ -5,8 +5,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from alignment.release.canary import Arm, CanaryConfig, Verdict
-from alignment.release.shadow import Pairs, RehearsalConfig
-from app.models import Conversations
+from alignment.release.shadow import Pairs, ShadowConfig
+from app.models import ConversationRouting
 
 Number = Field(ge=0, le=999_999_999)
 
@@ -27,24 +27,24 @@ class DeliveryRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    conversations: Conversations = Field(
-        Conversations.FOLLOW, description="follow the pointer, or stay on the version they began with"
+    conversations: ConversationRouting = Field(
+        ConversationRouting.FOLLOW, description="follow the pointer, or stay on the version they began with"
     )
     canary: CanaryConfig | None = Field(
         None, description="each new version answers a share first and is watched; the deployment's setting when null"
     )
-    rehearsal: RehearsalConfig | None = Field(
+    shadow: ShadowConfig | None = Field(
         None, description="before that it answers beside what serves, unheard; the deployment's setting when null"
     )
 
 
 class ArmView(BaseModel):
-    """One side of the comparison, since the canary is out or the rehearsal began."""
+    """One side of the comparison, since the canary is out or the shadow deployment began."""
 
     version: str
     turns: int = Field(description="users, or conversations where requests name no user, that it answered; each once")
     failed: int = Field(description="of them, those of whom a reply failed")
-    rated: int = Field(description="raters, each of whom has one vote; of a rehearsal its judged pairs")
+    rated: int = Field(description="raters, each of whom has one vote; of a shadow deployment its judged pairs")
     good: int
     approval: float | None
     mean_length: float | None
@@ -103,8 +103,8 @@ class CanaryView(BaseModel):
         )
 
 
-class RehearsalView(BaseModel):
-    object: Literal["rehearsal"] = "rehearsal"
+class ShadowView(BaseModel):
+    object: Literal["shadow"] = "shadow"
     version: str
     share: float = Field(description="of the replies of what serves")
     since: float
@@ -129,7 +129,7 @@ class RehearsalView(BaseModel):
         pairs: Pairs,
         idle: str | None,
         verdict: Verdict,
-    ) -> "RehearsalView":
+    ) -> "ShadowView":
         return cls(
             version=candidate.version,
             share=share,
@@ -152,11 +152,13 @@ class DeploymentView(BaseModel):
     serving: str
     previous: str | None
     canary: CanaryView | None
-    rehearsal: RehearsalView | None
+    shadow: ShadowView | None
     epoch: int = Field(description="moves of the pointer so far")
-    moved_at: float | None
-    conversations: Conversations
-    own: bool = Field(description="whether the policy has a canary setting of its own")
-    canaries: CanaryConfig | None = Field(description="how a new version goes out; null when it goes live at once")
-    own_rehearsal: bool = Field(description="whether the policy has a rehearsal setting of its own")
-    rehearsals: RehearsalConfig | None = Field(description="how a new version rehearses first; null when it does not")
+    changed_at: float | None
+    conversations: ConversationRouting
+    own_canary: bool = Field(description="whether the policy has a canary setting of its own")
+    canary_config: CanaryConfig | None = Field(description="how a new version goes out; null when it goes live at once")
+    own_shadow: bool = Field(description="whether the policy has a shadow deployment setting of its own")
+    shadow_config: ShadowConfig | None = Field(
+        description="how a new version runs in shadow first; null when it does not"
+    )

@@ -15,9 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
 from app.core.errors import Conflict, NotFound
-from app.core.jobs import nudge
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
-from app.models import HEARD, Deployment, Policy, Version, VersionState, record
+from app.models import SERVED_TRAFFIC, Deployment, Policy, Version, VersionState, record_audit
 from app.policies import repository
 from app.policies.service import carried, label, ready_engines
 from app.training import kl_guard
@@ -45,7 +45,9 @@ async def point_to(session: AsyncSession, policy: Policy, version: Version, *, a
         deployment.canary_since = now()
     await _move(session, deployment, version)
     policy.head_version_id = version.id
-    record(session, actor, "deploy", label(policy, version), reason, project_id=policy.project_id, previous=old.number)
+    record_audit(
+        session, actor, "deploy", label(policy, version), reason, project_id=policy.project_id, previous=old.number
+    )
 
 
 async def promote(session: AsyncSession, policy: Policy, canary: Version, *, actor: str, reason: str | None) -> None:
@@ -54,7 +56,7 @@ async def promote(session: AsyncSession, policy: Policy, canary: Version, *, act
     await point_to(session, policy, canary, actor=actor, reason=reason)
     if newest:  # else nothing new was learned, and nothing is over
         await kl_guard.went_live(session, policy, label(policy, canary))
-    nudge(session, "sweep", "assemble")
+    enqueue_after_commit(session, "reconcile", "assemble")
 
 
 async def deploy(
@@ -72,7 +74,7 @@ async def deploy(
         await promote(session, policy, target, actor=actor, reason=reason)
     else:
         await point_to(session, policy, target, actor=actor, reason=reason)
-        nudge(session, "assemble")
+        enqueue_after_commit(session, "assemble")
     return left, target
 
 
@@ -104,7 +106,7 @@ async def begin_canary(
         deployment.canary_since = now()
     deployment.canary_share, deployment.canary_watched = share, watched
     project_id = policy.project_id
-    record(
+    record_audit(
         session, actor, "canary", label(policy, version), reason, project_id=project_id, share=share, watched=watched
     )
 
@@ -121,8 +123,8 @@ async def end_canary(session: AsyncSession, policy: Policy, *, actor: str, reaso
     version.state, version.reason = VersionState.ROLLED_BACK, reason or TAKEN_BACK
     _no_canary(deployment)
     deployment.epoch += 1
-    record(session, actor, "canary ended", label(policy, version), reason, project_id=policy.project_id)
-    nudge(session, "assemble")
+    record_audit(session, actor, "canary ended", label(policy, version), reason, project_id=policy.project_id)
+    enqueue_after_commit(session, "assemble")
     return version
 
 
@@ -175,7 +177,9 @@ async def roll_back(
         target.live_at = now()
     policy.head_version_id = target.id
     await _move(session, deployment, target)
-    record(session, actor, "rollback", label(policy, target), reason, project_id=policy.project_id, left=left.number)
+    record_audit(
+        session, actor, "rollback", label(policy, target), reason, project_id=policy.project_id, left=left.number
+    )
     return left, target
 
 
@@ -189,21 +193,21 @@ async def reject(
         policy.head_version_id = (await repository.deployment_of(session, policy.id)).version_id
     if alarm is not None:
         await kl_guard.alarm(session, policy, reason, alarm)
-    record(session, actor, "version rejected", label(policy, version), reason, project_id=policy.project_id)
-    nudge(session, "assemble")
+    record_audit(session, actor, "version rejected", label(policy, version), reason, project_id=policy.project_id)
+    enqueue_after_commit(session, "assemble")
 
 
 async def heard(session: AsyncSession, policy: Policy, number: int) -> Version:
     """Raises NotFound for a version that never served."""
     wanted = await repository.version_numbered(session, policy.id, number)
-    if wanted is None or wanted.state not in HEARD:
+    if wanted is None or wanted.state not in SERVED_TRAFFIC:
         raise NotFound(f"Policy '{policy.name}' has never served a version v{number}.", code="model_not_found")
     return wanted
 
 
 async def _loaded(session: AsyncSession, policy: Policy, version: Version, left: Version) -> None:
-    if version.full or left.full:  # it comes when the other goes: who asks meanwhile waits
-        nudge(session, "evaluate")
+    if version.full_weights or left.full_weights:  # it comes when the other goes: who asks meanwhile waits
+        enqueue_after_commit(session, "evaluate")
         return
     engines = await ready_engines(session, lock=True)
     if engines and not carried(version, engines):
@@ -232,7 +236,7 @@ async def _move(session: AsyncSession, deployment: Deployment, version: Version)
             version_id=version.id,
             previous_version_id=Deployment.version_id,
             epoch=Deployment.epoch + 1,
-            moved_at=now(),
+            changed_at=now(),
         )
         .execution_options(synchronize_session=False)
     )

@@ -1,4 +1,4 @@
-"""What became of a version in rehearsal and of what serves beside it: both replies to a prompt, judged by the policy's
+"""What became of a version in shadow and of what serves beside it: both replies to a prompt, judged by the policy's
 own sources; the counts that its end is judged by."""
 
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from sqlalchemy.orm import aliased
 
 from alignment.config.rewards import RewardsConfig
 from alignment.release.canary import GRAIN, Arm, Verdict
-from alignment.release.shadow import Pairs, RehearsalConfig, compare, judge, rate
-from app.core.database import clock
+from alignment.release.shadow import Pairs, ShadowConfig, compare, judge, rate
+from app.core.database import database_time
 from app.deployments import canary_metrics
 from app.models import Judgement, JudgementState, Origin, Reward, Rollout, Turn, TurnState, Version
 from app.projects.consent import NO_CONSENT
@@ -21,17 +21,17 @@ SPEAKER = func.coalesce(CHAT.end_user, CHAT.conversation_id, CHAT.id)
 
 
 async def judged(
-    session: AsyncSession, version: Version, serving_id: str, config: RehearsalConfig, rewards: RewardsConfig
+    session: AsyncSession, version: Version, serving_id: str, config: ShadowConfig, rewards: RewardsConfig
 ) -> tuple[Arm, Arm, Pairs, Verdict]:
-    """The figures of a version in rehearsal, those of what serves (`serving_id`), and what follows from them."""
-    assert version.rehearsing_since is not None
+    """The figures of a version in shadow, those of what serves (`serving_id`), and what follows from them."""
+    assert version.shadow_since is not None
     candidate, stable = await _arms(session, version.id, serving_id)
     pairs, good = await _rated(session, version.id, serving_id, rewards)
-    served = await canary_metrics.arm(session, serving_id, version.rehearsing_since)
+    served = await canary_metrics.arm(session, serving_id, version.shadow_since)
     # Only replies that did not fail have one beside them: how many fail is to be seen in all of them.
     stable = replace(stable, turns=served.turns, failed=served.failed, rated=pairs.rated, good=good[1])
     candidate = replace(candidate, rated=pairs.rated, good=good[0])
-    age = await clock(session) - version.rehearsing_since
+    age = await database_time(session) - version.shadow_since
     return candidate, stable, pairs, judge(config, candidate, stable, pairs, age)
 
 
@@ -43,12 +43,12 @@ async def _arms(session: AsyncSession, version_id: str, serving_id: str) -> tupl
             func.max(case((OURS.state == TurnState.FAILED, 1), else_=0)).label("failed"),
             func.avg(done * OURS.num_output_tokens).label("length"),
             func.avg(done * CHAT.num_output_tokens).label("beside_length"),
-            func.sum(done * Rollout.seconds).label("seconds"),
+            func.sum(done * Rollout.duration_seconds).label("seconds"),
             func.sum(done * (CHAT.finished_at - CHAT.created_at)).label("beside_seconds"),
             func.sum(done * OURS.num_output_tokens).label("tokens"),
             func.sum(done * CHAT.num_output_tokens).label("beside_tokens"),
         )
-        .join_from(OURS, CHAT, CHAT.id == OURS.beside_id)
+        .join_from(OURS, CHAT, CHAT.id == OURS.shadow_of_id)
         .join(Rollout, Rollout.id == OURS.id)
         .where(*_pair(version_id, serving_id))
         .group_by(SPEAKER)
@@ -103,7 +103,7 @@ def _worths(
             func.sum(weight * mine.value).label("ours"),
             func.sum(weight * case((compared, -mine.value), else_=other.value)).label("theirs"),
         )
-        .join_from(OURS, CHAT, CHAT.id == OURS.beside_id)
+        .join_from(OURS, CHAT, CHAT.id == OURS.shadow_of_id)
         .join(mine, and_(mine.turn_id == OURS.id, mine.source.in_(names)))
         .outerjoin(other, and_(other.turn_id == CHAT.id, other.source == mine.source))
         .where(*_pair(version_id, serving_id), or_(compared, other.id.is_not(None)), ~unspoken)
@@ -115,10 +115,10 @@ def _pair(version_id: str, serving_id: str) -> tuple[ColumnElement[bool], ...]:
     """Those that have ended, and that nobody has taken back."""
     return (
         OURS.version_id == version_id,
-        OURS.origin == Origin.REHEARSAL,
+        OURS.origin == Origin.SHADOW,
         OURS.state.in_((TurnState.DONE, TurnState.FAILED)),
         OURS.deleted_at.is_(None),
-        or_(OURS.flaw.is_(None), OURS.flaw != NO_CONSENT),
+        or_(OURS.exclusion_reason.is_(None), OURS.exclusion_reason != NO_CONSENT),
         CHAT.version_id == serving_id,
     )
 

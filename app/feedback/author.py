@@ -6,22 +6,22 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from app.core.rate_limits import Limits
+from app.core.rate_limits import RateLimiter
 from app.core.services import services_of
 from app.feedback import browser_tokens
-from app.feedback.browser_tokens import Leave
+from app.feedback.browser_tokens import TokenClaims
 from app.projects.auth import BEARER, DatabaseDep, bearer, identify
 
 
 @dataclass(frozen=True)
 class Author:
     project_id: str
-    leave: Leave | None = None  # of a browser: what it may say
+    leave: TokenClaims | None = None  # of a browser: what it may say
 
 
 async def feedback_author(request: Request, db: DatabaseDep, _: Any = BEARER) -> AsyncIterator[Author]:
     """Each token has limits of its own, so that one page cannot use up what the others have."""
-    limits = services_of(request).get(Limits)
+    limits = services_of(request).get(RateLimiter)
     presented = bearer(request)
     if browser_tokens.looks_like_one(presented):
         leave = await browser_tokens.verify(db, presented)

@@ -6,14 +6,14 @@ from app.core.database import Database
 from app.core.errors import AttuneError, BadRequest
 from app.feedback import kinds, service, submission
 from app.feedback.feedback_writer import find
-from app.feedback.kinds import Said
+from app.feedback.kinds import FeedbackCreate
 from app.feedback.service import Receipt
 
 
 async def submit(db: Database, project_id: str, bodies: list[Any], header_key: str | None) -> list[dict[str, Any]]:
     """A result for each, in order, all of them durable."""
     outcomes: dict[int, Receipt | AttuneError] = {}
-    said: dict[int, Said] = {}
+    said: dict[int, FeedbackCreate] = {}
     for number, body in enumerate(bodies):
         try:
             said[number] = _read(body)
@@ -27,18 +27,18 @@ async def submit(db: Database, project_id: str, bodies: list[Any], header_key: s
         for number, one in said.items()
     }
     if items:
-        told = await db.change(lambda connection: service.submit_many(connection, list(items.values())))
+        told = await db.run_write(lambda connection: service.submit_many(connection, list(items.values())))
         outcomes |= zip(items, told, strict=True)
     return [_result(number, outcomes[number]) for number in range(len(bodies))]
 
 
-def _read(body: Any) -> Said:
+def _read(body: Any) -> FeedbackCreate:
     if not isinstance(body, dict):
         raise BadRequest("An item is a JSON object.", code="invalid_value")
     return kinds.read(body)
 
 
-def _key(said: Said, header_key: str | None, number: int) -> str | None:
+def _key(said: FeedbackCreate, header_key: str | None, number: int) -> str | None:
     """Example: ("nightly", 7) -> "nightly/7"."""
     return None if header_key is None or said.id is not None else f"{header_key}/{number}"
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database
 from app.core.errors import Forbidden, Unauthorized
-from app.feedback.kinds import Said
+from app.feedback.kinds import FeedbackCreate
 from app.feedback.repository import Found
 from app.feedback.schemas import Choice, ChoiceIndex, CompletionId, Name, Source, SourceId, Strict
 from app.models import Project, new_id
@@ -42,7 +42,7 @@ class TokenView(BaseModel):
     url: str = Field(description="where to send feedback, with the token as bearer")
 
 
-class Leave(BaseModel):
+class TokenClaims(BaseModel):
     """The claims of a token that was found to be good."""
 
     project_id: str
@@ -101,7 +101,7 @@ def looks_like_one(bearer: str) -> bool:
     return bearer.count(".") == 2
 
 
-async def verify(db: Database, token: str) -> Leave:
+async def verify(db: Database, token: str) -> TokenClaims:
     """Raises Unauthorized: why a token is no good is told only of one that we did sign."""
     project_id = _project(token)
     async with db.read() as session:
@@ -117,7 +117,9 @@ async def verify(db: Database, token: str) -> Leave:
             issuer=ISSUER,
             options={"require": ["exp", "sub", "jti", "aud", "iss"]},
         )
-        return Leave(project_id=project_id, **{key: claims[key] for key in claims.keys() & Leave.model_fields.keys()})
+        return TokenClaims(
+            project_id=project_id, **{key: claims[key] for key in claims.keys() & TokenClaims.model_fields.keys()}
+        )
     except jwt.ExpiredSignatureError as error:
         raise Unauthorized("This feedback token has expired.", code="token_expired") from error
     except (jwt.PyJWTError, ValidationError) as error:
@@ -141,7 +143,7 @@ def _bad() -> Unauthorized:
     return Unauthorized("This feedback token is not valid.", code="invalid_token")
 
 
-def within(leave: Leave, said: Said) -> Said:
+def within(leave: TokenClaims, said: FeedbackCreate) -> FeedbackCreate:
     """What was said, as by the person the token is for. Raises Forbidden for anything that the token does not allow."""
     about = said.about()
     if about != Choice(completion_id=leave.completion_id, choice_index=leave.choice_index):

@@ -11,7 +11,9 @@ from app.feedback.schemas import WITHDRAWAL
 from app.models import Feedback
 
 
-def counts(kinds: Collection[str] | None = None, by: InstrumentedAttribute[float] | None = None) -> ColumnElement[bool]:
+def is_effective(
+    kinds: Collection[str] | None = None, by: InstrumentedAttribute[float] | None = None
+) -> ColumnElement[bool]:
     """Does this Feedback count, among the given `kinds` (all of them if unset)? As reads of feedback say.
 
     `by` is a moment of another table in the statement: what came later had not been said then. Withdrawing the latest
@@ -38,7 +40,7 @@ def counts(kinds: Collection[str] | None = None, by: InstrumentedAttribute[float
     withdrawn = exists().where(
         tombstone.project_id == Feedback.project_id,
         tombstone.target == Feedback.target,
-        tombstone.details["withdraws"].as_string() == Feedback.id,
+        tombstone.request_metadata["withdraws"].as_string() == Feedback.id,
         said(tombstone, tombstone.kind == WITHDRAWAL),
     )
     outside = [Feedback] if by is None else [Feedback, by.class_]

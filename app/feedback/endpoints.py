@@ -7,13 +7,13 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import Response
 
 from app.core.errors import DOCUMENTED, BadRequest, NotFound
-from app.core.http import JsonBody, accepts, parse
+from app.core.http import JsonBody, parse_body, request_body_schema
 from app.core.services import services_of, settings_of
 from app.core.telemetry import Telemetry
 from app.feedback import batch, browser_tokens, kinds, queries, repository, submission, withdrawal
 from app.feedback.author import FeedbackAuthor
 from app.feedback.browser_tokens import TokenRequest, TokenView
-from app.feedback.feedback_writer import Intake, find
+from app.feedback.feedback_writer import FeedbackWriter, find
 from app.feedback.kinds import FeedbackRequest
 from app.feedback.schemas import BatchAnswer, FeedbackBatch, FeedbackPage, FeedbackView
 from app.projects.auth import DatabaseDep, FeedbackCaller
@@ -30,7 +30,7 @@ Named = Annotated[str | None, Query(min_length=1, max_length=255)]
     status_code=201,
     response_model=FeedbackView,
     responses={200: {"model": FeedbackView, "description": "It was there before."}},
-    openapi_extra=accepts(FeedbackRequest),
+    openapi_extra=request_body_schema(FeedbackRequest),
 )
 async def submit(
     request: Request, author: FeedbackAuthor, db: DatabaseDep, body: JsonBody, idempotency_key: IdempotencyKey = None
@@ -41,7 +41,7 @@ async def submit(
         said = browser_tokens.within(author.leave, said)
     [found] = await find(db, author.project_id, [said])
     space = author.leave.space if author.leave else None
-    receipt = await Intake.of(request).submit(
+    receipt = await FeedbackWriter.of(request).submit(
         submission.make(author.project_id, said, body, header_key=idempotency_key, found=found, space=space)
     )
     if not receipt.replayed:
@@ -50,24 +50,24 @@ async def submit(
     return _json(receipt.view, 200 if receipt.replayed else 201, headers)
 
 
-@router.post("/batch", response_model=BatchAnswer, openapi_extra=accepts(FeedbackBatch))
+@router.post("/batch", response_model=BatchAnswer, openapi_extra=request_body_schema(FeedbackBatch))
 async def submit_batch(
     request: Request, caller: FeedbackCaller, db: DatabaseDep, body: JsonBody, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Up to 1,000 at once, each with a result of its own. An Idempotency-Key stands for all items without an `id`."""
-    results = await batch.submit(db, caller.project_id, parse(FeedbackBatch, body).items, idempotency_key)
+    results = await batch.submit(db, caller.project_id, parse_body(FeedbackBatch, body).items, idempotency_key)
     for result in results:
         if result["status"] == 201:
             services_of(request).get(Telemetry).heard(caller.project_id, result["feedback"]["kind"])
     return _json({"object": "list", "data": results})
 
 
-@router.post("/tokens", status_code=201, response_model=TokenView, openapi_extra=accepts(TokenRequest))
+@router.post("/tokens", status_code=201, response_model=TokenView, openapi_extra=request_body_schema(TokenRequest))
 async def make_token(request: Request, caller: FeedbackCaller, db: DatabaseDep, body: JsonBody) -> TokenView:
     """A token to put into a web page, in place of an API key."""
-    wanted = parse(TokenRequest, body)
+    wanted = parse_body(TokenRequest, body)
     seconds = wanted.expires_in or settings_of(request).feedback_token_seconds
-    choices = await db.look(lambda connection: repository.turns(connection, [wanted.completion_id]))
+    choices = await db.run_read(lambda connection: repository.turns(connection, [wanted.completion_id]))
     turn = next((one for one in choices if _is(one, caller.project_id, wanted.choice_index)), None)
     if turn is None:
         raise NotFound(f"There is no completion '{wanted.completion_id}'.", param="completion_id")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import ConfigDict, Discriminator, Field, RootModel, StringConstraints, Tag, model_validator
 
 from app.core.errors import BadRequest
-from app.core.http import parse
+from app.core.http import parse_body
 from app.feedback.schemas import (
     Choice,
     ChoiceIndex,
@@ -39,7 +39,7 @@ Target: TypeAlias = Annotated[
 ]
 
 
-class Said(Strict):
+class FeedbackCreate(Strict):
     """What every kind has. `comment` may go with any of them."""
 
     kind: str
@@ -62,7 +62,7 @@ class Said(Strict):
         return iter(())
 
 
-class OfTarget(Said):
+class OfTarget(FeedbackCreate):
     """Names its target, in one of two ways: `completion_id` (with `choice_index`) or `target`."""
 
     model_config = ConfigDict(
@@ -176,7 +176,7 @@ Place: TypeAlias = Annotated[
 ]
 
 
-class Order(Said):
+class Order(FeedbackCreate):
     """Puts turns in order, best first; a nested list is a tie. The value names the turns, so there is no target."""
 
     value: Annotated[list[Place], Field(min_length=1, max_length=MOST_RANKED)]
@@ -212,7 +212,7 @@ class Ranking(Order):
     kind: Literal["ranking"]
 
 
-KINDS: dict[str, type[Said]] = {
+KINDS: dict[str, type[FeedbackCreate]] = {
     "binary": Binary,
     "rating": Rating,
     "score": Score,
@@ -237,12 +237,12 @@ class FeedbackRequest(
     """One piece of feedback, of one of eight kinds."""
 
 
-def read(body: dict[str, Any]) -> Said:
+def read(body: dict[str, Any]) -> FeedbackCreate:
     """Straight to the model of its kind, so that errors name the field as the caller does."""
     kind = body.get("kind")
     model = KINDS.get(kind) if isinstance(kind, str) else None
     try:
-        return parse(FeedbackRequest, body).root if model is None else parse(model, body)
+        return parse_body(FeedbackRequest, body).root if model is None else parse_body(model, body)
     except BadRequest as error:
         raise _untagged(error) from error
 

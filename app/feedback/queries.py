@@ -10,7 +10,7 @@ from app.core.errors import NotFound
 from app.feedback.kinds import NUMBERS
 from app.feedback.repository import TABLE
 from app.feedback.schemas import WITHDRAWAL, seen
-from app.models import Feedback, Origin, Ranked, Turn
+from app.models import Feedback, FeedbackRank, Origin, Turn
 
 Row = dict[str, Any]
 # Words of different sorts stand side by side: a comment or a correction does not take a thumb back.
@@ -50,7 +50,7 @@ async def views(session: AsyncSession, project_id: str, rows: Sequence[Row]) -> 
 
 
 async def _withdrawn(session: AsyncSession, project_id: str, rows: Sequence[Row]) -> set[str]:
-    what = Feedback.details["withdraws"].as_string()
+    what = Feedback.request_metadata["withdraws"].as_string()
     said = select(what).where(
         Feedback.project_id == project_id,
         Feedback.target.in_({row["target"] for row in rows}),
@@ -108,7 +108,7 @@ async def of_conversation(session: AsyncSession, project_id: str, conversation_i
 def _about(turns: Select[Any], *more: Select[Any]) -> Select[Any]:
     """Each way in by an index of its own; an OR over them would read the whole table."""
     alone = select(Feedback.seq).where(Feedback.turn_id.in_(turns))
-    among = select(Ranked.feedback_seq).where(Ranked.turn_id.in_(turns))
+    among = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(turns))
     return _shown().where(Feedback.seq.in_(union_all(alone, among, *more)))
 
 

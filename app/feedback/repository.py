@@ -13,10 +13,10 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql.dml import ReturningInsert
 
-from app.models import Feedback, Origin, Ranked, Turn
+from app.models import Feedback, FeedbackRank, Origin, Turn
 
 TABLE = cast(Table, Feedback.__table__)
-RANKS = cast(Table, Ranked.__table__)
+RANKS = cast(Table, FeedbackRank.__table__)
 TURNS = cast(Table, Turn.__table__)
 LOCK = 0x66623A  # of PostgreSQL's advisory locks, those that order a project's feedback
 Pair = tuple[str, str]  # a project, and something of its

@@ -59,7 +59,7 @@ class FeedbackView(BaseModel):
     conversation_id: str | None = Field(description="set when it is about the conversation as a whole")
     kind: str
     value: float | None
-    said: Any
+    raw_value: Any
     name: str
     comment: str | None
     source: Source
@@ -101,11 +101,11 @@ def seen(row: dict[str, Any], choice: tuple[str, int] | None, **more: bool) -> d
         "conversation_id": row["conversation_id"],
         "kind": row["kind"],
         "value": row["value"],
-        "said": row["said"],
+        "raw_value": row["raw_value"],
         "name": row["name"],
         "comment": row["comment"],
         "source": {"kind": row["source_kind"], "id": row["source_id"]},
-        "metadata": row["details"],
+        "metadata": row["request_metadata"],
         "created_at": row["created_at"],
         **more,
     }

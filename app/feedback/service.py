@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.engine import Connection
 
 from app.core.errors import AttuneError, NotFound, Unprocessable
-from app.core.jobs import nudge
+from app.core.jobs import enqueue_after_commit
 from app.feedback import repository
 from app.feedback.repository import Found
 from app.feedback.schemas import Choice, ConversationTarget, seen
@@ -112,14 +112,14 @@ def _plan(group: Group, key: ProjectKey, item: Item) -> None:
         "kind": request.kind,
         "name": request.name,
         "value": request.number(),
-        "said": item.said,
+        "raw_value": item.said,
         "comment": request.comment,
         "source_kind": request.source.kind,
         "source_id": request.source.id,
-        "details": request.metadata,
+        "request_metadata": request.metadata,
         "idempotency_key": item.key,
         "fingerprint": item.fingerprint,
-        "curated": request.number() is None and turn is None and not group.ranks.get(id),  # words alone
+        "processed": request.number() is None and turn is None and not group.ranks.get(id),  # words alone
     }
     group.fresh[key] = (row, turn)
 
@@ -163,8 +163,8 @@ def _write(connection: Connection, group: Group) -> None:
                 for rank, turn_id in ranks
             ],
         )
-    if any(not row["curated"] for row, _ in group.fresh.values()):
-        nudge(connection, "curate")
+    if any(not row["processed"] for row, _ in group.fresh.values()):
+        enqueue_after_commit(connection, "curate")
 
 
 def _outcome(group: Group, item: Item, *, first: bool) -> Receipt | AttuneError:

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from app.core.errors import BadRequest
-from app.feedback.kinds import Order, Rating, Said
+from app.feedback.kinds import FeedbackCreate, Order, Rating
 from app.feedback.schemas import Choice, ConversationTarget, MetadataTarget
 from app.models import new_id
 
@@ -19,7 +19,7 @@ class Item:
     """`about` is settled: pairs of metadata have become the choice they point at, or None if nothing has them."""
 
     project_id: str
-    request: Said
+    request: FeedbackCreate
     said: Any
     about: Choice | ConversationTarget | None
     key: str
@@ -29,7 +29,7 @@ class Item:
 
 def make(
     project_id: str,
-    request: Said,
+    request: FeedbackCreate,
     body: dict[str, Any],
     *,
     header_key: str | None = None,
@@ -50,7 +50,7 @@ def make(
     )
 
 
-def _key(request: Said, header_key: str | None) -> str | None:
+def _key(request: FeedbackCreate, header_key: str | None) -> str | None:
     if header_key is not None and "\x00" in header_key:
         raise BadRequest("An Idempotency-Key cannot hold a NUL character.", param="Idempotency-Key")
     if request.id is not None and header_key is not None and request.id != header_key:
@@ -62,14 +62,14 @@ def _apart(space: str, key: str) -> str:
     return f"browser:{hashlib.sha256(orjson.dumps([space, key])).hexdigest()}"
 
 
-def _said(request: Said, body: dict[str, Any]) -> Any:
+def _said(request: FeedbackCreate, body: dict[str, Any]) -> Any:
     """The value as it was sent; with its scale, if one was."""
     if isinstance(request, Rating) and "scale" in body:
         return {"value": body["value"], "scale": body["scale"]}
     return body["value"]
 
 
-def _fingerprint(request: Said, body: dict[str, Any]) -> str:
+def _fingerprint(request: FeedbackCreate, body: dict[str, Any]) -> str:
     """Of what the body means: a field left at its default, or not there yet when the row was written, adds nothing."""
     about = request.about()
     meaning: dict[str, Any] = {

@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from app.feedback.schemas import Choice
-from app.models import Turn, TurnPair
+from app.models import Turn, TurnMetadata
 
 Pairs = dict[str, str]
 Asked = tuple[int, int, str, str]  # the number of the question, the place of the pair in it, key, value
@@ -34,9 +34,11 @@ async def _newest(session: AsyncSession, project_id: str, rows: list[Asked]) -> 
     columns = (column("number", Integer), column("place", Integer), column("key", String), column("value", String))
     asked = values(*columns, name="asked").data(rows).cte("asked")
     lead, other = asked.alias("lead"), asked.alias("other")
-    has_it = exists().where(TurnPair.turn_id == Turn.id, TurnPair.key == other.c.key, TurnPair.value == other.c.value)
+    has_it = exists().where(
+        TurnMetadata.turn_id == Turn.id, TurnMetadata.key == other.c.key, TurnMetadata.value == other.c.value
+    )
     lacks_one = exists().where(other.c.number == lead.c.number, other.c.place > 0, ~has_it.correlate(Turn, other))
-    first = aliased(TurnPair)
+    first = aliased(TurnMetadata)
     age = func.row_number().over(partition_by=lead.c.number, order_by=(Turn.created_at.desc(), Turn.id.desc()))
     matches = (
         select(lead.c.number, Turn.completion_id, Turn.choice_index, age.label("age"))

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.core.jobs import nudge
+from app.core.jobs import enqueue_after_commit
 from app.feedback import queries, repository
 from app.feedback.kinds import NUMBERS, ORDERS
 from app.feedback.schemas import WITHDRAWAL
@@ -20,20 +20,20 @@ async def withdraw(session: AsyncSession, project_id: str, feedback_id: str) -> 
     if not view["counts"]:
         return view
     matters = row["kind"] in (*NUMBERS, *ORDERS)
-    session.add(_tombstone(row, curated=not matters))
+    session.add(_tombstone(row, processed=not matters))
     if matters:
-        nudge(session, "curate")
+        enqueue_after_commit(session, "curate")
     return view | {"counts": False, "withdrawn": True}
 
 
-def _tombstone(row: queries.Row, *, curated: bool) -> Feedback:
+def _tombstone(row: queries.Row, *, processed: bool) -> Feedback:
     same = ("project_id", "turn_id", "conversation_id", "target", "name", "source_kind", "source_id")
     return Feedback(
         id=new_id("fb"),
         kind=WITHDRAWAL,
-        details={"withdraws": row["id"]},
+        request_metadata={"withdraws": row["id"]},
         idempotency_key=new_id("auto"),
         fingerprint=hashlib.sha256(row["id"].encode()).hexdigest(),
-        curated=curated,
+        processed=processed,
         **{column: row[column] for column in same},
     )

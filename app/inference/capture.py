@@ -22,7 +22,7 @@ class Capture:
     tool_calls: list[dict[str, Any]]
     finish_reason: str | None
     weight_versions: list[dict[str, Any]]  # spans of output tokens: {version, start, end}; with full weights alone
-    flaw: str | None
+    exclusion_reason: str | None
 
     @property
     def message(self) -> dict[str, Any]:
@@ -47,9 +47,11 @@ def take(
     broken: str | None = None,
 ) -> Capture:
     """`broken` says what ended the reply before its time, if something did: the first flaw to be named."""
-    flaw = broken or _flaw(call, prompt_ids, output_ids, logprobs, finish_reason, weight_versions)
-    if flaw is None and len(tool_calls) > call.most_tool_calls:
-        flaw = "of several tool calls only the first was sent"
+    exclusion_reason = broken or _exclusion_reason(
+        call, prompt_ids, output_ids, logprobs, finish_reason, weight_versions
+    )
+    if exclusion_reason is None and len(tool_calls) > call.most_tool_calls:
+        exclusion_reason = "of several tool calls only the first was sent"
     return Capture(
         prompt_ids=list(prompt_ids or ()),
         output_ids=list(output_ids or ()),
@@ -58,11 +60,11 @@ def take(
         tool_calls=tool_calls[: call.most_tool_calls],
         finish_reason=finish_reason,
         weight_versions=weight_versions if call.weights is not None else [],
-        flaw=flaw,
+        exclusion_reason=exclusion_reason,
     )
 
 
-def _flaw(
+def _exclusion_reason(
     call: ChatCall,
     prompt_ids: Sequence[int] | None,
     output_ids: Sequence[int] | None,

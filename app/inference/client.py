@@ -14,7 +14,7 @@ from app.inference.capture import Capture, take
 from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.request import ChatCall, plain_messages
 from app.inference.stream import ChatStream
-from app.inference.transport import Wire
+from app.inference.transport import EngineTransport
 
 USAGE_FIELDS = ("prompt_tokens", "completion_tokens", "total_tokens")
 PROBE_SECONDS = 2.0
@@ -62,7 +62,7 @@ class EngineClient:
         self.patience = patience
         self._api_key = api_key
         self._admin_key = admin_key
-        self._wire = Wire(url)
+        self._wire = EngineTransport(url)
 
     async def aclose(self) -> None:
         await self._wire.aclose()
@@ -198,7 +198,9 @@ class EngineClient:
                     if shape in refusal.message:
                         SHAPES[self.url] = shape
         if self.url not in SHAPES:
-            raise EngineUnavailable(f"The engine at {self.url} takes no adapters within the call (ATTUNE_TRANSPORT).")
+            raise EngineUnavailable(
+                f"The engine at {self.url} takes no adapters within the call (ATTUNE_ADAPTER_DELIVERY)."
+            )
         return SHAPES[self.url]
 
     async def unload_adapter(self, name: str) -> None:

@@ -13,8 +13,8 @@ import orjson
 from app.inference.capture import Capture
 from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.request import ChatCall
-from app.inference.stream_state import Transcript
-from app.inference.transport import Wire, refusal
+from app.inference.stream_state import StreamState
+from app.inference.transport import EngineTransport, refusal
 
 FAREWELL_SECONDS = 5.0
 AGAIN_SECONDS = 0.5
@@ -40,7 +40,7 @@ class ChatStream:
 
     def __init__(
         self,
-        wire: Wire,
+        wire: EngineTransport,
         call: ChatCall,
         abort: Callable[[str], Awaitable[None]],
         *,
@@ -51,7 +51,7 @@ class ChatStream:
         self._wire = wire
         self._key, self._patience = key, patience
         self._abort = abort
-        self._transcript = Transcript(call)
+        self._transcript = StreamState(call)
         self._chunks: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._opened = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None

@@ -8,7 +8,7 @@ from app.inference.request import ChatCall
 ENGINE_ONLY_CHOICE = ("matched_stop", "hidden_states")
 
 
-class Transcript:
+class StreamState:
     def __init__(self, call: ChatCall) -> None:
         self.call = call
         self.prompt_ids: list[int] | None = None

@@ -15,7 +15,7 @@ CONNECT_SECONDS = 2.0
 HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
-class Wire:
+class EngineTransport:
     """aiohttp, because its parser is in C: a call costs a quarter of what it costs in httpx, and a chat is two."""
 
     def __init__(self, url: str) -> None:

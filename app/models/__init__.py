@@ -1,10 +1,10 @@
 """One table a file; this is the list that migrations and repositories import."""
 
-from app.models.audit import Audit, record
+from app.models.audit import Audit, record_audit
 from app.models.base import Base, new_id
 from app.models.dataset import Dataset, DatasetKind, DatasetRow
 from app.models.engine import Engine, EngineState
-from app.models.feedback import Feedback, Ranked
+from app.models.feedback import Feedback, FeedbackRank
 from app.models.learning import (
     WITHDRAWN,
     Batch,
@@ -15,19 +15,29 @@ from app.models.learning import (
     Sample,
     SampleState,
 )
-from app.models.pin import Held, Pin
-from app.models.policy import COMING, HEARD, SERVED, Conversations, Deployment, Mode, Policy, Version, VersionState
+from app.models.pin import Pin, PinKind
+from app.models.policy import (
+    ONCE_LIVE,
+    PENDING_RELEASE,
+    SERVED_TRAFFIC,
+    ConversationRouting,
+    Deployment,
+    LearningMode,
+    Policy,
+    Version,
+    VersionState,
+)
 from app.models.project import ApiKey, Project
-from app.models.rater import Rater, Standing
+from app.models.rater import Rater, RaterStanding
 from app.models.reward_model import RewardModel, RewardModelState, RewardModelTurn
 from app.models.rollout import PlanState, Rollout, RolloutPlan, RolloutState
-from app.models.turn import LOST_FLAW, SERVER_LOST, Origin, Routed, Turn, TurnPair, TurnState, lock_turns
+from app.models.turn import LOST_REASON, SERVER_LOST, Origin, RouteReason, Turn, TurnMetadata, TurnState, lock_turns
 
 __all__ = [
-    "COMING",
-    "HEARD",
-    "LOST_FLAW",
-    "SERVED",
+    "LOST_REASON",
+    "ONCE_LIVE",
+    "PENDING_RELEASE",
+    "SERVED_TRAFFIC",
     "SERVER_LOST",
     "WITHDRAWN",
     "ApiKey",
@@ -35,7 +45,7 @@ __all__ = [
     "Base",
     "Batch",
     "BatchState",
-    "Conversations",
+    "ConversationRouting",
     "Dataset",
     "DatasetKind",
     "DatasetRow",
@@ -43,17 +53,18 @@ __all__ = [
     "Engine",
     "EngineState",
     "Feedback",
-    "Held",
+    "FeedbackRank",
     "Judgement",
     "JudgementState",
-    "Mode",
+    "LearningMode",
     "Origin",
     "Pin",
+    "PinKind",
     "PlanState",
     "Policy",
     "Project",
-    "Ranked",
     "Rater",
+    "RaterStanding",
     "Reward",
     "RewardModel",
     "RewardModelState",
@@ -61,16 +72,15 @@ __all__ = [
     "Rollout",
     "RolloutPlan",
     "RolloutState",
-    "Routed",
+    "RouteReason",
     "Sample",
     "SampleState",
-    "Standing",
     "Turn",
-    "TurnPair",
+    "TurnMetadata",
     "TurnState",
     "Version",
     "VersionState",
     "lock_turns",
     "new_id",
-    "record",
+    "record_audit",
 ]

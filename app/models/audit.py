@@ -23,7 +23,7 @@ class Audit(Created, Base):
     __table_args__ = (Index("ix_audit_project_id_action_subject", "project_id", "action", "subject"),)
 
 
-def record(
+def record_audit(
     session: AsyncSession,
     actor: str,
     action: str,

@@ -33,5 +33,5 @@ class DatasetRow(Base):
     __tablename__ = "dataset_rows"
 
     dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"), primary_key=True)
-    number: Mapped[int] = mapped_column(Integer, primary_key=True)
+    row_number: Mapped[int] = mapped_column(Integer, primary_key=True)
     content: Mapped[dict[str, Any]] = mapped_column(Json)

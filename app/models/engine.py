@@ -31,6 +31,6 @@ class Engine(Base):
     weights: Mapped[str | None] = mapped_column(
         String(80), doc="the version whose full weights it has; the base model's own when null"
     )
-    moving_until: Mapped[float | None] = mapped_column(Float, doc="its weights are being exchanged; null when not")
+    swapping_until: Mapped[float | None] = mapped_column(Float, doc="its weights are being exchanged; null when not")
     heartbeat_at: Mapped[float | None] = mapped_column(Float)
     reason: Mapped[str | None] = mapped_column(Text)

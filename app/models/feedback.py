@@ -24,18 +24,20 @@ class Feedback(Created, Base):
     kind: Mapped[str] = mapped_column(String(16))
     name: Mapped[str] = mapped_column(String(63))
     value: Mapped[float | None] = mapped_column(Float, doc="binary: 1 or -1; score and rating: in [-1, 1]")
-    said: Mapped[Any | None] = mapped_column(Json, doc="the value as it was sent; null on a withdrawal")
+    raw_value: Mapped[Any | None] = mapped_column(Json, doc="the value as it was sent; null on a withdrawal")
     comment: Mapped[str | None] = mapped_column(Text)
     source_kind: Mapped[str] = mapped_column(String(16))
     source_id: Mapped[str | None] = mapped_column(String(255))
-    details: Mapped[dict[str, Any]] = mapped_column(Json, default=dict, doc="the caller's metadata")
+    request_metadata: Mapped[dict[str, Any]] = mapped_column(Json, default=dict, doc="the caller's metadata")
     idempotency_key: Mapped[str] = mapped_column(String(255))
     fingerprint: Mapped[str] = mapped_column(String(64), doc="SHA-256 of the body that came under this key")
-    curated: Mapped[bool] = mapped_column(Boolean, default=False)
+    processed: Mapped[bool] = mapped_column(Boolean, default=False)
 
     __table_args__ = (
         UniqueConstraint("project_id", "idempotency_key"),
-        Index("ix_feedback_curated", "seq", postgresql_where=text("NOT curated"), sqlite_where=text("curated = 0")),
+        Index(
+            "ix_feedback_processed", "seq", postgresql_where=text("NOT processed"), sqlite_where=text("processed = 0")
+        ),
         Index("ix_feedback_project_id_target", "project_id", "target"),
         Index("ix_feedback_project_id_conversation_id", "project_id", "conversation_id"),
         Index(
@@ -48,7 +50,7 @@ class Feedback(Created, Base):
     )
 
 
-class Ranked(Base):
+class FeedbackRank(Base):
     """One turn of a comparison or a ranking: rank 0 is the best, equal ranks are ties."""
 
     __tablename__ = "feedback_ranks"

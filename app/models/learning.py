@@ -7,7 +7,7 @@ from sqlalchemy import Float, ForeignKey, Index, Integer, String, Text, UniqueCo
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.database import now
-from app.core.leases import Leased
+from app.core.leases import LeaseMixin
 from app.models.base import Base, Created, Json
 
 
@@ -21,7 +21,7 @@ class Reward(Created, Base):
     source: Mapped[str] = mapped_column(
         Text, doc="of feedback: name/kind/id of who said it; else the source's name in the policy's rewards"
     )
-    origin: Mapped[str] = mapped_column(
+    reward_source: Mapped[str] = mapped_column(
         String(63), server_default="explicit", doc="the source of the policy's rewards that it counts under"
     )
     rater: Mapped[str | None] = mapped_column(String(320), doc="who is answerable for it; null for a machine's")
@@ -40,7 +40,7 @@ class JudgementState(StrEnum):
     FAILED = "failed"  # every attempt failed
 
 
-class Judgement(Created, Leased, Base):
+class Judgement(Created, LeaseMixin, Base):
     """A question to one source about one turn, asked off the hot path. Its answer becomes a reward."""
 
     __tablename__ = "judgements"
@@ -73,7 +73,7 @@ WITHDRAWN = "withdrawn"  # why a sample was dropped: nothing that counts is said
 
 class SampleState(StrEnum):
     OPEN = "open"
-    HELD = "held"  # suspicious: an admin releases or drops it
+    QUARANTINED = "quarantined"  # suspicious: an admin releases or drops it
     BATCHED = "batched"
     TRAINED = "trained"
     DROPPED = "dropped"
@@ -91,7 +91,7 @@ class Sample(Created, Base):
     state: Mapped[str] = mapped_column(String(16), default=SampleState.OPEN)
     reason: Mapped[str | None] = mapped_column(Text, doc="why it was dropped")
     batch_id: Mapped[str | None] = mapped_column(ForeignKey("batches.id"), index=True)
-    matures_at: Mapped[float] = mapped_column(
+    ready_at: Mapped[float] = mapped_column(
         Float, default=now(), server_default="0", doc="until then late signals are waited for"
     )
     conversation_id: Mapped[str | None] = mapped_column(String(255))
@@ -102,9 +102,9 @@ class Sample(Created, Base):
     __table_args__ = (
         Index("ix_samples_policy_id_state", "policy_id", "state"),
         Index(
-            "ix_samples_policy_id_matures_at",
+            "ix_samples_policy_id_ready_at",
             "policy_id",
-            "matures_at",
+            "ready_at",
             postgresql_where=text("state = 'open'"),
             sqlite_where=text("state = 'open'"),
         ),
@@ -119,7 +119,7 @@ class BatchState(StrEnum):
     QUARANTINED = "quarantined"  # took the trainer down too often
 
 
-class Batch(Created, Leased, Base):
+class Batch(Created, LeaseMixin, Base):
     __tablename__ = "batches"
 
     id: Mapped[str] = mapped_column(String(48), primary_key=True)

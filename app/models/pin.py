@@ -8,7 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from app.models.base import Base, Created
 
 
-class Held(StrEnum):
+class PinKind(StrEnum):
     """What is pinned; of several pins that fit a request the first of these counts."""
 
     CONVERSATION = "conversation"

@@ -6,11 +6,11 @@ from typing import Any
 from sqlalchemy import Boolean, Float, ForeignKey, Integer, String, Text, UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.core.leases import Leased
+from app.core.leases import LeaseMixin
 from app.models.base import Base, Created, Json
 
 
-class Mode(StrEnum):
+class LearningMode(StrEnum):
     """How a policy learns; app/training/kl_guard.py holds the transitions."""
 
     ASYNCHRONOUS = "asynchronous"  # samples of the last few versions
@@ -18,7 +18,7 @@ class Mode(StrEnum):
     HALTED = "halted"  # alarm after alarm, or an operator's word: nothing is assembled
 
 
-class Conversations(StrEnum):
+class ConversationRouting(StrEnum):
     """What a conversation does when the pointer moves under it."""
 
     FOLLOW = "follow"  # its next turn is the new version's
@@ -41,17 +41,19 @@ class Policy(Created, Base):
     rollouts: Mapped[dict[str, Any] | None] = mapped_column(
         Json, doc="its own alignment.config.rollouts.RolloutsConfig; the deployment's when null"
     )
-    mode: Mapped[str] = mapped_column(String(16), default=Mode.ASYNCHRONOUS, server_default=Mode.ASYNCHRONOUS)
+    mode: Mapped[str] = mapped_column(
+        String(16), default=LearningMode.ASYNCHRONOUS, server_default=LearningMode.ASYNCHRONOUS
+    )
     mode_reason: Mapped[str | None] = mapped_column(Text)
     mode_since: Mapped[float | None] = mapped_column(Float)
-    alarms: Mapped[int] = mapped_column(Integer, default=0, server_default="0", doc="of the guard, in a row")
+    kl_alarms: Mapped[int] = mapped_column(Integer, default=0, server_default="0", doc="of the guard, in a row")
     conversations: Mapped[str] = mapped_column(
-        String(16), default=Conversations.FOLLOW, server_default=Conversations.FOLLOW
+        String(16), default=ConversationRouting.FOLLOW, server_default=ConversationRouting.FOLLOW
     )
     canary: Mapped[dict[str, Any] | None] = mapped_column(
         Json, doc="its own alignment.release.canary.CanaryConfig; the deployment's when null"
     )
-    rehearsal: Mapped[dict[str, Any] | None] = mapped_column(
+    shadow: Mapped[dict[str, Any] | None] = mapped_column(
         Json, doc="its own alignment.release.shadow.RehearsalConfig; the deployment's when null"
     )
 
@@ -60,9 +62,9 @@ class Policy(Created, Base):
 
 class VersionState(StrEnum):
     TRAINED = "trained"
-    PROVEN = "proven"
-    REHEARSING = "rehearsing"  # it answers beside what serves, and nobody hears it
-    REHEARSED = "rehearsed"  # and may go out
+    VERIFIED = "verified"
+    SHADOW = "shadow"  # it answers beside what serves, and nobody hears it
+    SHADOW_PASSED = "shadow_passed"  # and may go out
     CANARY = "canary"  # some are answered by it, and it is watched
     LIVE = "live"
     SUPERSEDED = "superseded"
@@ -70,17 +72,17 @@ class VersionState(StrEnum):
     REJECTED = "rejected"
 
 
-COMING = (
+PENDING_RELEASE = (
     VersionState.TRAINED,
-    VersionState.PROVEN,
-    VersionState.REHEARSING,
-    VersionState.REHEARSED,
+    VersionState.VERIFIED,
+    VersionState.SHADOW,
+    VersionState.SHADOW_PASSED,
 )  # on their way home
-SERVED = (VersionState.LIVE, VersionState.SUPERSEDED, VersionState.ROLLED_BACK)  # what the pointer has pointed to
-HEARD = (*SERVED, VersionState.CANARY)  # people have heard it, or hear it
+ONCE_LIVE = (VersionState.LIVE, VersionState.SUPERSEDED, VersionState.ROLLED_BACK)  # what the pointer has pointed to
+SERVED_TRAFFIC = (*ONCE_LIVE, VersionState.CANARY)  # people have heard it, or hear it
 
 
-class Version(Created, Leased, Base):
+class Version(Created, LeaseMixin, Base):
     """An immutable result of an update. Version 0 is the base model: it has no adapter and no parent."""
 
     __tablename__ = "versions"
@@ -94,16 +96,16 @@ class Version(Created, Leased, Base):
     reason: Mapped[str | None] = mapped_column(Text, doc="why it was rejected or rolled back")
     adapter_name: Mapped[str | None] = mapped_column(String(80), unique=True)
     adapter_path: Mapped[str | None] = mapped_column(Text)
-    full: Mapped[bool] = mapped_column(
+    full_weights: Mapped[bool] = mapped_column(
         Boolean, default=False, server_default=false(), doc="all weights, and no adapter over the base model's"
     )
     manifest_sha256: Mapped[str | None] = mapped_column(String(64))
     probe: Mapped[dict[str, Any] | None] = mapped_column(Json, doc="token ids and the trainer's log-probs of them")
     metrics: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
     timings: Mapped[dict[str, Any]] = mapped_column(Json, default=dict, doc="seconds by phase, trained to served")
-    rehearsing_since: Mapped[float | None] = mapped_column(Float)
+    shadow_since: Mapped[float | None] = mapped_column(Float)
     live_at: Mapped[float | None] = mapped_column(Float)
-    erased_at: Mapped[float | None] = mapped_column(
+    tainted_at: Mapped[float | None] = mapped_column(
         Float, doc="since when it, or a version it stands on, has learned from what has been erased"
     )
 
@@ -112,12 +114,12 @@ class Version(Created, Leased, Base):
     @property
     def adapter(self) -> str | None:
         """What an engine is asked by. None for the base model, and for full weights: those are the engine's own."""
-        return None if self.full else self.adapter_name
+        return None if self.full_weights else self.adapter_name
 
     @property
     def weights(self) -> str | None:
         """What an engine's own weights must be. None is the base model's."""
-        return self.adapter_name if self.full else None
+        return self.adapter_name if self.full_weights else None
 
 
 class Deployment(Base):
@@ -129,7 +131,7 @@ class Deployment(Base):
     version_id: Mapped[str] = mapped_column(ForeignKey("versions.id"))
     previous_version_id: Mapped[str | None] = mapped_column(ForeignKey("versions.id"))
     epoch: Mapped[int] = mapped_column(Integer, default=0)
-    moved_at: Mapped[float | None] = mapped_column(Float)
+    changed_at: Mapped[float | None] = mapped_column(Float)
     canary_version_id: Mapped[str | None] = mapped_column(ForeignKey("versions.id"))
     canary_share: Mapped[float] = mapped_column(Float, default=0.0, server_default="0", doc="of conversations")
     canary_since: Mapped[float | None] = mapped_column(Float)

@@ -8,10 +8,10 @@ from sqlalchemy.orm import Mapped, mapped_column
 from app.models.base import Base, Created
 
 
-class Standing(StrEnum):
+class RaterStanding(StrEnum):
     NORMAL = "normal"
     TRUSTED = "trusted"  # known to the operator: neither capped nor doubted
-    HELD = "held"  # too much or too strange: its samples wait for an admin
+    QUARANTINED = "quarantined"  # too much or too strange: its samples wait for an admin
     BLOCKED = "blocked"  # an admin's word: its feedback is kept, and never learned from
 
 
@@ -22,13 +22,15 @@ class Rater(Created, Base):
 
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
     name: Mapped[str] = mapped_column(String(320), primary_key=True, doc='example: "HUMAN/user-7"')
-    standing: Mapped[str] = mapped_column(String(16), default=Standing.NORMAL)
+    standing: Mapped[str] = mapped_column(String(16), default=RaterStanding.NORMAL)
     reason: Mapped[str | None] = mapped_column(Text, doc="of its standing")
     num_up: Mapped[int] = mapped_column(Integer, default=0, doc="rewards above 0, of all time")
     num_down: Mapped[int] = mapped_column(Integer, default=0, doc="rewards below 0")
-    agreed: Mapped[float] = mapped_column(Float, default=0.0, doc="weight of its rewards that others agreed with")
-    disagreed: Mapped[float] = mapped_column(Float, default=0.0)
-    day: Mapped[int] = mapped_column(Integer, default=0, doc="of the database clock, since the epoch")
+    agreement_weight: Mapped[float] = mapped_column(
+        Float, default=0.0, doc="weight of its rewards that others agreed with"
+    )
+    disagreement_weight: Mapped[float] = mapped_column(Float, default=0.0)
+    counted_day: Mapped[int] = mapped_column(Integer, default=0, doc="of the database clock, since the epoch")
     num_today: Mapped[int] = mapped_column(Integer, default=0, doc="rewards on that day")
 
     __table_args__ = (Index("ix_raters_project_id_standing", "project_id", "standing"),)

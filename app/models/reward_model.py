@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Boolean, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.core.leases import Leased
+from app.core.leases import LeaseMixin
 from app.models.base import Base, Created, Json
 
 
@@ -14,13 +14,13 @@ class RewardModelState(StrEnum):
     OPEN = "open"  # to be fitted; claimed while its lease runs
     TRAINED = "trained"  # good enough, and told not to serve
     SERVING = "serving"  # its word counts; one of a policy's at a time
-    SILENCED = "silenced"  # people disagreed with it, its files are damaged, or an operator's word
+    DISABLED = "disabled"  # people disagreed with it, its files are damaged, or an operator's word
     RETIRED = "retired"  # a later one serves
     REFUSED = "refused"  # not good enough, or too little to learn from
     FAILED = "failed"  # took the trainer down too often
 
 
-class RewardModel(Created, Leased, Base):
+class RewardModel(Created, LeaseMixin, Base):
     __tablename__ = "reward_models"
 
     id: Mapped[str] = mapped_column(String(48), primary_key=True)
@@ -29,18 +29,22 @@ class RewardModel(Created, Leased, Base):
     state: Mapped[str] = mapped_column(String(16), default=RewardModelState.OPEN)
     actor: Mapped[str] = mapped_column(String(128), doc="who brought it into its state: a station, or a key's prefix")
     reason: Mapped[str | None] = mapped_column(Text, doc="of its state")
-    serves: Mapped[bool] = mapped_column(Boolean, default=True, doc="once it is fitted, if it is good enough")
+    serve_when_fitted: Mapped[bool] = mapped_column(
+        Boolean, default=True, doc="once it is fitted, if it is good enough"
+    )
     path: Mapped[str | None] = mapped_column(Text)
     manifest_sha256: Mapped[str | None] = mapped_column(String(64))
     metrics: Mapped[dict[str, Any]] = mapped_column(Json, default=dict, doc="on words that were held out")
     num_pairs: Mapped[int | None] = mapped_column(Integer)
     num_thumbs: Mapped[int | None] = mapped_column(Integer)
     num_raters: Mapped[int | None] = mapped_column(Integer)
-    feedback_seq: Mapped[int] = mapped_column(Integer, default=0, doc="the last feedback there was when it was read")
-    read_at: Mapped[float | None] = mapped_column(Float, doc="when the words that it learns from were read")
+    last_feedback_seq: Mapped[int] = mapped_column(
+        Integer, default=0, doc="the last feedback there was when it was read"
+    )
+    data_read_at: Mapped[float | None] = mapped_column(Float, doc="when the words that it learns from were read")
     settled_at: Mapped[float | None] = mapped_column(Float, doc="when its fit ended, however it did")
     served_at: Mapped[float | None] = mapped_column(Float, doc="since when it serves, or last served")
-    erased_at: Mapped[float | None] = mapped_column(Float, doc="since when it has learned from what has been erased")
+    tainted_at: Mapped[float | None] = mapped_column(Float, doc="since when it has learned from what has been erased")
 
     __table_args__ = (
         UniqueConstraint("policy_id", "number"),

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.core.leases import Leased
+from app.core.leases import LeaseMixin
 from app.models.base import Base, Created, Json
 
 
@@ -17,7 +17,7 @@ class RolloutState(StrEnum):
     FAILED = "failed"  # every attempt failed
 
 
-class Rollout(Created, Leased, Base):
+class Rollout(Created, LeaseMixin, Base):
     """One reply to be sampled off the hot path. Its id is that of its turn, which is there before it is asked."""
 
     __tablename__ = "rollouts"
@@ -27,7 +27,7 @@ class Rollout(Created, Leased, Base):
     origin: Mapped[str] = mapped_column(String(16), doc="its turn's")
     plan_id: Mapped[str | None] = mapped_column(ForeignKey("rollout_plans.id"), doc="null for a shadow")
     pass_number: Mapped[int | None] = mapped_column(Integer, doc="of the plan, from 0")
-    number: Mapped[int | None] = mapped_column(Integer, doc="of the dataset's row")
+    row_number: Mapped[int | None] = mapped_column(Integer, doc="of the dataset's row")
     choice_index: Mapped[int] = mapped_column(Integer)
     state: Mapped[str] = mapped_column(String(16), default=RolloutState.OPEN)
     engine: Mapped[str | None] = mapped_column(String(63), doc="that was asked last")
@@ -36,13 +36,13 @@ class Rollout(Created, Leased, Base):
     tokens: Mapped[int] = mapped_column(
         Integer, default=0, server_default=text("0"), doc="that it may take while it is asked, that it took afterwards"
     )
-    seconds: Mapped[float | None] = mapped_column(Float, doc="from asking to the reply's end")
+    duration_seconds: Mapped[float | None] = mapped_column(Float, doc="from asking to the reply's end")
     reward: Mapped[float | None] = mapped_column(Float, doc="the verifier's, in [-1, 1]")
     reason: Mapped[str | None] = mapped_column(Text, doc="why it was skipped or failed, or has no reward")
     settled_at: Mapped[float | None] = mapped_column(Float)
 
     __table_args__ = (
-        UniqueConstraint("plan_id", "pass_number", "number", "choice_index"),
+        UniqueConstraint("plan_id", "pass_number", "row_number", "choice_index"),
         Index(
             "ix_rollouts_due_at",
             "due_at",

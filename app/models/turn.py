@@ -11,7 +11,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from app.models.base import Base, Created, Json, Logprobs, TokenIds
 
-LOST_FLAW = "the server died mid-reply"
+LOST_REASON = "the server died mid-reply"
 SERVER_LOST = "server_lost"  # the finish reason of a turn whose process died
 
 
@@ -26,19 +26,19 @@ class Origin(StrEnum):
     """Whose wish a turn was. Only chats are shown to users; the others are rollouts, which nobody asked for but us."""
 
     CHAT = "chat"
-    SHADOW = "shadow"  # another reply to a chat's prompt, sampled off the hot path
+    GROUP_SAMPLE = "group_sample"  # another reply to a chat's prompt, sampled off the hot path
     PROMPT_SET = "prompt_set"  # a reply to a prompt of a dataset
-    REHEARSAL = "rehearsal"  # a candidate's reply to a chat's prompt, never learned from
+    SHADOW = "shadow"  # a candidate's reply to a chat's prompt, never learned from
 
 
-class Routed(StrEnum):
+class RouteReason(StrEnum):
     """Why this version answered."""
 
     STABLE = "stable"  # it is what serves
     CANARY = "canary"  # the request was in the canary's share
     PINNED = "pinned"
     STICKY = "sticky"  # its conversation began on it
-    ASKED = "asked"  # the request named it: policy@v12, policy@previous, …
+    REQUESTED = "requested"  # the request named it: policy@v12, policy@previous, …
 
 
 class Turn(Created, Base):
@@ -52,21 +52,21 @@ class Turn(Created, Base):
     version_id: Mapped[str] = mapped_column(ForeignKey("versions.id"))
     completion_id: Mapped[str] = mapped_column(String(48), nullable=True)
     choice_index: Mapped[int] = mapped_column(Integer, default=0, server_default=text("0"))
-    routed: Mapped[str] = mapped_column(String(16), default=Routed.STABLE, server_default=Routed.STABLE)
+    route_reason: Mapped[str] = mapped_column(String(16), default=RouteReason.STABLE, server_default=RouteReason.STABLE)
     origin: Mapped[str] = mapped_column(String(16), default=Origin.CHAT, server_default=Origin.CHAT)
     conversation_id: Mapped[str | None] = mapped_column(String(255), doc="the caller's own, or one of ours")
     parent_id: Mapped[str | None] = mapped_column(String(48), index=True, doc="the turn before, in this conversation")
-    beside_id: Mapped[str | None] = mapped_column(
-        String(48), doc="of a rehearsal: the chat's turn whose prompt it answers"
+    shadow_of_id: Mapped[str | None] = mapped_column(
+        String(48), doc="of a shadow deployment: the chat's turn whose prompt it answers"
     )
-    continuity: Mapped[str | None] = mapped_column(
+    prefix_reuse: Mapped[str | None] = mapped_column(
         Text, doc="'exact' when the prompt begins with the parent's very tokens, else why not; null without a parent"
     )
-    thread: Mapped[str | None] = mapped_column(String(64), doc="hash of all messages up to and with the reply")
+    prefix_hash: Mapped[str | None] = mapped_column(String(64), doc="hash of all messages up to and with the reply")
     key_id: Mapped[str | None] = mapped_column(String(48), doc="the API key that asked")
     end_user: Mapped[str | None] = mapped_column(String(512), doc="`safety_identifier` or `user` of the request")
     request_sha256: Mapped[str | None] = mapped_column(String(64), doc="of the body, to know a client's retry by")
-    details: Mapped[dict[str, Any]] = mapped_column(
+    request_metadata: Mapped[dict[str, Any]] = mapped_column(
         Json, default=dict, server_default=text("'{}'"), doc="the caller's metadata"
     )
     engine: Mapped[str] = mapped_column(String(63))
@@ -74,7 +74,7 @@ class Turn(Created, Base):
     stream: Mapped[bool] = mapped_column(Boolean)
     messages: Mapped[list[dict[str, Any]]] = mapped_column(Json)
     sampling: Mapped[dict[str, Any]] = mapped_column(Json)
-    asked: Mapped[dict[str, Any]] = mapped_column(
+    request_params: Mapped[dict[str, Any]] = mapped_column(
         Json,
         default=dict,
         server_default=text("'{}'"),
@@ -95,10 +95,10 @@ class Turn(Created, Base):
         JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql"),
         doc="of full weights, where the engine tells: spans of output tokens, {version, start, end}",
     )
-    flaw: Mapped[str | None] = mapped_column(Text, doc="why it must not be trained on; null when it may")
+    exclusion_reason: Mapped[str | None] = mapped_column(Text, doc="why it must not be trained on; null when it may")
     first_token_at: Mapped[float | None] = mapped_column(Float)
     finished_at: Mapped[float | None] = mapped_column(Float)
-    curated: Mapped[bool] = mapped_column(
+    processed: Mapped[bool] = mapped_column(
         Boolean, default=False, server_default=false(), doc="the sources that need no feedback have been told of it"
     )
     deleted_at: Mapped[float | None] = mapped_column(Float, doc="its content is gone; only that it was remains")
@@ -107,7 +107,7 @@ class Turn(Created, Base):
         Index("ix_turns_completion_id_choice_index", "completion_id", "choice_index", unique=True),
         Index("ix_turns_project_id_conversation_id", "project_id", "conversation_id", "created_at"),
         Index("ix_turns_version_id_created_at", "version_id", "created_at"),
-        Index("ix_turns_project_id_thread", "project_id", "thread"),
+        Index("ix_turns_project_id_prefix_hash", "project_id", "prefix_hash"),
         Index("ix_turns_key_id_request_sha256", "key_id", "request_sha256"),
         Index("ix_turns_project_id_created_at", "project_id", "created_at"),
         Index("ix_turns_state", "state"),
@@ -119,31 +119,31 @@ class Turn(Created, Base):
             sqlite_where=text("end_user IS NOT NULL"),
         ),
         Index(
-            "ix_turns_beside_id",
-            "beside_id",
-            postgresql_where=text("beside_id IS NOT NULL"),
-            sqlite_where=text("beside_id IS NOT NULL"),
+            "ix_turns_shadow_of_id",
+            "shadow_of_id",
+            postgresql_where=text("shadow_of_id IS NOT NULL"),
+            sqlite_where=text("shadow_of_id IS NOT NULL"),
         ),
         Index(
             "ix_turns_finished_at",
             "finished_at",
-            postgresql_where=text("NOT curated"),
-            sqlite_where=text("curated = 0"),
+            postgresql_where=text("NOT processed"),
+            sqlite_where=text("processed = 0"),
         ),
     )
 
 
-class TurnPair(Base):
+class TurnMetadata(Base):
     """One pair of a turn's metadata, to find it by. Only a completion's first choice has them."""
 
-    __tablename__ = "turn_pairs"
+    __tablename__ = "turn_metadata"
 
     turn_id: Mapped[str] = mapped_column(ForeignKey("turns.id", ondelete="CASCADE"), primary_key=True)
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
     value: Mapped[str] = mapped_column(String(512))
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
 
-    __table_args__ = (Index("ix_turn_pairs_project_id_key_value", "project_id", "key", "value"),)
+    __table_args__ = (Index("ix_turn_metadata_project_id_key_value", "project_id", "key", "value"),)
 
 
 async def lock_turns(session: AsyncSession, turn_ids: Collection[str], *, key_share: bool = False) -> None:

@@ -29,7 +29,9 @@ async def pull(
     if not secrets.compare_digest(bearer(request).encode(), ours.encode()):
         raise Unauthorized("Versions are pulled with the engines' admin key.")
     async with db.read() as session:
-        folder = await session.scalar(select(Version.adapter_path).where(Version.adapter_name == name, ~Version.full))
+        folder = await session.scalar(
+            select(Version.adapter_path).where(Version.adapter_name == name, ~Version.full_weights)
+        )
     path = Path(folder) / file if folder is not None and file in FILES else None
     if path is None or not await anyio.Path(path).is_file():  # the storage may be away; nobody's chat waits for it
         raise NotFound(f"There is no file '{file}' of a version '{name}'.")

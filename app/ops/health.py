@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.core.database import clock
+from app.core.database import database_time
 from app.core.errors import DOCUMENTED, Unavailable
 from app.core.services import settings_of
 from app.models import Deployment, Engine, Version
@@ -39,9 +39,9 @@ async def readyz(request: Request, db: DatabaseDep) -> dict[str, Any]:
 async def _exchanging(session: AsyncSession, engines: Sequence[Engine], seconds: float) -> bool:
     """Whether requests wait for weights that are on their way to an engine, and not for ones that cannot come: the
     pointer moved just now, or one is being exchanged or proves what it got."""
-    at = await clock(session)
-    moved_at = await session.scalar(select(func.max(Deployment.moved_at)))
-    if moved_at is not None and at - moved_at < seconds:
+    at = await database_time(session)
+    changed_at = await session.scalar(select(func.max(Deployment.changed_at)))
+    if changed_at is not None and at - changed_at < seconds:
         return True
-    moving = any(engine.moving_until is not None and engine.moving_until > at for engine in engines)
+    moving = any(engine.swapping_until is not None and engine.swapping_until > at for engine in engines)
     return moving or any([await service.proving(session, engine) for engine in engines])

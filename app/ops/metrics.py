@@ -32,7 +32,7 @@ async def metrics(
     request: Request, db: DatabaseDep, project_id: Annotated[str | None, Depends(project_shown)]
 ) -> Response:
     """This process's counters, and the newest trained version's metrics of each policy."""
-    found, rolled = await db.look(lambda connection: (standings(connection, project_id), counts(connection)))
+    found, rolled = await db.run_read(lambda connection: (standings(connection, project_id), counts(connection)))
     return Response(
         prometheus.render(services_of(request).get(Telemetry), found, rolled), media_type=CONTENT_TYPE_PLAIN_0_0_4
     )

@@ -3,7 +3,7 @@
 from sqlalchemy import null
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.models import Policy, record
+from app.models import Policy, record_audit
 
 
 async def reset(session: AsyncSession, policy: Policy, what: str, *, actor: str) -> None:
@@ -13,4 +13,4 @@ async def reset(session: AsyncSession, policy: Policy, what: str, *, actor: str)
     setattr(policy, what, null())  # None would be kept as JSON's
     await session.flush()
     await session.refresh(policy)
-    record(session, actor, f"reset {what}", policy.name, project_id=policy.project_id)
+    record_audit(session, actor, f"reset {what}", policy.name, project_id=policy.project_id)

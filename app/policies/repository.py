@@ -44,7 +44,7 @@ async def ancestry(session: AsyncSession, version_id: str, steps: int) -> list[V
     return line
 
 
-async def voices(session: AsyncSession, policy_id: str) -> dict[str, dict[str, Any]]:
+async def version_stats(session: AsyncSession, policy_id: str) -> dict[str, dict[str, Any]]:
     """Per version: turns, mean length, and how many rewards there are and are good (one a turn and source)."""
     turns = await session.execute(
         select(Turn.version_id, func.count(), func.avg(Turn.num_output_tokens))

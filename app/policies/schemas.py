@@ -105,7 +105,7 @@ class PolicyView(BaseModel):
     previous: str | None
     canary: str | None = Field(description="the version that a share of the conversations gets")
     canary_share: float
-    rehearsing: str | None = Field(description="the version that answers beside what serves, unheard")
+    shadow: str | None = Field(description="the version that answers beside what serves, unheard")
     head: str
     epoch: int
     created_at: float

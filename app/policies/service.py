@@ -6,9 +6,9 @@ from sqlalchemy import exists, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.errors import Conflict, NotFound
-from app.core.leases import free
+from app.core.leases import lease_is_free
 from app.core.settings import Settings
-from app.models import HEARD, Engine, EngineState, Policy, Version, VersionState
+from app.models import SERVED_TRAFFIC, Engine, EngineState, Policy, Version, VersionState
 from app.policies import repository
 
 
@@ -24,7 +24,7 @@ async def askable(session: AsyncSession, project_id: str) -> list[tuple[Policy, 
     rows = await session.execute(
         select(Policy, Version)
         .join(Version, Version.policy_id == Policy.id)
-        .where(Policy.project_id == project_id, Version.state.in_(HEARD))
+        .where(Policy.project_id == project_id, Version.state.in_(SERVED_TRAFFIC))
         .order_by(Policy.name, Version.number)
     )
     engines = await ready_engines(session)
@@ -38,7 +38,7 @@ def label(policy: Policy, version: Version) -> str:
 
 def holds(engine: Engine, version: Version) -> bool:
     """Its own weights are the version's and stay so, and it has the adapter, if the version is one."""
-    if engine.moving_until is not None or engine.weights != version.weights:
+    if engine.swapping_until is not None or engine.weights != version.weights:
         return False
     return version.adapter is None or version.adapter in engine.loaded
 
@@ -51,9 +51,11 @@ def enough(holders: Sequence[Engine], engines: Sequence[Engine]) -> bool:
 
 async def proving(session: AsyncSession, engine: Engine) -> bool:
     """Its own weights are a version's that is about to go live, or about to be found unfit."""
-    coming = or_(Version.state == VersionState.PROVEN, (Version.state == VersionState.TRAINED) & ~free(Version))
-    asked = select(exists().where(Version.adapter_name == engine.weights, Version.full, coming))
-    return engine.moving_until is None and bool(await session.scalar(asked))
+    coming = or_(
+        Version.state == VersionState.VERIFIED, (Version.state == VersionState.TRAINED) & ~lease_is_free(Version)
+    )
+    asked = select(exists().where(Version.adapter_name == engine.weights, Version.full_weights, coming))
+    return engine.swapping_until is None and bool(await session.scalar(asked))
 
 
 def carried(version: Version, engines: Sequence[Engine]) -> bool:

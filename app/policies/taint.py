@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.models import SERVED, Version
+from app.models import ONCE_LIVE, Version
 from app.policies import repository
 
 
@@ -16,7 +16,7 @@ def stains(versions: Sequence[Version]) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for version in versions:
-        since = version.erased_at if version.erased_at is not None else found.get(version.parent_id or "")
+        since = version.tainted_at if version.tainted_at is not None else found.get(version.parent_id or "")
         if since is not None:
             found[version.id] = since
     return found
@@ -28,14 +28,14 @@ def last_clean(version: Version, versions: Sequence[Version], stained: Mapping[s
         return None
     by_id = {one.id: one for one in versions}
     at: Version | None = version
-    while at is not None and (at.id in stained or at.state not in SERVED):
+    while at is not None and (at.id in stained or at.state not in ONCE_LIVE):
         at = by_id.get(at.parent_id or "")
     return at
 
 
 async def way_back(session: AsyncSession, policy_id: str, serving: Version) -> Version | None:
     """The last clean one before what serves. Looks at a policy's versions only where something was erased at all."""
-    erased = exists().where(Version.policy_id == policy_id, Version.erased_at.is_not(None))
+    erased = exists().where(Version.policy_id == policy_id, Version.tainted_at.is_not(None))
     if not await session.scalar(select(erased)):
         return None
     versions = await repository.versions_of(session, policy_id)

@@ -18,7 +18,7 @@ from app.privacy.identities import Names
 from app.privacy.lineage import repository as lineage
 from app.privacy.lineage.schemas import LearnerView
 from app.privacy.schemas import SubjectErased, SubjectView, WayBack
-from app.projects.auth import AdminCaller, PatientDep
+from app.projects.auth import AdminCaller, UnboundedDatabaseDep
 
 router = APIRouter(prefix="/v1/subjects", tags=["subjects"], responses=DOCUMENTED)
 SubjectId = Annotated[str, Path(min_length=1, max_length=512, description='an end user, or a source: "HUMAN/user-7"')]
@@ -29,7 +29,7 @@ SENDS: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/{id:path}/export", response_class=Response, responses=SENDS)
-async def export_subject(id: SubjectId, caller: AdminCaller, db: PatientDep) -> Response:
+async def export_subject(id: SubjectId, caller: AdminCaller, db: UnboundedDatabaseDep) -> Response:
     """Everything of theirs, and what was said about their turns."""
     names = Names.of(caller.project_id, id)
     await _known(db, names)
@@ -38,7 +38,7 @@ async def export_subject(id: SubjectId, caller: AdminCaller, db: PatientDep) -> 
 
 
 @router.get("/{id:path}")
-async def get_subject(request: Request, id: SubjectId, caller: AdminCaller, db: PatientDep) -> SubjectView:
+async def get_subject(request: Request, id: SubjectId, caller: AdminCaller, db: UnboundedDatabaseDep) -> SubjectView:
     names = Names.of(caller.project_id, id)
     await _known(db, names)
     async with db.read() as session:
@@ -53,7 +53,9 @@ async def get_subject(request: Request, id: SubjectId, caller: AdminCaller, db: 
 
 
 @router.delete("/{id:path}")
-async def erase_subject(request: Request, id: SubjectId, caller: AdminCaller, db: PatientDep) -> SubjectErased:
+async def erase_subject(
+    request: Request, id: SubjectId, caller: AdminCaller, db: UnboundedDatabaseDep
+) -> SubjectErased:
     """Nothing of it can be read or learned from any more. What has learned from it is marked; see `rollback`."""
     names = Names.of(caller.project_id, id)
     done = await erase(db, names, settings_of(request), actor=caller.key_prefix)

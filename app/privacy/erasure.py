@@ -15,7 +15,7 @@ from sqlalchemy.orm import load_only
 
 from app.core.database import Database
 from app.core.settings import Settings
-from app.models import Turn, record
+from app.models import Turn, record_audit
 from app.privacy import repository, row_deletion, secure_delete
 from app.privacy.identities import Names
 from app.privacy.lineage import repository as lineage
@@ -65,7 +65,7 @@ async def erase(db: Database, names: Names, settings: Settings, *, actor: str) -
             async def one(session: AsyncSession, part: Found = part) -> Erased:
                 return await _part(session, names, part, settings, actor)
 
-            done.add(await db.retried(one))
+            done.add(await db.retry_on_deadlock(one))
         async with db.read() as session:
             parts = list(_parts(await repository.found(session, names)))
     done.scrubbed = await secure_delete.scrub(db)
@@ -117,4 +117,4 @@ def _tell(session: AsyncSession, names: Names, gone: Erased, actor: str) -> None
     told: dict[str, Any] = {"turns": gone.turns, "feedback": gone.feedback, "rewards": gone.rewards}
     told |= {"pins": gone.pins, "batches": gone.batches, "versions": sorted(gone.version_ids)}
     told |= {"reward_models": sorted(gone.reward_models)}
-    record(session, actor, ERASED, names.sha256, project_id=names.project_id, **told)
+    record_audit(session, actor, ERASED, names.sha256, project_id=names.project_id, **told)

@@ -8,7 +8,7 @@ from sqlalchemy import Select, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database
-from app.models import Base, Feedback, Judgement, Ranked, Reward, Sample, Turn
+from app.models import Base, Feedback, FeedbackRank, Judgement, Reward, Sample, Turn
 from app.privacy import repository
 from app.privacy.identities import Names
 
@@ -20,7 +20,7 @@ INTERNAL = {
     "heartbeat_at",
     "attempt",
     "fence",
-    "curated",
+    "processed",
     "request_sha256",
     "fingerprint",
 }
@@ -44,7 +44,7 @@ async def lines(db: Database, names: Names) -> AsyncIterator[bytes]:
 
 
 def _of_turns(ids: Sequence[str]) -> dict[str, Select[Any]]:
-    ranked = select(Ranked.feedback_seq).where(Ranked.turn_id.in_(ids))
+    ranked = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(ids))
     return {
         "turn": select(Turn).where(Turn.id.in_(ids)).order_by(Turn.created_at),
         "feedback.received": select(Feedback).where(or_(Feedback.turn_id.in_(ids), Feedback.seq.in_(ranked))),

@@ -7,7 +7,7 @@ from sqlalchemy import CompoundSelect, Select, and_, exists, func, or_, select, 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from app.models import Audit, Feedback, Held, Judgement, Origin, Pin, Ranked, Rater, Reward, Sample, Turn
+from app.models import Audit, Feedback, FeedbackRank, Judgement, Origin, Pin, PinKind, Rater, Reward, Sample, Turn
 from app.privacy.identities import Names
 
 ERASED = "erase subject"  # of the audit
@@ -34,15 +34,17 @@ def turns_of(names: Names) -> CompoundSelect[Any]:
     )
     named = select(mine.union(nameless).c.id)
     there = select(Turn.id).where(Turn.project_id == names.project_id, Turn.deleted_at.is_(None))
-    shadows = there.where(Turn.completion_id.in_(named), Turn.origin == Origin.SHADOW)
-    return union(named, shadows, there.where(Turn.beside_id.in_(named)))  # one statement with OR would use no index
+    group_samples = there.where(Turn.completion_id.in_(named), Turn.origin == Origin.GROUP_SAMPLE)
+    return union(
+        named, group_samples, there.where(Turn.shadow_of_id.in_(named))
+    )  # one statement with OR would use no index
 
 
 def pins_of(names: Names) -> Select[Pin]:
     """Pins that hold them, or a conversation of theirs."""
     talks = select(Turn.conversation_id).where(Turn.id.in_(turns_of(names)), Turn.conversation_id.is_not(None))
-    held = and_(Pin.kind == Held.USER, Pin.subject.in_(names.end_users))
-    talk = and_(Pin.kind == Held.CONVERSATION, Pin.subject.in_(talks))
+    held = and_(Pin.kind == PinKind.USER, Pin.subject.in_(names.end_users))
+    talk = and_(Pin.kind == PinKind.CONVERSATION, Pin.subject.in_(talks))
     return select(Pin).where(Pin.project_id == names.project_id, or_(held, talk)).order_by(Pin.created_at, Pin.id)
 
 
@@ -77,7 +79,7 @@ async def words(
     over = select(Turn.conversation_id).where(Turn.id.in_(turn_ids), Turn.conversation_id.is_not(None), ~others)
     ways = (
         select(Feedback.seq).where(Feedback.turn_id.in_(turn_ids)),
-        select(Ranked.feedback_seq).where(Ranked.turn_id.in_(turn_ids)),
+        select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(turn_ids)),
         select(Feedback.seq).where(
             Feedback.project_id == names.project_id, Feedback.turn_id.is_(None), Feedback.conversation_id.in_(over)
         ),
@@ -102,7 +104,7 @@ async def on_record(session: AsyncSession, names: Names) -> bool:
 async def counts(session: AsyncSession, names: Names) -> dict[str, int]:
     """What is on record. `feedback` is theirs, or about their turns."""
     ids = turns_of(names)
-    ranked = select(Ranked.feedback_seq).where(Ranked.turn_id.in_(ids))
+    ranked = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(ids))
     said = or_(names.said(), Feedback.turn_id.in_(ids), Feedback.seq.in_(ranked))
     asked = {
         "turns": select(func.count()).select_from(Turn).where(Turn.id.in_(ids)),

@@ -12,11 +12,11 @@ from app.feedback.schemas import WITHDRAWAL
 from app.models import (
     Audit,
     Feedback,
-    Held,
+    FeedbackRank,
     Judgement,
     JudgementState,
     Pin,
-    Ranked,
+    PinKind,
     Rater,
     Reward,
     Sample,
@@ -42,7 +42,7 @@ async def words(session: AsyncSession, project_id: str, said: Sequence[Feedback]
     """Whole rows, with their idempotency keys. What is left behind on others' turns says only that they are to be
     judged anew."""
     seqs = [row.seq for row in said]
-    await session.execute(delete(Ranked).where(Ranked.feedback_seq.in_(seqs)))
+    await session.execute(delete(FeedbackRank).where(FeedbackRank.feedback_seq.in_(seqs)))
     await session.execute(delete(Feedback).where(Feedback.seq.in_(seqs)).execution_options(synchronize_session=False))
     for row in said:
         session.expunge(row)  # SQLite gives the last numbers out again
@@ -56,7 +56,7 @@ async def words(session: AsyncSession, project_id: str, said: Sequence[Feedback]
                 kind=WITHDRAWAL,
                 name=ERASED,
                 source_kind="CODE",
-                details={"withdraws": None},
+                request_metadata={"withdraws": None},
                 idempotency_key=new_id("auto"),
                 fingerprint="",
             )
@@ -91,7 +91,7 @@ async def turns(session: AsyncSession, project_id: str, own: Sequence[Turn]) -> 
         if alike:
             await chats.erase(session, alike)
     named = {turn.conversation_id for turn in own} - {None}
-    emptied: dict[str, Any] = {"conversation_id": None, "sampling": {}, "continuity": None}
+    emptied: dict[str, Any] = {"conversation_id": None, "sampling": {}, "prefix_reuse": None}
     mine = or_(Turn.id.in_([turn.id for turn in own]), Turn.conversation_id.in_(named))
     await session.execute(
         update(Turn)
@@ -127,7 +127,7 @@ async def raters(session: AsyncSession, names: Names, own: Sequence[Turn], over:
 
 async def pins(session: AsyncSession, names: Names, over: Collection[str]) -> int:
     """On them, and on conversations that are over. An admin's reason may name them, also that of an earlier pin."""
-    held = [(Held.USER, name) for name in names.end_users] + [(Held.CONVERSATION, one) for one in over]
+    held = [(PinKind.USER, name) for name in names.end_users] + [(PinKind.CONVERSATION, one) for one in over]
     gone = await session.execute(
         delete(Pin)
         .where(Pin.project_id == names.project_id, tuple_(Pin.kind, Pin.subject).in_(held))

@@ -11,7 +11,7 @@ from fastapi.security import HTTPBearer
 
 from app.core.database import Database
 from app.core.errors import Forbidden, Unauthorized
-from app.core.rate_limits import Limits
+from app.core.rate_limits import RateLimiter
 from app.core.services import services_of
 from app.projects import keys
 
@@ -27,7 +27,7 @@ class Caller:
     max_concurrency: int | None = None
 
 
-class KnownKeys:
+class ApiKeyCache:
     """Keys found a moment ago, so that a chat need not ask the database for its key. Only found ones, never misses.
 
     How long a key has still to live is read on the database's clock, together with the key; from then on it is this
@@ -96,12 +96,14 @@ async def database(request: Request) -> Database:  # async: FastAPI sends the ot
     return services_of(request).get(Database)
 
 
-async def patient(request: Request) -> Database:
-    return services_of(request).get(Database).patient
+async def database_without_timeout(request: Request) -> Database:
+    return services_of(request).get(Database).without_timeout
 
 
 DatabaseDep = Annotated[Database, Depends(database)]
-PatientDep = Annotated[Database, Depends(patient)]  # for exports, imports and erasures, which may take their time
+UnboundedDatabaseDep = Annotated[
+    Database, Depends(database_without_timeout)
+]  # for exports, imports and erasures, which may take their time
 BEARER = Depends(HTTPBearer(auto_error=False, scheme_name="key", description="An API key: sk-attune-…"))
 LIMITED = ("chat", "feedback")
 
@@ -116,7 +118,7 @@ async def identify(request: Request, db: Database, scope: str) -> Caller:
     """The key's caller, if it may do this. Without limits: `admitted` holds a slot beside it."""
     if not (key := bearer(request)):
         raise Unauthorized("Send your API key as 'Authorization: Bearer sk-attune-…'.")
-    known = services_of(request).get(KnownKeys)
+    known = services_of(request).get(ApiKeyCache)
     found = await known.find(db, key)
     if found is None:
         raise Unauthorized("This API key is unknown or revoked.")
@@ -133,7 +135,7 @@ def caller(scope: str) -> Callable[..., Any]:
 
     async def admitted(request: Request, db: DatabaseDep, _: Any = BEARER) -> AsyncIterator[Caller]:
         found = await identify(request, db, scope)
-        limits = services_of(request).get(Limits)
+        limits = services_of(request).get(RateLimiter)
         async with limits.slot(found.key_id, found.requests_per_minute, found.max_concurrency) as headers:
             request.state.headers = headers
             yield found

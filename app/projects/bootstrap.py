@@ -40,7 +40,9 @@ async def bootstrap(session: AsyncSession, policy_name: str, model: str, adaptat
 
 async def _of_one_kind(session: AsyncSession, *, full: bool) -> None:
     """Adapters and full weights do not stand on each other, and of full weights an engine has one policy's."""
-    other = await session.scalar(select(Version.adapter_name).where(Version.number > 0, Version.full != full).limit(1))
+    other = await session.scalar(
+        select(Version.adapter_name).where(Version.number > 0, Version.full_weights != full).limit(1)
+    )
     if other is not None:
         kind = "an adapter, not full weights" if full else "full weights, not an adapter"
         raise ValueError(f"{other} is {kind}: name another ATTUNE_HOME, or another ATTUNE_ADAPTATION")
@@ -61,4 +63,4 @@ async def first_policy(session: AsyncSession, project_id: str, name: str, model:
     session.add(base)
     await session.flush()
     policy.head_version_id = base.id
-    session.add(Deployment(policy_id=policy.id, version_id=base.id, moved_at=now()))
+    session.add(Deployment(policy_id=policy.id, version_id=base.id, changed_at=now()))

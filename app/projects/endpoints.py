@@ -5,26 +5,26 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request
 
 from app.core.errors import DOCUMENTED
-from app.core.http import JsonBody, accepts, parse
+from app.core.http import JsonBody, parse_body, request_body_schema
 from app.core.services import services_of
 from app.projects import repository, service
-from app.projects.auth import AdminCaller, DatabaseDep, KnownKeys
+from app.projects.auth import AdminCaller, ApiKeyCache, DatabaseDep
 from app.projects.schemas import KeyList, KeyRequest, KeyView, NewKeyView, ProjectRequest, ProjectView
 
 router = APIRouter(prefix="/v1", tags=["projects"], responses=DOCUMENTED)
 KeyId = Annotated[str, Path(min_length=1, max_length=255)]
 
 
-def known_keys(request: Request) -> KnownKeys:
-    return services_of(request).get(KnownKeys)
+def known_keys(request: Request) -> ApiKeyCache:
+    return services_of(request).get(ApiKeyCache)
 
 
-Known = Annotated[KnownKeys, Depends(known_keys)]
+Known = Annotated[ApiKeyCache, Depends(known_keys)]
 
 
-@router.post("/keys", status_code=201, openapi_extra=accepts(KeyRequest))
+@router.post("/keys", status_code=201, openapi_extra=request_body_schema(KeyRequest))
 async def create_key(caller: AdminCaller, db: DatabaseDep, body: JsonBody) -> NewKeyView:
-    asked = parse(KeyRequest, body)
+    asked = parse_body(KeyRequest, body)
     async with db.write() as session:
         row, key = await service.create_key(session, caller.project_id, asked, actor=caller.key_prefix)
     return NewKeyView(**KeyView.of(row).model_dump(), key=key)
@@ -63,9 +63,9 @@ async def get_project(caller: AdminCaller, db: DatabaseDep) -> ProjectView:
         return ProjectView.of(await repository.project(session, caller.project_id))
 
 
-@router.patch("/project", openapi_extra=accepts(ProjectRequest))
+@router.patch("/project", openapi_extra=request_body_schema(ProjectRequest))
 async def change_project(caller: AdminCaller, db: DatabaseDep, body: JsonBody, known: Known) -> ProjectView:
-    asked = parse(ProjectRequest, body)
+    asked = parse_body(ProjectRequest, body)
     async with db.write() as session:
         project = await service.set_consent(session, caller.project_id, asked.train, actor=caller.key_prefix)
     known.forget()

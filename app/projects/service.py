@@ -6,7 +6,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
 from app.core.errors import Conflict, NotFound
-from app.models import ApiKey, Project, new_id, record
+from app.models import ApiKey, Project, new_id, record_audit
 from app.projects import keys, repository
 from app.projects.bootstrap import first_policy
 from app.projects.schemas import KeyRequest
@@ -26,7 +26,7 @@ async def create_project(session: AsyncSession, name: str, policy: str, model: s
     await session.flush()
     await first_policy(session, project.id, policy, model)
     row, key = await keys.create(session, project.id)
-    record(session, "operator", "create_project", project.id, project_id=project.id, name=name, key=row.id)
+    record_audit(session, "operator", "create_project", project.id, project_id=project.id, name=name, key=row.id)
     return project, key
 
 
@@ -36,14 +36,14 @@ async def rescue(session: AsyncSession, name: str) -> str:
     if project is None:
         raise ValueError(f"there is no project '{name}'")
     row, key = await keys.create(session, project.id, name="made by the operator")
-    record(session, "operator", "create_key", row.id, project_id=project.id, scopes=row.scopes)
+    record_audit(session, "operator", "create_key", row.id, project_id=project.id, scopes=row.scopes)
     return key
 
 
 async def create_key(session: AsyncSession, project_id: str, request: KeyRequest, *, actor: str) -> tuple[ApiKey, str]:
     values = request.model_dump(exclude={"scopes", "expires_in"})
     row, key = await keys.create(session, project_id, tuple(request.scopes), expires_in=request.expires_in, **values)
-    record(session, actor, "create_key", row.id, project_id=project_id, scopes=row.scopes)
+    record_audit(session, actor, "create_key", row.id, project_id=project_id, scopes=row.scopes)
     return row, key
 
 
@@ -68,7 +68,7 @@ async def revoke_key(session: AsyncSession, project_id: str, key_id: str, *, act
     row.revoked_at = now()
     await session.flush()
     await session.refresh(row)
-    record(session, actor, "revoke_key", row.id, project_id=project_id)
+    record_audit(session, actor, "revoke_key", row.id, project_id=project_id)
     return row
 
 
@@ -76,5 +76,5 @@ async def set_consent(session: AsyncSession, project_id: str, train: bool, *, ac
     project = await repository.project(session, project_id, lock=True)
     if project.train != train:
         project.train = train
-        record(session, actor, "set_consent", project_id, project_id=project_id, train=train)
+        record_audit(session, actor, "set_consent", project_id, project_id=project_id, train=train)
     return project

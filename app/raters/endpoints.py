@@ -5,14 +5,14 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from app.core.errors import DOCUMENTED
-from app.core.http import JsonBody, accepts, parse
-from app.models import Standing
-from app.projects.auth import AdminCaller, DatabaseDep, PatientDep
+from app.core.http import JsonBody, parse_body, request_body_schema
+from app.models import RaterStanding
+from app.projects.auth import AdminCaller, DatabaseDep, UnboundedDatabaseDep
 from app.raters import repository, service
 from app.raters.schemas import (
     NAME,
-    HeldList,
     JudgedRaterView,
+    QuarantineList,
     RaterList,
     RaterView,
     StandingRequest,
@@ -27,7 +27,7 @@ Limit = Annotated[int, Query(ge=1, le=100)]
 async def list_raters(
     caller: AdminCaller,
     db: DatabaseDep,
-    standing: Standing | None = None,
+    standing: RaterStanding | None = None,
     limit: Limit = 20,
     after: Annotated[str | None, Query(min_length=1, max_length=320, pattern=NAME)] = None,
 ) -> RaterList:
@@ -36,12 +36,14 @@ async def list_raters(
     return RaterList.of(rows, limit)
 
 
-@router.put("/raters/{rater:path}", openapi_extra=accepts(StandingRequest))
-async def judge_rater(rater: RaterName, caller: AdminCaller, db: PatientDep, body: JsonBody) -> JudgedRaterView:
+@router.put("/raters/{rater:path}", openapi_extra=request_body_schema(StandingRequest))
+async def judge_rater(
+    rater: RaterName, caller: AdminCaller, db: UnboundedDatabaseDep, body: JsonBody
+) -> JudgedRaterView:
     """Idempotent. Samples that are in a batch already are left there."""
-    asked = parse(StandingRequest, body)
-    standing = Standing(asked.standing)
-    row, moved = await db.retried(
+    asked = parse_body(StandingRequest, body)
+    standing = RaterStanding(asked.standing)
+    row, moved = await db.retry_on_deadlock(
         lambda session: service.judge(
             session, caller.project_id, rater, standing, asked.reason, actor=caller.key_prefix
         )
@@ -50,13 +52,13 @@ async def judge_rater(rater: RaterName, caller: AdminCaller, db: PatientDep, bod
 
 
 @router.get("/held")
-async def list_held(
+async def list_quarantine(
     caller: AdminCaller,
     db: DatabaseDep,
     limit: Limit = 20,
     after: Annotated[str | None, Query(min_length=1, max_length=48)] = None,
-) -> HeldList:
+) -> QuarantineList:
     """Samples that wait for an admin's word on their rater, the oldest first."""
     async with db.read() as session:
-        rows = await service.held(session, caller.project_id, after, limit + 1)
-    return HeldList.of(rows, limit)
+        rows = await service.quarantined(session, caller.project_id, after, limit + 1)
+    return QuarantineList.of(rows, limit)

@@ -6,8 +6,8 @@ from sqlalchemy import ColumnElement, exists, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from app.core.database import inserting, now
-from app.models import Feedback, Policy, Rater, Reward, Sample, SampleState, Standing, Turn
+from app.core.database import dialect_insert, now
+from app.models import Feedback, Policy, Rater, RaterStanding, Reward, Sample, SampleState, Turn
 
 EVERYBODY = "*"  # the row that counts what all raters of a project say; their own names hold a "/"
 PART = 1000  # turns named in one statement
@@ -21,7 +21,7 @@ async def rater(session: AsyncSession, project_id: str, name: str) -> Rater | No
 async def newcomer(session: AsyncSession, project_id: str, name: str) -> Rater:
     """Whoever else meets this rater for the first time just now waits for our row, or has made it: then it is ours to
     change, as it would be had it been there."""
-    row = inserting(session, Rater).values(project_id=project_id, name=name)
+    row = dialect_insert(session, Rater).values(project_id=project_id, name=name)
     await session.execute(row.on_conflict_do_update(index_elements=["project_id", "name"], set_={"name": name}))
     return await session.get_one(Rater, (project_id, name), with_for_update=True)
 
@@ -38,7 +38,7 @@ async def raters(
     return list(await session.scalars(rows.order_by(Rater.name).limit(limit)))
 
 
-async def held_page(
+async def quarantine_page(
     session: AsyncSession, project_id: str, after: tuple[float, str] | None, limit: int
 ) -> list[tuple[Sample, str, str]]:
     """Samples that wait for an admin, the oldest first, with their policies' names and completions."""
@@ -46,7 +46,7 @@ async def held_page(
         select(Sample, Policy.name, Turn.completion_id)
         .join(Policy, Policy.id == Sample.policy_id)
         .join(Turn, Turn.id == Sample.turn_id)
-        .where(Policy.project_id == project_id, Sample.state == SampleState.HELD)
+        .where(Policy.project_id == project_id, Sample.state == SampleState.QUARANTINED)
     )
     if after is not None:
         rows = rows.where(tuple_(Sample.created_at, Sample.turn_id) > tuple_(*after))
@@ -64,16 +64,16 @@ async def place(session: AsyncSession, project_id: str, turn_id: str) -> tuple[f
     return None if created_at is None else (created_at, turn_id)
 
 
-async def hold_samples(session: AsyncSession, project_id: str, name: str, reason: str) -> int:
+async def quarantine_samples(session: AsyncSession, project_id: str, name: str, reason: str) -> int:
     """What waits for a batch waits for an admin instead. Returns how many."""
     turn_ids = await _of(session, project_id, name, SampleState.OPEN)
-    await _move(session, turn_ids, SampleState.HELD, reason)
+    await _move(session, turn_ids, SampleState.QUARANTINED, reason)
     return len(turn_ids)
 
 
 async def release_samples(session: AsyncSession, project_id: str, name: str) -> int:
     """Those that nobody else who is held has a word in. Returns how many."""
-    free = set(await _of(session, project_id, name, SampleState.HELD))
+    free = set(await _of(session, project_id, name, SampleState.QUARANTINED))
     for some in _parts(free):
         free -= set(
             await session.scalars(
@@ -82,7 +82,7 @@ async def release_samples(session: AsyncSession, project_id: str, name: str) -> 
                 .where(
                     Reward.turn_id.in_(some),
                     Rater.project_id == project_id,
-                    Rater.standing == Standing.HELD,
+                    Rater.standing == RaterStanding.QUARANTINED,
                     Rater.name != name,
                 )
             )
@@ -96,7 +96,7 @@ async def drop_samples(session: AsyncSession, project_id: str, name: str, reason
 
     A turn that others have judged too goes back to curate, which thinks again without this rater.
     """
-    turn_ids = await _of(session, project_id, name, SampleState.HELD)
+    turn_ids = await _of(session, project_id, name, SampleState.QUARANTINED)
     turn_ids += await _of(session, project_id, name, SampleState.OPEN)
     others = or_(Reward.rater.is_(None), Reward.rater != name)
     shared: set[str] = set()
@@ -118,7 +118,7 @@ async def drop_samples(session: AsyncSession, project_id: str, name: str, reason
 
 async def lock_words(session: AsyncSession, project_id: str, name: str) -> None:
     """Before the rater's own row, as curating does, so that neither waits for the other."""
-    waiting = (SampleState.OPEN, SampleState.HELD)
+    waiting = (SampleState.OPEN, SampleState.QUARANTINED)
     mine = (
         select(Sample.turn_id)
         .join(Policy, Policy.id == Sample.policy_id)
@@ -162,13 +162,13 @@ async def _think_again(session: AsyncSession, turn_ids: Collection[str]) -> None
         await session.execute(
             update(Sample)
             .where(Sample.turn_id.in_(some))
-            .values(state=SampleState.OPEN, reason=None, matures_at=now() + AGAIN_SECONDS)
+            .values(state=SampleState.OPEN, reason=None, ready_at=now() + AGAIN_SECONDS)
             .execution_options(synchronize_session=False)
         )
         await session.execute(
             update(Feedback)
             .where(Feedback.turn_id.in_(some))
-            .values(curated=False)
+            .values(processed=False)
             .execution_options(synchronize_session=False)
         )
 

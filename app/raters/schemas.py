@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from alignment.signals import rater_trust
 from app.core.pagination import Page
-from app.models import Rater, Sample, Standing
+from app.models import Rater, RaterStanding, Sample
 
 NAME = r"^[^\x00/]+/[^\x00]*$"  # "HUMAN/user-7", "end-user/7", "conversation/c-1"
 Reason = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
@@ -15,7 +15,7 @@ Reason = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 class StandingRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    standing: Literal["normal", "trusted", "held", "blocked"] = Field(
+    standing: Literal["normal", "trusted", "quarantined", "blocked"] = Field(
         description="normal: what was held is released; trusted: never doubted; blocked: never learned from"
     )
     reason: Reason | None = Field(None, description="kept with the rater and in the audit log")
@@ -24,7 +24,7 @@ class StandingRequest(BaseModel):
 class RaterView(BaseModel):
     object: Literal["rater"] = "rater"
     name: str
-    standing: Standing
+    standing: RaterStanding
     reason: str | None
     num_up: int
     num_down: int
@@ -38,14 +38,14 @@ class RaterView(BaseModel):
     def of(cls, row: Rater) -> "RaterView":
         return cls(
             name=row.name,
-            standing=Standing(row.standing),
+            standing=RaterStanding(row.standing),
             reason=row.reason,
             num_up=row.num_up,
             num_down=row.num_down,
-            agreed=row.agreed,
-            disagreed=row.disagreed,
-            reliability=rater_trust.reliability(row.agreed, row.disagreed),
-            weight=rater_trust.weight(row.agreed, row.disagreed),
+            agreed=row.agreement_weight,
+            disagreed=row.disagreement_weight,
+            reliability=rater_trust.reliability(row.agreement_weight, row.disagreement_weight),
+            weight=rater_trust.weight(row.agreement_weight, row.disagreement_weight),
             created_at=row.created_at,
         )
 
@@ -61,8 +61,8 @@ class RaterList(Page[RaterView]):
         return cls.cut([RaterView.of(row) for row in rows], limit, id="name")
 
 
-class HeldView(BaseModel):
-    object: Literal["held"] = "held"
+class QuarantineView(BaseModel):
+    object: Literal["quarantined"] = "quarantined"
     turn_id: str
     completion_id: str
     policy: str
@@ -73,7 +73,7 @@ class HeldView(BaseModel):
     created_at: float
 
     @classmethod
-    def of(cls, sample: Sample, policy: str, completion_id: str) -> "HeldView":
+    def of(cls, sample: Sample, policy: str, completion_id: str) -> "QuarantineView":
         return cls(
             turn_id=sample.turn_id,
             completion_id=completion_id,
@@ -86,7 +86,7 @@ class HeldView(BaseModel):
         )
 
 
-class HeldList(Page[HeldView]):
+class QuarantineList(Page[QuarantineView]):
     @classmethod
-    def of(cls, rows: list[tuple[Sample, str, str]], limit: int) -> "HeldList":
-        return cls.cut([HeldView.of(*row) for row in rows], limit, id="turn_id")
+    def of(cls, rows: list[tuple[Sample, str, str]], limit: int) -> "QuarantineList":
+        return cls.cut([QuarantineView.of(*row) for row in rows], limit, id="turn_id")

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from app.chat import schemas as chat
 from app.chat import service
 from app.core.errors import DOCUMENTED, AttuneError
-from app.core.http import JsonBody, accepts
+from app.core.http import JsonBody, request_body_schema
 from app.projects.auth import ChatCaller
 from app.responses import request as response_request
 from app.responses import schemas
@@ -34,7 +34,7 @@ BOTH_WAYS: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.post("/responses", responses=BOTH_WAYS, openapi_extra=accepts(schemas.ResponsesRequest))
+@router.post("/responses", responses=BOTH_WAYS, openapi_extra=request_body_schema(schemas.ResponsesRequest))
 async def respond(request: Request, caller: ChatCaller, body: JsonBody) -> Response:
     asked = schemas.read(body)
     question = chat.read(response_request.chat_body(asked))

@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
 from app.chat.schemas import Pair, PairKey
 from app.core.errors import UnsupportedParameter
-from app.core.http import parse
+from app.core.http import parse_body
 from app.responses.items import InputItem, as_items
 
 LOGPROBS = "message.output_text.logprobs"
@@ -123,4 +123,4 @@ def read(body: dict[str, Any]) -> ResponsesRequest:
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and isinstance(choice.get("type"), str) and choice["type"] != "function":
         raise UnsupportedParameter(f"'{choice['type']}': {FUNCTIONS_ONLY}, by its name.", param="tool_choice")
-    return parse(ResponsesRequest, body)
+    return parse_body(ResponsesRequest, body)

@@ -45,7 +45,7 @@ async def fitting(
             .where(
                 Sample.policy_id == policy.id,
                 Sample.state == SampleState.OPEN,
-                Sample.matures_at <= now(),
+                Sample.ready_at <= now(),
                 Sample.version_id.in_(version_ids),
             )
             .subquery()

@@ -9,10 +9,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.config.rewards import RewardsConfig
 from app.core.database import Database
 from app.core.errors import DOCUMENTED
-from app.core.http import JsonBody, accepts, parse
+from app.core.http import JsonBody, parse_body, request_body_schema
 from app.core.services import settings_of
 from app.core.settings import Settings
-from app.models import Batch, Policy, record
+from app.models import Batch, Policy, record_audit
 from app.policies import overrides, service
 from app.policies.endpoints import PolicyName
 from app.projects.auth import AdminCaller, Caller, DatabaseDep
@@ -30,7 +30,7 @@ async def get_training(name: PolicyName, request: Request, caller: AdminCaller, 
     return await _training(db, caller, name, settings_of(request))
 
 
-@router.post("/training/pause", openapi_extra=accepts(Reason))
+@router.post("/training/pause", openapi_extra=request_body_schema(Reason))
 async def pause(
     name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
 ) -> TrainingView:
@@ -38,7 +38,7 @@ async def pause(
     return await _steer(kl_guard.halt, name, request, caller, db, body)
 
 
-@router.post("/training/resume", openapi_extra=accepts(Reason))
+@router.post("/training/resume", openapi_extra=request_body_schema(Reason))
 async def resume(
     name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
 ) -> TrainingView:
@@ -46,7 +46,7 @@ async def resume(
     return await _steer(kl_guard.resume, name, request, caller, db, body)
 
 
-@router.post("/training/trigger", openapi_extra=accepts(Reason))
+@router.post("/training/trigger", openapi_extra=request_body_schema(Reason))
 async def trigger(
     name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
 ) -> TrainingView:
@@ -76,7 +76,7 @@ async def get_rewards(name: PolicyName, request: Request, caller: AdminCaller, d
     return _rewards(policy, settings_of(request))
 
 
-@router.put("/rewards", openapi_extra=accepts(RewardsConfig))
+@router.put("/rewards", openapi_extra=request_body_schema(RewardsConfig))
 async def put_rewards(
     name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
 ) -> RewardsView:
@@ -86,7 +86,9 @@ async def put_rewards(
         policy = await training_service.locked(session, caller.project_id, name)
         policy.rewards = config.model_dump(mode="json")
         sources = [source.name for source in config.sources]
-        record(session, caller.key_prefix, "set rewards", policy.name, project_id=policy.project_id, sources=sources)
+        record_audit(
+            session, caller.key_prefix, "set rewards", policy.name, project_id=policy.project_id, sources=sources
+        )
     return _rewards(policy, settings_of(request))
 
 
@@ -107,7 +109,7 @@ async def _steer(
     db: Database,
     body: dict[str, Any],
 ) -> TrainingView:
-    asked = parse(Reason, body)
+    asked = parse_body(Reason, body)
     async with db.write() as session:
         policy = await training_service.locked(session, caller.project_id, name)
         await move(session, policy, actor=caller.key_prefix, reason=asked.reason)

@@ -12,9 +12,9 @@ from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
-from app.core.jobs import nudge
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
-from app.models import Mode, Policy, Version, record
+from app.models import LearningMode, Policy, Version, record_audit
 
 KL = "guard/kl"
 
@@ -29,41 +29,43 @@ def too_far(version: Version, settings: Settings) -> str | None:
 
 async def alarm(session: AsyncSession, policy: Policy, reason: str, settings: Settings) -> None:
     """A version was rejected for its distance. The caller has taken the head back to what serves."""
-    policy.alarms += 1
-    if policy.mode == Mode.HALTED:
+    policy.kl_alarms += 1
+    if policy.mode == LearningMode.HALTED:
         return
-    last_straw = policy.alarms >= settings.kl_alarms
-    told = f"{reason}; {policy.alarms} alarms in a row" if last_straw else reason
-    await _move(session, policy, Mode.HALTED if last_straw else Mode.SYNCHRONOUS, actor="guard", reason=told)
+    last_straw = policy.kl_alarms >= settings.kl_alarms
+    told = f"{reason}; {policy.kl_alarms} alarms in a row" if last_straw else reason
+    await _move(
+        session, policy, LearningMode.HALTED if last_straw else LearningMode.SYNCHRONOUS, actor="guard", reason=told
+    )
 
 
 async def went_live(session: AsyncSession, policy: Policy, label: str) -> None:
     """A version that kept its distance serves: the synchronous round is over."""
-    policy.alarms = 0
-    if policy.mode == Mode.SYNCHRONOUS:
-        await _move(session, policy, Mode.ASYNCHRONOUS, actor="guard", reason=f"{label} kept its distance")
+    policy.kl_alarms = 0
+    if policy.mode == LearningMode.SYNCHRONOUS:
+        await _move(session, policy, LearningMode.ASYNCHRONOUS, actor="guard", reason=f"{label} kept its distance")
 
 
 async def halt(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
     """An operator's word, or the trainer's where nothing can be learned on. What is under way is finished; nothing new
     is assembled."""
-    await _move(session, policy, Mode.HALTED, actor=actor, reason=reason)
+    await _move(session, policy, LearningMode.HALTED, actor=actor, reason=reason)
 
 
 async def resume(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
-    policy.alarms = 0
-    await _move(session, policy, Mode.ASYNCHRONOUS, actor=actor, reason=reason)
-    nudge(session, "assemble")
+    policy.kl_alarms = 0
+    await _move(session, policy, LearningMode.ASYNCHRONOUS, actor=actor, reason=reason)
+    enqueue_after_commit(session, "assemble")
 
 
-async def _move(session: AsyncSession, policy: Policy, mode: Mode, *, actor: str, reason: str | None) -> None:
+async def _move(session: AsyncSession, policy: Policy, mode: LearningMode, *, actor: str, reason: str | None) -> None:
     left = policy.mode
     if left == mode:
         return
     policy.mode, policy.mode_reason = mode, reason
     await session.flush()
     await session.execute(update(Policy).where(Policy.id == policy.id).values(mode_since=now()))
-    record(
+    record_audit(
         session,
         actor,
         f"learning {mode}",
@@ -71,5 +73,5 @@ async def _move(session: AsyncSession, policy: Policy, mode: Mode, *, actor: str
         reason,
         project_id=policy.project_id,
         left=left,
-        alarms=policy.alarms,
+        alarms=policy.kl_alarms,
     )

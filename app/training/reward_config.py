@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from alignment.config.rewards import EndpointConfig, RewardsConfig, RuleSource
 from alignment.signals.rules import ENTRY_POINTS, RULES
 from app.core.errors import BadRequest
-from app.core.http import refused
+from app.core.http import validation_error
 from app.core.settings import Settings
 
 
@@ -20,7 +20,7 @@ def read(body: dict[str, Any], settings: Settings) -> RewardsConfig:
     try:  # as JSON, so that lists are tuples and nothing else is taken for what it is not
         config = RewardsConfig.model_validate_json(orjson.dumps(body), strict=True)
     except ValidationError as error:
-        raise refused(error, tag=2) from error
+        raise validation_error(error, tag=2) from error
     for place, source in enumerate(config.sources):
         if isinstance(source, RuleSource):
             _check_rule(source, f"sources.{place}.function")

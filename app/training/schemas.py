@@ -18,8 +18,8 @@ class Reason(BaseModel):
 
 class SamplesView(BaseModel):
     open: int = Field(description="ripe: they may go into the next batch")
-    immature: int = Field(description="late words are waited for")
-    held: int = Field(description="an admin has to look at them")
+    not_ready: int = Field(description="late words are waited for")
+    quarantined: int = Field(description="an admin has to look at them")
 
 
 class UpdateView(BaseModel):
@@ -78,8 +78,8 @@ class TrainingView(BaseModel):
                 "mode": policy.mode,
                 "reason": policy.mode_reason,
                 "since": policy.mode_since,
-                "alarms": policy.alarms,
-                "samples": SamplesView(open=waits.ripe, immature=waits.unripe, held=waits.held),
+                "alarms": policy.kl_alarms,
+                "samples": SamplesView(open=waits.ripe, not_ready=waits.unripe, quarantined=waits.held),
                 "raters": waits.raters,
                 **more,
             }

@@ -8,20 +8,20 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
 from app.core.errors import Conflict, NotFound
-from app.core.jobs import nudge
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.models import (
-    SERVED,
+    ONCE_LIVE,
     Audit,
     Batch,
     BatchState,
-    Mode,
+    LearningMode,
     Policy,
     Sample,
     SampleState,
     Version,
     VersionState,
-    record,
+    record_audit,
 )
 from app.policies import repository, service
 from app.training import batch_caps
@@ -43,17 +43,17 @@ class Waiting(NamedTuple):
 
 
 async def waiting(session: AsyncSession, policy: Policy, settings: Settings) -> Waiting:
-    ripe = (Sample.state == SampleState.OPEN) & (Sample.matures_at <= now())
+    ripe = (Sample.state == SampleState.OPEN) & (Sample.ready_at <= now())
     asked = select(
         func.count(case((ripe, 1))),
-        func.count(case(((Sample.state == SampleState.OPEN) & (Sample.matures_at > now()), 1))),
-        func.count(case((Sample.state == SampleState.HELD, 1))),
+        func.count(case(((Sample.state == SampleState.OPEN) & (Sample.ready_at > now()), 1))),
+        func.count(case((Sample.state == SampleState.QUARANTINED, 1))),
         func.count(case((ripe, Sample.rater)).distinct()) + func.count(case((ripe & Sample.rater.is_(None), 1))),
-        func.min(case((ripe, Sample.matures_at))),
+        func.min(case((ripe, Sample.ready_at))),
         now(),
     ).where(
         Sample.policy_id == policy.id,
-        Sample.state.in_((SampleState.OPEN, SampleState.HELD)),
+        Sample.state.in_((SampleState.OPEN, SampleState.QUARANTINED)),
         Sample.version_id.in_(await _speakers(session, policy, settings)),
     )
     return Waiting(*(await session.execute(asked)).one())
@@ -61,13 +61,13 @@ async def waiting(session: AsyncSession, policy: Policy, settings: Settings) -> 
 
 async def _speakers(session: AsyncSession, policy: Policy, settings: Settings) -> list[str]:
     """The versions whose samples are fresh enough; after an alarm the head alone."""
-    steps = 0 if policy.mode == Mode.SYNCHRONOUS else settings.max_staleness
+    steps = 0 if policy.mode == LearningMode.SYNCHRONOUS else settings.max_staleness
     return [version.id for version in await repository.ancestry(session, policy.head_version_id or "", steps)]
 
 
 async def missing(session: AsyncSession, policy: Policy, waits: Waiting, settings: Settings, *, at_once: bool) -> str:
     """What the next batch waits for, in words. `at_once`: somebody has asked for it."""
-    if policy.mode == Mode.HALTED:
+    if policy.mode == LearningMode.HALTED:
         return "Learning is halted until an operator resumes it."
     under_way = await session.scalar(
         select(Batch.id).where(Batch.policy_id == policy.id, Batch.state == BatchState.OPEN).limit(1)
@@ -77,9 +77,9 @@ async def missing(session: AsyncSession, policy: Policy, waits: Waiting, setting
     head = await repository.version(session, policy.head_version_id or "")
     if head.state == VersionState.CANARY:
         return f"{service.label(policy, head)} is a canary: learning goes on when it is live, or taken back."
-    if head.state == VersionState.REHEARSING:
-        return f"{service.label(policy, head)} is in rehearsal: learning goes on when it is live, or rejected."
-    if head.state not in SERVED:
+    if head.state == VersionState.SHADOW:
+        return f"{service.label(policy, head)} is in shadow: learning goes on when it is live, or rejected."
+    if head.state not in ONCE_LIVE:
         return f"{service.label(policy, head)} has yet to be published."
     smallest = FEWEST if at_once else settings.smallest_batch
     if waits.ripe < smallest:
@@ -116,10 +116,10 @@ async def locked(session: AsyncSession, project_id: str, name: str) -> Policy:
 
 async def trigger(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
     """Raises Conflict while learning is halted."""
-    if policy.mode == Mode.HALTED:
+    if policy.mode == LearningMode.HALTED:
         raise Conflict(f"Learning of '{policy.name}' is halted; resume it first.", code="learning_halted")
-    record(session, actor, TRIGGER, policy.name, reason, project_id=policy.project_id)
-    nudge(session, "curate", "assemble")
+    record_audit(session, actor, TRIGGER, policy.name, reason, project_id=policy.project_id)
+    enqueue_after_commit(session, "curate", "assemble")
 
 
 async def triggered(session: AsyncSession, policy: Policy) -> bool:

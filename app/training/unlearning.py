@@ -6,17 +6,17 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
-from app.core.jobs import nudge
+from app.core.jobs import enqueue_after_commit
 from app.models import (
     WITHDRAWN,
     Batch,
     BatchState,
     Policy,
     Rater,
+    RaterStanding,
     Reward,
     Sample,
     SampleState,
-    Standing,
     Turn,
     Version,
     lock_turns,
@@ -38,9 +38,9 @@ async def forget(session: AsyncSession, own: Collection[str], touched: Collectio
     """`own` turns are never learned from again; `touched` ones wait until they have been judged anew. Returns the
     batches that were broken up."""
     broken = await break_up(session, [*own, *touched])
-    await drop(session, own, (SampleState.OPEN, SampleState.HELD), ERASED)
+    await drop(session, own, (SampleState.OPEN, SampleState.QUARANTINED), ERASED)
     doubted = await _doubted(session, touched)
-    await drop(session, set(touched) - doubted, (SampleState.OPEN, SampleState.HELD), WITHDRAWN)
+    await drop(session, set(touched) - doubted, (SampleState.OPEN, SampleState.QUARANTINED), WITHDRAWN)
     await drop(session, doubted, (SampleState.OPEN,), WITHDRAWN)
     await session.execute(
         update(Sample)
@@ -48,7 +48,7 @@ async def forget(session: AsyncSession, own: Collection[str], touched: Collectio
         .values(conversation_id=None, rater=None, cluster=None, group_id=None)
         .execution_options(synchronize_session=False)
     )
-    nudge(session, "curate", "assemble")
+    enqueue_after_commit(session, "curate", "assemble")
     return broken
 
 
@@ -58,7 +58,7 @@ async def _doubted(session: AsyncSession, turn_ids: Collection[str]) -> set[str]
         select(Reward.turn_id)
         .join(Turn, Turn.id == Reward.turn_id)
         .join(Rater, (Rater.project_id == Turn.project_id) & (Rater.name == Reward.rater))
-        .where(Reward.turn_id.in_(turn_ids), Rater.standing == Standing.HELD)
+        .where(Reward.turn_id.in_(turn_ids), Rater.standing == RaterStanding.QUARANTINED)
     )
     return set(await session.scalars(words))
 
@@ -108,7 +108,7 @@ async def mark(session: AsyncSession, version_ids: Collection[str]) -> None:
     line = line_of(version_ids)
     await session.execute(
         update(Version)
-        .where(Version.id.in_(select(line.c.id)), Version.erased_at.is_(None))
-        .values(erased_at=now())
+        .where(Version.id.in_(select(line.c.id)), Version.tainted_at.is_(None))
+        .values(tainted_at=now())
         .execution_options(synchronize_session=False)
     )

@@ -17,7 +17,7 @@ from alignment.config.trainer import TrainerConfig
 from alignment.errors import NothingToCompare, NoVariance
 from alignment.trainer.probe import Probe
 from alignment.trainer.recompute_logprobs import recompute_logprobs
-from alignment.trainer.trainer import Learner
+from alignment.trainer.trainer import Trainer
 from alignment.types import Batch, Sample
 from demo.dialogues import HELD_OUT
 from demo.offline.chats import SLIPS, Asked, Chat, Crowd, Judge
@@ -74,7 +74,7 @@ class Study:
         self.course, self.version = course, 0
         self._base_model = base_model
         self._tokenizer = AutoTokenizer.from_pretrained(base_model, local_files_only=True)
-        self._learner = Learner(base_model, course.config)
+        self._learner = Trainer(base_model, course.config)
         self._sampler = Sampler(base_model, course.config.lora)
         self._crowd = Crowd(self._tokenizer, course.replies // course.candidates, course.seed)
         self._judge = Judge(self._tokenizer, course.seed, course.slips)

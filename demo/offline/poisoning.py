@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from alignment.config.trainer import TrainerConfig
 from alignment.signals import rater_trust
 from alignment.signals.rater_trust import Tally
-from alignment.trainer.trainer import Learner
+from alignment.trainer.trainer import Trainer
 from alignment.types import Batch, Sample
 from demo.dialogues import HELD_OUT
 from demo.offline.chats import Chat, Judge
@@ -144,7 +144,7 @@ class Poisoning:
     def __init__(self, course: Poisoned) -> None:
         self.course, self.version = course, 0
         self._tokenizer = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
-        self._learner = Learner(MODEL, course.config)
+        self._learner = Trainer(MODEL, course.config)
         self._sampler = Sampler(MODEL, course.config.lora)
         self._judge = Judge(self._tokenizer, course.seed)
         self._rng = Random(f"poisoning {course.seed}")

@@ -20,7 +20,7 @@ from alignment.release.canary import CanaryConfig
 from app.models import VersionState
 from demo.recompute_logprobs import attest
 from demo.simulate import Crowd, Habits
-from tests.benchmarks.canary_deployment import Ring, progress, ring
+from tests.benchmarks.canary_deployment import Harness, harness, progress
 from tests.benchmarks.canary_readings import misnamed, read
 from tests.benchmarks.canary_versions import Candidate, taught
 from tests.benchmarks.deployment import machine
@@ -66,7 +66,7 @@ COLUMNS = {
 }
 
 
-async def run(there: Ring, name: str, candidates: dict[str, Candidate], seed: int, habits: Habits) -> Row:
+async def run(there: Harness, name: str, candidates: dict[str, Candidate], seed: int, habits: Habits) -> Row:
     """One canary, from going out to its end."""
     case = CASES[name]
     candidate, serving = candidates[case.candidate], candidates["serving"]
@@ -105,7 +105,7 @@ async def run(there: Ring, name: str, candidates: dict[str, Candidate], seed: in
     }
 
 
-async def _ended(there: Ring, what: str, patience: float) -> None:
+async def _ended(there: Harness, what: str, patience: float) -> None:
     """Until the watch has ended the canary; now and then, what `attune canary show` says."""
     began = told = time.monotonic()
     while (await there.deployment()).canary_version_id is not None:
@@ -118,7 +118,7 @@ async def _ended(there: Ring, what: str, patience: float) -> None:
             raise TimeoutError(f"{what} has not ended in {patience:.0f} s")
 
 
-async def _learned(there: Ring, serving: Candidate) -> Row:
+async def _learned(there: Harness, serving: Candidate) -> Row:
     """What the next update stands on, now that a canary was taken back."""
     version = await there.learn_on()
     assert version.parent_id and version.batch_id and version.adapter_path
@@ -131,7 +131,7 @@ async def _learned(there: Ring, serving: Candidate) -> Row:
 async def bench(given: argparse.Namespace, seed: int, cases: Sequence[str]) -> None:
     """The cases of one seed, one after the other, on one ring; and at the end, who really spoke."""
     candidates = await asyncio.to_thread(taught, given.out.parent / "canary", given.taught)
-    async with ring(candidates["serving"].made, given.database, seed) as there:
+    async with harness(candidates["serving"].made, given.database, seed) as there:
         for number, name in enumerate(CASES):
             if name not in cases:
                 continue

@@ -18,7 +18,7 @@ from alignment.release.canary import CanaryConfig
 from alignment.trainer.checkpoint import STATE
 from app.cli.client import Api, save_key
 from app.core.database import Database
-from app.core.jobs import Bell, make_celery
+from app.core.jobs import TaskSender, make_celery
 from app.core.migrate import upgrade
 from app.core.settings import Settings
 from app.models import Deployment, Engine, EngineState, Policy, Sample, Version, VersionState
@@ -34,7 +34,7 @@ PATH = f"/v1/policies/{POLICY}"
 
 
 @dataclass
-class Ring:
+class Harness:
     settings: Settings
     db: Database
     policy_id: str
@@ -109,7 +109,7 @@ class Ring:
         version = await new()
         assert version is not None
         self.running.children["trainer"].stop()
-        await self.post("canary/end")
+        await self.post("canary/abort")
         return version
 
     async def learned_from(self, batch_id: str) -> set[str]:
@@ -125,7 +125,7 @@ def progress(folder: Path) -> tuple[int, int]:
 
 
 @asynccontextmanager
-async def ring(serving: Made, kind: str, seed: int) -> AsyncIterator[Ring]:
+async def harness(serving: Made, kind: str, seed: int) -> AsyncIterator[Harness]:
     """Everything up, `serving` live, and learning paused."""
     with TemporaryDirectory(prefix="attune-canary-") as folder, database(kind, Path(folder)) as url:
         await asyncio.to_thread(upgrade, url)
@@ -140,7 +140,7 @@ async def ring(serving: Made, kind: str, seed: int) -> AsyncIterator[Ring]:
             max_rater_share=0.1,  # nobody comes often
             seed=seed,
         )
-        bell = Bell(make_celery(settings.broker_url, settings.bell_dir))
+        bell = TaskSender(make_celery(settings.broker_url, settings.broker_dir))
         db = Database(url, bell)
         async with db.write() as session:
             key = await bootstrap(session, settings.policy, settings.model)
@@ -156,7 +156,7 @@ async def ring(serving: Made, kind: str, seed: int) -> AsyncIterator[Ring]:
                     return bool((await session.scalars(select(Engine).where(Engine.state == EngineState.READY))).all())
 
             await until(ready, 300, "the engine is ready")
-            there = Ring(running.settings, db, policy_id, running, Api(running.settings))
+            there = Harness(running.settings, db, policy_id, running, Api(running.settings))
             await there.post("training/pause")
             there.stable = (await there.publish(serving, VersionState.LIVE)).number
             yield there

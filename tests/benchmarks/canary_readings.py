@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from alignment.release.canary import Arm, CanaryConfig, judge
 from app.core.database import Database
-from app.models import Audit, Feedback, Origin, Routed, Turn, TurnState, Version
+from app.models import Audit, Feedback, Origin, RouteReason, Turn, TurnState, Version
 from tests.benchmarks.deployment import POLICY
 
 ENDINGS = {"canary ended": "taken back", "deploy": "live"}
@@ -52,7 +52,7 @@ async def read(db: Database, version_id: str, since: float, config: CanaryConfig
             row
             for row in await session.execute(
                 select(
-                    Turn.created_at, Turn.finished_at, Turn.end_user, Turn.version_id, Turn.routed, Turn.state
+                    Turn.created_at, Turn.finished_at, Turn.end_user, Turn.version_id, Turn.route_reason, Turn.state
                 ).where(Turn.origin == Origin.CHAT, Turn.created_at >= since)
             )
         ]
@@ -63,7 +63,7 @@ async def read(db: Database, version_id: str, since: float, config: CanaryConfig
             .order_by(Feedback.seq)
         )
         words = [Word(at, rater, of == version_id, value) for at, rater, of, value in thumbs]
-    heard = [turn for turn in turns if turn.version_id == version_id and turn.routed == Routed.CANARY]
+    heard = [turn for turn in turns if turn.version_id == version_id and turn.route_reason == RouteReason.CANARY]
     meanwhile = [turn for turn in turns if turn.created_at <= end.created_at]
     users, seen = {turn.end_user for turn in meanwhile}, {turn.end_user for turn in heard}
     clear = clear_at(config, words, end.action)

@@ -65,7 +65,7 @@ async def compare(there: Deployment, engine: str, stream: bool, rate: float, giv
 async def unfinished(there: Deployment) -> int:
     """Turns that are not on record as done and trainable: durable capture was on, or the figures are worth nothing."""
     async with there.db.read() as session:
-        lost = select(func.count()).where((Turn.state != TurnState.DONE) | Turn.flaw.is_not(None))
+        lost = select(func.count()).where((Turn.state != TurnState.DONE) | Turn.exclusion_reason.is_not(None))
         return await session.scalar(lost) or 0
 
 

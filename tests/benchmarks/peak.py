@@ -15,9 +15,9 @@ import torch
 
 from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import plan, rows
-from alignment.models.base_model import Trunk
+from alignment.models.base_model import BaseLM
 from alignment.models.loading import load_base
-from alignment.trainer.trainer import Learner
+from alignment.trainer.trainer import Trainer
 from alignment.types import Batch, Sample
 from tests.benchmarks.candidates import Case, N, wide_groups
 
@@ -38,7 +38,7 @@ def measure(model: Path, what: str, config: TrainerConfig, threads: int, give_ba
 
 
 def score_with_base(case: Case, config: TrainerConfig) -> int:
-    trunk = Trunk(load_base(case.model, config.dtype, CPU), config.logits_chunk)
+    trunk = BaseLM(load_base(case.model, config.dtype, CPU), config.logits_chunk)
     loaded = _memory("VmRSS")
     with torch.no_grad():
         for group in plan(case.sequences, config.microbatch_tokens, packing=config.packing):
@@ -47,7 +47,7 @@ def score_with_base(case: Case, config: TrainerConfig) -> int:
 
 
 def update(case: Case, config: TrainerConfig) -> int:
-    learner = Learner(case.model, config)
+    learner = Trainer(case.model, config)
     loaded = _memory("VmRSS")
     random = Random(0)
     samples = tuple(

@@ -22,10 +22,10 @@ from transformers import AutoTokenizer
 
 from alignment.config.trainer import RewardModelConfig, TrainerConfig
 from alignment.functional import auc, calibration_error
-from alignment.reward_model.dataset import Pair, Reply, Thumb, Words
+from alignment.reward_model.dataset import BinaryLabel, Pair, PreferenceDataset, Reply
 from alignment.reward_model.model import RewardModel
 from alignment.signals.agreement import Agreement
-from alignment.trainer.trainer import Learner
+from alignment.trainer.trainer import Trainer
 from demo.offline.chats import Crowd, Judge
 from demo.offline.sampler import Sampler
 from demo.train import MODEL
@@ -86,7 +86,7 @@ def kept(file: Path, count: int, seed: int) -> list[Drawn]:
     return [Drawn(**one) for one in json.loads(file.read_text())]
 
 
-def words(drawn: Sequence[Drawn], kind: str, count: int, *, slips: bool = True) -> Words:
+def words(drawn: Sequence[Drawn], kind: str, count: int, *, slips: bool = True) -> PreferenceDataset:
     replies, pairs, thumbs = [], [], []
     for number, one in enumerate(drawn):
         if len(pairs) + len(thumbs) == count:
@@ -101,8 +101,8 @@ def words(drawn: Sequence[Drawn], kind: str, count: int, *, slips: bool = True) 
         if kind == "pairs":
             pairs.append(Pair(at + (not up), at + up, rater=one.conversation, ranking=number))
         else:
-            thumbs.append(Thumb(at, 1.0 if up else -1.0, rater=one.conversation))
-    return Words(tuple(replies), tuple(pairs), tuple(thumbs))
+            thumbs.append(BinaryLabel(at, 1.0 if up else -1.0, rater=one.conversation))
+    return PreferenceDataset(tuple(replies), tuple(pairs), tuple(thumbs))
 
 
 def examined(model: RewardModel, drawn: Sequence[Drawn]) -> dict[str, float]:
@@ -122,7 +122,7 @@ def examined(model: RewardModel, drawn: Sequence[Drawn]) -> dict[str, float]:
     }
 
 
-def run(learner: Learner, taught: list[Drawn], asked: list[Drawn], kind: str, count: int, seed: int) -> Result:
+def run(learner: Trainer, taught: list[Drawn], asked: list[Drawn], kind: str, count: int, seed: int) -> Result:
     model, began = RewardModel(learner), time.process_time()
     fit = model.fit(words(taught, kind, count))
     fitting = time.process_time() - began
@@ -176,7 +176,7 @@ def main() -> None:
     results = [Result(**json.loads(line)) for line in lines]
     for seed in told.seeds:
         config = TrainerConfig(reward_model=RewardModelConfig(lr=told.lr), seed=seed)
-        learner = Learner(MODEL, config)
+        learner = Trainer(MODEL, config)
         for kind, sizes in SIZES.items():
             for count in sizes:
                 if (kind, count, seed) not in {(one.kind, one.words, one.seed) for one in results}:

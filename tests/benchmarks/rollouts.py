@@ -1,6 +1,6 @@
-"""What siblings cost the people who chat, on the real engine: `python -m tests.benchmarks.rollouts`.
+"""What group samples cost the people who chat, on the real engine: `python -m tests.benchmarks.rollouts`.
 
-One deployment, one engine. Rounds without and with siblings take turns, each of the same length and with the same
+One deployment, one engine. Rounds without and with group samples take turns, each of the same length and with the same
 people, who read for a while between a reply and their next question. Latency counts from asking to the last byte.
 """
 
@@ -38,7 +38,7 @@ class Heard:
     first: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)
     errors: int = 0
-    siblings: int = 0
+    extra_replies: int = 0
     tokens: int = 0
 
 
@@ -65,9 +65,12 @@ async def person(api: httpx2.AsyncClient, seed: int, until: float, pause: float,
 
 
 async def a_round(
-    api: httpx2.AsyncClient, db: Database, siblings: int, seed: int, given: argparse.Namespace, heard: Heard
+    api: httpx2.AsyncClient, db: Database, extra_replies: int, seed: int, given: argparse.Namespace, heard: Heard
 ) -> None:
-    config = {"shadows": {"siblings": siblings, "tokens_per_hour": 10_000_000}, "in_flight": given.in_flight}
+    config = {
+        "group_sampling": {"extra_replies": extra_replies, "tokens_per_hour": 10_000_000},
+        "in_flight": given.in_flight,
+    }
     config |= {"most_chats": given.most_chats}
     answer = await api.put(f"/v1/policies/{POLICY}/rollouts", json=config)
     assert answer.status_code == 200, answer.text
@@ -77,7 +80,7 @@ async def a_round(
         for number in range(given.people):
             people.create_task(person(api, 1000 * seed + number, until, given.pause, heard))
     after = await counted(db)
-    heard.siblings += after[0] - before[0]
+    heard.group_samples += after[0] - before[0]
     heard.tokens += after[1] - before[1]
     async with db.write() as session:  # the next round begins with nothing left over from this one
         await session.execute(update(Rollout).where(Rollout.state == RolloutState.OPEN).values(expires_at=0.0))
@@ -87,7 +90,7 @@ async def a_round(
 
 async def counted(db: Database) -> tuple[int, int]:
     """Siblings that were sampled, and their tokens."""
-    done = (Turn.origin == Origin.SHADOW, Turn.num_output_tokens.is_not(None))
+    done = (Turn.origin == Origin.GROUP_SAMPLE, Turn.num_output_tokens.is_not(None))
     async with db.read() as session:
         row = (await session.execute(select(func.count(), func.sum(Turn.num_output_tokens)).where(*done))).one()
     return int(row[0]), int(row[1] or 0)
@@ -106,7 +109,7 @@ async def run(given: argparse.Namespace, engine: RunningEngine, folder: Path) ->
     await asyncio.to_thread(upgrade, settings.database)
     db = Database(settings.database)
     key = await furnish(db, settings, engine.spec.url)
-    sides = {0: Heard(), given.siblings: Heard()}
+    sides = {0: Heard(), given.extra_replies: Heard()}
     with processes(settings) as running:
         await asyncio.to_thread(running.start, "worker", "judge", "rollout", "beat", "api")
         headers = {"authorization": f"Bearer {key}"}
@@ -114,11 +117,11 @@ async def run(given: argparse.Namespace, engine: RunningEngine, folder: Path) ->
             base_url=running.settings.url, headers=headers, timeout=120, trust_env=False
         ) as api:
             warm = argparse.Namespace(**{**vars(given), "seconds": 5})
-            await a_round(api, db, given.siblings, 99, warm, Heard())
+            await a_round(api, db, given.extra_replies, 99, warm, Heard())
             for number in range(given.rounds):
                 order = list(sides.items())
-                for siblings, heard in order if number % 2 else reversed(order):
-                    await a_round(api, db, siblings, number, given, heard)
+                for group_samples, heard in order if number % 2 else reversed(order):
+                    await a_round(api, db, group_samples, number, given, heard)
     await db.close()
     told(sides, given)
 
@@ -128,17 +131,19 @@ def told(sides: dict[int, Heard], given: argparse.Namespace) -> None:
     rounds = f"{given.rounds} × {given.seconds:g} s each way"
     print(f"{given.people} people, {given.pause:g} s between reply and question, {rounds}")
     print(f"in_flight {given.in_flight}, most_chats {given.most_chats}\n")
-    print("| siblings | chats | errors | first byte p50 | p99 | whole p50 | p99 | siblings sampled | their tokens |")
+    print(
+        "| group samples | chats | errors | first byte p50 | p99 | whole p50 | p99 | group samples sampled | their tokens |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
-    for siblings, heard in sides.items():
-        cells: list[Any] = [siblings, len(heard.whole), heard.errors]
+    for group_samples, heard in sides.items():
+        cells: list[Any] = [group_samples, len(heard.whole), heard.errors]
         cells += [f"{quantile(part, share):.0f}" for part in (heard.first, heard.whole) for share in (0.5, 0.99)]
-        print("| " + " | ".join(map(str, [*cells, heard.siblings, heard.tokens])) + " |")
+        print("| " + " | ".join(map(str, [*cells, heard.group_samples, heard.tokens])) + " |")
 
 
 def main() -> None:
     asked = argparse.ArgumentParser()
-    asked.add_argument("--siblings", type=int, default=3)
+    asked.add_argument("--extra-replies", type=int, default=3)
     asked.add_argument("--people", type=int, default=4)
     asked.add_argument("--pause", type=float, default=4.0, help="seconds, on average")
     asked.add_argument("--rounds", type=int, default=3)

@@ -22,7 +22,7 @@ from app.core.settings import Settings
 from app.models import Batch, BatchState, Feedback, Policy, Sample, SampleState, Turn, TurnState, new_id
 from app.projects.bootstrap import bootstrap
 from workers.feedback.curate import curate
-from workers.reconcile import sweep
+from workers.reconcile import reconcile
 from workers.training.assemble import assemble
 
 SERVER = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
@@ -31,8 +31,8 @@ OLD = (
     # Everything that a turn leaves behind once it has been learned from, fifty thousand at a time.
     """
     INSERT INTO turns (id, project_id, policy_id, version_id, completion_id, choice_index, conversation_id, engine,
-        state, stream, messages, sampling, asked, details, prompt_ids, output_ids, logprobs, reply, finish_reason,
-        num_prompt_tokens, num_output_tokens, finished_at, created_at, curated)
+        state, stream, messages, sampling, request_params, request_metadata, prompt_ids, output_ids, logprobs, reply, finish_reason,
+        num_prompt_tokens, num_output_tokens, finished_at, created_at, processed)
     SELECT 'old-' || n, :project, :policy, :version, 'old-' || n, 0, 'talk-' || n / 3, 'engine-0', 'done', false,
         '[{"role": "user", "content": "hi"}]', '{"temperature": 1.0}', '{}', '{}',
         decode(repeat('01000000', 64), 'hex'), decode(repeat('02000000', 40), 'hex'),
@@ -40,19 +40,19 @@ OLD = (
     FROM generate_series(CAST(:first AS integer), CAST(:last AS integer)) AS n
     """,
     """
-    INSERT INTO feedback (id, project_id, turn_id, target, kind, name, value, said, source_kind, source_id, details,
-        idempotency_key, fingerprint, curated, created_at)
+    INSERT INTO feedback (id, project_id, turn_id, target, kind, name, value, raw_value, source_kind, source_id, request_metadata,
+        idempotency_key, fingerprint, processed, created_at)
     SELECT 'fb-' || n, :project, 'old-' || n, 'old-' || n, 'binary', 'default', 1, 'true', 'HUMAN', 'user-' || n % 5000,
         '{}', 'key-' || n, 'f', true, n
     FROM generate_series(CAST(:first AS integer), CAST(:last AS integer)) AS n
     """,
     """
-    INSERT INTO rewards (id, turn_id, source, origin, rater, value, weight, created_at)
+    INSERT INTO rewards (id, turn_id, source, reward_source, rater, value, weight, created_at)
     SELECT 'rew-' || n, 'old-' || n, 'default/HUMAN/user-' || n % 5000, 'explicit', 'HUMAN/user-' || n % 5000, 1, 1, n
     FROM generate_series(CAST(:first AS integer), CAST(:last AS integer)) AS n
     """,
     """
-    INSERT INTO samples (turn_id, policy_id, version_id, reward, state, matures_at, conversation_id, rater, group_id,
+    INSERT INTO samples (turn_id, policy_id, version_id, reward, state, ready_at, conversation_id, rater, group_id,
         batch_id, created_at)
     SELECT 'old-' || n, :policy, :version, 1, 'trained', n, 'talk-' || n / 3, 'HUMAN/user-' || n % 5000, 'old-' || n,
         'bat-' || n / 96, n
@@ -138,19 +138,19 @@ async def measure(settings: Settings, turns: int, rounds: int) -> tuple[float, f
             await fresh(session, (await session.scalars(select(Policy))).one(), SIZE, dice)
         started = time.perf_counter()
         read = await curate(db, settings)
-        curated = time.perf_counter()
+        processed = time.perf_counter()
         frozen = await assemble(db, settings)
         assembled = time.perf_counter()
         assert (read, frozen) == (SIZE, 1), (read, frozen)
-        curating.append(1000 * (curated - started))
-        assembling.append(1000 * (assembled - curated))
+        curating.append(1000 * (processed - started))
+        assembling.append(1000 * (assembled - processed))
         async with db.write() as session:
             await session.execute(update(Batch).where(Batch.state == BatchState.OPEN).values(state=BatchState.TRAINED))
             await session.execute(
                 update(Sample).where(Sample.state == SampleState.BATCHED).values(state=SampleState.TRAINED)
             )
         started = time.perf_counter()
-        await sweep(db, settings)
+        await reconcile(db, settings)
         sweeping.append(1000 * (time.perf_counter() - started))
     async with db.read() as session:
         assert await session.scalar(select(func.count()).select_from(Turn)) == turns + rounds * SIZE
@@ -180,13 +180,13 @@ def main() -> None:
                 url = SERVER.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
                 upgrade(url)
                 settings = Settings(database_url=url, policy="shop", batch_size=SIZE)
-                curated, assembled, swept = asyncio.run(measure(settings, turns, asked.rounds))
+                processed, assembled, swept = asyncio.run(measure(settings, turns, asked.rounds))
             finally:
                 server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-        both = curated + assembled
+        both = processed + assembled
         first = first or both
         pace = 1000 * SIZE / both
-        cells = f"{curated:.0f} | {assembled:.0f} | {pace:,.0f} | {both / first:.2f} | {swept:.0f}"
+        cells = f"{processed:.0f} | {assembled:.0f} | {pace:,.0f} | {both / first:.2f} | {swept:.0f}"
         print(f"| {turns:,} | {cells} |", flush=True)
 
 

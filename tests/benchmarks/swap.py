@@ -27,7 +27,7 @@ from sqlalchemy import func, select
 from alignment.config.trainer import TrainerConfig
 from app.cli.processes import Child
 from app.core.database import Database
-from app.core.jobs import Bell, make_celery
+from app.core.jobs import TaskSender, make_celery
 from app.core.migrate import upgrade
 from app.core.settings import DEMO_MODEL, Settings
 from app.inference.keys import engine_keys
@@ -87,7 +87,7 @@ async def deployed(kind: str, *, replicas: int, apis: int, **more: Any) -> Async
                 requests_per_minute=10**9,
                 **more,
             )
-            bell = Bell(make_celery(settings.broker_url, settings.bell_dir))
+            bell = TaskSender(make_celery(settings.broker_url, settings.broker_dir))
             db = Database(url, bell)
             async with db.write() as session:
                 key = await bootstrap(session, settings.policy, settings.model, settings.adaptation)
@@ -161,7 +161,7 @@ async def swap(there: Deployed, made: Sequence[Made], spans: Spans, given: argpa
         await asyncio.sleep(given.pause)
         if number % 10 == 0:
             print(f"{number} of {len(made)} published", flush=True)
-            await asyncio.sleep(3 * there.settings.sweep_seconds)  # what is old is unloaded meanwhile
+            await asyncio.sleep(3 * there.settings.reconcile_seconds)  # what is old is unloaded meanwhile
             began = time.perf_counter()
             await asyncio.sleep(given.quiet)
             spans.quiet.append((began, time.perf_counter()))
@@ -297,7 +297,7 @@ async def run(given: argparse.Namespace) -> None:
         full = given.adaptation == "full"
         config = TrainerConfig(device="cpu", lora=None) if full else TrainerConfig(device="cpu")
         made = await asyncio.to_thread(make, aside, DEMO_MODEL, given.publications, config)
-        told = {"adaptation": given.adaptation, "transport": given.transport}
+        told = {"adaptation": given.adaptation, "adapter_delivery": given.adapter_delivery}
         async with deployed(given.database, replicas=given.replicas, apis=given.apis, **told) as there:
             spans = Spans()
             users = Users(there.urls, there.key, POLICY, given.people, think=given.think)
@@ -319,7 +319,7 @@ async def run(given: argparse.Namespace) -> None:
 async def report(there: Deployed, seen: list[Seen], spans: Spans, calls: list[float], waited: list[float]) -> None:
     async with there.db.read() as session:
         versions = [v for v in await session.scalars(select(Version)) if "trained_to_served" in v.timings]
-        cut = await session.scalar(select(func.count()).where(Turn.flaw.startswith("the weights changed")))
+        cut = await session.scalar(select(func.count()).where(Turn.exclusion_reason.startswith("the weights changed")))
     print("\n| milliseconds | p50 | p95 | p99 | worst |\n|---|---|---|---|---|")
     phases = PHASES[there.settings.adaptation]
     for phase in (phase for phase in phases if phase in versions[0].timings):
@@ -357,7 +357,7 @@ def main() -> None:
     given.add_argument("--quiet", type=float, default=5.0, help="seconds after every tenth")
     given.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     given.add_argument("--adaptation", choices=("lora", "full"), default="lora")
-    given.add_argument("--transport", choices=("path", "memory"), default="path", help="of adapters")
+    given.add_argument("--adapter-delivery", choices=("path", "memory"), default="path", help="of adapters")
     given.add_argument("--seed", type=int, default=1)
     asyncio.run(run(given.parse_args()))
 

@@ -18,7 +18,7 @@ from alignment.models.policy_model import PolicyModel
 from alignment.trainer.probe import probe_ids
 from alignment.trainer.scoring import score_alone
 from app.core.database import Database
-from app.core.jobs import nudge
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.models import Policy, Version, VersionState, new_id
 from tests.support.adapters import make_adapter
@@ -77,11 +77,11 @@ async def publish(db: Database, settings: Settings, policy_id: str, made: Made) 
             adapter_path=str(path),
             manifest_sha256=made.manifest_sha256,
             probe=made.probe,
-            full=made.full,
+            full_weights=made.full,
             timings={"export": time.perf_counter() - began},
         )
         session.add(version)
         await session.flush()
         policy.head_version_id = version.id
-        nudge(session, "evaluate")
+        enqueue_after_commit(session, "evaluate")
         return version.id

@@ -49,10 +49,10 @@ class Record:
             found = select(Turn).where(Turn.completion_id == completion_id).order_by(Turn.choice_index)
             return list(session.scalars(found))
 
-    def turn(self, completion_id: str, *, flaw: str | None = None) -> Turn:
+    def turn(self, completion_id: str, *, exclusion_reason: str | None = None) -> Turn:
         """The one turn of this completion, captured exactly; trainable unless a flaw is named."""
         [turn] = self.turns(completion_id)
-        assert_exact(turn, flaw=flaw)
+        assert_exact(turn, exclusion_reason=exclusion_reason)
         return turn
 
     def feedback(self, completion_id: str) -> list[Feedback]:
@@ -60,10 +60,10 @@ class Record:
             return list(session.scalars(select(Feedback).where(Feedback.turn_id == completion_id)))
 
 
-def assert_exact(turn: Turn, *, flaw: str | None = None) -> None:
+def assert_exact(turn: Turn, *, exclusion_reason: str | None = None) -> None:
     assert turn.state == "done" and turn.prompt_ids
     assert turn.output_ids and turn.logprobs and len(turn.output_ids) == len(turn.logprobs) == turn.num_output_tokens
-    assert turn.flaw == flaw
+    assert turn.exclusion_reason == exclusion_reason
 
 
 @pytest.fixture(scope="session")

@@ -41,11 +41,11 @@ def support(model: OpenAIResponsesModel, tool: Any, choice: str) -> Agent[Any]:
     return Agent(name="support", instructions=SYSTEM, model=model, tools=[tool], model_settings=settings)
 
 
-def assert_recorded(result: RunResultBase, record: Record, *, first_flaw: str | None) -> None:
+def assert_recorded(result: RunResultBase, record: Record, *, first_exclusion_reason: str | None) -> None:
     """Every response of the run is a turn, and each is the next one's parent."""
     assert len(result.raw_responses) >= 2 and isinstance(result.final_output, str)
     ids = [f"chatcmpl-{(response.response_id or '').removeprefix('resp_')}" for response in result.raw_responses]
-    turns = [record.turn(id, flaw=None if at else first_flaw) for at, id in enumerate(ids)]
+    turns = [record.turn(id, exclusion_reason=None if at else first_exclusion_reason) for at, id in enumerate(ids)]
     assert turns[0].reply is not None and turns[0].reply["tool_calls"][0]["function"]["name"] == "order_status"
     assert turns[-1].reply is not None and turns[-1].reply["content"] == result.final_output
     assert [turn.parent_id for turn in turns[1:]] == [turn.id for turn in turns[:-1]]
@@ -55,7 +55,7 @@ def assert_recorded(result: RunResultBase, record: Record, *, first_flaw: str | 
 @again
 async def test_a_tool_loop_runs_and_is_recorded(model: OpenAIResponsesModel, record: Record) -> None:
     result = await Runner.run(support(model, order_status, "order_status"), QUESTION, run_config=QUIET, max_turns=6)
-    assert_recorded(result, record, first_flaw=CONSTRAINED)
+    assert_recorded(result, record, first_exclusion_reason=CONSTRAINED)
 
 
 @again
@@ -63,7 +63,7 @@ async def test_a_streamed_tool_loop_runs_and_is_recorded(model: OpenAIResponsesM
     result = Runner.run_streamed(support(model, order_status, "order_status"), QUESTION, run_config=QUIET, max_turns=6)
     kinds = [event.data.type async for event in result.stream_events() if event.type == "raw_response_event"]
     assert {"response.function_call_arguments.delta", "response.output_text.delta", "response.completed"} <= set(kinds)
-    assert_recorded(result, record, first_flaw=CONSTRAINED)
+    assert_recorded(result, record, first_exclusion_reason=CONSTRAINED)
 
 
 @again
@@ -72,4 +72,4 @@ async def test_the_sdks_own_strict_tools_work_but_are_not_learned_from(
 ) -> None:
     result = await Runner.run(support(model, strict_status, "auto"), QUESTION, run_config=QUIET, max_turns=6)
     for response in result.raw_responses:
-        record.turn("chatcmpl-" + (response.response_id or "").removeprefix("resp_"), flaw=CONSTRAINED)
+        record.turn("chatcmpl-" + (response.response_id or "").removeprefix("resp_"), exclusion_reason=CONSTRAINED)

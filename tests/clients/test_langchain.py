@@ -78,7 +78,7 @@ def test_the_plain_model_calls_tools(plain: ChatOpenAI, record: Record) -> None:
     reply = plain.bind_tools([order_status], tool_choice="any").invoke(ORDER)
     [call] = reply.tool_calls
     assert call["name"] == "order_status" and call["args"].keys() == {"order_id"}
-    record.turn(reply.response_metadata["id"], flaw=CONSTRAINED)
+    record.turn(reply.response_metadata["id"], exclusion_reason=CONSTRAINED)
     result = order_status.invoke(call)
     assert isinstance(result, ToolMessage)
     answer = plain.bind_tools([order_status]).invoke([*ORDER, reply, result])
@@ -98,7 +98,7 @@ def test_the_plain_model_fills_in_a_pydantic_model(
     bound = plain.with_structured_output(wanted, method=method, include_raw=True)
     answer: Any = bound.invoke(messages)
     assert isinstance(answer["parsed"], wanted), answer
-    record.turn(answer["raw"].response_metadata["id"], flaw=CONSTRAINED)
+    record.turn(answer["raw"].response_metadata["id"], exclusion_reason=CONSTRAINED)
 
 
 def test_with_the_plain_model_a_streamed_reply_is_judged_by_its_metadata(
@@ -117,12 +117,12 @@ def test_with_the_plain_model_a_streamed_reply_is_judged_by_its_metadata(
     assert [row.value for row in record.feedback(stored.id)] == [1.0]
 
 
-def judged(model: ChatAttune, message: BaseMessage, record: Record, *, flaw: str | None = None) -> None:
+def judged(model: ChatAttune, message: BaseMessage, record: Record, *, exclusion_reason: str | None = None) -> None:
     """The message leads to its turn, by way of feedback."""
     said = model.feedback(message, "up", comment="thanks", source={"kind": "HUMAN", "id": "ada"})
     completion_id = message.response_metadata["id"]
     assert message.response_metadata["model_name"] == "shop@v0"
-    turn = record.turn(completion_id, flaw=flaw)
+    turn = record.turn(completion_id, exclusion_reason=exclusion_reason)
     assert turn.reply is not None and (turn.reply["content"] or "") == message.text
     [row] = record.feedback(completion_id)
     assert (row.id, row.value, row.comment, row.source_id) == (said["id"], 1.0, "thanks", "ada")
@@ -152,7 +152,7 @@ def test_a_streamed_call_of_a_tool_is_judged(model: ChatAttune, record: Record) 
     forced = model.bind_tools([order_status], tool_choice="order_status")
     reply = together(list(forced.stream(ORDER)))
     assert isinstance(reply, AIMessageChunk) and reply.tool_calls[0]["name"] == "order_status"
-    judged(model, reply, record, flaw=CONSTRAINED)
+    judged(model, reply, record, exclusion_reason=CONSTRAINED)
 
 
 @again
@@ -160,9 +160,9 @@ def test_a_structured_reply_is_judged_whole_and_streamed(model: ChatAttune, reco
     bound = model.with_structured_output(Opening, include_raw=True)
     answer: Any = bound.invoke(MESSAGES)
     assert isinstance(answer["parsed"], Opening)
-    judged(model, answer["raw"], record, flaw=CONSTRAINED)
+    judged(model, answer["raw"], record, exclusion_reason=CONSTRAINED)
     raw = [part["raw"] for part in bound.stream(MESSAGES) if "raw" in part]  # type: ignore[operator]
-    judged(model, together(raw), record, flaw=CONSTRAINED)
+    judged(model, together(raw), record, exclusion_reason=CONSTRAINED)
 
 
 def test_feedback_sent_twice_counts_once(model: ChatAttune, record: Record) -> None:

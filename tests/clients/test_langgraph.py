@@ -41,7 +41,7 @@ def assert_judged(model: ChatAttune, replies: list[AIMessage], record: Record) -
         completion_id = reply.response_metadata["id"]
         model.feedback(reply, True, source={"kind": "CODE", "id": "test"})
         assert [row.source_id for row in record.feedback(completion_id)] == ["test"]
-        turns.append(record.turn(completion_id, flaw=None if turns else CONSTRAINED))
+        turns.append(record.turn(completion_id, exclusion_reason=None if turns else CONSTRAINED))
     assert len({turn.id for turn in turns}) == len(turns)
     assert [turn.parent_id for turn in turns[1:]] == [turn.id for turn in turns[:-1]]
     assert turns[-1].reply is not None and turns[-1].reply["content"] == replies[-1].text

@@ -93,8 +93,8 @@ def test_the_stream_helper_puts_the_reply_together(client: openai.OpenAI, record
 def test_a_pydantic_model_is_filled_in(client: openai.OpenAI, record: Record) -> None:
     reply = client.chat.completions.parse(model="shop", messages=MESSAGES, response_format=Opening, max_tokens=64)
     assert isinstance(reply.choices[0].message.parsed, Opening)
-    turn = record.turn(reply.id, flaw=CONSTRAINED)
-    assert turn.asked["response_format"]["json_schema"]["strict"] is True
+    turn = record.turn(reply.id, exclusion_reason=CONSTRAINED)
+    assert turn.request_params["response_format"]["json_schema"]["strict"] is True
 
 
 @again
@@ -104,7 +104,7 @@ def test_a_pydantic_model_is_filled_in_as_it_streams(client: openai.OpenAI, reco
     ) as stream:
         final = stream.until_done().get_final_completion()
     assert isinstance(final.choices[0].message.parsed, Opening)
-    record.turn(final.id, flaw=CONSTRAINED)
+    record.turn(final.id, exclusion_reason=CONSTRAINED)
 
 
 def test_a_json_object_is_json(client: openai.OpenAI, record: Record) -> None:
@@ -113,7 +113,7 @@ def test_a_json_object_is_json(client: openai.OpenAI, record: Record) -> None:
     )
     if reply.choices[0].finish_reason == "stop":
         json.loads(reply.choices[0].message.content or "")
-    record.turn(reply.id, flaw=CONSTRAINED)
+    record.turn(reply.id, exclusion_reason=CONSTRAINED)
 
 
 @again
@@ -154,7 +154,7 @@ def test_a_demanded_tool_is_called(client: openai.OpenAI, record: Record, choice
         reply = client.chat.completions.create(**asked)
     call = reply.choices[0].message.tool_calls[0]
     assert call.function.name == "order_status" and json.loads(call.function.arguments).keys() == {"order_id"}
-    turn = record.turn(reply.id, flaw=CONSTRAINED)
+    turn = record.turn(reply.id, exclusion_reason=CONSTRAINED)
     assert turn.reply is not None and turn.reply["tool_calls"][0]["function"]["name"] == "order_status"
 
 
@@ -198,10 +198,10 @@ def test_sampling_fields_do_what_they_say(client: openai.OpenAI, record: Record)
     asked: Any = {"model": "shop", "messages": MESSAGES, "temperature": 0}
     greedy = client.chat.completions.create(**asked)
     text = greedy.choices[0].message.content or ""
-    assert record.turn(greedy.id, flaw="greedy: nothing was sampled")
+    assert record.turn(greedy.id, exclusion_reason="greedy: nothing was sampled")
     stopped = client.chat.completions.create(**asked, stop=[text[10:13]])
     assert stopped.choices[0].message.content == text[: text.index(text[10:13])]
-    [first, *_] = record.turn(greedy.id, flaw="greedy: nothing was sampled").output_ids or []
+    [first, *_] = record.turn(greedy.id, exclusion_reason="greedy: nothing was sampled").output_ids or []
     banned = client.chat.completions.create(**asked, logit_bias={str(first): -100}, max_tokens=4)
     assert first not in (record.turns(banned.id)[0].output_ids or [])
 
@@ -269,7 +269,7 @@ def test_a_conversation_is_threaded_without_ceremony(client: openai.OpenAI, reco
     second = client.chat.completions.create(model="shop", messages=said, max_tokens=8)
     before, after = record.turn(first.id), record.turn(second.id)
     assert after.parent_id == before.id and after.conversation_id == before.conversation_id
-    assert after.continuity is not None
+    assert after.prefix_reuse is not None
     named = client.chat.completions.create(
         model="shop", messages=MESSAGES, max_tokens=8, metadata={"conversation_id": "mine"}
     )

@@ -48,7 +48,7 @@ def test_a_response_is_a_completion_on_record(client: openai.OpenAI, record: Rec
     assert turn.reply == {"role": "assistant", "content": response.output_text}
     assert turn.messages == [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     assert response.usage is not None and response.usage.output_tokens == turn.num_output_tokens
-    assert turn.details == {"visit": "responses"}
+    assert turn.request_metadata == {"visit": "responses"}
 
 
 @again
@@ -71,7 +71,7 @@ def test_a_response_streams_in_typed_events(client: openai.OpenAI, record: Recor
 def test_a_pydantic_model_is_filled_in(client: openai.OpenAI, record: Record) -> None:
     response = client.responses.parse(model="shop", input=QUESTION, text_format=Opening, max_output_tokens=64)
     assert isinstance(response.output_parsed, Opening)
-    record.turn(completion_id(response), flaw=CONSTRAINED)
+    record.turn(completion_id(response), exclusion_reason=CONSTRAINED)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -91,7 +91,7 @@ def test_a_tool_loop_keeps_its_thread(client: openai.OpenAI, record: Record, str
     said += [*first.output, {"type": "function_call_output", "call_id": call.call_id, "output": '{"state": "shipped"}'}]
     second = client.responses.create(**asked, input=said, max_output_tokens=160)
     assert second.status == "completed" and second.output
-    before = record.turn(completion_id(first), flaw=CONSTRAINED)
+    before = record.turn(completion_id(first), exclusion_reason=CONSTRAINED)
     after = record.turn(completion_id(second))
     assert after.parent_id == before.id
 

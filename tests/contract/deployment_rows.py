@@ -156,7 +156,7 @@ async def finished_turn(session: AsyncSession) -> Turn:
     return finished(policy, version, KNOWN, num_prompt_tokens=3, finished_at=1.0)
 
 
-def flaw(answer: bytes) -> str | None:
+def exclusion_reason(answer: bytes) -> str | None:
     """What keeps an error's body from being in OpenAI's shape, if anything does."""
     try:
         body = orjson.loads(answer)

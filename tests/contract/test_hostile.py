@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.core.settings import Settings
 from app.main import create_app
-from tests.contract.deployment_rows import House, flaw, homely
+from tests.contract.deployment_rows import House, exclusion_reason, homely
 from tests.contract.hostile import bodies
 from tests.contract.test_openapi import EXAMPLES
 
@@ -42,6 +42,6 @@ def test_no_body_breaks_a_route(small_house: House, method: str, path: str) -> N
         answer = small_house.ask(method, homely(path), body, {"content-type": kind, "content-length": str(len(body))})
         assert answer.status < 500, answer.content[:300]
         if answer.status >= 400:
-            assert flaw(answer.content) is None, flaw(answer.content)
+            assert exclusion_reason(answer.content) is None, exclusion_reason(answer.content)
 
     holds()

@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from app.core.settings import Settings
 from app.main import create_app
-from tests.contract.deployment_rows import HOME, Door, House, flaw
+from tests.contract.deployment_rows import HOME, Door, House, exclusion_reason
 
 EXAMPLES = int(os.environ.get("ATTUNE_FUZZ_EXAMPLES", "10"))
 # A rule across fields ("one of these two", "no empty stop string") makes a 400 of what each field's schema allows.
@@ -31,7 +31,7 @@ class AnotherShape(Failure):
 
 @schemathesis.check
 def error_has_four_keys(ctx: Any, response: Any, case: Any) -> None:
-    if response.status_code >= 400 and (told := flaw(response.content)):
+    if response.status_code >= 400 and (told := exclusion_reason(response.content)):
         raise AnotherShape(operation=case.operation.label, title="Not OpenAI's error", message=told)
 
 

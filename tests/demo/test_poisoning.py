@@ -4,7 +4,7 @@ from random import Random
 
 from alignment.types import Sample
 from demo.offline.poisoning import BATCH, Gate, Word, assembled
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from workers.feedback import rater_trust
 
 
@@ -24,9 +24,9 @@ def word(rater: str, reward: float, number: int = 0, conversation: str = "c") ->
     return Word(rater, sample)
 
 
-async def test_the_gate_holds_whom_the_service_holds(ring: Ring) -> None:
-    settings = ring.settings.model_copy(update={"trust": True})
-    project_id = (await ring.policy()).project_id
+async def test_the_gate_holds_whom_the_service_holds(harness: Harness) -> None:
+    settings = harness.settings.model_copy(update={"trust": True})
+    project_id = (await harness.policy()).project_id
     draw, gate, held = Random(5), Gate(), dict[str, str]()
     for page in range(14):
         liked = 0.35 + 0.04 * page
@@ -39,7 +39,7 @@ async def test_the_gate_holds_whom_the_service_holds(ring: Ring) -> None:
         for rater, sample in words:
             said.setdefault(rater, []).append(sample.reward)
         gate.hear(words)
-        async with ring.db.write() as session:
+        async with harness.db.write() as session:
             answer = await rater_trust.weigh(session, project_id, said, settings)
         held |= {name: one.held for name, one in answer.items() if one.held is not None}
     assert gate.held == held

@@ -8,7 +8,7 @@ from sqlalchemy import make_url
 
 from tests.faults.suite.nursery import Nursery
 from tests.faults.suite.proxy import Proxy
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +19,6 @@ def nursery() -> Iterator[Nursery]:
 
 
 @pytest.fixture
-async def door(ring: Ring) -> AsyncIterator[Proxy]:
-    async with Proxy(make_url(ring.settings.database).port or 5432) as door:
+async def door(harness: Harness) -> AsyncIterator[Proxy]:
+    async with Proxy(make_url(harness.settings.database).port or 5432) as door:
         yield door

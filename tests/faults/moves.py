@@ -22,7 +22,7 @@ from app.models import Audit, Deployment, Engine, Policy, Project, Version, Vers
 from app.policies import repository
 from app.projects.bootstrap import first_policy
 from tests.support.adapters import make_adapter
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.scripted_engine import logprob
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish as publish_all
@@ -62,7 +62,7 @@ MOVES: dict[str, Move] = {
     "deploy v1": lambda side, policy: side.ask(policy, "deploy", version=1),
     "v1 as a canary": lambda side, policy: side.ask(policy, "deploy", version=1, share=0.5),
     "promote": lambda side, policy: side.ask(policy, "canary/promote"),
-    "end": lambda side, policy: side.ask(policy, "canary/end"),
+    "end": lambda side, policy: side.ask(policy, "canary/abort"),
 }
 
 
@@ -109,13 +109,13 @@ def stopped(side: Side, at: int, meanwhile: Callable[[], Awaitable[None]]) -> It
             event.remove(engine, "commit", commit)
 
 
-async def line(ring: Ring, newest: VersionState) -> str:
+async def line(harness: Harness, newest: VersionState) -> str:
     """A policy whose v2 serves after v1 and v0; v3, learned from it, is trained, proven or the canary. The engine holds
     all but what is only trained."""
     name = f"line-{next(NAMES)}"
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         project = await session.scalar(select(Project.id))
-        await first_policy(session, project or "", name, ring.settings.model)
+        await first_policy(session, project or "", name, harness.settings.model)
         policy = (await session.scalars(select(Policy).where(Policy.name == name))).one()
         rows = [(await session.scalars(select(Version).where(Version.policy_id == policy.id))).one()]
         for number in range(1, 4):
@@ -137,9 +137,9 @@ async def line(ring: Ring, newest: VersionState) -> str:
         pointer = await session.get_one(Deployment, policy.id)
         pointer.version_id, pointer.previous_version_id, pointer.epoch = rows[2].id, rows[1].id, 2
         if newest == VersionState.TRAINED:
-            adapter = ring.settings.versions_dir / "of-every-line"
+            adapter = harness.settings.versions_dir / "of-every-line"
             if not adapter.exists():
-                make_adapter(adapter, Path(ring.settings.model))
+                make_adapter(adapter, Path(harness.settings.model))
             sha256 = hashlib.sha256((adapter / MANIFEST).read_bytes()).hexdigest()
             rows[3].adapter_path, rows[3].manifest_sha256 = str(adapter), sha256
             rows[3].probe = {"ids": [[5, 6]], "logprobs": [[logprob(rows[3].adapter_name, [5], 6)]]}
@@ -150,9 +150,9 @@ async def line(ring: Ring, newest: VersionState) -> str:
     return name
 
 
-async def state(ring: Ring, name: str) -> dict[str, Any]:
+async def state(harness: Harness, name: str) -> dict[str, Any]:
     """All that a move may change, by numbers, so that two lines can be compared."""
-    async with ring.db.read() as session:
+    async with harness.db.read() as session:
         policy = (await session.scalars(select(Policy).where(Policy.name == name))).one()
         rows = await repository.versions_of(session, policy.id)
         pointer = await session.get_one(Deployment, policy.id)
@@ -166,7 +166,7 @@ async def state(ring: Ring, name: str) -> dict[str, Any]:
         "canary": (of[pointer.canary_version_id], pointer.canary_share),
         "epoch": pointer.epoch,
         "head": of[policy.head_version_id],
-        "mode": (policy.mode, policy.alarms),
+        "mode": (policy.mode, policy.kl_alarms),
         "audit": [(row.action, row.subject.partition("@")[2], plain(row.reason), row.details) for row in audit],
     }
 
@@ -181,7 +181,7 @@ def keeps_the_rules(found: dict[str, Any]) -> None:
     the canary, or from one on its way home; the audit's last word on the pointer is where it points."""
     states = [state for state, _ in found["versions"]]
     assert states.count(VersionState.LIVE) == 1 and states[found["serving"]] == VersionState.LIVE, found
-    ahead = (VersionState.LIVE, VersionState.CANARY, VersionState.PROVEN, VersionState.TRAINED)
+    ahead = (VersionState.LIVE, VersionState.CANARY, VersionState.VERIFIED, VersionState.TRAINED)
     assert states[found["head"]] in ahead, found
     assert (VersionState.CANARY in states) == (found["canary"][0] is not None), found
     pointed = [subject for action, subject, _, _ in found["audit"] if action in ("deploy", "rollback")]
@@ -195,19 +195,19 @@ async def swept(side: Side) -> None:
     await side.publish()
 
 
-async def one_after_the_other(ring: Ring, newest: VersionState, moves: list[tuple[Side, str]]) -> dict[str, Any]:
-    policy, told = await line(ring, newest), {}
+async def one_after_the_other(harness: Harness, newest: VersionState, moves: list[tuple[Side, str]]) -> dict[str, Any]:
+    policy, told = await line(harness, newest), {}
     for number, (side, move) in enumerate(moves):
         told[number] = await MOVES[move](side, policy)
     await swept(moves[0][0])
-    return await state(ring, policy) | {"told": told}
+    return await state(harness, policy) | {"told": told}
 
 
 async def meeting(
-    ring: Ring, newest: VersionState, first: tuple[Side, str], second: tuple[Side, str], at: int
+    harness: Harness, newest: VersionState, first: tuple[Side, str], second: tuple[Side, str], at: int
 ) -> tuple[dict[str, Any], list[str]]:
     """`first` is stopped before its point number `at`. Returns how it ended, and the points that `first` came by."""
-    policy = await line(ring, newest)
+    policy = await line(harness, newest)
     others: list[asyncio.Task[str]] = []
 
     async def meanwhile() -> None:
@@ -220,4 +220,4 @@ async def meeting(
     if others:
         told[1] = await others[0]
     await swept(first[0])
-    return await state(ring, policy) | {"told": told}, passed
+    return await state(harness, policy) | {"told": told}, passed

@@ -16,7 +16,7 @@ import pytest
 from app.main import create_app
 from app.models import Turn, TurnState
 from tests.benchmarks.wire import Wire, post
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.processes import processes, until
 from tests.support.scripted_engine import ScriptedEngine, serving
 
@@ -111,17 +111,17 @@ def long_winded(scripted: ScriptedEngine) -> ScriptedEngine:
 
 
 @pytest.fixture
-def watched(ring: Ring) -> Iterator[tuple[str, Watched]]:
-    watched = Watched(create_app(ring.settings))
+def watched(harness: Harness) -> Iterator[tuple[str, Watched]]:
+    watched = Watched(create_app(harness.settings))
     with serving(watched, lifespan="on") as url:
         yield url, watched
 
 
 async def test_hung_up_replies_end_and_are_on_record(
-    ring: Ring, long_winded: ScriptedEngine, watched: tuple[str, Watched]
+    harness: Harness, long_winded: ScriptedEngine, watched: tuple[str, Watched]
 ) -> None:
     url, api = watched
-    clients = Clients(url, ring.key, long_winded)
+    clients = Clients(url, harness.key, long_winded)
     before = api.tasks()
     watching = asyncio.create_task(clients.watch())
     for _ in range(2):
@@ -129,8 +129,8 @@ async def test_hung_up_replies_end_and_are_on_record(
         await clients.idle()
     watching.cancel()
 
-    await until(lambda: closed(ring), 60, "every turn is closed")
-    turns = await ring.all(Turn)
+    await until(lambda: closed(harness), 60, "every turn is closed")
+    turns = await harness.all(Turn)
     heard = [body["messages"][-1]["content"] for body in long_winded.heard]
     asked = Counter(turn.messages[-1]["content"] for turn in turns)
     assert set(heard) <= set(asked), "what the engine was asked is on record"
@@ -138,7 +138,7 @@ async def test_hung_up_replies_end_and_are_on_record(
     assert set(asked.values()) == {1} == set(Counter(heard).values())
     assert {(turn.state, turn.finish_reason) for turn in turns} == {(TurnState.ABORTED, "client_disconnect")}
     late = sorted(clients.lateness.values(), reverse=True)[:5]
-    print(f"\n{len(clients.gone_at)} hung up on {ring.db.engine.dialect.name}: {len(turns)} turns, latest {late} s")
+    print(f"\n{len(clients.gone_at)} hung up on {harness.db.engine.dialect.name}: {len(turns)} turns, latest {late} s")
     assert not late or late[0] <= IDLE_SECONDS
 
     async def no_task_left() -> bool:
@@ -147,23 +147,23 @@ async def test_hung_up_replies_end_and_are_on_record(
     await until(no_task_left, 60, f"only the tasks of before are left, beside {api.tasks() - before}")
 
 
-async def closed(ring: Ring) -> bool:
-    return all(turn.state != TurnState.OPEN for turn in await ring.all(Turn))
+async def closed(harness: Harness) -> bool:
+    return all(turn.state != TurnState.OPEN for turn in await harness.all(Turn))
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_hang_ups_leave_no_descriptor_open(ring: Ring, long_winded: ScriptedEngine) -> None:
-    with processes(ring.settings) as running:
+async def test_hang_ups_leave_no_descriptor_open(harness: Harness, long_winded: ScriptedEngine) -> None:
+    with processes(harness.settings) as running:
         running.start("api")
         process = running.children["api"].process
         assert process is not None
         descriptors = Path(f"/proc/{process.pid}/fd")
-        clients = Clients(running.settings.url, ring.key, long_winded)
+        clients = Clients(running.settings.url, harness.key, long_winded)
         counts = []
         for _ in range(2):  # the first round fills the pools, which stay
             await clients.hang_up(ROUND)
             await clients.idle()
-            await until(lambda: closed(ring), 60, "every turn is closed")
+            await until(lambda: closed(harness), 60, "every turn is closed")
             await asyncio.sleep(4)  # idle connections to the engine are dropped after three, at the next request
             await clients.ask_whole()
             counts.append(held(descriptors))

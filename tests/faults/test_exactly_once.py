@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 
 from app.models import Feedback
 from tests.benchmarks.wire import Heard, Wires, post
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.processes import processes
 
 FULL = os.environ.get("ATTUNE_FULL") == "1"
@@ -21,39 +21,39 @@ pytestmark = [pytest.mark.timeout(3600 if FULL else 600)]
 
 
 @pytest.fixture
-def two_apis(ring: Ring) -> Iterator[tuple[str, str]]:
+def two_apis(harness: Harness) -> Iterator[tuple[str, str]]:
     """Two processes over one database: a race between them is settled by the database or by nobody."""
-    lifted = ring.settings.model_copy(update={"requests_per_minute": 10**9, "max_concurrency": 10**6})
+    lifted = harness.settings.model_copy(update={"requests_per_minute": 10**9, "max_concurrency": 10**6})
     with processes(lifted) as one, processes(lifted) as other:
         one.start("api")
         other.start("api")
         yield one.settings.url, other.settings.url
 
 
-async def test_ten_concurrent_sends_of_one_feedback_are_one_row(ring: Ring, two_apis: tuple[str, str]) -> None:
-    turns = [(await ring.turn()).id for _ in range(5)]
+async def test_ten_concurrent_sends_of_one_feedback_are_one_row(harness: Harness, two_apis: tuple[str, str]) -> None:
+    turns = [(await harness.turn()).id for _ in range(5)]
     free = asyncio.Semaphore(AT_ONCE)
     async with Wires(two_apis[0]) as one, Wires(two_apis[1]) as other:
 
         async def send(number: int) -> None:
             async with free:
-                answers = await ten_times(ring, [one, other], turns[number % len(turns)], number)
+                answers = await ten_times(harness, [one, other], turns[number % len(turns)], number)
                 check(answers)
 
         async with asyncio.TaskGroup() as group:
             for number in range(ITEMS):
                 group.create_task(send(number))
 
-    async with ring.db.read() as session:
+    async with harness.db.read() as session:
         rows = await session.scalar(select(func.count()).select_from(Feedback))
         keys = await session.scalar(select(func.count(Feedback.idempotency_key.distinct())))
     assert (rows, keys) == (ITEMS, ITEMS)
-    print(f"\n{ITEMS} items x {SENDS} sends over two processes on {ring.db.engine.dialect.name}: {rows} rows")
+    print(f"\n{ITEMS} items x {SENDS} sends over two processes on {harness.db.engine.dialect.name}: {rows} rows")
 
 
-async def ten_times(ring: Ring, apis: list[Wires], turn: str, number: int) -> list[Heard]:
+async def ten_times(harness: Harness, apis: list[Wires], turn: str, number: int) -> list[Heard]:
     body = {"id": f"item-{number}", "completion_id": turn, "kind": "binary", "value": number % 2 == 0}
-    headers = {"authorization": f"Bearer {ring.key}"}
+    headers = {"authorization": f"Bearer {harness.key}"}
     doors = [apis[at % 2] for at in range(SENDS)]
     random.shuffle(doors)
     return await asyncio.gather(*(door.ask(post(door.url, "/v1/feedback", body, headers)) for door in doors))

@@ -14,18 +14,18 @@ from alignment.trainer.recompute_logprobs import recompute_logprobs
 from alignment.types import Sample as Draft
 from app.core.settings import DEMO_MODEL
 from app.models import Batch, BatchState, Feedback, Reward, Sample, SampleState, Turn, TurnState, Version
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.processes import processes, until
 from tests.support.scripted_engine import ScriptedEngine
 from workers.feedback.curate import curate
-from workers.reconcile import sweep
+from workers.reconcile import reconcile
 from workers.training.assemble import assemble
 
 SAMPLES = 24
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the default, with the embedded bell
 
 
-async def long_turns(ring: Ring, count: int) -> list[str]:
+async def long_turns(harness: Harness, count: int) -> list[str]:
     """Rated turns whose update takes a few seconds, with the log-probs that the model gives them."""
     rng = random.Random(7)
 
@@ -35,26 +35,28 @@ async def long_turns(ring: Ring, count: int) -> list[str]:
     drafts = [Draft(f"draft-{n}", ids_of(200), ids_of(400), (0.0,) * 400, reward=0.0, version=0) for n in range(count)]
     ids = []
     for number, logprobs in enumerate(recompute_logprobs(DEMO_MODEL, None, drafts)):
-        turn = await ring.turn(
+        turn = await harness.turn(
             prompt_ids=list(drafts[number].prompt_ids),
             output_ids=list(drafts[number].output_ids),
             logprobs=logprobs.tolist(),
             sampling={"temperature": 1.0},
         )
         ids.append(turn.id)
-        answer = await ring.thumb(turn.id, "up" if number % 2 else "down", id=f"thumb-{number}")
+        answer = await harness.thumb(turn.id, "up" if number % 2 else "down", id=f"thumb-{number}")
         assert answer.status_code == 201
     return ids
 
 
-async def test_the_trainer_killed_in_mid_update_loses_nothing_and_uses_nothing_twice(ring: Ring) -> None:
-    settings = ring.settings.model_copy(update={"batch_size": SAMPLES, "lease_seconds": 3.0, "sweep_seconds": 0.5})
-    turns = await long_turns(ring, SAMPLES)
-    await curate(ring.db, ring.settings)
-    assert await assemble(ring.db, settings) == 1
+async def test_the_trainer_killed_in_mid_update_loses_nothing_and_uses_nothing_twice(harness: Harness) -> None:
+    settings = harness.settings.model_copy(
+        update={"batch_size": SAMPLES, "lease_seconds": 3.0, "reconcile_seconds": 0.5}
+    )
+    turns = await long_turns(harness, SAMPLES)
+    await curate(harness.db, harness.settings)
+    assert await assemble(harness.db, settings) == 1
 
     async def batch() -> Batch:
-        return (await ring.all(Batch))[0]
+        return (await harness.all(Batch))[0]
 
     async def claimed() -> bool:
         return (await batch()).lease_owner is not None
@@ -73,22 +75,22 @@ async def test_the_trainer_killed_in_mid_update_loses_nothing_and_uses_nothing_t
         await until(trained, 180, "the batch is trained after the kill")
 
     taken = await batch()
-    versions = [version for version in await ring.all(Version) if version.number > 0]
+    versions = [version for version in await harness.all(Version) if version.number > 0]
     assert taken.attempt == 2
     assert [version.batch_id for version in versions] == [taken.id], "one batch, one version"
-    samples = await ring.all(Sample)
+    samples = await harness.all(Sample)
     assert Counter(sample.turn_id for sample in samples) == Counter(turns)
     assert {(sample.state, sample.batch_id) for sample in samples} == {(SampleState.TRAINED, taken.id)}
-    assert {row.idempotency_key for row in await ring.all(Feedback)} == {f"thumb-{n}" for n in range(SAMPLES)}
+    assert {row.idempotency_key for row in await harness.all(Feedback)} == {f"thumb-{n}" for n in range(SAMPLES)}
 
 
 async def test_the_api_killed_in_mid_reply_keeps_every_acknowledged_feedback(
-    ring: Ring, scripted: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    headers = {"authorization": f"Bearer {ring.key}"}
+    headers = {"authorization": f"Bearer {harness.key}"}
     chat: dict[str, Any] = {"model": "shop", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 600}
 
-    with processes(ring.settings) as running:
+    with processes(harness.settings) as running:
         running.start("api")
         async with httpx2.AsyncClient(base_url=running.settings.url, headers=headers, timeout=60) as client:
             done = (await client.post("/v1/chat/completions", json=chat)).json()["id"]
@@ -105,21 +107,21 @@ async def test_the_api_killed_in_mid_reply_keeps_every_acknowledged_feedback(
             again = await client.post("/v1/feedback", json=thumb(cut, "two"))
             assert (again.status_code, again.headers["idempotent-replayed"]) == (200, "true")
 
-    assert {row.idempotency_key for row in await ring.all(Feedback)} == {"one", "two"}
-    assert (await ring.get(Turn, cut)).state == TurnState.OPEN
+    assert {row.idempotency_key for row in await harness.all(Feedback)} == {"one", "two"}
+    assert (await harness.get(Turn, cut)).state == TurnState.OPEN
 
     async def closed() -> bool:
-        await sweep(ring.db, ring.settings.model_copy(update={"chat_timeout_seconds": 0.5}))
-        return (await ring.get(Turn, cut)).state == TurnState.ABORTED
+        await reconcile(harness.db, harness.settings.model_copy(update={"chat_timeout_seconds": 0.5}))
+        return (await harness.get(Turn, cut)).state == TurnState.ABORTED
 
     await until(closed, 60, "the sweep has closed the turn that nobody will finish")
-    await curate(ring.db, ring.settings)
-    await curate(ring.db, ring.settings)
-    assert {(sample.turn_id, sample.state) for sample in await ring.all(Sample)} == {
+    await curate(harness.db, harness.settings)
+    await curate(harness.db, harness.settings)
+    assert {(sample.turn_id, sample.state) for sample in await harness.all(Sample)} == {
         (done, SampleState.OPEN),
         (cut, SampleState.DROPPED),
     }
-    async with ring.db.read() as session:
+    async with harness.db.read() as session:
         assert await session.scalar(select(func.count()).select_from(Reward)) == 2
 
 

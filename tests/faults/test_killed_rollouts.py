@@ -3,7 +3,7 @@
 import pytest
 
 from app.models import Reward, Rollout, RolloutPlan, RolloutState, Sample, Turn, TurnState
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.processes import processes, until
 from tests.support.rollout_rows import plan, prompts
 from tests.support.scripted_engine import ScriptedEngine
@@ -13,18 +13,18 @@ KILLS = 2
 
 
 async def test_a_plan_whose_worker_is_killed_in_mid_reply_comes_to_its_end(
-    ring: Ring, scripted: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    await prompts(ring, ("2 + 2?", "4"), ("3 + 4?", "7"))
+    await prompts(harness, ("2 + 2?", "4"), ("3 + 4?", "7"))
     scripted.say, scripted.held = "It is 4, I think.", lambda reply: True
-    settings = ring.settings.model_copy(update={"lease_seconds": 3.0, "max_attempts": 10})
-    await plan(ring)
+    settings = harness.settings.model_copy(update={"lease_seconds": 3.0, "max_attempts": 10})
+    await plan(harness)
 
     async def replying() -> bool:
         return bool(scripted.running)
 
     async def done() -> bool:
-        return (await ring.all(RolloutPlan))[0].state == "done"
+        return (await harness.all(RolloutPlan))[0].state == "done"
 
     with processes(settings) as running:
         running.start("worker", "beat", "rollout")
@@ -36,7 +36,7 @@ async def test_a_plan_whose_worker_is_killed_in_mid_reply_comes_to_its_end(
             running.start("rollout")
         scripted.held = lambda reply: False
         await until(done, 120, "the plan is done")
-    rows = await ring.all(Rollout)
+    rows = await harness.all(Rollout)
     assert {row.state for row in rows} == {RolloutState.DONE} and max(row.attempt for row in rows) > 1
     assert sorted((row.number, row.choice_index, row.reward) for row in rows) == [
         (0, 0, 1.0),
@@ -44,6 +44,6 @@ async def test_a_plan_whose_worker_is_killed_in_mid_reply_comes_to_its_end(
         (1, 0, -1.0),
         (1, 1, -1.0),
     ]
-    turns = await ring.all(Turn)
-    assert len(turns) == len(await ring.all(Reward)) == len(await ring.all(Sample)) == 4
+    turns = await harness.all(Turn)
+    assert len(turns) == len(await harness.all(Reward)) == len(await harness.all(Sample)) == 4
     assert all(turn.state == TurnState.DONE and len(turn.logprobs) == len(turn.output_ids) for turn in turns)

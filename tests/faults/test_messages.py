@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.core.jobs import Bell, make_celery
+from app.core.jobs import TaskSender, make_celery
 from tests.faults.suite import messages
 from tests.faults.suite.nursery import Nursery
 from tests.faults.suite.parts import on
@@ -37,8 +37,8 @@ async def test_a_trainer_stopped_past_its_lease_cannot_commit_what_another_has_t
 
 
 def test_a_worker_whose_clock_is_an_hour_ahead_hears_the_bell(tmp_path: Path) -> None:
-    bell = Bell(make_celery(None, tmp_path))
-    bell.ring(["sweep"])
+    bell = TaskSender(make_celery(None, tmp_path))
+    bell.enqueue(["reconcile"])
     bell.close()
     [message] = tmp_path.glob("*.msg")
     expires = json.loads(message.read_text())["headers"]["expires"]

@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from app.models import Version, VersionState
 from tests.faults.moves import MOVES, Side, keeps_the_rules, line, side, state, stopped
 from tests.faults.suite.proxy import Proxy
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
 
 DONE = ("200 None", "done")
@@ -22,18 +22,18 @@ pytestmark = [
 
 
 @pytest.fixture
-async def behind(ring: Ring, scripted: ScriptedEngine, door: Proxy) -> AsyncIterator[Side]:
+async def behind(harness: Harness, scripted: ScriptedEngine, door: Proxy) -> AsyncIterator[Side]:
     """An API process and a publisher whose way to the database leads through that door."""
-    url = make_url(ring.settings.database).set(host="127.0.0.1", port=door.port)
-    through = ring.settings.model_copy(update={"database_url": url.render_as_string(hide_password=False)})
-    async with side(through, ring.key) as behind:
+    url = make_url(harness.settings.database).set(host="127.0.0.1", port=door.port)
+    through = harness.settings.model_copy(update={"database_url": url.render_as_string(hide_password=False)})
+    async with side(through, harness.key) as behind:
         yield behind
 
 
 @pytest.mark.parametrize("move", ["bring home", "publish", "roll back to v0", "deploy v1"])
 @pytest.mark.parametrize("lost", ["the question", "the answer"])
 async def test_a_move_whose_connection_is_cut_has_happened_or_not_and_the_next_attempt_finishes_it(
-    ring: Ring, door: Proxy, behind: Side, move: str, lost: str
+    harness: Harness, door: Proxy, behind: Side, move: str, lost: str
 ) -> None:
     async def cut() -> None:
         if lost == "the question":
@@ -41,14 +41,14 @@ async def test_a_move_whose_connection_is_cut_has_happened_or_not_and_the_next_a
         else:
             door.lose_answers()
 
-    newest = VersionState.TRAINED if move == "bring home" else VersionState.PROVEN
-    policy = await line(ring, newest)
-    before = await state(ring, policy)
+    newest = VersionState.TRAINED if move == "bring home" else VersionState.VERIFIED
+    policy = await line(harness, newest)
+    before = await state(harness, policy)
     await MOVES[move](behind, policy)
-    after = await state(ring, policy)
+    after = await state(harness, policy)
     at, commits, ends = 1, 0, [0, 0]
     while True:
-        policy = await line(ring, newest)
+        policy = await line(harness, newest)
         with stopped(behind, at, cut) as passed:
             told = await tried(behind, move, policy)
         if len(passed) < at and told in DONE:
@@ -58,7 +58,10 @@ async def test_a_move_whose_connection_is_cut_has_happened_or_not_and_the_next_a
             continue
         if len(passed) < at:
             continue  # a connection of the pool that an earlier cut left dead: once more
-        found, where = await settled(ring, policy, before), f"{lost} lost at {passed[at - 1]!r}, point {at} of {move!r}"
+        found, where = (
+            await settled(harness, policy, before),
+            f"{lost} lost at {passed[at - 1]!r}, point {at} of {move!r}",
+        )
         keeps_the_rules(found)
         assert found in (before, after), where
         assert told not in DONE or found == after, f"{where}: said to be done, and it is not"
@@ -68,17 +71,17 @@ async def test_a_move_whose_connection_is_cut_has_happened_or_not_and_the_next_a
         ends[found == after] += 1
         await door.mend()
         async with asyncio.timeout(30):  # as the sweep rings again, and as a client tries again
-            while await tried(behind, move, policy) not in DONE or await state(ring, policy) != after:
-                await expired(ring)
+            while await tried(behind, move, policy) not in DONE or await state(harness, policy) != after:
+                await expired(harness)
                 await asyncio.sleep(0.05)
         at += 1
     print(f"\n{move}, {lost} lost: {at - 1} points, {commits} commits; not happened {ends[0]}, happened {ends[1]}")
     assert commits >= 1 and ends[0] and (ends[1] or lost == "the question")
 
 
-async def expired(ring: Ring) -> None:
+async def expired(harness: Harness) -> None:
     """What was claimed by a process that then lost its connection is free when its lease has run out."""
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         await session.execute(update(Version).values(lease_until=0.0))
 
 
@@ -88,12 +91,12 @@ async def tried(behind: Side, move: str, policy: str) -> str:
     return "the publisher's task failed"
 
 
-async def settled(ring: Ring, policy: str, before: dict[str, object]) -> dict[str, object]:
+async def settled(harness: Harness, policy: str, before: dict[str, object]) -> dict[str, object]:
     """A COMMIT that was sent may still be under way: a while is given to it, and either end is right."""
-    found = await state(ring, policy)
+    found = await state(harness, policy)
     for _ in range(4):
         if found != before:
             break
         await asyncio.sleep(0.02)
-        found = await state(ring, policy)
+        found = await state(harness, policy)
     return found

@@ -11,7 +11,7 @@ from app.core.database import Database
 from app.core.settings import Settings
 from app.models import Audit, Deployment, Engine, Version, VersionState
 from tests.faults.moves import Side, keeps_the_rules, meeting, one_after_the_other, side
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
 from tests.workers.release.test_publish import trained
 from workers.release.evaluate import evaluate
@@ -19,7 +19,7 @@ from workers.release.publish import publish
 
 FULL = os.environ.get("ATTUNE_FULL") == "1"
 ROUNDS = 200 if FULL else 20
-NEW, PROVEN, OUT = VersionState.TRAINED, VersionState.PROVEN, VersionState.CANARY
+NEW, PROVEN, OUT = VersionState.TRAINED, VersionState.VERIFIED, VersionState.CANARY
 BACK = ("roll back", "roll back to v0", "deploy v1")
 MEETINGS = {
     NEW: ("bring home", *BACK),
@@ -50,22 +50,22 @@ def settings(settings: Settings) -> Settings:
 
 
 @pytest.fixture
-async def sides(ring: Ring, scripted: ScriptedEngine) -> AsyncIterator[tuple[Side, Side]]:
-    async with side(ring.settings, ring.key) as one, side(ring.settings, ring.key) as other:
+async def sides(harness: Harness, scripted: ScriptedEngine) -> AsyncIterator[tuple[Side, Side]]:
+    async with side(harness.settings, harness.key) as one, side(harness.settings, harness.key) as other:
         yield one, other
 
 
 @pytest.mark.parametrize(("newest", "first", "second"), ALL if FULL else QUICK)
 async def test_two_moves_that_meet_anywhere_end_as_if_one_had_come_after_the_other(
-    ring: Ring, sides: tuple[Side, Side], newest: VersionState, first: str, second: str
+    harness: Harness, sides: tuple[Side, Side], newest: VersionState, first: str, second: str
 ) -> None:
     one, other = (sides[0], first), (sides[1], second)
-    serial = await one_after_the_other(ring, newest, [one, other])
-    turned = await one_after_the_other(ring, newest, [other, one])
+    serial = await one_after_the_other(harness, newest, [one, other])
+    turned = await one_after_the_other(harness, newest, [other, one])
     turned["told"] = {0: turned["told"][1], 1: turned["told"][0]}
     at, ends = 1, [0, 0]
     while True:
-        found, passed = await meeting(ring, newest, one, other, at)
+        found, passed = await meeting(harness, newest, one, other, at)
         if len(passed) < at:
             break
         where = f"{second!r} before {passed[at - 1]!r}, point {at} of {first!r}"
@@ -73,31 +73,33 @@ async def test_two_moves_that_meet_anywhere_end_as_if_one_had_come_after_the_oth
         assert found in (serial, turned), where
         ends[found == turned] += 1
         at += 1
-    print(f"\n{first} / {second} on {ring.db.engine.dialect.name}: {at - 1} meetings, {ends[0]} as first then second")
+    print(
+        f"\n{first} / {second} on {harness.db.engine.dialect.name}: {at - 1} meetings, {ends[0]} as first then second"
+    )
     assert at > 5, "there were points to meet at"
 
 
-async def test_two_who_bring_one_version_home_move_the_pointer_once(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_two_who_bring_one_version_home_move_the_pointer_once(harness: Harness, scripted: ScriptedEngine) -> None:
     """Two evaluators, then two publishers, with connections of their own, set off at the same moment."""
-    dbs = [Database(ring.settings.database) for _ in range(2)]
+    dbs = [Database(harness.settings.database) for _ in range(2)]
     for number in range(1, ROUNDS + 1):
-        version = await trained(ring, number)
+        version = await trained(harness, number)
         if number % 2:
-            sums = await asyncio.gather(*(evaluate(db, ring.settings, f"worker-{at}") for at, db in enumerate(dbs)))
+            sums = await asyncio.gather(*(evaluate(db, harness.settings, f"worker-{at}") for at, db in enumerate(dbs)))
             asked = [body for body in scripted.heard if f"shop-v{number}" in body["lora_path"]]
             assert len(asked) == 1, "scored once"
         else:
-            async with ring.db.write() as session:
-                (await session.get_one(Version, version.id)).state = VersionState.PROVEN
+            async with harness.db.write() as session:
+                (await session.get_one(Version, version.id)).state = VersionState.VERIFIED
                 engine = await session.get_one(Engine, "engine-0")
                 engine.loaded = [*engine.loaded, f"shop-v{number}"]
-            sums = await asyncio.gather(*(publish(db, ring.settings) for db in dbs))
+            sums = await asyncio.gather(*(publish(db, harness.settings) for db in dbs))
         assert sum(sums) == 1
-        home: Version = await ring.get(Version, version.id)
+        home: Version = await harness.get(Version, version.id)
         assert (home.state, home.lease_owner, home.fence) == (VersionState.LIVE, None, number % 2)
-        deployment: Deployment = await ring.get(Deployment, home.policy_id)
+        deployment: Deployment = await harness.get(Deployment, home.policy_id)
         assert (deployment.version_id, deployment.epoch) == (version.id, number)
-    deploys = sorted((row.seq, row.subject) for row in await ring.all(Audit) if row.action == "deploy")
+    deploys = sorted((row.seq, row.subject) for row in await harness.all(Audit) if row.action == "deploy")
     assert [subject for _, subject in deploys] == [f"shop@v{number}" for number in range(1, ROUNDS + 1)]
     for db in dbs:
         await db.close()

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from app.cli.processes import die_with_parent
-from app.core.jobs import Bell, make_celery
+from app.core.jobs import TaskSender, make_celery
 from app.models import Feedback
 from tests.conftest import missing
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.engine_fixture import free_port
 from tests.support.processes import processes
 
@@ -63,35 +63,35 @@ def redis(tmp_path: Path) -> Iterator[Redis]:
 class Thumbs:
     """One after the other, each with a ring every half second until it has been looked at."""
 
-    ring: Ring
-    bell: Bell
+    harness: Harness
+    bell: TaskSender
     turn_id: str
     log: Path  # the worker's
 
     async def give(self, name: str) -> None:
-        assert (await self.ring.thumb(self.turn_id, id=name)).status_code == 201
-        self.bell.ring(["curate"])
+        assert (await self.harness.thumb(self.turn_id, id=name)).status_code == 201
+        self.bell.enqueue(["curate"])
 
-    async def curated(self, name: str) -> float:
+    async def processed(self, name: str) -> float:
         """Seconds until it has been looked at."""
         await self.give(name)
         began = time.monotonic()
         while True:
-            self.bell.ring(["curate"])
+            self.bell.enqueue(["curate"])
             await asyncio.sleep(0.5)
-            if all(row.curated for row in await self.ring.all(Feedback)):
+            if all(row.processed for row in await self.harness.all(Feedback)):
                 return time.monotonic() - began
             assert time.monotonic() - began < BACK_SECONDS
 
 
 @pytest.fixture
-async def thumbs(ring: Ring, redis: Redis, tmp_path: Path) -> AsyncIterator[Thumbs]:
+async def thumbs(harness: Harness, redis: Redis, tmp_path: Path) -> AsyncIterator[Thumbs]:
     """A worker answers them, once it has looked at the first."""
-    bell = Bell(make_celery(redis.url, tmp_path))
-    with processes(ring.settings.model_copy(update={"broker_url": redis.url})) as running:
-        thumbs = Thumbs(ring, bell, (await ring.turn()).id, running.children["worker"].log)
+    bell = TaskSender(make_celery(redis.url, tmp_path))
+    with processes(harness.settings.model_copy(update={"broker_url": redis.url})) as running:
+        thumbs = Thumbs(harness, bell, (await harness.turn()).id, running.children["worker"].log)
         running.start("worker")
-        await thumbs.curated("before")
+        await thumbs.processed("before")
         yield thumbs
     bell.close()
 
@@ -102,7 +102,7 @@ async def test_a_worker_looks_for_its_broker_every_few_seconds_however_long_it_i
     redis.kill()
     await asyncio.sleep(AWAY_SECONDS)
     redis.start()
-    seconds = await thumbs.curated("after")
+    seconds = await thumbs.processed("after")
     print(f"\nback {seconds:.1f} s after a broker that was away for {AWAY_SECONDS:.0f} s")
     pauses = [float(told) for told in re.findall(r"Trying again in ([\d.]+) seconds", thumbs.log.read_text())]
     assert len(pauses) > 2 and 1.0 < max(pauses) <= PAUSE_SECONDS, pauses
@@ -114,7 +114,7 @@ async def test_a_broker_that_goes_while_messages_flow_is_found_again(thumbs: Thu
 
     async def ring_on() -> None:
         while True:
-            thumbs.bell.ring(["sweep", "assemble", "curate"])
+            thumbs.bell.enqueue(["reconcile", "assemble", "curate"])
             await asyncio.sleep(0.005)
 
     ringing = asyncio.create_task(ring_on())
@@ -123,5 +123,5 @@ async def test_a_broker_that_goes_while_messages_flow_is_found_again(thumbs: Thu
         redis.kill()
         await asyncio.sleep(1.5)
         redis.start()
-        await thumbs.curated(f"after {number}")
+        await thumbs.processed(f"after {number}")
     ringing.cancel()

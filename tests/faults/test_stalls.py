@@ -21,7 +21,7 @@ from app.core.settings import Settings
 from app.main import create_app
 from app.models import Batch, BatchState, Feedback, Turn
 from tests.faults.suite.proxy import Proxy
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine, serving
 from workers.feedback.curate import curate
 
@@ -89,10 +89,10 @@ class Load:
 
 
 @pytest.fixture
-def behind(ring: Ring, door: Proxy) -> Settings:
+def behind(harness: Harness, door: Proxy) -> Settings:
     """The same deployment, whose way to its database leads through that door."""
-    url = make_url(ring.settings.database).set(host="127.0.0.1", port=door.port)
-    return ring.settings.model_copy(
+    url = make_url(harness.settings.database).set(host="127.0.0.1", port=door.port)
+    return harness.settings.model_copy(
         update={
             "database_url": url.render_as_string(hide_password=False),
             "database_seconds": SECONDS,
@@ -104,11 +104,11 @@ def behind(ring: Ring, door: Proxy) -> Settings:
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_requests_end_in_time_and_nothing_that_was_acknowledged_is_lost(
-    ring: Ring, scripted: ScriptedEngine, door: Proxy, behind: Settings, fault: str
+    harness: Harness, scripted: ScriptedEngine, door: Proxy, behind: Settings, fault: str
 ) -> None:
-    turns = [(await ring.turn()).id for _ in range(4)]
+    turns = [(await harness.turn()).id for _ in range(4)]
     app = create_app(behind)
-    headers = {"authorization": f"Bearer {ring.key}"}
+    headers = {"authorization": f"Bearer {harness.key}"}
     with serving(app, lifespan="on") as url:
         async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as api:
             load = Load(api)
@@ -136,12 +136,12 @@ async def test_requests_end_in_time_and_nothing_that_was_acknowledged_is_lost(
     print(
         f"\n{fault}, {FAULT_SECONDS:.0f} s: {dict(during)}, latest {load.latest:.1f} s, back in {back:.1f} s, ", end=""
     )
-    said = {row.idempotency_key: row.turn_id for row in await ring.all(Feedback)}
+    said = {row.idempotency_key: row.turn_id for row in await harness.all(Feedback)}
     lost = [id for id, turn in load.acked.items() if said.get(id) != turn]
     print(f"{len(load.acked)} acknowledged, {len(lost)} lost")
     assert load.wrong == []
     assert lost == []
-    assert load.chats <= {turn.id for turn in await ring.all(Turn)}
+    assert load.chats <= {turn.id for turn in await harness.all(Turn)}
     assert during["chat 503"] and during["feedback 503"], "they were told, and did not hang"
     assert load.latest < LATEST
     assert back < BACK_SECONDS
@@ -167,13 +167,13 @@ async def first_good(load: Load) -> float:
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_worker_gives_a_silent_database_up_and_goes_on_later(
-    ring: Ring, door: Proxy, behind: Settings, fault: str
+    harness: Harness, door: Proxy, behind: Settings, fault: str
 ) -> None:
-    turn = await ring.turn()
+    turn = await harness.turn()
     db = Database(behind.database, seconds=SECONDS)
     try:
         assert await curate(db, behind) == 0
-        await ring.thumb(turn.id)
+        await harness.thumb(turn.id)
         await make(door, fault)
         for _ in range(3):
             began = time.monotonic()
@@ -189,9 +189,9 @@ async def test_a_worker_gives_a_silent_database_up_and_goes_on_later(
         await db.close()
 
 
-async def test_a_lease_outlives_a_beat_that_was_never_answered(ring: Ring, door: Proxy, behind: Settings) -> None:
-    head = await ring.serving()
-    async with ring.db.write() as session:
+async def test_a_lease_outlives_a_beat_that_was_never_answered(harness: Harness, door: Proxy, behind: Settings) -> None:
+    head = await harness.serving()
+    async with harness.db.write() as session:
         session.add(
             Batch(id="bat-1", policy_id=head.policy_id, parent_id=head.id, state=BatchState.OPEN, num_samples=0)
         )
@@ -200,39 +200,39 @@ async def test_a_lease_outlives_a_beat_that_was_never_answered(ring: Ring, door:
         async with db.write() as session:
             fence = await leases.claim(session, Batch, "bat-1", owner="me", seconds=LEASE_SECONDS, states=("open",))
         assert fence is not None
-        async with leases.kept(db, Batch, "bat-1", fence=fence, seconds=LEASE_SECONDS):
-            first = await beaten(ring, None)
+        async with leases.keep_renewed(db, Batch, "bat-1", fence=fence, seconds=LEASE_SECONDS):
+            first = await beaten(harness, None)
             await door.half_open()
             await asyncio.sleep(LEASE_SECONDS / 4 + 1)  # the next one is on its way, and is not heard
             await door.mend()
-            await beaten(ring, first)
+            await beaten(harness, first)
     finally:
         await db.close()
 
 
-async def beaten(ring: Ring, before: float | None) -> float:
+async def beaten(harness: Harness, before: float | None) -> float:
     """When a beat came after that one. Until then nobody else can have the batch, who tries all the time."""
-    claimed = (await ring.get(Batch, "bat-1")).heartbeat_at if before is None else before
+    claimed = (await harness.get(Batch, "bat-1")).heartbeat_at if before is None else before
     async with asyncio.timeout(60):
         while True:
-            async with ring.db.write() as session:
+            async with harness.db.write() as session:
                 stolen = await leases.claim(session, Batch, "bat-1", owner="other", seconds=60.0, states=("open",))
             assert stolen is None, "the next beat came too late"
-            beat: float = (await ring.get(Batch, "bat-1")).heartbeat_at
+            beat: float = (await harness.get(Batch, "bat-1")).heartbeat_at
             if beat > claimed:
                 return beat
             await asyncio.sleep(0.05)
 
 
 async def test_a_lock_that_is_kept_for_ever_fails_the_request_and_not_the_connection(
-    ring: Ring, behind: Settings
+    harness: Harness, behind: Settings
 ) -> None:
-    turn = await ring.turn()
+    turn = await harness.turn()
     db = Database(behind.database, seconds=SECONDS)
     try:
         async with db.read() as session:
             pid = await session.scalar(text("SELECT pg_backend_pid()"))
-        async with ring.db.write() as keeper:
+        async with harness.db.write() as keeper:
             await keeper.scalar(select(Turn.id).where(Turn.id == turn.id).with_for_update())
             began = time.monotonic()
             with pytest.raises(OperationalError, match="lock timeout"):
@@ -245,41 +245,43 @@ async def test_a_lock_that_is_kept_for_ever_fails_the_request_and_not_the_connec
         await db.close()
 
 
-async def test_whoever_falls_silent_in_a_transaction_loses_its_locks(ring: Ring, behind: Settings) -> None:
-    turn = await ring.turn()
+async def test_whoever_falls_silent_in_a_transaction_loses_its_locks(harness: Harness, behind: Settings) -> None:
+    turn = await harness.turn()
     db = Database(behind.database, seconds=SECONDS)
     try:
         with pytest.raises(SQLAlchemyError):
             async with db.write() as silent:
                 await silent.scalar(select(Turn.id).where(Turn.id == turn.id).with_for_update())
-                async with ring.db.write() as session, asyncio.timeout(40):
+                async with harness.db.write() as session, asyncio.timeout(40):
                     await session.scalar(select(Turn.id).where(Turn.id == turn.id).with_for_update())
                 await silent.scalar(select(Turn.id))
     finally:
         await db.close()
 
 
-async def test_what_may_take_long_is_not_cut_and_takes_no_request_its_connection(ring: Ring, behind: Settings) -> None:
+async def test_what_may_take_long_is_not_cut_and_takes_no_request_its_connection(
+    harness: Harness, behind: Settings
+) -> None:
     db = Database(behind.database, seconds=SECONDS)
     try:
-        async with db.patient.read() as session:
+        async with db.without_timeout.read() as session:
             await session.execute(text("SELECT pg_sleep(:long)"), {"long": SECONDS + GRACE_SECONDS + 1})
         with pytest.raises(OperationalError, match="statement timeout"):
             async with db.read() as session:
                 await session.execute(text("SELECT pg_sleep(:long)"), {"long": SECONDS + GRACE_SECONDS + 1})
-        assert db.patient.engine.pool is not db.engine.pool
+        assert db.without_timeout.engine.pool is not db.engine.pool
     finally:
         await db.close()
 
 
-async def test_a_pool_that_is_used_up_is_a_503(ring: Ring, behind: Settings) -> None:
+async def test_a_pool_that_is_used_up_is_a_503(harness: Harness, behind: Settings) -> None:
     app = create_app(behind)
     async with (
         app.router.lifespan_context(app),
         httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app),
             base_url="http://attune",
-            headers={"authorization": f"Bearer {ring.key}"},
+            headers={"authorization": f"Bearer {harness.key}"},
         ) as api,
     ):
         async with AsyncExitStack() as taken:

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from alignment.config.algorithm import AlgorithmConfig, GRPOConfig, PPOConfig
 from alignment.config.trainer import CriticConfig, LoRAConfig, TrainerConfig
 from alignment.trainer.recompute_logprobs import recompute_logprobs
-from alignment.trainer.trainer import Learner
+from alignment.trainer.trainer import Trainer
 from alignment.types import Batch, Sample
 
 SIZES = {  # as Qwen2.5's own: hidden, intermediate, layers, heads, key-value heads, vocabulary
@@ -83,7 +83,7 @@ def measured(model: Path, batch: Batch, config: TrainerConfig) -> tuple[float, f
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated() if cuda else 0
-    learner = Learner(model, config)
+    learner = Trainer(model, config)
     speeds = []
     for _ in range(ROUNDS + 1):
         learner.restore(None)

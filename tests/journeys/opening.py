@@ -7,7 +7,7 @@ from app.core.database import Database
 from app.core.settings import Settings
 from app.models import Engine, EngineState
 from app.projects.bootstrap import bootstrap
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.engine_fixture import RunningEngine
 
 
@@ -16,10 +16,10 @@ def keys(engine: RunningEngine) -> dict[str, Any]:
     return {"engine_api_key": engine.spec.api_key, "engine_admin_key": engine.spec.admin_key}
 
 
-async def open_on(engine: RunningEngine, settings: Settings, db: Database) -> Ring:
+async def open_on(engine: RunningEngine, settings: Settings, db: Database) -> Harness:
     async with db.write() as session:
         key = await bootstrap(session, settings.policy, settings.model)
         session.add(Engine(name="engine-0", url=engine.spec.url, state=EngineState.READY, incarnation=1, loaded=[]))
     assert key is not None
     save_key(settings, key)
-    return Ring(settings=settings, db=db, key=key)
+    return Harness(settings=settings, db=db, key=key)

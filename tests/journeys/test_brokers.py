@@ -7,11 +7,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.core.jobs import make_celery, queue_of
+from app.core.jobs import make_celery, queue_name
 from app.core.settings import Settings
 from app.models import Batch, BatchState, Sample, SampleState, Version
 from tests.journeys.brokers import OwnRedis, shared_rabbitmq
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.frozen_batches import freeze
 from tests.support.processes import Processes, processes, until
 
@@ -22,9 +22,9 @@ pytestmark = [
 PROCESSES = ("worker", "trainer", "beat")
 
 
-async def trained(ring: Ring, batch_id: str) -> None:
+async def trained(harness: Harness, batch_id: str) -> None:
     async def done() -> bool:
-        return bool((await ring.get(Batch, batch_id)).state == BatchState.TRAINED)
+        return bool((await harness.get(Batch, batch_id)).state == BatchState.TRAINED)
 
     await until(done, 180, "the batch is trained")
 
@@ -40,49 +40,51 @@ def pids(running: Processes) -> dict[str, int]:
     return found
 
 
-def settings_for(ring: Ring, broker_url: str) -> Settings:
-    return ring.settings.model_copy(
-        update={"broker_url": broker_url, "lease_seconds": 60.0, "sweep_seconds": 0.5, "batch_size": 96}
+def settings_for(harness: Harness, broker_url: str) -> Settings:
+    return harness.settings.model_copy(
+        update={"broker_url": broker_url, "lease_seconds": 60.0, "reconcile_seconds": 0.5, "batch_size": 96}
     )
 
 
-async def test_over_rabbitmq_a_batch_that_is_rung_for_twenty_times_is_applied_once(ring: Ring, tmp_path: Path) -> None:
-    policy = (await ring.policy()).id
-    with shared_rabbitmq() as url, processes(settings_for(ring, url)) as running:
+async def test_over_rabbitmq_a_batch_that_is_rung_for_twenty_times_is_applied_once(
+    harness: Harness, tmp_path: Path
+) -> None:
+    policy = (await harness.policy()).id
+    with shared_rabbitmq() as url, processes(settings_for(harness, url)) as running:
         running.start(*PROCESSES)
-        batch_id = await freeze(ring.db, policy)
+        batch_id = await freeze(harness.db, policy)
         celery = make_celery(url, tmp_path)
-        for station in ("train", "assemble", "sweep") * 20:
-            celery.send_task(f"attune.{station}", queue=queue_of(station))  # type: ignore[arg-type]
-        await trained(ring, batch_id)
-        await trained(ring, await freeze(ring.db, policy, seed=1))
+        for station in ("train", "assemble", "reconcile") * 20:
+            celery.send_task(f"attune.{station}", queue=queue_name(station))  # type: ignore[arg-type]
+        await trained(harness, batch_id)
+        await trained(harness, await freeze(harness.db, policy, seed=1))
         celery.close()
-    versions = [version for version in await ring.all(Version) if version.number]
+    versions = [version for version in await harness.all(Version) if version.number]
     assert sorted(version.number for version in versions) == [1, 2]
-    assert {batch.attempt for batch in await ring.all(Batch)} == {1}
-    samples = await ring.all(Sample)
+    assert {batch.attempt for batch in await harness.all(Batch)} == {1}
+    samples = await harness.all(Sample)
     assert {sample.state for sample in samples} == {SampleState.TRAINED}
     assert Counter(Counter(sample.batch_id for sample in samples).values()) == {8: 2}
 
 
-async def test_a_redis_that_was_killed_and_comes_back_empty_is_found_again(ring: Ring, tmp_path: Path) -> None:
-    policy = (await ring.policy()).id
+async def test_a_redis_that_was_killed_and_comes_back_empty_is_found_again(harness: Harness, tmp_path: Path) -> None:
+    policy = (await harness.policy()).id
     redis = OwnRedis(tmp_path)
     redis.start()
     try:
-        with processes(settings_for(ring, redis.url)) as running:
+        with processes(settings_for(harness, redis.url)) as running:
             running.start(*PROCESSES)
             for seed in range(2):  # the first may be found at the trainer's start; the second is rung for
-                await trained(ring, await freeze(ring.db, policy, seed=seed))
+                await trained(harness, await freeze(harness.db, policy, seed=seed))
             before = pids(running)
             redis.kill()
             await asyncio.sleep(3)  # what had been rung before is answered
-            meanwhile = await freeze(ring.db, policy, seed=2)
+            meanwhile = await freeze(harness.db, policy, seed=2)
             await asyncio.sleep(3)
-            assert (await ring.get(Batch, meanwhile)).state == BatchState.OPEN, "nobody could ring for it"
+            assert (await harness.get(Batch, meanwhile)).state == BatchState.OPEN, "nobody could ring for it"
             redis.start()
-            await trained(ring, meanwhile)
+            await trained(harness, meanwhile)
             assert pids(running) == before, "nobody had to be started again"
     finally:
         redis.kill()
-    assert [version.number for version in await ring.all(Version) if version.number] == [1, 2, 3]
+    assert [version.number for version in await harness.all(Version) if version.number] == [1, 2, 3]

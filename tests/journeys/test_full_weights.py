@@ -16,7 +16,7 @@ from app.models import Engine, EngineState, Version, VersionState
 from app.projects.bootstrap import bootstrap
 from demo.recompute_logprobs import attest
 from demo.simulate import Crowd, Habits
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.engine_fixture import free_port, require_engine_environment
 from tests.support.processes import Processes, processes, until
 
@@ -24,7 +24,7 @@ UPDATES = 2
 
 
 @pytest.fixture
-async def small(tmp_path: Path) -> Ring:
+async def small(tmp_path: Path) -> Harness:
     require_engine_environment()
     settings = Settings(
         home=tmp_path / "home",
@@ -42,13 +42,13 @@ async def small(tmp_path: Path) -> Ring:
         key = await bootstrap(session, settings.policy, settings.model, settings.adaptation)
     assert key is not None
     save_key(settings, key)
-    return Ring(settings=settings, db=db, key=key)
+    return Harness(settings=settings, db=db, key=key)
 
 
 @pytest.mark.engine
 @pytest.mark.journey
 @pytest.mark.timeout(1200)
-async def test_the_ring_turns_with_all_weights(small: Ring) -> None:
+async def test_the_ring_turns_with_all_weights(small: Harness) -> None:
     async def ready() -> bool:
         return any(engine.state == EngineState.READY for engine in await small.all(Engine))
 
@@ -71,26 +71,26 @@ async def test_the_ring_turns_with_all_weights(small: Ring) -> None:
         await check_restart(small, running)
         await check_rollback(small, running.settings.url)
     for version in await small.all(Version):
-        assert version.number == 0 or (version.full and version.state != VersionState.REJECTED), version.reason
+        assert version.number == 0 or (version.full_weights and version.state != VersionState.REJECTED), version.reason
     attested = await attest(small.db, small.settings)
     assert attested.replies > 60 and attested.mislabelled == 0, attested
     await small.db.close()
 
 
-async def settled(small: Ring) -> None:
+async def settled(small: Harness) -> None:
     """What is being trained has come home; nobody chats any more."""
 
     async def home() -> bool:
         [engine] = await small.all(Engine)
         states = {version.state for version in await small.all(Version)}
-        on_their_way = states & {VersionState.TRAINED, VersionState.PROVEN}
-        return not on_their_way and engine.moving_until is None and engine.weights == (await small.serving()).weights
+        on_their_way = states & {VersionState.TRAINED, VersionState.VERIFIED}
+        return not on_their_way and engine.swapping_until is None and engine.weights == (await small.serving()).weights
 
     await asyncio.sleep(3)
     await until(home, 120, "nothing is under way")
 
 
-async def check_restart(small: Ring, running: Processes) -> None:
+async def check_restart(small: Harness, running: Processes) -> None:
     """Killed, it comes back with what serves, and not with the weights that it starts with."""
     [before] = await small.all(Engine)
     process = running.children["engine"].process
@@ -108,7 +108,7 @@ async def check_restart(small: Ring, running: Processes) -> None:
     assert reply.headers["x-policy-version"] == f"shop@v{(await small.serving()).number}"
 
 
-async def check_rollback(small: Ring, url: str) -> None:
+async def check_rollback(small: Harness, url: str) -> None:
     """To the base model: the pointer moves with the call, and the next reply waits for the engine."""
     headers = {"authorization": f"Bearer {small.key}"}
     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as api:
@@ -120,7 +120,7 @@ async def check_rollback(small: Ring, url: str) -> None:
     assert engine.weights is None
 
 
-async def chat(small: Ring, url: str) -> httpx2.Response:
+async def chat(small: Harness, url: str) -> httpx2.Response:
     body = {"model": "shop", "messages": [{"role": "user", "content": "When are you open?"}], "max_tokens": 40}
     headers = {"authorization": f"Bearer {small.key}"}
     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=90) as api:

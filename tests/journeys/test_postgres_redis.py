@@ -15,7 +15,7 @@ from demo.recompute_logprobs import attest
 from demo.simulate import Crowd, Habits
 from tests.journeys.brokers import shared_redis
 from tests.journeys.opening import keys, open_on
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.engine_fixture import RunningEngine
 from tests.support.processes import processes, until
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.parametrize("database_url", ["postgres"], indirect=True
 
 
 @pytest.fixture
-async def served(settings: Settings, db: Database, engine: RunningEngine) -> AsyncIterator[Ring]:
+async def served(settings: Settings, db: Database, engine: RunningEngine) -> AsyncIterator[Harness]:
     """A deployment whose rows, messages and limits are all shared, on the engine that all tests share."""
     with shared_redis() as url:
         settings = settings.model_copy(
@@ -45,7 +45,7 @@ async def served(settings: Settings, db: Database, engine: RunningEngine) -> Asy
 @pytest.mark.engine
 @pytest.mark.journey
 @pytest.mark.postgres
-async def test_a_crowd_teaches_a_version_on_postgres_and_redis(served: Ring) -> None:
+async def test_a_crowd_teaches_a_version_on_postgres_and_redis(served: Harness) -> None:
     async def live() -> bool:
         return (await served.serving()).number >= 1
 
@@ -70,7 +70,7 @@ async def test_a_crowd_teaches_a_version_on_postgres_and_redis(served: Ring) -> 
     assert attested.replies > 20 and attested.mislabelled == 0, attested
 
 
-async def ask(served: Ring, url: str) -> str:
+async def ask(served: Harness, url: str) -> str:
     headers = {"authorization": f"Bearer {served.key}"}
     chat = {"model": "shop", "messages": [{"role": "user", "content": "When are you open?"}], "max_tokens": 60}
     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False) as api:
@@ -80,7 +80,7 @@ async def ask(served: Ring, url: str) -> str:
     return version
 
 
-async def check_rows(served: Ring) -> None:
+async def check_rows(served: Harness) -> None:
     """They are in PostgreSQL, and every version learned from a batch of samples that no other used."""
     versions = [version for version in await served.all(Version) if version.number]
     async with served.db.read() as session:
@@ -91,4 +91,4 @@ async def check_rows(served: Ring) -> None:
     assert proven and all(version.timings["probe_distance"] < 1e-3 for version in proven)
     trained = [sample for sample in await served.all(Sample) if sample.state == SampleState.TRAINED]
     assert len(trained) == served.settings.batch_size * len(versions)
-    assert not (served.settings.home / "attune.db").exists() and not served.settings.bell_dir.exists()
+    assert not (served.settings.home / "attune.db").exists() and not served.settings.broker_dir.exists()

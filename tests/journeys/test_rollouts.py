@@ -1,4 +1,4 @@
-"""Replies that nobody asked for, on the real engine: siblings of a chat become a GRPO group, a prompt set a version."""
+"""Replies that nobody asked for, on the real engine: group samples of a chat become a GRPO group, a prompt set a version."""
 
 import asyncio
 import zlib
@@ -24,10 +24,10 @@ from app.main import create_app
 from app.models import Origin, Rollout, RolloutPlan, RolloutState, Sample, SampleState, Turn, Version
 from demo.dialogues import HELD_OUT, SYSTEM, Shopper
 from tests.journeys.opening import keys, open_on
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.engine_fixture import RunningEngine
 from tests.support.judgements import Oracle, graded
-from workers.context import House
+from workers.context import WorkerContext
 from workers.feedback.curate import curate
 from workers.judging.judge import judge
 from workers.release.evaluate import evaluate
@@ -41,11 +41,11 @@ from workers.training.trackers import Trackers
 
 pytestmark = [pytest.mark.engine, pytest.mark.journey]
 QUESTION = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "When do you open on Saturday?"}]
-SIBLINGS = 3
+EXTRA_REPLIES = 3
 
 
 @pytest.fixture
-async def opened(tmp_path: Path, engine: RunningEngine) -> AsyncIterator[Ring]:
+async def opened(tmp_path: Path, engine: RunningEngine) -> AsyncIterator[Harness]:
     settings = Settings(
         home=tmp_path / "home",
         policy="shop",
@@ -57,26 +57,26 @@ async def opened(tmp_path: Path, engine: RunningEngine) -> AsyncIterator[Ring]:
         algorithm=GRPOConfig(),
         max_cluster_share=1.0,
         rollouts=RolloutsConfig.model_validate(
-            {"shadows": {"siblings": SIBLINGS}, "in_flight": 8, "max_plan_share": 1.0}
+            {"group_sampling": {"extra_replies": EXTRA_REPLIES}, "in_flight": 8, "max_plan_share": 1.0}
         ),
         **keys(engine),
     )
     settings.home.mkdir()
     await asyncio.to_thread(upgrade, settings.database)
     db = Database(settings.database)
-    ring = await open_on(engine, settings, db)
+    harness = await open_on(engine, settings, db)
     app = create_app(settings)
     async with (
         app.router.lifespan_context(app),
         httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app, raise_app_exceptions=False),
             base_url="http://attune",
-            headers={"authorization": f"Bearer {ring.key}"},
+            headers={"authorization": f"Bearer {harness.key}"},
             timeout=120,
         ) as api,
     ):
-        ring._api = api
-        yield ring
+        harness._api = api
+        yield harness
     await db.close()
 
 
@@ -86,7 +86,7 @@ def opinion(body: dict[str, Any]) -> dict[str, Any]:
     return graded(1 + zlib.crc32(body["messages"][1]["content"].encode()) % 4)
 
 
-async def test_siblings_of_a_chat_become_a_group_that_grpo_learns_from(opened: Ring) -> None:
+async def test_group_samples_of_a_chat_become_a_group_that_grpo_learns_from(opened: Harness) -> None:
     with Oracle(opinion).at() as url:
         judges = {"sources": [{"type": "explicit"}, {"type": "judge", "url": url, "model": "wise"}]}
         settings = opened.settings.model_copy(update={"rewards": RewardsConfig.model_validate(judges), "batch_size": 4})
@@ -96,20 +96,22 @@ async def test_siblings_of_a_chat_become_a_group_that_grpo_learns_from(opened: R
         id = answer.json()["id"]
         assert (await opened.thumb(id)).status_code == 201
         await curate(opened.db, settings)
-        assert await roll_out(opened.db, settings, "me") == SIBLINGS
+        assert await roll_out(opened.db, settings, "me") == EXTRA_REPLIES
         await curate(opened.db, settings)
         await judge(opened.db, settings, "me")
     spoken = await opened.get(Turn, id)
     async with opened.db.read() as session:
-        siblings = list(await session.scalars(select(Turn).where(Turn.origin == Origin.SHADOW)))
-    assert len(siblings) == SIBLINGS and {turn.flaw for turn in siblings} == {None}
-    assert all(turn.prompt_ids == spoken.prompt_ids for turn in siblings), "the same prompt, to the token"
-    assert len({tuple(turn.output_ids) for turn in [spoken, *siblings]}) > 1, "but not the same words"
-    assert all(len(turn.logprobs) == len(turn.output_ids) > 0 for turn in siblings)
+        group_samples = list(await session.scalars(select(Turn).where(Turn.origin == Origin.GROUP_SAMPLE)))
+    assert len(group_samples) == EXTRA_REPLIES and {turn.exclusion_reason for turn in group_samples} == {None}
+    assert all(turn.prompt_ids == spoken.prompt_ids for turn in group_samples), "the same prompt, to the token"
+    assert len({tuple(turn.output_ids) for turn in [spoken, *group_samples]}) > 1, "but not the same words"
+    assert all(len(turn.logprobs) == len(turn.output_ids) > 0 for turn in group_samples)
     assert await assemble(opened.db, settings) == 1
     claimed = await batches.claim(opened.db, "me", settings)
     assert claimed is not None and {one.group for one in claimed.batch.samples} == {id}
-    assert len(claimed.batch.samples) == SIBLINGS + 1 and len({one.prompt_ids for one in claimed.batch.samples}) == 1
+    assert (
+        len(claimed.batch.samples) == EXTRA_REPLIES + 1 and len({one.prompt_ids for one in claimed.batch.samples}) == 1
+    )
     assert len({one.reward for one in claimed.batch.samples}) > 1
 
 
@@ -122,7 +124,7 @@ def questions(count: int) -> bytes:
     return file.getvalue()
 
 
-async def test_a_prompt_set_with_a_verifier_runs_to_its_end_and_grpo_learns_from_it(opened: Ring) -> None:
+async def test_a_prompt_set_with_a_verifier_runs_to_its_end_and_grpo_learns_from_it(opened: Harness) -> None:
     given = await opened.api.post("/v1/datasets", params={"name": "shoppers", "kind": "prompts"}, content=questions(8))
     assert given.status_code == 201, given.text
     body = {
@@ -138,7 +140,7 @@ async def test_a_prompt_set_with_a_verifier_runs_to_its_end_and_grpo_learns_from
     with ThreadPoolExecutor(1) as thread:
         loop = asyncio.get_running_loop()
         group = await loop.run_in_executor(thread, Group, settings)
-        house = House(settings)
+        house = WorkerContext(settings)
         try:
             async with asyncio.timeout(300):
                 while (await plan_of(opened)).state == "running":
@@ -165,7 +167,7 @@ async def test_a_prompt_set_with_a_verifier_runs_to_its_end_and_grpo_learns_from
     assert len({turn.version_id for turn in spoken.values()}) >= 2, "the later prompts were asked of a later version"
 
 
-async def plan_of(ring: Ring) -> RolloutPlan:
-    [row] = await ring.all(RolloutPlan)
+async def plan_of(harness: Harness) -> RolloutPlan:
+    [row] = await harness.all(RolloutPlan)
     assert isinstance(row, RolloutPlan)
     return row

@@ -1,4 +1,4 @@
-"""A version in rehearsal, on the real engine: it is asked the very tokens that what serves was asked."""
+"""A version in shadow, on the real engine: it is asked the very tokens that what serves was asked."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from alignment.config.rewards import RewardsConfig
-from alignment.release.shadow import RehearsalConfig
+from alignment.release.shadow import ShadowConfig
 from app.core.database import Database
 from app.core.migrate import upgrade
 from app.core.settings import DEMO_MODEL, Settings
@@ -18,7 +18,7 @@ from tests.benchmarks.swap_versions import make
 from tests.benchmarks.swap_versions import publish as export
 from tests.journeys.opening import keys, open_on
 from tests.journeys.test_rollouts import QUESTION
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.engine_fixture import RunningEngine
 from tests.support.judgements import Oracle
 from workers.feedback.curate import curate
@@ -40,7 +40,7 @@ def cautious(tmp_path: Path, engine: RunningEngine, url: str) -> Settings:
         home=tmp_path / "home",
         policy="stage",
         model=str(DEMO_MODEL),
-        rehearsal=RehearsalConfig.model_validate(held | {"max_length_ratio": 1e6}),
+        shadow=ShadowConfig.model_validate(held | {"max_length_ratio": 1e6}),
         rewards=RewardsConfig.model_validate(sources),
         **keys(engine),
     )
@@ -57,7 +57,7 @@ async def test_a_version_is_heard_by_judges_alone_and_rejected_when_it_is_worse(
         db = Database(settings.database)
         client = EngineClient(engine.spec.url, engine.spec.api_key, engine.spec.admin_key)
         try:
-            await rehearse(await open_on(engine, settings, db), tmp_path)
+            await run_in_shadow(await open_on(engine, settings, db), tmp_path)
             assert "stage-v1" not in await client.adapters()
         finally:
             await client.unload_adapter("stage-v1")
@@ -65,13 +65,13 @@ async def test_a_version_is_heard_by_judges_alone_and_rejected_when_it_is_worse(
             await db.close()
 
 
-async def rehearse(ring: Ring, tmp_path: Path) -> None:
-    db, settings = ring.db, ring.settings
+async def run_in_shadow(harness: Harness, tmp_path: Path) -> None:
+    db, settings = harness.db, harness.settings
     [made] = await asyncio.to_thread(make, tmp_path, DEMO_MODEL, 1)
-    version_id = await export(db, settings, (await ring.policy()).id, made)
+    version_id = await export(db, settings, (await harness.policy()).id, made)
     assert await evaluate(db, settings, "me") == 1
-    assert (await ring.get(Version, version_id)).state == VersionState.REHEARSING
-    app, auth = create_app(settings), {"authorization": f"Bearer {ring.key}"}
+    assert (await harness.get(Version, version_id)).state == VersionState.SHADOW
+    app, auth = create_app(settings), {"authorization": f"Bearer {harness.key}"}
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),
@@ -85,15 +85,15 @@ async def rehearse(ring: Ring, tmp_path: Path) -> None:
     assert await roll_out(db, settings, "me") == PEOPLE
     await curate(db, settings)
     await judge(db, settings, "me")
-    turns = {turn.id: turn for turn in await ring.all(Turn)}
-    beside = [turn for turn in turns.values() if turn.origin == Origin.REHEARSAL]
+    turns = {turn.id: turn for turn in await harness.all(Turn)}
+    beside = [turn for turn in turns.values() if turn.origin == Origin.SHADOW]
     assert len(beside) == PEOPLE and {turn.version_id for turn in beside} == {version_id}
     for turn in beside:
-        assert turn.flaw is None and turn.prompt_ids == turns[turn.beside_id or ""].prompt_ids
+        assert turn.exclusion_reason is None and turn.prompt_ids == turns[turn.shadow_of_id or ""].prompt_ids
         assert len(turn.logprobs or ()) == len(turn.output_ids or ()) > 0
-    assert len(await ring.all(Judgement)) == 2 * PEOPLE
+    assert len(await harness.all(Judgement)) == 2 * PEOPLE
     assert await watch(db, settings) == 1
-    row: Version = await ring.get(Version, version_id)
+    row: Version = await harness.get(Version, version_id)
     assert row.state == VersionState.REJECTED and "worse in 8" in (row.reason or "")
-    assert (await ring.policy()).head_version_id == (await ring.serving()).id
+    assert (await harness.policy()).head_version_id == (await harness.serving()).id
     await retire(db, settings)

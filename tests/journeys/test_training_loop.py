@@ -16,7 +16,7 @@ from app.models import Batch, BatchState, Engine, Sample, SampleState, Turn, Ver
 from demo.recompute_logprobs import attest
 from demo.simulate import Crowd, Habits
 from tests.journeys.opening import keys, open_on
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.engine_fixture import RunningEngine
 from tests.support.processes import processes, until
 
@@ -24,7 +24,7 @@ UPDATES = 5
 
 
 @pytest.fixture
-async def small(tmp_path: Path, engine: RunningEngine) -> Ring:
+async def small(tmp_path: Path, engine: RunningEngine) -> Harness:
     """A deployment on the embedded database and broker, on the engine that all tests share."""
     settings = Settings(
         home=tmp_path / "home",
@@ -42,7 +42,7 @@ async def small(tmp_path: Path, engine: RunningEngine) -> Ring:
 
 @pytest.mark.engine
 @pytest.mark.journey
-async def test_the_ring_turns_and_turns_back(small: Ring, engine: RunningEngine) -> None:
+async def test_the_ring_turns_and_turns_back(small: Harness, engine: RunningEngine) -> None:
     async def live() -> bool:
         return (await small.serving()).number >= UPDATES
 
@@ -71,7 +71,7 @@ async def test_the_ring_turns_and_turns_back(small: Ring, engine: RunningEngine)
     await small.db.close()
 
 
-async def check_learning_goes_on(small: Ring, settings: Settings) -> None:
+async def check_learning_goes_on(small: Harness, settings: Settings) -> None:
     """The next version is made on the one that was gone back to, with its optimizer and baseline."""
     good = await small.serving()
     newest = max(version.number for version in await small.all(Version))
@@ -102,7 +102,7 @@ def updates(version: Version) -> int:
     return count
 
 
-async def check_that_attesting_can_fail(small: Ring) -> None:
+async def check_that_attesting_can_fail(small: Harness) -> None:
     """Replies under another version's name are found out."""
     _, wrong, right, *_ = await line(small)
     async with small.db.write() as session:
@@ -111,11 +111,11 @@ async def check_that_attesting_can_fail(small: Ring) -> None:
     assert attested.mislabelled > 0
 
 
-async def come_to_rest(small: Ring) -> None:
+async def come_to_rest(small: Harness) -> None:
     """What was frozen when the last of the crowd left has been trained, and is home or not. Nobody chats any more."""
 
     async def idle() -> bool:
-        under_way = (VersionState.TRAINED, VersionState.PROVEN)
+        under_way = (VersionState.TRAINED, VersionState.VERIFIED)
         return not any(batch.state == BatchState.OPEN for batch in await small.all(Batch)) and not any(
             version.state in under_way for version in await small.all(Version)
         )
@@ -127,26 +127,26 @@ async def come_to_rest(small: Ring) -> None:
         seconds = seconds + 1 if await idle() else 0
 
 
-async def approval(small: Ring, first: int, last: int) -> float:
+async def approval(small: Harness, first: int, last: int) -> float:
     """Of all that these versions said together: of a hundred thumbs, ± 5 points."""
-    from app.policies.repository import voices
+    from app.policies.repository import version_stats
 
     policy = await small.policy()
     async with small.db.read() as session:
-        heard = await voices(session, policy.id)
+        heard = await version_stats(session, policy.id)
     told = [heard[row.id] for row in await small.all(Version) if first <= row.number <= last and row.id in heard]
     rated = sum(one["rated"] for one in told)
     assert rated >= 30
     return sum(one["approval"] * one["rated"] for one in told if one["rated"]) / rated
 
 
-async def line(small: Ring) -> list[Version]:
+async def line(small: Harness) -> list[Version]:
     """Oldest first, without those that the guard refused: learning went back to what served and left them aside."""
     versions = sorted(await small.all(Version), key=lambda version: version.number)
     return [version for version in versions if version.state != VersionState.REJECTED]
 
 
-async def check_lineage(small: Ring) -> None:
+async def check_lineage(small: Harness) -> None:
     """Every version on its parent, proven on the engine, from samples that no other version used."""
     versions = await small.all(Version)
     assert all("KL to the version before it" in (v.reason or "") for v in versions if v.state == VersionState.REJECTED)
@@ -159,7 +159,7 @@ async def check_lineage(small: Ring) -> None:
     assert len(trained) == small.settings.batch_size * (len(versions) - 1)
 
 
-async def check_rollback(small: Ring, engine: RunningEngine, url: str) -> None:
+async def check_rollback(small: Harness, engine: RunningEngine, url: str) -> None:
     """One call, and the next reply is the old version's; no engine loads anything for it."""
     left = await small.serving()
     parent: Version = await small.get(Version, left.parent_id)

@@ -14,7 +14,7 @@ from tests.support.turns import finished
 
 
 @dataclass
-class Ring:
+class Harness:
     """`api` calls the API in this process; where a test runs the API as a process of its own there is none."""
 
     settings: Settings

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from alignment.config.rewards import RewardsConfig
 from app.core.settings import Settings
 from app.models import Judgement
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.scripted_engine import serving
 from workers.feedback.curate import curate
 from workers.judging.judge import judge
@@ -65,20 +65,20 @@ def graded(grade: int, reason: str = "so it is") -> dict[str, Any]:
     return completion(orjson.dumps({"reason": reason, "grade": grade}).decode())
 
 
-def listening(ring: Ring, *sources: dict[str, Any], **more: Any) -> Settings:
+def listening(harness: Harness, *sources: dict[str, Any], **more: Any) -> Settings:
     """The ring's settings, with these sources of rewards."""
     config = RewardsConfig.model_validate({"sources": [{"type": "explicit"}, *sources]})
-    return ring.settings.model_copy(update={"rewards": config, **more})
+    return harness.settings.model_copy(update={"rewards": config, **more})
 
 
-async def judged(ring: Ring, settings: Settings, *, owner: str = "me") -> list[Judgement]:
+async def judged(harness: Harness, settings: Settings, *, owner: str = "me") -> list[Judgement]:
     """What becomes of the questions about all turns that have ended."""
-    await curate(ring.db, settings)
-    await judge(ring.db, settings, owner)
-    return await ring.all(Judgement)
+    await curate(harness.db, settings)
+    await judge(harness.db, settings, owner)
+    return await harness.all(Judgement)
 
 
-async def due(ring: Ring) -> None:
+async def due(harness: Harness) -> None:
     """The pauses are over, and so are the leases of the dead."""
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         await session.execute(update(Judgement).values(due_at=0.0, lease_until=None))

@@ -9,21 +9,21 @@ import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.main import create_app
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 
 
 @asynccontextmanager
-async def calling(ring: Ring, **settings: Any) -> AsyncIterator[Ring]:
+async def calling(harness: Harness, **settings: Any) -> AsyncIterator[Harness]:
     """The same deployment, served by a process that was told something else."""
-    told = ring.settings.model_copy(update=settings)
+    told = harness.settings.model_copy(update=settings)
     app = create_app(told)
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-    headers = {"authorization": f"Bearer {ring.key}"}
+    headers = {"authorization": f"Bearer {harness.key}"}
     async with (
         app.router.lifespan_context(app),
         httpx2.AsyncClient(transport=transport, base_url="http://attune", headers=headers) as api,
     ):
-        yield replace(ring, settings=told, _api=api)
+        yield replace(harness, settings=told, _api=api)
 
 
 class Page:
@@ -45,8 +45,8 @@ class Page:
         return {labels: value for (found, labels), value in self.samples.items() if found == name}
 
 
-async def page(ring: Ring) -> Page:
-    answer = await ring.api.get("/metrics")
+async def page(harness: Harness) -> Page:
+    answer = await harness.api.get("/metrics")
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/plain; version=")
     return Page(answer.text)

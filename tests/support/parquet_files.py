@@ -7,8 +7,8 @@ import httpx2
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from app.models import Feedback, Ranked, Turn, new_id
-from tests.support.deployment import Ring
+from app.models import Feedback, FeedbackRank, Turn, new_id
+from tests.support.deployment import Harness
 
 
 def parquet(columns: dict[str, Any], **options: Any) -> bytes:
@@ -26,18 +26,20 @@ def rows_of(answer: httpx2.Response) -> list[dict[str, Any]]:
     return rows
 
 
-async def bring(ring: Ring, content: bytes, *, name: str = "brought", kind: str = "preferences") -> httpx2.Response:
-    return await ring.api.post("/v1/datasets", params={"name": name, "kind": kind}, content=content)
+async def bring(
+    harness: Harness, content: bytes, *, name: str = "brought", kind: str = "preferences"
+) -> httpx2.Response:
+    return await harness.api.post("/v1/datasets", params={"name": name, "kind": kind}, content=content)
 
 
-async def say(ring: Ring, turn: Turn | None, kind: str = "binary", **values: Any) -> Feedback:
+async def say(harness: Harness, turn: Turn | None, kind: str = "binary", **values: Any) -> Feedback:
     """Feedback on record, about a turn, or about `ranks` of turns."""
     ranks: list[tuple[Turn, int]] = values.pop("ranks", [])
     id = new_id("fb")
     row = Feedback(
         **{
             "id": id,
-            "project_id": (await ring.policy()).project_id,
+            "project_id": (await harness.policy()).project_id,
             "turn_id": turn.id if turn else None,
             "target": turn.id if turn else "+".join(sorted(ranked.id[-8:] for ranked, _ in ranks)),
             "kind": kind,
@@ -45,17 +47,17 @@ async def say(ring: Ring, turn: Turn | None, kind: str = "binary", **values: Any
             "source_kind": "HUMAN",
             "idempotency_key": id,
             "fingerprint": "0" * 64,
-            "details": {},
+            "request_metadata": {},
             **values,
         }
     )
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         session.add(row)
         await session.flush()
-        session.add_all([Ranked(feedback_seq=row.seq, turn_id=ranked.id, rank=rank) for ranked, rank in ranks])
+        session.add_all([FeedbackRank(feedback_seq=row.seq, turn_id=ranked.id, rank=rank) for ranked, rank in ranks])
     return row
 
 
-async def answered(ring: Ring, text: str, question: str = "Open?", **values: Any) -> Turn:
+async def answered(harness: Harness, text: str, question: str = "Open?", **values: Any) -> Turn:
     messages = [{"role": "user", "content": question}]
-    return await ring.turn(messages=messages, reply={"role": "assistant", "content": text}, **values)
+    return await harness.turn(messages=messages, reply={"role": "assistant", "content": text}, **values)

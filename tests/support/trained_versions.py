@@ -5,12 +5,12 @@ from typing import Any
 from sqlalchemy import select
 
 from app.models import Batch, BatchState, Sample, SampleState, Turn, Version, VersionState, new_id
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 
 
-async def frozen(ring: Ring, *turns: Turn, **values: Any) -> Batch:
+async def frozen(harness: Harness, *turns: Turn, **values: Any) -> Batch:
     """An open batch of these turns' samples, which are there or made."""
-    policy = await ring.policy()
+    policy = await harness.policy()
     batch = Batch(
         **{
             "id": new_id("bat"),
@@ -21,24 +21,24 @@ async def frozen(ring: Ring, *turns: Turn, **values: Any) -> Batch:
             **values,
         }
     )
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         session.add(batch)
         await session.flush()
         for turn in turns:
             sample = await session.get(Sample, turn.id)
             if sample is None:
-                same = {"policy_id": turn.policy_id, "version_id": turn.version_id, "matures_at": 0.0}
+                same = {"policy_id": turn.policy_id, "version_id": turn.version_id, "ready_at": 0.0}
                 sample = Sample(turn_id=turn.id, reward=1.0, **same)
                 session.add(sample)
             sample.state, sample.batch_id, sample.reason = SampleState.BATCHED, batch.id, None
     return batch
 
 
-async def trained(ring: Ring, *turns: Turn, state: VersionState = VersionState.SUPERSEDED) -> Version:
+async def trained(harness: Harness, *turns: Turn, state: VersionState = VersionState.SUPERSEDED) -> Version:
     """A version on top of the head that learned from these turns."""
-    batch = await frozen(ring, *turns)
-    version = await ring.version(state, batch_id=batch.id)
-    async with ring.db.write() as session:
+    batch = await frozen(harness, *turns)
+    version = await harness.version(state, batch_id=batch.id)
+    async with harness.db.write() as session:
         row = await session.get_one(Batch, batch.id)
         row.state, row.version_id = BatchState.TRAINED, version.id
         for sample in await session.scalars(select(Sample).where(Sample.batch_id == batch.id)):

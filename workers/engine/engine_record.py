@@ -55,7 +55,7 @@ class DatabaseLedger:
     async def moving(self, incarnation: int) -> bool:
         async with self._db.read() as session:
             mine = Engine.name == self._settings.engine_name, Engine.incarnation == incarnation
-            return bool(await session.scalar(select(exists().where(*mine, Engine.moving_until > now()))))
+            return bool(await session.scalar(select(exists().where(*mine, Engine.swapping_until > now()))))
 
     async def beat(self, incarnation: int) -> None:
         async with self._db.write() as session:

@@ -7,7 +7,7 @@ from app.projects.consent import NO_CONSENT
 
 
 async def given(session: AsyncSession, turn: Turn) -> bool:
-    if turn.flaw == NO_CONSENT:
+    if turn.exclusion_reason == NO_CONSENT:
         return False
     key = await session.get(ApiKey, turn.key_id) if turn.key_id is not None else None
     if key is not None and key.train is not None:

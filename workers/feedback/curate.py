@@ -11,9 +11,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import EXPLICIT, LEARNED, RewardsConfig
-from alignment.signals.rater_trust import Heard
+from alignment.signals.rater_trust import RaterSignal
 from app.core.database import Database
-from app.core.jobs import nudge
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.models import Policy, Reward, Turn, new_id
 from app.raters.names import is_person
@@ -50,7 +50,7 @@ async def curate(db: Database, settings: Settings) -> int:
             return total
         if time.monotonic() - began > SECONDS:
             async with db.write() as session:
-                nudge(session, "curate")
+                enqueue_after_commit(session, "curate")
             return total
 
 
@@ -65,10 +65,10 @@ async def _page(db: Database, settings: Settings, limit: int) -> tuple[int, bool
         if found.seqs:
             await _judge(session, found.turns, settings)
             await inbox.looked_at(session, found.seqs)
-            nudge(session, "assemble")
+            enqueue_after_commit(session, "assemble")
         return len(found.seqs), found.last
 
-    return await db.retried(read)
+    return await db.retry_on_deadlock(read)
 
 
 async def _one_by_one(db: Database, settings: Settings) -> int:
@@ -108,13 +108,15 @@ async def _judge(session: AsyncSession, judged: Sequence[Judged], settings: Sett
     ]
     trusted = await _weigh(session, news, settings)
     for turn, source, word in news:
-        row = known[turn.id].get(source) or Reward(id=new_id("rew"), turn_id=turn.id, source=source, origin=EXPLICIT)
+        row = known[turn.id].get(source) or Reward(
+            id=new_id("rew"), turn_id=turn.id, source=source, reward_source=EXPLICIT
+        )
         row.value, row.rater = word.value, word.rater
         row.weight = trusted[turn.project_id, word.rater].weight
         session.add(row)
         known[turn.id][source] = row
     for turn in judged:
-        for source in [name for name, row in known[turn.id].items() if row.origin == EXPLICIT]:
+        for source in [name for name, row in known[turn.id].items() if row.reward_source == EXPLICIT]:
             if source not in said[turn.id]:
                 await session.delete(known[turn.id].pop(source))
     await session.flush()
@@ -152,13 +154,13 @@ async def _compare(
 ) -> None:
     """Whoever has spoken about a turn that somebody else has spoken about agrees with them, or does not."""
     fresh = {(turn.id, source) for turn, source, _ in news}
-    heard: dict[str, list[list[Heard]]] = defaultdict(list)
+    heard: dict[str, list[list[RaterSignal]]] = defaultdict(list)
     for turn_id, project_id in projects.items():
-        heard_of = [row for row in known[turn_id].values() if row.origin != LEARNED]  # it repeats what they say
-        spoken = [row for row in heard_of if row.origin == EXPLICIT or not is_person(row.rater)]
+        heard_of = [row for row in known[turn_id].values() if row.reward_source != LEARNED]  # it repeats what they say
+        spoken = [row for row in heard_of if row.reward_source == EXPLICIT or not is_person(row.rater)]
         if len(spoken) > 1:
             heard[project_id].append(
-                [Heard(row.rater, row.value, row.weight, (turn_id, row.source) in fresh) for row in spoken]
+                [RaterSignal(row.rater, row.value, row.weight, (turn_id, row.source) in fresh) for row in spoken]
             )
     for project_id, turns in sorted(heard.items()):
         await rater_trust.agree(session, project_id, turns)
@@ -176,17 +178,17 @@ async def note(
     """The word of a source that is no feedback; None takes it back. `reconsider` lets the sample follow."""
     await session.execute(delete(Reward).where(Reward.turn_id == turn_id, Reward.source == origin))
     if value is not None:
-        others = await session.scalars(select(Reward).where(Reward.turn_id == turn_id, Reward.origin != LEARNED))
-        spoken = [Heard(row.rater, row.value, row.weight, fresh=False) for row in others]
+        others = await session.scalars(select(Reward).where(Reward.turn_id == turn_id, Reward.reward_source != LEARNED))
+        spoken = [RaterSignal(row.rater, row.value, row.weight, fresh=False) for row in others]
         project_id = await session.scalar(select(Turn.project_id).where(Turn.id == turn_id))
         if spoken and project_id is not None and not is_person(rater):  # nobody vouches for themselves
-            await rater_trust.agree(session, project_id, [[*spoken, Heard(rater, value, weight)]])
+            await rater_trust.agree(session, project_id, [[*spoken, RaterSignal(rater, value, weight)]])
         session.add(
             Reward(
                 id=new_id("rew"),
                 turn_id=turn_id,
                 source=origin,
-                origin=origin,
+                reward_source=origin,
                 rater=rater,
                 value=value,
                 weight=weight,

@@ -13,7 +13,7 @@ from workers.feedback.signals import COLUMNS, Judged
 
 
 @dataclass(frozen=True)
-class Siblings:
+class SampleGroups:
     """Of the completions that have rollouts; a completion of chats alone is not here, and its replies do not wait."""
 
     members: Mapping[str, Sequence[Judged]]  # by completion, those that have ended, in the order of their choices
@@ -26,14 +26,14 @@ class Siblings:
 
     def beside(self, turn: Judged) -> Sequence[Judged]:
         """It and all that it is learned from with."""
-        return [turn, *(one for one in self.members.get(turn.completion_id, ()) if one.flaw is None)]
+        return [turn, *(one for one in self.members.get(turn.completion_id, ()) if one.exclusion_reason is None)]
 
     def expected(self, turn: Judged) -> float:
         return self.until.get(turn.completion_id, 0.0)
 
     def speaker(self, turn: Judged) -> Judged:
         """Whose raters count: a shadow takes a place in a batch as part of the reply that somebody was given."""
-        if turn.origin != Origin.SHADOW:
+        if turn.origin != Origin.GROUP_SAMPLE:
             return turn
         return next((one for one in self.members[turn.completion_id] if one.origin == Origin.CHAT), turn)
 
@@ -47,12 +47,12 @@ async def lock(session: AsyncSession, turn_ids: Collection[str]) -> None:
     await lock_turns(session, {*turn_ids, *beside}, key_share=True)
 
 
-async def of(session: AsyncSession, judged: Sequence[Judged]) -> Siblings:
+async def of(session: AsyncSession, judged: Sequence[Judged]) -> SampleGroups:
     named = {turn.completion_id for turn in judged}
     rolled = select(Turn.completion_id).where(Turn.completion_id.in_(named), Turn.origin != Origin.CHAT)
     completion_ids = set(await session.scalars(rolled.distinct()))
     if not completion_ids:
-        return Siblings({}, {})
+        return SampleGroups({}, {})
     rows = await session.execute(
         select(*COLUMNS)
         .where(Turn.completion_id.in_(completion_ids), Turn.state != TurnState.OPEN)
@@ -68,7 +68,7 @@ async def of(session: AsyncSession, judged: Sequence[Judged]) -> Siblings:
         .where(Turn.completion_id.in_(completion_ids), Rollout.state == RolloutState.OPEN)
         .group_by(Turn.completion_id)
     )
-    return Siblings(members, {completion_id: until for completion_id, until in open_ones})
+    return SampleGroups(members, {completion_id: until for completion_id, until in open_ones})
 
 
 async def patience(session: AsyncSession, completion_id: str) -> float:

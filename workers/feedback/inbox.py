@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.models import Feedback, Ranked, Turn, TurnState, record
+from app.models import Feedback, FeedbackRank, Turn, TurnState, record_audit
 from workers.feedback import signals
 from workers.feedback.signals import Judged
 
@@ -23,13 +23,13 @@ class Page:
 async def page(session: AsyncSession, limit: int) -> Page:
     """The oldest first. A thumb may outrun its stream: it waits for the turn to end."""
     open_ranked = exists().where(
-        Ranked.feedback_seq == Feedback.seq, Turn.id == Ranked.turn_id, Turn.state == TurnState.OPEN
+        FeedbackRank.feedback_seq == Feedback.seq, Turn.id == FeedbackRank.turn_id, Turn.state == TurnState.OPEN
     )
     columns = (Feedback.seq, Feedback.turn_id, Feedback.project_id, Feedback.conversation_id, Feedback.target)
     rows = await session.execute(
         select(*columns)
         .outerjoin(Turn, Turn.id == Feedback.turn_id)
-        .where(~Feedback.curated, or_(Turn.id.is_(None), Turn.state != TurnState.OPEN), ~open_ranked)
+        .where(~Feedback.processed, or_(Turn.id.is_(None), Turn.state != TurnState.OPEN), ~open_ranked)
         .order_by(Feedback.seq)
         .limit(limit)
     )
@@ -53,7 +53,10 @@ async def page(session: AsyncSession, limit: int) -> Page:
 
 async def looked_at(session: AsyncSession, seqs: list[int]) -> None:
     await session.execute(
-        update(Feedback).where(Feedback.seq.in_(seqs)).values(curated=True).execution_options(synchronize_session=False)
+        update(Feedback)
+        .where(Feedback.seq.in_(seqs))
+        .values(processed=True)
+        .execution_options(synchronize_session=False)
     )
 
 
@@ -63,4 +66,4 @@ async def set_aside(session: AsyncSession, reason: str) -> None:
     await looked_at(session, found.seqs)
     rows = await session.execute(select(Feedback.id, Feedback.project_id).where(Feedback.seq.in_(found.seqs)))
     for id, project_id in rows:
-        record(session, "curate", "feedback set aside", id, reason[:500], project_id=project_id)
+        record_audit(session, "curate", "feedback set aside", id, reason[:500], project_id=project_id)

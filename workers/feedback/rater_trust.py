@@ -7,10 +7,10 @@ from sqlalchemy import ColumnElement, Table, case, func, literal, or_, select, u
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.signals import rater_trust
-from alignment.signals.rater_trust import Heard, Tally
-from app.core.database import clock, inserting, now
+from alignment.signals.rater_trust import RaterSignal, Tally
+from app.core.database import database_time, dialect_insert, now
 from app.core.settings import Settings
-from app.models import Rater, Standing, record
+from app.models import Rater, RaterStanding, record_audit
 from app.raters import repository
 from app.raters.names import comes_back, is_person
 from app.raters.repository import EVERYBODY
@@ -46,17 +46,17 @@ async def weigh(
     """
     pages = {name: _tally(values) for name, values in said.items()}
     counts = {name: len(values) for name, values in said.items() if is_person(name)}
-    day = int(await clock(session)) // DAY
+    counted_day = int(await database_time(session)) // DAY
     all_time, lately = await _crowd(session, project_id)
     trusted: dict[str, Trusted] = {}
-    for rater in await _count(session, project_id, said, pages, day):
+    for rater in await _count(session, project_id, said, pages, counted_day):
         doubt = None
-        if settings.trust and rater.standing == Standing.NORMAL:
+        if settings.trust and rater.standing == RaterStanding.NORMAL:
             others = rater_trust.crowd_shares(all_time, lately, _before(rater.tally, pages[rater.name]))
             doubt = _doubt(rater, counts, others, settings)
         if doubt is not None:
             await _hold(session, project_id, rater.name, doubt)
-            rater = rater._replace(standing=Standing.HELD, reason=doubt)
+            rater = rater._replace(standing=RaterStanding.QUARANTINED, reason=doubt)
         trusted[rater.name] = _trusted(rater, settings)
     silent = {name for name, one in trusted.items() if one.held is not None or one.weight == 0.0}
     silent |= {name for name in said if not is_person(name)}
@@ -64,29 +64,46 @@ async def weigh(
     return {name: trusted.get(name, newcomer(settings)) for name in said}
 
 
-async def agree(session: AsyncSession, project_id: str, turns: Sequence[Sequence[Heard]]) -> None:
+async def agree(session: AsyncSession, project_id: str, turns: Sequence[Sequence[RaterSignal]]) -> None:
     """Compare the words about each turn that more than one source has spoken about."""
     gained: dict[str, tuple[float, float]] = {}
     for turn in turns:
-        for name, (agreed, disagreed) in rater_trust.agreement(turn).items():
+        for name, (agreement_weight, disagreement_weight) in rater_trust.agreement(turn).items():
             before = gained.get(name, (0.0, 0.0))
-            gained[name] = (before[0] + agreed, before[1] + disagreed)
+            gained[name] = (before[0] + agreement_weight, before[1] + disagreement_weight)
     rows = [
-        {"project_id": project_id, "name": name, "agreed": agreed, "disagreed": disagreed}
-        for name, (agreed, disagreed) in sorted(gained.items())
+        {
+            "project_id": project_id,
+            "name": name,
+            "agreement_weight": agreement_weight,
+            "disagreement_weight": disagreement_weight,
+        }
+        for name, (agreement_weight, disagreement_weight) in sorted(gained.items())
         if comes_back(name)
     ]
     if rows:
-        await session.execute(_upsert(session, rows, agreed=TABLE.c.agreed, disagreed=TABLE.c.disagreed))
+        await session.execute(
+            _upsert(
+                session,
+                rows,
+                agreement_weight=TABLE.c.agreement_weight,
+                disagreement_weight=TABLE.c.disagreement_weight,
+            )
+        )
 
 
 def within(place: ColumnElement[int], most: int) -> ColumnElement[bool]:
     """May a rater's sample that is the `place`-th into a batch? `alignment.signals.rater_trust.allowance` in SQL, for a statement
     that has Rater joined from outside; whoever is not on record is a newcomer, and the trusted may have them all."""
     alpha, beta = rater_trust.PRIOR
-    agreed, disagreed = func.coalesce(Rater.agreed, 0.0), func.coalesce(Rater.disagreed, 0.0)
-    belief = (alpha + agreed - beta - disagreed) / (alpha + beta + agreed + disagreed)
-    return or_(place == 1, place <= most * belief, func.coalesce(Rater.standing, "") == Standing.TRUSTED)
+    agreement_weight, disagreement_weight = (
+        func.coalesce(Rater.agreement_weight, 0.0),
+        func.coalesce(Rater.disagreement_weight, 0.0),
+    )
+    belief = (alpha + agreement_weight - beta - disagreement_weight) / (
+        alpha + beta + agreement_weight + disagreement_weight
+    )
+    return or_(place == 1, place <= most * belief, func.coalesce(Rater.standing, "") == RaterStanding.TRUSTED)
 
 
 def cluster(prompt_ids: Sequence[int], output_ids: Sequence[int]) -> str | None:
@@ -107,12 +124,12 @@ def newcomer(settings: Settings) -> Trusted:
 
 
 def _trusted(rater: Known, settings: Settings) -> Trusted:
-    if rater.standing == Standing.BLOCKED:
+    if rater.standing == RaterStanding.BLOCKED:
         return Trusted(0.0)
-    if rater.standing == Standing.TRUSTED or not settings.trust:
-        return Trusted(1.0, rater.reason if rater.standing == Standing.HELD else None)
+    if rater.standing == RaterStanding.TRUSTED or not settings.trust:
+        return Trusted(1.0, rater.reason if rater.standing == RaterStanding.QUARANTINED else None)
     believed = rater_trust.weight(rater.tally.agreed, rater.tally.disagreed)
-    return Trusted(believed, (rater.reason or "held") if rater.standing == Standing.HELD else None)
+    return Trusted(believed, (rater.reason or "held") if rater.standing == RaterStanding.QUARANTINED else None)
 
 
 def _doubt(rater: Known, counts: Mapping[str, int], shares: Sequence[float], settings: Settings) -> str | None:
@@ -136,16 +153,20 @@ async def _hold(session: AsyncSession, project_id: str, name: str, reason: str) 
     await session.execute(
         update(Rater)
         .where(Rater.project_id == project_id, Rater.name == name)
-        .values(standing=Standing.HELD, reason=reason)
+        .values(standing=RaterStanding.QUARANTINED, reason=reason)
         .execution_options(synchronize_session=False)
     )
-    held = await repository.hold_samples(session, project_id, name, reason)
+    held = await repository.quarantine_samples(session, project_id, name, reason)
     subject = name[:128]
-    record(session, "curate", "hold rater", subject, reason, project_id=project_id, rater=name, samples=held)
+    record_audit(session, "curate", "hold rater", subject, reason, project_id=project_id, rater=name, samples=held)
 
 
 async def _count(
-    session: AsyncSession, project_id: str, said: Mapping[str, Sequence[float]], pages: Mapping[str, Tally], day: int
+    session: AsyncSession,
+    project_id: str,
+    said: Mapping[str, Sequence[float]],
+    pages: Mapping[str, Tally],
+    counted_day: int,
 ) -> list[Known]:
     """One statement for the page. Always in the order of names, so that two workers never wait for each other."""
     rows = [
@@ -154,7 +175,7 @@ async def _count(
             "name": name,
             "num_up": int(pages[name].up),
             "num_down": int(pages[name].down),
-            "day": day,
+            "counted_day": counted_day,
             "num_today": len(said[name]),
         }
         for name in sorted(said)
@@ -162,18 +183,35 @@ async def _count(
     ]
     if not rows:
         return []
-    today = case((TABLE.c.day == day, TABLE.c.num_today), else_=0)
-    upsert = _upsert(session, rows, num_up=TABLE.c.num_up, num_down=TABLE.c.num_down, num_today=today, day=literal(0))
-    columns = (Rater.name, Rater.standing, Rater.reason, Rater.num_up, Rater.num_down, Rater.agreed, Rater.disagreed)
+    today = case((TABLE.c.counted_day == counted_day, TABLE.c.num_today), else_=0)
+    upsert = _upsert(
+        session, rows, num_up=TABLE.c.num_up, num_down=TABLE.c.num_down, num_today=today, counted_day=literal(0)
+    )
+    columns = (
+        Rater.name,
+        Rater.standing,
+        Rater.reason,
+        Rater.num_up,
+        Rater.num_down,
+        Rater.agreement_weight,
+        Rater.disagreement_weight,
+    )
     counted = await session.execute(upsert.returning(*columns, Rater.num_today))
     return [Known(name, standing, reason, Tally(*tally), today) for name, standing, reason, *tally, today in counted]
 
 
 def _upsert(session: AsyncSession, rows: Sequence[dict[str, Any]], **kept: ColumnElement[Any]) -> Any:
     """New rows, and for those that are there: what is `kept` of a column plus what is new."""
-    zeros = {"num_up": 0, "num_down": 0, "agreed": 0.0, "disagreed": 0.0, "day": 0, "num_today": 0}
-    full = [{"standing": Standing.NORMAL, **zeros, **row, "created_at": now()} for row in rows]
-    statement = inserting(session, TABLE).values(full)
+    zeros = {
+        "num_up": 0,
+        "num_down": 0,
+        "agreement_weight": 0.0,
+        "disagreement_weight": 0.0,
+        "counted_day": 0,
+        "num_today": 0,
+    }
+    full = [{"standing": RaterStanding.NORMAL, **zeros, **row, "created_at": now()} for row in rows]
+    statement = dialect_insert(session, TABLE).values(full)
     added = {name: value + statement.excluded[name] for name, value in kept.items()}
     return statement.on_conflict_do_update(index_elements=["project_id", "name"], set_=added)
 
@@ -182,7 +220,7 @@ async def _crowd(session: AsyncSession, project_id: str) -> tuple[Tally, Tally]:
     """What everybody has said, ever and lately: the row EVERYBODY, whose agreed and disagreed are ups and downs that
     fade."""
     row = await session.execute(
-        select(Rater.num_up, Rater.num_down, Rater.agreed, Rater.disagreed).where(
+        select(Rater.num_up, Rater.num_down, Rater.agreement_weight, Rater.disagreement_weight).where(
             Rater.project_id == project_id, Rater.name == EVERYBODY
         )
     )
@@ -194,7 +232,15 @@ async def _add_to_crowd(session: AsyncSession, project_id: str, page: Tally) -> 
     if not page.words:
         return
     kept = rater_trust.fade(page)
-    values = {"num_up": int(page.up), "num_down": int(page.down), "agreed": page.up, "disagreed": page.down}
+    values = {
+        "num_up": int(page.up),
+        "num_down": int(page.down),
+        "agreement_weight": page.up,
+        "disagreement_weight": page.down,
+    }
     row = {"project_id": project_id, "name": EVERYBODY, **values}
-    fading = {"agreed": TABLE.c.agreed * kept, "disagreed": TABLE.c.disagreed * kept}
+    fading = {
+        "agreement_weight": TABLE.c.agreement_weight * kept,
+        "disagreement_weight": TABLE.c.disagreement_weight * kept,
+    }
     await session.execute(_upsert(session, [row], num_up=TABLE.c.num_up, num_down=TABLE.c.num_down, **fading))

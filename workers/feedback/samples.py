@@ -8,9 +8,9 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config import rewards
-from alignment.config.rewards import EXPLICIT, RewardsConfig, Word
+from alignment.config.rewards import EXPLICIT, RewardsConfig, Signal
 from alignment.config.rollouts import judges
-from app.core.database import clock
+from app.core.database import database_time
 from app.core.settings import Settings
 from app.models import WITHDRAWN, Judgement, JudgementState, Origin, Reward, Sample, SampleState, Turn
 from app.raters.names import is_person
@@ -34,7 +34,7 @@ async def follow(
 ) -> None:
     """Samples as the rewards on record would have them; a frozen one stays as it is. `held`: by project and rater, who
     must not be learned from yet, and why."""
-    judged = [turn for turn in judged if turn.origin != Origin.REHEARSAL]  # compared, and never learned from
+    judged = [turn for turn in judged if turn.origin != Origin.SHADOW]  # compared, and never learned from
     together = await group_samples.of(session, judged)
     judged = together.added_to(judged)
     everything = await _with_their_conversations(session, judged, configs)
@@ -49,7 +49,7 @@ async def follow(
     fresh = [turn for turn in mine if turn.id not in known and worths[turn.id] is not None]
     groups = await signals.groups(session, [turn.id for turn in mine])
     clusters = await _clusters(session, fresh) if settings.trust else {}
-    at = await clock(session)
+    at = await database_time(session)
     for turn in mine:
         worth, config = worths[turn.id], configs[turn.policy_id]
         sample = known.get(turn.id)
@@ -58,10 +58,10 @@ async def follow(
                 continue
             sample = _new(turn, worth, clusters.get(turn.id))
             session.add(sample)
-        _think_again(sample, worth, turn.flaw)
+        _think_again(sample, worth, turn.exclusion_reason)
         sample.group_id = groups.get(turn.id, sample.group_id)
         if sample.state == SampleState.OPEN:
-            sample.matures_at = max(
+            sample.ready_at = max(
                 [together.expected(turn), *(_ripe(one, heard[one.id], config, at) for one in together.beside(turn))]
             )
             sample.rater = _rater(voices[together.speaker(turn).id])
@@ -112,7 +112,8 @@ def _credited(
         config, later = configs[turn.policy_id], after.get(turn.id, "")
         mine = heard[turn.id].rewards
         said = [
-            Word(row.origin, row.value, row.weight, row.origin == EXPLICIT and is_person(row.rater)) for row in mine
+            Signal(row.reward_source, row.value, row.weight, row.reward_source == EXPLICIT and is_person(row.rater))
+            for row in mine
         ]
         credits[turn.id] = rewards.credit(rewards.combine(said, config), credits.get(later), config.discount)
         own = any(is_person(row.rater) for row in mine)
@@ -125,7 +126,7 @@ def _credited(
 async def _clusters(session: AsyncSession, fresh: Sequence[Judged]) -> dict[str, str | None]:
     rows = await session.execute(
         select(Turn.id, Turn.prompt_ids, Turn.output_ids).where(
-            Turn.id.in_([turn.id for turn in fresh if turn.flaw is None])
+            Turn.id.in_([turn.id for turn in fresh if turn.exclusion_reason is None])
         )
     )
     return {id: rater_trust.cluster(prompt or (), output or ()) for id, prompt, output in rows}
@@ -139,21 +140,21 @@ def _new(turn: Judged, reward: float, cluster: str | None) -> Sample:
         conversation_id=turn.conversation_id,
         group_id=turn.completion_id,
         cluster=cluster,
-        state=SampleState.DROPPED if turn.flaw else SampleState.OPEN,
-        reason=turn.flaw,
+        state=SampleState.DROPPED if turn.exclusion_reason else SampleState.OPEN,
+        reason=turn.exclusion_reason,
         reward=reward,
-        matures_at=0.0,
+        ready_at=0.0,
     )
 
 
-def _think_again(sample: Sample, reward: float | None, flaw: str | None) -> None:
+def _think_again(sample: Sample, reward: float | None, exclusion_reason: str | None) -> None:
     """Late or second thoughts count until a batch is frozen."""
     if reward is None:
-        if sample.state in (SampleState.OPEN, SampleState.HELD):
+        if sample.state in (SampleState.OPEN, SampleState.QUARANTINED):
             sample.state, sample.reason = SampleState.DROPPED, WITHDRAWN
-    elif sample.state in (SampleState.OPEN, SampleState.HELD):
+    elif sample.state in (SampleState.OPEN, SampleState.QUARANTINED):
         sample.reward = reward
-    elif (sample.state, sample.reason) == (SampleState.DROPPED, WITHDRAWN) and flaw is None:
+    elif (sample.state, sample.reason) == (SampleState.DROPPED, WITHDRAWN) and exclusion_reason is None:
         sample.state, sample.reason, sample.reward = SampleState.OPEN, None, reward
 
 
@@ -161,7 +162,7 @@ def _ripe(turn: Judged, heard: Heard, config: RewardsConfig, at: float) -> float
     """When the last source that has not spoken, nor declined to, is no longer waited for."""
     if turn.origin == Origin.PROMPT_SET:
         return at  # its verifier has spoken
-    spoken = {reward.origin for reward in heard.rewards}
+    spoken = {reward.reward_source for reward in heard.rewards}
     settled = {source for source, state in heard.asked.items() if state != JudgementState.OPEN}
     sources = [one for one in config.sources if turn.origin == Origin.CHAT or judges(one)]
     waits = [source.window_seconds for source in sources if source.name not in spoken | settled]
@@ -178,4 +179,4 @@ def _hold(sample: Sample, turn: Judged, said: Sequence[Reward], held: Mapping[tu
     """One word of somebody who is held is enough: it is part of what the sample is worth."""
     reasons = [why for row in said if (why := held.get((turn.project_id, row.rater or ""))) is not None]
     if reasons:
-        sample.state, sample.reason = SampleState.HELD, reasons[0]
+        sample.state, sample.reason = SampleState.QUARANTINED, reasons[0]

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config import rewards
 from alignment.config.rewards import ExplicitSource, RewardsConfig
-from app.models import Feedback, Origin, Ranked, Turn, TurnState
+from app.models import Feedback, FeedbackRank, Origin, Turn, TurnState
 from app.raters import names
 
 LONGEST_CONVERSATION = 256  # turns that one word about a whole conversation falls on
@@ -23,7 +23,7 @@ class Judged(NamedTuple):
     project_id: str
     policy_id: str
     version_id: str
-    flaw: str | None
+    exclusion_reason: str | None
     conversation_id: str | None
     parent_id: str | None
     end_user: str | None
@@ -98,9 +98,9 @@ def latest(heard: Sequence[Feedback], turn: Judged, explicit: ExplicitSource) ->
     keys: dict[str, str] = {}
     for row in heard:
         if row.kind == rewards.WITHDRAWAL:
-            said.pop(keys.get(row.details.get("withdraws", ""), ""), None)
+            said.pop(keys.get(row.request_metadata.get("withdraws", ""), ""), None)
             continue
-        value = rewards.worth(row.kind, row.value, row.said, explicit)
+        value = rewards.worth(row.kind, row.value, row.raw_value, explicit)
         if value is not None:
             key = keys[row.id] = source(row) if row.kind in rewards.KINDS else f"{row.kind}/{source(row)}"
             said[key] = Spoken(value, rater(row, turn))
@@ -159,9 +159,9 @@ async def _in_rankings(session: AsyncSession, by_id: Mapping[str, Judged], said:
     """The last order of each source over the same turns, as a number for each of them."""
     rows = list(
         await session.execute(
-            select(Feedback, Ranked.turn_id)
-            .join(Ranked, Ranked.feedback_seq == Feedback.seq)
-            .where(Ranked.turn_id.in_(by_id))
+            select(Feedback, FeedbackRank.turn_id)
+            .join(FeedbackRank, FeedbackRank.feedback_seq == Feedback.seq)
+            .where(FeedbackRank.turn_id.in_(by_id))
             .order_by(Feedback.seq)
         )
     )
@@ -180,8 +180,8 @@ async def _in_rankings(session: AsyncSession, by_id: Mapping[str, Judged], said:
 async def ranked(session: AsyncSession, targets: Collection[tuple[str, str]]) -> set[str]:
     """The turns that were put in order under these targets, each a project and a target; also by what is withdrawn."""
     rows = await session.scalars(
-        select(Ranked.turn_id)
-        .join(Feedback, Feedback.seq == Ranked.feedback_seq)
+        select(FeedbackRank.turn_id)
+        .join(Feedback, Feedback.seq == FeedbackRank.feedback_seq)
         .where(tuple_(Feedback.project_id, Feedback.target).in_(sorted(targets)))
     )
     return set(rows)
@@ -194,12 +194,14 @@ async def _withdrawn(session: AsyncSession, targets: Collection[tuple[str, str]]
             tuple_(Feedback.project_id, Feedback.target).in_(sorted(targets)),
         )
     )
-    return {row.details["withdraws"] for row in rows}
+    return {row.request_metadata["withdraws"] for row in rows}
 
 
 async def _ranks(session: AsyncSession, seqs: Collection[int]) -> dict[int, dict[str, int]]:
     rows = await session.execute(
-        select(Ranked.feedback_seq, Ranked.turn_id, Ranked.rank).where(Ranked.feedback_seq.in_(seqs))
+        select(FeedbackRank.feedback_seq, FeedbackRank.turn_id, FeedbackRank.rank).where(
+            FeedbackRank.feedback_seq.in_(seqs)
+        )
     )
     ranks: dict[int, dict[str, int]] = defaultdict(dict)
     for seq, turn_id, rank in rows:
@@ -209,13 +211,13 @@ async def _ranks(session: AsyncSession, seqs: Collection[int]) -> dict[int, dict
 
 async def groups(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, str]:
     """Turns that people have put in order and that answer the very same prompt: replies to compare, by turn."""
-    orders = select(Ranked.feedback_seq).where(Ranked.turn_id.in_(turn_ids))
+    orders = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(turn_ids))
     rows = await session.execute(
-        select(Ranked.feedback_seq, Feedback.target, Turn.id, Turn.prompt_ids)
-        .join(Feedback, Feedback.seq == Ranked.feedback_seq)
-        .join(Turn, Turn.id == Ranked.turn_id)
-        .where(Ranked.feedback_seq.in_(orders))
-        .order_by(Ranked.feedback_seq)
+        select(FeedbackRank.feedback_seq, Feedback.target, Turn.id, Turn.prompt_ids)
+        .join(Feedback, Feedback.seq == FeedbackRank.feedback_seq)
+        .join(Turn, Turn.id == FeedbackRank.turn_id)
+        .where(FeedbackRank.feedback_seq.in_(orders))
+        .order_by(FeedbackRank.feedback_seq)
     )
     prompts: dict[tuple[int, str], dict[str, tuple[int, ...]]] = defaultdict(dict)
     for seq, target, turn_id, ids in rows:

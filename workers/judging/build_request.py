@@ -21,13 +21,13 @@ from workers.judging.request import (
     NOT_IN_SHARE,
     OUT_OF_BUDGET,
     OWN_QUESTION,
-    Case,
     Claim,
+    JudgeRequest,
     Silent,
 )
 
 
-async def brief(session: AsyncSession, settings: Settings, claims: tuple[Claim, ...]) -> Case:
+async def brief(session: AsyncSession, settings: Settings, claims: tuple[Claim, ...]) -> JudgeRequest:
     """Raises Silent where there is nothing to ask."""
     policy = await session.get_one(Policy, claims[0].policy_id)
     config = rewards_of(policy, settings)
@@ -43,7 +43,7 @@ async def brief(session: AsyncSession, settings: Settings, claims: tuple[Claim, 
     version = await session.get_one(Version, turn.version_id)
     spoke = await session.get_one(Policy, turn.policy_id)
     age = await session.scalar(select(now() - Turn.finished_at).where(Turn.id == turn.id)) or 0.0
-    return Case(
+    return JudgeRequest(
         claims=claims,
         source=source,
         endpoint=endpoint,
@@ -77,7 +77,7 @@ def _endpoint(source: Source, config: RewardsConfig) -> EndpointConfig | None:
 
 async def _closed(session: AsyncSession, endpoint: EndpointConfig, config: RewardsConfig, claim: Claim) -> str | None:
     """The budget is what it was asked within the hour, for itself and for next_turn, as far as that is settled."""
-    drawn = func.coalesce(Turn.beside_id, Turn.completion_id)  # a rehearsal is asked about where its chat is
+    drawn = func.coalesce(Turn.shadow_of_id, Turn.completion_id)  # a shadow deployment is asked about where its chat is
     completion_id = await session.scalar(select(drawn).where(Turn.id == claim.turn_id))
     if not asked_about(completion_id or claim.turn_id, endpoint.name, endpoint.share):
         return NOT_IN_SHARE
@@ -106,7 +106,7 @@ async def _after(session: AsyncSession, turn: Turn) -> list[dict[str, Any]]:
             .where(
                 Turn.parent_id == turn.id,
                 Turn.deleted_at.is_(None),
-                or_(Turn.flaw.is_(None), Turn.flaw != NO_CONSENT),
+                or_(Turn.exclusion_reason.is_(None), Turn.exclusion_reason != NO_CONSENT),
             )
             .order_by(Turn.created_at, Turn.id)
             .limit(1)
@@ -130,8 +130,8 @@ def _last_user(messages: list[dict[str, Any]]) -> str | None:
 
 
 async def _beside(session: AsyncSession, turn: Turn) -> list[Turn]:
-    """All replies of the completion, its own included; a rehearsal's own, and that of the chat it stands beside."""
-    mine = or_(Turn.completion_id == turn.completion_id, Turn.id == turn.beside_id)
+    """All replies of the completion, its own included; a shadow's own, and that of the chat it stands beside."""
+    mine = or_(Turn.completion_id == turn.completion_id, Turn.id == turn.shadow_of_id)
     rows = await session.scalars(
         select(Turn).where(mine, Turn.deleted_at.is_(None)).order_by(Turn.choice_index, Turn.id)
     )
@@ -146,7 +146,7 @@ def _facts(turn: Turn, after: list[dict[str, Any]], settings: Settings) -> Facts
         state=turn.state,
         num_output_tokens=turn.num_output_tokens,
         next_messages=tuple(after),
-        details=turn.details or {},
+        details=turn.request_metadata or {},
         length_range=settings.length_range,
     )
 
@@ -159,5 +159,5 @@ def _about(turn: Turn, label: str) -> dict[str, Any]:
         "reply": turn.reply,
         "finish_reason": turn.finish_reason,
         "model": label,
-        "metadata": turn.details or {},
+        "metadata": turn.request_metadata or {},
     }

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 
 from app.core.database import Database
-from app.core.jobs import nudge
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from workers.judging.process import Question
 from workers.judging.queue import Line, take
@@ -50,5 +50,5 @@ async def judge(db: Database, settings: Settings, owner: str) -> int:
             await asyncio.gather(*running, return_exceptions=True)
     if over:
         async with db.write() as session:
-            nudge(session, "judge")
+            enqueue_after_commit(session, "judge")
     return settled

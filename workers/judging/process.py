@@ -18,7 +18,7 @@ from app.core.settings import Settings
 from app.models import Judgement, JudgementState
 from workers.judging import record_result
 from workers.judging.build_request import brief
-from workers.judging.request import NO_REPLY, Answer, Broken, Case, Claim, Meter, Silent, Unanswered
+from workers.judging.request import NO_REPLY, Answer, Broken, Claim, JudgeRequest, Meter, Silent, Unanswered
 from workers.judging.sources.dispatch import ask
 
 log = logging.getLogger("attune.judge")
@@ -39,14 +39,14 @@ class Question:
         """Returns how many judgements were settled."""
         async with AsyncExitStack() as leases:
             for claim in self._claims:
-                kept = core_leases.kept(
+                kept = core_leases.keep_renewed(
                     self._db, Judgement, claim.id, fence=claim.fence, seconds=self._settings.lease_seconds
                 )
                 await leases.enter_async_context(kept)
             return await self._put()
 
     async def _put(self) -> int:
-        case: Case | None = None
+        case: JudgeRequest | None = None
         try:
             case = await self._brief()
             answers = await ask(case, self._http, self._settings, self._meter)
@@ -65,7 +65,7 @@ class Question:
             return await self._let_go(str(error))
         return await self._done(answers, users_own=isinstance(case.source, NextTurnSource))
 
-    async def _brief(self) -> Case:
+    async def _brief(self) -> JudgeRequest:
         if self._claims[0].attempt > self._settings.max_attempts:
             raise Broken(f"its asker did not live to hear the answer, {self._settings.max_attempts} times")
         async with self._db.read() as session:

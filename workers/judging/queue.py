@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.config.rewards import LEARNED, JudgeSource
 from app.core import leases
 from app.core.database import Database, now
-from app.core.leases import free
+from app.core.leases import lease_is_free
 from app.core.settings import Settings
 from app.models import Judgement, JudgementState, Policy, Turn
 from app.training.policy_rewards import rewards_of
@@ -51,7 +51,7 @@ async def _due(session: AsyncSession, most: int, closed: Collection[Line]) -> li
         elsewhere.append(tuple_(Judgement.policy_id, Judgement.source).not_in(sorted(closed)))
     rows = await session.scalars(
         select(Judgement)
-        .where(Judgement.state == JudgementState.OPEN, Judgement.due_at <= now(), free(Judgement), *elsewhere)
+        .where(Judgement.state == JudgementState.OPEN, Judgement.due_at <= now(), lease_is_free(Judgement), *elsewhere)
         .order_by(Judgement.due_at, Judgement.id)
         .limit(most)
         .with_for_update(skip_locked=True)
@@ -92,7 +92,7 @@ async def _beside(session: AsyncSession, row: Judgement) -> list[Judgement]:
             Judgement.source == row.source,
             Judgement.id != row.id,
             Judgement.state == JudgementState.OPEN,
-            free(Judgement),
+            lease_is_free(Judgement),
         )
         .order_by(Judgement.id)
         .with_for_update(of=Judgement, skip_locked=True)

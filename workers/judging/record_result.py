@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core import leases
 from app.core.database import now
-from app.core.jobs import nudge
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.models import Judgement, JudgementState, Turn
 from workers.feedback import curate, group_samples, rater_trust, signals
@@ -57,7 +57,7 @@ async def closed(
 async def let_go(session: AsyncSession, claim: Claim, reason: str, details: Mapping[str, Any]) -> None:
     """For another attempt, after a pause that grows."""
     log.warning("%s said nothing of %s, attempt %d: %s", claim.source, claim.turn_id, claim.attempt, plain(reason))
-    await leases.settle(
+    await leases.finish(
         session,
         Judgement,
         claim.id,
@@ -71,7 +71,7 @@ async def let_go(session: AsyncSession, claim: Claim, reason: str, details: Mapp
 
 async def wait(session: AsyncSession, claim: Claim, seconds: float) -> None:
     """Nothing was asked: this was no attempt."""
-    await leases.settle(
+    await leases.finish(
         session,
         Judgement,
         claim.id,
@@ -98,7 +98,7 @@ async def _close(
     *,
     value: float | None = None,
 ) -> None:
-    await leases.settle(
+    await leases.finish(
         session,
         Judgement,
         claim.id,
@@ -110,7 +110,7 @@ async def _close(
         settled_at=now(),
     )
     await curate.reconsider(session, {claim.turn_id}, settings)
-    nudge(session, "assemble")
+    enqueue_after_commit(session, "assemble")
 
 
 async def _deleted(session: AsyncSession, claim: Claim) -> bool:

@@ -43,7 +43,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Case:
+class JudgeRequest:
     """`claims` is one judgement; where replies are compared it is those of all replies that are free."""
 
     claims: tuple[Claim, ...]

@@ -48,4 +48,4 @@ class Heartbeat:
     async def _beat(self, db: Database) -> None:
         async with db.write() as session:
             for id, fence in self._fences.items():
-                await leases.beat(session, self._model, id, fence=fence, seconds=self._settings.lease_seconds)
+                await leases.renew(session, self._model, id, fence=fence, seconds=self._settings.lease_seconds)

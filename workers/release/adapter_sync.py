@@ -19,7 +19,7 @@ from workers.release.verify_delivery import NotDelivered, Timings, prove, ready_
 
 log = logging.getLogger("attune.fleet")
 # Evaluate brings these, and only there may a version be rejected for what an engine says of it.
-ON_THEIR_WAY = (VersionState.TRAINED, VersionState.PROVEN)
+ON_THEIR_WAY = (VersionState.TRAINED, VersionState.VERIFIED)
 
 MOST_SECONDS = 5.0  # of one run on one engine,
 MOST_SECONDS_OF_BYTES = 60.0  # where adapters are sent whole
@@ -27,7 +27,7 @@ Place = tuple[str, int, str]  # an engine's name and incarnation, and a version'
 RESTING: dict[Place, tuple[int, float]] = {}  # what failed there: how often, and until when it is left alone
 
 
-async def furnish(db: Database, settings: Settings) -> None:
+async def sync_adapters(db: Database, settings: Settings) -> None:
     """Prove and load, off the publish path, what an engine should hold and does not: what serves and nobody holds
     before all else. One that hangs holds the others up for a few seconds at most."""
     async with db.read() as session:
@@ -61,7 +61,7 @@ async def furnish(db: Database, settings: Settings) -> None:
 async def _furnish(
     db: Database, settings: Settings, pool: EnginePool, engine: Engine, versions: Sequence[Version]
 ) -> None:
-    until = time.monotonic() + (MOST_SECONDS if settings.transport == "path" else MOST_SECONDS_OF_BYTES)
+    until = time.monotonic() + (MOST_SECONDS if settings.adapter_delivery == "path" else MOST_SECONDS_OF_BYTES)
     for version in versions:
         client, place = pool.at(engine.url), _place(engine, version)
         try:

@@ -4,7 +4,7 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
-from app.models import COMING, SERVED, Deployment, Engine, EngineState, Pin, Version
+from app.models import ONCE_LIVE, PENDING_RELEASE, Deployment, Engine, EngineState, Pin, Version
 
 
 async def wanted(session: AsyncSession, keep: int) -> list[Version]:
@@ -15,14 +15,14 @@ async def wanted(session: AsyncSession, keep: int) -> list[Version]:
     )
     ids = {id for row in pointed for id in row if id is not None}
     ids |= set(await session.scalars(select(Pin.version_id).distinct()))
-    coming = await session.scalars(select(Version.id).where(Version.state.in_(COMING)))
+    coming = await session.scalars(select(Version.id).where(Version.state.in_(PENDING_RELEASE)))
     policies = await session.scalars(select(Deployment.policy_id))
     for policy_id in list(policies):
         recent = await session.scalars(
             select(Version.id)
             .where(
                 Version.policy_id == policy_id,
-                Version.state.in_(SERVED),
+                Version.state.in_(ONCE_LIVE),
                 Version.live_at.is_not(None),  # not what was only ever a canary
             )
             .order_by(Version.live_at.desc())
@@ -31,7 +31,7 @@ async def wanted(session: AsyncSession, keep: int) -> list[Version]:
         ids |= set(recent)
     rows = await session.scalars(
         select(Version)
-        .where(Version.id.in_(ids | set(coming)), Version.adapter_name.is_not(None), ~Version.full)
+        .where(Version.id.in_(ids | set(coming)), Version.adapter_name.is_not(None), ~Version.full_weights)
         .order_by(Version.number)
     )
     return list(rows)
@@ -43,7 +43,7 @@ async def serving(session: AsyncSession) -> set[str]:
     rows = await session.scalars(
         select(Version.adapter_name)
         .join(Deployment, Deployment.version_id == Version.id)
-        .where(Version.adapter_name.is_not(None), ~Version.full)
+        .where(Version.adapter_name.is_not(None), ~Version.full_weights)
     )
     return {name for name in rows if name is not None}
 
@@ -82,7 +82,7 @@ async def starting(session: AsyncSession, name: str, url: str) -> int:
         engine = Engine(name=name, url=url, state=EngineState.STARTING, incarnation=0, loaded=[])
         session.add(engine)
     engine.url, engine.state, engine.loaded, engine.reason = url, EngineState.STARTING, [], None
-    engine.weights = engine.moving_until = None
+    engine.weights = engine.swapping_until = None
     engine.incarnation += 1
     return engine.incarnation
 

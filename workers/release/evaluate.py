@@ -43,7 +43,7 @@ async def evaluate(db: Database, settings: Settings, owner: str) -> int:
             version = await session.get_one(Version, version_id)
             policy = await session.get_one(Policy, version.policy_id)
         if fence is not None:
-            async with leases.kept(db, Version, version_id, fence=fence, seconds=seconds):
+            async with leases.keep_renewed(db, Version, version_id, fence=fence, seconds=seconds):
                 done = await _evaluate(db, settings, policy, version, fence, engines)
             proven += done
             if settings.adaptation == "full" and not done:  # a replica may have it: back to what serves
@@ -64,7 +64,7 @@ async def _evaluate(
     pool = EnginePool(engine_keys(settings))
     try:
         gates, mark = Gates(db, settings, pool.at(engines[0].url), policy, version), time.perf_counter()
-        if version.full:  # chats wait while an engine has its weights: what needs none of them is asked first
+        if version.full_weights:  # chats wait while an engine has its weights: what needs none of them is asked first
             await asyncio.to_thread(check, version, settings)
             timings.since(mark, "check")
             if (refused := await gates.refusal(MetricGate, FunctionGate)) is not None:
@@ -76,18 +76,18 @@ async def _evaluate(
         if not service.enough(outcome.proven, engines):
             return await _too_few(db, settings, version, fence, outcome, engines)
         gates.client, mark = pool.at(outcome.proven[0].url), time.perf_counter()
-        refused = await gates.refusal(*([PromptsGate] if version.full else []))
+        refused = await gates.refusal(*([PromptsGate] if version.full_weights else []))
         timings.since(mark, "gates")
     except DamagedAdapter as damage:
         await _reject(db, version, fence, f"DamagedAdapter: {damage}", engines)
         return False
     except (EngineUnavailable, EngineRefused) as error:  # of a gate's prompts: they are no verdict
         log.warning("%s waits: %s", version.adapter_name, error)
-        if version.full and version.attempt >= settings.max_attempts:  # each is two exchanges
+        if version.full_weights and version.attempt >= settings.max_attempts:  # each is two exchanges
             why = f"its gates could not be asked in {version.attempt} attempts: {error}"
             await _reject(db, version, fence, why, engines)
         else:
-            await _let_go(db, version, fence, counts=version.full)
+            await _let_go(db, version, fence, counts=version.full_weights)
         return False
     finally:
         await pool.close()
@@ -100,7 +100,7 @@ async def _evaluate(
         policy = await session.get_one(Policy, policy.id, with_for_update={"key_share": True})
         for engine in outcome.proven:
             await engine_inventory.note(session, engine, added=version.adapter)
-        await leases.settle(session, Version, version.id, fence=fence, state=VersionState.PROVEN, **told)
+        await leases.finish(session, Version, version.id, fence=fence, state=VersionState.VERIFIED, **told)
         heard = await publish.move(session, settings, policy, version.id)
     if heard:
         await publish.timed(db, version.id, time.perf_counter() - started)
@@ -127,7 +127,7 @@ async def _too_few(
 async def _let_go(db: Database, version: Version, fence: int, *, counts: bool = True) -> None:
     attempt = version.attempt if counts else version.attempt - 1
     async with db.write() as session:
-        await leases.settle(session, Version, version.id, fence=fence, state=VersionState.TRAINED, attempt=attempt)
+        await leases.finish(session, Version, version.id, fence=fence, state=VersionState.TRAINED, attempt=attempt)
 
 
 async def _reject(
@@ -138,7 +138,7 @@ async def _reject(
     async with db.write() as session:
         # Before its versions, as everywhere.
         policy = await session.get_one(Policy, version.policy_id, with_for_update={"key_share": True})
-        await leases.settle(session, Version, version.id, fence=fence, state=VersionState.REJECTED, reason=reason)
+        await leases.finish(session, Version, version.id, fence=fence, state=VersionState.REJECTED, reason=reason)
         for engine in engines:
             await engine_inventory.note(session, engine, added=version.adapter)
         row = await repository.version(session, version.id)

@@ -77,7 +77,7 @@ class Gates:
                         Dataset.name == gate.dataset,
                         Dataset.kind == DatasetKind.PROMPTS,
                     )
-                    .order_by(DatasetRow.number)
+                    .order_by(DatasetRow.row_number)
                     .limit(gate.most)
                 )
             )

@@ -1,4 +1,4 @@
-"""Rehearsals → rehearsed, or rejected: as what was judged says."""
+"""Shadow deployments → passed its shadow deployment, or rejected: as what was judged says."""
 
 import logging
 
@@ -16,15 +16,15 @@ from app.policies import repository, service
 from app.training.policy_rewards import rewards_of
 from workers.queue.retry import spared
 
-log = logging.getLogger("attune.rehearsals")
+log = logging.getLogger("attune.shadow")
 
 
 async def watch(db: Database, settings: Settings) -> int:
-    """Look at every version in rehearsal. Returns how many ended it."""
+    """Look at every version in shadow. Returns how many ended it."""
     async with db.read() as session:
-        rehearsing = select(Version.id).where(Version.state == VersionState.REHEARSING)
-        version_ids = list(await session.scalars(rehearsing))
-    told = "the rehearsal of %s could not be looked at; the next sweep tries again"
+        shadow = select(Version.id).where(Version.state == VersionState.SHADOW)
+        version_ids = list(await session.scalars(shadow))
+    told = "the shadow deployment of %s could not be looked at; the next sweep tries again"
     return sum([await spared(_watch(db, settings, id), log, told, id) for id in version_ids])
 
 
@@ -46,7 +46,7 @@ async def _judge(session: AsyncSession, version_id: str, settings: Settings) -> 
     if policy.head_version_id != version.id:
         return serving_id, Verdict("lapse", deployment_service.GONE_BACK, {})
     if (told := idle(config, rewards)) is not None:  # what cannot be shown has not been
-        return serving_id, Verdict("lapse", f"it cannot rehearse: {told}", {})
+        return serving_id, Verdict("lapse", f"it cannot run in shadow: {told}", {})
     *_, counted, verdict = await shadow_metrics.judged(session, version, serving_id, config, rewards)
     counts = {"better": counted.better, "alike": counted.alike, "worse": counted.worse}
     return serving_id, Verdict(verdict.action, verdict.reason, {**verdict.figures, **counts})
@@ -57,13 +57,13 @@ async def _end(session: AsyncSession, version_id: str, serving_id: str, verdict:
     policy = await session.get_one(Policy, version.policy_id)
     deployment = await deployment_service.locked(session, policy)
     await session.refresh(version)
-    if version.state != VersionState.REHEARSING or deployment.version_id != serving_id:
+    if version.state != VersionState.SHADOW or deployment.version_id != serving_id:
         return False  # somebody was quicker
-    version.metrics = {**version.metrics, **{f"rehearsal/{name}": value for name, value in verdict.figures.items()}}
+    version.metrics = {**version.metrics, **{f"shadow/{name}": value for name, value in verdict.figures.items()}}
     if verdict.action == "promote":
         shadow.passed(session, policy, version, actor="watch", reason=verdict.reason)
     else:
-        reason = verdict.reason if verdict.reason == deployment_service.GONE_BACK else f"rehearsal: {verdict.reason}"
+        reason = verdict.reason if verdict.reason == deployment_service.GONE_BACK else f"shadow: {verdict.reason}"
         # Silence is no word against it: the guard hears of what was shown, and of nothing else.
         alarm = settings if verdict.action == "reject" else None
         await deployment_service.reject(session, policy, version, actor="watch", reason=reason, alarm=alarm)

@@ -112,7 +112,7 @@ def _note(outcome: Outcome, engine: Engine, task: asyncio.Task[None], version: V
 
 def check(version: Version, settings: Settings) -> None:
     assert version.adapter_path and version.manifest_sha256
-    check_version(settings.model, Path(version.adapter_path), version.manifest_sha256, full=version.full)
+    check_version(settings.model, Path(version.adapter_path), version.manifest_sha256, full=version.full_weights)
 
 
 async def ready_to_load(version: Version, settings: Settings, timings: Timings) -> Path | Payload:
@@ -121,7 +121,7 @@ async def ready_to_load(version: Version, settings: Settings, timings: Timings) 
     folder, mark = Path(version.adapter_path), time.perf_counter()
     await asyncio.to_thread(check, version, settings)
     mark = timings.since(mark, "check")
-    if settings.transport == "path":
+    if settings.adapter_delivery == "path":
         return folder
     made = await asyncio.to_thread(payload, folder, version.manifest_sha256)
     timings.since(mark, "transfer")

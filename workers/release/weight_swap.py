@@ -70,7 +70,7 @@ async def follow(db: Database, settings: Settings) -> None:
         return
     pool = EnginePool(engine_keys(settings))
     try:
-        if version.full:
+        if version.full_weights:
             await asyncio.to_thread(check, version, settings)
         for engine in behind:
             try:
@@ -94,7 +94,7 @@ async def carry(
 ) -> None:
     """The files have been checked. Raises EngineUnavailable, EngineRefused, NotDelivered; then the engine has what it
     had, or nobody is sent there until somebody has set it right."""
-    abandoned = engine.moving_until is not None
+    abandoned = engine.swapping_until is not None
     if not abandoned and not await client.ready() and not await client.ready():  # a moment's silence is no absence
         raise Away(f"{client.url} does not answer")
     if service.holds(engine, version):
@@ -133,7 +133,7 @@ async def _put_back(
 ) -> None:
     """The weights that were there, from the bytes that they were read from, and a look at whether they are the same."""
     try:
-        if before.full:
+        if before.full_weights:
             await asyncio.to_thread(check, before, settings)
     except DamagedAdapter as damage:  # no fault of the version that was tried
         raise EngineUnavailable(f"{_name(before)} cannot be put back: {damage}") from damage
@@ -180,12 +180,14 @@ async def _drain(db: Database, settings: Settings, engine: Engine) -> None:
 
 async def _note_cut(db: Database, engine: Engine, version: Version) -> None:
     """Replies that go on with other weights are nobody's to learn from. Said while none of them can end."""
-    flaw = f"the weights changed during the reply, from {engine.weights or BASE_WEIGHTS} to {_name(version)}"
+    exclusion_reason = (
+        f"the weights changed during the reply, from {engine.weights or BASE_WEIGHTS} to {_name(version)}"
+    )
     async with db.write() as session:
         await session.execute(
             update(Turn)
-            .where(*_under_way(engine), Turn.flaw.is_(None))
-            .values(flaw=flaw)
+            .where(*_under_way(engine), Turn.exclusion_reason.is_(None))
+            .values(exclusion_reason=exclusion_reason)
             .execution_options(synchronize_session=False)
         )
 
@@ -198,7 +200,7 @@ def _under_way(engine: Engine) -> tuple[ColumnElement[bool], ...]:
 
 
 def _path(settings: Settings, version: Version) -> Path:
-    return Path(version.adapter_path) if version.full and version.adapter_path else folder(settings.model)
+    return Path(version.adapter_path) if version.full_weights and version.adapter_path else folder(settings.model)
 
 
 def _name(version: Version) -> str:
@@ -215,7 +217,7 @@ class Move:
 
     async def take(self) -> None:
         """Raises Busy."""
-        mine = or_(Engine.moving_until.is_(None), Engine.moving_until < now())
+        mine = or_(Engine.swapping_until.is_(None), Engine.swapping_until < now())
         if not await self._write(mine, now() + self._seconds):
             raise Busy(f"the weights of {self._engine.name} are being exchanged, or it was started anew")
 
@@ -224,21 +226,21 @@ class Move:
             await asyncio.sleep(self._seconds / 4)
             async with self.alone:
                 try:
-                    await self._write(Engine.moving_until == self._until, now() + self._seconds)
+                    await self._write(Engine.swapping_until == self._until, now() + self._seconds)
                 except (SQLAlchemyError, OSError) as error:  # it may be back before the time is over
                     log.warning("the exchange on %s was not kept alive: %s", self._engine.name, error)
 
     async def done(self, weights: str | None) -> None:
         """It has these weights. Raises Busy when somebody else has taken it meanwhile."""
         async with self.alone:
-            if not await self._write(Engine.moving_until == self._until, None, weights=weights):
+            if not await self._write(Engine.swapping_until == self._until, None, weights=weights):
                 raise Busy(f"{self._engine.name} was taken by somebody else, or started anew")
 
     async def leave(self) -> None:
         """Who knows what it has: whoever comes next may set it right at once."""
         async with self.alone:
             if self._until is not None:
-                await self._write(Engine.moving_until == self._until, 0.0)
+                await self._write(Engine.swapping_until == self._until, 0.0)
 
     async def _write(
         self, mine: ColumnElement[bool], until: ColumnElement[float] | float | None, **values: str | None
@@ -247,13 +249,13 @@ class Move:
             done = await session.execute(
                 update(Engine)
                 .where(Engine.name == self._engine.name, Engine.incarnation == self._engine.incarnation, mine)
-                .values(moving_until=until, **values)
-                .returning(Engine.name, Engine.moving_until)
+                .values(swapping_until=until, **values)
+                .returning(Engine.name, Engine.swapping_until)
                 .execution_options(synchronize_session=False)
             )
             row = done.one_or_none()
         if row is not None:
-            self._until = row.moving_until
+            self._until = row.swapping_until
         return row is not None
 
 

@@ -1,4 +1,4 @@
-"""Turns → Rollouts: siblings of a reply that has ended, as rows, before anything is asked."""
+"""Turns → Rollouts: group samples of a reply that has ended, as rows, before anything is asked."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -7,14 +7,14 @@ from typing import Any
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment.config.rollouts import ShadowConfig, idle, wanted
+from alignment.config.rollouts import GroupSamplingConfig, idle, wanted
 from alignment.signals.judge_prompts import is_question
-from app.core.database import clock, now
-from app.core.jobs import nudge
+from app.core.database import database_time, now
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.inference.request import Sampling
 from app.models import (
-    Mode,
+    LearningMode,
     Origin,
     Policy,
     Rollout,
@@ -33,34 +33,34 @@ from app.training.rollouts.config import rollouts_of
 
 COPIED = (
     *("project_id", "policy_id", "version_id", "key_id", "end_user", "conversation_id"),
-    *("engine", "messages", "asked", "details"),
+    *("engine", "messages", "request_params", "request_metadata"),
 )
 
 
 async def cast(session: AsyncSession, ended: Sequence[Any], policies: Sequence[Policy], settings: Settings) -> None:
-    """For those of the turns that are to have siblings. `ended` turns are looked at once: there is no second cast."""
+    """For those of the turns that are to have group samples. `ended` turns are looked at once: there is no second cast."""
     for policy in policies:
-        shadows, rewards = rollouts_of(policy, settings).shadows, rewards_of(policy, settings)
-        if policy.mode == Mode.HALTED or idle(shadows, rewards) is not None:
+        group_samples, rewards = rollouts_of(policy, settings).group_sampling, rewards_of(policy, settings)
+        if policy.mode == LearningMode.HALTED or idle(group_samples, rewards) is not None:
             continue
-        since = await clock(session) - shadows.window_seconds
+        since = await database_time(session) - group_samples.window_seconds
         ids = [
             row.id
             for row in ended
             if row.policy_id == policy.id
             and row.origin == Origin.CHAT
             and row.choice_index == 0
-            and (row.state, row.flaw, row.deleted_at) == (TurnState.DONE, None, None)
+            and (row.state, row.exclusion_reason, row.deleted_at) == (TurnState.DONE, None, None)
             and row.finished_at > since
-            and wanted(row.completion_id, shadows, rewards.sources)
+            and wanted(row.completion_id, group_samples, rewards.sources)
         ]
         if ids:
-            await _cast(session, policy, ids, shadows)
+            await _cast(session, policy, ids, group_samples)
 
 
-async def _cast(session: AsyncSession, policy: Policy, ids: Sequence[str], shadows: ShadowConfig) -> None:
+async def _cast(session: AsyncSession, policy: Policy, ids: Sequence[str], group_samples: GroupSamplingConfig) -> None:
     """As long as they fit into the hour's budget, if they come to be as long as the replies they stand beside."""
-    left = shadows.tokens_per_hour - await repository.spent(session, policy.id, Origin.SHADOW)
+    left = group_samples.tokens_per_hour - await repository.spent(session, policy.id, Origin.GROUP_SAMPLE)
     choices = await session.execute(
         select(Turn.completion_id, func.count()).where(Turn.completion_id.in_(ids)).group_by(Turn.completion_id)
     )
@@ -74,7 +74,7 @@ async def _cast(session: AsyncSession, policy: Policy, ids: Sequence[str], shado
     cast: list[dict[str, Any]] = []
     for turn in rows:
         given = num_choices[turn.completion_id]
-        missing = shadows.siblings + 1 - given
+        missing = group_samples.extra_replies + 1 - given
         cost = missing * len(turn.output_ids or ())
         if missing <= 0 or not turn.prompt_ids or is_question(turn.messages):
             continue
@@ -83,18 +83,18 @@ async def _cast(session: AsyncSession, policy: Policy, ids: Sequence[str], shado
         left -= cost
         cast += [shadow(turn, given + place) for place in range(missing)]
     if cast:
-        await write(session, cast, expires_in=shadows.window_seconds)
-        await _hold(session, {turn["completion_id"] for turn in cast}, shadows.window_seconds)
+        await write(session, cast, expires_in=group_samples.window_seconds)
+        await _hold(session, {turn["completion_id"] for turn in cast}, group_samples.window_seconds)
 
 
 async def _hold(session: AsyncSession, completion_ids: Collection[str], seconds: float) -> None:
-    """Samples of replies that somebody has judged already; those to come find their siblings by themselves."""
+    """Samples of replies that somebody has judged already; those to come find their group samples by themselves."""
     spoken = select(Turn.id).where(Turn.completion_id.in_(completion_ids))
     until = now() + seconds
     await session.execute(
         update(Sample)
-        .where(Sample.turn_id.in_(spoken), Sample.state == SampleState.OPEN, Sample.matures_at < until)
-        .values(matures_at=until)
+        .where(Sample.turn_id.in_(spoken), Sample.state == SampleState.OPEN, Sample.ready_at < until)
+        .values(ready_at=until)
         .execution_options(synchronize_session=False)
     )
 
@@ -109,7 +109,7 @@ def shadow(turn: Turn, choice_index: int) -> dict[str, Any]:
         "id": new_id("chatcmpl"),
         "completion_id": turn.completion_id,
         "choice_index": choice_index,
-        "origin": Origin.SHADOW,
+        "origin": Origin.GROUP_SAMPLE,
         "sampling": sampling.body(),
     }
 
@@ -130,4 +130,4 @@ async def write(session: AsyncSession, turns: list[dict[str, Any]], *, expires_i
         for turn in turns
     ]
     await session.execute(insert(Rollout).values(due_at=now(), expires_at=now() + expires_in), rows)
-    nudge(session, "rollout")
+    enqueue_after_commit(session, "rollout")

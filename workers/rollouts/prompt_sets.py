@@ -10,7 +10,7 @@ from app.core.settings import Settings
 from app.inference.request import Sampling
 from app.models import (
     DatasetRow,
-    Mode,
+    LearningMode,
     Origin,
     PlanState,
     Policy,
@@ -22,7 +22,7 @@ from app.models import (
     SampleState,
     Version,
     new_id,
-    record,
+    record_audit,
 )
 from app.policies import repository as policies
 from app.training.batch_caps import cap
@@ -32,7 +32,7 @@ from workers.rollouts.queue import Room
 
 EXPIRES_SECONDS = 600.0  # a group is written down when there is room for it: this long it has to find it
 LEAST_FAILED = 8
-UNLEARNED = (SampleState.OPEN, SampleState.HELD, SampleState.BATCHED)
+UNLEARNED = (SampleState.OPEN, SampleState.QUARANTINED, SampleState.BATCHED)
 
 
 async def advance(db: Database, settings: Settings) -> None:
@@ -76,7 +76,7 @@ async def _has_something_to_do(session: AsyncSession, plan: RolloutPlan, setting
     if await _broken(session, plan) is not None:
         return True
     policy = await session.get_one(Policy, plan.policy_id)
-    if policy.mode == Mode.HALTED:
+    if policy.mode == LearningMode.HALTED:
         return False
     version = await _serving(session, plan)
     room = await Room.of(session)
@@ -145,10 +145,10 @@ async def _ask(session: AsyncSession, plan: RolloutPlan, settings: Settings) -> 
         "origin": Origin.PROMPT_SET,
         "messages": row.content["messages"],
         "sampling": Sampling(plan.max_tokens, plan.temperature).body(),
-        "curated": True,  # its verifier says what it is worth: no other source is asked
+        "processed": True,  # its verifier says what it is worth: no other source is asked
     }
     turns = [common | {"id": id, "choice_index": place} for place, id in enumerate(ids)]
-    asked = {"plan_id": plan.id, "pass_number": plan.pass_number, "number": plan.position}
+    asked = {"plan_id": plan.id, "pass_number": plan.pass_number, "row_number": plan.position}
     await write(session, turns, expires_in=EXPIRES_SECONDS, **asked)
     fresh = plan.version_id != version.id or (
         plan.prompts_per_version is not None and plan.version_prompts >= plan.prompts_per_version
@@ -162,4 +162,4 @@ async def _ask(session: AsyncSession, plan: RolloutPlan, settings: Settings) -> 
 
 def _end(session: AsyncSession, plan: RolloutPlan, state: PlanState, reason: str | None) -> None:
     plan.state, plan.reason, plan.settled_at = state, reason, now()
-    record(session, "rollout", f"plan {state}", plan.id, reason, project_id=plan.project_id, dataset=plan.dataset)
+    record_audit(session, "rollout", f"plan {state}", plan.id, reason, project_id=plan.project_id, dataset=plan.dataset)

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core import leases
 from app.core.database import Database, now
-from app.core.leases import LeaseLost, free
+from app.core.leases import LeaseLost, lease_is_free
 from app.core.settings import Settings
 from app.deployments import shadow
 from app.models import Engine, Origin, PlanState, Policy, Rollout, RolloutPlan, RolloutState, Turn, TurnState, Version
@@ -27,7 +27,7 @@ VERSION_GONE = "no engine holds its version any more"
 OUT_OF_BUDGET = "the budget of the hour is spent"
 PLAN_ENDED = "its plan has ended"
 UNDER_WAY = and_(Rollout.state == RolloutState.OPEN, Rollout.lease_until > now())
-DUE = and_(Rollout.state == RolloutState.OPEN, Rollout.due_at <= now(), free(Rollout))
+DUE = and_(Rollout.state == RolloutState.OPEN, Rollout.due_at <= now(), lease_is_free(Rollout))
 
 
 @dataclass(frozen=True)
@@ -142,15 +142,15 @@ async def _due(session: AsyncSession) -> list[tuple[Rollout, Turn, str | None]]:
 def _why_not(room: Room, version: Version, plan_state: str | None) -> str | None:
     if plan_state in (PlanState.CANCELLED, PlanState.FAILED):
         return PLAN_ENDED
-    moving = any(engine.moving_until is not None for engine in room.engines)  # whose weights it will have, time tells
+    moving = any(engine.swapping_until is not None for engine in room.engines)  # whose weights it will have, time tells
     return None if moving or room.holders(version) else VERSION_GONE
 
 
 async def _budget(session: AsyncSession, policy: Policy, origin: str, settings: Settings) -> float:
     """A plan has none: a batch has room for so many of its replies and no more."""
-    if origin == Origin.SHADOW:
-        most = rollouts_of(policy, settings).shadows.tokens_per_hour
-    elif origin == Origin.REHEARSAL:
+    if origin == Origin.GROUP_SAMPLE:
+        most = rollouts_of(policy, settings).group_sampling.tokens_per_hour
+    elif origin == Origin.SHADOW:
         most = shadow.kept(policy, settings).tokens_per_hour
     else:
         return math.inf
@@ -178,7 +178,7 @@ async def drop(db: Database, settings: Settings) -> None:
         )
         late = await session.execute(
             select(Rollout.id, Rollout.fence, Rollout.expires_at < now())
-            .where(Rollout.state == RolloutState.OPEN, free(Rollout), or_(Rollout.expires_at < now(), ended))
+            .where(Rollout.state == RolloutState.OPEN, lease_is_free(Rollout), or_(Rollout.expires_at < now(), ended))
             .limit(AT_ONCE)
         )
         rows = [(id, fence, TOO_LATE if expired else PLAN_ENDED) for id, fence, expired in late]

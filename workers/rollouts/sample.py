@@ -7,7 +7,7 @@ import time
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.core.database import Database
-from app.core.jobs import nudge
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.inference.keys import engine_keys
 from app.inference.pool import EnginePool
@@ -52,5 +52,5 @@ async def roll_out(db: Database, settings: Settings, owner: str) -> int:
         await pool.close()
     if over:
         async with db.write() as session:
-            nudge(session, "rollout")
+            enqueue_after_commit(session, "rollout")
     return settled

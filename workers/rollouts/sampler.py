@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rollouts import idle
 from alignment.signals.length_penalty import length_penalty
-from app.chat.turn_writer import Ending
+from app.chat.turn_writer import TurnEnd
 from app.core import leases
 from app.core.database import Database
 from app.core.leases import LeaseLost
@@ -49,8 +49,8 @@ PRIORITY = -1  # behind chats, which have 0; near enough to them that SGLang doe
 TRIES = 3  # of a transaction that met another one
 NO_CONSENT = "the turn beside it may not be learned from"
 GONE_ON = "the reply beside it has been learned from without it"
-REHEARSED = "its version is not in rehearsal any more"
-NOT_WANTED = "the policy does not ask for siblings any more"
+SHADOW_ENDED = "its version is not in shadow any more"
+NOT_WANTED = "the policy does not ask for group samples any more"
 OTHER_PROMPT = "its prompt ids are not those of the replies beside it"
 DATASET_GONE = "its prompt is gone"
 DIED = "its asker did not live to hear the reply, {} times"
@@ -86,7 +86,7 @@ class Asking:
         """Returns how many rollouts were settled: one or none."""
         claim = self._claim
         try:
-            async with leases.kept(
+            async with leases.keep_renewed(
                 self._db, Rollout, claim.id, fence=claim.fence, seconds=self._settings.lease_seconds
             ):
                 return await self._put()
@@ -113,14 +113,20 @@ class Asking:
             )
             return 0
         seconds = time.monotonic() - started
-        flaw = capture.flaw or (OTHER_PROMPT if case.prompt_ids not in (None, capture.prompt_ids) else None)
-        reward, why = (None, flaw) if flaw is not None or case.plan is None else await self._verify(case, capture)
+        exclusion_reason = capture.exclusion_reason or (
+            OTHER_PROMPT if case.prompt_ids not in (None, capture.prompt_ids) else None
+        )
+        reward, why = (
+            (None, exclusion_reason)
+            if exclusion_reason is not None or case.plan is None
+            else await self._verify(case, capture)
+        )
         range_ = self._settings.length_range
-        ending = Ending(
+        ending = TurnEnd(
             claim.id,
             TurnState.DONE,
             capture,
-            flaw=flaw,
+            exclusion_reason=exclusion_reason,
             length_penalty=length_penalty(len(capture.output_ids), *range_) if range_ and capture.output_ids else None,
         )
         await self._write(
@@ -154,27 +160,27 @@ class Asking:
             plan = await session.get(RolloutPlan, rollout.plan_id) if rollout.plan_id is not None else None
             row = None
             if plan is not None:
-                row = await session.get(DatasetRow, (plan.dataset_id, rollout.number))
+                row = await session.get(DatasetRow, (plan.dataset_id, rollout.row_number))
                 if row is None:
                     raise Unwanted(DATASET_GONE)
             beside = select(Turn.prompt_ids).where(
                 Turn.completion_id == turn.completion_id,
                 Turn.state == TurnState.DONE,
-                Turn.flaw.is_(None),
+                Turn.exclusion_reason.is_(None),
                 Turn.prompt_ids.is_not(None),
             )
             prompt_ids = await session.scalar(beside.order_by(Turn.choice_index).limit(1))
-            if turn.origin == Origin.REHEARSAL and spoken is not None:
+            if turn.origin == Origin.SHADOW and spoken is not None:
                 prompt_ids = spoken.prompt_ids
         call = self._call(turn, policy, version, prompt_ids if spoken is not None else None)
         return Case(call, rollouts_of(policy, self._settings).timeout_seconds, plan, row, prompt_ids)
 
     async def _still_wanted(self, session: AsyncSession, turn: Turn, policy: Policy, version: Version) -> Turn | None:
         """The chat's turn beside it, if there is to be one. Raises Unwanted for what has changed since it was written
-        down: that turn, its sample, consent, the settings; the version's rehearsal."""
+        down: that turn, its sample, consent, the settings; the version's shadow deployment."""
         if turn.origin == Origin.PROMPT_SET:
             return None
-        beside = turn.beside_id or turn.completion_id
+        beside = turn.shadow_of_id or turn.completion_id
         spoken = (
             await session.scalars(select(Turn).where(Turn.completion_id == beside, Turn.choice_index == 0))
         ).one_or_none()
@@ -182,22 +188,22 @@ class Asking:
             raise Unwanted(record_result.DELETED)
         if not await consent.given(session, spoken):
             raise Unwanted(NO_CONSENT)
-        if turn.origin == Origin.REHEARSAL:
-            if version.state != VersionState.REHEARSING:
-                raise Unwanted(REHEARSED)
+        if turn.origin == Origin.SHADOW:
+            if version.state != VersionState.SHADOW:
+                raise Unwanted(SHADOW_ENDED)
             return spoken
-        if spoken.flaw is not None:
+        if spoken.exclusion_reason is not None:
             raise Unwanted(NO_CONSENT)
-        if idle(rollouts_of(policy, self._settings).shadows, rewards_of(policy, self._settings)) is not None:
+        if idle(rollouts_of(policy, self._settings).group_sampling, rewards_of(policy, self._settings)) is not None:
             raise Unwanted(NOT_WANTED)
         sample = await session.get(Sample, spoken.id)
-        if sample is not None and sample.state not in (SampleState.OPEN, SampleState.HELD):
+        if sample is not None and sample.state not in (SampleState.OPEN, SampleState.QUARANTINED):
             raise Unwanted(GONE_ON)
         return spoken
 
     def _call(self, turn: Turn, policy: Policy, version: Version, prompt_ids: list[int] | None) -> ChatCall:
         """As the chat beside it was asked, with its very tokens for a prompt."""
-        asked = turn.asked
+        asked = turn.request_params
         choice = asked.get("tool_choice")
         return ChatCall(
             rid=self._rid(self._claim.attempt),

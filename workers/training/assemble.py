@@ -5,20 +5,20 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.errors import NoVariance
 from alignment.types import check_variance
-from app.core.database import Database, clock, now
-from app.core.jobs import nudge
+from app.core.database import Database, database_time, now
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.models import (
-    SERVED,
+    ONCE_LIVE,
     Batch,
     BatchState,
-    Mode,
+    LearningMode,
     Policy,
     Sample,
     SampleState,
     Version,
     new_id,
-    record,
+    record_audit,
 )
 from app.policies import repository
 from app.training import service
@@ -28,7 +28,7 @@ from workers.training.select_samples import choose
 async def assemble(db: Database, settings: Settings) -> int:
     """Freeze at most one batch per policy. Returns how many were frozen."""
     async with db.read() as session:
-        policies = list(await session.scalars(select(Policy.id).where(Policy.mode != Mode.HALTED)))
+        policies = list(await session.scalars(select(Policy.id).where(Policy.mode != LearningMode.HALTED)))
     frozen = 0
     for policy_id in policies:
         async with db.write() as session:
@@ -41,11 +41,11 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
     assert policy is not None and policy.head_version_id is not None
     head = await repository.version(session, policy.head_version_id)
     waiting = await session.scalar(select(exists().where(Batch.policy_id == policy_id, Batch.state == BatchState.OPEN)))
-    if policy.mode == Mode.HALTED or waiting or head.state not in SERVED:
+    if policy.mode == LearningMode.HALTED or waiting or head.state not in ONCE_LIVE:
         return False  # one update at a time, on a version that has come home
     fresh = await repository.ancestry(session, head.id, settings.max_staleness)
     await _drop_stale(session, policy_id, fresh, head)
-    speakers = fresh[:1] if policy.mode == Mode.SYNCHRONOUS else fresh
+    speakers = fresh[:1] if policy.mode == LearningMode.SYNCHRONOUS else fresh
     samples = await _enough(session, policy, [version.id for version in speakers], settings)
     if not samples or await _waits_for_the_old(session, samples, fresh, settings):
         return False
@@ -71,7 +71,7 @@ async def _enough(session: AsyncSession, policy: Policy, version_ids: list[str],
 
 
 async def _late(session: AsyncSession, samples: list[Sample], settings: Settings) -> bool:
-    return await clock(session) - min(sample.matures_at for sample in samples) >= settings.max_wait_seconds
+    return await database_time(session) - min(sample.ready_at for sample in samples) >= settings.max_wait_seconds
 
 
 async def _waits_for_the_old(
@@ -80,15 +80,15 @@ async def _waits_for_the_old(
     """With on_stale="wait": samples that this update would make too old, and that are not ripe yet, go first."""
     if settings.on_stale == "drop" or len(fresh) <= settings.max_staleness:
         return False
-    at = await clock(session)
-    if at - max(sample.matures_at for sample in samples) >= settings.max_wait_seconds:
+    at = await database_time(session)
+    if at - max(sample.ready_at for sample in samples) >= settings.max_wait_seconds:
         return False
     unripe = exists().where(
         Sample.policy_id == fresh[-1].policy_id,
         Sample.version_id == fresh[-1].id,
         Sample.state == SampleState.OPEN,
-        Sample.matures_at > at,
-        Sample.matures_at < at + settings.max_wait_seconds,
+        Sample.ready_at > at,
+        Sample.ready_at < at + settings.max_wait_seconds,
     )
     return bool(await session.scalar(select(unripe)))
 
@@ -130,9 +130,9 @@ async def _freeze(session: AsyncSession, policy: Policy, head: Version, samples:
         for sample in samples:
             sample.state, sample.reason = SampleState.DROPPED, "its batch was refused"
         told = {"project_id": policy.project_id, "policy": policy.name}
-        record(session, "assemble", "batch refused", batch.id, str(refusal), **told)
-        nudge(session, "assemble")
+        record_audit(session, "assemble", "batch refused", batch.id, str(refusal), **told)
+        enqueue_after_commit(session, "assemble")
         return
     for sample in samples:
         sample.state = SampleState.BATCHED
-    nudge(session, "train")
+    enqueue_after_commit(session, "train")

@@ -12,9 +12,9 @@ from sqlalchemy.orm import aliased
 from alignment import types as workshop
 from app.core import leases
 from app.core.database import Database, now
-from app.core.jobs import nudge
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
-from app.models import Batch, BatchState, Policy, Sample, SampleState, Turn, Version, VersionState, new_id, record
+from app.models import Batch, BatchState, Policy, Sample, SampleState, Turn, Version, VersionState, new_id, record_audit
 from app.policies import repository
 from app.projects.bootstrap import base_model
 from app.training import kl_guard
@@ -172,7 +172,7 @@ async def commit(
             reason = f"the head left v{claimed.number}'s parent while it was trained"
             await _give_up(session, claimed, BatchState.FAILED, reason)
             return False
-        await leases.settle(
+        await leases.finish(
             session,
             Batch,
             claimed.batch.id,
@@ -192,7 +192,7 @@ async def commit(
                 state=VersionState.TRAINED,
                 adapter_name=claimed.adapter_name,
                 adapter_path=str(path),
-                full=full,
+                full_weights=full,
                 manifest_sha256=manifest_sha256,
                 probe=probe,
                 metrics=metrics,
@@ -206,7 +206,7 @@ async def commit(
             .execution_options(synchronize_session=False)
         )
         await _samples(session, claimed.batch.id, SampleState.TRAINED, None)
-        nudge(session, "evaluate")
+        enqueue_after_commit(session, "evaluate")
     return True
 
 
@@ -223,7 +223,7 @@ async def parent_damaged(db: Database, claimed: Claimed, damage: str) -> None:
     reason = f"the version that learning goes on from is damaged: {damage}"
     async with db.write() as session:
         policy = await session.get_one(Policy, claimed.policy_id, with_for_update={"key_share": True})
-        await leases.settle(
+        await leases.finish(
             session,
             Batch,
             claimed.batch.id,
@@ -238,18 +238,18 @@ async def parent_damaged(db: Database, claimed: Claimed, damage: str) -> None:
             .values(state=SampleState.OPEN, batch_id=None)
             .execution_options(synchronize_session=False)
         )
-        record(session, "trainer", "batch failed", claimed.batch.id, reason, project_id=policy.project_id)
+        record_audit(session, "trainer", "batch failed", claimed.batch.id, reason, project_id=policy.project_id)
         await kl_guard.halt(session, policy, actor="trainer", reason=reason)
 
 
 async def _give_up(session: AsyncSession, claimed: Claimed, state: BatchState, reason: str) -> None:
-    await leases.settle(
+    await leases.finish(
         session, Batch, claimed.batch.id, fence=claimed.fence, state=state, reason=reason, settled_at=now()
     )
     await _samples(session, claimed.batch.id, SampleState.DROPPED, f"its batch is set aside: {reason}")
     policy = await session.get_one(Policy, claimed.policy_id)
-    record(session, "trainer", f"batch {state}", claimed.batch.id, reason, project_id=policy.project_id)
-    nudge(session, "assemble")
+    record_audit(session, "trainer", f"batch {state}", claimed.batch.id, reason, project_id=policy.project_id)
+    enqueue_after_commit(session, "assemble")
 
 
 async def _samples(session: AsyncSession, batch_id: str, state: SampleState, reason: str | None) -> None:
@@ -264,7 +264,7 @@ async def _samples(session: AsyncSession, batch_id: str, state: SampleState, rea
 async def quarantine_poisoned(db: Database, settings: Settings) -> int:
     """A batch whose every attempt ended without a word has taken the trainer down: set it aside, go on learning."""
     async with db.write() as session:
-        poisoned = list(await session.scalars(leases.exhausted(Batch, BatchState.OPEN, settings.max_attempts)))
+        poisoned = list(await session.scalars(leases.select_exhausted(Batch, BatchState.OPEN, settings.max_attempts)))
         for batch in poisoned:
             batch.state = BatchState.QUARANTINED
             batch.reason = f"{batch.attempt} attempts ended without a result"
@@ -272,6 +272,8 @@ async def quarantine_poisoned(db: Database, settings: Settings) -> int:
             batch.fence += 1  # a trainer that still works on it must not write
             await _samples(session, batch.id, SampleState.DROPPED, "its batch is quarantined")
             policy = await session.get_one(Policy, batch.policy_id)
-            record(session, "sweep", "batch quarantined", batch.id, batch.reason, project_id=policy.project_id)
-            nudge(session, "assemble")
+            record_audit(
+                session, "reconcile", "batch quarantined", batch.id, batch.reason, project_id=policy.project_id
+            )
+            enqueue_after_commit(session, "assemble")
     return len(poisoned)

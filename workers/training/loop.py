@@ -19,8 +19,8 @@ from app.core import leases
 from app.core.database import Database
 from app.core.settings import Settings
 from app.models import Batch as BatchRow
-from app.models import Policy, record
-from workers.context import House
+from app.models import Policy, record_audit
+from workers.context import WorkerContext
 from workers.queue.heartbeat import Heartbeat
 from workers.training import batches
 from workers.training.ranks import PATIENCE_SECONDS, Broken, Group, part
@@ -31,7 +31,7 @@ from workers.training.watchdog import Pulse
 log = logging.getLogger("attune.trainer")
 
 
-def work(group: Group, house: House, trackers: Trackers) -> int:
+def work(group: Group, house: WorkerContext, trackers: Trackers) -> int:
     """Rank 0: train every batch that is open, and between them what reward models have to do. Returns how many pieces
     of work were taken. Raises Broken."""
 
@@ -48,7 +48,7 @@ def work(group: Group, house: House, trackers: Trackers) -> int:
     return taken
 
 
-def train(group: Group, house: House, claimed: batches.Claimed, trackers: Trackers) -> None:
+def train(group: Group, house: WorkerContext, claimed: batches.Claimed, trackers: Trackers) -> None:
     log.info("batch %s: %d samples → %s", claimed.batch.id, len(claimed.batch.samples), claimed.adapter_name)
     order = {
         "parent": claimed.parent_path,
@@ -95,14 +95,16 @@ async def note_failure(db: Database, claimed: batches.Claimed, reason: str) -> N
     async with db.write() as session:
         policy = await session.get_one(Policy, claimed.policy_id)
         told = {"attempt": claimed.attempt}
-        record(session, "trainer", "attempt failed", claimed.batch.id, reason, project_id=policy.project_id, **told)
+        record_audit(
+            session, "trainer", "attempt failed", claimed.batch.id, reason, project_id=policy.project_id, **told
+        )
 
 
 def serve(group: Group) -> None:
     """Rank 0, until it is told to stop."""
     from workers.celery_app import serve_trainer  # Celery belongs to rank 0 alone
 
-    house = House()
+    house = WorkerContext()
     trackers = Trackers(house.settings)
 
     def answer() -> int:

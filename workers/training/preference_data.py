@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import preferred
-from alignment.reward_model.dataset import Pair, Reply, Thumb, Words
+from alignment.reward_model.dataset import BinaryLabel, Pair, PreferenceDataset, Reply
 from app.models import Policy, Turn
 from app.training.reward_models import human_labels
 from app.training.reward_models.human_labels import Word
@@ -16,7 +16,7 @@ MOST_WORDS = 5_000  # the latest ones: a fit must come to an end, and tastes cha
 AT_ONCE = 500
 
 
-async def read(session: AsyncSession, policy: Policy) -> Words:
+async def read(session: AsyncSession, policy: Policy) -> PreferenceDataset:
     """Only what is on record in tokens: nothing is tokenised anew, so a correction counts by its number alone."""
     rows = await session.execute(human_labels.words(policy).limit(MOST_WORDS))
     said = human_labels.read(rows.all())
@@ -24,13 +24,15 @@ async def read(session: AsyncSession, policy: Policy) -> Words:
     return words_of([word for word in said if word.turn_id in replies], replies)
 
 
-def words_of(said: Sequence[Word], replies: dict[str, Reply]) -> Words:
+def words_of(said: Sequence[Word], replies: dict[str, Reply]) -> PreferenceDataset:
     """The oldest first. An order is kept as pairs of replies to the very same prompt, all together as much as one
     word for every reply but one; what is tied says nothing."""
     order = sorted({word.turn_id for word in said})
     place = {turn_id: number for number, turn_id in enumerate(order)}
     thumbs = [
-        Thumb(place[word.turn_id], word.value, word.weight, word.rater) for word in reversed(said) if not word.orders
+        BinaryLabel(place[word.turn_id], word.value, word.weight, word.rater)
+        for word in reversed(said)
+        if not word.orders
     ]
     rankings: dict[tuple[str, tuple[int, ...]], list[Word]] = defaultdict(list)
     for word in said:
@@ -41,7 +43,7 @@ def words_of(said: Sequence[Word], replies: dict[str, Reply]) -> Words:
         one, share = mine[0], 2 / len(mine)  # k replies are k(k - 1)/2 pairs, and k - 1 comparisons would do
         for better, worse in preferred({word.turn_id: word.value for word in mine}):
             pairs.append(Pair(place[better], place[worse], one.weight * share, one.rater, number))
-    return Words(tuple(replies[turn_id] for turn_id in order), tuple(pairs), tuple(thumbs))
+    return PreferenceDataset(tuple(replies[turn_id] for turn_id in order), tuple(pairs), tuple(thumbs))
 
 
 async def _replies(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, Reply]:

@@ -16,9 +16,9 @@ from alignment.config.algorithm import AlgorithmConfig
 from alignment.config.trainer import LoRAConfig, OptimConfig, RewardModelConfig, TrainerConfig
 from alignment.errors import AlignmentError
 from alignment.models.loading import pick_device
-from alignment.reward_model.dataset import Words
+from alignment.reward_model.dataset import PreferenceDataset
 from alignment.reward_model.model import RewardModel
-from alignment.trainer.trainer import Learner
+from alignment.trainer.trainer import Trainer
 from alignment.types import Batch
 from app.core.settings import Settings
 from workers import base_model
@@ -87,7 +87,7 @@ class Group:
         self.settings = settings
         config = trainer_config(settings)
         join(pick_device(config.device), patience)
-        self.learner = Learner(base_model.folder(settings.model), config)
+        self.learner = Trainer(base_model.folder(settings.model), config)
         self._bell = self._orders = None
         if self.learner.num_ranks > 1:
             # Ranks other than 0 wait at the bell for as long as no batch comes. Nowhere else does one wait for ever:
@@ -134,7 +134,7 @@ class Group:
     def begin(self, order: dict[str, Any]) -> dict[str, Any]:
         """A new reward model, in parts: between them there may be updates, which leave its hat alone."""
         self.judging = None
-        return {"steps": self.reward_model.begin(Words.from_bytes(order["words"]))}
+        return {"steps": self.reward_model.begin(PreferenceDataset.from_bytes(order["words"]))}
 
     def advance(self, order: dict[str, Any]) -> dict[str, Any]:
         return {"over": self.reward_model.advance(order["steps"])}
@@ -158,7 +158,7 @@ class Group:
             self.judging = None
             self.reward_model.restore(model, order["manifest_sha256"])
             self.judging = model
-        return {"values": self.reward_model.score(Words.from_bytes(order["replies"]).replies)}
+        return {"values": self.reward_model.score(PreferenceDataset.from_bytes(order["replies"]).replies)}
 
     def update(self, order: dict[str, Any]) -> dict[str, Any]:
         """One update on every rank, from the parent's state to a new version's directory."""

@@ -13,7 +13,7 @@ from alignment.reward_model.dataset import replies_to_bytes
 from app.core import leases
 from app.models import Judgement, RewardModel
 from app.training.reward_models.service import TRAINER
-from workers.context import House
+from workers.context import WorkerContext
 from workers.judging.sources import reward_model
 from workers.queue.heartbeat import Heartbeat
 from workers.training import reward_models
@@ -25,7 +25,7 @@ log = logging.getLogger("attune.trainer")
 SLICE_SECONDS = 1.0  # of a fit, between which batches are trained: they come first
 
 
-def teach(group: Group, house: House, batches: Callable[[], Any]) -> bool:
+def teach(group: Group, house: WorkerContext, batches: Callable[[], Any]) -> bool:
     """One piece of each, if there is any: replies that come all the time must not keep a fit waiting. False when there
     is none. `batches` trains those that wait. Raises Broken."""
     asked = house.run(reward_model.claim(house.db, house.owner, house.settings))
@@ -37,7 +37,7 @@ def teach(group: Group, house: House, batches: Callable[[], Any]) -> bool:
     return asked is not None or claimed is not None
 
 
-def score(group: Group, house: House, claimed: reward_model.Claimed) -> None:
+def score(group: Group, house: WorkerContext, claimed: reward_model.Claimed) -> None:
     """One forward for all of it. A model whose files are not what was sealed is silenced."""
     values: dict[str, float] = {}
     why, began = "", time.perf_counter()
@@ -56,13 +56,13 @@ def score(group: Group, house: House, claimed: reward_model.Claimed) -> None:
                 values = {reply.turn_id: value for reply, value in zip(claimed.replies, told, strict=True)}
             except DamagedAdapter as damage:
                 why = str(damage)
-                house.run(reward_models.silence(house.db, claimed.policy_id, model.id, TRAINER, why))
+                house.run(reward_models.disable(house.db, claimed.policy_id, model.id, TRAINER, why))
                 log.warning("reward model %s: %s", model.id, damage)
     seconds = time.perf_counter() - began
     house.run(reward_model.settle(house.db, house.settings, claimed, values, seconds, why=why))
 
 
-def fit(group: Group, house: House, claimed: reward_models.Claimed, batches: Callable[[], Any]) -> None:
+def fit(group: Group, house: WorkerContext, claimed: reward_models.Claimed, batches: Callable[[], Any]) -> None:
     log.info("%s: %d words about %d replies", claimed.name, len(claimed.words), len(claimed.words.replies))
     order = {
         "do": "finish",

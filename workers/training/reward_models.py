@@ -12,13 +12,13 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import LearnedSource
-from alignment.reward_model.dataset import Words
+from alignment.reward_model.dataset import PreferenceDataset
 from app.core import leases
 from app.core.database import Database, now
-from app.core.leases import free
+from app.core.leases import lease_is_free
 from app.core.settings import Settings
 from app.feedback.kinds import ORDERS
-from app.models import Policy, RewardModel, RewardModelState, RewardModelTurn, record
+from app.models import Policy, RewardModel, RewardModelState, RewardModelTurn, record_audit
 from app.projects.bootstrap import base_model
 from app.training.policy_rewards import rewards_of
 from app.training.reward_models import agreement, repository, service
@@ -39,7 +39,7 @@ class Claimed:
     policy_id: str
     policy_name: str
     min_agreement: float
-    words: Words
+    words: PreferenceDataset
 
     @property
     def name(self) -> str:
@@ -62,7 +62,7 @@ async def claim(db: Database, owner: str, settings: Settings) -> Claimed | None:
                 RewardModel.state == RewardModelState.OPEN,
                 RewardModel.attempt < settings.max_attempts,
                 Policy.base_model == base_model(settings.model),
-                free(RewardModel),
+                lease_is_free(RewardModel),
             )
             .order_by(RewardModel.created_at, RewardModel.id)
         )
@@ -97,8 +97,8 @@ async def _read(session: AsyncSession, policy: Policy, row: RewardModel, fence: 
         update(RewardModel)
         .where(RewardModel.id == row.id)
         .values(
-            read_at=now(),
-            feedback_seq=await repository.last_feedback(session, policy.project_id),
+            data_read_at=now(),
+            last_feedback_seq=await repository.last_feedback(session, policy.project_id),
             num_pairs=len(words.pairs),
             num_thumbs=len(words.thumbs),
             num_raters=len(words.raters),
@@ -115,11 +115,11 @@ async def commit(
     async with db.write() as session:
         policy = await session.get_one(Policy, claimed.policy_id, with_for_update={"key_share": True})
         row = await session.get_one(RewardModel, claimed.id)
-        state = RewardModelState.SERVING if row.serves else RewardModelState.TRAINED
-        if row.serves:
+        state = RewardModelState.SERVING if row.serve_when_fitted else RewardModelState.TRAINED
+        if row.serve_when_fitted:
             await service.take_over(session, policy)
-        values: dict[str, Any] = {"served_at": now()} if row.serves else {}
-        await leases.settle(
+        values: dict[str, Any] = {"served_at": now()} if row.serve_when_fitted else {}
+        await leases.finish(
             session,
             RewardModel,
             claimed.id,
@@ -135,7 +135,7 @@ async def commit(
         )
         told: dict[str, Any] = {"agreement": metrics.get("agreement"), "words": len(claimed.words)}
         action = f"reward model {state}"
-        record(session, service.TRAINER, action, claimed.name, project_id=policy.project_id, **told)
+        record_audit(session, service.TRAINER, action, claimed.name, project_id=policy.project_id, **told)
     return state
 
 
@@ -158,10 +158,12 @@ async def note_failure(db: Database, claimed: Claimed, reason: str) -> None:
             .execution_options(synchronize_session=False)
         )
         told = {"attempt": claimed.attempt}
-        record(session, service.TRAINER, "attempt failed", claimed.name, reason, project_id=policy.project_id, **told)
+        record_audit(
+            session, service.TRAINER, "attempt failed", claimed.name, reason, project_id=policy.project_id, **told
+        )
 
 
-async def sweep(db: Database, settings: Settings) -> None:
+async def reconcile(db: Database, settings: Settings) -> None:
     """Fits that took the trainer down too often are given up; the one that serves is held to what people say; and
     where enough has been said, a fit is opened."""
     await _fail_poisoned(db, settings)
@@ -179,7 +181,9 @@ async def sweep(db: Database, settings: Settings) -> None:
 
 async def _fail_poisoned(db: Database, settings: Settings) -> None:
     async with db.write() as session:
-        poisoned = await session.scalars(leases.exhausted(RewardModel, RewardModelState.OPEN, settings.max_attempts))
+        poisoned = await session.scalars(
+            leases.select_exhausted(RewardModel, RewardModelState.OPEN, settings.max_attempts)
+        )
         for row in list(poisoned):
             policy = await session.get_one(Policy, row.policy_id)
             last = f"; the last one: {row.reason}" if row.reason else ""
@@ -197,17 +201,17 @@ async def _watch(db: Database, policy: Policy, source: LearnedSource) -> None:
             return
         reason = agreement.contrary(await agreement.measured(session, policy, row), source.min_agreement)
     if reason is not None:
-        await silence(db, policy.id, row.id, service.SWEEP, reason)
+        await disable(db, policy.id, row.id, service.SWEEP, reason)
 
 
-async def silence(db: Database, policy_id: str, id: str, actor: str, reason: str) -> None:
+async def disable(db: Database, policy_id: str, id: str, actor: str, reason: str) -> None:
     """If it still serves; and another is fitted."""
     async with db.write() as session:
         policy = await session.get_one(Policy, policy_id, with_for_update={"key_share": True})
         row = await session.get_one(RewardModel, id)
         if row.state != RewardModelState.SERVING:
             return
-        await service.silence(session, policy, row, actor=actor, reason=reason)
+        await service.disable(session, policy, row, actor=actor, reason=reason)
         if await repository.in_state(session, policy.id, RewardModelState.OPEN) is None:
             await service.open_fit(session, policy, actor=actor, reason=f"{label(policy, row)} is silenced")
 
@@ -233,11 +237,11 @@ async def _due(session: AsyncSession, policy: Policy, source: LearnedSource) -> 
         return "enough is said for a first fit" if enough else None
     if last.state == RewardModelState.OPEN:
         return None
-    silent = await repository.in_state(session, policy.id, RewardModelState.SILENCED)
+    silent = await repository.in_state(session, policy.id, RewardModelState.DISABLED)
     serving = await repository.in_state(session, policy.id, RewardModelState.SERVING)
     if serving is None and silent is not None and silent.actor not in service.STATIONS:
         return None  # an operator's word holds until an operator takes it back
-    heard = await repository.heard_since(session, policy, last.feedback_seq, source.refit_after)
+    heard = await repository.heard_since(session, policy, last.last_feedback_seq, source.refit_after)
     return f"{heard} new words of people" if heard >= source.refit_after else None
 
 
@@ -253,7 +257,9 @@ async def _give_up(
     actor: str = service.TRAINER,
     **values: Any,
 ) -> None:
-    await leases.settle(
+    await leases.finish(
         session, RewardModel, id, fence=fence, state=state, actor=actor, reason=reason, settled_at=now(), **values
     )
-    record(session, actor, f"reward model {state}", f"{policy.name}/rm-{number}", reason, project_id=policy.project_id)
+    record_audit(
+        session, actor, f"reward model {state}", f"{policy.name}/rm-{number}", reason, project_id=policy.project_id
+    )

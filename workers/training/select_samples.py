@@ -94,14 +94,14 @@ def _ripe(policy_id: str, version_ids: Sequence[str]) -> Subquery:
             Sample.conversation_id,
             Sample.cluster,
             together.label("together"),
-            func.min(Sample.matures_at).over(partition_by=together).label("since"),
+            func.min(Sample.ready_at).over(partition_by=together).label("since"),
             Turn.origin,
         )
         .join(Turn, Turn.id == Sample.turn_id)
         .where(
             Sample.policy_id == policy_id,
             Sample.state == SampleState.OPEN,
-            Sample.matures_at <= now(),
+            Sample.ready_at <= now(),
             Sample.version_id.in_(version_ids),
         )
         .subquery()

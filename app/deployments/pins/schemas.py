@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from app.models import Held, Pin, Policy, Version
+from app.models import Pin, PinKind, Policy, Version
 from app.policies.service import label
 
 LONGEST_CONVERSATION = 255  # as turns hold it
@@ -13,7 +13,7 @@ LONGEST_CONVERSATION = 255  # as turns hold it
 class PinRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    kind: Held
+    kind: PinKind
     subject: str = Field(
         min_length=1,
         max_length=512,
@@ -25,7 +25,7 @@ class PinRequest(BaseModel):
     @field_validator("subject")
     @classmethod
     def fits(cls, subject: str, told: ValidationInfo) -> str:
-        if told.data.get("kind") == Held.CONVERSATION and len(subject) > LONGEST_CONVERSATION:
+        if told.data.get("kind") == PinKind.CONVERSATION and len(subject) > LONGEST_CONVERSATION:
             raise ValueError(f"a conversation's id has {LONGEST_CONVERSATION} characters at most")
         return subject
 
@@ -34,7 +34,7 @@ class PinView(BaseModel):
     object: Literal["pin"] = "pin"
     id: str
     policy: str
-    kind: Held
+    kind: PinKind
     subject: str = Field(description="of a key its id")
     version: str = Field(description='for example "assistant@v12"')
     loaded: bool = Field(description="a ready engine holds the version; if not, the next sweep has it loaded")
@@ -47,7 +47,7 @@ class PinView(BaseModel):
         return cls(
             id=row.id,
             policy=policy.name,
-            kind=Held(row.kind),
+            kind=PinKind(row.kind),
             subject=row.subject,
             version=label(policy, version),
             loaded=loaded,

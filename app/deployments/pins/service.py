@@ -11,10 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
 from app.core.errors import Conflict, NotFound
-from app.core.jobs import nudge
+from app.core.jobs import enqueue_after_commit
 from app.deployments.pins import repository
 from app.deployments.pins.schemas import PinRequest
-from app.models import HEARD, ApiKey, Engine, Held, Pin, Policy, Version, new_id, record
+from app.models import SERVED_TRAFFIC, ApiKey, Engine, Pin, PinKind, Policy, Version, new_id, record_audit
 from app.policies import repository as policies
 from app.policies.service import holds, label, ready_engines
 from app.privacy.identities import masked
@@ -28,8 +28,8 @@ async def pin(session: AsyncSession, policy: Policy, asked: PinRequest, *, actor
     version = await _servable(session, policy, asked.version)
     engines = await ready_engines(session)
     if not engines or not all(holds(engine, version) for engine in engines):
-        nudge(session, "sweep")
-    is_key = asked.kind == Held.KEY
+        enqueue_after_commit(session, "reconcile")
+    is_key = asked.kind == PinKind.KEY
     subject = (await _key(session, policy.project_id, asked.subject)).id if is_key else asked.subject
     row, left = await repository.pin_of(session, policy.id, asked.kind, subject) or (None, None)
     if row is not None and row.version_id == version.id and asked.reason in (None, row.reason):
@@ -43,7 +43,7 @@ async def pin(session: AsyncSession, policy: Policy, asked: PinRequest, *, actor
     row.version_id, row.reason, row.actor, row.created_at = version.id, asked.reason, actor, now()
     await session.flush()
     await session.refresh(row)
-    record(session, actor, PINNED, row.id, asked.reason, project_id=policy.project_id, **told)
+    record_audit(session, actor, PINNED, row.id, asked.reason, project_id=policy.project_id, **told)
     return row, version
 
 
@@ -52,7 +52,7 @@ async def unpin(session: AsyncSession, policy: Policy, pin_id: str, *, actor: st
     row, version = await repository.pin(session, policy.id, pin_id)
     told: dict[str, Any] = {"policy": policy.name, "kind": row.kind, "version": version.number}
     await session.delete(row)
-    record(session, actor, UNPINNED, row.id, project_id=policy.project_id, **told)
+    record_audit(session, actor, UNPINNED, row.id, project_id=policy.project_id, **told)
 
 
 def loaded(engines: Sequence[Engine], version: Version) -> bool:
@@ -69,10 +69,10 @@ async def _servable(session: AsyncSession, policy: Policy, number: int) -> Versi
     version = await policies.version_numbered(session, policy.id, number)
     if version is None:
         raise NotFound(f"Policy '{policy.name}' has no version v{number}.", code="model_not_found", param="version")
-    if version.state not in HEARD:
+    if version.state not in SERVED_TRAFFIC:
         told = f"{label(policy, version)} is {version.state}; a pin needs a version that has served, or the canary."
         raise Conflict(told, code="version_not_servable", param="version")
-    if version.erased_at is not None:
+    if version.tainted_at is not None:
         told = f"{label(policy, version)} has learned from what is erased now; nobody may be held on it."
         raise Conflict(told, code="version_erased", param="version")
     return version

@@ -9,10 +9,10 @@ from sqlalchemy.orm import aliased
 
 from alignment.config.rewards import EXPLICIT, ExplicitSource
 from app.core.settings import Settings
-from app.feedback.effective import counts
+from app.feedback.effective import is_effective
 from app.feedback.kinds import NUMBERS, ORDERS
 from app.feedback.schemas import WITHDRAWAL
-from app.models import Batch, Feedback, Policy, Ranked, Sample, SampleState, Turn, Version
+from app.models import Batch, Feedback, FeedbackRank, Policy, Sample, SampleState, Turn, Version
 from app.training.policy_rewards import rewards_of
 
 AT_ONCE = 500
@@ -66,11 +66,13 @@ def _ways(kinds: Kinds) -> list[Select[Any]]:
     """Feedback that a trained sample carries: of its turn alone, in an order of several, of its whole conversation."""
     carried = select(Sample.turn_id, Feedback.seq, Batch.version_id).join(Batch, Batch.id == Sample.batch_id)
     alone = carried.join(Feedback, Feedback.turn_id == Sample.turn_id)
-    among = carried.join(Ranked, Ranked.turn_id == Sample.turn_id).join(Feedback, Feedback.seq == Ranked.feedback_seq)
+    among = carried.join(FeedbackRank, FeedbackRank.turn_id == Sample.turn_id).join(
+        Feedback, Feedback.seq == FeedbackRank.feedback_seq
+    )
     here = and_(Feedback.project_id == Turn.project_id, Feedback.conversation_id == Turn.conversation_id)
     whole = carried.join(Turn, Turn.id == Sample.turn_id).join(Feedback, here).where(Feedback.turn_id.is_(None))
     ways: list[Any] = [alone, among, whole]
-    return [way.where(Sample.state == SampleState.TRAINED, counts(kinds, by=Batch.created_at)) for way in ways]
+    return [way.where(Sample.state == SampleState.TRAINED, is_effective(kinds, by=Batch.created_at)) for way in ways]
 
 
 async def learned_from(session: AsyncSession, said: Mapping[str, float]) -> set[str]:
@@ -135,7 +137,7 @@ async def judged_by(session: AsyncSession, rows: Sequence[Feedback]) -> dict[str
     """The turns that these words fall on, and since when: of a turn alone, in an order, of a whole conversation."""
     when = {row.seq: row.created_at for row in rows}
     said = [(row.turn_id, row.created_at) for row in rows if row.turn_id is not None]
-    ranked = select(Ranked.turn_id, Ranked.feedback_seq).where(Ranked.feedback_seq.in_(when))
+    ranked = select(FeedbackRank.turn_id, FeedbackRank.feedback_seq).where(FeedbackRank.feedback_seq.in_(when))
     said += [(turn_id, when[seq]) for turn_id, seq in await session.execute(ranked)]
     latest_first = reversed([row for row in rows if row.turn_id is None])
     talks = {(row.project_id, row.conversation_id): row.created_at for row in latest_first}

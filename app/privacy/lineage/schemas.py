@@ -21,7 +21,7 @@ class LineageEntry(BaseModel):
     turn_id: str
     completion_id: str
     choice_index: int
-    origin: Literal["chat", "shadow", "prompt_set"] = Field(
+    origin: Literal["chat", "group_sample", "prompt_set"] = Field(
         description="a chat, or a rollout: to a chat's prompt, or to a dataset's"
     )
     spoken_by: str = Field(description="the version that gave the reply")
@@ -81,7 +81,7 @@ class LearnerView(BaseModel):
     def of(cls, learner: Learner) -> Self:
         row = learner.version
         return cls(
-            version=f"{learner.policy}@v{row.number}", state=row.state, direct=learner.direct, erased_at=row.erased_at
+            version=f"{learner.policy}@v{row.number}", state=row.state, direct=learner.direct, erased_at=row.tainted_at
         )
 
 

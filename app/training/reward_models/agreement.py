@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.config.rewards import LEARNED, preferred
 from alignment.signals.agreement import Agreement
 from app.feedback.kinds import NUMBERS, ORDERS
-from app.models import Feedback, Judgement, JudgementState, Policy, Ranked, Reward, RewardModel, Turn
+from app.models import Feedback, FeedbackRank, Judgement, JudgementState, Policy, Reward, RewardModel, Turn
 from app.raters.names import PERSON
 from app.training.reward_models import human_labels
 from app.training.reward_models.human_labels import Word
@@ -20,24 +20,28 @@ FEWEST = 30  # words below which nothing is concluded
 async def measured(session: AsyncSession, policy: Policy, row: RewardModel) -> Agreement:
     """Of what people said after it began to serve, about replies that it had judged itself."""
     mine = select(Turn.id).where(Turn.policy_id == policy.id)
-    ordered = select(Ranked.feedback_seq).join(Turn, Turn.id == Ranked.turn_id).where(Turn.policy_id == policy.id)
+    ordered = (
+        select(FeedbackRank.feedback_seq).join(Turn, Turn.id == FeedbackRank.turn_id).where(Turn.policy_id == policy.id)
+    )
     recent = (
         select(Feedback.seq, Feedback.turn_id)
         .where(
             Feedback.project_id == policy.project_id,
-            Feedback.seq > row.feedback_seq,
+            Feedback.seq > row.last_feedback_seq,
             Feedback.source_kind == PERSON,
             Feedback.kind.in_((*NUMBERS, *ORDERS)),
             or_(
                 mine.where(Turn.id == Feedback.turn_id).exists(),
-                ordered.where(Ranked.feedback_seq == Feedback.seq).exists(),
+                ordered.where(FeedbackRank.feedback_seq == Feedback.seq).exists(),
             ),
         )
         .order_by(Feedback.seq.desc())
         .limit(LATEST)
     )
     latest = [tuple(one) for one in await session.execute(recent)]
-    ranked = select(Ranked.turn_id).where(Ranked.feedback_seq.in_([seq for seq, turn_id in latest if turn_id is None]))
+    ranked = select(FeedbackRank.turn_id).where(
+        FeedbackRank.feedback_seq.in_([seq for seq, turn_id in latest if turn_id is None])
+    )
     turn_ids = {turn_id for _, turn_id in latest if turn_id is not None} | set(await session.scalars(ranked))
     judged = await session.execute(
         select(Judgement.turn_id, Judgement.value).where(

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database
 from app.core.errors import DOCUMENTED
-from app.core.http import JsonBody, accepts, parse
+from app.core.http import JsonBody, parse_body, request_body_schema
 from app.core.services import settings_of
 from app.core.settings import Settings
 from app.models import Policy, RewardModel, RewardModelState
@@ -42,12 +42,12 @@ async def list_reward_models(
     )
 
 
-@router.post("", status_code=202, openapi_extra=accepts(FitRequest))
+@router.post("", status_code=202, openapi_extra=request_body_schema(FitRequest))
 async def fit_reward_model(
     name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
 ) -> RewardModelView:
     """Fitted by the trainer, between two batches, from what people have said until then."""
-    asked = parse(FitRequest, body)
+    asked = parse_body(FitRequest, body)
     async with db.write() as session:
         policy = await training_service.locked(session, caller.project_id, name)
         service.source_of(policy, settings_of(request))
@@ -56,7 +56,7 @@ async def fit_reward_model(
         return RewardModelView.of(policy, row)
 
 
-@router.post("/{number}/serve", openapi_extra=accepts(Reason))
+@router.post("/{number}/serve", openapi_extra=request_body_schema(Reason))
 async def serve_reward_model(
     name: PolicyName, number: Number, caller: AdminCaller, db: DatabaseDep, body: JsonBody
 ) -> RewardModelView:
@@ -64,18 +64,18 @@ async def serve_reward_model(
     return await _move(service.serve, name, number, caller, db, body)
 
 
-@router.post("/{number}/silence", openapi_extra=accepts(Reason))
-async def silence_reward_model(
+@router.post("/{number}/disable", openapi_extra=request_body_schema(Reason))
+async def disable_reward_model(
     name: PolicyName, number: Number, caller: AdminCaller, db: DatabaseDep, body: JsonBody
 ) -> RewardModelView:
     """It is not asked any more. None is fitted by itself until somebody lets one serve, or asks for a fit."""
-    return await _move(service.silence, name, number, caller, db, body)
+    return await _move(service.disable, name, number, caller, db, body)
 
 
 async def _move(
     move: Callable[..., Awaitable[None]], name: str, number: int, caller: Caller, db: Database, body: dict[str, Any]
 ) -> RewardModelView:
-    asked = parse(Reason, body)
+    asked = parse_body(Reason, body)
     async with db.write() as session:
         policy = await training_service.locked(session, caller.project_id, name)
         row = await service.found(session, policy, number)

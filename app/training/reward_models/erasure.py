@@ -6,7 +6,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
-from app.core.jobs import nudge
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.models import Policy, RewardModel, RewardModelState, RewardModelTurn
 from app.training.policy_rewards import rewards_of
@@ -46,7 +46,7 @@ async def _learned(session: AsyncSession, row: RewardModel, said: Mapping[str, f
             RewardModelTurn.reward_model_id == row.id, RewardModelTurn.turn_id.in_(said)
         )
     )
-    return row.read_at is not None and any(said[turn_id] <= row.read_at for turn_id in turns)
+    return row.data_read_at is not None and any(said[turn_id] <= row.data_read_at for turn_id in turns)
 
 
 async def _begin_again(session: AsyncSession, row: RewardModel) -> None:
@@ -54,16 +54,16 @@ async def _begin_again(session: AsyncSession, row: RewardModel) -> None:
     row.attempt = max(0, row.attempt - 1)
     row.lease_owner = row.lease_until = None
     await session.execute(delete(RewardModelTurn).where(RewardModelTurn.reward_model_id == row.id))
-    nudge(session, "train")
+    enqueue_after_commit(session, "train")
 
 
 async def _mark(session: AsyncSession, policy: Policy, row: RewardModel, settings: Settings) -> None:
     served = row.state == RewardModelState.SERVING
-    if row.erased_at is None:
-        row.erased_at = now()
+    if row.tainted_at is None:
+        row.tainted_at = now()
     if not served:
         return
-    await service.silence(session, policy, row, actor=service.ERASURE, reason=ERASED)
+    await service.disable(session, policy, row, actor=service.ERASURE, reason=ERASED)
     open_one = await repository.in_state(session, policy.id, RewardModelState.OPEN)
     if open_one is None and rewards_of(policy, settings).learned is not None:
         await service.open_fit(session, policy, actor=service.ERASURE, reason=f"{service.label(policy, row)}: {ERASED}")

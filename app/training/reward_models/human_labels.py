@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Select, and_, func, not_, or_, select
 
 from alignment.config.rewards import EXPLICIT
-from app.models import ApiKey, Policy, Project, Rater, Reward, Standing, Turn
+from app.models import ApiKey, Policy, Project, Rater, RaterStanding, Reward, Turn
 
 ORDERS = ("comparison/", "ranking/")
 WHOLE = "conversation/"  # said of a whole conversation: of no reply in particular
@@ -31,7 +31,7 @@ def words(policy: Policy) -> Select[Any]:
     """The newest first, of turns that may be learned from, by people who are neither held nor disbelieved."""
     columns: tuple[Any, ...] = (Reward.turn_id, Reward.source, Reward.value, Reward.weight, Reward.rater)
     rater = and_(Rater.project_id == Turn.project_id, Rater.name == Reward.rater)
-    doubted = Rater.standing.in_((Standing.HELD, Standing.BLOCKED))
+    doubted = Rater.standing.in_((RaterStanding.QUARANTINED, RaterStanding.BLOCKED))
     asked: Select[Any] = (
         select(*columns)
         .join(Turn, Turn.id == Reward.turn_id)
@@ -41,10 +41,10 @@ def words(policy: Policy) -> Select[Any]:
         .where(
             Turn.project_id == policy.project_id,
             Turn.policy_id == policy.id,
-            Turn.flaw.is_(None),
+            Turn.exclusion_reason.is_(None),
             Turn.deleted_at.is_(None),
             func.coalesce(ApiKey.train, Project.train).is_(True),
-            Reward.origin == EXPLICIT,
+            Reward.reward_source == EXPLICIT,
             Reward.rater.is_not(None),
             *(not_(Reward.rater.startswith(kind)) for kind in MACHINES),
             not_(Reward.source.startswith(WHOLE)),

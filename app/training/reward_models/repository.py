@@ -6,7 +6,7 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.feedback.kinds import NUMBERS, ORDERS
-from app.models import Feedback, Policy, Ranked, RewardModel, RewardModelState, RewardModelTurn, Turn
+from app.models import Feedback, FeedbackRank, Policy, RewardModel, RewardModelState, RewardModelTurn, Turn
 from app.raters.names import PERSON
 
 
@@ -42,7 +42,7 @@ async def heard_since(
 ) -> int:
     """How often people have spoken of this policy's replies since, counted up to `most`."""
     mine = Turn.policy_id == policy.id
-    ranked = select(Ranked.feedback_seq).join(Turn, Turn.id == Ranked.turn_id).where(mine)
+    ranked = select(FeedbackRank.feedback_seq).join(Turn, Turn.id == FeedbackRank.turn_id).where(mine)
     alone = select(Turn.id).where(mine)
     heard = (
         select(Feedback.seq)
@@ -51,10 +51,10 @@ async def heard_since(
             Feedback.seq > seq,
             Feedback.source_kind == PERSON,
             Feedback.kind.in_(kinds),
-            Feedback.curated,
+            Feedback.processed,
             or_(
                 alone.where(Turn.id == Feedback.turn_id).exists(),
-                ranked.where(Ranked.feedback_seq == Feedback.seq).exists(),
+                ranked.where(FeedbackRank.feedback_seq == Feedback.seq).exists(),
             ),
         )
         .limit(most)
@@ -72,12 +72,14 @@ async def learned_from(session: AsyncSession, turn_ids: Collection[str]) -> list
 async def taught(session: AsyncSession, said: Mapping[str, float]) -> list[str]:
     """The reward models that learned from these turns, read no sooner than what was said of them then; by name."""
     rows = await session.execute(
-        select(Policy.name, RewardModel.number, RewardModel.read_at, RewardModelTurn.turn_id)
+        select(Policy.name, RewardModel.number, RewardModel.data_read_at, RewardModelTurn.turn_id)
         .join(RewardModel, RewardModel.policy_id == Policy.id)
         .join(RewardModelTurn, RewardModelTurn.reward_model_id == RewardModel.id)
         .where(RewardModelTurn.turn_id.in_(said), RewardModel.path.is_not(None))
     )
-    found = {(policy, number) for policy, number, read_at, turn_id in rows if said[turn_id] <= (read_at or 0.0)}
+    found = {
+        (policy, number) for policy, number, data_read_at, turn_id in rows if said[turn_id] <= (data_read_at or 0.0)
+    }
     return [f"{policy}/rm-{number}" for policy, number in sorted(found)]
 
 

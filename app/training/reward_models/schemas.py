@@ -20,7 +20,7 @@ class RewardModelView(BaseModel):
     id: str
     name: str = Field(description='"assistant/rm-3"')
     number: int
-    state: Literal["open", "trained", "serving", "silenced", "retired", "refused", "failed"]
+    state: Literal["open", "trained", "serving", "disabled", "retired", "refused", "failed"]
     actor: str = Field(description="who brought it into this state")
     reason: str | None
     metrics: dict[str, Any] = Field(description="measured on words that were held out")
@@ -32,12 +32,12 @@ class RewardModelView(BaseModel):
     created_at: float
     settled_at: float | None
     served_at: float | None
-    erased_at: float | None = Field(description="since when it has learned from what is erased; it never serves again")
+    tainted_at: float | None = Field(description="since when it has learned from what is erased; it never serves again")
 
     @classmethod
     def of(cls, policy: Policy, row: RewardModel) -> Self:
         same = ("id", "number", "state", "actor", "reason", "metrics", "attempt", "manifest_sha256", "created_at")
-        more = ("settled_at", "served_at", "erased_at")
+        more = ("settled_at", "served_at", "tainted_at")
         return cls(
             **{name: getattr(row, name) for name in (*same, *more)},
             name=label(policy, row),

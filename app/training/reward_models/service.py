@@ -15,14 +15,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.config.rewards import LearnedSource
 from app.core.database import now
 from app.core.errors import Conflict, NotFound
-from app.core.jobs import nudge
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
-from app.models import Policy, RewardModel, RewardModelState, new_id, record
+from app.models import Policy, RewardModel, RewardModelState, new_id, record_audit
 from app.training.policy_rewards import rewards_of
 from app.training.reward_models import repository
 
-MAY_SERVE = (RewardModelState.TRAINED, RewardModelState.SILENCED, RewardModelState.RETIRED)
-TRAINER, SWEEP, ERASURE = "trainer", "sweep", "erasure"
+MAY_SERVE = (RewardModelState.TRAINED, RewardModelState.DISABLED, RewardModelState.RETIRED)
+TRAINER, SWEEP, ERASURE = "trainer", "reconcile", "erasure"
 STATIONS = (TRAINER, SWEEP, ERASURE)  # what they silence is fitted anew; an operator's word holds
 
 
@@ -64,13 +64,13 @@ async def open_fit(
         state=RewardModelState.OPEN,
         actor=actor,
         reason=reason,
-        serves=serves,
+        serve_when_fitted=serves,
         metrics={},
     )
     session.add(row)
     await session.flush()
-    record(session, actor, "fit reward model", label(policy, row), reason, project_id=policy.project_id)
-    nudge(session, "train")
+    record_audit(session, actor, "fit reward model", label(policy, row), reason, project_id=policy.project_id)
+    enqueue_after_commit(session, "train")
     return row
 
 
@@ -78,14 +78,14 @@ async def serve(session: AsyncSession, policy: Policy, row: RewardModel, *, acto
     """It speaks from now on, and the one that did is retired. Idempotent. Raises Conflict for what may not."""
     if row.state == RewardModelState.SERVING:
         return
-    if row.erased_at is not None:
+    if row.tainted_at is not None:
         raise Conflict(f"{label(policy, row)} has learned from what is erased.", code="reward_model_erased")
     if row.state not in MAY_SERVE or row.path is None:
         raise Conflict(f"{label(policy, row)} is {row.state}: it cannot serve.", code="reward_model_state")
     await take_over(session, policy)
     await _move(session, policy, row, RewardModelState.SERVING, actor, reason)
     row.served_at = now()
-    nudge(session, "train")
+    enqueue_after_commit(session, "train")
 
 
 async def take_over(session: AsyncSession, policy: Policy) -> None:
@@ -98,19 +98,19 @@ async def take_over(session: AsyncSession, policy: Policy) -> None:
     )
 
 
-async def silence(session: AsyncSession, policy: Policy, row: RewardModel, *, actor: str, reason: str | None) -> None:
+async def disable(session: AsyncSession, policy: Policy, row: RewardModel, *, actor: str, reason: str | None) -> None:
     """Its word is not asked for any more; where an operator says so, a fit that is under way will not speak in its
     place. Idempotent. Raises Conflict for one that does not serve."""
-    if row.state == RewardModelState.SILENCED:
+    if row.state == RewardModelState.DISABLED:
         return
     if row.state != RewardModelState.SERVING:
         raise Conflict(f"{label(policy, row)} is {row.state}: it does not serve.", code="reward_model_state")
-    await _move(session, policy, row, RewardModelState.SILENCED, actor, reason)
+    await _move(session, policy, row, RewardModelState.DISABLED, actor, reason)
     if actor not in STATIONS:
         await session.execute(
             update(RewardModel)
             .where(RewardModel.policy_id == policy.id, RewardModel.state == RewardModelState.OPEN)
-            .values(serves=False)
+            .values(serve_when_fitted=False)
             .execution_options(synchronize_session=False)
         )
 
@@ -120,4 +120,4 @@ async def _move(
 ) -> None:
     row.state, row.actor, row.reason = state, actor, reason
     await session.flush()
-    record(session, actor, f"reward model {state}", label(policy, row), reason, project_id=policy.project_id)
+    record_audit(session, actor, f"reward model {state}", label(policy, row), reason, project_id=policy.project_id)

@@ -8,10 +8,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.config.rollouts import RolloutsConfig, idle
 from app.core.database import Database
 from app.core.errors import DOCUMENTED
-from app.core.http import JsonBody, accepts, parse
+from app.core.http import JsonBody, parse_body, request_body_schema
 from app.core.services import settings_of
 from app.core.settings import Settings
-from app.models import Origin, Policy, Rollout, record
+from app.models import Origin, Policy, Rollout, record_audit
 from app.policies import overrides
 from app.policies import service as policies
 from app.policies.endpoints import PolicyName
@@ -35,7 +35,7 @@ async def get_rollouts(name: PolicyName, request: Request, caller: AdminCaller, 
         return await _view(session, policy, settings_of(request))
 
 
-@router.put("", openapi_extra=accepts(RolloutsConfig))
+@router.put("", openapi_extra=request_body_schema(RolloutsConfig))
 async def put_rollouts(
     name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
 ) -> RolloutsView:
@@ -45,8 +45,11 @@ async def put_rollouts(
         policy = await training_service.locked(session, caller.project_id, name)
         policy.rollouts = config.model_dump(mode="json")
         await session.flush()
-        told: dict[str, Any] = {"siblings": config.shadows.siblings, "tokens_per_hour": config.shadows.tokens_per_hour}
-        record(session, caller.key_prefix, "set rollouts", policy.name, project_id=policy.project_id, **told)
+        told: dict[str, Any] = {
+            "extra_replies": config.group_sampling.extra_replies,
+            "tokens_per_hour": config.group_sampling.tokens_per_hour,
+        }
+        record_audit(session, caller.key_prefix, "set rollouts", policy.name, project_id=policy.project_id, **told)
         return await _view(session, policy, settings_of(request))
 
 
@@ -59,12 +62,12 @@ async def reset_rollouts(name: PolicyName, request: Request, caller: AdminCaller
         return await _view(session, policy, settings_of(request))
 
 
-@router.post("/plans", status_code=201, openapi_extra=accepts(PlanRequest))
+@router.post("/plans", status_code=201, openapi_extra=request_body_schema(PlanRequest))
 async def create_plan(
     name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
 ) -> PlanView:
     """Ask the serving version every prompt of a dataset, `n` times, and learn from what the verifier says."""
-    asked = parse(PlanRequest, body)
+    asked = parse_body(PlanRequest, body)
     async with db.write() as session:
         policy = await policies.named(session, caller.project_id, name)
         plan = await service.create(session, policy, asked, settings_of(request), actor=caller.key_prefix)
@@ -97,7 +100,7 @@ async def get_plan(name: PolicyName, plan_id: PlanId, caller: AdminCaller, db: D
     return PlanView.of(policy.name, plan, tally)
 
 
-@router.post("/plans/{plan_id}/pause", openapi_extra=accepts(Reason))
+@router.post("/plans/{plan_id}/pause", openapi_extra=request_body_schema(Reason))
 async def pause_plan(
     name: PolicyName, plan_id: PlanId, caller: AdminCaller, db: DatabaseDep, body: JsonBody
 ) -> PlanView:
@@ -105,14 +108,14 @@ async def pause_plan(
     return await _step("pause", name, plan_id, caller, db, body)
 
 
-@router.post("/plans/{plan_id}/resume", openapi_extra=accepts(Reason))
+@router.post("/plans/{plan_id}/resume", openapi_extra=request_body_schema(Reason))
 async def resume_plan(
     name: PolicyName, plan_id: PlanId, caller: AdminCaller, db: DatabaseDep, body: JsonBody
 ) -> PlanView:
     return await _step("resume", name, plan_id, caller, db, body)
 
 
-@router.post("/plans/{plan_id}/cancel", openapi_extra=accepts(Reason))
+@router.post("/plans/{plan_id}/cancel", openapi_extra=request_body_schema(Reason))
 async def cancel_plan(
     name: PolicyName, plan_id: PlanId, caller: AdminCaller, db: DatabaseDep, body: JsonBody
 ) -> PlanView:
@@ -121,7 +124,7 @@ async def cancel_plan(
 
 
 async def _step(verb: str, name: str, plan_id: str, caller: Caller, db: Database, body: dict[str, object]) -> PlanView:
-    asked = parse(Reason, body)
+    asked = parse_body(Reason, body)
     async with db.write() as session:
         policy = await policies.named(session, caller.project_id, name)
         plan = await repository.plan(session, policy.id, plan_id, lock=True)
@@ -137,9 +140,9 @@ async def _view(session: AsyncSession, policy: Policy, settings: Settings) -> Ro
         policy=policy.name,
         own=policy.rollouts is not None,
         rollouts=config.model_dump(mode="json"),
-        idle=idle(config.shadows, rewards_of(policy, settings)),
-        shadows=TallyView.of(await repository.tally(session, mine, Rollout.origin == Origin.SHADOW)),
-        rehearsals=TallyView.of(await repository.tally(session, mine, Rollout.origin == Origin.REHEARSAL)),
+        idle=idle(config.group_sampling, rewards_of(policy, settings)),
+        group_sampling=TallyView.of(await repository.tally(session, mine, Rollout.origin == Origin.GROUP_SAMPLE)),
+        shadow_deployments=TallyView.of(await repository.tally(session, mine, Rollout.origin == Origin.SHADOW)),
         prompt_sets=TallyView.of(await repository.tally(session, mine, Rollout.origin == Origin.PROMPT_SET)),
-        tokens_last_hour=await repository.spent(session, policy.id, Origin.SHADOW),
+        tokens_last_hour=await repository.spent(session, policy.id, Origin.GROUP_SAMPLE),
     )

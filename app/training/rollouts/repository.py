@@ -26,7 +26,7 @@ STATES = tuple(RolloutState)
 COUNTED: tuple[ColumnElement[Any], ...] = (
     *(func.count(case((Rollout.state == state, 1))) for state in STATES),
     func.coalesce(func.sum(Rollout.tokens), 0),
-    func.coalesce(func.sum(Rollout.seconds), 0.0),
+    func.coalesce(func.sum(Rollout.duration_seconds), 0.0),
     func.count(Rollout.reward),
     func.coalesce(func.sum(Rollout.reward), 0.0),
 )

@@ -78,8 +78,8 @@ class RolloutsView(BaseModel):
     policy: str
     own: bool = Field(description="false: the deployment's")
     rollouts: dict[str, Any]
-    idle: str | None = Field(description="why replies have no siblings; null if they may have")
-    shadows: TallyView
+    idle: str | None = Field(description="why no group samples are drawn; null if they may have")
+    group_sampling: TallyView
     prompt_sets: TallyView
-    rehearsals: TallyView = Field(description="of versions beside what serves; never learned from")
-    tokens_last_hour: int = Field(description="of shadows: what counts against tokens_per_hour")
+    shadow_deployments: TallyView = Field(description="of versions beside what serves; never learned from")
+    tokens_last_hour: int = Field(description="of group sampling: what counts against tokens_per_hour")

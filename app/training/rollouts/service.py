@@ -13,8 +13,8 @@ from alignment.signals import verifiers
 from alignment.signals.verifiers import Choice, Contains, Custom, Exact, JsonSchema, Number, Regex, VerifierConfig
 from app.core.database import now
 from app.core.errors import BadRequest, Conflict, NotFound
-from app.core.http import refused
-from app.core.jobs import nudge
+from app.core.http import validation_error
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.models import (
     Dataset,
@@ -25,7 +25,7 @@ from app.models import (
     Project,
     RolloutPlan,
     new_id,
-    record,
+    record_audit,
 )
 from app.training.rollouts.schemas import PlanRequest
 
@@ -44,7 +44,7 @@ def read(body: dict[str, Any], settings: Settings) -> RolloutsConfig:
     try:
         config = RolloutsConfig.model_validate_json(orjson.dumps(body), strict=True)
     except ValidationError as error:
-        raise refused(error) from error
+        raise validation_error(error) from error
     if config.verifiers:
         told = "verifiers: only the deployment's own settings may name a function of a module."
         raise BadRequest(told, param="verifiers", code="invalid_value")
@@ -82,8 +82,8 @@ async def create(
     )
     session.add(plan)
     await session.flush()
-    record(session, actor, "create plan", plan.id, project_id=policy.project_id, policy=policy.name, n=asked.n)
-    nudge(session, "rollout")
+    record_audit(session, actor, "create plan", plan.id, project_id=policy.project_id, policy=policy.name, n=asked.n)
+    enqueue_after_commit(session, "rollout")
     return plan
 
 
@@ -140,5 +140,5 @@ async def step(
         .execution_options(synchronize_session=False)
     )
     await session.refresh(plan)
-    record(session, actor, f"{verb} plan", plan.id, reason, project_id=plan.project_id, policy=policy.name)
-    nudge(session, "rollout")
+    record_audit(session, actor, f"{verb} plan", plan.id, reason, project_id=plan.project_id, policy=policy.name)
+    enqueue_after_commit(session, "rollout")

@@ -13,7 +13,7 @@ from alignment.artifacts import WEIGHTS, WeightsSpec, check_weights
 from alignment.artifacts.full_weights_spec import CONFIG
 from alignment.config.trainer import TrainerConfig
 from alignment.errors import DamagedAdapter
-from alignment.trainer.trainer import Learner
+from alignment.trainer.trainer import Trainer
 
 Tensors = dict[str, np.ndarray]
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -34,7 +34,7 @@ def good(tmp_path: Path, base_model: Path) -> Path:
 def test_what_the_trainer_exports_passes(
     tmp_path: Path, base_model: Path, config: TrainerConfig, spec: WeightsSpec
 ) -> None:
-    learner = Learner(base_model, config.model_copy(update={"lora": None}))
+    learner = Trainer(base_model, config.model_copy(update={"lora": None}))
     check_weights(learner.export(tmp_path / "v1", {}).path, spec)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from alignment.config.rewards import ExplicitSource, RewardsConfig, Word, combine, credit, order, spread, worth
+from alignment.config.rewards import ExplicitSource, RewardsConfig, Signal, combine, credit, order, spread, worth
 
 EXPLICIT = ExplicitSource(labels={"rude": -1.0})
 THREE = RewardsConfig.model_validate(
@@ -52,33 +52,33 @@ def test_a_correction_is_worth_nothing_where_it_is_told_to_be() -> None:
 
 
 def test_words_of_one_source_are_weighed_by_how_far_their_raters_are_believed() -> None:
-    words = [Word("explicit", 1.0, weight=0.75), Word("explicit", -1.0, weight=0.25)]
+    words = [Signal("explicit", 1.0, weight=0.75), Signal("explicit", -1.0, weight=0.25)]
     assert combine(words, RewardsConfig()) == 0.5
 
 
 def test_sources_are_weighed_by_the_config() -> None:
-    assert combine([Word("next_turn", 1.0), Word("judge", -1.0)], THREE) == pytest.approx((0.5 - 0.25) / 0.75)
+    assert combine([Signal("next_turn", 1.0), Signal("judge", -1.0)], THREE) == pytest.approx((0.5 - 0.25) / 0.75)
 
 
 def test_a_machine_counts_less_where_a_person_has_spoken() -> None:
-    words = [Word("explicit", 1.0, person=True), Word("judge", -1.0)]
+    words = [Signal("explicit", 1.0, person=True), Signal("judge", -1.0)]
     assert combine(words, THREE) == pytest.approx((1.0 - 0.25 * 0.25) / (1.0 + 0.25 * 0.25))
-    assert combine([Word("explicit", 1.0), Word("judge", -1.0)], THREE) == pytest.approx(0.75 / 1.25), "a program"
+    assert combine([Signal("explicit", 1.0), Signal("judge", -1.0)], THREE) == pytest.approx(0.75 / 1.25), "a program"
 
 
 def test_who_is_not_believed_at_all_says_nothing() -> None:
-    assert combine([Word("explicit", 1.0, weight=0.0, person=True)], THREE) is None
-    assert combine([Word("explicit", 1.0, weight=0.0, person=True), Word("judge", -0.5)], THREE) == -0.5
+    assert combine([Signal("explicit", 1.0, weight=0.0, person=True)], THREE) is None
+    assert combine([Signal("explicit", 1.0, weight=0.0, person=True), Signal("judge", -0.5)], THREE) == -0.5
 
 
 def test_a_source_that_the_policy_does_not_listen_to_says_nothing() -> None:
-    assert combine([Word("judge", 1.0)], RewardsConfig()) is None
+    assert combine([Signal("judge", 1.0)], RewardsConfig()) is None
 
 
 @given(
     st.lists(
         st.builds(
-            Word,
+            Signal,
             st.sampled_from(["explicit", "next_turn", "judge"]),
             st.floats(-1, 1),
             st.floats(0.01, 1),
@@ -87,7 +87,7 @@ def test_a_source_that_the_policy_does_not_listen_to_says_nothing() -> None:
         min_size=1,
     )
 )
-def test_what_words_come_to_lies_between_the_lowest_and_the_highest(words: list[Word]) -> None:
+def test_what_words_come_to_lies_between_the_lowest_and_the_highest(words: list[Signal]) -> None:
     together = combine(words, THREE)
     values = [word.value for word in words]
     assert together is not None and min(values) - 1e-9 <= together <= max(values) + 1e-9

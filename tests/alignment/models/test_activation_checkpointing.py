@@ -10,21 +10,23 @@ import torch
 from torch import Tensor
 
 from alignment.config.trainer import LoRAConfig, TrainerConfig
-from alignment.models.policy_model import Hat, PolicyModel, Rows
+from alignment.models.policy_model import ModelRole, PolicyModel, Rows
 from tests.alignment.models.policy_model_ranks import LORA, draw_rows, dress
 
 Build = Callable[..., PolicyModel]
 CPU = torch.device("cpu")
 
 
-def gradients(policy: PolicyModel, hat: Hat) -> dict[str, Tensor]:
+def gradients(policy: PolicyModel, hat: ModelRole) -> dict[str, Tensor]:
     return {name: tensor.grad.clone() for name, tensor in policy.tensors(hat).items() if tensor.grad is not None}
 
 
 @pytest.mark.parametrize("hat", ["actor", "critic"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
-def test_gradients_are_the_same_bits(build: Build, rows: Rows, lora: LoRAConfig | None, dtype: str, hat: Hat) -> None:
+def test_gradients_are_the_same_bits(
+    build: Build, rows: Rows, lora: LoRAConfig | None, dtype: str, hat: ModelRole
+) -> None:
     found = []
     for again in (False, True):
         policy = build(lora, dtype=dtype, gradient_checkpointing=again)

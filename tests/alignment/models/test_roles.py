@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from alignment.config.trainer import LoRAConfig, TrainerConfig
 from alignment.errors import DamagedAdapter
-from alignment.models.policy_model import Hat, PolicyModel, Rows
+from alignment.models.policy_model import ModelRole, PolicyModel, Rows
 from tests.alignment.models.policy_model_ranks import LORA
 
 Build = Callable[..., PolicyModel]
@@ -26,7 +26,7 @@ def transformers_logprobs(model: PreTrainedModel, rows: Rows) -> Tensor:
     return logits_NV.log_softmax(-1).gather(-1, rows.targets_N[:, None])[:, 0]
 
 
-def said(policy: PolicyModel, rows: Rows, hat: Hat) -> Tensor:
+def said(policy: PolicyModel, rows: Rows, hat: ModelRole) -> Tensor:
     with torch.no_grad():
         return policy(rows, hat)
 
@@ -69,7 +69,7 @@ def test_the_actor_says_what_peft_would_say(build: Build, base_model: Path, rows
 @both
 @pytest.mark.parametrize(("learns", "rests"), [("actor", "critic"), ("critic", "actor")])
 def test_actor_and_critic_leave_each_other_s_gradient_alone(
-    build: Build, rows: Rows, lora: LoRAConfig | None, learns: Hat, rests: Hat
+    build: Build, rows: Rows, lora: LoRAConfig | None, learns: ModelRole, rests: ModelRole
 ) -> None:
     policy = build(lora)
     policy(rows, learns).sin().sum().backward()

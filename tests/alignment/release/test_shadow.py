@@ -1,4 +1,4 @@
-"""A rehearsal's verdict, from counts alone."""
+"""A shadow's verdict, from counts alone."""
 
 import math
 from dataclasses import replace
@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from alignment.config.rewards import RewardsConfig
 from alignment.release.canary import Arm
-from alignment.release.shadow import Pairs, RehearsalConfig, beaten, compare, idle, judge, rate, unbeaten
+from alignment.release.shadow import Pairs, ShadowConfig, beaten, compare, idle, judge, rate, unbeaten
 
-CONFIG = RehearsalConfig()
+CONFIG = ShadowConfig()
 STABLE = Arm(turns=400, failed=4, rated=200, good=160, mean_length=50.0, seconds_per_token=0.02)
 CANDIDATE = replace(STABLE, turns=200, failed=2)
 COUNTS = st.integers(0, 400)
@@ -99,7 +99,7 @@ def test_failures_and_lengths_are_held_against_it_whatever_is_thought_of_its_wor
 
 
 def test_without_judges_lengths_and_failures_may_be_enough_when_patience_ends() -> None:
-    config = RehearsalConfig(min_rated=0)
+    config = ShadowConfig(min_rated=0)
     assert judge(config, CANDIDATE, STABLE, Pairs(), 1.0).action == "wait"
     assert judge(config, CANDIDATE, STABLE, Pairs(), 2000.0).action == "promote"
     assert judge(config, replace(CANDIDATE, turns=19), STABLE, Pairs(), 2000.0).action == "lapse"
@@ -119,11 +119,11 @@ def test_who_judges_pairs_and_why_none_can_be_judged() -> None:
     assert rate(rewards) == ["wise", "ended"] and compare(rewards) == ["wise"]
     assert idle(CONFIG, rewards) is None
     alone = RewardsConfig()
-    assert "no source" in (idle(CONFIG, alone) or "") and idle(RehearsalConfig(min_rated=0), alone) is None
-    assert idle(RehearsalConfig(tokens_per_hour=0), rewards) == "tokens_per_hour is 0"
+    assert "no source" in (idle(CONFIG, alone) or "") and idle(ShadowConfig(min_rated=0), alone) is None
+    assert idle(ShadowConfig(tokens_per_hour=0), rewards) == "tokens_per_hour is 0"
 
 
-@pytest.mark.parametrize("wrong", [{"share": 0}, {"share": 1.1}, {"margin": 1}, {"min_turns": 0}, {"siblings": 1}])
+@pytest.mark.parametrize("wrong", [{"share": 0}, {"share": 1.1}, {"margin": 1}, {"min_turns": 0}, {"extra_replies": 1}])
 def test_settings_that_cannot_be(wrong: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
-        RehearsalConfig.model_validate(wrong)
+        ShadowConfig.model_validate(wrong)

@@ -7,14 +7,14 @@ from pathlib import Path
 from alignment.config.trainer import TrainerConfig
 from alignment.errors import DamagedAdapter
 from alignment.models.parallel import leave
-from alignment.reward_model.dataset import Words
+from alignment.reward_model.dataset import PreferenceDataset
 from alignment.reward_model.model import RewardModel
-from alignment.trainer.trainer import Learner
+from alignment.trainer.trainer import Trainer
 
 
 def main(base_model: str, config: str, directory: str, words: str) -> None:
-    learner = Learner(Path(base_model), TrainerConfig.model_validate_json(config))
-    said = Words.from_bytes(Path(words).read_bytes())
+    learner = Trainer(Path(base_model), TrainerConfig.model_validate_json(config))
+    said = PreferenceDataset.from_bytes(Path(words).read_bytes())
     model = RewardModel(learner)
     model.begin(said)
     while not model.advance(3):

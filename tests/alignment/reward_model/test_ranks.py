@@ -14,7 +14,7 @@ from alignment.artifacts import ADAPTER
 from alignment.config.trainer import TrainerConfig
 from alignment.reward_model.artifacts import HEAD
 from alignment.reward_model.model import RewardModel
-from alignment.trainer.trainer import Learner
+from alignment.trainer.trainer import Trainer
 from tests.alignment.reward_model.conftest import heard
 
 
@@ -42,7 +42,7 @@ def test_two_ranks_fit_and_score_as_one_does(
         del told["metrics"]["seconds"]
     assert one == other
 
-    alone = RewardModel(Learner(base_model, config))
+    alone = RewardModel(Trainer(base_model, config))
     metrics = alone.fit(words).metrics
     assert one["scores"] == pytest.approx(alone.score(words.replies), abs=1e-4)
     measured = metrics.keys() - {"seconds"}

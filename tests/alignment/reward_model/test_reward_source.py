@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from alignment.config.rewards import LEARNED, LearnedSource, RewardsConfig, Word, combine, preferred
+from alignment.config.rewards import LEARNED, LearnedSource, RewardsConfig, Signal, combine, preferred
 from app.core.settings import REPOSITORY
 
 LISTENING = RewardsConfig.model_validate({"sources": [{"type": "explicit"}, {"type": "learned"}]})
@@ -37,12 +37,12 @@ def test_the_defaults_are_those_of_the_docs() -> None:
     assert RewardsConfig().learned is None
 
 
-def learned(value: float) -> Word:
-    return Word(LEARNED, value)
+def learned(value: float) -> Signal:
+    return Signal(LEARNED, value)
 
 
-def person(value: float, weight: float = 1.0) -> Word:
-    return Word("explicit", value, weight, person=True)
+def person(value: float, weight: float = 1.0) -> Signal:
+    return Signal("explicit", value, weight, person=True)
 
 
 def test_alone_on_a_reply_its_word_is_what_there_is() -> None:
@@ -72,7 +72,7 @@ def test_machines_and_people_whom_nobody_believes_do_not_contradict_it() -> None
     judge = RewardsConfig.model_validate(
         {"sources": [{"type": "explicit"}, {"type": "rule", "name": "r", "function": "ended"}, {"type": "learned"}]}
     )
-    assert combine([Word("r", -1.0), learned(1.0)], judge) == 0.0
+    assert combine([Signal("r", -1.0), learned(1.0)], judge) == 0.0
     assert combine([person(-1.0, weight=0.0), learned(1.0)], judge) == 1.0
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from alignment.signals import rater_trust
-from alignment.signals.rater_trust import Heard, Tally
+from alignment.signals.rater_trust import RaterSignal, Tally
 
 
 def test_a_newcomer_has_a_modest_voice_and_a_coin_has_none() -> None:
@@ -81,7 +81,7 @@ def test_what_the_crowd_said_fades_by_half_in_a_thousand_words() -> None:
 
 
 def test_two_who_agree_and_one_who_does_not() -> None:
-    turn = [Heard("a", 1.0), Heard("b", 0.5), Heard("c", -1.0)]
+    turn = [RaterSignal("a", 1.0), RaterSignal("b", 0.5), RaterSignal("c", -1.0)]
     gained = rater_trust.agreement(turn)
     # a hears b (0.5, alike) and c (1, not): 1.5 in all, so a third and two thirds
     assert gained["a"] == pytest.approx((1 / 3, 2 / 3))
@@ -90,18 +90,18 @@ def test_two_who_agree_and_one_who_does_not() -> None:
 
 
 def test_a_machine_vouches_as_far_as_it_is_believed_and_is_not_judged() -> None:
-    assert rater_trust.agreement([Heard("a", 1.0), Heard(None, -1.0, weight=0.25)]) == {"a": (0.0, 0.25)}
+    assert rater_trust.agreement([RaterSignal("a", 1.0), RaterSignal(None, -1.0, weight=0.25)]) == {"a": (0.0, 0.25)}
 
 
 def test_words_that_were_compared_before_are_not_compared_again() -> None:
-    known = [Heard("a", 1.0, fresh=False), Heard("b", -1.0, fresh=False)]
+    known = [RaterSignal("a", 1.0, fresh=False), RaterSignal("b", -1.0, fresh=False)]
     assert rater_trust.agreement(known) == {}
-    with_third = rater_trust.agreement([*known, Heard(None, 1.0)])
+    with_third = rater_trust.agreement([*known, RaterSignal(None, 1.0)])
     assert with_third == {"a": (1.0, 0.0), "b": (0.0, 1.0)}
 
 
 def test_nobody_vouches_for_themselves() -> None:
-    assert rater_trust.agreement([Heard("a", 1.0), Heard("a", 1.0)]) == {}
+    assert rater_trust.agreement([RaterSignal("a", 1.0), RaterSignal("a", 1.0)]) == {}
 
 
 def test_near_duplicates_share_a_signature_and_others_do_not() -> None:

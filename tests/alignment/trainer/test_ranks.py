@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from alignment.artifacts import ADAPTER, WEIGHTS
 from alignment.config.algorithm import DPOConfig, PPOConfig
 from alignment.config.trainer import OptimConfig, TrainerConfig
-from alignment.trainer.trainer import Learner
+from alignment.trainer.trainer import Trainer
 from alignment.types import Batch
 
 
@@ -57,7 +57,7 @@ def test_any_number_of_ranks_learns_the_same(
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])},
     )
 
-    alone = Learner(base_model, config)
+    alone = Trainer(base_model, config)
     for number, batch in enumerate(batches, start=1):
         told = alone.update(batch).metrics
         heard_of = json.loads((tmp_path / "out" / f"metrics-{number}").read_text())

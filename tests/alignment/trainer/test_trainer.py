@@ -20,27 +20,27 @@ from alignment.data.micro_batches import Scored
 from alignment.errors import DamagedAdapter, ForeignSamples, NonFiniteUpdate, NoVariance
 from alignment.trainer.recompute_logprobs import recompute_logprobs
 from alignment.trainer.scoring import score_alone
-from alignment.trainer.trainer import Learner
+from alignment.trainer.trainer import Trainer
 from alignment.types import Batch
 
 Draw = Callable[..., Batch]
 
 
 @pytest.fixture(scope="module")
-def _shared(base_model: Path) -> dict[str, Learner]:
+def _shared(base_model: Path) -> dict[str, Trainer]:
     return {}
 
 
 @pytest.fixture
-def learner(base_model: Path, config: TrainerConfig, _shared: dict[str, Learner]) -> Learner:
+def learner(base_model: Path, config: TrainerConfig, _shared: dict[str, Trainer]) -> Trainer:
     """One learner for the module, begun anew for each test, as a long-lived trainer does."""
     if "learner" not in _shared:
-        _shared["learner"] = Learner(base_model, config)
+        _shared["learner"] = Trainer(base_model, config)
     _shared["learner"].restore(None)
     return _shared["learner"]
 
 
-def weights(learner: Learner) -> dict[str, torch.Tensor]:
+def weights(learner: Trainer) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in learner.policy.tensors("actor").items()}
 
 
@@ -48,7 +48,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_the_liked_answer_becomes_likelier_and_the_disliked_less_so(learner: Learner, draw: Draw) -> None:
+def test_the_liked_answer_becomes_likelier_and_the_disliked_less_so(learner: Trainer, draw: Draw) -> None:
     batch = draw(32)
     before = np.array([sample.logprobs[0] for sample in batch.samples])
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_the_liked_answer_becomes_likelier_and_the_disliked_less_so(learner: Lea
     assert (after - before)[~liked].mean() < -0.05
 
 
-def test_a_fresh_learner_is_the_base_model(learner: Learner) -> None:
+def test_a_fresh_learner_is_the_base_model(learner: Trainer) -> None:
     probe = learner.probe()
     assert len(probe.ids) == len(probe.logprobs) >= 5
     assert all(len(ids) == len(logprobs) + 1 for ids, logprobs in zip(probe.ids, probe.logprobs, strict=True))
@@ -70,7 +70,7 @@ def test_a_fresh_learner_is_the_base_model(learner: Learner) -> None:
         assert list(logprobs) == row[: len(logprobs)]
 
 
-def test_the_reference_stays_the_base_model_while_the_policy_moves(learner: Learner, draw: Draw) -> None:
+def test_the_reference_stays_the_base_model_while_the_policy_moves(learner: Trainer, draw: Draw) -> None:
     sequences = [Scored.of(sample) for sample in draw(8).samples]
     base_BT = score_alone(learner.policy, sequences, budget=64)
     assert learner.update(draw(8)).reference_kl > 0
@@ -79,13 +79,13 @@ def test_the_reference_stays_the_base_model_while_the_policy_moves(learner: Lear
 
 
 def test_the_same_seed_learns_the_same_bits(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
-    batch, first, second = draw(8), Learner(base_model, config), Learner(base_model, config)
+    batch, first, second = draw(8), Trainer(base_model, config), Trainer(base_model, config)
     first.update(batch)
     second.update(batch)
     assert same(weights(first), weights(second))
 
 
-def test_going_on_from_disk_is_going_on_in_memory(learner: Learner, draw: Draw, tmp_path: Path) -> None:
+def test_going_on_from_disk_is_going_on_in_memory(learner: Trainer, draw: Draw, tmp_path: Path) -> None:
     first, second = draw(8, seed=1), draw(8, seed=2)
     learner.update(first)
     learner.export(tmp_path / "shop-v1", {})
@@ -101,7 +101,7 @@ def test_going_on_from_disk_is_going_on_in_memory(learner: Learner, draw: Draw, 
         assert resumed_report.metrics[name] == straight_report.metrics[name]
 
 
-def test_what_is_exported_is_what_peft_loads(learner: Learner, base_model: Path, draw: Draw, tmp_path: Path) -> None:
+def test_what_is_exported_is_what_peft_loads(learner: Trainer, base_model: Path, draw: Draw, tmp_path: Path) -> None:
     learner.update(draw(8))
     learner.export(tmp_path / "shop-v1", {})
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base_model), tmp_path / "shop-v1")
@@ -114,7 +114,7 @@ def test_what_is_exported_is_what_peft_loads(learner: Learner, base_model: Path,
 
 
 def test_an_export_is_sealed_and_fit_for_an_engine(
-    learner: Learner, base_model: Path, config: TrainerConfig, draw: Draw, tmp_path: Path
+    learner: Trainer, base_model: Path, config: TrainerConfig, draw: Draw, tmp_path: Path
 ) -> None:
     learner.update(draw(8))
     export = learner.export(tmp_path / "versions" / "shop-v1", {"parent": "shop-v0"})
@@ -127,13 +127,13 @@ def test_an_export_is_sealed_and_fit_for_an_engine(
     assert [path.name for path in export.path.parent.iterdir()] == ["shop-v1"]
 
 
-def test_the_same_policy_is_exported_as_the_same_bytes(learner: Learner, draw: Draw, tmp_path: Path) -> None:
+def test_the_same_policy_is_exported_as_the_same_bytes(learner: Trainer, draw: Draw, tmp_path: Path) -> None:
     learner.update(draw(8))
     first, second = (learner.export(tmp_path / name, {}) for name in ("once", "twice"))
     assert first.manifest_sha256 == second.manifest_sha256
 
 
-def test_a_damaged_adapter_is_not_restored(learner: Learner, draw: Draw, tmp_path: Path) -> None:
+def test_a_damaged_adapter_is_not_restored(learner: Trainer, draw: Draw, tmp_path: Path) -> None:
     learner.update(draw(8))
     learner.export(tmp_path / "shop-v1", {})
     before = weights(learner)
@@ -145,14 +145,14 @@ def test_a_damaged_adapter_is_not_restored(learner: Learner, draw: Draw, tmp_pat
     assert same(weights(learner), before)
 
 
-def test_a_batch_without_variance_is_refused(learner: Learner, draw: Draw) -> None:
+def test_a_batch_without_variance_is_refused(learner: Trainer, draw: Draw) -> None:
     batch = draw(4)
     content = replace(batch, samples=tuple(replace(sample, reward=1.0) for sample in batch.samples))
     with pytest.raises(NoVariance):
         learner.update(content)
 
 
-def test_log_probs_that_other_weights_gave_are_refused(learner: Learner, draw: Draw) -> None:
+def test_log_probs_that_other_weights_gave_are_refused(learner: Trainer, draw: Draw) -> None:
     batch, before = draw(8), weights(learner)
     samples = tuple(replace(s, logprobs=tuple(p - 0.8 for p in s.logprobs)) for s in batch.samples)
     with pytest.raises(ForeignSamples, match=r"0\.8"):
@@ -163,7 +163,7 @@ def test_log_probs_that_other_weights_gave_are_refused(learner: Learner, draw: D
 
 def test_an_update_stops_before_it_leaves_the_trust_region(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
     recipe = PPOConfig(epochs=6, minibatches=2, max_kl=1e-3)
-    learner = Learner(base_model, config.model_copy(update={"algorithm": recipe, "optim": OptimConfig(lr=1e-2)}))
+    learner = Trainer(base_model, config.model_copy(update={"algorithm": recipe, "optim": OptimConfig(lr=1e-2)}))
     metrics = learner.update(draw(16)).metrics
     assert metrics["training/stopped_early"] == 1.0
     assert 1 <= metrics["training/steps"] < 12
@@ -176,7 +176,7 @@ def test_an_update_that_explodes_leaves_the_policy_as_it_was(
 ) -> None:
     # A rate that sends the adapter to infinity in the first step makes the second step's gradient not a number.
     wild = config.model_copy(update={"optim": OptimConfig(lr=1e30)})
-    learner = Learner(base_model, wild)
+    learner = Trainer(base_model, wild)
     before, probe = weights(learner), learner.probe()
     with pytest.raises(NonFiniteUpdate):
         learner.update(draw(8))
@@ -186,7 +186,7 @@ def test_an_update_that_explodes_leaves_the_policy_as_it_was(
     assert learner.progress.updates == 0
 
 
-def test_an_update_reports_in_the_field_s_vocabulary(learner: Learner, draw: Draw) -> None:
+def test_an_update_reports_in_the_field_s_vocabulary(learner: Trainer, draw: Draw) -> None:
     report = learner.update(draw(8))
     assert report.batch_id == "batch-0"
     assert report.metrics.keys() >= {
@@ -206,7 +206,7 @@ def test_an_update_reports_in_the_field_s_vocabulary(learner: Learner, draw: Dra
 
 
 def test_replies_attest_to_the_version_that_spoke(
-    learner: Learner, base_model: Path, draw: Draw, tmp_path: Path
+    learner: Trainer, base_model: Path, draw: Draw, tmp_path: Path
 ) -> None:
     for _ in range(3):
         learner.update(draw(8))
@@ -221,7 +221,7 @@ def test_replies_attest_to_the_version_that_spoke(
     assert distance(None) > 0.05
 
 
-def test_an_imported_adapter_begins_with_a_fresh_optimizer(learner: Learner, draw: Draw, tmp_path: Path) -> None:
+def test_an_imported_adapter_begins_with_a_fresh_optimizer(learner: Trainer, draw: Draw, tmp_path: Path) -> None:
     learner.update(draw(8))
     learner.export(tmp_path / "shop-v1", {})
     rmtree(tmp_path / "shop-v1" / "trainer")

@@ -28,7 +28,7 @@ from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import Scored
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.trainer.scoring import score_alone
-from alignment.trainer.trainer import Learner
+from alignment.trainer.trainer import Trainer
 from alignment.trainer.update import Update
 from alignment.types import Batch
 
@@ -80,16 +80,16 @@ def grouped(draw: Draw, base_model: Path) -> Batch:
     return replace(batch, samples=tuple(samples))
 
 
-def moved(base_model: Path, config: TrainerConfig, batch: Batch) -> Learner:
+def moved(base_model: Path, config: TrainerConfig, batch: Batch) -> Trainer:
     """A learner that has left the base model behind, so that nothing is zero."""
-    learner = Learner(base_model, config.model_copy(update={"algorithm": PPOConfig(), "packing": "off"}))
+    learner = Trainer(base_model, config.model_copy(update={"algorithm": PPOConfig(), "packing": "off"}))
     learner.update(batch)
-    other = Learner(base_model, config)
+    other = Trainer(base_model, config)
     other.policy.wear({name: tensor.detach() for name, tensor in learner.policy.tensors("actor").items()})
     return other
 
 
-def first_step(learner: Learner, batch: Batch) -> tuple[dict[str, float], Tensor]:
+def first_step(learner: Trainer, batch: Batch) -> tuple[dict[str, float], Tensor]:
     """Its metrics, and its gradient."""
     update = Update(learner, batch)
     epochs = update._epochs(torch.Generator().manual_seed(0))
@@ -121,7 +121,7 @@ def test_how_a_minibatch_is_cut_and_packed_changes_nothing(
 def test_every_algorithm_learns_and_reports(
     base_model: Path, config: TrainerConfig, grouped: Batch, algorithm: AlgorithmConfig
 ) -> None:
-    learner = Learner(base_model, config.model_copy(update={"algorithm": algorithm}))
+    learner = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
     before = {name: tensor.detach().clone() for name, tensor in learner.policy.tensors("actor").items()}
     report = learner.update(grouped)
     assert any(not torch.equal(tensor, before[name]) for name, tensor in learner.policy.tensors("actor").items())
@@ -159,7 +159,7 @@ def test_without_staleness_decoupled_ppo_is_plain_ppo(base_model: Path, config: 
     plain = PPOConfig(proximal="rollout", correction=CorrectionConfig(mode="off"))
     adapters = []
     for recipe in (PPOConfig(), PPOConfig(proximal="loglinear"), plain):
-        learner = Learner(base_model, config.model_copy(update={"algorithm": recipe}))
+        learner = Trainer(base_model, config.model_copy(update={"algorithm": recipe}))
         learner.update(grouped)
         adapters.append(learner.policy.tensors("actor"))
     for other in adapters[1:]:
@@ -171,7 +171,7 @@ def test_without_staleness_the_asynchronous_run_is_the_synchronous_one_to_the_bi
     base_model: Path, config: TrainerConfig, draw: Draw, tmp_path: Path
 ) -> None:
     """Through bytes, export and restore, as the trainer behind the queue does it; against a plain loop."""
-    together, apart = Learner(base_model, config), Learner(base_model, config)
+    together, apart = Trainer(base_model, config), Trainer(base_model, config)
     version: Path | None = None
     for number in range(3):
         batch = draw(8, seed=number, adapter=version)
@@ -194,7 +194,7 @@ def test_all_that_an_algorithm_remembers_goes_with_the_version(
     base_model: Path, config: TrainerConfig, draw: Draw, tmp_path: Path, algorithm: AlgorithmConfig
 ) -> None:
     settings = config.model_copy(update={"algorithm": algorithm})
-    learner, resumed = Learner(base_model, settings), Learner(base_model, settings)
+    learner, resumed = Trainer(base_model, settings), Trainer(base_model, settings)
     learner.update(draw(8, seed=1))
     learner.export(tmp_path / "v1", {})
     straight = learner.update(draw(8, seed=2)).metrics
@@ -210,10 +210,10 @@ def test_all_that_an_algorithm_remembers_goes_with_the_version(
 def test_a_critic_can_take_over_a_policy_that_learned_without_one(
     base_model: Path, config: TrainerConfig, draw: Draw, tmp_path: Path
 ) -> None:
-    first = Learner(base_model, config)
+    first = Trainer(base_model, config)
     first.update(draw(8))
     first.export(tmp_path / "v1", {})
-    second = Learner(base_model, config.model_copy(update={"algorithm": PPOConfig(estimator="gae")}))
+    second = Trainer(base_model, config.model_copy(update={"algorithm": PPOConfig(estimator="gae")}))
     second.restore(tmp_path / "v1")
     assert second.update(draw(8, seed=1)).metrics["critic/values/mean"] == 0.0
     assert second.optimizer.steps > first.optimizer.steps
@@ -223,12 +223,12 @@ def test_full_weights_learn_behind_the_same_interface(
     base_model: Path, config: TrainerConfig, draw: Draw, tmp_path: Path
 ) -> None:
     settings = config.model_copy(update={"lora": None})
-    learner = Learner(base_model, settings)
+    learner = Trainer(base_model, settings)
     report = learner.update(draw(8, seed=1))
     assert report.reference_kl > 0
     done = learner.export(tmp_path / "v1", {})
     straight = learner.update(draw(8, seed=2)).metrics["actor/pg_loss"]
-    resumed = Learner(base_model, settings)
+    resumed = Trainer(base_model, settings)
     resumed.restore(done.path)
     assert resumed.update(draw(8, seed=2)).metrics["actor/pg_loss"] == straight
 
@@ -247,7 +247,7 @@ def test_the_algorithm_of_the_documentation_learns(
     (tmp_path / "shop_rl.py").write_text(text.partition("```python\n")[2].partition("```")[0])
     monkeypatch.syspath_prepend(str(tmp_path))
     mine = CustomConfig(name="shop_rl:Brave", options={"courage": 2.0}, epochs=2)
-    learner = Learner(base_model, config.model_copy(update={"algorithm": mine}))
+    learner = Trainer(base_model, config.model_copy(update={"algorithm": mine}))
     before = score_alone(learner.policy, [Scored.of(s) for s in draw(16).samples], budget=64)
     metrics = learner.update(draw(16)).metrics
     after = score_alone(learner.policy, [Scored.of(s) for s in draw(16).samples], budget=64)
@@ -274,13 +274,13 @@ def foreign(batch: Batch, distance: float, count: int) -> Batch:
 def test_log_probs_of_other_weights_are_refused_whether_or_not_the_parent_is_scored(
     base_model: Path, config: TrainerConfig, grouped: Batch, algorithm: AlgorithmConfig
 ) -> None:
-    learner = Learner(base_model, config.model_copy(update={"algorithm": algorithm}))
+    learner = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
     with pytest.raises(ForeignSamples, match="other weights"):
         learner.update(foreign(grouped, 0.9, len(grouped.samples)))
 
 
 def test_one_foreign_turn_among_many_is_found_and_named(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
-    learner = Learner(base_model, config)
+    learner = Trainer(base_model, config)
     with pytest.raises(ForeignSamples, match="turn-0"):
         learner.update(foreign(draw(16), 2.1, 1))
 
@@ -291,7 +291,7 @@ def test_a_batch_whose_every_token_is_rejected_is_refused_by_any_number_of_steps
 ) -> None:
     rejecting = CorrectionConfig(mode="reject", low=0.9, high=1.1)
     recipe = PPOConfig(minibatches=minibatches, correction=rejecting, kl_coef=0.0)
-    learner = Learner(base_model, config.model_copy(update={"algorithm": recipe}))
+    learner = Trainer(base_model, config.model_copy(update={"algorithm": recipe}))
     with pytest.raises((ForeignSamples, NoVariance)):
         learner.update(foreign(grouped, 0.3, len(grouped.samples)))
     assert learner.optimizer.steps == 0
@@ -304,7 +304,7 @@ def test_every_algorithm_stops_where_it_is_told_to(
     base_model: Path, config: TrainerConfig, grouped: Batch, algorithm: AlgorithmConfig
 ) -> None:
     recipe = algorithm.model_copy(update={"epochs": 4, "minibatches": 1})
-    learner = Learner(base_model, config.model_copy(update={"algorithm": recipe}))
+    learner = Trainer(base_model, config.model_copy(update={"algorithm": recipe}))
     metrics = learner.update(grouped).metrics
     assert (metrics["training/steps"], metrics["training/stopped_early"]) == (1, 1.0)
 
@@ -313,7 +313,7 @@ def test_whatever_goes_wrong_the_policy_is_what_it_was(
     base_model: Path, config: TrainerConfig, draw: Draw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = PPOConfig(estimator="gae")
-    learner = Learner(base_model, config.model_copy(update={"algorithm": recipe}))
+    learner = Trainer(base_model, config.model_copy(update={"algorithm": recipe}))
     learner.update(draw(8))
 
     def state() -> list[Tensor]:
@@ -335,7 +335,7 @@ def test_the_guards_distance_is_that_of_the_policy_that_came_out(
     base_model: Path, config: TrainerConfig, grouped: Batch, algorithm: AlgorithmConfig
 ) -> None:
     """By the parent's own log-probs or, where it was not scored, by those on record; on its own replies alone."""
-    learner = Learner(base_model, config.model_copy(update={"algorithm": algorithm}))
+    learner = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
     older = replace(grouped, samples=tuple(replace(s, lag=i % 2) for i, s in enumerate(grouped.samples)))
     metrics = learner.update(older).metrics
     own = [sample for sample in older.samples if sample.lag == 0]

@@ -7,12 +7,12 @@ from pathlib import Path
 from alignment.config.trainer import TrainerConfig
 from alignment.errors import NonFiniteUpdate
 from alignment.models.parallel import leave
-from alignment.trainer.trainer import Learner
+from alignment.trainer.trainer import Trainer
 from alignment.types import Batch
 
 
 def main(base_model: str, config: str, directory: str, *batches: str) -> None:
-    learner = Learner(Path(base_model), TrainerConfig.model_validate_json(config))
+    learner = Trainer(Path(base_model), TrainerConfig.model_validate_json(config))
     for number, batch in enumerate(batches, start=1):
         report = learner.update(Batch.from_bytes(Path(batch).read_bytes()))
         export = learner.export(Path(directory) / f"shop-v{number}", {})

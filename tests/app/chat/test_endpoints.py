@@ -10,14 +10,14 @@ import pytest
 
 from app.models import Engine, EngineState, Turn, TurnState, VersionState
 from tests.app.deployments.test_rollback import publish
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
 
 MESSAGES = [{"role": "user", "content": "When are you open?"}]
 
 
-async def ask(ring: Ring, **fields: Any) -> httpx2.Response:
-    return await ring.api.post("/v1/chat/completions", json={"model": "shop", "messages": MESSAGES, **fields})
+async def ask(harness: Harness, **fields: Any) -> httpx2.Response:
+    return await harness.api.post("/v1/chat/completions", json={"model": "shop", "messages": MESSAGES, **fields})
 
 
 def chunks(answer: httpx2.Response) -> list[dict[str, Any]]:
@@ -26,22 +26,24 @@ def chunks(answer: httpx2.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-async def test_a_reply_is_recorded_exactly_as_the_engine_said_it(ring: Ring, scripted: ScriptedEngine) -> None:
-    answer = await ask(ring, temperature=0.7, max_tokens=50)
+async def test_a_reply_is_recorded_exactly_as_the_engine_said_it(harness: Harness, scripted: ScriptedEngine) -> None:
+    answer = await ask(harness, temperature=0.7, max_tokens=50)
     body = answer.json()
-    turn: Turn = await ring.get(Turn, body["id"])
+    turn: Turn = await harness.get(Turn, body["id"])
     assert (answer.status_code, body["model"], body["choices"][0]["finish_reason"]) == (200, "shop@v0", "stop")
     assert answer.headers["x-completion-id"] == body["id"] == scripted.heard[0]["rid"]
     assert answer.headers["x-policy-version"] == "shop@v0"
-    assert turn.state == TurnState.DONE and turn.flaw is None
+    assert turn.state == TurnState.DONE and turn.exclusion_reason is None
     assert len(turn.output_ids or []) == len(turn.logprobs or []) == body["usage"]["completion_tokens"]
     assert turn.prompt_ids and turn.reply == {"role": "assistant", "content": scripted.say}
     assert (turn.sampling["temperature"], turn.sampling["max_tokens"]) == (0.7, 50)
 
 
-async def test_a_streamed_reply_comes_in_chunks_and_is_recorded_the_same(ring: Ring, scripted: ScriptedEngine) -> None:
-    whole = await ask(ring)
-    answer = await ask(ring, stream=True, stream_options={"include_usage": True})
+async def test_a_streamed_reply_comes_in_chunks_and_is_recorded_the_same(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
+    whole = await ask(harness)
+    answer = await ask(harness, stream=True, stream_options={"include_usage": True})
     parts = chunks(answer)
     text = "".join(choice["delta"].get("content") or "" for part in parts for choice in part["choices"])
     assert text == scripted.say
@@ -49,25 +51,25 @@ async def test_a_streamed_reply_comes_in_chunks_and_is_recorded_the_same(ring: R
     assert {part["model"] for part in parts} == {"shop@v0"}
     assert parts[-1]["choices"] == [] and parts[-1]["usage"]["completion_tokens"] > 0
     assert all("sglext" not in part for part in parts)
-    first, second = await ring.get(Turn, whole.json()["id"]), await ring.get(Turn, parts[0]["id"])
+    first, second = await harness.get(Turn, whole.json()["id"]), await harness.get(Turn, parts[0]["id"])
     assert (second.prompt_ids, second.output_ids, second.logprobs) == (
         first.prompt_ids,
         first.output_ids,
         first.logprobs,
     )
-    assert (second.reply, second.finish_reason, second.flaw) == (first.reply, "stop", None)
+    assert (second.reply, second.finish_reason, second.exclusion_reason) == (first.reply, "stop", None)
 
 
-async def test_the_turn_is_on_record_before_the_first_byte_leaves(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_the_turn_is_on_record_before_the_first_byte_leaves(harness: Harness, scripted: ScriptedEngine) -> None:
     scripted.pace = 0.05
     body = {"model": "shop", "messages": MESSAGES, "stream": True}
-    async with ring.api.stream("POST", "/v1/chat/completions", json=body) as answer:
-        assert (await ring.thumb(answer.headers["x-completion-id"])).status_code == 201
+    async with harness.api.stream("POST", "/v1/chat/completions", json=body) as answer:
+        assert (await harness.thumb(answer.headers["x-completion-id"])).status_code == 201
 
 
-async def test_the_version_that_serves_is_the_one_that_is_asked(ring: Ring, scripted: ScriptedEngine) -> None:
-    first = await publish(ring)
-    await publish(ring)
+async def test_the_version_that_serves_is_the_one_that_is_asked(harness: Harness, scripted: ScriptedEngine) -> None:
+    first = await publish(harness)
+    await publish(harness)
     scripted.adapters = {"shop-v1": "/nowhere/shop-v1", "shop-v2": "/nowhere/shop-v2"}
     asked = {
         "shop": "shop-v2",
@@ -77,84 +79,86 @@ async def test_the_version_that_serves_is_the_one_that_is_asked(ring: Ring, scri
         "shop@v0": None,
     }
     for model, adapter in asked.items():
-        answer = await ask(ring, model=model)
+        answer = await ask(harness, model=model)
         assert scripted.heard[-1].get("lora_path") == adapter
         assert answer.headers["x-policy-version"] == f"shop@v{adapter[-1] if adapter else 0}"
-    turn = await ring.get(Turn, (await ask(ring, model="shop@v1")).json()["id"])
+    turn = await harness.get(Turn, (await ask(harness, model="shop@v1")).json()["id"])
     assert turn.version_id == first.id
 
 
 @pytest.mark.parametrize("model", ["nobody", "shop@v9", "shop@canary", "shop@previous", "shop@", "shop@v1x"])
-async def test_an_unknown_version_is_a_404(ring: Ring, scripted: ScriptedEngine, model: str) -> None:
-    answer = await ask(ring, model=model)
+async def test_an_unknown_version_is_a_404(harness: Harness, scripted: ScriptedEngine, model: str) -> None:
+    answer = await ask(harness, model=model)
     if model == "shop@":
         assert answer.status_code == 200
         return
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
-    assert await ring.all(Turn) == []
+    assert await harness.all(Turn) == []
 
 
 async def test_a_version_that_no_engine_holds_is_a_404_and_what_serves_but_is_not_held_a_503(
-    ring: Ring, scripted: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    version = await publish(ring, loaded=False)
-    answer = await ask(ring)
+    version = await publish(harness, loaded=False)
+    answer = await ask(harness)
     assert answer.status_code == 503 and "retry-after" in answer.headers, "that is no fault of who asks"
-    answer = await ask(ring, model=f"shop@v{version.number}")
+    answer = await ask(harness, model=f"shop@v{version.number}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
-    rejected = await ring.version(VersionState.REJECTED)
-    assert (await ask(ring, model=f"shop@v{rejected.number}")).status_code == 404
+    rejected = await harness.version(VersionState.REJECTED)
+    assert (await ask(harness, model=f"shop@v{rejected.number}")).status_code == 404
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_is_down_is_a_503_with_retry_after_and_on_record(ring: Ring, stream: bool) -> None:
-    answer = await ask(ring, stream=stream)
+async def test_an_engine_that_is_down_is_a_503_with_retry_after_and_on_record(harness: Harness, stream: bool) -> None:
+    answer = await ask(harness, stream=stream)
     assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-    turn = await ring.get(Turn, answer.headers["x-completion-id"])
-    assert turn.state == TurnState.FAILED and "does not answer" in turn.flaw
+    turn = await harness.get(Turn, answer.headers["x-completion-id"])
+    assert turn.state == TurnState.FAILED and "does not answer" in turn.exclusion_reason
 
 
-async def test_without_a_ready_engine_a_chat_is_a_503(ring: Ring) -> None:
-    async with ring.db.write() as session:
+async def test_without_a_ready_engine_a_chat_is_a_503(harness: Harness) -> None:
+    async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).state = EngineState.STARTING
-    answer = await ask(ring)
+    answer = await ask(harness)
     assert answer.status_code == 503 and "retry-after" in answer.headers
 
 
-async def test_an_engine_that_breaks_off_ends_the_stream_with_an_error(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_an_engine_that_breaks_off_ends_the_stream_with_an_error(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
     scripted.die_after = 3
-    answer = await ask(ring, stream=True)
+    answer = await ask(harness, stream=True)
     parts = chunks(answer)
     assert answer.status_code == 200 and set(parts[-1]["error"]) == {"message", "type", "param", "code"}
-    turn = await ring.get(Turn, answer.headers["x-completion-id"])
+    turn = await harness.get(Turn, answer.headers["x-completion-id"])
     assert (turn.state, turn.finish_reason) == (TurnState.FAILED, "error")
-    assert turn.flaw and turn.reply["content"], "what was said is on record"
+    assert turn.exclusion_reason and turn.reply["content"], "what was said is on record"
 
 
-async def test_what_the_engine_refuses_is_a_400(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_what_the_engine_refuses_is_a_400(harness: Harness, scripted: ScriptedEngine) -> None:
     scripted.refuse = 400
     for stream in (False, True):
-        answer = await ask(ring, stream=stream)
+        answer = await ask(harness, stream=stream)
         assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 @pytest.mark.parametrize(
-    ("switch", "flaw"), [({"nan_at": 2}, "not a finite number"), ({"lose_logprob": True}, "log-probs")]
+    ("switch", "exclusion_reason"), [({"nan_at": 2}, "not a finite number"), ({"lose_logprob": True}, "log-probs")]
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_flawed_capture_is_answered_but_marked(
-    ring: Ring, scripted: ScriptedEngine, switch: dict[str, Any], flaw: str, stream: bool
+    harness: Harness, scripted: ScriptedEngine, switch: dict[str, Any], exclusion_reason: str, stream: bool
 ) -> None:
     for name, value in switch.items():
         setattr(scripted, name, value)
-    answer = await ask(ring, stream=stream)
+    answer = await ask(harness, stream=stream)
     assert answer.status_code == 200
-    assert flaw in (await ring.get(Turn, answer.headers["x-completion-id"])).flaw
+    assert exclusion_reason in (await harness.get(Turn, answer.headers["x-completion-id"])).exclusion_reason
 
 
 @pytest.mark.parametrize(
-    ("fields", "flaw"),
+    ("fields", "exclusion_reason"),
     [
         ({"temperature": 0}, "greedy"),
         ({"top_p": 0.9}, "top-p"),
@@ -163,10 +167,10 @@ async def test_a_flawed_capture_is_answered_but_marked(
     ],
 )
 async def test_sampling_that_is_not_the_policys_own_is_marked(
-    ring: Ring, scripted: ScriptedEngine, fields: dict[str, Any], flaw: str | None
+    harness: Harness, scripted: ScriptedEngine, fields: dict[str, Any], exclusion_reason: str | None
 ) -> None:
-    turn = await ring.get(Turn, (await ask(ring, **fields)).json()["id"])
-    assert (turn.flaw is None) if flaw is None else (flaw in turn.flaw)
+    turn = await harness.get(Turn, (await ask(harness, **fields)).json()["id"])
+    assert (turn.exclusion_reason is None) if exclusion_reason is None else (exclusion_reason in turn.exclusion_reason)
 
 
 @pytest.mark.parametrize(
@@ -210,46 +214,46 @@ async def test_sampling_that_is_not_the_policys_own_is_marked(
     ],
 )
 async def test_what_is_wrong_or_unsupported_is_refused_by_name(
-    ring: Ring, scripted: ScriptedEngine, fields: dict[str, Any], code: str
+    harness: Harness, scripted: ScriptedEngine, fields: dict[str, Any], code: str
 ) -> None:
-    answer = await ask(ring, **fields)
+    answer = await ask(harness, **fields)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
-    assert scripted.heard == [] and await ring.all(Turn) == []
+    assert scripted.heard == [] and await harness.all(Turn) == []
 
 
 @pytest.mark.parametrize(
     "content", ['{"model": "shop", "temperature": NaN}', '{"model": "\\ud800"}', "[]", "nonsense", ""]
 )
-async def test_a_body_that_is_not_json_is_a_400(ring: Ring, content: str) -> None:
-    answer = await ring.api.post("/v1/chat/completions", content=content)
+async def test_a_body_that_is_not_json_is_a_400(harness: Harness, content: str) -> None:
+    answer = await harness.api.post("/v1/chat/completions", content=content)
     assert answer.status_code == 400
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_hints_that_change_nothing_are_taken(ring: Ring, scripted: ScriptedEngine) -> None:
-    answer = await ask(ring, user="ada", metadata={"k": "v"}, n=1, store=True, service_tier="auto", temperature=None)
+async def test_hints_that_change_nothing_are_taken(harness: Harness, scripted: ScriptedEngine) -> None:
+    answer = await ask(harness, user="ada", metadata={"k": "v"}, n=1, store=True, service_tier="auto", temperature=None)
     assert answer.status_code == 200
     assert "user" not in scripted.heard[0] and "metadata" not in scripted.heard[0]
 
 
-async def test_a_stored_completion_is_read_back(ring: Ring, scripted: ScriptedEngine) -> None:
-    body = (await ask(ring)).json()
-    stored = (await ring.api.get(f"/v1/chat/completions/{body['id']}")).json()
+async def test_a_stored_completion_is_read_back(harness: Harness, scripted: ScriptedEngine) -> None:
+    body = (await ask(harness)).json()
+    stored = (await harness.api.get(f"/v1/chat/completions/{body['id']}")).json()
     assert (stored["id"], stored["model"], stored["usage"]) == (body["id"], "shop@v0", body["usage"])
     assert stored["choices"][0]["message"]["content"] == scripted.say
-    assert (await ring.api.get("/v1/chat/completions/chatcmpl-nobody")).status_code == 404
+    assert (await harness.api.get("/v1/chat/completions/chatcmpl-nobody")).status_code == 404
 
 
-async def test_every_reply_has_a_request_id_and_the_error_shape(ring: Ring) -> None:
+async def test_every_reply_has_a_request_id_and_the_error_shape(harness: Harness) -> None:
     for path in ("/v1/models", "/v1/models/nobody", "/nowhere", "/readyz"):
-        answer = await ring.api.get(path)
+        answer = await harness.api.get(path)
         assert answer.headers["x-request-id"]
         if answer.status_code >= 400:
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_the_stock_client_works(ring: Ring, scripted: ScriptedEngine, served: str) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{served}/v1", api_key=ring.key) as client:
+async def test_the_stock_client_works(harness: Harness, scripted: ScriptedEngine, served: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{served}/v1", api_key=harness.key) as client:
         whole = await client.chat.completions.create(model="shop", messages=MESSAGES)  # type: ignore[arg-type]
         assert whole.choices[0].message.content == scripted.say
         stream = await client.chat.completions.create(model="shop", messages=MESSAGES, stream=True)  # type: ignore[arg-type]
@@ -262,93 +266,101 @@ async def test_the_stock_client_works(ring: Ring, scripted: ScriptedEngine, serv
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_hangs_up_ends_the_engines_work_and_the_turn_is_recorded(
-    ring: Ring, scripted: ScriptedEngine, served: str, stream: bool
+    harness: Harness, scripted: ScriptedEngine, served: str, stream: bool
 ) -> None:
     scripted.say, scripted.pace = "word " * 400, 0.02
     body = {"model": "shop", "messages": MESSAGES, "stream": stream, "max_tokens": 500}
-    headers = {"authorization": f"Bearer {ring.key}"}
+    headers = {"authorization": f"Bearer {harness.key}"}
     async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
         while not any(reply.output_ids for reply in list(scripted.running.values())):
             await asyncio.sleep(0.02)
         asking.cancel()
         await asyncio.wait([asking])
-    turn = await ring.settled(60.0)
+    turn = await harness.settled(60.0)
     assert scripted.aborted == {turn.id}
     assert (turn.state, turn.finish_reason) == (TurnState.ABORTED, "client_disconnect")
     assert 0 < turn.num_output_tokens < 400 and len(turn.output_ids) == len(turn.logprobs)
-    assert turn.flaw is None, "what was said until then may be learned from"
+    assert turn.exclusion_reason is None, "what was said until then may be learned from"
 
 
 @pytest.mark.parametrize("tools", [[{}], [{"type": "function"}], [{"function": "x"}], [{"type": None}], "none", [1]])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_malformed_tools_are_refused(ring: Ring, scripted: ScriptedEngine, tools: Any, stream: bool) -> None:
-    answer = await ask(ring, tools=tools, stream=stream)
+async def test_malformed_tools_are_refused(
+    harness: Harness, scripted: ScriptedEngine, tools: Any, stream: bool
+) -> None:
+    answer = await ask(harness, tools=tools, stream=stream)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
-    assert await ring.all(Turn) == []
+    assert await harness.all(Turn) == []
 
 
-async def test_a_tool_call_is_relayed_and_recorded(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_a_tool_call_is_relayed_and_recorded(harness: Harness, scripted: ScriptedEngine) -> None:
     scripted.tool_call = ("order_status", '{"order_id": "7"}')
     tools = [{"type": "function", "function": {"name": "order_status", "parameters": {"type": "object"}}}]
     for stream in (False, True):
-        answer = await ask(ring, tools=tools, stream=stream)
-        turn = await ring.get(Turn, answer.headers["x-completion-id"])
+        answer = await ask(harness, tools=tools, stream=stream)
+        turn = await harness.get(Turn, answer.headers["x-completion-id"])
         [call] = turn.reply["tool_calls"]
         assert (turn.finish_reason, call["function"]["name"]) == ("tool_calls", "order_status")
         assert scripted.heard[-1]["tools"][0]["function"]["name"] == "order_status"
 
 
 async def test_a_reply_with_nul_is_kept_as_text_without_and_as_tokens_with(
-    ring: Ring, scripted: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine
 ) -> None:
     scripted.say = "before\x00after"
-    answer = await ask(ring)
-    turn = await ring.get(Turn, answer.json()["id"])
+    answer = await ask(harness)
+    turn = await harness.get(Turn, answer.json()["id"])
     assert (answer.status_code, turn.state, turn.reply["content"]) == (200, TurnState.DONE, "before\ufffdafter")
-    assert turn.flaw is None and turn.output_ids
+    assert turn.exclusion_reason is None and turn.output_ids
 
 
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions/a%00b", "/v1/models/%00", "/v1/policies/%00", "/v1/feedback?completion_id=%00"]
 )
-async def test_an_address_with_nul_is_a_400(ring: Ring, path: str) -> None:
-    answer = await ring.api.get(path)
+async def test_an_address_with_nul_is_a_400(harness: Harness, path: str) -> None:
+    answer = await harness.api.get(path)
     assert answer.status_code == 400 and answer.headers["x-request-id"]
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
 @pytest.mark.parametrize("fields", [{"stop": "User:"}, {"stream": None}, {"logprobs": None}, {"stop": ["a", "b"]}])
-async def test_what_stock_clients_send_is_taken(ring: Ring, scripted: ScriptedEngine, fields: dict[str, Any]) -> None:
-    assert (await ask(ring, **fields)).status_code == 200
+async def test_what_stock_clients_send_is_taken(
+    harness: Harness, scripted: ScriptedEngine, fields: dict[str, Any]
+) -> None:
+    assert (await ask(harness, **fields)).status_code == 200
 
 
-async def test_a_reply_that_outlived_the_sweep_is_not_lost(ring: Ring, scripted: ScriptedEngine, served: str) -> None:
+async def test_a_reply_that_outlived_the_sweep_is_not_lost(
+    harness: Harness, scripted: ScriptedEngine, served: str
+) -> None:
     scripted.held = lambda reply: True
     body = {"model": "shop", "messages": MESSAGES, "stream": True}
-    headers = {"authorization": f"Bearer {ring.key}"}
+    headers = {"authorization": f"Bearer {harness.key}"}
     async with (
         httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client,
         client.stream("POST", "/v1/chat/completions", json=body) as answer,
     ):
-        async with ring.db.write() as session:
+        async with harness.db.write() as session:
             turn = await session.get_one(Turn, answer.headers["x-completion-id"])
             turn.state, turn.finish_reason = TurnState.ABORTED, "server_lost"
         scripted.held = lambda reply: False
         await answer.aread()
-    assert (await ring.get(Turn, turn.id)).state == TurnState.DONE
+    assert (await harness.get(Turn, turn.id)).state == TurnState.DONE
 
 
-async def test_every_api_process_follows_the_pointer_at_once(ring: Ring, scripted: ScriptedEngine, served: str) -> None:
-    await publish(ring)
+async def test_every_api_process_follows_the_pointer_at_once(
+    harness: Harness, scripted: ScriptedEngine, served: str
+) -> None:
+    await publish(harness)
     scripted.adapters = {"shop-v1": "/nowhere/shop-v1"}
     body = {"model": "shop", "messages": MESSAGES}
-    headers = {"authorization": f"Bearer {ring.key}"}
+    headers = {"authorization": f"Bearer {harness.key}"}
     async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as other:
         for number in (0, 1, 0, 1):
-            moved = await ring.api.post("/v1/policies/shop/rollback", json={"version": number})
+            moved = await harness.api.post("/v1/policies/shop/rollback", json={"version": number})
             assert moved.status_code == 200
-            await asyncio.sleep(2 * ring.settings.route_cache_seconds)
-            for api in (other, ring.api):
+            await asyncio.sleep(2 * harness.settings.route_cache_seconds)
+            for api in (other, harness.api):
                 answer = await api.post("/v1/chat/completions", json=body)
                 assert answer.headers["x-policy-version"] == f"shop@v{number}"

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Self
 
-from app.chat.fanout import Choices
+from app.chat.fanout import StreamFanout
 
 
 class Paced:
@@ -34,7 +34,7 @@ class Client:
 
 
 async def test_the_slowest_choice_may_be_the_first() -> None:
-    choices = Choices(Client(), [0.1, 0.05, 0.0])  # type: ignore[arg-type]
+    choices = StreamFanout(Client(), [0.1, 0.05, 0.0])  # type: ignore[arg-type]
     choices.start()
     await choices.begun()
     came = [chunk async for chunk in choices]

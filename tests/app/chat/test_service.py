@@ -8,26 +8,26 @@ import pytest
 
 from app.models import Turn, TurnState
 from tests.app.chat.test_endpoints import MESSAGES, ask, chunks
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
 
 
-async def test_each_choice_is_a_turn_of_its_own(ring: Ring, scripted: ScriptedEngine) -> None:
-    body = (await ask(ring, n=3, seed=5)).json()
+async def test_each_choice_is_a_turn_of_its_own(harness: Harness, scripted: ScriptedEngine) -> None:
+    body = (await ask(harness, n=3, seed=5)).json()
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
-    turns = sorted(await ring.all(Turn), key=lambda turn: turn.choice_index)
+    turns = sorted(await harness.all(Turn), key=lambda turn: turn.choice_index)
     assert {turn.completion_id for turn in turns} == {turns[0].id} == {body["id"]}
     assert [heard["seed"] for heard in scripted.heard] == [5, 6, 7]
     assert {heard["n"] for heard in scripted.heard} == {1}
-    assert all(turn.state == TurnState.DONE and turn.flaw is None for turn in turns)
+    assert all(turn.state == TurnState.DONE and turn.exclusion_reason is None for turn in turns)
     said = sum(len(turn.output_ids) for turn in turns)
     assert body["usage"]["completion_tokens"] == said
     assert body["usage"]["prompt_tokens"] == len(turns[0].prompt_ids)
 
 
-async def test_streamed_choices_come_side_by_side(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_streamed_choices_come_side_by_side(harness: Harness, scripted: ScriptedEngine) -> None:
     scripted.pace = 0.1  # long beside any pause of a busy machine
-    parts = chunks(await ask(ring, n=3, stream=True, stream_options={"include_usage": True}))
+    parts = chunks(await ask(harness, n=3, stream=True, stream_options={"include_usage": True}))
     text = {0: "", 1: "", 2: ""}
     finished = []
     for part in parts:
@@ -37,31 +37,33 @@ async def test_streamed_choices_come_side_by_side(ring: Ring, scripted: Scripted
     assert set(text.values()) == {scripted.say} and sorted(finished) == [0, 1, 2]
     usages = [part["usage"] for part in parts if part.get("usage")]
     assert len(usages) == 1 and parts[-1]["choices"] == []
-    turns = await ring.all(Turn)
+    turns = await harness.all(Turn)
     assert len(turns) == 3 and usages[0]["completion_tokens"] == sum(len(turn.output_ids) for turn in turns)
     order = [choice["index"] for part in parts for choice in part["choices"]]
     assert order != sorted(order), "they were sent one after the other"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_when_one_choice_fails_the_completion_does(ring: Ring, scripted: ScriptedEngine, stream: bool) -> None:
+async def test_when_one_choice_fails_the_completion_does(
+    harness: Harness, scripted: ScriptedEngine, stream: bool
+) -> None:
     scripted.die_after, scripted.pace = 3, 0.002
-    answer = await ask(ring, n=2, stream=stream)
+    answer = await ask(harness, n=2, stream=stream)
     if stream:
         assert chunks(answer)[-1]["error"]["code"] == "engine_unavailable"
     else:
         assert answer.status_code == 503
-    turns = await ring.all(Turn)
-    assert {turn.state for turn in turns} == {TurnState.FAILED} and all(turn.flaw for turn in turns)
+    turns = await harness.all(Turn)
+    assert {turn.state for turn in turns} == {TurnState.FAILED} and all(turn.exclusion_reason for turn in turns)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_every_choice(
-    ring: Ring, scripted: ScriptedEngine, served: str, stream: bool
+    harness: Harness, scripted: ScriptedEngine, served: str, stream: bool
 ) -> None:
     scripted.say, scripted.pace = "word " * 400, 0.02
     body: dict[str, Any] = {"model": "shop", "messages": MESSAGES, "stream": stream, "max_tokens": 500, "n": 3}
-    headers = {"authorization": f"Bearer {ring.key}"}
+    headers = {"authorization": f"Bearer {harness.key}"}
     async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
         while len(scripted.running) < 3:
@@ -72,20 +74,22 @@ async def test_a_client_that_leaves_ends_every_choice(
     async with asyncio.timeout(60):
         while {turn.state for turn in turns} != {TurnState.ABORTED}:
             await asyncio.sleep(0.05)
-            turns = await ring.all(Turn)
+            turns = await harness.all(Turn)
     assert scripted.aborted == {turn.id for turn in turns} and len(turns) == 3
     assert {turn.finish_reason for turn in turns} == {"client_disconnect"}
 
 
-async def test_what_constrains_the_reply_is_sent_on_and_marks_it(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_what_constrains_the_reply_is_sent_on_and_marks_it(harness: Harness, scripted: ScriptedEngine) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}, "strict": True}}
-    body = (await ask(ring, response_format=schema)).json()
-    turn = await ring.get(Turn, body["id"])
+    body = (await ask(harness, response_format=schema)).json()
+    turn = await harness.get(Turn, body["id"])
     assert scripted.heard[-1]["response_format"] == schema
-    assert "grammar" in turn.flaw and turn.asked["response_format"] == schema
-    assert (await ring.get(Turn, (await ask(ring, response_format={"type": "text"})).json()["id"])).flaw is None
+    assert "grammar" in turn.exclusion_reason and turn.request_params["response_format"] == schema
+    assert (
+        await harness.get(Turn, (await ask(harness, response_format={"type": "text"})).json()["id"])
+    ).exclusion_reason is None
 
 
-async def test_a_logit_bias_reaches_the_engine_and_marks_the_turn(ring: Ring, scripted: ScriptedEngine) -> None:
-    turn = await ring.get(Turn, (await ask(ring, logit_bias={"7": -100})).json()["id"])
-    assert scripted.heard[-1]["logit_bias"] == {"7": -100} and "bias" in turn.flaw
+async def test_a_logit_bias_reaches_the_engine_and_marks_the_turn(harness: Harness, scripted: ScriptedEngine) -> None:
+    turn = await harness.get(Turn, (await ask(harness, logit_bias={"7": -100})).json()["id"])
+    assert scripted.heard[-1]["logit_bias"] == {"7": -100} and "bias" in turn.exclusion_reason

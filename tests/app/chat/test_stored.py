@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 
-from app.models import Sample, SampleState, Turn, TurnPair
+from app.models import Sample, SampleState, Turn, TurnMetadata
 from tests.app.chat.test_endpoints import ask
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
 from workers.feedback.curate import curate
 
 ROOT = "/v1/chat/completions"
 
 
-async def test_a_completion_is_found_with_all_its_choices(ring: Ring, scripted: ScriptedEngine) -> None:
-    body = (await ask(ring, n=2, metadata={"ticket": "7"}, user="anna", seed=1)).json()
-    answer = await ring.api.get(f"{ROOT}/{body['id']}")
+async def test_a_completion_is_found_with_all_its_choices(harness: Harness, scripted: ScriptedEngine) -> None:
+    body = (await ask(harness, n=2, metadata={"ticket": "7"}, user="anna", seed=1)).json()
+    answer = await harness.api.get(f"{ROOT}/{body['id']}")
     kept = answer.json()
     assert kept["choices"] == [choice | {"logprobs": None, "length_penalty": None} for choice in body["choices"]]
     assert (kept["usage"], kept["metadata"], kept["input_user"]) == (body["usage"], {"ticket": "7"}, "anna")
@@ -23,13 +23,13 @@ async def test_a_completion_is_found_with_all_its_choices(ring: Ring, scripted: 
     assert answer.headers["x-completion-id"] == body["id"]
 
 
-async def test_pages_run_in_both_directions_without_gap_or_repeat(ring: Ring, scripted: ScriptedEngine) -> None:
-    ids = [(await ask(ring)).json()["id"] for _ in range(5)]
+async def test_pages_run_in_both_directions_without_gap_or_repeat(harness: Harness, scripted: ScriptedEngine) -> None:
+    ids = [(await ask(harness)).json()["id"] for _ in range(5)]
     for order, expected in (("asc", ids), ("desc", ids[::-1])):
         seen: list[str] = []
         after: dict[str, Any] = {}
         while True:
-            page = (await ring.api.get(ROOT, params={"limit": 2, "order": order, **after})).json()
+            page = (await harness.api.get(ROOT, params={"limit": 2, "order": order, **after})).json()
             seen += [row["id"] for row in page["data"]]
             if not page["has_more"]:
                 break
@@ -37,59 +37,65 @@ async def test_pages_run_in_both_directions_without_gap_or_repeat(ring: Ring, sc
         assert seen == expected
 
 
-async def test_metadata_finds_and_can_be_replaced(ring: Ring, scripted: ScriptedEngine) -> None:
-    seven = (await ask(ring, metadata={"ticket": "7", "team": "a"})).json()["id"]
-    eight = (await ask(ring, metadata={"ticket": "8", "team": "a"})).json()["id"]
+async def test_metadata_finds_and_can_be_replaced(harness: Harness, scripted: ScriptedEngine) -> None:
+    seven = (await ask(harness, metadata={"ticket": "7", "team": "a"})).json()["id"]
+    eight = (await ask(harness, metadata={"ticket": "8", "team": "a"})).json()["id"]
 
     async def found(**pairs: str) -> list[str]:
         params = {f"metadata[{key}]": value for key, value in pairs.items()}
-        return [row["id"] for row in (await ring.api.get(ROOT, params=params)).json()["data"]]
+        return [row["id"] for row in (await harness.api.get(ROOT, params=params)).json()["data"]]
 
     assert await found(team="a") == [seven, eight]
     assert await found(team="a", ticket="8") == [eight]
     assert await found(ticket="9") == []
-    changed = await ring.api.post(f"{ROOT}/{seven}", json={"metadata": {"ticket": "9"}})
+    changed = await harness.api.post(f"{ROOT}/{seven}", json={"metadata": {"ticket": "9"}})
     assert changed.json()["metadata"] == {"ticket": "9"}
     assert await found(ticket="9") == [seven] and await found(team="a") == [eight]
 
 
-async def test_its_messages_are_listed(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_its_messages_are_listed(harness: Harness, scripted: ScriptedEngine) -> None:
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
-    id = (await ask(ring, messages=messages)).json()["id"]
-    listed = (await ring.api.get(f"{ROOT}/{id}/messages")).json()
+    id = (await ask(harness, messages=messages)).json()["id"]
+    listed = (await harness.api.get(f"{ROOT}/{id}/messages")).json()
     assert [(row["role"], row["content"]) for row in listed["data"]] == [("system", "be brief"), ("user", "hi")]
-    rest = (await ring.api.get(f"{ROOT}/{id}/messages", params={"after": listed["first_id"]})).json()
+    rest = (await harness.api.get(f"{ROOT}/{id}/messages", params={"after": listed["first_id"]})).json()
     assert [row["role"] for row in rest["data"]] == ["user"]
-    assert (await ring.api.get(f"{ROOT}/{id}/messages", params={"after": "nobody"})).status_code == 404
+    assert (await harness.api.get(f"{ROOT}/{id}/messages", params={"after": "nobody"})).status_code == 404
 
 
-async def test_by_model_and_version(ring: Ring, scripted: ScriptedEngine) -> None:
-    id = (await ask(ring)).json()["id"]
+async def test_by_model_and_version(harness: Harness, scripted: ScriptedEngine) -> None:
+    id = (await ask(harness)).json()["id"]
     for model in ("shop", "shop@v0", "shop@stable"):
-        rows = (await ring.api.get(ROOT, params={"model": model})).json()["data"]
+        rows = (await harness.api.get(ROOT, params={"model": model})).json()["data"]
         assert [row["id"] for row in rows] == [id]
-    assert (await ring.api.get(ROOT, params={"model": "nobody"})).status_code == 404
+    assert (await harness.api.get(ROOT, params={"model": "nobody"})).status_code == 404
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 async def test_a_deleted_completion_is_gone_and_never_learned_from(
-    ring: Ring, scripted: ScriptedEngine, frozen: bool
+    harness: Harness, scripted: ScriptedEngine, frozen: bool
 ) -> None:
-    id = (await ask(ring, metadata={"ticket": "7"}, user="anna")).json()["id"]
-    await ring.thumb(id)
-    await curate(ring.db, ring.settings)
+    id = (await ask(harness, metadata={"ticket": "7"}, user="anna")).json()["id"]
+    await harness.thumb(id)
+    await curate(harness.db, harness.settings)
     if frozen:
-        async with ring.db.write() as session:
+        async with harness.db.write() as session:
             (await session.get_one(Sample, id)).state = SampleState.BATCHED
-    answer = await ring.api.delete(f"{ROOT}/{id}")
+    answer = await harness.api.delete(f"{ROOT}/{id}")
     assert answer.json() == {"object": "chat.completion.deleted", "id": id, "deleted": True}
-    turn = await ring.get(Turn, id)
-    assert (turn.messages, turn.reply, turn.prompt_ids, turn.output_ids, turn.details) == ([], None, None, None, {})
-    assert await ring.all(TurnPair) == []
-    assert (await ring.get(Sample, id)).state == SampleState.DROPPED
-    unknown = await ring.api.get(f"{ROOT}/chatcmpl-nobody")
-    for gone in (await ring.api.get(f"{ROOT}/{id}"), await ring.api.delete(f"{ROOT}/{id}")):
+    turn = await harness.get(Turn, id)
+    assert (turn.messages, turn.reply, turn.prompt_ids, turn.output_ids, turn.request_metadata) == (
+        [],
+        None,
+        None,
+        None,
+        {},
+    )
+    assert await harness.all(TurnMetadata) == []
+    assert (await harness.get(Sample, id)).state == SampleState.DROPPED
+    unknown = await harness.api.get(f"{ROOT}/chatcmpl-nobody")
+    for gone in (await harness.api.get(f"{ROOT}/{id}"), await harness.api.delete(f"{ROOT}/{id}")):
         assert gone.status_code == 404
         assert gone.text.replace(id, "chatcmpl-nobody") == unknown.text
-    assert (await ring.api.get(ROOT)).json()["data"] == []
-    assert (await ring.thumb(id, id="again")).status_code == 404
+    assert (await harness.api.get(ROOT)).json()["data"] == []
+    assert (await harness.thumb(id, id="again")).status_code == 404

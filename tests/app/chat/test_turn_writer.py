@@ -7,23 +7,23 @@ import httpx2
 import pytest
 from sqlalchemy import update
 
-from app.chat.turn_writer import STOPPED, Opening, Records
-from app.inference.stream_state import Transcript
+from app.chat.turn_writer import STOPPED, TurnStart, TurnWriter
+from app.inference.stream_state import StreamState
 from app.main import create_app
 from app.models import SERVER_LOST, Turn, TurnState
 from tests.app.chat.test_endpoints import MESSAGES, ask, chunks
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
-from workers.reconcile import sweep
+from workers.reconcile import reconcile
 
 
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_client_that_gives_up_before_the_first_token_takes_its_request_along(
-    ring: Ring, scripted: ScriptedEngine, served: str, n: int
+    harness: Harness, scripted: ScriptedEngine, served: str, n: int
 ) -> None:
     scripted.hang = True
     body = {"model": "shop", "messages": MESSAGES, "stream": True, "n": n}
-    headers = {"authorization": f"Bearer {ring.key}"}
+    headers = {"authorization": f"Bearer {harness.key}"}
     async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
         while len(scripted.heard) < n:
@@ -32,27 +32,27 @@ async def test_a_client_that_gives_up_before_the_first_token_takes_its_request_a
         asking.cancel()
         await asyncio.wait([asking])
     async with asyncio.timeout(60):
-        while {turn.state for turn in await ring.all(Turn)} != {TurnState.ABORTED}:
+        while {turn.state for turn in await harness.all(Turn)} != {TurnState.ABORTED}:
             await asyncio.sleep(0.05)
-    turns = await ring.all(Turn)
+    turns = await harness.all(Turn)
     assert scripted.aborted == {turn.id for turn in turns} and len(turns) == n
     assert {turn.finish_reason for turn in turns} == {"client_disconnect"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_abort_that_overtakes_the_question_is_said_again(
-    ring: Ring, scripted: ScriptedEngine, served: str, stream: bool
+    harness: Harness, scripted: ScriptedEngine, served: str, stream: bool
 ) -> None:
     scripted.say, scripted.pace, scripted.deaf = "word " * 2000, 0.02, 0.3
     body = {"model": "shop", "messages": MESSAGES, "stream": stream, "max_tokens": 2000}
-    headers = {"authorization": f"Bearer {ring.key}"}
+    headers = {"authorization": f"Bearer {harness.key}"}
     async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
         while not scripted.heard:
             await asyncio.sleep(0.01)
         asking.cancel()
         await asyncio.wait([asking])
-    turn = await ring.settled(60.0)
+    turn = await harness.settled(60.0)
     assert (turn.state, turn.finish_reason) == (TurnState.ABORTED, "client_disconnect")
     assert turn.num_output_tokens < 1000, "it was not left to end by itself, nor forgotten"
     assert not scripted.running
@@ -61,47 +61,49 @@ async def test_an_abort_that_overtakes_the_question_is_said_again(
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_nobody_understands_ends_the_reply(
-    ring: Ring, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, stream: bool, n: int
+    harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, stream: bool, n: int
 ) -> None:
     def odd(*args: Any) -> None:
         raise IndexError("SGLang has changed its shapes")
 
-    monkeypatch.setattr(Transcript, "absorb", odd)
+    monkeypatch.setattr(StreamState, "absorb", odd)
     monkeypatch.setattr("app.inference.client.take", odd)
     async with asyncio.timeout(20):
-        answer = await ask(ring, stream=stream, n=n)
+        answer = await ask(harness, stream=stream, n=n)
     error = chunks(answer)[-1]["error"] if stream else answer.json()["error"]
     assert error["code"] == "engine_unavailable" and "not understood" in error["message"]
-    turns = await ring.all(Turn)
+    turns = await harness.all(Turn)
     assert len(turns) == n and {turn.state for turn in turns} == {TurnState.FAILED}
 
 
-async def test_what_was_known_against_a_turn_outlives_the_sweeps_mistake(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_what_was_known_against_a_turn_outlives_the_sweeps_mistake(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
     scripted.held = lambda reply: True
-    asking = [asyncio.create_task(ask(ring, temperature=temperature)) for temperature in (0.0, 1.0)]
-    while len(scripted.heard) < 2 or len(await ring.all(Turn)) < 2:
+    asking = [asyncio.create_task(ask(harness, temperature=temperature)) for temperature in (0.0, 1.0)]
+    while len(scripted.heard) < 2 or len(await harness.all(Turn)) < 2:
         await asyncio.sleep(0.02)
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         await session.execute(update(Turn).values(created_at=Turn.created_at - 10_000))
-    await sweep(ring.db, ring.settings)
-    assert {turn.finish_reason for turn in await ring.all(Turn)} == {SERVER_LOST}
+    await reconcile(harness.db, harness.settings)
+    assert {turn.finish_reason for turn in await harness.all(Turn)} == {SERVER_LOST}
     scripted.held = lambda reply: False
     greedy, sampled = [(await task).json()["id"] for task in asking]
-    late = [await ring.get(Turn, id) for id in (greedy, sampled)]
+    late = [await harness.get(Turn, id) for id in (greedy, sampled)]
     assert {turn.state for turn in late} == {TurnState.DONE}
-    assert "greedy" in late[0].flaw and late[1].flaw is None
+    assert "greedy" in late[0].exclusion_reason and late[1].exclusion_reason is None
 
 
-async def test_a_server_that_stops_closes_what_it_opened(ring: Ring) -> None:
-    old = await ring.get(Turn, (await ring.turn()).id)
+async def test_a_server_that_stops_closes_what_it_opened(harness: Harness) -> None:
+    old = await harness.get(Turn, (await harness.turn()).id)
     opened = {column.key: getattr(old, column.key) for column in Turn.__table__.columns if column.key != "state"}
     ids = [f"chatcmpl-{at:032x}" for at in range(2)]
-    app = create_app(ring.settings)
+    app = create_app(harness.settings)
     async with app.router.lifespan_context(app):
-        records = app.services.get(Records)
+        records = app.services.get(TurnWriter)
         for id in ids:
-            await records.open(Opening([opened | {"id": id, "completion_id": id, "finished_at": None}]))
-        records.settle = lambda seconds: Records.settle(records, 0.2)  # type: ignore[method-assign]
+            await records.open(TurnStart([opened | {"id": id, "completion_id": id, "finished_at": None}]))
+        records.settle = lambda seconds: TurnWriter.settle(records, 0.2)  # type: ignore[method-assign]
     for id in ids:
-        turn = await ring.get(Turn, id)
-        assert (turn.state, turn.finish_reason, turn.flaw) == (TurnState.ABORTED, STOPPED, STOPPED)
+        turn = await harness.get(Turn, id)
+        assert (turn.state, turn.finish_reason, turn.exclusion_reason) == (TurnState.ABORTED, STOPPED, STOPPED)

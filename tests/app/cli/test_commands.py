@@ -12,26 +12,26 @@ from app.cli.main import app
 from app.cli.up import prepare, refuse_taken_ports
 from app.core.settings import Settings, get_settings
 from tests.app.deployments.test_rollback import publish
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.engine_fixture import free_port
 
 run = CliRunner().invoke
 
 
 @pytest.fixture
-def at(ring: Ring, served: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ring]:
+def at(harness: Harness, served: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
     """The shell of somebody who has exported where the service is and a key."""
     host, _, port = served.removeprefix("http://").partition(":")
-    for name, value in {"HOST": host, "PORT": port, "API_KEY": ring.key, "POLICY": "shop"}.items():
+    for name, value in {"HOST": host, "PORT": port, "API_KEY": harness.key, "POLICY": "shop"}.items():
         monkeypatch.setenv(f"ATTUNE_{name}", value)
-    monkeypatch.setenv("ATTUNE_DATABASE_URL", ring.settings.database)
-    monkeypatch.setenv("ATTUNE_HOME", str(ring.settings.home))
+    monkeypatch.setenv("ATTUNE_DATABASE_URL", harness.settings.database)
+    monkeypatch.setenv("ATTUNE_HOME", str(harness.settings.home))
     get_settings.cache_clear()
-    yield ring
+    yield harness
     get_settings.cache_clear()
 
 
-async def test_versions_status_and_rollback(at: Ring) -> None:
+async def test_versions_status_and_rollback(at: Harness) -> None:
     await publish(at)
     rows = json.loads(run(app, ["versions", "--json"]).stdout)
     assert [(row["name"], row["serving"]) for row in rows] == [("shop@v0", False), ("shop@v1", True)]
@@ -45,7 +45,7 @@ async def test_versions_status_and_rollback(at: Ring) -> None:
     assert again.exit_code == 1 and "nothing to go back to" in again.output
 
 
-async def test_a_chat_in_a_terminal_asks_for_a_thumb_and_sends_it(at: Ring, scripted: object) -> None:
+async def test_a_chat_in_a_terminal_asks_for_a_thumb_and_sends_it(at: Harness, scripted: object) -> None:
     from app.models import Feedback
 
     answer = run(app, ["chat"], input="When are you open?\nu\n\n")
@@ -54,12 +54,12 @@ async def test_a_chat_in_a_terminal_asks_for_a_thumb_and_sends_it(at: Ring, scri
     assert [row.value for row in await at.all(Feedback)] == [1.0]
 
 
-async def test_a_chat_goes_on_after_a_reply_that_did_not_come(at: Ring) -> None:
+async def test_a_chat_goes_on_after_a_reply_that_did_not_come(at: Harness) -> None:
     answer = run(app, ["chat"], input="Hello?\n\n")
     assert answer.exit_code == 0 and "does not answer" in answer.output
 
 
-async def test_a_new_key_works_and_has_only_its_scopes(at: Ring) -> None:
+async def test_a_new_key_works_and_has_only_its_scopes(at: Harness) -> None:
     made = await asyncio.to_thread(run, app, ["keys", "create", "--scope", "feedback"])
     key = made.stdout.strip()
     answer = await at.api.get("/v1/policies", headers={"authorization": f"Bearer {key}"})
@@ -98,7 +98,7 @@ def test_another_base_model_is_refused_with_a_sentence(tmp_path: Path) -> None:
         prepare(Settings(home=tmp_path / "home", model="other/model"), lambda line: None)
 
 
-def test_a_taken_port_is_refused_with_a_sentence(ring: Ring, served: str) -> None:
+def test_a_taken_port_is_refused_with_a_sentence(harness: Harness, served: str) -> None:
     port = int(served.rpartition(":")[2])
     with pytest.raises(ValueError, match="is taken"):
         refuse_taken_ports(Settings(port=port, engine_port=free_port()))

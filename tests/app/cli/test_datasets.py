@@ -10,23 +10,23 @@ from typer.testing import CliRunner
 
 from app.cli.datasets import exports, imports
 from app.core.settings import get_settings
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.parquet_files import answered, parquet, say
 
 run = CliRunner().invoke
 
 
 @pytest.fixture
-def at(ring: Ring, served: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ring]:
+def at(harness: Harness, served: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
     host, _, port = served.removeprefix("http://").partition(":")
-    for name, value in {"HOST": host, "PORT": port, "API_KEY": ring.key}.items():
+    for name, value in {"HOST": host, "PORT": port, "API_KEY": harness.key}.items():
         monkeypatch.setenv(f"ATTUNE_{name}", value)
     get_settings.cache_clear()
-    yield ring
+    yield harness
     get_settings.cache_clear()
 
 
-async def test_turns_are_exported_to_a_file(at: Ring, tmp_path: Path) -> None:
+async def test_turns_are_exported_to_a_file(at: Harness, tmp_path: Path) -> None:
     made = [await at.turn(created_at=float(index)) for index in range(3)]
     out = tmp_path / "turns.parquet"
     done = run(exports, ["turns", str(out), "--since", "1", "--trainable"])
@@ -36,9 +36,9 @@ async def test_turns_are_exported_to_a_file(at: Ring, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*turns*")] == ["turns.parquet"]
 
 
-async def test_preferences_go_out_and_come_in(at: Ring, tmp_path: Path) -> None:
+async def test_preferences_go_out_and_come_in(at: Harness, tmp_path: Path) -> None:
     turn = await answered(at, "No idea.")
-    await say(at, turn, "correction", said="Till six.")
+    await say(at, turn, "correction", raw_value="Till six.")
     out = tmp_path / "preferences.parquet"
     told = json.loads(run(exports, ["preferences", str(out), "--json"]).stdout)
     assert (told["rows"], told["left_out"], told["file"]) == (1, 0, str(out))
@@ -48,7 +48,7 @@ async def test_preferences_go_out_and_come_in(at: Ring, tmp_path: Path) -> None:
     assert (again["new"], again["num_rows"]) == (False, 1)
 
 
-async def test_what_is_refused_is_a_sentence(at: Ring, tmp_path: Path) -> None:
+async def test_what_is_refused_is_a_sentence(at: Harness, tmp_path: Path) -> None:
     file = tmp_path / "prompts.parquet"
     file.write_bytes(parquet({"prompt": ["Hi", None]}))
     refused = run(imports, ["prompts", str(file), "--name", "x"])
@@ -60,7 +60,7 @@ async def test_what_is_refused_is_a_sentence(at: Ring, tmp_path: Path) -> None:
     assert not (tmp_path / "t.parquet").exists()
 
 
-async def test_columns_that_are_left_out_are_named(at: Ring, tmp_path: Path) -> None:
+async def test_columns_that_are_left_out_are_named(at: Harness, tmp_path: Path) -> None:
     file = tmp_path / "prompts.parquet"
     file.write_bytes(parquet({"prompt": ["Hi"], "tags": [["a"]]}))
     done = run(imports, ["prompts", str(file), "--name", "x"])

@@ -1,4 +1,4 @@
-"""The command line of those who decide which version reaches whom: deploy, canary, rehearsal, delivery."""
+"""The command line of those who decide which version reaches whom: deploy, canary, shadow, delivery."""
 
 import json
 import re
@@ -6,14 +6,14 @@ import re
 from app.models import VersionState
 from tests.app.cli.test_commands import at, run
 from tests.app.deployments.test_rollback import publish
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 
 from app.cli.main import app  # isort: skip
 
 __all__ = ["at"]
 
 
-async def test_a_canary_goes_out_is_looked_at_and_promoted(at: Ring) -> None:
+async def test_a_canary_goes_out_is_looked_at_and_promoted(at: Harness) -> None:
     for _ in range(2):
         await publish(at)
     out = run(app, ["deploy", "v1", "--share", "0.1", "--reason", "kinder"]).output
@@ -26,23 +26,23 @@ async def test_a_canary_goes_out_is_looked_at_and_promoted(at: Ring) -> None:
     assert json.loads(run(app, ["canary", "promote", "--json"]).stdout)["serving"] == "shop@v1"
     told = " ".join(run(app, ["canary", "show"]).output.split())
     assert "the last canary, shop@v1, went live at" in told
-    none = run(app, ["canary", "end"])
+    none = run(app, ["canary", "abort"])
     assert none.exit_code == 1 and "No canary of 'shop' is out." in none.output
 
 
-async def test_how_the_last_canary_ended_and_why_is_told(at: Ring) -> None:
+async def test_how_the_last_canary_ended_and_why_is_told(at: Harness) -> None:
     assert "the last canary" not in run(app, ["canary", "show"]).output
     for _ in range(2):
         await publish(at)
     unwatched = run(app, ["deploy", "1", "--share", "0.1", "--no-watch"]).output
     assert "0% of what would end a watched one" in unwatched and "by itself" not in unwatched
-    run(app, ["canary", "end", "--reason", "too curt"])
+    run(app, ["canary", "abort", "--reason", "too curt"])
     told = " ".join(run(app, ["canary", "show"]).output.split())
     assert "the last canary, shop@v1, was taken back at" in told and told.endswith(": too curt")
     assert "canary" in json.loads(run(app, ["canary", "show", "--json"]).stdout)
 
 
-async def test_versions_are_deployed_by_number(at: Ring) -> None:
+async def test_versions_are_deployed_by_number(at: Harness) -> None:
     for _ in range(2):
         await publish(at)
     assert "shop@v1 serves; conversations follow; new versions: at once" in run(app, ["deploy", "1"]).output
@@ -51,37 +51,37 @@ async def test_versions_are_deployed_by_number(at: Ring) -> None:
         assert refused.exit_code != 0 and told in " ".join(refused.output.split())
 
 
-async def test_a_rehearsal_is_looked_at_and_ended(at: Ring) -> None:
-    version = await at.version(VersionState.REHEARSING, rehearsing_since=0.0)
-    out = run(app, ["rehearsal", "show"]).output
-    assert "shop@v0 serves" in out and "shop@v1 rehearses beside 20.0% of the replies" in " ".join(out.split())
-    assert "rehearses: shop@v1, unheard" in run(app, ["status"]).output
+async def test_a_shadow_is_looked_at_and_ended(at: Harness) -> None:
+    version = await at.version(VersionState.SHADOW, shadow_since=0.0)
+    out = run(app, ["shadow", "show"]).output
+    assert "shop@v0 serves" in out and "shop@v1 runs in shadow beside 20.0% of the replies" in " ".join(out.split())
+    assert "runs in shadow: shop@v1, unheard" in run(app, ["status"]).output
     assert "lapse: no source of the policy's rewards judges" in " ".join(out.split())
-    ended = json.loads(run(app, ["rehearsal", "end", "--reason", "too bold", "--json"]).stdout)
+    ended = json.loads(run(app, ["shadow", "abort", "--reason", "too bold", "--json"]).stdout)
     row = await at.get(type(version), version.id)
-    assert ended["rehearsal"] is None and (row.state, row.reason) == (VersionState.REJECTED, "too bold")
-    none = run(app, ["rehearsal", "promote"])
-    assert none.exit_code == 1 and "No version of 'shop' is in rehearsal." in none.output
+    assert ended["shadow"] is None and (row.state, row.reason) == (VersionState.REJECTED, "too bold")
+    none = run(app, ["shadow", "promote"])
+    assert none.exit_code == 1 and "No version of 'shop' is in shadow." in none.output
 
 
-async def test_delivery_is_shown_and_set_piece_by_piece(at: Ring) -> None:
+async def test_delivery_is_shown_and_set_piece_by_piece(at: Harness) -> None:
     assert "conversations follow; new versions: at once" in run(app, ["delivery"]).output
     told = run(app, ["delivery", "--canary", '{"share": 0.05, "min_rated": 50}']).output
     assert "each new version answers 5.0% first" in told
     kept = json.loads(run(app, ["delivery", "--conversations", "sticky", "--json"]).stdout)
-    assert (kept["conversations"], kept["own"], kept["canaries"]["min_rated"]) == ("sticky", True, 50)
+    assert (kept["conversations"], kept["own_canary"], kept["canary_config"]["min_rated"]) == ("sticky", True, 50)
     assert "at once" in run(app, ["delivery", "--canary", "default"]).output
-    told = run(app, ["delivery", "--rehearsal", '{"share": 0.5, "min_rated": 0}']).output
-    assert "new versions: a rehearsal beside 50.0% of the replies, then at once" in told
+    told = run(app, ["delivery", "--shadow", '{"share": 0.5, "min_rated": 0}']).output
+    assert "new versions: a shadow deployment beside 50.0% of the replies, then at once" in told
     kept = json.loads(run(app, ["delivery", "--canary", '{"share": 0.05}', "--json"]).stdout)
-    assert (kept["own_rehearsal"], kept["rehearsals"]["share"], kept["canaries"]["share"]) == (True, 0.5, 0.05)
-    assert "rehearsal" not in run(app, ["delivery", "--rehearsal", "default"]).output
-    refused = run(app, ["delivery", "--rehearsal", "{}"])
-    assert refused.exit_code == 1 and "No version could rehearse" in refused.output
+    assert (kept["own_shadow"], kept["shadow_config"]["share"], kept["canary_config"]["share"]) == (True, 0.5, 0.05)
+    assert "shadow" not in run(app, ["delivery", "--shadow", "default"]).output
+    refused = run(app, ["delivery", "--shadow", "{}"])
+    assert refused.exit_code == 1 and "No version could run in shadow" in refused.output
     for option, wrong, said in (
         ("--canary", "{", "is no JSON"),
         ("--canary", '{"share": 2}', "share"),
-        ("--rehearsal", "{", "--rehearsal is no JSON"),
+        ("--shadow", "{", "--shadow is no JSON"),
     ):
         refused = run(app, ["delivery", option, wrong])
         assert refused.exit_code == 1 and said in refused.output

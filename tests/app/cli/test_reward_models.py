@@ -4,7 +4,7 @@ import json
 
 from app.models import RewardModelState
 from tests.app.cli.test_commands import at, run
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.human_feedback import model
 
 from app.cli.main import app  # isort: skip
@@ -13,7 +13,7 @@ __all__ = ["at"]
 METRICS = {"agreement": 0.81, "calibration_error": 0.04}
 
 
-async def test_reward_models_are_listed_fitted_served_and_silenced(at: Ring) -> None:
+async def test_reward_models_are_listed_fitted_served_and_silenced(at: Harness) -> None:
     assert "shop has no reward model yet" in run(app, ["rewards", "models", "list"]).output
     refused = run(app, ["rewards", "models", "fit"])
     assert refused.exit_code == 1 and "listens to no reward model" in refused.output
@@ -23,11 +23,11 @@ async def test_reward_models_are_listed_fitted_served_and_silenced(at: Ring) -> 
     assert line in run(app, ["rewards", "models", "serve", "1", "--reason", "good"]).output
     assert "reward model: shop/rm-1" in run(app, ["status"]).output
     assert json.loads(run(app, ["rewards", "models", "list", "--json"]).stdout)["serving"] == "shop/rm-1"
-    assert "shop/rm-1: silenced" in run(app, ["rewards", "models", "silence", "1"]).output
-    assert "reward model: none serves; shop/rm-1 is silenced" in run(app, ["status"]).output
+    assert "shop/rm-1: disabled" in run(app, ["rewards", "models", "disable", "1"]).output
+    assert "reward model: none serves; shop/rm-1 is disabled" in run(app, ["status"]).output
 
 
-async def test_a_fit_is_asked_for(at: Ring) -> None:
+async def test_a_fit_is_asked_for(at: Harness) -> None:
     sources = [{"type": "explicit", "name": "explicit"}, {"type": "learned", "name": "learned"}]
     assert (await at.api.put("/v1/policies/shop/rewards", json={"sources": sources})).status_code == 200
     assert "shop/rm-1: open (to see)" in run(app, ["rewards", "models", "fit", "--reason", "to see"]).output

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.app.cli.test_commands import at, run
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.rollout_rows import prompts
 
 from app.cli.main import app  # isort: skip
@@ -12,20 +12,20 @@ from app.cli.main import app  # isort: skip
 __all__ = ["at"]
 
 
-async def test_settings_are_shown_set_from_a_file_and_reset(at: Ring, tmp_path: Path) -> None:
-    assert "no siblings: siblings is 0" in run(app, ["rollouts", "show"]).output
+async def test_settings_are_shown_set_from_a_file_and_reset(at: Harness, tmp_path: Path) -> None:
+    assert "no group samples: extra_replies is 0" in run(app, ["rollouts", "show"]).output
     file = tmp_path / "rollouts.json"
-    file.write_text(json.dumps({"shadows": {"siblings": 3}}))
-    assert '"siblings": 3' in run(app, ["rollouts", "set", str(file)]).output
+    file.write_text(json.dumps({"group_sampling": {"extra_replies": 3}}))
+    assert '"extra_replies": 3' in run(app, ["rollouts", "set", str(file)]).output
     assert json.loads(run(app, ["rollouts", "show", "--json"]).stdout)["own"] is True
-    file.write_text(json.dumps({"shadows": {"siblings": 99}}))
+    file.write_text(json.dumps({"group_sampling": {"extra_replies": 99}}))
     assert "less than or equal to 15" in run(app, ["rollouts", "set", str(file)]).output
     file.write_text("{")
     assert "is no JSON" in run(app, ["rollouts", "set", str(file)]).output
     assert "the deployment's settings" in run(app, ["rollouts", "reset"]).output
 
 
-async def test_a_plan_is_made_seen_paused_and_cancelled(at: Ring) -> None:
+async def test_a_plan_is_made_seen_paused_and_cancelled(at: Harness) -> None:
     await prompts(at, ("2 + 2?", "4"))
     told = json.loads(run(app, ["rollouts", "plan", "sums", "--verifier", "number", "--n", "2", "--json"]).stdout)
     assert (told["n"], told["verifier"]["type"], told["state"]) == (2, "number", "running")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from app.models import Turn
 from tests.app.cli.test_commands import at, run
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.trained_versions import trained
 
 from app.cli.main import app  # isort: skip
@@ -13,7 +13,7 @@ from app.cli.main import app  # isort: skip
 __all__ = ["at"]
 
 
-async def test_learning_is_paused_seen_and_resumed(at: Ring) -> None:
+async def test_learning_is_paused_seen_and_resumed(at: Harness) -> None:
     assert "shop: asynchronous, 0 alarms" in run(app, ["train", "status"]).output
     assert "shop: halted (a bad day)" in run(app, ["train", "pause", "--reason", "a bad day"]).output
     refused = run(app, ["train", "trigger"])
@@ -24,7 +24,7 @@ async def test_learning_is_paused_seen_and_resumed(at: Ring) -> None:
     assert "learning halted shop a bad day" in told and "resume" not in told
 
 
-async def test_rewards_are_shown_changed_in_a_file_and_set(at: Ring, tmp_path: Path) -> None:
+async def test_rewards_are_shown_changed_in_a_file_and_set(at: Harness, tmp_path: Path) -> None:
     file = tmp_path / "rewards.json"
     config = json.loads(run(app, ["rewards", "show"]).stdout)
     config["sources"].append({"type": "rule", "name": "tools", "function": "tool_outcome"})
@@ -38,7 +38,7 @@ async def test_rewards_are_shown_changed_in_a_file_and_set(at: Ring, tmp_path: P
     assert "the deployment's rewards: explicit" in run(app, ["rewards", "reset"]).output
 
 
-async def test_a_subject_is_shown_taken_away_and_erased(at: Ring, tmp_path: Path) -> None:
+async def test_a_subject_is_shown_taken_away_and_erased(at: Harness, tmp_path: Path) -> None:
     await at.version()
     turn = await at.turn(end_user="team/ada")
     await trained(at, turn)

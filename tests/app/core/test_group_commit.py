@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 from app.core.database import Database
 from app.core.errors import AttuneError, Conflict
-from app.core.group_commit import Gather
+from app.core.group_commit import GroupCommit
 from app.models import Project
 
 
@@ -39,14 +39,14 @@ async def names(db: Database) -> list[str]:
 
 async def test_an_item_alone_waits_for_nobody(db: Database) -> None:
     writer = Writer()
-    assert await Gather(db, writer).submit("a") == "prj-a"
+    assert await GroupCommit(db, writer).submit("a") == "prj-a"
     assert (writer.groups, await names(db)) == ([["a"]], ["a"])
 
 
 async def test_what_comes_during_a_commit_is_the_next_group_in_order(db: Database) -> None:
     writer = Writer()
     writer.gate.clear()
-    gather = Gather(db, writer, most=3)
+    gather = GroupCommit(db, writer, most=3)
     tasks = [asyncio.create_task(gather.submit("first"))]
     while not writer.groups:
         await asyncio.sleep(0.001)
@@ -58,7 +58,7 @@ async def test_what_comes_during_a_commit_is_the_next_group_in_order(db: Databas
 
 
 async def test_an_outcome_is_handed_out_after_the_commit(db: Database) -> None:
-    gather = Gather(db, Writer())
+    gather = GroupCommit(db, Writer())
 
     async def check(name: str) -> None:
         await gather.submit(name)
@@ -68,7 +68,7 @@ async def test_an_outcome_is_handed_out_after_the_commit(db: Database) -> None:
 
 
 async def test_an_error_as_outcome_fails_that_item_alone(db: Database) -> None:
-    gather = Gather(db, Writer())
+    gather = GroupCommit(db, Writer())
     wanted = ["a", "refuse-1", "b", "refuse-2"]
     outcomes = await asyncio.gather(*map(gather.submit, wanted), return_exceptions=True)
     assert outcomes[0::2] == ["prj-a", "prj-b"]
@@ -79,7 +79,7 @@ async def test_an_error_as_outcome_fails_that_item_alone(db: Database) -> None:
 
 async def test_a_group_that_breaks_is_tried_one_by_one(db: Database) -> None:
     writer = Writer()
-    gather = Gather(db, writer)
+    gather = GroupCommit(db, writer)
     await gather.submit("taken")
     outcomes = await asyncio.gather(*map(gather.submit, ["a", "taken", "b"]), return_exceptions=True)
     assert (outcomes[0], outcomes[2]) == ("prj-a", "prj-b")
@@ -92,7 +92,7 @@ async def test_a_group_that_breaks_is_tried_one_by_one(db: Database) -> None:
 async def test_a_caller_who_leaves_leaves_the_item_in(db: Database) -> None:
     writer = Writer()
     writer.gate.clear()
-    gather = Gather(db, writer)
+    gather = GroupCommit(db, writer)
     tasks = [asyncio.create_task(gather.submit(name)) for name in ("a", "b")]
     while not writer.groups:
         await asyncio.sleep(0.001)
@@ -112,7 +112,7 @@ async def test_a_database_that_is_down_fails_the_group_and_the_next_one_finds_it
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = Writer()
-    gather = Gather(db, writer)
+    gather = GroupCommit(db, writer)
     calls = 0
 
     def down(connection: Connection, names: Sequence[str]) -> Sequence[str | AttuneError]:
@@ -131,7 +131,7 @@ async def test_a_database_that_is_down_fails_the_group_and_the_next_one_finds_it
 
 async def test_a_server_that_is_not_there_is_told_to_every_caller() -> None:
     db = Database("postgresql+psycopg://nobody@127.0.0.1:9/none")
-    outcomes = await asyncio.gather(*map(Gather(db, Writer()).submit, "abc"), return_exceptions=True)
+    outcomes = await asyncio.gather(*map(GroupCommit(db, Writer()).submit, "abc"), return_exceptions=True)
     await db.close()
     assert [type(outcome) for outcome in outcomes] == [OperationalError] * 3
 
@@ -141,14 +141,14 @@ async def test_outcomes_that_do_not_match_the_items_write_nothing(db: Database) 
         connection.execute(insert(Project), [{"id": f"prj-{name}", "name": name} for name in names])
         return []
 
-    outcomes = await asyncio.gather(*map(Gather(db, forgetful).submit, ["a", "b"]), return_exceptions=True)
+    outcomes = await asyncio.gather(*map(GroupCommit(db, forgetful).submit, ["a", "b"]), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [ValueError, ValueError]
     assert await names(db) == []
 
 
 async def test_two_processes_share_a_database_and_each_item_is_written_once(db: Database) -> None:
     other = Database(str(db.engine.url.render_as_string(hide_password=False)))
-    gathers = [Gather(db, Writer(), most=7), Gather(other, Writer(), most=5)]
+    gathers = [GroupCommit(db, Writer(), most=7), GroupCommit(other, Writer(), most=5)]
     wanted = [f"n{index}" for index in range(60)]
     outcomes = await asyncio.gather(
         *[gather.submit(name) for name in wanted for gather in gathers], return_exceptions=True
@@ -176,7 +176,7 @@ async def test_a_deadlock_with_another_process_is_tried_one_by_one(db: Database)
                 met = True
         return [f"prj-{name}" for name in names]
 
-    here, there = Gather(db, slow), Gather(other, slow)
+    here, there = GroupCommit(db, slow), GroupCommit(other, slow)
     outcomes = await asyncio.gather(
         *map(here.submit, ["x", "y"]), *map(there.submit, ["y", "x"]), return_exceptions=True
     )

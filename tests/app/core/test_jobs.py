@@ -9,14 +9,14 @@ import pytest
 from kombu import Connection, Queue
 
 from app.core.database import Database
-from app.core.jobs import SCHEME, Bell, Station, make_celery, nudge
+from app.core.jobs import SCHEME, TaskName, TaskSender, enqueue_after_commit, make_celery
 
 
 class Notes:
     def __init__(self) -> None:
-        self.rung: list[Station] = []
+        self.rung: list[TaskName] = []
 
-    def ring(self, stations: Iterable[Station]) -> None:
+    def enqueue(self, stations: Iterable[TaskName]) -> None:
         self.rung += stations
 
 
@@ -36,19 +36,19 @@ async def test_a_nudge_rings_after_the_commit_and_is_forgotten_on_rollback(datab
     notes = Notes()
     db = Database(database_url, notes)  # type: ignore[arg-type]
     async with db.write() as session:
-        nudge(session, "curate")
+        enqueue_after_commit(session, "curate")
         assert notes.rung == []
     assert notes.rung == ["curate"]
     with pytest.raises(RuntimeError):
         async with db.write() as session:
-            nudge(session, "assemble")
+            enqueue_after_commit(session, "assemble")
             raise RuntimeError("the request failed")
     assert notes.rung == ["curate"]
     await db.close()
 
 
 def test_a_broker_that_hangs_costs_a_request_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bell = Bell(celery := make_celery("redis://127.0.0.1:1/0", tmp_path))
+    bell = TaskSender(celery := make_celery("redis://127.0.0.1:1/0", tmp_path))
     over, asked = threading.Event(), threading.Event()
 
     def send(*args: object, **options: object) -> None:
@@ -56,9 +56,9 @@ def test_a_broker_that_hangs_costs_a_request_nothing(tmp_path: Path, monkeypatch
         assert over.wait(60)
 
     monkeypatch.setattr(celery, "send_task", send)
-    bell.ring(["curate", "train"] * 50)  # it only queues; the thread waits
+    bell.enqueue(["curate", "train"] * 50)  # it only queues; the thread waits
     assert asked.wait(60)
-    bell.ring(["curate", "train"] * 50)
+    bell.enqueue(["curate", "train"] * 50)
     assert not over.is_set()
     over.set()
     bell.close()

@@ -10,10 +10,10 @@ import pytest
 
 from app.core import rate_limits
 from app.core.errors import RateLimited
-from app.core.rate_limits import Limits, Memory
+from app.core.rate_limits import MemoryWindow, RateLimiter
 from tests.app.projects.test_endpoints import bearer, made
 from tests.conftest import missing
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
 
 CHAT = {"model": "shop", "messages": [{"role": "user", "content": "When are you open?"}]}
@@ -37,13 +37,13 @@ class Clock:
         return self.seconds
 
 
-async def taken(one: Limits, key_id: str, limit: int) -> dict[str, str]:
+async def taken(one: RateLimiter, key_id: str, limit: int) -> dict[str, str]:
     async with one.slot(key_id, limit, None) as headers:
         return headers
 
 
 async def test_a_minute_moves_with_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, window = Clock(), Memory()
+    clock, window = Clock(), MemoryWindow()
     monkeypatch.setattr(rate_limits, "time", clock)
     for left in (2, 1, 0):
         room = await window.take("key-a", 3)
@@ -60,7 +60,7 @@ async def test_a_minute_moves_with_the_clock(monkeypatch: pytest.MonkeyPatch) ->
 async def test_keys_that_fell_silent_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(rate_limits, "time", clock)
-    window = Memory()
+    window = MemoryWindow()
     for number in range(100):
         await window.take(f"key-{number}", 3)
     clock.seconds += 61
@@ -75,27 +75,27 @@ def test_durations_are_written_as_openai_does(seconds: float, said: str) -> None
     assert rate_limits._duration(seconds) == said
 
 
-async def test_a_key_over_its_minute_is_told_so_and_others_are_not(ring: Ring) -> None:
-    key = (await made(ring, requests_per_minute=2))["key"]
+async def test_a_key_over_its_minute_is_told_so_and_others_are_not(harness: Harness) -> None:
+    key = (await made(harness, requests_per_minute=2))["key"]
     for left in ("1", "0"):
-        answer = await ring.api.get("/v1/models", headers=bearer(key))
+        answer = await harness.api.get("/v1/models", headers=bearer(key))
         assert answer.status_code == 200
         assert answer.headers["x-ratelimit-limit-requests"] == "2"
         assert answer.headers["x-ratelimit-remaining-requests"] == left
     for route in ("/v1/models", "/v1/feedback?completion_id=x"):
-        refused = await ring.api.get(route, headers=bearer(key))
+        refused = await harness.api.get(route, headers=bearer(key))
         assert refused.status_code == 429 and 1 <= int(refused.headers["retry-after"]) <= 60
         assert refused.headers["x-ratelimit-remaining-requests"] == "0"
         assert refused.headers["x-ratelimit-reset-requests"].endswith(("s", "ms"))
         error = refused.json()["error"]
         assert (error["type"], error["code"], error["param"]) == ("rate_limit_error", "rate_limit_exceeded", None)
-    assert (await ring.api.get("/v1/keys", headers=bearer(key))).status_code == 200  # admins are not limited
-    ours = await ring.api.get("/v1/models")
+    assert (await harness.api.get("/v1/keys", headers=bearer(key))).status_code == 200  # admins are not limited
+    ours = await harness.api.get("/v1/models")
     assert (ours.status_code, ours.headers["x-ratelimit-limit-requests"]) == (200, "6000")
 
 
 async def test_only_so_many_at_a_time_and_every_way_out_gives_the_slot_back() -> None:
-    one = Limits("memory://", 100, 2)
+    one = RateLimiter("memory://", 100, 2)
     async with one.slot("key-a", None, None), one.slot("key-a", None, None):
         with pytest.raises(RateLimited, match="2 requests under way") as refusal:
             await taken(one, "key-a", 100)
@@ -110,11 +110,11 @@ async def test_only_so_many_at_a_time_and_every_way_out_gives_the_slot_back() ->
     assert one._running == {}
 
 
-async def test_a_refused_body_gives_its_slot_back(ring: Ring) -> None:
-    key = (await made(ring, max_concurrency=1))["key"]
+async def test_a_refused_body_gives_its_slot_back(harness: Harness) -> None:
+    key = (await made(harness, max_concurrency=1))["key"]
     for _ in range(3):
-        assert (await ring.api.post("/v1/feedback", content=b"{", headers=bearer(key))).status_code == 400
-    assert (await ring.api.get("/v1/models", headers=bearer(key))).status_code == 200
+        assert (await harness.api.post("/v1/feedback", content=b"{", headers=bearer(key))).status_code == 400
+    assert (await harness.api.get("/v1/models", headers=bearer(key))).status_code == 200
 
 
 async def until_free(api: httpx2.AsyncClient) -> httpx2.Response:
@@ -126,12 +126,12 @@ async def until_free(api: httpx2.AsyncClient) -> httpx2.Response:
 
 @pytest.mark.parametrize("leaves", [True, False])
 async def test_a_streamed_reply_holds_its_slot_until_it_ends_or_the_client_leaves(
-    ring: Ring, served: str, scripted: ScriptedEngine, leaves: bool
+    harness: Harness, served: str, scripted: ScriptedEngine, leaves: bool
 ) -> None:
     scripted.pace = 0.1
     if leaves:
         scripted.say = "word " * 400  # 40 s: were the slot held until the end, nobody would be let in meanwhile
-    key = (await made(ring, max_concurrency=1))["key"]
+    key = (await made(harness, max_concurrency=1))["key"]
     async with httpx2.AsyncClient(base_url=served, headers=bearer(key), trust_env=False) as api:
         async with api.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as reply:
             lines = reply.aiter_lines()
@@ -144,7 +144,7 @@ async def test_a_streamed_reply_holds_its_slot_until_it_ends_or_the_client_leave
 
 
 async def test_processes_share_a_minute_in_redis(redis: str) -> None:
-    one, other = Limits(redis, 3, 10), Limits(redis.removeprefix("async+"), 3, 10)
+    one, other = RateLimiter(redis, 3, 10), RateLimiter(redis.removeprefix("async+"), 3, 10)
     key = uuid4().hex
     for process in (one, other, one):
         assert await taken(process, key, 3) == {"x-ratelimit-limit-requests": "3"}
@@ -158,7 +158,7 @@ async def test_processes_share_a_minute_in_redis(redis: str) -> None:
 
 
 async def test_many_at_once_are_counted_exactly_in_redis(redis: str) -> None:
-    one, key = Limits(redis, 20, 100), uuid4().hex
+    one, key = RateLimiter(redis, 20, 100), uuid4().hex
     outcomes = await asyncio.gather(*(taken(one, key, 20) for _ in range(50)), return_exceptions=True)
     assert len([outcome for outcome in outcomes if isinstance(outcome, RateLimited)]) == 30
     await one.close()
@@ -168,7 +168,7 @@ async def test_requests_pass_when_redis_is_down_and_the_log_says_so_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rate_limits, "BLIND_SECONDS", 0.0)
-    one = Limits("async+redis://127.0.0.1:1", 1, 10)
+    one = RateLimiter("async+redis://127.0.0.1:1", 1, 10)
     with caplog.at_level(logging.WARNING, "attune.limits"):
         for _ in range(20):
             await taken(one, "key-a", 1)
@@ -181,7 +181,7 @@ async def test_a_redis_that_hangs_delays_those_who_came_together_and_not_the_nex
 ) -> None:
     monkeypatch.setattr(rate_limits, "BLIND_SECONDS", 600.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        one = Limits(f"async+redis://127.0.0.1:{silent.getsockname()[1]}", 1, 10)
+        one = RateLimiter(f"async+redis://127.0.0.1:{silent.getsockname()[1]}", 1, 10)
         async with asyncio.timeout(60):
             await asyncio.gather(*(taken(one, "key-a", 1) for _ in range(5)))
 
@@ -196,11 +196,11 @@ async def test_a_redis_that_hangs_delays_those_who_came_together_and_not_the_nex
 @pytest.mark.parametrize("url", ["async+mongodb://127.0.0.1", "redis"])
 def test_a_place_that_cannot_count_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is memory:// or async"):
-        Limits(url, 1, 1)
+        RateLimiter(url, 1, 1)
 
 
-async def test_redis_counts_behind_the_api_too(redis: str, ring: Ring) -> None:
-    ring.api._transport.app.services.put(Limits(redis, 100, 10))  # type: ignore[attr-defined]
-    key = (await made(ring, requests_per_minute=1))["key"]
-    assert (await ring.api.get("/v1/models", headers=bearer(key))).status_code == 200
-    assert (await ring.api.get("/v1/models", headers=bearer(key))).status_code == 429
+async def test_redis_counts_behind_the_api_too(redis: str, harness: Harness) -> None:
+    harness.api._transport.app.services.put(RateLimiter(redis, 100, 10))  # type: ignore[attr-defined]
+    key = (await made(harness, requests_per_minute=1))["key"]
+    assert (await harness.api.get("/v1/models", headers=bearer(key))).status_code == 200
+    assert (await harness.api.get("/v1/models", headers=bearer(key))).status_code == 429

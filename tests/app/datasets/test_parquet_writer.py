@@ -7,7 +7,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from app.datasets.columns import PREFERENCES
-from app.datasets.parquet_writer import Sheet, SheetResponse
+from app.datasets.parquet_writer import ParquetResponse, ParquetWriter
 
 ROW = {
     "prompt": [{"role": "user", "content": "x" * 100}],
@@ -17,9 +17,9 @@ ROW = {
 
 
 async def test_a_client_who_leaves_closes_the_file(tmp_path: Path) -> None:
-    sheet = Sheet(tmp_path, PREFERENCES)
+    sheet = ParquetWriter(tmp_path, PREFERENCES)
     await sheet.add([ROW] * 10)
-    response = SheetResponse(await sheet.finish(), "a.parquet")
+    response = ParquetResponse(await sheet.finish(), "a.parquet")
     assert (sheet.num_rows, list(tmp_path.iterdir())) == (10, [])
 
     async def receive() -> Any:
@@ -38,7 +38,7 @@ async def test_a_sheet_holds_no_more_than_a_row_group_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.datasets.parquet_writer.GROUP_BYTES", 1000)
-    sheet = Sheet(tmp_path, PREFERENCES)
+    sheet = ParquetWriter(tmp_path, PREFERENCES)
     for _ in range(50):
         await sheet.add([ROW])
         assert len(sheet._rows) < 10

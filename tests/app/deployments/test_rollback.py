@@ -4,12 +4,12 @@ import pytest
 
 from app.deployments import service
 from app.models import Audit, Deployment, Engine, Policy, Version, VersionState
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 
 
-async def publish(ring: Ring, *, loaded: bool = True) -> Version:
-    version = await ring.version(VersionState.PROVEN)
-    async with ring.db.write() as session:
+async def publish(harness: Harness, *, loaded: bool = True) -> Version:
+    version = await harness.version(VersionState.VERIFIED)
+    async with harness.db.write() as session:
         policy = await session.get_one(Policy, version.policy_id)
         row = await session.get_one(Version, version.id)
         if loaded:
@@ -19,31 +19,31 @@ async def publish(ring: Ring, *, loaded: bool = True) -> Version:
     return version
 
 
-async def test_rollback_returns_to_the_parent_and_learning_follows(ring: Ring) -> None:
-    first, second = await publish(ring), await publish(ring)
-    answer = await ring.api.post("/v1/policies/shop/rollback", json={"reason": "rude"})
+async def test_rollback_returns_to_the_parent_and_learning_follows(harness: Harness) -> None:
+    first, second = await publish(harness), await publish(harness)
+    answer = await harness.api.post("/v1/policies/shop/rollback", json={"reason": "rude"})
     assert (answer.status_code, answer.json()["left"], answer.json()["serving"]) == (200, "shop@v2", "shop@v1")
-    assert (await ring.serving()).id == first.id
-    assert (await ring.policy()).head_version_id == first.id
-    left = await ring.get(Version, second.id)
+    assert (await harness.serving()).id == first.id
+    assert (await harness.policy()).head_version_id == first.id
+    left = await harness.get(Version, second.id)
     assert (left.state, left.reason) == (VersionState.ROLLED_BACK, "rude")
-    deployment = await ring.get(Deployment, (await ring.policy()).id)
+    deployment = await harness.get(Deployment, (await harness.policy()).id)
     assert (deployment.previous_version_id, deployment.epoch) == (second.id, 3)
-    assert [row.action for row in await ring.all(Audit)] == ["deploy", "deploy", "rollback"]
+    assert [row.action for row in await harness.all(Audit)] == ["deploy", "deploy", "rollback"]
 
 
-async def test_rollback_to_a_number_and_again_changes_nothing(ring: Ring) -> None:
-    await publish(ring)
-    await publish(ring)
+async def test_rollback_to_a_number_and_again_changes_nothing(harness: Harness) -> None:
+    await publish(harness)
+    await publish(harness)
     for _ in range(2):
-        answer = await ring.api.post("/v1/policies/shop/rollback", json={"version": 0})
+        answer = await harness.api.post("/v1/policies/shop/rollback", json={"version": 0})
         assert (answer.status_code, answer.json()["serving"]) == (200, "shop@v0")
-    assert (await ring.serving()).number == 0
+    assert (await harness.serving()).number == 0
 
 
-async def test_rollback_needs_no_body(ring: Ring) -> None:
-    await publish(ring)
-    answer = await ring.api.post("/v1/policies/shop/rollback")
+async def test_rollback_needs_no_body(harness: Harness) -> None:
+    await publish(harness)
+    answer = await harness.api.post("/v1/policies/shop/rollback")
     assert answer.json()["serving"] == "shop@v0"
 
 
@@ -59,71 +59,71 @@ async def test_rollback_needs_no_body(ring: Ring) -> None:
         ({"undo": 0, "version": 0}, 400),
     ],
 )
-async def test_a_rollback_to_nowhere_is_refused(ring: Ring, body: dict[str, object], status: int) -> None:
-    answer = await ring.api.post("/v1/policies/shop/rollback", json=body)
+async def test_a_rollback_to_nowhere_is_refused(harness: Harness, body: dict[str, object], status: int) -> None:
+    answer = await harness.api.post("/v1/policies/shop/rollback", json=body)
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_there_is_nothing_before_the_first_version(ring: Ring) -> None:
-    answer = await ring.api.post("/v1/policies/shop/rollback", json={})
+async def test_there_is_nothing_before_the_first_version(harness: Harness) -> None:
+    answer = await harness.api.post("/v1/policies/shop/rollback", json={})
     assert answer.status_code == 409
     assert answer.headers["x-should-retry"] == "false"
 
 
-async def test_a_version_that_no_engine_holds_is_not_rolled_back_to(ring: Ring) -> None:
-    await publish(ring, loaded=False)
-    await publish(ring)
-    answer = await ring.api.post("/v1/policies/shop/rollback", json={"version": 1})
+async def test_a_version_that_no_engine_holds_is_not_rolled_back_to(harness: Harness) -> None:
+    await publish(harness, loaded=False)
+    await publish(harness)
+    answer = await harness.api.post("/v1/policies/shop/rollback", json={"version": 1})
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "version_not_loaded")
-    assert (await ring.serving()).number == 2
+    assert (await harness.serving()).number == 2
 
 
-async def test_a_version_that_never_served_is_not_rolled_back_to(ring: Ring) -> None:
-    await publish(ring)
-    rejected = await ring.version(VersionState.REJECTED)
-    answer = await ring.api.post("/v1/policies/shop/rollback", json={"version": rejected.number})
+async def test_a_version_that_never_served_is_not_rolled_back_to(harness: Harness) -> None:
+    await publish(harness)
+    rejected = await harness.version(VersionState.REJECTED)
+    answer = await harness.api.post("/v1/policies/shop/rollback", json={"version": rejected.number})
     assert answer.status_code == 404
 
 
-async def test_what_is_to_be_undone_is_undone_once(ring: Ring) -> None:
-    first, _ = await publish(ring), await publish(ring)
-    answers = [await ring.api.post("/v1/policies/shop/rollback", json={"undo": 2}) for _ in range(3)]
+async def test_what_is_to_be_undone_is_undone_once(harness: Harness) -> None:
+    first, _ = await publish(harness), await publish(harness)
+    answers = [await harness.api.post("/v1/policies/shop/rollback", json={"undo": 2}) for _ in range(3)]
     assert {answer.status_code for answer in answers} == {200}
     assert {(answer.json()["left"], answer.json()["serving"]) for answer in answers} == {("shop@v2", "shop@v1")}
-    assert (await ring.serving()).id == first.id
-    assert [row.action for row in await ring.all(Audit)] == ["deploy", "deploy", "rollback"]
+    assert (await harness.serving()).id == first.id
+    assert [row.action for row in await harness.all(Audit)] == ["deploy", "deploy", "rollback"]
 
 
-async def test_what_no_longer_serves_is_not_undone_at_the_cost_of_another(ring: Ring) -> None:
-    await publish(ring)
-    await publish(ring)
-    answer = await ring.api.post("/v1/policies/shop/rollback", json={"undo": 1})
+async def test_what_no_longer_serves_is_not_undone_at_the_cost_of_another(harness: Harness) -> None:
+    await publish(harness)
+    await publish(harness)
+    answer = await harness.api.post("/v1/policies/shop/rollback", json={"undo": 1})
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "not_serving")
     assert "shop@v2 serves by now" in answer.json()["error"]["message"]
-    assert (await ring.serving()).number == 2
+    assert (await harness.serving()).number == 2
 
 
 @pytest.fixture
-async def canary(ring: Ring) -> Version:
+async def canary(harness: Harness) -> Version:
     """The third version, for a fifth of the people; the second serves."""
-    await publish(ring)
-    await publish(ring)
-    third = await publish(ring)
+    await publish(harness)
+    await publish(harness)
+    third = await publish(harness)
     for body in ({"version": 2}, {"version": third.number, "share": 0.2}):
-        answer = await ring.api.post("/v1/policies/shop/deploy", json=body)
+        answer = await harness.api.post("/v1/policies/shop/deploy", json=body)
         assert answer.status_code == 200, answer.text
     return third
 
 
-async def test_a_canary_is_undone_once(ring: Ring, canary: Version) -> None:
+async def test_a_canary_is_undone_once(harness: Harness, canary: Version) -> None:
     for _ in range(2):
-        answer = await ring.api.post("/v1/policies/shop/rollback", json={"undo": canary.number})
+        answer = await harness.api.post("/v1/policies/shop/rollback", json={"undo": canary.number})
         assert (answer.json()["left"], answer.json()["serving"]) == ("shop@v3", "shop@v2")
 
 
-async def test_what_serves_is_undone_and_the_canary_that_stands_on_it_ends(ring: Ring, canary: Version) -> None:
-    answer = await ring.api.post("/v1/policies/shop/rollback", json={"undo": 2})
+async def test_what_serves_is_undone_and_the_canary_that_stands_on_it_ends(harness: Harness, canary: Version) -> None:
+    answer = await harness.api.post("/v1/policies/shop/rollback", json={"undo": 2})
     assert (answer.json()["left"], answer.json()["serving"]) == ("shop@v2", "shop@v1")
-    deployment = await ring.get(Deployment, (await ring.policy()).id)
+    deployment = await harness.get(Deployment, (await harness.policy()).id)
     assert deployment.canary_version_id is None

@@ -9,8 +9,8 @@ import pytest
 from app.deployments import service
 from app.deployments.resolution import Beside
 from app.deployments.router import in_share
-from app.models import Audit, Deployment, Engine, Held, Pin, Policy, Routed, Turn, Version, VersionState, new_id
-from tests.support.deployment import Ring
+from app.models import Audit, Deployment, Engine, Pin, PinKind, Policy, RouteReason, Turn, Version, VersionState, new_id
+from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
 
 ROOT = "/v1/policies/shop"
@@ -18,16 +18,16 @@ HELLO = [{"role": "user", "content": "When are you open?"}]
 
 
 @pytest.fixture
-async def versions(ring: Ring, scripted: ScriptedEngine) -> list[Version]:
+async def versions(harness: Harness, scripted: ScriptedEngine) -> list[Version]:
     """Three of them were published, one after the other, and the engine holds them all; the third serves."""
-    return [await publish(ring, scripted) for _ in range(3)]
+    return [await publish(harness, scripted) for _ in range(3)]
 
 
-async def publish(ring: Ring, scripted: ScriptedEngine) -> Version:
-    version = await ring.version(VersionState.PROVEN)
+async def publish(harness: Harness, scripted: ScriptedEngine) -> Version:
+    version = await harness.version(VersionState.VERIFIED)
     assert version.adapter_name is not None
     scripted.adapters[version.adapter_name] = "/nowhere"
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         engine = await session.get_one(Engine, "engine-0")
         engine.loaded = [*engine.loaded, version.adapter_name]
         row = await session.get_one(Version, version.id)
@@ -35,79 +35,79 @@ async def publish(ring: Ring, scripted: ScriptedEngine) -> Version:
     return version
 
 
-async def ask(ring: Ring, *, model: str = "shop", status: int = 200, **fields: Any) -> str:
+async def ask(harness: Harness, *, model: str = "shop", status: int = 200, **fields: Any) -> str:
     """Which version answered."""
     headers = {"x-conversation-id": fields.pop("conversation")} if "conversation" in fields else {}
     body = {"model": model, "messages": HELLO, **fields}
-    answer = await ring.api.post("/v1/chat/completions", json=body, headers=headers)
+    answer = await harness.api.post("/v1/chat/completions", json=body, headers=headers)
     assert answer.status_code == status, answer.text
     return answer.headers["x-policy-version"] if status == 200 else answer.json()["error"]["message"]
 
 
-async def pin(ring: Ring, version: Version, **subject: str) -> None:
+async def pin(harness: Harness, version: Version, **subject: str) -> None:
     [(kind, name)] = subject.items()
-    policy = await ring.policy()
+    policy = await harness.policy()
     values = {"project_id": policy.project_id, "policy_id": policy.id, "version_id": version.id, "actor": "test"}
-    async with ring.db.write() as session:
-        session.add(Pin(id=new_id("pin"), kind=Held(kind), subject=name, **values))
-    await asyncio.sleep(2 * ring.settings.route_cache_seconds)
+    async with harness.db.write() as session:
+        session.add(Pin(id=new_id("pin"), kind=PinKind(kind), subject=name, **values))
+    await asyncio.sleep(2 * harness.settings.route_cache_seconds)
 
 
-async def routed(ring: Ring) -> list[str]:
-    return [turn.routed for turn in sorted(await ring.all(Turn), key=lambda turn: turn.created_at)]
+async def route_reason(harness: Harness) -> list[str]:
+    return [turn.route_reason for turn in sorted(await harness.all(Turn), key=lambda turn: turn.created_at)]
 
 
-async def test_the_nearest_pin_counts(ring: Ring, versions: list[Version]) -> None:
+async def test_the_nearest_pin_counts(harness: Harness, versions: list[Version]) -> None:
     first, second, _ = versions
-    await pin(ring, first, user="ada")
-    await pin(ring, second, conversation="talk-7")
-    assert await ask(ring) == "shop@v3"
-    assert await ask(ring, user="ada") == "shop@v1"
-    assert await ask(ring, user="ada", conversation="talk-7") == "shop@v2"
-    assert await ask(ring, user="ada", model="shop@v3") == "shop@v3", "what a request names goes before its pins"
-    assert await ask(ring, user="ada", model="shop@stable") == "shop@v3"
-    assert await routed(ring) == [Routed.STABLE, *[Routed.PINNED] * 2, *[Routed.ASKED] * 2]
-    [key] = {turn.key_id for turn in await ring.all(Turn)}
-    await pin(ring, second, key=key)
-    assert await ask(ring) == "shop@v2"
-    assert await ask(ring, user="ada") == "shop@v1", "a person goes before the key that asks for him"
+    await pin(harness, first, user="ada")
+    await pin(harness, second, conversation="talk-7")
+    assert await ask(harness) == "shop@v3"
+    assert await ask(harness, user="ada") == "shop@v1"
+    assert await ask(harness, user="ada", conversation="talk-7") == "shop@v2"
+    assert await ask(harness, user="ada", model="shop@v3") == "shop@v3", "what a request names goes before its pins"
+    assert await ask(harness, user="ada", model="shop@stable") == "shop@v3"
+    assert await route_reason(harness) == [RouteReason.STABLE, *[RouteReason.PINNED] * 2, *[RouteReason.REQUESTED] * 2]
+    [key] = {turn.key_id for turn in await harness.all(Turn)}
+    await pin(harness, second, key=key)
+    assert await ask(harness) == "shop@v2"
+    assert await ask(harness, user="ada") == "shop@v1", "a person goes before the key that asks for him"
 
 
 async def test_a_pin_outlives_publishing_and_rolling_back(
-    ring: Ring, scripted: ScriptedEngine, versions: list[Version]
+    harness: Harness, scripted: ScriptedEngine, versions: list[Version]
 ) -> None:
-    await pin(ring, versions[1], user="ada")
-    await publish(ring, scripted)
-    assert await ask(ring, user="ada") == "shop@v2"
-    await ring.api.post(f"{ROOT}/rollback", json={"version": 1})
-    assert (await ask(ring, user="ada"), await ask(ring)) == ("shop@v2", "shop@v1")
+    await pin(harness, versions[1], user="ada")
+    await publish(harness, scripted)
+    assert await ask(harness, user="ada") == "shop@v2"
+    await harness.api.post(f"{ROOT}/rollback", json={"version": 1})
+    assert (await ask(harness, user="ada"), await ask(harness)) == ("shop@v2", "shop@v1")
 
 
 async def test_who_is_pinned_to_what_is_not_loaded_is_told_to_wait_and_nobody_else(
-    ring: Ring, versions: list[Version]
+    harness: Harness, versions: list[Version]
 ) -> None:
-    await pin(ring, versions[0], user="ada")
-    async with ring.db.write() as session:
+    await pin(harness, versions[0], user="ada")
+    async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).loaded = ["shop-v2", "shop-v3"]
-    assert "is not loaded yet" in await ask(ring, user="ada", status=503)
-    assert await ask(ring, user="bob") == "shop@v3"
+    assert "is not loaded yet" in await ask(harness, user="ada", status=503)
+    assert await ask(harness, user="bob") == "shop@v3"
 
 
 async def test_who_is_pinned_to_what_is_held_is_answered_though_nobody_holds_what_serves(
-    ring: Ring, versions: list[Version]
+    harness: Harness, versions: list[Version]
 ) -> None:
-    await pin(ring, versions[0], user="ada")
-    async with ring.db.write() as session:
+    await pin(harness, versions[0], user="ada")
+    async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).loaded = ["shop-v1"]
-    assert await ask(ring, user="ada") == "shop@v1"
-    assert "No ready engine holds shop@v3 yet" in await ask(ring, user="bob", status=503)
-    assert "No ready engine holds shop@v2 yet" in await ask(ring, model="shop@previous", status=503)
-    assert "shop@v2 is not loaded" in await ask(ring, model="shop@v2", status=404)
+    assert await ask(harness, user="ada") == "shop@v1"
+    assert "No ready engine holds shop@v3 yet" in await ask(harness, user="bob", status=503)
+    assert "No ready engine holds shop@v2 yet" in await ask(harness, model="shop@previous", status=503)
+    assert "shop@v2 is not loaded" in await ask(harness, model="shop@v2", status=404)
 
 
-async def converse(ring: Ring, said: list[dict[str, Any]], **fields: Any) -> tuple[str, list[dict[str, Any]]]:
+async def converse(harness: Harness, said: list[dict[str, Any]], **fields: Any) -> tuple[str, list[dict[str, Any]]]:
     """The version that answered, and the messages of a follow-up."""
-    answer = await ring.api.post("/v1/chat/completions", json={"model": "shop", "messages": said, **fields})
+    answer = await harness.api.post("/v1/chat/completions", json={"model": "shop", "messages": said, **fields})
     reply = answer.json()["choices"][0]["message"]["content"]
     follow = [*said, {"role": "assistant", "content": reply}, {"role": "user", "content": "And on Sunday?"}]
     return answer.headers["x-policy-version"], follow
@@ -115,47 +115,47 @@ async def converse(ring: Ring, said: list[dict[str, Any]], **fields: Any) -> tup
 
 @pytest.mark.parametrize(("conversations", "then"), [("follow", "shop@v4"), ("sticky", "shop@v3")])
 async def test_a_conversation_follows_the_pointer_or_stays(
-    ring: Ring, scripted: ScriptedEngine, versions: list[Version], conversations: str, then: str
+    harness: Harness, scripted: ScriptedEngine, versions: list[Version], conversations: str, then: str
 ) -> None:
-    answer = await ring.api.put(f"{ROOT}/delivery", json={"conversations": conversations})
+    answer = await harness.api.put(f"{ROOT}/delivery", json={"conversations": conversations})
     assert (answer.status_code, answer.json()["conversations"]) == (200, conversations)
-    began, follow = await converse(ring, HELLO)
-    await publish(ring, scripted)
-    await asyncio.sleep(2 * ring.settings.route_cache_seconds)
-    went_on, follow = await converse(ring, follow)
+    began, follow = await converse(harness, HELLO)
+    await publish(harness, scripted)
+    await asyncio.sleep(2 * harness.settings.route_cache_seconds)
+    went_on, follow = await converse(harness, follow)
     assert (began, went_on) == ("shop@v3", then)
-    assert (await converse(ring, [{"role": "user", "content": "Hello?"}]))[0] == "shop@v4", "a new one is on the new"
-    assert (await converse(ring, follow))[0] == then
+    assert (await converse(harness, [{"role": "user", "content": "Hello?"}]))[0] == "shop@v4", "a new one is on the new"
+    assert (await converse(harness, follow))[0] == then
 
 
 async def test_a_sticky_conversation_leaves_what_was_taken_back(
-    ring: Ring, scripted: ScriptedEngine, versions: list[Version]
+    harness: Harness, scripted: ScriptedEngine, versions: list[Version]
 ) -> None:
-    await ring.api.put(f"{ROOT}/delivery", json={"conversations": "sticky"})
-    _, follow = await converse(ring, HELLO)
-    await ring.api.post(f"{ROOT}/rollback", json={})
-    assert (await converse(ring, follow))[0] == "shop@v2"
+    await harness.api.put(f"{ROOT}/delivery", json={"conversations": "sticky"})
+    _, follow = await converse(harness, HELLO)
+    await harness.api.post(f"{ROOT}/rollback", json={})
+    assert (await converse(harness, follow))[0] == "shop@v2"
 
 
 async def test_a_canary_answers_its_share_and_always_the_same_people(
-    ring: Ring, scripted: ScriptedEngine, versions: list[Version]
+    harness: Harness, scripted: ScriptedEngine, versions: list[Version]
 ) -> None:
-    answer = await ring.api.post(f"{ROOT}/deploy", json={"version": 2, "share": 0.3, "watch": False})
+    answer = await harness.api.post(f"{ROOT}/deploy", json={"version": 2, "share": 0.3, "watch": False})
     assert answer.status_code == 200, answer.text
     shown = answer.json()
     assert (shown["serving"], shown["canary"]["version"], shown["canary"]["share"]) == ("shop@v3", "shop@v2", 0.3)
     people = [f"user-{number}" for number in range(60)]
-    got = {who: await ask(ring, user=who) for who in people}
+    got = {who: await ask(harness, user=who) for who in people}
     assert {"shop@v2", "shop@v3"} == set(got.values())
-    deployment = await ring.get(Deployment, (await ring.policy()).id)
+    deployment = await harness.get(Deployment, (await harness.policy()).id)
     expected = {who for who in people if in_share(Beside(deployment.canary_version_id, 0.3), who)}
     assert {who for who, label in got.items() if label == "shop@v2"} == expected
-    await ring.api.post(f"{ROOT}/deploy", json={"version": 2, "share": 0.6, "watch": False})
-    more = {who for who in people if await ask(ring, user=who) == "shop@v2"}
+    await harness.api.post(f"{ROOT}/deploy", json={"version": 2, "share": 0.6, "watch": False})
+    more = {who for who in people if await ask(harness, user=who) == "shop@v2"}
     assert expected < more, "who is in stays in"
-    assert await ask(ring, model="shop@canary") == "shop@v2"
-    counted = Counter(await routed(ring))
-    assert counted[Routed.CANARY] == len(expected) + len(more) and counted[Routed.ASKED] == 1
+    assert await ask(harness, model="shop@canary") == "shop@v2"
+    counted = Counter(await route_reason(harness))
+    assert counted[RouteReason.CANARY] == len(expected) + len(more) and counted[RouteReason.REQUESTED] == 1
 
 
 def test_a_share_is_a_share_and_another_canary_takes_others() -> None:
@@ -170,60 +170,60 @@ def test_a_share_is_a_share_and_another_canary_takes_others() -> None:
         before = taken
 
 
-async def test_a_canary_is_promoted(ring: Ring, versions: list[Version]) -> None:
-    await ring.api.post(f"{ROOT}/deploy", json={"version": 1, "share": 0.1})
-    answer = await ring.api.post(f"{ROOT}/canary/promote", json={"reason": "looks well"})
+async def test_a_canary_is_promoted(harness: Harness, versions: list[Version]) -> None:
+    await harness.api.post(f"{ROOT}/deploy", json={"version": 1, "share": 0.1})
+    answer = await harness.api.post(f"{ROOT}/canary/promote", json={"reason": "looks well"})
     assert (answer.json()["serving"], answer.json()["canary"]) == ("shop@v1", None)
-    assert (await ring.get(Version, versions[0].id)).state == VersionState.LIVE
-    assert (await ring.get(Version, versions[2].id)).state == VersionState.SUPERSEDED
-    assert (await ring.policy()).head_version_id == versions[0].id, "learning goes on from what serves"
-    assert [row.action for row in await ring.all(Audit)][-2:] == ["canary", "deploy"]
+    assert (await harness.get(Version, versions[0].id)).state == VersionState.LIVE
+    assert (await harness.get(Version, versions[2].id)).state == VersionState.SUPERSEDED
+    assert (await harness.policy()).head_version_id == versions[0].id, "learning goes on from what serves"
+    assert [row.action for row in await harness.all(Audit)][-2:] == ["canary", "deploy"]
 
 
-@pytest.mark.parametrize("how", ["canary/end", "rollback"])
-async def test_a_canary_is_ended_and_the_pointer_stays(ring: Ring, versions: list[Version], how: str) -> None:
-    await ring.api.post(f"{ROOT}/deploy", json={"version": 1, "share": 0.9})
-    answer = await ring.api.post(f"{ROOT}/{how}", json={"reason": "rude"})
+@pytest.mark.parametrize("how", ["canary/abort", "rollback"])
+async def test_a_canary_is_ended_and_the_pointer_stays(harness: Harness, versions: list[Version], how: str) -> None:
+    await harness.api.post(f"{ROOT}/deploy", json={"version": 1, "share": 0.9})
+    answer = await harness.api.post(f"{ROOT}/{how}", json={"reason": "rude"})
     assert (answer.status_code, answer.json()["serving"]) == (200, "shop@v3")
-    assert {await ask(ring, user=f"user-{number}") for number in range(10)} == {"shop@v3"}
-    left = await ring.get(Version, versions[0].id)
+    assert {await ask(harness, user=f"user-{number}") for number in range(10)} == {"shop@v3"}
+    left = await harness.get(Version, versions[0].id)
     assert (left.state, left.reason) == (VersionState.ROLLED_BACK, "rude")
-    again = await ring.api.post(f"{ROOT}/canary/end", json={})
+    again = await harness.api.post(f"{ROOT}/canary/abort", json={})
     assert (again.status_code, again.json()["error"]["code"]) == (409, "no_canary")
 
 
-async def test_a_rollback_to_a_number_ends_the_canary_too(ring: Ring, versions: list[Version]) -> None:
-    await ring.api.post(f"{ROOT}/deploy", json={"version": 1, "share": 0.9})
-    answer = await ring.api.post(f"{ROOT}/rollback", json={"version": 2})
+async def test_a_rollback_to_a_number_ends_the_canary_too(harness: Harness, versions: list[Version]) -> None:
+    await harness.api.post(f"{ROOT}/deploy", json={"version": 1, "share": 0.9})
+    answer = await harness.api.post(f"{ROOT}/rollback", json={"version": 2})
     assert answer.json()["serving"] == "shop@v2"
-    assert (await ring.api.get(f"{ROOT}/deployment")).json()["canary"] is None
+    assert (await harness.api.get(f"{ROOT}/deployment")).json()["canary"] is None
 
 
 async def test_going_back_to_what_serves_ends_the_canary_and_to_the_canary_is_refused(
-    ring: Ring, versions: list[Version]
+    harness: Harness, versions: list[Version]
 ) -> None:
-    await ring.api.post(f"{ROOT}/deploy", json={"version": 1, "share": 0.9})
-    refused = await ring.api.post(f"{ROOT}/rollback", json={"version": 1})
+    await harness.api.post(f"{ROOT}/deploy", json={"version": 1, "share": 0.9})
+    refused = await harness.api.post(f"{ROOT}/rollback", json={"version": 1})
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "canary_out")
-    answer = await ring.api.post(f"{ROOT}/rollback", json={"version": 3, "reason": "rude"})
+    answer = await harness.api.post(f"{ROOT}/rollback", json={"version": 3, "reason": "rude"})
     assert (answer.json()["left"], answer.json()["serving"]) == ("shop@v1", "shop@v3")
-    assert (await ring.get(Version, versions[0].id)).state == VersionState.ROLLED_BACK
-    again = await ring.api.post(f"{ROOT}/deploy", json={"version": 1})
+    assert (await harness.get(Version, versions[0].id)).state == VersionState.ROLLED_BACK
+    again = await harness.api.post(f"{ROOT}/deploy", json={"version": 1})
     assert again.json()["serving"] == "shop@v1"
-    back = await ring.get(Version, versions[0].id)
+    back = await harness.get(Version, versions[0].id)
     assert (back.state, back.reason) == (VersionState.LIVE, None)
 
 
-async def test_deploying_moves_the_pointer_and_again_changes_nothing(ring: Ring, versions: list[Version]) -> None:
+async def test_deploying_moves_the_pointer_and_again_changes_nothing(harness: Harness, versions: list[Version]) -> None:
     for _ in range(2):
-        answer = await ring.api.post(f"{ROOT}/deploy", json={"version": 1})
+        answer = await harness.api.post(f"{ROOT}/deploy", json={"version": 1})
         assert (answer.json()["serving"], answer.json()["previous"], answer.json()["epoch"]) == (
             "shop@v1",
             "shop@v3",
             4,
         )
-    assert (await ring.policy()).head_version_id == versions[0].id
-    assert (await ring.get(Version, versions[2].id)).state == VersionState.SUPERSEDED, "it was not taken back"
+    assert (await harness.policy()).head_version_id == versions[0].id
+    assert (await harness.get(Version, versions[2].id)).state == VersionState.SUPERSEDED, "it was not taken back"
 
 
 @pytest.mark.parametrize(
@@ -239,27 +239,27 @@ async def test_deploying_moves_the_pointer_and_again_changes_nothing(ring: Ring,
     ],
 )
 async def test_what_cannot_be_deployed(
-    ring: Ring, versions: list[Version], body: dict[str, Any], status: int, code: str
+    harness: Harness, versions: list[Version], body: dict[str, Any], status: int, code: str
 ) -> None:
-    answer = await ring.api.post(f"{ROOT}/deploy", json=body)
+    answer = await harness.api.post(f"{ROOT}/deploy", json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-    assert (await ring.serving()).number == 3
+    assert (await harness.serving()).number == 3
 
 
-async def test_one_canary_at_a_time_and_only_what_is_loaded(ring: Ring, versions: list[Version]) -> None:
-    await ring.api.post(f"{ROOT}/deploy", json={"version": 1, "share": 0.1})
-    second = await ring.api.post(f"{ROOT}/deploy", json={"version": 2, "share": 0.1})
+async def test_one_canary_at_a_time_and_only_what_is_loaded(harness: Harness, versions: list[Version]) -> None:
+    await harness.api.post(f"{ROOT}/deploy", json={"version": 1, "share": 0.1})
+    second = await harness.api.post(f"{ROOT}/deploy", json={"version": 2, "share": 0.1})
     assert (second.status_code, second.json()["error"]["code"]) == (409, "canary_out")
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).loaded = ["shop-v1", "shop-v3"]
     for body in ({"version": 2}, {"version": 0, "share": 0.1}):
-        answer = await ring.api.post(f"{ROOT}/deploy", json=body)
+        answer = await harness.api.post(f"{ROOT}/deploy", json=body)
         assert answer.status_code == 409, answer.text
 
 
-async def test_delivery_settings_are_kept_and_given_back(ring: Ring) -> None:
-    set_ = await ring.api.put(f"{ROOT}/delivery", json={"canary": {"share": 0.2}})
-    assert (set_.json()["own"], set_.json()["canaries"]["share"]) == (True, 0.2)
-    reset = await ring.api.put(f"{ROOT}/delivery", json={})
-    assert (reset.json()["own"], reset.json()["canaries"]) == (False, None)
-    assert [row.action for row in await ring.all(Audit)] == ["set delivery", "set delivery"]
+async def test_delivery_settings_are_kept_and_given_back(harness: Harness) -> None:
+    set_ = await harness.api.put(f"{ROOT}/delivery", json={"canary": {"share": 0.2}})
+    assert (set_.json()["own_canary"], set_.json()["canary_config"]["share"]) == (True, 0.2)
+    reset = await harness.api.put(f"{ROOT}/delivery", json={})
+    assert (reset.json()["own_canary"], reset.json()["canary_config"]) == (False, None)
+    assert [row.action for row in await harness.all(Audit)] == ["set delivery", "set delivery"]

@@ -5,59 +5,59 @@ import asyncio
 import pytest
 
 from app.models import Feedback
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 
 
-async def test_a_thumb_is_on_record_before_it_is_acknowledged(ring: Ring) -> None:
-    turn = await ring.turn()
-    answer = await ring.thumb(turn.id, "down", comment="no", source={"kind": "HUMAN", "id": "ada"})
+async def test_a_thumb_is_on_record_before_it_is_acknowledged(harness: Harness) -> None:
+    turn = await harness.turn()
+    answer = await harness.thumb(turn.id, "down", comment="no", source={"kind": "HUMAN", "id": "ada"})
     assert answer.status_code == 201
-    [row] = await ring.all(Feedback)
+    [row] = await harness.all(Feedback)
     assert (row.turn_id, row.value, row.comment, row.source_id) == (turn.id, -1.0, "no", "ada")
     assert answer.json()["id"] == row.id
 
 
-async def test_a_score_is_a_number_between_minus_one_and_one(ring: Ring) -> None:
-    turn = await ring.turn()
-    answer = await ring.api.post("/v1/feedback", json={"completion_id": turn.id, "kind": "score", "value": 0.25})
+async def test_a_score_is_a_number_between_minus_one_and_one(harness: Harness) -> None:
+    turn = await harness.turn()
+    answer = await harness.api.post("/v1/feedback", json={"completion_id": turn.id, "kind": "score", "value": 0.25})
     assert (answer.status_code, answer.json()["value"]) == (201, 0.25)
 
 
 @pytest.mark.parametrize("where", ["id", "header"])
-async def test_the_same_key_twice_is_one_feedback(ring: Ring, where: str) -> None:
-    turn = await ring.turn()
+async def test_the_same_key_twice_is_one_feedback(harness: Harness, where: str) -> None:
+    turn = await harness.turn()
     body = {"completion_id": turn.id, "kind": "binary", "value": True}
     headers = {"Idempotency-Key": "k-1"} if where == "header" else {}
     body |= {"id": "k-1"} if where == "id" else {}
-    first = await ring.api.post("/v1/feedback", json=body, headers=headers)
-    again = await ring.api.post("/v1/feedback", json=body, headers=headers)
-    other = await ring.api.post("/v1/feedback", json=body | {"value": False}, headers=headers)
+    first = await harness.api.post("/v1/feedback", json=body, headers=headers)
+    again = await harness.api.post("/v1/feedback", json=body, headers=headers)
+    other = await harness.api.post("/v1/feedback", json=body | {"value": False}, headers=headers)
     assert (first.status_code, again.status_code, other.status_code) == (201, 200, 422)
     assert again.json() == first.json()
     assert again.headers["idempotent-replayed"] == "true"
     assert other.json()["error"]["code"] == "idempotency_key_reused"
-    assert len(await ring.all(Feedback)) == 1
+    assert len(await harness.all(Feedback)) == 1
 
 
-async def test_ten_retries_at_once_are_one_feedback(ring: Ring) -> None:
-    turn = await ring.turn()
-    answers = await asyncio.gather(*[ring.thumb(turn.id, id="k-2") for _ in range(10)])
+async def test_ten_retries_at_once_are_one_feedback(harness: Harness) -> None:
+    turn = await harness.turn()
+    answers = await asyncio.gather(*[harness.thumb(turn.id, id="k-2") for _ in range(10)])
     assert sorted(answer.status_code for answer in answers) == [200] * 9 + [201]
     assert len({answer.json()["id"] for answer in answers}) == 1
-    assert len(await ring.all(Feedback)) == 1
+    assert len(await harness.all(Feedback)) == 1
 
 
-async def test_an_unknown_completion_is_a_404_in_the_error_shape(ring: Ring) -> None:
-    answer = await ring.thumb("chatcmpl-nobody")
+async def test_an_unknown_completion_is_a_404_in_the_error_shape(harness: Harness) -> None:
+    answer = await harness.thumb("chatcmpl-nobody")
     assert answer.status_code == 404
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_feedback_is_read_back_by_completion(ring: Ring) -> None:
-    turn = await ring.turn()
-    await ring.thumb(turn.id, "up")
-    await ring.thumb(turn.id, "down")
-    answer = await ring.api.get("/v1/feedback", params={"completion_id": turn.id})
+async def test_feedback_is_read_back_by_completion(harness: Harness) -> None:
+    turn = await harness.turn()
+    await harness.thumb(turn.id, "up")
+    await harness.thumb(turn.id, "down")
+    answer = await harness.api.get("/v1/feedback", params={"completion_id": turn.id})
     assert [row["value"] for row in answer.json()["data"]] == [1.0, -1.0]
 
 
@@ -65,13 +65,13 @@ async def test_feedback_is_read_back_by_completion(ring: Ring) -> None:
     "value",
     ["2.0", "-1.01", "NaN", "Infinity", "1e999", "true", '"up"', "null", "[]", "{}", '"\\ud800"', '"\\u0000"', ""],
 )
-async def test_a_score_that_is_none_is_refused_and_never_a_500(ring: Ring, value: str) -> None:
-    turn = await ring.turn()
+async def test_a_score_that_is_none_is_refused_and_never_a_500(harness: Harness, value: str) -> None:
+    turn = await harness.turn()
     content = f'{{"completion_id": "{turn.id}", "kind": "score", "value": {value}}}'
-    answer = await ring.api.post("/v1/feedback", content=content)
+    answer = await harness.api.post("/v1/feedback", content=content)
     assert answer.status_code == 400
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-    assert await ring.all(Feedback) == []
+    assert await harness.all(Feedback) == []
 
 
 @pytest.mark.parametrize(
@@ -90,29 +90,29 @@ async def test_a_score_that_is_none_is_refused_and_never_a_500(ring: Ring, value
         {"id": "x" * 300},
     ],
 )
-async def test_wrong_fields_are_refused_by_name(ring: Ring, fields: dict[str, object]) -> None:
+async def test_wrong_fields_are_refused_by_name(harness: Harness, fields: dict[str, object]) -> None:
     import json
 
-    turn = await ring.turn()
+    turn = await harness.turn()
     body = {"completion_id": turn.id, "kind": "binary", "value": True, **fields}
-    answer = await ring.api.post("/v1/feedback", content=json.dumps(body))
+    answer = await harness.api.post("/v1/feedback", content=json.dumps(body))
     assert answer.status_code == 400, answer.text
-    assert await ring.all(Feedback) == []
+    assert await harness.all(Feedback) == []
 
 
-async def test_a_body_of_ten_megabytes_is_a_413(ring: Ring) -> None:
-    turn = await ring.turn()
-    answer = await ring.thumb(turn.id, comment="x" * 10_000_000)
+async def test_a_body_of_ten_megabytes_is_a_413(harness: Harness) -> None:
+    turn = await harness.turn()
+    answer = await harness.thumb(turn.id, comment="x" * 10_000_000)
     assert answer.status_code == 413
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_a_deeply_nested_body_is_refused(ring: Ring) -> None:
-    answer = await ring.api.post("/v1/feedback", content='{"metadata": ' + "[" * 900 + "]" * 900 + "}")
+async def test_a_deeply_nested_body_is_refused(harness: Harness) -> None:
+    answer = await harness.api.post("/v1/feedback", content='{"metadata": ' + "[" * 900 + "]" * 900 + "}")
     assert answer.status_code == 400
 
 
 @pytest.mark.parametrize("headers", [{"authorization": ""}, {"authorization": "Bearer nope"}, {"authorization": "x"}])
-async def test_without_a_known_key_nothing_is_said(ring: Ring, headers: dict[str, str]) -> None:
-    answer = await ring.api.post("/v1/feedback", json={}, headers=headers)
+async def test_without_a_known_key_nothing_is_said(harness: Harness, headers: dict[str, str]) -> None:
+    answer = await harness.api.post("/v1/feedback", json={}, headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")

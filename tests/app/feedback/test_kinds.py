@@ -6,8 +6,8 @@ import pytest
 
 from app.core.errors import BadRequest
 from app.feedback import kinds, submission
-from app.models import Feedback, Ranked
-from tests.support.deployment import Ring
+from app.models import Feedback, FeedbackRank
+from tests.support.deployment import Harness
 from tests.support.feedback_users import shape
 
 
@@ -26,50 +26,55 @@ from tests.support.feedback_users import shape
     ],
 )
 async def test_what_was_said_is_kept_beside_the_number_it_means(
-    ring: Ring, kind: str, value: Any, number: float | None
+    harness: Harness, kind: str, value: Any, number: float | None
 ) -> None:
-    turn = await ring.turn()
-    answer = await ring.api.post("/v1/feedback", json={"completion_id": turn.id, "kind": kind, "value": value})
+    turn = await harness.turn()
+    answer = await harness.api.post("/v1/feedback", json={"completion_id": turn.id, "kind": kind, "value": value})
     assert answer.status_code == 201, answer.text
-    assert (answer.json()["value"], answer.json()["said"]) == (number, value)
-    [row] = await ring.all(Feedback)
-    assert (row.turn_id, row.target, row.value, row.said) == (turn.id, turn.id, number, value)
+    assert (answer.json()["value"], answer.json()["raw_value"]) == (number, value)
+    [row] = await harness.all(Feedback)
+    assert (row.turn_id, row.target, row.value, row.raw_value) == (turn.id, turn.id, number, value)
 
 
-async def test_a_rating_is_its_place_on_its_scale(ring: Ring) -> None:
-    turn = await ring.turn()
+async def test_a_rating_is_its_place_on_its_scale(harness: Harness) -> None:
+    turn = await harness.turn()
     body = {"completion_id": turn.id, "kind": "rating", "value": 2.5, "scale": [0, 10]}
-    answer = await ring.api.post("/v1/feedback", json=body)
+    answer = await harness.api.post("/v1/feedback", json=body)
     assert answer.json()["value"] == -0.5  # a quarter of the way from -1 to 1
-    assert answer.json()["said"] == {"value": 2.5, "scale": [0, 10]}
+    assert answer.json()["raw_value"] == {"value": 2.5, "scale": [0, 10]}
 
 
-async def test_a_ranking_stores_the_rank_of_each_turn_and_ties_share_one(ring: Ring) -> None:
-    a, b, c = [await ring.turn() for _ in range(3)]
-    second = await ring.turn(completion_id=a.id, choice_index=1)
+async def test_a_ranking_stores_the_rank_of_each_turn_and_ties_share_one(harness: Harness) -> None:
+    a, b, c = [await harness.turn() for _ in range(3)]
+    second = await harness.turn(completion_id=a.id, choice_index=1)
     value = [c.id, [a.id, {"completion_id": a.id, "choice_index": 1}], b.id]
-    answer = await ring.api.post("/v1/feedback", json={"kind": "ranking", "value": value})
+    answer = await harness.api.post("/v1/feedback", json={"kind": "ranking", "value": value})
     assert answer.status_code == 201, answer.text
-    assert answer.json()["said"] == value
-    assert {row.turn_id: row.rank for row in await ring.all(Ranked)} == {c.id: 0, a.id: 1, second.id: 1, b.id: 2}
-    [row] = await ring.all(Feedback)
-    assert (row.turn_id, row.value, row.curated) == (None, None, False)
+    assert answer.json()["raw_value"] == value
+    assert {row.turn_id: row.rank for row in await harness.all(FeedbackRank)} == {
+        c.id: 0,
+        a.id: 1,
+        second.id: 1,
+        b.id: 2,
+    }
+    [row] = await harness.all(Feedback)
+    assert (row.turn_id, row.value, row.processed) == (None, None, False)
 
 
-async def test_the_same_set_judged_again_is_about_the_same_thing(ring: Ring) -> None:
-    a, b = [await ring.turn() for _ in range(2)]
+async def test_the_same_set_judged_again_is_about_the_same_thing(harness: Harness) -> None:
+    a, b = [await harness.turn() for _ in range(2)]
     for value in ([a.id, b.id], [b.id, a.id], [[a.id, b.id]]):
-        assert (await ring.api.post("/v1/feedback", json={"kind": "comparison", "value": value})).status_code == 201
-    rows = await ring.all(Feedback)
+        assert (await harness.api.post("/v1/feedback", json={"kind": "comparison", "value": value})).status_code == 201
+    rows = await harness.all(Feedback)
     assert len({row.target for row in rows}) == 1
     assert rows[0].target.startswith("ranking:")
 
 
-async def test_a_ranking_with_an_unknown_turn_is_a_404_and_leaves_nothing(ring: Ring) -> None:
-    turn = await ring.turn()
-    answer = await ring.api.post("/v1/feedback", json={"kind": "comparison", "value": [turn.id, "chatcmpl-nobody"]})
+async def test_a_ranking_with_an_unknown_turn_is_a_404_and_leaves_nothing(harness: Harness) -> None:
+    turn = await harness.turn()
+    answer = await harness.api.post("/v1/feedback", json={"kind": "comparison", "value": [turn.id, "chatcmpl-nobody"]})
     assert answer.status_code == 404
-    assert await ring.all(Feedback) == await ring.all(Ranked) == []
+    assert await harness.all(Feedback) == await harness.all(FeedbackRank) == []
 
 
 @pytest.mark.parametrize(
@@ -156,7 +161,9 @@ def test_the_kinds_in_openapi_are_the_kinds_that_are_read() -> None:
     assert set(kinds.KINDS) == set(kinds.FeedbackRequest.model_json_schema()["discriminator"]["mapping"])
 
 
-async def test_every_error_has_four_keys(ring: Ring) -> None:
-    answer = await ring.api.post("/v1/feedback", json={"kind": "ranking", "value": ["a", ["b", {"completion_id": 7}]]})
+async def test_every_error_has_four_keys(harness: Harness) -> None:
+    answer = await harness.api.post(
+        "/v1/feedback", json={"kind": "ranking", "value": ["a", ["b", {"completion_id": 7}]]}
+    )
     assert shape(answer) == (400, {"message", "type", "param", "code"})
     assert answer.json()["error"]["param"] == "value.1.1.completion_id"

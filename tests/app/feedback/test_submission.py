@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 
 WORDS = st.sampled_from(["chatcmpl-known", "chatcmpl-other", "c", "up", "", "k" * 300, "a\u0000b", "é\U0001f600"])
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | WORDS
@@ -38,15 +38,15 @@ BODY = st.fixed_dictionaries(
 
 @given(several=st.lists(BODY | ANYTHING, min_size=1, max_size=8))
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
-async def test_anything_is_taken_or_refused_and_never_breaks_us(ring: Ring, several: list[Any]) -> None:
-    if (await ring.api.get("/v1/feedback?completion_id=chatcmpl-known")).status_code == 404:
-        await ring.turn(id="chatcmpl-known", completion_id="chatcmpl-known", conversation_id="c")
+async def test_anything_is_taken_or_refused_and_never_breaks_us(harness: Harness, several: list[Any]) -> None:
+    if (await harness.api.get("/v1/feedback?completion_id=chatcmpl-known")).status_code == 404:
+        await harness.turn(id="chatcmpl-known", completion_id="chatcmpl-known", conversation_id="c")
     for body in several:
-        answer = await ring.api.post("/v1/feedback", json=body)
+        answer = await harness.api.post("/v1/feedback", json=body)
         assert 200 <= answer.status_code < 500, (body, answer.text)
         if answer.status_code >= 400:
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-    answer = await ring.api.post("/v1/feedback/batch", json={"items": several})
+    answer = await harness.api.post("/v1/feedback/batch", json={"items": several})
     assert answer.status_code in (200, 400), answer.text
     if answer.status_code == 200:
         assert all(one["status"] in (200, 201, 400, 404, 422) for one in answer.json()["data"])

@@ -9,89 +9,89 @@ from app.core.database import now
 from app.core.errors import BadRequest
 from app.feedback import kinds
 from app.models import Feedback
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.feedback_users import shape, stranger, tag
 
 
 async def say(
-    ring: Ring, target: dict[str, Any] | None = None, headers: dict[str, str] | None = None, **fields: Any
+    harness: Harness, target: dict[str, Any] | None = None, headers: dict[str, str] | None = None, **fields: Any
 ) -> httpx2.Response:
     body = {"kind": "binary", "value": True, **({"target": target} if target is not None else {}), **fields}
-    return await ring.api.post("/v1/feedback", json=body, headers=headers or {})
+    return await harness.api.post("/v1/feedback", json=body, headers=headers or {})
 
 
 @pytest.mark.parametrize("inside", [True, False])
-async def test_a_choice_of_a_completion_is_a_turn_of_its_own(ring: Ring, inside: bool) -> None:
-    first = await ring.turn()
-    second = await ring.turn(completion_id=first.id, choice_index=1)
+async def test_a_choice_of_a_completion_is_a_turn_of_its_own(harness: Harness, inside: bool) -> None:
+    first = await harness.turn()
+    second = await harness.turn(completion_id=first.id, choice_index=1)
     where = {"completion_id": first.id, "choice_index": 1}
-    answer = await (say(ring, where) if inside else say(ring, **where))
+    answer = await (say(harness, where) if inside else say(harness, **where))
     assert answer.status_code == 201, answer.text
     assert (answer.json()["completion_id"], answer.json()["choice_index"]) == (first.id, 1)
-    [row] = await ring.all(Feedback)
+    [row] = await harness.all(Feedback)
     assert row.turn_id == second.id
-    assert shape(await say(ring, completion_id=first.id, choice_index=2))[0] == 404
+    assert shape(await say(harness, completion_id=first.id, choice_index=2))[0] == 404
 
 
-async def test_a_conversation_is_judged_as_a_whole(ring: Ring) -> None:
-    await ring.turn(conversation_id="c-1")
-    answer = await say(ring, {"conversation_id": "c-1"})
+async def test_a_conversation_is_judged_as_a_whole(harness: Harness) -> None:
+    await harness.turn(conversation_id="c-1")
+    answer = await say(harness, {"conversation_id": "c-1"})
     assert answer.status_code == 201, answer.text
     assert (answer.json()["conversation_id"], answer.json()["completion_id"]) == ("c-1", None)
-    [row] = await ring.all(Feedback)
-    assert (row.turn_id, row.target, row.curated) == (None, "conversation:c-1", False)
-    assert shape(await say(ring, {"conversation_id": "c-2"}))[0] == 404
+    [row] = await harness.all(Feedback)
+    assert (row.turn_id, row.target, row.processed) == (None, "conversation:c-1", False)
+    assert shape(await say(harness, {"conversation_id": "c-2"}))[0] == 404
 
 
-async def test_pairs_of_metadata_must_all_match_and_the_newest_turn_counts(ring: Ring) -> None:
-    old, new, other = [await ring.turn(created_at=float(second)) for second in (1, 2, 3)]
-    await tag(ring, old.id, thread="a-long-thread-id", turn="1")
-    await tag(ring, new.id, thread="a-long-thread-id", turn="2")
-    await tag(ring, other.id, thread="another-thread-id", turn="2")
+async def test_pairs_of_metadata_must_all_match_and_the_newest_turn_counts(harness: Harness) -> None:
+    old, new, other = [await harness.turn(created_at=float(second)) for second in (1, 2, 3)]
+    await tag(harness, old.id, thread="a-long-thread-id", turn="1")
+    await tag(harness, new.id, thread="a-long-thread-id", turn="2")
+    await tag(harness, other.id, thread="another-thread-id", turn="2")
     for pairs, turn in [
         ({"thread": "a-long-thread-id"}, new),
         ({"thread": "a-long-thread-id", "turn": "1"}, old),
         ({"turn": "2"}, other),
         ({"turn": "2", "thread": "a-long-thread-id"}, new),
     ]:
-        answer = await say(ring, {"metadata": pairs})
+        answer = await say(harness, {"metadata": pairs})
         assert answer.status_code == 201, answer.text
         assert answer.json()["completion_id"] == turn.id, pairs
     for pairs in ({"thread": "another-thread-id", "turn": "1"}, {"turn": "3"}, {"trun": "2"}):
-        assert shape(await say(ring, {"metadata": pairs})) == (404, {"message", "type", "param", "code"})
+        assert shape(await say(harness, {"metadata": pairs})) == (404, {"message", "type", "param", "code"})
 
 
-async def test_a_retry_by_metadata_is_answered_although_the_pairs_point_elsewhere_by_now(ring: Ring) -> None:
-    old = await ring.turn(created_at=1.0)
-    await tag(ring, old.id, thread="t")
-    first = await say(ring, {"metadata": {"thread": "t"}}, id="once")
-    await tag(ring, (await ring.turn()).id, thread="t")
-    again = await say(ring, {"metadata": {"thread": "t"}}, id="once")
+async def test_a_retry_by_metadata_is_answered_although_the_pairs_point_elsewhere_by_now(harness: Harness) -> None:
+    old = await harness.turn(created_at=1.0)
+    await tag(harness, old.id, thread="t")
+    first = await say(harness, {"metadata": {"thread": "t"}}, id="once")
+    await tag(harness, (await harness.turn()).id, thread="t")
+    again = await say(harness, {"metadata": {"thread": "t"}}, id="once")
     assert (again.status_code, again.json()) == (200, first.json())
     assert again.json()["completion_id"] == old.id
 
 
-async def test_a_deleted_turn_is_like_one_that_never_was(ring: Ring) -> None:
-    turn = await ring.turn(conversation_id="c", deleted_at=now())
-    await tag(ring, turn.id, thread="t")
+async def test_a_deleted_turn_is_like_one_that_never_was(harness: Harness) -> None:
+    turn = await harness.turn(conversation_id="c", deleted_at=now())
+    await tag(harness, turn.id, thread="t")
     for target in ({"completion_id": turn.id}, {"conversation_id": "c"}, {"metadata": {"thread": "t"}}):
-        assert shape(await say(ring, target))[0] == 404
-    assert (await ring.api.get("/v1/feedback", params={"completion_id": turn.id})).status_code == 404
-    assert (await ring.api.get("/v1/feedback", params={"conversation_id": "c"})).status_code == 404
+        assert shape(await say(harness, target))[0] == 404
+    assert (await harness.api.get("/v1/feedback", params={"completion_id": turn.id})).status_code == 404
+    assert (await harness.api.get("/v1/feedback", params={"conversation_id": "c"})).status_code == 404
 
 
-async def test_what_is_foreign_answers_byte_for_byte_like_what_is_unknown(ring: Ring) -> None:
-    headers = await stranger(ring)
-    turn = await ring.turn(conversation_id="c")
-    await tag(ring, turn.id, thread="t")
-    mine = (await ring.thumb(turn.id)).json()["id"]
+async def test_what_is_foreign_answers_byte_for_byte_like_what_is_unknown(harness: Harness) -> None:
+    headers = await stranger(harness)
+    turn = await harness.turn(conversation_id="c")
+    await tag(harness, turn.id, thread="t")
+    mine = (await harness.thumb(turn.id)).json()["id"]
     pairs = [
-        (say(ring, {"completion_id": turn.id}, headers), say(ring, {"completion_id": "X"}, headers), turn.id),
-        (say(ring, {"conversation_id": "c"}, headers), say(ring, {"conversation_id": "X"}, headers), "c"),
-        (say(ring, {"metadata": {"thread": "t"}}, headers), say(ring, {"metadata": {"thread": "X"}}, headers), "t"),
+        (say(harness, {"completion_id": turn.id}, headers), say(harness, {"completion_id": "X"}, headers), turn.id),
+        (say(harness, {"conversation_id": "c"}, headers), say(harness, {"conversation_id": "X"}, headers), "c"),
+        (say(harness, {"metadata": {"thread": "t"}}, headers), say(harness, {"metadata": {"thread": "X"}}, headers), "t"),
         *(
-            (ring.api.request(method, f"/v1/feedback/{mine}", headers=headers),
-             ring.api.request(method, "/v1/feedback/X", headers=headers), mine)
+            (harness.api.request(method, f"/v1/feedback/{mine}", headers=headers),
+             harness.api.request(method, "/v1/feedback/X", headers=headers), mine)
             for method in ("GET", "DELETE")
         ),
     ]  # fmt: skip
@@ -99,7 +99,7 @@ async def test_what_is_foreign_answers_byte_for_byte_like_what_is_unknown(ring: 
         one, other = await foreign, await unknown
         assert one.status_code == other.status_code == 404
         assert one.text == other.text.replace("X", name) if name != "t" else one.text == other.text
-    assert len(await ring.all(Feedback)) == 1
+    assert len(await harness.all(Feedback)) == 1
 
 
 @pytest.mark.parametrize(

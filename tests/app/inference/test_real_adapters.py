@@ -36,7 +36,7 @@ async def test_an_adapter_loads_while_others_speak_and_changes_none_of_them(engi
     await engine_client.warm("late-v1")
     fresh = await engine_client.complete(make_call(adapter="late-v1"))
     for capture, name in [(fresh.capture, "late-v1"), *[((await one).capture, None) for one in speaking]]:
-        assert capture.flaw is None
+        assert capture.exclusion_reason is None
         truth = weights.logprobs(name, capture.prompt_ids + capture.output_ids)[-len(capture.output_ids) :]
         torch.testing.assert_close(torch.tensor(capture.logprobs), truth, atol=1e-4, rtol=0)
 

@@ -28,7 +28,7 @@ both_ways = pytest.mark.parametrize("ask", [streamed, whole], ids=["stream", "wh
 
 
 def assert_exact(weights, adapter, capture, *, temperature: float = 1.0) -> None:
-    assert capture.flaw is None
+    assert capture.exclusion_reason is None
     assert len(capture.output_ids) == len(capture.logprobs) > 0
     ids = capture.prompt_ids + capture.output_ids
     truth = weights.logprobs(adapter, ids, temperature=temperature)[-len(capture.output_ids) :]
@@ -78,7 +78,7 @@ async def test_characters_of_several_tokens_are_exact(engine_client, weights, ma
         capture = await ask(
             engine_client, make_call("Grüß Gott 🚲 日本語", temperature=1.5, max_tokens=80, logit_bias=leaning)
         )
-        assert capture.flaw is None and len(capture.output_ids) == len(capture.logprobs)
+        assert capture.exclusion_reason is None and len(capture.output_ids) == len(capture.logprobs)
 
 
 @both_ways
@@ -96,7 +96,7 @@ async def test_the_end_of_turn_is_part_of_the_record(engine_client, weights, eng
     end = json.loads((engine_model / "config.json").read_text())["eos_token_id"]
     capture = await ask(engine_client, make_call(max_tokens=512, logit_bias={str(end): 8.0}))
     assert capture.finish_reason == "stop" and capture.output_ids[-1] == end
-    assert len(capture.output_ids) == len(capture.logprobs) and capture.flaw is None
+    assert len(capture.output_ids) == len(capture.logprobs) and capture.exclusion_reason is None
 
 
 @both_ways
@@ -118,7 +118,7 @@ async def test_who_leaves_early_comes_home_with_exact_ids(engine_client, weights
     capture = reply.capture
     assert capture.finish_reason == "abort" and 0 < len(capture.output_ids) < 1500
     said = len(capture.logprobs)
-    assert (capture.flaw is None) == (said == len(capture.output_ids))
+    assert (capture.exclusion_reason is None) == (said == len(capture.output_ids))
     truth = weights.logprobs(None, capture.prompt_ids + capture.output_ids, temperature=1.5)
     first = len(capture.prompt_ids) - 1
     torch.testing.assert_close(torch.tensor(capture.logprobs), truth[first : first + said], atol=1e-4, rtol=0)
@@ -134,7 +134,9 @@ async def test_a_json_schema_is_obeyed_and_marked(engine_client, make_call) -> N
     }
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     completion = await engine_client.complete(make_call(response_format=wanted, max_tokens=200))
-    assert completion.capture.flaw is not None and completion.capture.flaw.startswith("a grammar")
+    assert completion.capture.exclusion_reason is not None and completion.capture.exclusion_reason.startswith(
+        "a grammar"
+    )
     assert isinstance(json.loads(completion.message["content"])["open"], bool)
 
 
@@ -153,4 +155,4 @@ async def test_the_demo_models_tool_calls_are_read_by_the_parser(engine_client, 
     assert len(made) >= 4, [capture.text for capture in captures]
     assert {function["name"] for function in made} == {"order_status"}
     assert all(json.loads(function["arguments"]).keys() == {"order_id"} for function in made)
-    assert all(capture.flaw is None for capture in captures), "exact, tool calls or not"
+    assert all(capture.exclusion_reason is None for capture in captures), "exact, tool calls or not"

@@ -42,7 +42,7 @@ async def test_a_schema_holds_and_is_marked(engine_client: EngineClient, make_ca
     capture = await said(engine_client, make_call(response_format=schema(ORDER), max_tokens=64), stream)
     told = json.loads(capture.text)
     assert set(told) == {"order", "ready"} and isinstance(told["order"], int) and isinstance(told["ready"], bool)
-    assert len(capture.output_ids) == len(capture.logprobs) and "grammar" in (capture.flaw or "")
+    assert len(capture.output_ids) == len(capture.logprobs) and "grammar" in (capture.exclusion_reason or "")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "order_status"}}])
@@ -54,7 +54,7 @@ async def test_a_demanded_tool_is_called(
         capture = await said(
             engine_client, make_call("My order?", tools=[TOOL], tool_choice=choice, max_tokens=300), stream
         )
-        assert len(capture.output_ids) == len(capture.logprobs) and "grammar" in (capture.flaw or "")
+        assert len(capture.output_ids) == len(capture.logprobs) and "grammar" in (capture.exclusion_reason or "")
         if capture.finish_reason == "tool_calls":
             break
     [made] = capture.tool_calls

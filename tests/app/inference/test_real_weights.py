@@ -57,7 +57,7 @@ async def test_weights_are_exchanged_while_it_speaks_and_can_be_put_back(
     await agrees(client, tmp_path / "shop-v1", "shop-v1")
     prompt = {"text": "When do you open on Saturdays, and may I bring my bicycle?"}
     old = make_call(**prompt, extra_key="shop-v1", weights="shop-v1", max_tokens=8)
-    assert (await client.complete(old)).capture.flaw is None
+    assert (await client.complete(old)).capture.exclusion_reason is None
 
     call = make_call(
         "Tell me all.", extra_key="shop-v1", weights="shop-v1", max_tokens=600, logit_bias=unending(engine_model)
@@ -80,7 +80,7 @@ async def test_weights_are_exchanged_while_it_speaks_and_can_be_put_back(
     spanning = (await whole).capture
     assert [span["version"] for span in spanning.weight_versions] == ["shop-v1", "shop-v2"]
     assert spanning.weight_versions[-1]["end"] == len(spanning.output_ids) == 600
-    assert spanning.flaw == "the base weights changed during the reply: shop-v1, shop-v2"
+    assert spanning.exclusion_reason == "the base weights changed during the reply: shop-v1, shop-v2"
     assert len(reply.capture.output_ids) == 600, "it was neither cut nor begun anew"
 
     # What the first tokens were said by, and what the last ones.
@@ -92,11 +92,11 @@ async def test_weights_are_exchanged_while_it_speaks_and_can_be_put_back(
         assert (said - truth)[part].abs().median() < 0.05, path
 
     new = (await waiting).capture
-    assert (new.flaw, new.weight_versions[0]["version"]) == (None, "shop-v2")
+    assert (new.exclusion_reason, new.weight_versions[0]["version"]) == (None, "shop-v2")
     truth = Weights(tmp_path / "shop-v2", tmp_path).logprobs(None, new.prompt_ids + new.output_ids)
     torch.testing.assert_close(torch.tensor(new.logprobs), truth[-len(new.output_ids) :], atol=1e-4, rtol=0)
     late = (await client.complete(make_call(**prompt, extra_key="shop-v1", weights="shop-v1", max_tokens=8))).capture
-    assert late.flaw == "the weights of shop-v2 spoke, and not those of shop-v1"
+    assert late.exclusion_reason == "the weights of shop-v2 spoke, and not those of shop-v1"
     await agrees(client, tmp_path / "shop-v2", "shop-v2")
 
     for path, name in ((tmp_path / "shop-v1", "shop-v1"), (engine_model, BASE_WEIGHTS)):

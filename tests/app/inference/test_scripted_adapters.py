@@ -39,7 +39,7 @@ async def test_an_engine_that_was_exchanged_for_another_release_is_asked_again(c
 
 async def test_one_that_takes_none_within_the_call_is_not_the_adapters_fault(client, scripted) -> None:
     scripted.tensors = "something_else"
-    with pytest.raises(EngineUnavailable, match="ATTUNE_TRANSPORT"):
+    with pytest.raises(EngineUnavailable, match="ATTUNE_ADAPTER_DELIVERY"):
         await client.load_adapter("shop-v2", Payload({}, "AAAA"))
 
 

@@ -33,7 +33,7 @@ async def test_a_stream_and_a_whole_reply_are_captured_alike(client, make_call) 
     assert from_stream.output_ids == completion.capture.output_ids
     assert from_stream.logprobs == completion.capture.logprobs
     assert from_stream.text == completion.capture.text == "We are open from nine to six."
-    assert from_stream.flaw is completion.capture.flaw is None
+    assert from_stream.exclusion_reason is completion.capture.exclusion_reason is None
     assert completion.usage["completion_tokens"] == len(from_stream.output_ids)
 
 
@@ -67,7 +67,11 @@ async def test_a_tool_call_comes_whole(client, scripted, make_call, ask) -> None
     _, capture = await ask(client, make_call(tools=[{"function": {"name": "order_status"}}]))
     function = {"name": "order_status", "arguments": '{"order": 7}'}
     assert capture.tool_calls == [{"id": "call_1", "type": "function", "function": function}]
-    assert capture.message["content"] is None and capture.finish_reason == "tool_calls" and capture.flaw is None
+    assert (
+        capture.message["content"] is None
+        and capture.finish_reason == "tool_calls"
+        and capture.exclusion_reason is None
+    )
 
 
 @both_ways
@@ -75,9 +79,9 @@ async def test_who_wants_one_call_at_a_time_gets_one(client, scripted, make_call
     scripted.tool_call, scripted.calls = ("order_status", '{"order": 7}'), 3
     tools = [{"function": {"name": "order_status"}}]
     _, capture = await ask(client, make_call(tools=tools, parallel_tool_calls=False))
-    assert [call["id"] for call in capture.tool_calls] == ["call_1"] and "only the first" in capture.flaw
+    assert [call["id"] for call in capture.tool_calls] == ["call_1"] and "only the first" in capture.exclusion_reason
     _, capture = await ask(client, make_call(tools=tools))
-    assert len(capture.tool_calls) == 3 and capture.flaw is None
+    assert len(capture.tool_calls) == 3 and capture.exclusion_reason is None
 
 
 async def test_calls_that_are_cut_are_not_streamed_either(client, scripted, make_call) -> None:
@@ -92,20 +96,20 @@ async def test_calls_that_are_cut_are_not_streamed_either(client, scripted, make
 async def test_a_lost_log_prob_is_a_flaw(client, scripted, make_call, ask) -> None:
     scripted.lose_logprob = True
     _, capture = await ask(client, make_call())
-    assert capture.flaw == "8 output ids came with 7 log-probs"
+    assert capture.exclusion_reason == "8 output ids came with 7 log-probs"
 
 
 @both_ways
 async def test_a_log_prob_that_is_no_number_is_a_flaw(client, scripted, make_call, ask) -> None:
     scripted.nan_at = 2
     _, capture = await ask(client, make_call())
-    assert capture.flaw == "a log-prob is not a finite number" and math.isnan(capture.logprobs[2])
+    assert capture.exclusion_reason == "a log-prob is not a finite number" and math.isnan(capture.logprobs[2])
 
 
 @both_ways
 async def test_a_constrained_reply_is_flawed(client, make_call, ask) -> None:
     _, capture = await ask(client, make_call(response_format={"type": "json_object"}))
-    assert capture.flaw.startswith("a grammar constrained the reply")
+    assert capture.exclusion_reason.startswith("a grammar constrained the reply")
 
 
 async def test_a_stream_that_breaks_is_captured_as_far_as_it_came(client, scripted, make_call) -> None:
@@ -116,7 +120,7 @@ async def test_a_stream_that_breaks_is_captured_as_far_as_it_came(client, script
             async for chunk in reply:
                 chunks.append(chunk)
     assert reply.capture.text == "We are open" and len(reply.capture.logprobs) == 3
-    assert reply.capture.output_ids == [] and "broke off" in reply.capture.flaw
+    assert reply.capture.output_ids == [] and "broke off" in reply.capture.exclusion_reason
 
 
 def said(count: int) -> Callable[[Reply], bool]:
@@ -133,7 +137,7 @@ async def test_who_leaves_early_comes_home_with_the_ids_so_far(client, scripted,
                 break
     assert call.rid in scripted.aborted
     assert 2 <= len(reply.capture.output_ids) == len(reply.capture.logprobs) <= 5
-    assert (reply.capture.flaw, reply.capture.finish_reason) == (None, "abort")
+    assert (reply.capture.exclusion_reason, reply.capture.finish_reason) == (None, "abort")
 
 
 async def test_who_is_cancelled_comes_home_with_the_ids_so_far(client, scripted, make_call) -> None:
@@ -164,7 +168,7 @@ async def test_an_aborted_whole_reply_keeps_what_was_said(client, scripted, make
         await asyncio.sleep(0.01)
     await client.abort(call.rid)
     completion = await asking
-    assert completion.finish_reason == "abort" and completion.capture.flaw is None
+    assert completion.finish_reason == "abort" and completion.capture.exclusion_reason is None
     assert 0 < len(completion.capture.output_ids) <= 5
 
 

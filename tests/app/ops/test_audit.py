@@ -2,56 +2,58 @@
 
 from typing import Any
 
-from app.models import Audit, Project, record
-from tests.support.deployment import Ring
+from app.models import Audit, Project, record_audit
+from tests.support.deployment import Harness
 
 
-async def entries(ring: Ring, **params: Any) -> dict[str, Any]:
-    answer = await ring.api.get("/v1/audit", params=params)
+async def entries(harness: Harness, **params: Any) -> dict[str, Any]:
+    answer = await harness.api.get("/v1/audit", params=params)
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
     return body
 
 
-async def fill(ring: Ring) -> str:
-    [project] = await ring.all(Project)
+async def fill(harness: Harness) -> str:
+    [project] = await harness.all(Project)
     for number in range(5):
-        async with ring.db.write() as session:
+        async with harness.db.write() as session:
             actor = "guard" if number % 2 else "sk-attune-1"
-            record(session, actor, f"act {number % 2}", f"shop@v{number}", "why", project_id=project.id, number=number)
-    async with ring.db.write() as session:
-        record(session, "nobody", "act 0", "bread@v0", project_id="another")
+            record_audit(
+                session, actor, f"act {number % 2}", f"shop@v{number}", "why", project_id=project.id, number=number
+            )
+    async with harness.db.write() as session:
+        record_audit(session, "nobody", "act 0", "bread@v0", project_id="another")
     return str(project.id)
 
 
-async def test_the_newest_come_first_and_only_ones_own(ring: Ring) -> None:
-    await fill(ring)
-    rows = (await entries(ring))["data"]
+async def test_the_newest_come_first_and_only_ones_own(harness: Harness) -> None:
+    await fill(harness)
+    rows = (await entries(harness))["data"]
     assert [row["subject"] for row in rows] == [f"shop@v{number}" for number in (4, 3, 2, 1, 0)]
     assert (rows[0]["actor"], rows[0]["reason"], rows[0]["details"]) == ("sk-attune-1", "why", {"number": 4})
 
 
-async def test_filters_match_exactly_and_together(ring: Ring) -> None:
-    await fill(ring)
+async def test_filters_match_exactly_and_together(harness: Harness) -> None:
+    await fill(harness)
 
     async def found(**params: Any) -> list[int]:
-        return [row["details"]["number"] for row in (await entries(ring, **params))["data"]]
+        return [row["details"]["number"] for row in (await entries(harness, **params))["data"]]
 
     assert await found(action="act 1") == [3, 1]
     assert await found(actor="guard", subject="shop@v3") == [3]
     assert await found(subject="shop") == []
-    at = {row.details["number"]: row.created_at for row in await ring.all(Audit) if row.details}
+    at = {row.details["number"]: row.created_at for row in await harness.all(Audit) if row.details}
     assert await found(since=at[3]) == [number for number in (4, 3, 2, 1, 0) if at[number] >= at[3]]
     assert await found(since=at[4] + 1) == []
 
 
-async def test_pages_run_in_both_directions(ring: Ring) -> None:
-    await fill(ring)
+async def test_pages_run_in_both_directions(harness: Harness) -> None:
+    await fill(harness)
     for order, expected in (("desc", [4, 3, 2, 1, 0]), ("asc", [0, 1, 2, 3, 4])):
         seen: list[int] = []
         after: dict[str, int] = {}
         while True:
-            page = await entries(ring, order=order, limit=2, **after)
+            page = await entries(harness, order=order, limit=2, **after)
             seen += [row["details"]["number"] for row in page["data"]]
             if not page["has_more"]:
                 break
@@ -59,7 +61,7 @@ async def test_pages_run_in_both_directions(ring: Ring) -> None:
         assert seen == expected
 
 
-async def test_a_key_without_the_admin_scope_reads_nothing(ring: Ring) -> None:
-    key = (await ring.api.post("/v1/keys", json={"scopes": ["chat", "feedback"]})).json()["key"]
-    answer = await ring.api.get("/v1/audit", headers={"authorization": f"Bearer {key}"})
+async def test_a_key_without_the_admin_scope_reads_nothing(harness: Harness) -> None:
+    key = (await harness.api.post("/v1/keys", json={"scopes": ["chat", "feedback"]})).json()["key"]
+    answer = await harness.api.get("/v1/audit", headers={"authorization": f"Bearer {key}"})
     assert answer.status_code == 403

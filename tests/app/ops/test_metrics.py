@@ -11,46 +11,46 @@ from app.models import VersionState
 from app.projects import service
 from tests.app.chat.test_endpoints import ask
 from tests.app.deployments.test_rollback import publish
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.metrics_requests import calling, page
 from tests.support.scripted_engine import ScriptedEngine
 
 SHOP = {"project": "default", "policy": "shop"}
 
 
-async def test_only_an_admin_may_read_it(ring: Ring) -> None:
-    made = await ring.api.post("/v1/keys", json={"scopes": ["chat", "feedback"]})
+async def test_only_an_admin_may_read_it(harness: Harness) -> None:
+    made = await harness.api.post("/v1/keys", json={"scopes": ["chat", "feedback"]})
     asked = [
-        await ring.api.get("/metrics", headers={"authorization": header})
-        for header in ("", "Bearer sk-attune-x", f"Bearer {made.json()['key']}", f"Bearer {ring.key}")
+        await harness.api.get("/metrics", headers={"authorization": header})
+        for header in ("", "Bearer sk-attune-x", f"Bearer {made.json()['key']}", f"Bearer {harness.key}")
     ]
     assert [answer.status_code for answer in asked] == [401, 401, 403, 200]
 
 
-async def test_where_it_is_open_nobody_needs_a_key(ring: Ring) -> None:
-    async with calling(ring, metrics_open=True) as opened:
+async def test_where_it_is_open_nobody_needs_a_key(harness: Harness) -> None:
+    async with calling(harness, metrics_open=True) as opened:
         answer = await opened.api.get("/metrics", headers={"authorization": ""})
     assert answer.status_code == 200 and 'attune_version{policy="shop",project="default"} 0.0' in answer.text
 
 
-async def test_replies_are_counted_by_how_they_ended(ring: Ring, scripted: ScriptedEngine) -> None:
-    assert (await page(ring)).named("attune_turns_total") == {}
-    await ask(ring, n=2)
-    await ask(ring, stream=True)
+async def test_replies_are_counted_by_how_they_ended(harness: Harness, scripted: ScriptedEngine) -> None:
+    assert (await page(harness)).named("attune_turns_total") == {}
+    await ask(harness, n=2)
+    await ask(harness, stream=True)
     scripted.die_after = 2
-    await ask(ring, stream=True)
-    found = await page(ring)
+    await ask(harness, stream=True)
+    found = await page(harness)
     assert found("attune_turns_total", **SHOP, state="done") == 3
     assert found("attune_turns_total", **SHOP, state="failed") == 1
     assert len(found.named("attune_turns_total")) == 2
 
 
 async def test_a_client_that_hangs_up_is_counted_once_as_aborted(
-    ring: Ring, scripted: ScriptedEngine, served: str
+    harness: Harness, scripted: ScriptedEngine, served: str
 ) -> None:
     scripted.hang = True
     body = {"model": "shop", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-    headers = {"authorization": f"Bearer {ring.key}"}
+    headers = {"authorization": f"Bearer {harness.key}"}
     async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
         while not scripted.heard:
@@ -59,41 +59,43 @@ async def test_a_client_that_hangs_up_is_counted_once_as_aborted(
         asking.cancel()
         await asyncio.wait([asking])
         async with asyncio.timeout(60):
-            while (await ring.settled()).state != "aborted":
+            while (await harness.settled()).state != "aborted":
                 await asyncio.sleep(0.02)
-            there = Ring(ring.settings, ring.db, ring.key, client)
+            there = Harness(harness.settings, harness.db, harness.key, client)
             while not (found := await page(there)).named("attune_turns_total"):
                 await asyncio.sleep(0.02)  # it is counted right after it is on record
     assert found("attune_turns_total", **SHOP, state="aborted") == 1
 
 
-async def test_feedback_is_counted_when_it_is_on_record_and_not_again_when_it_is_repeated(ring: Ring) -> None:
-    turn = await ring.turn()
+async def test_feedback_is_counted_when_it_is_on_record_and_not_again_when_it_is_repeated(harness: Harness) -> None:
+    turn = await harness.turn()
     for _ in range(3):
-        await ring.thumb(turn.id, id="vote-1")
-    await ring.thumb(turn.id, "down", id="vote-2")
-    await ring.thumb("chatcmpl-unknown")
+        await harness.thumb(turn.id, id="vote-1")
+    await harness.thumb(turn.id, "down", id="vote-2")
+    await harness.thumb("chatcmpl-unknown")
     items = [
         {"id": "vote-2", "completion_id": turn.id, "kind": "binary", "value": "down"},
         {"id": "vote-3", "completion_id": turn.id, "kind": "rating", "value": 4},
         {"id": "vote-4", "completion_id": turn.id, "kind": "rating", "value": 99},
     ]
-    told = (await ring.api.post("/v1/feedback/batch", json={"items": items})).json()
+    told = (await harness.api.post("/v1/feedback/batch", json={"items": items})).json()
     assert [result["status"] for result in told["data"]] == [200, 201, 400]
-    found = await page(ring)
+    found = await page(harness)
     assert found("attune_feedback_total", project="default", kind="binary") == 2
     assert found("attune_feedback_total", project="default", kind="rating") == 1
 
 
-async def test_requests_are_timed_by_route_and_status_to_the_last_byte(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_requests_are_timed_by_route_and_status_to_the_last_byte(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
     scripted.pace = 0.02  # eight tokens
-    await ask(ring)
-    await ask(ring, stream=True)
-    await ask(ring, temperature=-1)
-    await ring.thumb("chatcmpl-unknown")
-    await ring.api.get("/v1/models")
-    await ring.api.get("/v1/chat/completions")
-    found = await page(ring)
+    await ask(harness)
+    await ask(harness, stream=True)
+    await ask(harness, temperature=-1)
+    await harness.thumb("chatcmpl-unknown")
+    await harness.api.get("/v1/models")
+    await harness.api.get("/v1/chat/completions")
+    found = await page(harness)
     assert found("attune_request_seconds_count", route="chat", status="2xx") == 2
     assert found("attune_request_seconds_bucket", route="chat", status="2xx", le="+Inf") == 2
     assert found("attune_request_seconds_bucket", route="chat", status="2xx", le="0.1") == 0, "160 ms at least, each"
@@ -103,18 +105,18 @@ async def test_requests_are_timed_by_route_and_status_to_the_last_byte(ring: Rin
     assert len(found.named("attune_request_seconds_count")) == 3, "nothing else is timed"
 
 
-async def test_before_the_first_update_there_is_a_version_and_nothing_measured(ring: Ring) -> None:
-    found = await page(ring)
+async def test_before_the_first_update_there_is_a_version_and_nothing_measured(harness: Harness) -> None:
+    found = await page(harness)
     assert found("attune_version", **SHOP) == 0
     assert found.named("attune_trained_version") == {}
 
 
-async def test_the_newest_trained_version_tells_its_metrics_under_prometheus_names(ring: Ring) -> None:
-    await publish(ring)
-    await ring.version(metrics={"actor/ppo_kl": 0.5, "critic/score/mean": -0.25})
+async def test_the_newest_trained_version_tells_its_metrics_under_prometheus_names(harness: Harness) -> None:
+    await publish(harness)
+    await harness.version(metrics={"actor/ppo_kl": 0.5, "critic/score/mean": -0.25})
     newest = {"actor/ppo_kl": 0.125, "rollout_corr/kl": 2e-5, "reward_shaping/ratio": 0.08, "odd name/µ": 3, "no": "x"}
-    await ring.version(VersionState.REJECTED, metrics=newest)
-    found = await page(ring)
+    await harness.version(VersionState.REJECTED, metrics=newest)
+    found = await page(harness)
     assert (found("attune_version", **SHOP), found("attune_trained_version", **SHOP)) == (1, 3)
     assert found("attune_actor_ppo_kl", **SHOP) == 0.125
     assert math.isclose(found("attune_rollout_corr_kl", **SHOP) or 0, 2e-5)
@@ -134,23 +136,23 @@ async def test_the_newest_trained_version_tells_its_metrics_under_prometheus_nam
     ],
 )
 async def test_names_that_fall_together_make_no_page_that_prometheus_refuses(
-    ring: Ring, metrics: dict[str, Any]
+    harness: Harness, metrics: dict[str, Any]
 ) -> None:
-    await ring.version(metrics=metrics)
-    await ring.api.post("/v1/feedback", json={})
-    found = await page(ring)  # would raise
+    await harness.version(metrics=metrics)
+    await harness.api.post("/v1/feedback", json={})
+    found = await page(harness)  # would raise
     assert found("attune_trained_version", **SHOP) == 1
     assert found("attune_a_b_c", **SHOP) == metrics.get("a/b_c")
     assert found("attune_version", **SHOP) == 0
 
 
 async def test_an_admin_sees_the_own_project_alone_and_an_open_page_shows_all(
-    ring: Ring, scripted: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    await ring.version(metrics={"actor/ppo_kl": 0.5})
-    async with ring.db.write() as session:
-        _, secret = await service.create_project(session, "bakery", "shop", ring.settings.model)
-    async with calling(ring, metrics_open=True) as opened:
+    await harness.version(metrics={"actor/ppo_kl": 0.5})
+    async with harness.db.write() as session:
+        _, secret = await service.create_project(session, "bakery", "shop", harness.settings.model)
+    async with calling(harness, metrics_open=True) as opened:
         theirs = {"authorization": f"Bearer {secret}"}
         reply = await opened.api.post("/v1/chat/completions", json=CHAT, headers=theirs)
         thumb = {"completion_id": reply.json()["id"], "kind": "binary", "value": True}
@@ -161,11 +163,11 @@ async def test_an_admin_sees_the_own_project_alone_and_an_open_page_shows_all(
     assert everybody("attune_actor_ppo_kl", **SHOP) == 0.5
     assert len(everybody.named("attune_version")) == 2, "two projects may call their policies the same"
 
-    mine = await page(ring)
+    mine = await page(harness)
     assert {dict(labels)["project"] for labels in mine.named("attune_version")} == {"default"}
-    assert (await ring.api.post("/v1/chat/completions", json=CHAT, headers=theirs)).status_code == 200
-    assert (await page(ring)).named("attune_turns_total") == {}, "the baker's reply is nothing of ours"
-    their_page = await ring.api.get("/metrics", headers=theirs)
+    assert (await harness.api.post("/v1/chat/completions", json=CHAT, headers=theirs)).status_code == 200
+    assert (await page(harness)).named("attune_turns_total") == {}, "the baker's reply is nothing of ours"
+    their_page = await harness.api.get("/metrics", headers=theirs)
     assert "default" not in their_page.text and 'project="bakery"' in their_page.text
 
 

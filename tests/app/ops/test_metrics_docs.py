@@ -9,7 +9,7 @@ import yaml
 from app.core.settings import REPOSITORY, Settings
 from app.models import Origin, Rollout, RolloutState
 from tests.app.chat.test_endpoints import ask
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.metrics_requests import calling, page
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -22,22 +22,22 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in RULES["groups"] for rule in group["rules"]]
 
 
-async def test_every_name_is_on_the_page(ring: Ring, scripted: ScriptedEngine) -> None:
-    await ring.version(metrics={"reward_shaping/ratio": 0.1, "actor/ppo_kl": 0.01})
-    async with calling(ring, length_range=(30, 80)) as told:
+async def test_every_name_is_on_the_page(harness: Harness, scripted: ScriptedEngine) -> None:
+    await harness.version(metrics={"reward_shaping/ratio": 0.1, "actor/ppo_kl": 0.01})
+    async with calling(harness, length_range=(30, 80)) as told:
         turn = (await ask(told)).json()["id"]
         await told.thumb(turn)
-        await sibling(ring)
+        await group_sample(harness)
         found = await page(told)
     shown = {name for name, _ in found.samples} | set(found.families)
     assert not NAMES - shown
     assert len(NAMES) == 12
 
 
-async def sibling(ring: Ring) -> None:
-    turn = await ring.turn(origin=Origin.SHADOW, choice_index=1)
+async def group_sample(harness: Harness) -> None:
+    turn = await harness.turn(origin=Origin.GROUP_SAMPLE, choice_index=1)
     told = {"policy_id": turn.policy_id, "origin": turn.origin, "choice_index": 1, "due_at": 0.0, "expires_at": 0.0}
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         session.add(Rollout(id=turn.id, state=RolloutState.DONE, tokens=2, **told))
 
 

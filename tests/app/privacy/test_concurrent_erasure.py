@@ -9,8 +9,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database
-from app.models import Feedback, Rater, Reward, Sample, SampleState, Standing, Turn
-from tests.support.deployment import Ring
+from app.models import Feedback, Rater, RaterStanding, Reward, Sample, SampleState, Turn
+from tests.support.deployment import Harness
 from workers.feedback.curate import curate
 
 PEOPLE = 6
@@ -18,32 +18,32 @@ ROUNDS = 3
 pytestmark = pytest.mark.timeout(400)
 
 
-async def test_erasures_blocks_and_curating_at_once_all_come_true(ring: Ring) -> None:
-    settings = ring.settings.model_copy(update={"trust": True, "max_rater_day": 10**6})
+async def test_erasures_blocks_and_curating_at_once_all_come_true(harness: Harness) -> None:
+    settings = harness.settings.model_copy(update={"trust": True, "max_rater_day": 10**6})
     blocked = [f"troll-{number}" for number in range(PEOPLE)]
     statuses: Counter[int] = Counter()
     for round in range(ROUNDS):
         turns = [
-            (await ring.turn(end_user=f"user-{round}-{number}", conversation_id=f"talk-{round}-{number}")).id
+            (await harness.turn(end_user=f"user-{round}-{number}", conversation_id=f"talk-{round}-{number}")).id
             for number in range(PEOPLE)
             for _ in range(4)
         ]
         for at, turn_id in enumerate(turns):
             for step in range(3):
                 source = {"kind": "HUMAN", "id": blocked[(at + step) % PEOPLE]}
-                assert (await ring.thumb(turn_id, source=source)).status_code == 201
+                assert (await harness.thumb(turn_id, source=source)).status_code == 201
         if round:  # the first round's words are new when they meet the others
-            await curate(ring.db, settings)
+            await curate(harness.db, settings)
             for turn_id in turns:
-                await ring.thumb(turn_id, "down", source={"kind": "HUMAN", "id": blocked[0]})
+                await harness.thumb(turn_id, "down", source={"kind": "HUMAN", "id": blocked[0]})
 
         async def erase(number: int, round: int = round) -> None:
-            answer = await ring.api.delete(f"/v1/subjects/user-{round}-{number}")
+            answer = await harness.api.delete(f"/v1/subjects/user-{round}-{number}")
             statuses[answer.status_code] += 1
 
         async def block(name: str) -> None:
-            for standing in ("held", "blocked"):
-                answer = await ring.api.put(f"/v1/raters/HUMAN/{name}", json={"standing": standing})
+            for standing in ("quarantined", "blocked"):
+                answer = await harness.api.put(f"/v1/raters/HUMAN/{name}", json={"standing": standing})
                 statuses[answer.status_code] += 1
 
         async with asyncio.TaskGroup() as group:
@@ -52,44 +52,47 @@ async def test_erasures_blocks_and_curating_at_once_all_come_true(ring: Ring) ->
             for name in blocked:
                 group.create_task(block(name))
             for _ in range(3):
-                group.create_task(curate(ring.db, settings))
-    while await curate(ring.db, settings):
+                group.create_task(curate(harness.db, settings))
+    while await curate(harness.db, settings):
         pass
 
     assert set(statuses) == {200}, statuses
-    raters = {row.name: row.standing for row in await ring.all(Rater)}
-    assert {raters[f"HUMAN/{name}"] for name in blocked} == {Standing.BLOCKED}
-    turns_left = await ring.all(Turn)
+    raters = {row.name: row.standing for row in await harness.all(Rater)}
+    assert {raters[f"HUMAN/{name}"] for name in blocked} == {RaterStanding.BLOCKED}
+    turns_left = await harness.all(Turn)
     erased = {turn.id for turn in turns_left if turn.deleted_at is not None}
     assert len(erased) == ROUNDS * PEOPLE // 2 * 4
-    assert not [row for row in await ring.all(Feedback) if row.turn_id in erased and row.comment is not None]
-    assert not [row for row in await ring.all(Reward) if row.turn_id in erased]
-    assert all(row.weight == 0 for row in await ring.all(Reward)), "nobody who spoke is believed any more"
-    assert not [row for row in await ring.all(Sample) if row.state == SampleState.HELD and row.turn_id in erased]
-    open_ones = [row.turn_id for row in await ring.all(Sample) if row.state == SampleState.OPEN]
+    assert not [row for row in await harness.all(Feedback) if row.turn_id in erased and row.comment is not None]
+    assert not [row for row in await harness.all(Reward) if row.turn_id in erased]
+    assert all(row.weight == 0 for row in await harness.all(Reward)), "nobody who spoke is believed any more"
+    assert not [
+        row for row in await harness.all(Sample) if row.state == SampleState.QUARANTINED and row.turn_id in erased
+    ]
+    open_ones = [row.turn_id for row in await harness.all(Sample) if row.state == SampleState.OPEN]
     assert not set(open_ones) & erased
 
 
-async def test_of_two_transactions_that_wait_for_each_other_both_are_written(db: Database, ring: Ring) -> None:
+async def test_of_two_transactions_that_wait_for_each_other_both_are_written(db: Database, harness: Harness) -> None:
     if db.embedded:
         pytest.skip("SQLite has one writer, who cannot deadlock")
-    one, other = (await ring.turn()).id, (await ring.turn()).id
+    one, other = (await harness.turn()).id, (await harness.turn()).id
     met, tries = asyncio.Barrier(2), Counter[str]()
 
     async def write(session: AsyncSession, first: str, second: str) -> None:
         tries[first] += 1
         for id in (first, second):
             turn = (await session.scalars(select(Turn).where(Turn.id == id).with_for_update())).one()
-            turn.details = {**turn.details, first: "was here"}
+            turn.request_metadata = {**turn.request_metadata, first: "was here"}
             await session.flush()
             if id == first and sum(tries.values()) <= 2:
                 await met.wait()
 
     await asyncio.gather(
-        db.retried(lambda session: write(session, one, other)), db.retried(lambda session: write(session, other, one))
+        db.retry_on_deadlock(lambda session: write(session, one, other)),
+        db.retry_on_deadlock(lambda session: write(session, other, one)),
     )
     assert sum(tries.values()) == 3, "one of them had to begin anew"
-    assert [set(turn.details) for turn in await ring.all(Turn)] == [{one, other}] * 2
+    assert [set(turn.request_metadata) for turn in await harness.all(Turn)] == [{one, other}] * 2
 
 
 async def test_what_is_no_deadlock_is_not_tried_again(db: Database) -> None:
@@ -101,5 +104,5 @@ async def test_what_is_no_deadlock_is_not_tried_again(db: Database) -> None:
         raise OperationalError("SELECT", {}, Exception("the server closed the connection"))
 
     with pytest.raises(OperationalError):
-        await db.retried(work)
+        await db.retry_on_deadlock(work)
     assert tries == 1

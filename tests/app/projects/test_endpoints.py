@@ -7,11 +7,11 @@ import httpx2
 import pytest
 
 from app.models import ApiKey, Audit
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 
 
-async def made(ring: Ring, **asked: Any) -> dict[str, Any]:
-    answer = await ring.api.post("/v1/keys", json=asked)
+async def made(harness: Harness, **asked: Any) -> dict[str, Any]:
+    answer = await harness.api.post("/v1/keys", json=asked)
     assert answer.status_code == 201, answer.text
     view: dict[str, Any] = answer.json()
     return view
@@ -21,28 +21,28 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-async def mine(ring: Ring) -> str:
+async def mine(harness: Harness) -> str:
     """The id of the ring's own key."""
-    listed = (await ring.api.get("/v1/keys")).json()["data"]
-    return next(str(row["id"]) for row in listed if ring.key.startswith(row["prefix"]))
+    listed = (await harness.api.get("/v1/keys")).json()["data"]
+    return next(str(row["id"]) for row in listed if harness.key.startswith(row["prefix"]))
 
 
-async def test_a_new_key_is_shown_once_and_then_only_its_prefix(ring: Ring) -> None:
-    view = await made(ring, name="shop window", scopes=["feedback", "chat"], requests_per_minute=5, train=False)
+async def test_a_new_key_is_shown_once_and_then_only_its_prefix(harness: Harness) -> None:
+    view = await made(harness, name="shop window", scopes=["feedback", "chat"], requests_per_minute=5, train=False)
     key = view.pop("key")
     assert key.startswith(view["prefix"]) and view["scopes"] == ["chat", "feedback"]
     assert (view["name"], view["requests_per_minute"], view["train"]) == ("shop window", 5, False)
-    one = await ring.api.get(f"/v1/keys/{view['id']}")
-    listed = await ring.api.get("/v1/keys")
+    one = await harness.api.get(f"/v1/keys/{view['id']}")
+    listed = await harness.api.get("/v1/keys")
     assert one.json() == view and view in listed.json()["data"]
     assert key not in one.text + listed.text
-    assert (await ring.api.get("/v1/models", headers=bearer(key))).status_code == 200
-    refused = await ring.api.get("/v1/keys", headers=bearer(key))
+    assert (await harness.api.get("/v1/models", headers=bearer(key))).status_code == 200
+    refused = await harness.api.get("/v1/keys", headers=bearer(key))
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "missing_scope")
 
 
-async def test_an_expiry_is_counted_on_the_databases_clock(ring: Ring) -> None:
-    view = await made(ring, expires_in=3600)
+async def test_an_expiry_is_counted_on_the_databases_clock(harness: Harness) -> None:
+    view = await made(harness, expires_in=3600)
     assert 3599 < view["expires_at"] - view["created_at"] < 3601
 
 
@@ -63,84 +63,84 @@ async def test_an_expiry_is_counted_on_the_databases_clock(ring: Ring) -> None:
         {"project_id": "proj-other"},
     ],
 )
-async def test_what_makes_no_sense_is_refused_and_nothing_is_made(ring: Ring, asked: dict[str, Any]) -> None:
-    answer = await ring.api.post("/v1/keys", json=asked)
+async def test_what_makes_no_sense_is_refused_and_nothing_is_made(harness: Harness, asked: dict[str, Any]) -> None:
+    answer = await harness.api.post("/v1/keys", json=asked)
     assert answer.status_code == 400 and answer.json()["error"]["param"].startswith(next(iter(asked)))
-    assert len(await ring.all(ApiKey)) == 1
+    assert len(await harness.all(ApiKey)) == 1
 
 
-async def test_keys_come_in_pages_each_once_and_in_order(ring: Ring) -> None:
+async def test_keys_come_in_pages_each_once_and_in_order(harness: Harness) -> None:
     for number in range(5):
-        await made(ring, name=f"key {number}")
+        await made(harness, name=f"key {number}")
     seen, after = list[str | None](), dict[str, str]()
     while True:
-        page = (await ring.api.get("/v1/keys", params={"limit": "2", **after})).json()
+        page = (await harness.api.get("/v1/keys", params={"limit": "2", **after})).json()
         assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
         seen += [row["name"] for row in page["data"]]
         if not page["has_more"]:
             break
         after = {"after": page["last_id"]}
     assert seen == [None, *(f"key {number}" for number in range(5))]
-    unknown = await ring.api.get("/v1/keys", params={"after": "key-x"})
+    unknown = await harness.api.get("/v1/keys", params={"after": "key-x"})
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "after")
 
 
-async def test_a_revoked_key_is_out_at_once_and_revoking_again_changes_nothing(ring: Ring) -> None:
-    view = await made(ring)
+async def test_a_revoked_key_is_out_at_once_and_revoking_again_changes_nothing(harness: Harness) -> None:
+    view = await made(harness)
     key = view.pop("key")
-    assert (await ring.api.get("/v1/models", headers=bearer(key))).status_code == 200
-    first = await ring.api.delete(f"/v1/keys/{view['id']}")
-    assert (await ring.api.get("/v1/models", headers=bearer(key))).status_code == 401
-    again = await ring.api.delete(f"/v1/keys/{view['id']}")
+    assert (await harness.api.get("/v1/models", headers=bearer(key))).status_code == 200
+    first = await harness.api.delete(f"/v1/keys/{view['id']}")
+    assert (await harness.api.get("/v1/models", headers=bearer(key))).status_code == 401
+    again = await harness.api.delete(f"/v1/keys/{view['id']}")
     assert first.status_code == again.status_code == 200 and first.json() == again.json()
     assert first.json() == view | {"revoked_at": first.json()["revoked_at"]} and first.json()["revoked_at"] is not None
-    assert len([row for row in await ring.all(Audit) if row.action == "revoke_key"]) == 1
+    assert len([row for row in await harness.all(Audit) if row.action == "revoke_key"]) == 1
 
 
 @pytest.mark.parametrize("other", [None, {"scopes": ["chat"]}, {"expires_in": 1}])
-async def test_the_last_admin_key_cannot_be_revoked(ring: Ring, other: dict[str, Any] | None) -> None:
+async def test_the_last_admin_key_cannot_be_revoked(harness: Harness, other: dict[str, Any] | None) -> None:
     if other is not None:
-        await made(ring, **other)
+        await made(harness, **other)
         await asyncio.sleep(1.1 if "expires_in" in other else 0)
-    refused = await ring.api.delete(f"/v1/keys/{await mine(ring)}")
+    refused = await harness.api.delete(f"/v1/keys/{await mine(harness)}")
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "last_admin_key")
-    assert (await ring.api.get("/v1/models")).status_code == 200
-    await made(ring, scopes=["admin"])
-    assert (await ring.api.delete(f"/v1/keys/{await mine(ring)}")).status_code == 200
-    assert (await ring.api.get("/v1/models")).status_code == 401
+    assert (await harness.api.get("/v1/models")).status_code == 200
+    await made(harness, scopes=["admin"])
+    assert (await harness.api.delete(f"/v1/keys/{await mine(harness)}")).status_code == 200
+    assert (await harness.api.get("/v1/models")).status_code == 401
 
 
-async def test_two_admins_who_revoke_each_other_leave_one(ring: Ring) -> None:
-    other = await made(ring)
+async def test_two_admins_who_revoke_each_other_leave_one(harness: Harness) -> None:
+    other = await made(harness)
 
     async def revoke(id: str, key: str) -> httpx2.Response:
-        return await ring.api.delete(f"/v1/keys/{id}", headers=bearer(key))
+        return await harness.api.delete(f"/v1/keys/{id}", headers=bearer(key))
 
-    answers = await asyncio.gather(revoke(other["id"], ring.key), revoke(await mine(ring), other["key"]))
+    answers = await asyncio.gather(revoke(other["id"], harness.key), revoke(await mine(harness), other["key"]))
     assert sorted(answer.status_code for answer in answers) in ([200, 401], [200, 409])
-    assert len([row for row in await ring.all(ApiKey) if row.revoked_at is None]) == 1
+    assert len([row for row in await harness.all(ApiKey) if row.revoked_at is None]) == 1
 
 
-async def test_a_project_sees_and_sets_its_own_consent(ring: Ring) -> None:
-    before = (await ring.api.get("/v1/project")).json()
+async def test_a_project_sees_and_sets_its_own_consent(harness: Harness) -> None:
+    before = (await harness.api.get("/v1/project")).json()
     assert (before["object"], before["name"], before["train"]) == ("project", "default", True)
-    after = await ring.api.patch("/v1/project", json={"train": False})
-    assert after.json() == before | {"train": False} == (await ring.api.get("/v1/project")).json()
+    after = await harness.api.patch("/v1/project", json={"train": False})
+    assert after.json() == before | {"train": False} == (await harness.api.get("/v1/project")).json()
     for nonsense in ({}, {"train": None}, {"train": 1}, {"train": True, "name": "mine"}):
-        assert (await ring.api.patch("/v1/project", json=nonsense)).status_code == 400
+        assert (await harness.api.patch("/v1/project", json=nonsense)).status_code == 400
 
 
-async def test_every_change_is_in_the_audit_without_the_key(ring: Ring) -> None:
-    view = await made(ring, scopes=["chat"])
-    await ring.api.delete(f"/v1/keys/{view['id']}")
+async def test_every_change_is_in_the_audit_without_the_key(harness: Harness) -> None:
+    view = await made(harness, scopes=["chat"])
+    await harness.api.delete(f"/v1/keys/{view['id']}")
     for _ in range(2):  # the second changes nothing
-        await ring.api.patch("/v1/project", json={"train": False})
-    rows = await ring.all(Audit)
-    project = (await ring.policy()).project_id
+        await harness.api.patch("/v1/project", json={"train": False})
+    rows = await harness.all(Audit)
+    project = (await harness.policy()).project_id
     assert [(row.action, row.subject) for row in rows] == [
         ("create_key", view["id"]),
         ("revoke_key", view["id"]),
         ("set_consent", project),
     ]
-    assert all(row.actor == ring.key[:16] and row.project_id == project for row in rows)
+    assert all(row.actor == harness.key[:16] and row.project_id == project for row in rows)
     assert view["key"] not in str([row.details for row in rows])

@@ -12,49 +12,49 @@ from app.core.settings import get_settings
 from app.models import ApiKey, Deployment, Policy, Project, Version, VersionState
 from app.projects import service
 from tests.app.projects.test_endpoints import bearer
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 
 run = CliRunner().invoke
 
 
-async def test_a_new_project_has_a_key_and_a_policy_of_its_own(ring: Ring) -> None:
-    async with ring.db.write() as session:
+async def test_a_new_project_has_a_key_and_a_policy_of_its_own(harness: Harness) -> None:
+    async with harness.db.write() as session:
         project, key = await service.create_project(session, "bakery", "shop", "some/model")
-    policies = (await ring.api.get("/v1/policies", headers=bearer(key))).json()["data"]
+    policies = (await harness.api.get("/v1/policies", headers=bearer(key))).json()["data"]
     assert [(row["name"], row["serving"], row["base_model"]) for row in policies] == [("shop", "shop@v0", "some/model")]
-    [policy] = [row for row in await ring.all(Policy) if row.project_id == project.id]
-    [base] = [row for row in await ring.all(Version) if row.policy_id == policy.id]
+    [policy] = [row for row in await harness.all(Policy) if row.project_id == project.id]
+    [base] = [row for row in await harness.all(Version) if row.policy_id == policy.id]
     assert (base.number, base.state, policy.head_version_id) == (0, VersionState.LIVE, base.id)
-    assert base.id in [row.version_id for row in await ring.all(Deployment)]
-    assert (await ring.api.get("/v1/project", headers=bearer(key))).json()["id"] == project.id
+    assert base.id in [row.version_id for row in await harness.all(Deployment)]
+    assert (await harness.api.get("/v1/project", headers=bearer(key))).json()["id"] == project.id
 
 
 @pytest.mark.parametrize("name", ["default", "No Name", "", "x" * 64, "-x"])
-async def test_a_name_that_is_taken_or_unfit_is_refused(ring: Ring, name: str) -> None:
+async def test_a_name_that_is_taken_or_unfit_is_refused(harness: Harness, name: str) -> None:
     with pytest.raises(ValueError, match=r"no name|already"):
-        async with ring.db.write() as session:
+        async with harness.db.write() as session:
             await service.create_project(session, name, "shop", "some/model")
-    assert len(await ring.all(Project)) == len(await ring.all(ApiKey)) == 1
+    assert len(await harness.all(Project)) == len(await harness.all(ApiKey)) == 1
 
 
-async def test_a_project_that_lost_its_keys_is_given_another(ring: Ring) -> None:
-    async with ring.db.write() as session:
+async def test_a_project_that_lost_its_keys_is_given_another(harness: Harness) -> None:
+    async with harness.db.write() as session:
         key = await service.rescue(session, "default")
-    assert (await ring.api.get("/v1/keys", headers=bearer(key))).status_code == 200
+    assert (await harness.api.get("/v1/keys", headers=bearer(key))).status_code == 200
     with pytest.raises(ValueError, match="no project 'nobody'"):
-        async with ring.db.write() as session:
+        async with harness.db.write() as session:
             await service.rescue(session, "nobody")
 
 
 @pytest.fixture
-def at(ring: Ring, served: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ring]:
+def at(harness: Harness, served: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
     """The shell of an operator who is also an admin of the project 'default'."""
     host, _, port = served.removeprefix("http://").partition(":")
-    values = {"HOST": host, "PORT": port, "API_KEY": ring.key, "POLICY": "shop", "HOME": str(ring.settings.home)}
-    for name, value in (values | {"DATABASE_URL": ring.settings.database}).items():
+    values = {"HOST": host, "PORT": port, "API_KEY": harness.key, "POLICY": "shop", "HOME": str(harness.settings.home)}
+    for name, value in (values | {"DATABASE_URL": harness.settings.database}).items():
         monkeypatch.setenv(f"ATTUNE_{name}", value)
     get_settings.cache_clear()
-    yield ring
+    yield harness
     get_settings.cache_clear()
 
 
@@ -64,7 +64,7 @@ def said(command: typer.Typer, *words: str) -> str:
     return result.stdout
 
 
-def test_keys_are_made_listed_and_revoked(at: Ring) -> None:
+def test_keys_are_made_listed_and_revoked(at: Harness) -> None:
     key = said(keys, "create", "--scope", "chat", "--name", "till", "--no-train", "--expires-in", "60").strip()
     rows = json.loads(said(keys, "list", "--json"))
     [row] = [row for row in rows if key.startswith(row["prefix"])]
@@ -76,7 +76,7 @@ def test_keys_are_made_listed_and_revoked(at: Ring) -> None:
     assert "no key 'key-x'" in run(keys, ["revoke", "key-x"]).output
 
 
-def test_projects_are_made_and_listed(at: Ring) -> None:
+def test_projects_are_made_and_listed(at: Harness) -> None:
     made = json.loads(said(projects, "create", "bakery", "--json"))
     assert made["key"].startswith("sk-attune-") and made["name"] == "bakery"
     assert [row["name"] for row in json.loads(said(projects, "list", "--json"))] == ["default", "bakery"]

@@ -21,19 +21,19 @@ from app.models import (
     DatasetKind,
     DatasetRow,
     Feedback,
-    Held,
     Pin,
+    PinKind,
     Policy,
     Project,
     RolloutPlan,
     Sample,
     SampleState,
     Turn,
-    TurnPair,
+    TurnMetadata,
     Version,
 )
 from app.projects import service
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 
 THUMB = {"kind": "binary", "value": True}
 HELLO = [{"role": "user", "content": "hi"}]
@@ -105,9 +105,9 @@ PROBES = [
     path(f"GET {POLICY}/deployment", "name", "policy"),
     path(f"POST {POLICY}/deploy", "name", "policy", {"version": 0}),
     path(f"POST {POLICY}/canary/promote", "name", "policy", {}),
-    path(f"POST {POLICY}/canary/end", "name", "policy", {}),
-    path(f"POST {POLICY}/rehearsal/promote", "name", "policy", {}),
-    path(f"POST {POLICY}/rehearsal/end", "name", "policy", {}),
+    path(f"POST {POLICY}/canary/abort", "name", "policy", {}),
+    path(f"POST {POLICY}/shadow/promote", "name", "policy", {}),
+    path(f"POST {POLICY}/shadow/abort", "name", "policy", {}),
     path(f"PUT {POLICY}/delivery", "name", "policy", {}),
     path(f"GET {POLICY}/training", "name", "policy"),
     path(f"POST {POLICY}/training/pause", "name", "policy", {}),
@@ -121,9 +121,9 @@ PROBES = [
     path(f"GET {POLICY}/reward-models", "name", "policy"),
     path(f"POST {POLICY}/reward-models", "name", "policy", {}),
     path(f"POST {POLICY}/reward-models/{{number}}/serve", "name", "policy", {}),
-    path(f"POST {POLICY}/reward-models/{{number}}/silence", "name", "policy", {}),
+    path(f"POST {POLICY}/reward-models/{{number}}/disable", "name", "policy", {}),
     path(f"GET {POLICY}/rollouts", "name", "policy"),
-    path(f"PUT {POLICY}/rollouts", "name", "policy", {"shadows": {"siblings": 1}}),
+    path(f"PUT {POLICY}/rollouts", "name", "policy", {"group_sampling": {"extra_replies": 1}}),
     path(f"DELETE {POLICY}/rollouts", "name", "policy"),
     path(f"GET {PLANS}", "name", "policy"),
     query(f"GET {PLANS}", "after", "plan"),
@@ -247,26 +247,26 @@ class Theirs:
 
 
 @pytest.fixture
-async def theirs(ring: Ring) -> AsyncIterator[Theirs]:
+async def theirs(harness: Harness) -> AsyncIterator[Theirs]:
     """A turn and what was said of it, made by the ring and then handed over to a project of its own."""
-    strangers, turn = await ring.turn(), await ring.turn(conversation_id="conversation-0123456789")
-    said = (await ring.thumb(turn.id)).json()["id"]
-    async with ring.db.write() as session:
+    strangers, turn = await harness.turn(), await harness.turn(conversation_id="conversation-0123456789")
+    said = (await harness.thumb(turn.id)).json()["id"]
+    async with harness.db.write() as session:
         project, secret = await service.create_project(session, "bakery", "bread", "some/model")
         policy = (await session.scalars(select(Policy).where(Policy.project_id == project.id))).one()
         version = (await session.scalars(select(Version).where(Version.policy_id == policy.id))).one()
         moved = await session.get_one(Turn, turn.id)
         moved.project_id, moved.policy_id, moved.version_id = project.id, policy.id, version.id
         moved.end_user = "person-0123456789"
-        held = {"policy_id": policy.id, "version_id": version.id, "reward": 1.0, "state": SampleState.HELD}
+        held = {"policy_id": policy.id, "version_id": version.id, "reward": 1.0, "state": SampleState.QUARANTINED}
         session.add(Sample(turn_id=turn.id, rater="HUMAN/user-0123456789", **held))
         session.add(Batch(id=f"bat-{'7' * 32}", policy_id=policy.id, parent_id=version.id, num_samples=2))
         feedback = (await session.scalars(select(Feedback).where(Feedback.id == said))).one()
         feedback.project_id = project.id
-        session.add(TurnPair(turn_id=turn.id, key="order", value="order-0123456789", project_id=project.id))
+        session.add(TurnMetadata(turn_id=turn.id, key="order", value="order-0123456789", project_id=project.id))
         session.add(dataset(project))
         await session.flush()
-        session.add(DatasetRow(dataset_id=dataset(project).id, number=0, content={"messages": HELLO}))
+        session.add(DatasetRow(dataset_id=dataset(project).id, row_number=0, content={"messages": HELLO}))
         session.add(plan(policy))
         session.add(pin(version, project))
         key = (await session.scalars(select(ApiKey).where(ApiKey.project_id == project.id))).one()
@@ -312,7 +312,7 @@ def plan(policy: Policy) -> RolloutPlan:
 
 def pin(version: Version, project: Project) -> Pin:
     same = {"policy_id": version.policy_id, "version_id": version.id, "actor": "test"}
-    return Pin(id=f"pin-{'7' * 32}", project_id=project.id, kind=Held.USER, subject="user-0123456789", **same)
+    return Pin(id=f"pin-{'7' * 32}", project_id=project.id, kind=PinKind.USER, subject="user-0123456789", **same)
 
 
 def like(id: str) -> str:
@@ -326,7 +326,7 @@ def filled(template: Any, id: str, own: str) -> Any:
     return json.loads(json.dumps(template).replace(ID, id).replace(OWN, own))
 
 
-async def ask(ring: Ring, probe: Probe, id: str, own: str, auth: dict[str, str] | None = None) -> httpx2.Response:
+async def ask(harness: Harness, probe: Probe, id: str, own: str, auth: dict[str, str] | None = None) -> httpx2.Response:
     method, _, route = probe.route.partition(" ")
     place, _, name = probe.spot.partition(" (")[0].partition(" ")
     route = route.replace(f"{{{name}}}", id) if place == "path" else route.replace("{completion_id}", own)
@@ -334,7 +334,7 @@ async def ask(ring: Ring, probe: Probe, id: str, own: str, auth: dict[str, str] 
         "{number}", "1" if "reward-models" in route else "0"
     )
     params, content = filled(probe.query, id, own), filled(probe.body, id, own)
-    return await ring.api.request(method, route, params=params, json=content, headers=auth)
+    return await harness.api.request(method, route, params=params, json=content, headers=auth)
 
 
 def seen(answer: httpx2.Response, id: str) -> tuple[int, dict[str, str], bytes]:
@@ -346,13 +346,13 @@ def seen(answer: httpx2.Response, id: str) -> tuple[int, dict[str, str], bytes]:
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=str)
-async def test_anothers_id_is_answered_like_an_unknown_one(ring: Ring, theirs: Theirs, probe: Probe) -> None:
+async def test_anothers_id_is_answered_like_an_unknown_one(harness: Harness, theirs: Theirs, probe: Probe) -> None:
     foreign: str = getattr(theirs, probe.kind)
-    there = seen(await ask(ring, probe, foreign, theirs.strangers), foreign)
-    nowhere = seen(await ask(ring, probe, like(foreign), theirs.strangers), like(foreign))
+    there = seen(await ask(harness, probe, foreign, theirs.strangers), foreign)
+    nowhere = seen(await ask(harness, probe, like(foreign), theirs.strangers), like(foreign))
     assert there == nowhere
     assert there[0] in (200, 404)
     # Its owner is told something else, so there was something to hide, and the stranger has not harmed it
-    theirs_nowhere = seen(await ask(ring, probe, like(foreign), theirs.completion, theirs.auth), like(foreign))
-    theirs_there = seen(await ask(ring, probe, foreign, theirs.completion, theirs.auth), foreign)
+    theirs_nowhere = seen(await ask(harness, probe, like(foreign), theirs.completion, theirs.auth), like(foreign))
+    theirs_there = seen(await ask(harness, probe, foreign, theirs.completion, theirs.auth), foreign)
     assert theirs_there != theirs_nowhere

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from app.core.settings import Settings
-from app.models import Audit, Rater, Reward, Sample, SampleState, Standing, Turn
+from app.models import Audit, Rater, RaterStanding, Reward, Sample, SampleState, Turn
 from app.projects.service import create_project
 from tests.app.cli.test_commands import at
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from workers.feedback.curate import curate
 
 __all__ = ["at"]
@@ -21,153 +21,158 @@ NAME = "HUMAN/shop/7 ä"
 PATH = "/v1/raters/HUMAN/shop/7%20%C3%A4"
 
 
-def trusting(ring: Ring, **changed: int) -> Settings:
-    return ring.settings.model_copy(update={"trust": True, **changed})
+def trusting(harness: Harness, **changed: int) -> Settings:
+    return harness.settings.model_copy(update={"trust": True, **changed})
 
 
-async def flood(ring: Ring, others: Sequence[str] = ()) -> list[str]:
+async def flood(harness: Harness, others: Sequence[str] = ()) -> list[str]:
     """Three thumbs of one rater where two may be; on the first turn others have a word, too. Returns the turns."""
-    turns = [(await ring.turn()).id for _ in range(3)]
+    turns = [(await harness.turn()).id for _ in range(3)]
     for turn_id in turns:
-        assert (await ring.thumb(turn_id, source=LOUD)).status_code == 201
+        assert (await harness.thumb(turn_id, source=LOUD)).status_code == 201
     for other in others:
-        await ring.thumb(turns[0], "down", source={"kind": "HUMAN", "id": other})
-    await curate(ring.db, trusting(ring, max_rater_day=2))
+        await harness.thumb(turns[0], "down", source={"kind": "HUMAN", "id": other})
+    await curate(harness.db, trusting(harness, max_rater_day=2))
     return turns
 
 
-async def states(ring: Ring) -> dict[str, str]:
-    return {sample.turn_id: sample.state for sample in await ring.all(Sample)}
+async def states(harness: Harness) -> dict[str, str]:
+    return {sample.turn_id: sample.state for sample in await harness.all(Sample)}
 
 
-async def test_what_is_held_is_listed_with_its_reason_page_by_page(ring: Ring) -> None:
-    turns = await flood(ring)
-    first = (await ring.api.get("/v1/held", params={"limit": 2})).json()
-    rest = (await ring.api.get("/v1/held", params={"after": first["last_id"]})).json()
+async def test_what_is_held_is_listed_with_its_reason_page_by_page(harness: Harness) -> None:
+    turns = await flood(harness)
+    first = (await harness.api.get("/v1/held", params={"limit": 2})).json()
+    rest = (await harness.api.get("/v1/held", params={"after": first["last_id"]})).json()
     told = first["data"] + rest["data"]
     assert (first["has_more"], rest["has_more"]) == (True, False)
     assert sorted(row["turn_id"] for row in told) == sorted(turns)
     assert {(row["rater"], row["policy"], row["reason"]) for row in told} == {
         (NAME, "shop", "3 rewards in a day, where 2 may be")
     }
-    unknown = await ring.api.get("/v1/held", params={"after": "chatcmpl-none"})
+    unknown = await harness.api.get("/v1/held", params={"after": "chatcmpl-none"})
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "after")
 
 
-async def test_raters_are_listed_by_name_and_standing(ring: Ring) -> None:
-    await flood(ring, others=["a", "b"])
-    everybody = (await ring.api.get("/v1/raters", params={"limit": 2})).json()
+async def test_raters_are_listed_by_name_and_standing(harness: Harness) -> None:
+    await flood(harness, others=["a", "b"])
+    everybody = (await harness.api.get("/v1/raters", params={"limit": 2})).json()
     assert [row["name"] for row in everybody["data"]] == ["HUMAN/a", "HUMAN/b"] and everybody["has_more"]
-    rest = (await ring.api.get("/v1/raters", params={"after": everybody["last_id"]})).json()
+    rest = (await harness.api.get("/v1/raters", params={"after": everybody["last_id"]})).json()
     assert [row["name"] for row in rest["data"]] == [NAME], "and the crowd is no rater"
-    held = (await ring.api.get("/v1/raters", params={"standing": "held"})).json()["data"]
+    held = (await harness.api.get("/v1/raters", params={"standing": "quarantined"})).json()["data"]
     assert [(row["name"], row["num_up"]) for row in held] == [(NAME, 3)]
     assert 0 < held[0]["weight"] < 0.4, "two others have contradicted"
 
 
-async def test_a_release_lets_the_samples_go_and_is_on_record(ring: Ring) -> None:
-    turns = await flood(ring)
-    answer = await ring.api.put(PATH, json={"standing": "normal", "reason": "a tester"})
+async def test_a_release_lets_the_samples_go_and_is_on_record(harness: Harness) -> None:
+    turns = await flood(harness)
+    answer = await harness.api.put(PATH, json={"standing": "normal", "reason": "a tester"})
     assert (answer.status_code, answer.json()["samples"], answer.json()["reason"]) == (200, 3, "a tester")
-    assert await states(ring) == dict.fromkeys(turns, SampleState.OPEN)
-    assert {sample.reason for sample in await ring.all(Sample)} == {None}
-    audits = [row for row in await ring.all(Audit) if row.action == "normal rater"]
+    assert await states(harness) == dict.fromkeys(turns, SampleState.OPEN)
+    assert {sample.reason for sample in await harness.all(Sample)} == {None}
+    audits = [row for row in await harness.all(Audit) if row.action == "normal rater"]
     assert [(row.subject, row.reason, row.details["samples"]) for row in audits] == [(NAME, "a tester", 3)]
-    again = await ring.api.put(PATH, json={"standing": "normal"})
+    again = await harness.api.put(PATH, json={"standing": "normal"})
     assert (again.status_code, again.json()["samples"]) == (200, 0)
 
 
-async def test_a_block_drops_the_samples_and_what_comes_later(ring: Ring) -> None:
-    turns = await flood(ring)
-    assert (await ring.api.put(PATH, json={"standing": "blocked"})).json()["samples"] == 3
-    assert await states(ring) == dict.fromkeys(turns, SampleState.DROPPED)
-    later = await ring.turn()
-    await ring.thumb(later.id, source=LOUD)
-    await curate(ring.db, trusting(ring))
-    assert SampleState.OPEN not in (await states(ring)).values()
-    assert {row.weight for row in await ring.all(Reward)} == {0.0}
+async def test_a_block_drops_the_samples_and_what_comes_later(harness: Harness) -> None:
+    turns = await flood(harness)
+    assert (await harness.api.put(PATH, json={"standing": "blocked"})).json()["samples"] == 3
+    assert await states(harness) == dict.fromkeys(turns, SampleState.DROPPED)
+    later = await harness.turn()
+    await harness.thumb(later.id, source=LOUD)
+    await curate(harness.db, trusting(harness))
+    assert SampleState.OPEN not in (await states(harness)).values()
+    assert {row.weight for row in await harness.all(Reward)} == {0.0}
 
 
-async def test_a_blocked_rater_does_not_take_others_words_along(ring: Ring) -> None:
-    turns = await flood(ring, others=["a"])
-    assert (await ring.api.put(PATH, json={"standing": "blocked"})).json()["samples"] == 2
-    await curate(ring.db, trusting(ring))
-    sample = await ring.get(Sample, turns[0])
+async def test_a_blocked_rater_does_not_take_others_words_along(harness: Harness) -> None:
+    turns = await flood(harness, others=["a"])
+    assert (await harness.api.put(PATH, json={"standing": "blocked"})).json()["samples"] == 2
+    await curate(harness.db, trusting(harness))
+    sample = await harness.get(Sample, turns[0])
     assert (sample.state, sample.reward, sample.rater) == (SampleState.OPEN, -1.0, "HUMAN/a")
 
 
-async def test_a_turn_that_two_held_raters_judged_waits_for_both(ring: Ring) -> None:
-    turns = await flood(ring, others=["a"])
-    assert (await ring.api.put("/v1/raters/HUMAN/a", json={"standing": "held"})).json()["samples"] == 0
-    assert (await ring.api.put(PATH, json={"standing": "normal"})).json()["samples"] == 2
-    assert (await states(ring))[turns[0]] == SampleState.HELD
-    await ring.api.put("/v1/raters/HUMAN/a", json={"standing": "trusted"})
-    assert (await states(ring))[turns[0]] == SampleState.OPEN
+async def test_a_turn_that_two_held_raters_judged_waits_for_both(harness: Harness) -> None:
+    turns = await flood(harness, others=["a"])
+    assert (await harness.api.put("/v1/raters/HUMAN/a", json={"standing": "quarantined"})).json()["samples"] == 0
+    assert (await harness.api.put(PATH, json={"standing": "normal"})).json()["samples"] == 2
+    assert (await states(harness))[turns[0]] == SampleState.QUARANTINED
+    await harness.api.put("/v1/raters/HUMAN/a", json={"standing": "trusted"})
+    assert (await states(harness))[turns[0]] == SampleState.OPEN
 
 
-async def test_a_sample_in_a_batch_stays_there(ring: Ring) -> None:
-    turn = await ring.turn()
-    await ring.thumb(turn.id, source=LOUD)
-    await curate(ring.db, trusting(ring))
-    async with ring.db.write() as session:
+async def test_a_sample_in_a_batch_stays_there(harness: Harness) -> None:
+    turn = await harness.turn()
+    await harness.thumb(turn.id, source=LOUD)
+    await curate(harness.db, trusting(harness))
+    async with harness.db.write() as session:
         (await session.get_one(Sample, turn.id)).state = SampleState.TRAINED
-    assert (await ring.api.put(PATH, json={"standing": "blocked"})).json()["samples"] == 0
-    assert await states(ring) == {turn.id: SampleState.TRAINED}
+    assert (await harness.api.put(PATH, json={"standing": "blocked"})).json()["samples"] == 0
+    assert await states(harness) == {turn.id: SampleState.TRAINED}
 
 
-async def test_a_rater_can_be_judged_before_a_first_word(ring: Ring) -> None:
-    answer = await ring.api.put("/v1/raters/HUMAN/tester", json={"standing": "trusted"})
+async def test_a_rater_can_be_judged_before_a_first_word(harness: Harness) -> None:
+    answer = await harness.api.put("/v1/raters/HUMAN/tester", json={"standing": "trusted"})
     assert (answer.json()["standing"], answer.json()["reason"]) == ("trusted", "trusted by an admin")
-    await ring.thumb((await ring.turn()).id, source={"kind": "HUMAN", "id": "tester"})
-    await curate(ring.db, trusting(ring))
-    assert [row.weight for row in await ring.all(Reward)] == [1.0]
+    await harness.thumb((await harness.turn()).id, source={"kind": "HUMAN", "id": "tester"})
+    await curate(harness.db, trusting(harness))
+    assert [row.weight for row in await harness.all(Reward)] == [1.0]
 
 
 @pytest.mark.parametrize("name", ["everybody", "*", "/7", "HUMAN/a%00b"])
-async def test_a_name_that_is_none_is_refused(name: str, ring: Ring) -> None:
-    answer = await ring.api.put(f"/v1/raters/{name}", json={"standing": "held"})
+async def test_a_name_that_is_none_is_refused(name: str, harness: Harness) -> None:
+    answer = await harness.api.put(f"/v1/raters/{name}", json={"standing": "quarantined"})
     assert answer.status_code == 400
-    assert await ring.all(Rater) == []
+    assert await harness.all(Rater) == []
 
 
-async def test_another_project_sees_and_moves_nothing(ring: Ring) -> None:
-    turns = await flood(ring)
-    async with ring.db.write() as session:
+async def test_another_project_sees_and_moves_nothing(harness: Harness) -> None:
+    turns = await flood(harness)
+    async with harness.db.write() as session:
         _, key = await create_project(session, "other", "shop", "model")
     theirs = {"headers": {"authorization": f"Bearer {key}"}}
-    assert (await ring.api.get("/v1/raters", **theirs)).json()["data"] == []
-    assert (await ring.api.get("/v1/held", **theirs)).json()["data"] == []
-    assert (await ring.api.get("/v1/held", params={"after": turns[0]}, **theirs)).status_code == 404
-    assert (await ring.api.put(PATH, json={"standing": "normal"}, **theirs)).json()["samples"] == 0
-    assert set((await states(ring)).values()) == {SampleState.HELD}
+    assert (await harness.api.get("/v1/raters", **theirs)).json()["data"] == []
+    assert (await harness.api.get("/v1/held", **theirs)).json()["data"] == []
+    assert (await harness.api.get("/v1/held", params={"after": turns[0]}, **theirs)).status_code == 404
+    assert (await harness.api.put(PATH, json={"standing": "normal"}, **theirs)).json()["samples"] == 0
+    assert set((await states(harness)).values()) == {SampleState.QUARANTINED}
 
 
-async def test_only_admins_may(ring: Ring) -> None:
-    made = (await ring.api.post("/v1/keys", json={"scopes": ["chat", "feedback"]})).json()
+async def test_only_admins_may(harness: Harness) -> None:
+    made = (await harness.api.post("/v1/keys", json={"scopes": ["chat", "feedback"]})).json()
     mere = {"authorization": f"Bearer {made['key']}"}
-    assert (await ring.api.get("/v1/raters", headers=mere)).status_code == 403
-    assert (await ring.api.get("/v1/held", headers=mere)).status_code == 403
-    assert (await ring.api.put(PATH, json={"standing": "trusted"}, headers=mere)).status_code == 403
+    assert (await harness.api.get("/v1/raters", headers=mere)).status_code == 403
+    assert (await harness.api.get("/v1/held", headers=mere)).status_code == 403
+    assert (await harness.api.put(PATH, json={"standing": "trusted"}, headers=mere)).status_code == 403
 
 
-async def test_the_command_line_lists_trusts_holds_blocks_and_releases(at: Ring) -> None:
+async def test_the_command_line_lists_trusts_holds_blocks_and_releases(at: Harness) -> None:
     run = CliRunner().invoke
     await flood(at)
-    assert "3 rewards in a day" in run(app, ["raters", "list", "--standing", "held"]).stdout
-    for command, standing in (("release", "normal"), ("hold", "held"), ("trust", "trusted"), ("block", "blocked")):
+    assert "3 rewards in a day" in run(app, ["raters", "list", "--standing", "quarantined"]).stdout
+    for command, standing in (
+        ("release", "normal"),
+        ("quarantine", "quarantined"),
+        ("trust", "trusted"),
+        ("block", "blocked"),
+    ):
         told = run(app, ["raters", command, NAME, "--reason", "as seen"]).stdout
         assert told.strip() == f"{NAME} is {standing}; 3 samples moved"
     [row] = json.loads(run(app, ["raters", "list", "--json"]).stdout)
-    assert (row["name"], row["standing"], row["reason"]) == (NAME, Standing.BLOCKED, "as seen")
+    assert (row["name"], row["standing"], row["reason"]) == (NAME, RaterStanding.BLOCKED, "as seen")
     assert [rater.reason for rater in await at.all(Rater) if rater.name == NAME] == ["as seen"]
 
 
 @pytest.mark.timeout(600)
-async def test_a_flood_of_forty_thousand_is_held_released_and_dropped_at_once(ring: Ring) -> None:
+async def test_a_flood_of_forty_thousand_is_held_released_and_dropped_at_once(harness: Harness) -> None:
     """More samples than a statement has parameters: 32,766 in SQLite, 65,535 in PostgreSQL's protocol."""
     many = 40_000
-    like = await ring.get(Turn, (await ring.turn()).id)
-    async with ring.db.write() as session:
+    like = await harness.get(Turn, (await harness.turn()).id)
+    async with harness.db.write() as session:
         turn = {column.name: getattr(like, column.name) for column in Turn.__table__.columns}
         for start in range(0, many, 2000):
             ids = [f"chatcmpl-{number:05}" for number in range(start, start + 2000)]
@@ -179,7 +184,7 @@ async def test_a_flood_of_forty_thousand_is_held_released_and_dropped_at_once(ri
                         "id": f"rew-{id}",
                         "turn_id": id,
                         "source": NAME,
-                        "origin": "explicit",
+                        "reward_source": "explicit",
                         "rater": NAME,
                         "value": 1.0,
                     }
@@ -187,11 +192,16 @@ async def test_a_flood_of_forty_thousand_is_held_released_and_dropped_at_once(ri
                 ],
             )
             sample = {"policy_id": like.policy_id, "version_id": like.version_id, "reward": 1.0, "rater": NAME}
-            await session.execute(insert(Sample), [{**sample, "turn_id": id, "matures_at": 0.0} for id in ids])
+            await session.execute(insert(Sample), [{**sample, "turn_id": id, "ready_at": 0.0} for id in ids])
 
-    for standing, state in (("held", "held"), ("normal", "open"), ("held", "held"), ("blocked", "dropped")):
-        answer = await ring.api.put(PATH, json={"standing": standing})
+    for standing, state in (
+        ("quarantined", "quarantined"),
+        ("normal", "open"),
+        ("quarantined", "quarantined"),
+        ("blocked", "dropped"),
+    ):
+        answer = await harness.api.put(PATH, json={"standing": standing})
         assert (answer.status_code, answer.json().get("samples")) == (200, many), answer.text
-        async with ring.db.read() as session:
+        async with harness.db.read() as session:
             counted = await session.execute(select(Sample.state, func.count()).group_by(Sample.state))
         assert {name: count for name, count in counted} == {state: many}

@@ -6,9 +6,9 @@ import pytest
 
 from app.core.database import now
 from app.core.settings import Settings
-from app.models import Audit, Mode, Policy, Sample, SampleState, VersionState
+from app.models import Audit, LearningMode, Policy, Sample, SampleState, VersionState
 from app.training import service
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.trained_versions import frozen, trained
 
 ROOT = "/v1/policies/shop"
@@ -16,53 +16,53 @@ JUDGE = {"type": "judge", "name": "judge", "url": "https://judge.example/v1", "m
 EXPLICIT = {"type": "explicit", "name": "explicit"}
 
 
-async def told(ring: Ring) -> dict[str, Any]:
-    answer = await ring.api.get(f"{ROOT}/training")
+async def told(harness: Harness) -> dict[str, Any]:
+    answer = await harness.api.get(f"{ROOT}/training")
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
     return body
 
 
-async def sample(ring: Ring, **values: Any) -> None:
-    turn = await ring.turn()
-    same = {"policy_id": turn.policy_id, "version_id": turn.version_id, "reward": 1.0, "matures_at": 0.0}
-    async with ring.db.write() as session:
+async def sample(harness: Harness, **values: Any) -> None:
+    turn = await harness.turn()
+    same = {"policy_id": turn.policy_id, "version_id": turn.version_id, "reward": 1.0, "ready_at": 0.0}
+    async with harness.db.write() as session:
         session.add(Sample(**{"turn_id": turn.id, **same, **values}))
 
 
-async def test_paused_and_resumed_it_says_who_and_why(ring: Ring) -> None:
-    assert (await told(ring))["mode"] == "asynchronous"
-    paused = await ring.api.post(f"{ROOT}/training/pause", json={"reason": "a bad day"})
+async def test_paused_and_resumed_it_says_who_and_why(harness: Harness) -> None:
+    assert (await told(harness))["mode"] == "asynchronous"
+    paused = await harness.api.post(f"{ROOT}/training/pause", json={"reason": "a bad day"})
     assert (paused.json()["mode"], paused.json()["reason"]) == ("halted", "a bad day")
     assert paused.json()["since"] is not None
     assert paused.json()["missing"] == "Learning is halted until an operator resumes it."
-    async with ring.db.write() as session:
-        (await session.get_one(Policy, (await ring.policy()).id)).alarms = 3
-    resumed = await ring.api.post(f"{ROOT}/training/resume", json={"reason": "mended"})
+    async with harness.db.write() as session:
+        (await session.get_one(Policy, (await harness.policy()).id)).kl_alarms = 3
+    resumed = await harness.api.post(f"{ROOT}/training/resume", json={"reason": "mended"})
     assert (resumed.json()["mode"], resumed.json()["alarms"]) == ("asynchronous", 0)
-    moves = [(row.actor, row.action, row.reason) for row in await ring.all(Audit)]
+    moves = [(row.actor, row.action, row.reason) for row in await harness.all(Audit)]
     assert moves == [
-        (ring.key[:16], "learning halted", "a bad day"),
-        (ring.key[:16], "learning asynchronous", "mended"),
+        (harness.key[:16], "learning halted", "a bad day"),
+        (harness.key[:16], "learning asynchronous", "mended"),
     ]
 
 
-async def test_samples_that_wait_are_told_apart(ring: Ring) -> None:
+async def test_samples_that_wait_are_told_apart(harness: Harness) -> None:
     for rater in ("HUMAN/ada", "HUMAN/ada", "HUMAN/bob", None, None):
-        await sample(ring, rater=rater)
-    await sample(ring, matures_at=1e12, rater="HUMAN/eve")
-    await sample(ring, state=SampleState.HELD)
-    await sample(ring, state=SampleState.DROPPED)
-    body = await told(ring)
-    assert body["samples"] == {"open": 5, "immature": 1, "held": 1}
+        await sample(harness, rater=rater)
+    await sample(harness, ready_at=1e12, rater="HUMAN/eve")
+    await sample(harness, state=SampleState.QUARANTINED)
+    await sample(harness, state=SampleState.DROPPED)
+    body = await told(harness)
+    assert body["samples"] == {"open": 5, "not_ready": 1, "quarantined": 1}
     assert body["raters"] == 4
 
 
-async def test_it_says_what_the_next_batch_waits_for(ring: Ring) -> None:
-    await sample(ring, rater="HUMAN/ada")
-    assert (await told(ring))["missing"] == "1 more ripe samples."
-    async with ring.db.read() as session:
-        policy = await ring.policy()
+async def test_it_says_what_the_next_batch_waits_for(harness: Harness) -> None:
+    await sample(harness, rater="HUMAN/ada")
+    assert (await told(harness))["missing"] == "1 more ripe samples."
+    async with harness.db.read() as session:
+        policy = await harness.policy()
 
         async def missing(**settings: Any) -> str:
             chosen = Settings(**{"batch_size": 8, "max_rater_share": 1.0, **settings})
@@ -70,23 +70,23 @@ async def test_it_says_what_the_next_batch_waits_for(ring: Ring) -> None:
             return await service.missing(session, policy, waits._replace(clock=10.0), chosen, at_once=False)
 
         for _ in range(3):
-            await sample(ring, rater="HUMAN/ada")
+            await sample(harness, rater="HUMAN/ada")
         assert await missing(min_raters=3) == "2 more raters."
         late = "4 more ripe samples; in 290 s those that are there will do."
         assert await missing(max_wait_seconds=300) == late
         assert (await missing(max_wait_seconds=5)).startswith("Nothing")
         assert (await missing(batch_size=4)).startswith("Nothing")
-    batch = await frozen(ring)
-    assert (await told(ring))["missing"] == f"An update is under way: {batch.id}."
+    batch = await frozen(harness)
+    assert (await told(harness))["missing"] == f"An update is under way: {batch.id}."
 
 
-async def test_what_is_beyond_somebodys_share_is_not_counted(ring: Ring) -> None:
+async def test_what_is_beyond_somebodys_share_is_not_counted(harness: Harness) -> None:
     """Six of one rater and one of another; of a batch of eight a rater may have two, a cluster four."""
     for _ in range(6):
-        await sample(ring, rater="HUMAN/ada")
-    await sample(ring, rater="HUMAN/bob")
-    async with ring.db.read() as session:
-        policy = await ring.policy()
+        await sample(harness, rater="HUMAN/ada")
+    await sample(harness, rater="HUMAN/bob")
+    async with harness.db.read() as session:
+        policy = await harness.policy()
 
         async def missing(**settings: Any) -> str:
             chosen = Settings(**{"batch_size": 8, "max_conversation_share": 1.0, "max_cluster_share": 1.0, **settings})
@@ -101,45 +101,45 @@ async def test_what_is_beyond_somebodys_share_is_not_counted(ring: Ring) -> None
         assert (await missing(max_rater_share=1.0, min_batch_size=4)).startswith("1 more ripe samples; in ")
 
 
-async def test_a_version_on_its_way_home_is_waited_for(ring: Ring) -> None:
-    await trained(ring, await ring.turn(), state=VersionState.TRAINED)
-    assert (await told(ring))["missing"] == "shop@v1 has yet to be published."
+async def test_a_version_on_its_way_home_is_waited_for(harness: Harness) -> None:
+    await trained(harness, await harness.turn(), state=VersionState.TRAINED)
+    assert (await told(harness))["missing"] == "shop@v1 has yet to be published."
 
 
-async def test_after_an_alarm_only_the_heads_own_samples_count(ring: Ring) -> None:
-    await sample(ring)
-    await trained(ring, await ring.turn())
-    assert (await told(ring))["samples"]["open"] == 1
-    async with ring.db.write() as session:
-        (await session.get_one(Policy, (await ring.policy()).id)).mode = Mode.SYNCHRONOUS
-    assert (await told(ring))["samples"]["open"] == 0
+async def test_after_an_alarm_only_the_heads_own_samples_count(harness: Harness) -> None:
+    await sample(harness)
+    await trained(harness, await harness.turn())
+    assert (await told(harness))["samples"]["open"] == 1
+    async with harness.db.write() as session:
+        (await session.get_one(Policy, (await harness.policy()).id)).mode = LearningMode.SYNCHRONOUS
+    assert (await told(harness))["samples"]["open"] == 0
 
 
-async def test_a_trigger_holds_until_a_batch_is_frozen(ring: Ring) -> None:
+async def test_a_trigger_holds_until_a_batch_is_frozen(harness: Harness) -> None:
     for _ in range(2):
-        await sample(ring, matures_at=now())
-    assert (await told(ring))["missing"].startswith("6 more ripe samples")
-    body = (await ring.api.post(f"{ROOT}/training/trigger", json={"reason": "show it"})).json()
+        await sample(harness, ready_at=now())
+    assert (await told(harness))["missing"].startswith("6 more ripe samples")
+    body = (await harness.api.post(f"{ROOT}/training/trigger", json={"reason": "show it"})).json()
     assert body["triggered"] is True and body["missing"].startswith("Nothing")
-    batch = await frozen(ring)
-    assert (await told(ring))["triggered"] is False
-    assert [row["id"] for row in (await told(ring))["updates"]] == [batch.id]
+    batch = await frozen(harness)
+    assert (await told(harness))["triggered"] is False
+    assert [row["id"] for row in (await told(harness))["updates"]] == [batch.id]
 
 
-async def test_what_is_halted_is_not_triggered(ring: Ring) -> None:
-    await ring.api.post(f"{ROOT}/training/pause")
-    answer = await ring.api.post(f"{ROOT}/training/trigger")
+async def test_what_is_halted_is_not_triggered(harness: Harness) -> None:
+    await harness.api.post(f"{ROOT}/training/pause")
+    answer = await harness.api.post(f"{ROOT}/training/trigger")
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "learning_halted")
 
 
-async def test_updates_are_listed_with_what_became_of_them(ring: Ring) -> None:
+async def test_updates_are_listed_with_what_became_of_them(harness: Harness) -> None:
     for _ in range(3):
-        await trained(ring, await ring.turn())
-    refused = await frozen(ring, state="refused", reason="nothing to learn", metrics={"a": 1.0})
+        await trained(harness, await harness.turn())
+    refused = await frozen(harness, state="refused", reason="nothing to learn", metrics={"a": 1.0})
     seen: list[dict[str, Any]] = []
     after: dict[str, str] = {}
     while True:
-        page = (await ring.api.get(f"{ROOT}/updates", params={"limit": 2, **after})).json()
+        page = (await harness.api.get(f"{ROOT}/updates", params={"limit": 2, **after})).json()
         seen += page["data"]
         if not page["has_more"]:
             break
@@ -147,21 +147,21 @@ async def test_updates_are_listed_with_what_became_of_them(ring: Ring) -> None:
     assert [row["version"] for row in seen] == [None, "shop@v3", "shop@v2", "shop@v1"]
     assert (seen[0]["id"], seen[0]["reason"], seen[0]["metrics"]) == (refused.id, "nothing to learn", {"a": 1.0})
     assert [row["parent"] for row in seen] == ["shop@v3", "shop@v2", "shop@v1", "shop@v0"]
-    assert (await ring.api.get(f"{ROOT}/updates", params={"after": "bat-nobody"})).status_code == 404
+    assert (await harness.api.get(f"{ROOT}/updates", params={"after": "bat-nobody"})).status_code == 404
 
 
-async def test_rewards_are_set_shown_and_reset(ring: Ring) -> None:
-    before = (await ring.api.get(f"{ROOT}/rewards")).json()
+async def test_rewards_are_set_shown_and_reset(harness: Harness) -> None:
+    before = (await harness.api.get(f"{ROOT}/rewards")).json()
     assert before["own"] is False and [one["type"] for one in before["rewards"]["sources"]] == ["explicit"]
     config = {"sources": [EXPLICIT, JUDGE, {"type": "rule", "name": "tools", "function": "tool_outcome"}]}
-    after = (await ring.api.put(f"{ROOT}/rewards", json=config)).json()
+    after = (await harness.api.put(f"{ROOT}/rewards", json=config)).json()
     assert after["own"] is True and after["rewards"]["sources"][1]["url"] == JUDGE["url"]
-    assert (await ring.api.put(f"{ROOT}/rewards", json=after["rewards"])).json() == after
-    assert (await ring.api.delete(f"{ROOT}/rewards")).json() == before
-    assert (await ring.policy()).rewards is None
-    async with ring.db.read() as session:
-        assert await session.get(Policy, (await ring.policy()).id, populate_existing=True) is not None
-    assert [row.action for row in await ring.all(Audit)] == ["set rewards", "set rewards", "reset rewards"]
+    assert (await harness.api.put(f"{ROOT}/rewards", json=after["rewards"])).json() == after
+    assert (await harness.api.delete(f"{ROOT}/rewards")).json() == before
+    assert (await harness.policy()).rewards is None
+    async with harness.db.read() as session:
+        assert await session.get(Policy, (await harness.policy()).id, populate_existing=True) is not None
+    assert [row.action for row in await harness.all(Audit)] == ["set rewards", "set rewards", "reset rewards"]
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ async def test_rewards_are_set_shown_and_reset(ring: Ring) -> None:
     ],
 )
 async def test_rewards_that_cannot_be_are_refused_with_one_sentence(
-    ring: Ring, sources: list[dict[str, Any]], param: str | None
+    harness: Harness, sources: list[dict[str, Any]], param: str | None
 ) -> None:
-    answer = await ring.api.put(f"{ROOT}/rewards", json={"sources": sources})
+    answer = await harness.api.put(f"{ROOT}/rewards", json={"sources": sources})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param), error
     assert error["message"] and "\n" not in error["message"]
-    assert (await ring.policy()).rewards is None
+    assert (await harness.policy()).rewards is None

@@ -11,7 +11,7 @@ from app.core.database import Database
 from app.core.settings import Settings
 from app.models import Batch, BatchState
 from tests.faults.suite import shim
-from workers.context import House
+from workers.context import WorkerContext
 from workers.training import loop
 from workers.training import ranks as training_ranks
 from workers.training.trackers import Trackers
@@ -23,7 +23,7 @@ TOLD = 9  # the shim knows this number too
 def attempt(settings: Settings, fault: str, nth: int) -> int:
     """In a child: train what is open, with the fault in its way where `nth` is not 0; then, if that failed, as the
     ranks that torchrun starts anew would."""
-    house = House(settings)
+    house = WorkerContext(settings)
     house.db = Database(settings.database)  # without a bell: nobody listens here
     trackers = Trackers(settings)
     settings.versions_dir.mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ def attempt(settings: Settings, fault: str, nth: int) -> int:
     return PASSED
 
 
-async def expire(house: House) -> None:
+async def expire(house: WorkerContext) -> None:
     async with house.db.write() as session:
         await session.execute(update(Batch).where(Batch.state == BatchState.OPEN).values(lease_until=0.0))
 

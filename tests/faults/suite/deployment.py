@@ -39,7 +39,7 @@ TINY = {
 def small(home: Path, *, judged: bool = False, **given: Any) -> Settings:
     """Four samples a batch, leases of a second and a half, a sweep twice a second.
 
-    `judged`: beside what people say, a reward service is asked about every reply, and about a sibling of each.
+    `judged`: beside what people say, a reward service is asked about every reply, and about a group sample of each.
     """
     model = home / "model"
     model.mkdir(parents=True)
@@ -53,7 +53,11 @@ def small(home: Path, *, judged: bool = False, **given: Any) -> Settings:
     service |= {"timeout_seconds": 5.0, "per_hour": 10**6}
     settings = {
         "home": home,
-        "rollouts": {"shadows": {"siblings": int(judged), "window_seconds": 4.0}, "most_chats": 64, "in_flight": 4},
+        "rollouts": {
+            "group_sampling": {"extra_replies": int(judged), "window_seconds": 4.0},
+            "most_chats": 64,
+            "in_flight": 4,
+        },
         "rewards": {"sources": [{"type": "explicit"}, *([service] if judged else [])]},
         "policy": "shop",
         "model": str(model),
@@ -63,7 +67,7 @@ def small(home: Path, *, judged: bool = False, **given: Any) -> Settings:
         "batch_size": 4,
         "min_batch_size": 4,
         "lease_seconds": 1.5,
-        "sweep_seconds": 0.5,
+        "reconcile_seconds": 0.5,
         "chat_timeout_seconds": 2.0,
         "requests_per_minute": 10**6,
         # This suite is not about whom to believe: a handful of users are the whole world here.

@@ -36,7 +36,7 @@ def main() -> None:
     settings = small(folder / "home", lease_seconds=60.0, trackers=[])
     prepare(settings, lambda said: None)
     importlib.import_module("aiosqlite")  # once, and not in every fork
-    ranks.Learner = StandIn  # type: ignore[assignment,misc]
+    ranks.Trainer = StandIn  # type: ignore[assignment,misc]
     os.environ["FAULTS_UPDATE_SECONDS"] = "0"
     gc.freeze()
     loop = Loop(settings)
@@ -107,7 +107,7 @@ class Loop:
                         reward=float(number % 2),
                         state=SampleState.BATCHED,
                         batch_id=batch.id,
-                        matures_at=0.0,
+                        ready_at=0.0,
                     )
                 )
             return batch.id

@@ -197,7 +197,7 @@ class Mover:
     async def publish(self) -> None:
         version_id = await publish(self.there.db, self.there.settings, self.there.policy_id, self.made.pop())
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while (version := await self._version(version_id)).state in (VersionState.TRAINED, VersionState.PROVEN):
+            while (version := await self._version(version_id)).state in (VersionState.TRAINED, VersionState.VERIFIED):
                 await asyncio.sleep(0.05)
         if version.state == VersionState.LIVE:
             self.homes.append(version.number)

@@ -29,7 +29,9 @@ BUSY_SECONDS = 0.5  # so that most meet the process in its midst
 WORK_SECONDS = 2.0
 DRAIN_SECONDS = 90.0  # without anything moving
 PAUSE = 0.1  # between a user's chats,
-JUDGED_PAUSE = 0.5  # where every reply is judged and has a sibling: what nobody can keep up with would prove nothing
+JUDGED_PAUSE = (
+    0.5  # where every reply is judged and has a group sample: what nobody can keep up with would prove nothing
+)
 
 
 @dataclass
@@ -48,7 +50,7 @@ class Storm:
     @property
     def wrong(self) -> list[str]:
         assert self.found is not None
-        waits = {name: self.left.get(name, 0) for name in ("uncurated", "asked", "planned", "batches", "coming")}
+        waits = {name: self.left.get(name, 0) for name in ("unprocessed", "asked", "planned", "batches", "coming")}
         stuck = [f"left waiting at the end: {waits}"] if any(waits.values()) else []
         return self.found.wrong + self.stalled + stuck
 

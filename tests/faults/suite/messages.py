@@ -26,7 +26,7 @@ NOBODY = "is thrown away"  # what a trainer says of work that came too late
 
 async def lost(folder: Path, urls: dict[str, str], seed: int, seconds: float, nursery: Nursery | None = None) -> Row:
     """No nudge ever arrives but those of the sweep, which beat starts."""
-    switches = {kind: {"FAULTS_RINGS": "sweep" if kind == "worker" else "none"} for kind in KINDS}
+    switches = {kind: {"FAULTS_RINGS": "reconcile" if kind == "worker" else "none"} for kind in KINDS}
     return row("every nudge lost", await calm(small(folder / "home", **urls), switches, seed, seconds, nursery))
 
 

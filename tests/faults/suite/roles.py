@@ -32,7 +32,7 @@ def trainer() -> None:
     from workers.training import loop as real
     from workers.training import ranks
 
-    ranks.Learner = StandIn  # type: ignore[assignment,misc]
+    ranks.Trainer = StandIn  # type: ignore[assignment,misc]
     sys.argv = ["trainer"]
     real.main()
 
@@ -59,12 +59,12 @@ ROLES: dict[str, Callable[[], None]] = {
 
 
 def set_switches() -> None:
-    """FAULTS_RINGS: `none`, `sweep` (only what the sweep rings is heard) or `3` (every message is sent three times).
+    """FAULTS_RINGS: `none`, `reconcile` (only what the sweep rings is heard) or `3` (every message is sent three times).
     FAULTS_SKEW: seconds that this process's wall clock is wrong. FAULTS_HASTE: pauses between attempts to reach a
     broker are so many times shorter.
     """
     rings = os.environ.get("FAULTS_RINGS", "")
-    if rings in ("none", "sweep"):
+    if rings in ("none", "reconcile"):
         lose_rings(heard=rings)
     elif rings:
         repeat_messages(int(rings))
@@ -77,11 +77,11 @@ def set_switches() -> None:
 
 
 def lose_rings(heard: str) -> None:
-    from app.core.jobs import Bell
+    from app.core.jobs import TaskSender
     from workers import celery_app
 
     sweeping = False
-    ring, sweep = Bell.ring, celery_app.sweep
+    harness, sweep = TaskSender.enqueue, celery_app.reconcile
 
     async def swept(*arguments: Any) -> None:
         nonlocal sweeping
@@ -91,13 +91,13 @@ def lose_rings(heard: str) -> None:
         finally:
             sweeping = False
 
-    def rung(self: Bell, stations: Any) -> None:
+    def rung(self: TaskSender, stations: Any) -> None:
         if sweeping:
-            ring(self, stations)
+            harness(self, stations)
 
-    if heard == "sweep":
-        celery_app.sweep = swept
-    Bell.ring = rung  # type: ignore[method-assign]
+    if heard == "reconcile":
+        celery_app.reconcile = swept
+    TaskSender.enqueue = rung  # type: ignore[method-assign]
 
 
 def repeat_messages(times: int) -> None:

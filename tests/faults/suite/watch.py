@@ -11,14 +11,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 QUERY = text(
     """SELECT
-    (SELECT count(*) FROM feedback WHERE curated) AS curated,
-    (SELECT count(*) FROM feedback WHERE NOT curated) AS uncurated,
+    (SELECT count(*) FROM feedback WHERE processed) AS processed,
+    (SELECT count(*) FROM feedback WHERE NOT processed) AS unprocessed,
     (SELECT count(*) FROM judgements WHERE state <> 'open') AS answered,
     (SELECT count(*) FROM judgements WHERE state = 'open') AS asked,
     (SELECT count(*) FROM batches WHERE state <> 'open') AS settled,
     (SELECT count(*) FROM batches WHERE state = 'open') AS batches,
-    (SELECT count(*) FROM versions WHERE state NOT IN ('trained', 'proven')) AS home,
-    (SELECT count(*) FROM versions WHERE state IN ('trained', 'proven')) AS coming,
+    (SELECT count(*) FROM versions WHERE state NOT IN ('trained', 'verified')) AS home,
+    (SELECT count(*) FROM versions WHERE state IN ('trained', 'verified')) AS coming,
     (SELECT count(*) FROM samples WHERE state = 'open') AS samples,
     (SELECT count(*) FROM rollouts WHERE state <> 'open') AS sampled,
     (SELECT count(*) FROM rollouts WHERE state = 'open') AS planned,
@@ -28,15 +28,15 @@ QUERY = text(
 # Per process kind: what counts its settled work, and what waits for it. None: there is always some.
 PROGRESS: dict[str, tuple[str, str | None]] = {
     "api": ("chats", None),
-    "worker": ("curated", "uncurated"),
+    "worker": ("processed", "unprocessed"),
     "judge": ("answered", "asked"),
     "rollout": ("sampled", "planned"),
     "publisher": ("home", "coming"),
     "trainer": ("settled", "batches"),
-    "beat": ("curated", "uncurated"),
+    "beat": ("processed", "unprocessed"),
     "engine": ("chats", None),
 }
-WAITING = ("uncurated", "asked", "planned", "batches", "coming", "talking")
+WAITING = ("unprocessed", "asked", "planned", "batches", "coming", "talking")
 
 
 @dataclass

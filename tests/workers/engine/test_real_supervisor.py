@@ -60,7 +60,7 @@ async def test_killed_then_stuck_it_comes_back_with_what_it_must_hold(engine_mod
         await wait_until_told(ledger, f"ready {incarnation}")
         assert await client.adapters() == {"kept-v1"} and ledger.loaded == ["kept-v1"]
         completion = await client.complete(make_call(adapter="kept-v1", max_tokens=8))
-        assert completion.capture.flaw is None
+        assert completion.capture.exclusion_reason is None
         members = family(spec.log_path)
         assert len(members) >= 3, members
         if incarnation == 1:

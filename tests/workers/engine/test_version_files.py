@@ -14,7 +14,7 @@ from app.core.settings import Settings
 from app.inference.keys import engine_keys
 from app.models import Version
 from tests.support.adapters import make_adapter
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from workers.base_model import adapter_spec
 from workers.engine.__main__ import bringing
 from workers.engine.version_files import AdapterRef, Bring, over_http
@@ -23,26 +23,26 @@ STATE = "state.safetensors"
 
 
 @pytest.fixture
-async def version(ring: Ring) -> Version:
+async def version(harness: Harness) -> Version:
     """With an optimizer's state beside the adapter, as the trainer leaves it."""
-    path = ring.settings.versions_dir / "shop-v1.abc.1"
-    make_adapter(path, Path(ring.settings.model))
+    path = harness.settings.versions_dir / "shop-v1.abc.1"
+    make_adapter(path, Path(harness.settings.model))
     (path / STATE).write_bytes(b"moments")
-    return await ring.version(adapter_path=str(path), manifest_sha256=seal(path, {"parent": None}))
+    return await harness.version(adapter_path=str(path), manifest_sha256=seal(path, {"parent": None}))
 
 
 @pytest.fixture
-def key(ring: Ring) -> str:
-    return engine_keys(ring.settings).admin
+def key(harness: Harness) -> str:
+    return engine_keys(harness.settings).admin
 
 
 @pytest.fixture
-def bring(ring: Ring, served: str, key: str, tmp_path: Path) -> Callable[..., Bring]:
+def bring(harness: Harness, served: str, key: str, tmp_path: Path) -> Callable[..., Bring]:
     (tmp_path / "room" / "left-by-a-kill").mkdir(parents=True)
 
     def make(key: str = key, url: str = served) -> Bring:
         def check(path: Path) -> None:
-            check_adapter(path, adapter_spec(ring.settings.model))
+            check_adapter(path, adapter_spec(harness.settings.model))
 
         return over_http(url, key, check, tmp_path / "room")
 
@@ -75,7 +75,7 @@ async def test_damage_is_refused(bring: Callable[..., Bring], version: Version, 
     assert left(tmp_path) == []
 
 
-async def test_so_is_what_was_sealed_damaged(bring: Callable[..., Bring], version: Version, ring: Ring) -> None:
+async def test_so_is_what_was_sealed_damaged(bring: Callable[..., Bring], version: Version, harness: Harness) -> None:
     path = Path(version.adapter_path or "")
     content = (path / ADAPTER_CONFIG).read_text()
     (path / ADAPTER_CONFIG).write_text(content.replace('"r": 8', '"r": 4'))
@@ -112,7 +112,7 @@ async def test_an_api_that_is_away_or_refuses_is_no_damage(
 
 
 async def test_nothing_else_can_be_pulled_and_by_nobody_else(
-    ring: Ring, served: str, key: str, version: Version
+    harness: Harness, served: str, key: str, version: Version
 ) -> None:
     place = f"{served}/v1/engines/versions/shop-v1/files"
     async with httpx2.AsyncClient(trust_env=False) as client:
@@ -124,10 +124,10 @@ async def test_nothing_else_can_be_pulled_and_by_nobody_else(
         assert await status(ADAPTER, **ours) == 200
         for file in (STATE, "..%2Fattune.db", "%2e%2e", "..%2f..%2fengine-keys.json", "shop-v1"):
             assert await status(file, **ours) == 404, file
-        api = engine_keys(ring.settings).api
+        api = engine_keys(harness.settings).api
         for wrong in (
             "",
-            f"Bearer {ring.key}",
+            f"Bearer {harness.key}",
             f"Bearer {api}",
             f"Basic {key}",
             "Bearer",
@@ -137,10 +137,10 @@ async def test_nothing_else_can_be_pulled_and_by_nobody_else(
 
 
 async def test_an_engine_is_told_by_its_settings_where_to_pull(
-    ring: Ring, served: str, version: Version, tmp_path: Path
+    harness: Harness, served: str, version: Version, tmp_path: Path
 ) -> None:
-    keys, told = engine_keys(ring.settings), ref(version)
-    elsewhere: dict[str, Any] = {"home": tmp_path / "elsewhere", "database_url": ring.settings.database}
+    keys, told = engine_keys(harness.settings), ref(version)
+    elsewhere: dict[str, Any] = {"home": tmp_path / "elsewhere", "database_url": harness.settings.database}
     with pytest.raises(ValueError, match="engine_admin_key"):
         Settings(**elsewhere, versions_url=served)
     with pytest.raises(ValueError, match="versions_url"):
@@ -150,5 +150,5 @@ async def test_an_engine_is_told_by_its_settings_where_to_pull(
         Settings(**elsewhere, versions_url=served, adaptation="full")
     with bringing(Settings(**elsewhere, versions_url=served))(told) as folder:
         assert folder.is_relative_to(tmp_path / "elsewhere") and (folder / ADAPTER).exists()
-    with bringing(ring.settings)(replace(told, path=Path(version.adapter_path or ""))) as folder:
+    with bringing(harness.settings)(replace(told, path=Path(version.adapter_path or ""))) as folder:
         assert str(folder) == version.adapter_path

@@ -10,7 +10,7 @@ import pytest
 from alignment.config.rewards import RewardsConfig
 from app.core.settings import Settings
 from app.models import Judgement, JudgementState, Policy
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.judgements import Oracle, completion, judged
 from workers.judging.request import Broken
 from workers.judging.sources.address_guard import GUARDED, NOT_PUBLIC, Doors, is_public
@@ -52,12 +52,12 @@ def test_only_public_addresses_are_public(address: str, public: bool) -> None:
     assert is_public(ipaddress.ip_address(address)) is public
 
 
-async def own(ring: Ring, *sources: dict[str, Any], **changed: Any) -> Settings:
+async def own(harness: Harness, *sources: dict[str, Any], **changed: Any) -> Settings:
     """The policy's own rewards, as a project's admin sets them."""
     config = RewardsConfig.model_validate({"sources": [{"type": "explicit"}, *sources]})
-    async with ring.db.write() as session:
-        (await session.get_one(Policy, (await ring.policy()).id)).rewards = config.model_dump(mode="json")
-    return ring.settings.model_copy(update=changed)
+    async with harness.db.write() as session:
+        (await session.get_one(Policy, (await harness.policy()).id)).rewards = config.model_dump(mode="json")
+    return harness.settings.model_copy(update=changed)
 
 
 def service(url: str) -> dict[str, Any]:
@@ -69,30 +69,30 @@ def named(url: str, host: str) -> str:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "[::ffff:127.0.0.1]"])
-async def test_a_policys_own_source_in_a_private_network_is_never_asked(ring: Ring, host: str) -> None:
-    await ring.turn()
+async def test_a_policys_own_source_in_a_private_network_is_never_asked(harness: Harness, host: str) -> None:
+    await harness.turn()
     oracle = Oracle()
     with oracle.at() as url:
-        [judgement] = await judged(ring, await own(ring, service(named(url, host))))
+        [judgement] = await judged(harness, await own(harness, service(named(url, host))))
     assert (judgement.state, judgement.reason) == (JudgementState.FAILED, NOT_PUBLIC)
     assert oracle.heard == []
 
 
-async def test_a_host_that_the_deployment_lists_is_asked(ring: Ring) -> None:
-    await ring.turn()
+async def test_a_host_that_the_deployment_lists_is_asked(harness: Harness) -> None:
+    await harness.turn()
     oracle = Oracle()
     with oracle.at() as url:
-        settings = await own(ring, service(named(url, "localhost")), private_hosts=["LocalHost."])
-        [judgement] = await judged(ring, settings)
+        settings = await own(harness, service(named(url, "localhost")), private_hosts=["LocalHost."])
+        [judgement] = await judged(harness, settings)
     assert (judgement.state, judgement.value) == (JudgementState.DONE, 1.0)
 
 
-async def test_the_deployments_own_source_may_be_anywhere(ring: Ring) -> None:
-    await ring.turn()
+async def test_the_deployments_own_source_may_be_anywhere(harness: Harness) -> None:
+    await harness.turn()
     oracle = Oracle()
     with oracle.at() as url:
         config = RewardsConfig.model_validate({"sources": [{"type": "explicit"}, service(url)]})
-        [judgement] = await judged(ring, ring.settings.model_copy(update={"rewards": config}))
+        [judgement] = await judged(harness, harness.settings.model_copy(update={"rewards": config}))
     assert judgement.state == JudgementState.DONE
 
 
@@ -105,26 +105,26 @@ async def test_the_deployments_own_source_may_be_anywhere(ring: Ring) -> None:
         ("http", {"reward": CANARY}),
     ],
 )
-async def test_what_such_a_host_says_is_in_no_reason(ring: Ring, kind: str, told: Any) -> None:
-    await ring.turn()
+async def test_what_such_a_host_says_is_in_no_reason(harness: Harness, kind: str, told: Any) -> None:
+    await harness.turn()
     oracle = Oracle(answer=lambda body: told)
     with oracle.at() as url:
         source = service(url) if kind == "http" else {"type": "judge", "url": url, "model": "m", "window_seconds": 60.0}
-        settings = await own(ring, source, private_hosts=["127.0.0.1"], max_attempts=1)
-        [judgement] = await judged(ring, settings)
+        settings = await own(harness, source, private_hosts=["127.0.0.1"], max_attempts=1)
+        [judgement] = await judged(harness, settings)
     assert oracle.heard and judgement.state == JudgementState.FAILED
     assert judgement.reason and CANARY not in judgement.reason
-    [row] = await ring.all(Judgement)
+    [row] = await harness.all(Judgement)
     assert CANARY not in str(row.details)
 
 
-async def test_a_refusal_of_the_question_is_not_quoted_either(ring: Ring) -> None:
-    await ring.turn()
+async def test_a_refusal_of_the_question_is_not_quoted_either(harness: Harness) -> None:
+    await harness.turn()
     oracle = Oracle(answer=lambda body: CANARY.encode(), status=400)
     with oracle.at() as url:
         source = {"type": "judge", "url": url, "model": "m", "window_seconds": 60.0}
-        settings = await own(ring, source, private_hosts=["127.0.0.1"], max_attempts=1)
-        [judgement] = await judged(ring, settings)
+        settings = await own(harness, source, private_hosts=["127.0.0.1"], max_attempts=1)
+        [judgement] = await judged(harness, settings)
     assert judgement.reason == "it refused every form of the question"
 
 

@@ -4,15 +4,15 @@ import pytest
 from pydantic import SecretStr
 
 from app.models import JudgementState
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.engine_fixture import RunningEngine
 from tests.support.judgements import judged, listening
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_an_engine_answers_by_the_schema(ring: Ring, engine: RunningEngine) -> None:
-    await ring.turn()
+async def test_an_engine_answers_by_the_schema(harness: Harness, engine: RunningEngine) -> None:
+    await harness.turn()
     source = {
         "type": "judge",
         "url": engine.spec.url,
@@ -22,8 +22,8 @@ async def test_an_engine_answers_by_the_schema(ring: Ring, engine: RunningEngine
         "max_tokens": 64,
         "timeout_seconds": 120,
     }
-    settings = listening(ring, source, secrets={"engine": SecretStr(engine.spec.api_key)}, lease_seconds=20.0)
-    [judgement] = await judged(ring, settings)
+    settings = listening(harness, source, secrets={"engine": SecretStr(engine.spec.api_key)}, lease_seconds=20.0)
+    [judgement] = await judged(harness, settings)
     assert judgement.state == JudgementState.DONE, judgement.reason
     assert judgement.value in (-1.0, -0.5, 0.0, 0.5, 1.0)
     assert judgement.details["asks"] <= 2, "the schema was taken, with a reason or (it rambles) for the grade alone"

@@ -18,13 +18,13 @@ from alignment.trainer.export import Export
 from app.deployments import service
 from app.models import Audit, Engine, Policy, Version, VersionState
 from tests.faults.suite.learner import StandIn
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.engine_fixture import REPOSITORY, ListLedger, engine_spec, wait_until_told
 from tests.support.scripted_engine import ScriptedEngine, serving
 from workers.base_model import check_version
 from workers.engine.supervisor import Supervisor
 from workers.engine.version_files import AdapterRef, in_place
-from workers.release.adapter_sync import furnish
+from workers.release.adapter_sync import sync_adapters
 from workers.release.evaluate import evaluate
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -78,10 +78,10 @@ class Untouched(ScriptedEngine):
 
 
 @pytest.fixture
-async def replica(ring: Ring) -> AsyncIterator[Untouched]:
+async def replica(harness: Harness) -> AsyncIterator[Untouched]:
     engine = Untouched()
     with serving(engine) as url:
-        async with ring.db.write() as session:
+        async with harness.db.write() as session:
             (await session.get_one(Engine, "engine-0")).url = url
         yield engine
 
@@ -95,16 +95,16 @@ def harm(folder: Path, damage: str) -> None:
     (folder / ADAPTER).write_bytes(DAMAGES[damage]((folder / ADAPTER).read_bytes()))
 
 
-async def trained(ring: Ring) -> tuple[Version, Path]:
-    made = exported(ring.settings.versions_dir / "shop-v1", ring.settings.model)
+async def trained(harness: Harness) -> tuple[Version, Path]:
+    made = exported(harness.settings.versions_dir / "shop-v1", harness.settings.model)
     probe = {"ids": [[5, 6]], "logprobs": [[-1.0]]}
     path = str(made.path)
-    return await ring.version(adapter_path=path, manifest_sha256=made.manifest_sha256, probe=probe), made.path
+    return await harness.version(adapter_path=path, manifest_sha256=made.manifest_sha256, probe=probe), made.path
 
 
-async def come_home(ring: Ring, version: Version) -> Version:
-    await evaluate(ring.db, ring.settings, "test")
-    home: Version = await ring.get(Version, version.id)
+async def come_home(harness: Harness, version: Version) -> Version:
+    await evaluate(harness.db, harness.settings, "test")
+    home: Version = await harness.get(Version, version.id)
     return home
 
 
@@ -116,39 +116,39 @@ def safetensors_reads(folder: Path) -> bool:
     return True
 
 
-async def test_a_whole_export_is_asked_for(ring: Ring, replica: Untouched) -> None:
+async def test_a_whole_export_is_asked_for(harness: Harness, replica: Untouched) -> None:
     """What the others are held against: here the engine is asked."""
-    version, _ = await trained(ring)
-    await come_home(ring, version)
+    version, _ = await trained(harness)
+    await come_home(harness, version)
     assert replica.asked[0] == "shop-v1"
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_damage_after_the_seal_is_rejected_before_the_engine_is_asked(
-    ring: Ring, replica: Untouched, damage: str
+    harness: Harness, replica: Untouched, damage: str
 ) -> None:
-    base = await ring.serving()
-    version, path = await trained(ring)
+    base = await harness.serving()
+    version, path = await trained(harness)
     harm(path, damage)
     assert safetensors_reads(path) == (damage in SILENT)
-    home = await come_home(ring, version)
+    home = await come_home(harness, version)
     told = f"DamagedAdapter: {ADAPTER} in {path} is not what was sealed."
     assert (home.state, home.reason) == (VersionState.REJECTED, told)
     assert replica.asked == []
-    assert (await ring.serving()).id == base.id == (await ring.policy()).head_version_id
-    assert [row.reason for row in await ring.all(Audit) if row.action == "version rejected"] == [told]
+    assert (await harness.serving()).id == base.id == (await harness.policy()).head_version_id
+    assert [row.reason for row in await harness.all(Audit) if row.action == "version rejected"] == [told]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_damage_that_was_sealed_in_is_rejected_before_the_engine_is_asked(
-    ring: Ring, replica: Untouched, damage: str
+    harness: Harness, replica: Untouched, damage: str
 ) -> None:
-    version, path = await trained(ring)
+    version, path = await trained(harness)
     harm(path, damage)
     sha256 = seal(path, {"parent": None})
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         (await session.get_one(Version, version.id)).manifest_sha256 = sha256
-    home = await come_home(ring, version)
+    home = await come_home(harness, version)
     assert home.state == VersionState.REJECTED and home.reason is not None
     assert home.reason.startswith("DamagedAdapter: ") and SEALED[damage] in home.reason
     assert replica.asked == []
@@ -156,19 +156,19 @@ async def test_damage_that_was_sealed_in_is_rejected_before_the_engine_is_asked(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_what_was_damaged_since_it_went_live_is_not_brought_to_a_replica_that_lacks_it(
-    ring: Ring, replica: Untouched, damage: str
+    harness: Harness, replica: Untouched, damage: str
 ) -> None:
-    version, path = await trained(ring)
-    async with ring.db.write() as session:
+    version, path = await trained(harness)
+    async with harness.db.write() as session:
         policy, row = await session.get_one(Policy, version.policy_id), await session.get_one(Version, version.id)
         await service.point_to(session, policy, row, actor="test", reason=None)
     harm(path, damage)
-    await furnish(ring.db, ring.settings)
+    await sync_adapters(harness.db, harness.settings)
     assert replica.asked == []
-    assert (await ring.all(Engine))[0].loaded == []
+    assert (await harness.all(Engine))[0].loaded == []
 
 
-async def test_nor_to_an_engine_that_starts(ring: Ring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nor_to_an_engine_that_starts(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All eight are wanted, and one that is whole."""
     interpreter = tmp_path / "python"
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.workers.engine.fake_server "$@"\n')
@@ -177,13 +177,13 @@ async def test_nor_to_an_engine_that_starts(ring: Ring, tmp_path: Path, monkeypa
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     ledger, told = ListLedger(), list[str]()
     for number, damage in enumerate((None, *DAMAGES)):
-        made = exported(tmp_path / "versions" / f"shop-v{number}", ring.settings.model)
+        made = exported(tmp_path / "versions" / f"shop-v{number}", harness.settings.model)
         ledger.adapters.append(AdapterRef(f"shop-v{number}", made.path, made.manifest_sha256))
         if damage is not None:
             harm(made.path, damage)
 
     def check(path: Path, manifest_sha256: str) -> None:
-        check_version(ring.settings.model, path, manifest_sha256)
+        check_version(harness.settings.model, path, manifest_sha256)
 
     spec = replace(engine_spec(tmp_path, tmp_path), python=interpreter)
     supervisor = Supervisor(spec, ledger, in_place(check), tell=told.append)

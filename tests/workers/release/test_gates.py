@@ -8,8 +8,8 @@ from alignment.release.gates import Candidate
 from alignment.signals.verifiers import Attempt
 from app.core.settings import Settings
 from app.inference.errors import EngineRefused
-from app.models import Dataset, DatasetKind, DatasetRow, Mode, Version, VersionState, new_id
-from tests.support.deployment import Ring
+from app.models import Dataset, DatasetKind, DatasetRow, LearningMode, Version, VersionState, new_id
+from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
 from tests.workers.release.test_publish import come_home, trained
 
@@ -26,22 +26,22 @@ def broken(candidate: Candidate) -> str | None:
     raise RuntimeError("no network")
 
 
-async def tried(ring: Ring, *gates: dict[str, Any], **values: Any) -> Version:
+async def tried(harness: Harness, *gates: dict[str, Any], **values: Any) -> Version:
     """A version that has been before these gates."""
-    told = ring.settings.model_dump(exclude={"gates"}) | {"gates": gates}
+    told = harness.settings.model_dump(exclude={"gates"}) | {"gates": gates}
     settings = Settings.model_validate(told)
-    version = await trained(ring)
-    async with ring.db.write() as session:
+    version = await trained(harness)
+    async with harness.db.write() as session:
         for name, value in values.items():
             setattr(await session.get_one(Version, version.id), name, value)
-    await come_home(Ring(settings, ring.db, ring.key, ring.api))
-    row: Version = await ring.get(Version, version.id)
+    await come_home(Harness(settings, harness.db, harness.key, harness.api))
+    row: Version = await harness.get(Version, version.id)
     return row
 
 
-async def prompts(ring: Ring, *rows: dict[str, Any]) -> None:
-    policy = await ring.policy()
-    async with ring.db.write() as session:
+async def prompts(harness: Harness, *rows: dict[str, Any]) -> None:
+    policy = await harness.policy()
+    async with harness.db.write() as session:
         dataset = Dataset(
             id=new_id("ds"),
             project_id=policy.project_id,
@@ -61,16 +61,16 @@ def row(question: str, reference: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("entropy", "state"), [(0.5, VersionState.LIVE), (0.05, VersionState.REJECTED)])
 async def test_a_metric_out_of_bounds_keeps_a_version_in(
-    ring: Ring, scripted: ScriptedEngine, entropy: float, state: VersionState
+    harness: Harness, scripted: ScriptedEngine, entropy: float, state: VersionState
 ) -> None:
     gate = {"type": "metric", "name": "entropy", "metric": "actor/entropy", "at_least": 0.1}
-    version = await tried(ring, gate, metrics={"actor/entropy": entropy})
+    version = await tried(harness, gate, metrics={"actor/entropy": entropy})
     assert version.state == state
     if state == VersionState.REJECTED:
         assert version.reason == "gate entropy: actor/entropy is 0.05, below 0.1"
-        policy = await ring.policy()
-        assert policy.head_version_id == (await ring.serving()).id
-        assert (policy.mode, policy.alarms) == (Mode.SYNCHRONOUS, 1), "three in a row halt learning"
+        policy = await harness.policy()
+        assert policy.head_version_id == (await harness.serving()).id
+        assert (policy.mode, policy.kl_alarms) == (LearningMode.SYNCHRONOUS, 1), "three in a row halt learning"
 
 
 @pytest.mark.parametrize(
@@ -83,18 +83,18 @@ async def test_a_metric_out_of_bounds_keeps_a_version_in(
     ],
 )
 async def test_a_function_of_ones_own_decides_and_one_that_fails_lets_nothing_through(
-    ring: Ring, scripted: ScriptedEngine, function: str, mood: str, said: str | None
+    harness: Harness, scripted: ScriptedEngine, function: str, mood: str, said: str | None
 ) -> None:
-    version = await tried(ring, {"type": "function", "name": "mine", "function": function}, metrics={"mood": mood})
+    version = await tried(harness, {"type": "function", "name": "mine", "function": function}, metrics={"mood": mood})
     assert version.state == (VersionState.LIVE if said is None else VersionState.REJECTED)
     assert said is None or (version.reason or "").startswith(said)
 
 
 async def test_held_out_prompts_are_asked_of_the_candidate_and_of_what_serves(
-    ring: Ring, scripted: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    await prompts(ring, row("When?", "nine to six"), row("Where?", "Main Street"))
-    version = await tried(ring, PROMPTS | {"at_least": 0.5, "most_drop": 0.1})
+    await prompts(harness, row("When?", "nine to six"), row("Where?", "Main Street"))
+    version = await tried(harness, PROMPTS | {"at_least": 0.5, "most_drop": 0.1})
     assert (version.state, version.metrics["gate/hours"]) == (VersionState.LIVE, 0.5)
     asked = [body for body in scripted.heard if "messages" in body]
     assert [body.get("lora_path") for body in asked] == ["shop-v1", "shop-v1", None, None]
@@ -110,10 +110,10 @@ async def test_held_out_prompts_are_asked_of_the_candidate_and_of_what_serves(
     ],
 )
 async def test_wrong_answers_and_missing_prompts_keep_it_in(
-    ring: Ring, scripted: ScriptedEngine, rows: list[dict[str, Any]], said: str
+    harness: Harness, scripted: ScriptedEngine, rows: list[dict[str, Any]], said: str
 ) -> None:
-    await prompts(ring, *rows)
-    version = await tried(ring, PROMPTS | {"at_least": 0.5})
+    await prompts(harness, *rows)
+    version = await tried(harness, PROMPTS | {"at_least": 0.5})
     assert (version.state, version.reason) == (VersionState.REJECTED, said)
 
 
@@ -124,32 +124,32 @@ def odd(attempt: Attempt) -> Any:
 
 @pytest.mark.parametrize(("details", "share"), [({"shop": "north"}, 1.0), ({}, 0.0)])
 async def test_a_verifier_sees_the_rows_other_columns_and_its_nonsense_is_wrong(
-    ring: Ring, scripted: ScriptedEngine, details: dict[str, str], share: float
+    harness: Harness, scripted: ScriptedEngine, details: dict[str, str], share: float
 ) -> None:
-    await prompts(ring, row("When?", "nine to six") | {"details": details})
+    await prompts(harness, row("When?", "nine to six") | {"details": details})
     gate = PROMPTS | {"verifier": {"type": "custom", "name": "odd"}, "at_least": 0.0}
     rollouts = {"verifiers": {"odd": f"{__name__}:odd"}}
-    ring.settings = Settings.model_validate(ring.settings.model_dump() | {"rollouts": rollouts})
-    assert (await tried(ring, gate)).metrics["gate/hours"] == share
+    harness.settings = Settings.model_validate(harness.settings.model_dump() | {"rollouts": rollouts})
+    assert (await tried(harness, gate)).metrics["gate/hours"] == share
 
 
 async def test_a_prompt_that_the_engine_refuses_keeps_it_in(
-    ring: Ring, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuses(*given: Any) -> Any:
         raise EngineRefused(400, "the prompt is longer than the context")
 
-    await prompts(ring, row("When?", "nine to six"))
+    await prompts(harness, row("When?", "nine to six"))
     monkeypatch.setattr("workers.release.gates.EngineClient.complete", refuses)
-    version = await tried(ring, PROMPTS | {"at_least": 0.5})
+    version = await tried(harness, PROMPTS | {"at_least": 0.5})
     assert (version.state, version.reason) == (
         VersionState.REJECTED,
         "gate hours: it could not be asked: the prompt is longer than the context",
     )
 
 
-async def test_an_engine_that_breaks_off_is_no_verdict(ring: Ring, scripted: ScriptedEngine) -> None:
-    await prompts(ring, row("When?", "nine to six"))
+async def test_an_engine_that_breaks_off_is_no_verdict(harness: Harness, scripted: ScriptedEngine) -> None:
+    await prompts(harness, row("When?", "nine to six"))
     scripted.die_after = 2
-    version = await tried(ring, PROMPTS | {"at_least": 0.5})
+    version = await tried(harness, PROMPTS | {"at_least": 0.5})
     assert (version.state, version.lease_owner) == (VersionState.TRAINED, None)

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 
 from alignment.artifacts import ADAPTER
-from app.models import Audit, Engine, EngineState, Mode, Policy, Turn, Version, VersionState
+from app.models import Audit, Engine, EngineState, LearningMode, Policy, Turn, Version, VersionState
 from app.training import kl_guard
 from tests.support.adapters import make_adapter
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine, logprob, serving
 from workers.reconcile import retire
 from workers.release import adapter_sync
-from workers.release.adapter_sync import furnish
+from workers.release.adapter_sync import sync_adapters
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
 from workers.release.verify_delivery import Outcome, everywhere
@@ -26,71 +26,71 @@ from workers.release.verify_delivery import Outcome, everywhere
 IDS = [[5, 6, 7, 8], [9, 10]]
 
 
-async def trained(ring: Ring, number: int = 1) -> Version:
+async def trained(harness: Harness, number: int = 1) -> Version:
     """A version as the trainer leaves it."""
-    return await ring.version(**sealed(ring, f"shop-v{number}", number))
+    return await harness.version(**sealed(harness, f"shop-v{number}", number))
 
 
-def sealed(ring: Ring, name: str, seed: int) -> dict[str, Any]:
+def sealed(harness: Harness, name: str, seed: int) -> dict[str, Any]:
     """On disk, with the log-probs that the engine should find."""
-    path = ring.settings.versions_dir / name
-    sha256 = make_adapter(path, Path(ring.settings.model), seed=seed)
+    path = harness.settings.versions_dir / name
+    sha256 = make_adapter(path, Path(harness.settings.model), seed=seed)
     probe = {"ids": IDS, "logprobs": [[logprob(name, ids[:at], ids[at]) for at in range(1, len(ids))] for ids in IDS]}
     return {"adapter_path": str(path), "manifest_sha256": sha256, "probe": probe}
 
 
-async def come_home(ring: Ring) -> None:
-    await evaluate(ring.db, ring.settings, "test")
-    await publish(ring.db, ring.settings)
+async def come_home(harness: Harness) -> None:
+    await evaluate(harness.db, harness.settings, "test")
+    await publish(harness.db, harness.settings)
 
 
-async def test_a_version_is_loaded_proven_and_then_serves(ring: Ring, scripted: ScriptedEngine) -> None:
-    base, version = await ring.serving(), await trained(ring)
-    await come_home(ring)
-    home: Version = await ring.get(Version, version.id)
-    assert (await ring.serving()).id == version.id
+async def test_a_version_is_loaded_proven_and_then_serves(harness: Harness, scripted: ScriptedEngine) -> None:
+    base, version = await harness.serving(), await trained(harness)
+    await come_home(harness)
+    home: Version = await harness.get(Version, version.id)
+    assert (await harness.serving()).id == version.id
     assert home.state == VersionState.LIVE and home.lease_owner is None
-    assert (await ring.get(Version, base.id)).state == VersionState.SUPERSEDED
+    assert (await harness.get(Version, base.id)).state == VersionState.SUPERSEDED
     assert scripted.adapters == {"shop-v1": home.adapter_path}
-    assert (await ring.all(Engine))[0].loaded == ["shop-v1"]
+    assert (await harness.all(Engine))[0].loaded == ["shop-v1"]
     assert {"check", "load", "verify", "switch", "trained_to_served"} <= home.timings.keys()
-    answer = await ring.api.post(
+    answer = await harness.api.post(
         "/v1/chat/completions", json={"model": "shop", "messages": [{"role": "user", "content": "hi"}]}
     )
     assert (answer.headers["x-policy-version"], scripted.heard[-1]["lora_path"]) == ("shop@v1", "shop-v1")
 
 
 async def test_an_adapter_may_come_within_the_call(
-    ring: Ring, scripted: ScriptedEngine, second: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine
 ) -> None:
-    version, settings = await trained(ring), ring.settings.model_copy(update={"transport": "memory"})
-    await evaluate(ring.db, settings, "test")
-    assert (await ring.serving()).id == version.id
+    version, settings = await trained(harness), harness.settings.model_copy(update={"adapter_delivery": "memory"})
+    await evaluate(harness.db, settings, "test")
+    assert (await harness.serving()).id == version.id
     [body], [same] = scripted.payloads, second.payloads
     assert body == same and body["lora_name"] == "shop-v1"
     tensors = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))
     truth = load_file(Path(version.adapter_path or "") / ADAPTER)
     assert tensors.keys() == truth.keys()
     assert all(torch.equal(tensors[name], truth[name]) for name in truth)
-    assert "transfer" in (await ring.get(Version, version.id)).timings
-    async with ring.db.write() as session:
+    assert "transfer" in (await harness.get(Version, version.id)).timings
+    async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-1")).loaded = []
     second.adapters.clear()
-    await furnish(ring.db, settings)
+    await sync_adapters(harness.db, settings)
     assert len(second.payloads) == 2 and "shop-v1" in second.adapters
 
 
-async def test_weights_that_are_not_the_trainers_never_serve(ring: Ring, scripted: ScriptedEngine) -> None:
-    base, version = await ring.serving(), await trained(ring)
-    async with ring.db.write() as session:
+async def test_weights_that_are_not_the_trainers_never_serve(harness: Harness, scripted: ScriptedEngine) -> None:
+    base, version = await harness.serving(), await trained(harness)
+    async with harness.db.write() as session:
         row = await session.get_one(Version, version.id)
         row.probe = {"ids": IDS, "logprobs": [[-0.1] * (len(ids) - 1) for ids in IDS]}
-    await come_home(ring)
-    rejected = await ring.get(Version, version.id)
+    await come_home(harness)
+    rejected = await harness.get(Version, version.id)
     assert rejected.state == VersionState.REJECTED and "differ from the trainer's" in rejected.reason
-    assert (await ring.serving()).id == base.id
-    assert (await ring.policy()).head_version_id == base.id, "learning goes back to what serves"
-    assert "version rejected" in [row.action for row in await ring.all(Audit)]
+    assert (await harness.serving()).id == base.id
+    assert (await harness.policy()).head_version_id == base.id, "learning goes back to what serves"
+    assert "version rejected" in [row.action for row in await harness.all(Audit)]
 
 
 def flip(path: Path) -> None:
@@ -99,237 +99,241 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-async def test_an_adapter_that_is_gone_never_reaches_the_engine(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_an_adapter_that_is_gone_never_reaches_the_engine(harness: Harness, scripted: ScriptedEngine) -> None:
     """Damaged ones: test_damaged_exports."""
-    version = await trained(ring)
+    version = await trained(harness)
     (Path(version.adapter_path or "") / ADAPTER).unlink()
-    await come_home(ring)
-    rejected = await ring.get(Version, version.id)
+    await come_home(harness)
+    rejected = await harness.get(Version, version.id)
     assert rejected.state == VersionState.REJECTED and "DamagedAdapter" in rejected.reason
     assert scripted.adapters == {} and scripted.heard == []
 
 
-async def test_a_version_waits_for_an_engine_that_is_away(ring: Ring) -> None:
-    version = await trained(ring)
-    await come_home(ring)
-    waiting = await ring.get(Version, version.id)
+async def test_a_version_waits_for_an_engine_that_is_away(harness: Harness) -> None:
+    version = await trained(harness)
+    await come_home(harness)
+    waiting = await harness.get(Version, version.id)
     assert (waiting.state, waiting.lease_owner) == (VersionState.TRAINED, None)
 
 
 async def test_a_version_is_proven_on_every_replica_side_by_side(
-    ring: Ring, scripted: ScriptedEngine, second: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine
 ) -> None:
-    version = await trained(ring)
-    await come_home(ring)
-    assert (await ring.serving()).id == version.id
-    assert [engine.loaded for engine in await ring.all(Engine)] == [["shop-v1"], ["shop-v1"]]
+    version = await trained(harness)
+    await come_home(harness)
+    assert (await harness.serving()).id == version.id
+    assert [engine.loaded for engine in await harness.all(Engine)] == [["shop-v1"], ["shop-v1"]]
     assert "shop-v1" in scripted.adapters and "shop-v1" in second.adapters
 
 
 async def test_a_replica_that_hangs_holds_nobody_up_and_is_not_asked_until_it_holds_the_version(
-    ring: Ring, scripted: ScriptedEngine, second: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine
 ) -> None:
-    version = await trained(ring)
+    version = await trained(harness)
     second.hang = True
     async with asyncio.timeout(50):  # a load is waited for for a minute
-        while (await ring.serving()).id != version.id:
-            await come_home(ring)
+        while (await harness.serving()).id != version.id:
+            await come_home(harness)
     for number in range(8):
         body = {"model": "shop", "messages": [{"role": "user", "content": f"question {number}"}]}
-        assert (await ring.api.post("/v1/chat/completions", json=body)).status_code == 200
-    assert {turn.engine for turn in await ring.all(Turn)} == {"engine-0"}
+        assert (await harness.api.post("/v1/chat/completions", json=body)).status_code == 200
+    assert {turn.engine for turn in await harness.all(Turn)} == {"engine-0"}
     second.hang = False
-    await furnish(ring.db, ring.settings)
-    assert [engine.loaded for engine in await ring.all(Engine)] == [["shop-v1"], ["shop-v1"]]
+    await sync_adapters(harness.db, harness.settings)
+    assert [engine.loaded for engine in await harness.all(Engine)] == [["shop-v1"], ["shop-v1"]]
 
 
 async def test_a_load_that_hangs_on_one_of_three_keeps_nobody_waiting_and_is_finished_later(
-    ring: Ring, scripted: ScriptedEngine, second: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version, third = await trained(ring), ScriptedEngine(load_hangs=True)
+    version, third = await trained(harness), ScriptedEngine(load_hangs=True)
 
     async def asked() -> set[str]:
-        await asyncio.sleep(2 * ring.settings.route_cache_seconds)
-        before = {turn.id for turn in await ring.all(Turn)}
+        await asyncio.sleep(2 * harness.settings.route_cache_seconds)
+        before = {turn.id for turn in await harness.all(Turn)}
         for number in range(16):
             body = {"model": "shop", "messages": [{"role": "user", "content": f"question {number}"}]}
-            answer = await ring.api.post("/v1/chat/completions", json=body)
+            answer = await harness.api.post("/v1/chat/completions", json=body)
             assert (answer.status_code, answer.headers["x-policy-version"]) == (200, "shop@v1")
-        return {turn.engine for turn in await ring.all(Turn) if turn.id not in before}
+        return {turn.engine for turn in await harness.all(Turn) if turn.id not in before}
 
     with serving(third) as url:
-        async with ring.db.write() as session:
+        async with harness.db.write() as session:
             session.add(Engine(name="engine-2", url=url, state=EngineState.READY, incarnation=1, loaded=[]))
         async with asyncio.timeout(40):  # a load is waited for for a minute
-            await come_home(ring)
-        assert (await ring.serving()).id == version.id
+            await come_home(harness)
+        assert (await harness.serving()).id == version.id
         assert await asked() == {"engine-0", "engine-1"}
         monkeypatch.setattr(adapter_sync, "MOST_SECONDS", 0.3)
         monkeypatch.setattr(adapter_sync, "pause", lambda attempt: 0.0)
-        await furnish(ring.db, ring.settings)
-        held = {engine.name: engine.loaded for engine in await ring.all(Engine)}
+        await sync_adapters(harness.db, harness.settings)
+        held = {engine.name: engine.loaded for engine in await harness.all(Engine)}
         assert held == {"engine-0": ["shop-v1"], "engine-1": ["shop-v1"], "engine-2": []}
         third.load_hangs = False
         async with asyncio.timeout(30):
-            while (await ring.get(Engine, "engine-2")).loaded != ["shop-v1"]:
-                await furnish(ring.db, ring.settings)
+            while (await harness.get(Engine, "engine-2")).loaded != ["shop-v1"]:
+                await sync_adapters(harness.db, harness.settings)
         assert await asked() == {"engine-0", "engine-1", "engine-2"}
 
 
 @pytest.mark.parametrize("away", [0, 1, 2])
 async def test_what_one_replica_has_proven_is_not_rejected_because_others_are_dead(
-    ring: Ring, scripted: ScriptedEngine, second: ScriptedEngine, away: int
+    harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine, away: int
 ) -> None:
     """Of three, one that works is too few; with none nothing was tried."""
-    version, third = await trained(ring), ScriptedEngine()
+    version, third = await trained(harness), ScriptedEngine()
     with serving(third) as url:
-        async with ring.db.write() as session:
+        async with harness.db.write() as session:
             session.add(Engine(name="engine-2", url=url, state=EngineState.READY, incarnation=1, loaded=[]))
         working, dead = (scripted, second, third)[: 2 - away], (scripted, second, third)[2 - away :]
         for engine in dead:
             engine.refuse = 503
-        for _ in range(ring.settings.max_attempts + 2):
-            await come_home(ring)
-        home: Version = await ring.get(Version, version.id)
+        for _ in range(harness.settings.max_attempts + 2):
+            await come_home(harness)
+        home: Version = await harness.get(Version, version.id)
         assert home.state == (VersionState.LIVE if len(working) == 2 else VersionState.TRAINED)
         assert home.lease_owner is None
         for engine in dead:
             engine.refuse = None
-        await come_home(ring)
-        assert (await ring.serving()).id == version.id
+        await come_home(harness)
+        assert (await harness.serving()).id == version.id
 
 
 async def test_a_replica_that_refuses_is_not_believed_more_than_one_that_proves(
-    ring: Ring, scripted: ScriptedEngine, second: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine
 ) -> None:
-    version = await trained(ring)
+    version = await trained(harness)
     second.load_fails = True
-    await come_home(ring)
-    assert (await ring.serving()).id == version.id
+    await come_home(harness)
+    assert (await harness.serving()).id == version.id
     scripted.load_fails = True
-    other = await trained(ring, 2)
-    await come_home(ring)
-    rejected = await ring.get(Version, other.id)
+    other = await trained(harness, 2)
+    await come_home(harness)
+    rejected = await harness.get(Version, other.id)
     assert rejected.state == VersionState.REJECTED and "EngineRefused" in (rejected.reason or "")
 
 
 async def test_what_an_engine_holds_unbeknown_to_the_ledger_is_unloaded_unless_it_is_wanted(
-    ring: Ring, scripted: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    version = await trained(ring)
-    await come_home(ring)
+    version = await trained(harness)
+    await come_home(harness)
     scripted.adapters |= {"shop-v7": "/nowhere", "somebody-elses": "/nowhere"}
-    base = await ring.get(Version, version.parent_id)
-    await ring.version(VersionState.REJECTED, number=7, adapter_name="shop-v7", parent_id=base.id)
-    async with ring.db.write() as session:
+    base = await harness.get(Version, version.parent_id)
+    await harness.version(VersionState.REJECTED, number=7, adapter_name="shop-v7", parent_id=base.id)
+    async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).loaded = []
-    await retire(ring.db, ring.settings)
+    await retire(harness.db, harness.settings)
     assert set(scripted.adapters) == {"shop-v1", "somebody-elses"}
 
 
-async def test_what_serves_but_nobody_holds_is_a_503_and_comes(ring: Ring, scripted: ScriptedEngine) -> None:
-    await trained(ring)
-    await come_home(ring)
+async def test_what_serves_but_nobody_holds_is_a_503_and_comes(harness: Harness, scripted: ScriptedEngine) -> None:
+    await trained(harness)
+    await come_home(harness)
     scripted.adapters.clear()
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).loaded = []
     body = {"model": "shop", "messages": [{"role": "user", "content": "hi"}]}
-    await asyncio.sleep(2 * ring.settings.route_cache_seconds)
-    assert (await ring.api.post("/v1/chat/completions", json=body)).status_code == 503
-    await furnish(ring.db, ring.settings)
-    await asyncio.sleep(2 * ring.settings.route_cache_seconds)
-    assert (await ring.api.post("/v1/chat/completions", json=body)).headers["x-policy-version"] == "shop@v1"
+    await asyncio.sleep(2 * harness.settings.route_cache_seconds)
+    assert (await harness.api.post("/v1/chat/completions", json=body)).status_code == 503
+    await sync_adapters(harness.db, harness.settings)
+    await asyncio.sleep(2 * harness.settings.route_cache_seconds)
+    assert (await harness.api.post("/v1/chat/completions", json=body)).headers["x-policy-version"] == "shop@v1"
 
 
-async def back_to(ring: Ring, version: Version) -> None:
+async def back_to(harness: Harness, version: Version) -> None:
     """Learning goes on from there."""
-    policy = await ring.policy()
-    async with ring.db.write() as session:
+    policy = await harness.policy()
+    async with harness.db.write() as session:
         (await session.get_one(Policy, policy.id)).head_version_id = version.id
 
 
-@pytest.mark.parametrize("proven", [False, True])
+@pytest.mark.parametrize("verified", [False, True])
 async def test_a_rollback_on_the_way_home_leaves_the_version_outside(
-    ring: Ring, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, proven: bool
+    harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, proven: bool
 ) -> None:
     """While it is being proven, and when it has been and waits."""
-    base, version = await ring.serving(), await trained(ring)
+    base, version = await harness.serving(), await trained(harness)
     if proven:
-        async with ring.db.write() as session:
-            (await session.get_one(Version, version.id)).state = VersionState.PROVEN
-        await back_to(ring, base)
-        await publish(ring.db, ring.settings)
+        async with harness.db.write() as session:
+            (await session.get_one(Version, version.id)).state = VersionState.VERIFIED
+        await back_to(harness, base)
+        await publish(harness.db, harness.settings)
     else:
 
         async def meanwhile(*given: Any) -> Outcome:
             outcome = await everywhere(*given)
-            await back_to(ring, base)
+            await back_to(harness, base)
             return outcome
 
         monkeypatch.setattr("workers.release.evaluate.everywhere", meanwhile)
-        await evaluate(ring.db, ring.settings, "test")
-    assert (await ring.serving()).id == base.id
-    left: Version = await ring.get(Version, version.id)
+        await evaluate(harness.db, harness.settings, "test")
+    assert (await harness.serving()).id == base.id
+    left: Version = await harness.get(Version, version.id)
     assert left.state == VersionState.REJECTED and "learning went back" in (left.reason or "")
 
 
-async def test_what_is_proven_and_lost_again_is_proven_anew(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_what_is_proven_and_lost_again_is_proven_anew(harness: Harness, scripted: ScriptedEngine) -> None:
     """An engine came back without it before it was published."""
-    version = await trained(ring)
-    async with ring.db.write() as session:
-        (await session.get_one(Version, version.id)).state = VersionState.PROVEN
-    await publish(ring.db, ring.settings)
-    assert (await ring.get(Version, version.id)).state == VersionState.TRAINED
-    await come_home(ring)
-    assert (await ring.serving()).id == version.id
+    version = await trained(harness)
+    async with harness.db.write() as session:
+        (await session.get_one(Version, version.id)).state = VersionState.VERIFIED
+    await publish(harness.db, harness.settings)
+    assert (await harness.get(Version, version.id)).state == VersionState.TRAINED
+    await come_home(harness)
+    assert (await harness.serving()).id == version.id
 
 
-async def test_old_versions_are_unloaded_lazily_and_rollback_targets_kept(ring: Ring, scripted: ScriptedEngine) -> None:
-    settings = ring.settings.model_copy(update={"keep_versions": 2})
+async def test_old_versions_are_unloaded_lazily_and_rollback_targets_kept(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
+    settings = harness.settings.model_copy(update={"keep_versions": 2})
     for number in range(1, 6):
-        await trained(ring, number)
-        await come_home(ring)
-    await retire(ring.db, settings)
+        await trained(harness, number)
+        await come_home(harness)
+    await retire(harness.db, settings)
     assert set(scripted.adapters) == {"shop-v4", "shop-v5"}
-    assert (await ring.all(Engine))[0].loaded == ["shop-v4", "shop-v5"]
-    answer = await ring.api.post("/v1/policies/shop/rollback", json={})
+    assert (await harness.all(Engine))[0].loaded == ["shop-v4", "shop-v5"]
+    answer = await harness.api.post("/v1/policies/shop/rollback", json={})
     assert answer.json()["serving"] == "shop@v4"
 
 
 async def test_a_version_that_moved_too_far_is_not_published_and_one_synchronous_round_follows(
-    ring: Ring, scripted: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    base = await ring.serving()
-    far = await trained(ring, 1)
-    async with ring.db.write() as session:
+    base = await harness.serving()
+    far = await trained(harness, 1)
+    async with harness.db.write() as session:
         (await session.get_one(Version, far.id)).metrics = {"guard/kl": 0.021}
-    await come_home(ring)
-    rejected, policy = await ring.get(Version, far.id), await ring.policy()
+    await come_home(harness)
+    rejected, policy = await harness.get(Version, far.id), await harness.policy()
     assert rejected.state == VersionState.REJECTED and "0.021 a token" in rejected.reason
-    assert (await ring.serving()).id == base.id == policy.head_version_id, "learning goes back to what serves"
-    assert (policy.mode, policy.alarms) == (Mode.SYNCHRONOUS, 1)
+    assert (await harness.serving()).id == base.id == policy.head_version_id, "learning goes back to what serves"
+    assert (policy.mode, policy.kl_alarms) == (LearningMode.SYNCHRONOUS, 1)
     assert scripted.adapters == {}, "the engine never saw it"
-    near = await ring.version(
-        number=2, adapter_name="shop-v2", metrics={"guard/kl": 0.001}, **sealed(ring, "shop-v2", 2)
+    near = await harness.version(
+        number=2, adapter_name="shop-v2", metrics={"guard/kl": 0.001}, **sealed(harness, "shop-v2", 2)
     )
-    await come_home(ring)
-    policy = await ring.policy()
-    assert (await ring.serving()).id == near.id
-    assert (policy.mode, policy.alarms) == (Mode.ASYNCHRONOUS, 0)
-    moves = [row.action for row in await ring.all(Audit) if row.actor == "guard"]
+    await come_home(harness)
+    policy = await harness.policy()
+    assert (await harness.serving()).id == near.id
+    assert (policy.mode, policy.kl_alarms) == (LearningMode.ASYNCHRONOUS, 0)
+    moves = [row.action for row in await harness.all(Audit) if row.actor == "guard"]
     assert moves == ["learning synchronous", "learning asynchronous"]
 
 
-async def test_alarm_after_alarm_halts_learning_until_somebody_resumes_it(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_alarm_after_alarm_halts_learning_until_somebody_resumes_it(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
     for number in range(1, 4):
-        version = await ring.version(number=number, adapter_name=f"shop-v{number}", metrics={"guard/kl": 0.5})
-        await come_home(ring)
-        assert (await ring.get(Version, version.id)).state == VersionState.REJECTED
-    policy = await ring.policy()
-    assert (policy.mode, policy.alarms) == (Mode.HALTED, 3)
+        version = await harness.version(number=number, adapter_name=f"shop-v{number}", metrics={"guard/kl": 0.5})
+        await come_home(harness)
+        assert (await harness.get(Version, version.id)).state == VersionState.REJECTED
+    policy = await harness.policy()
+    assert (policy.mode, policy.kl_alarms) == (LearningMode.HALTED, 3)
     assert policy.mode_reason is not None and "3 alarms in a row" in policy.mode_reason
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         await kl_guard.resume(session, await session.get_one(Policy, policy.id), actor="sk-test", reason="looked at it")
-    policy = await ring.policy()
-    assert (policy.mode, policy.alarms) == (Mode.ASYNCHRONOUS, 0)
-    assert [row.actor for row in await ring.all(Audit) if row.action == "learning asynchronous"] == ["sk-test"]
+    policy = await harness.policy()
+    assert (policy.mode, policy.kl_alarms) == (LearningMode.ASYNCHRONOUS, 0)
+    assert [row.actor for row in await harness.all(Audit) if row.action == "learning asynchronous"] == ["sk-test"]

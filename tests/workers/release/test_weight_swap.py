@@ -14,12 +14,12 @@ from app.core.settings import Settings
 from app.inference.errors import EngineUnavailable
 from app.models import Audit, Deployment, Engine, EngineState, Turn, TurnState, Version, VersionState
 from app.projects.bootstrap import bootstrap
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.engine_model import make_tiny_model
 from tests.support.full_weights import make_weights
 from tests.support.scripted_engine import ScriptedEngine, logprob
 from workers.engine.engine_record import DatabaseLedger
-from workers.reconcile import sweep
+from workers.reconcile import reconcile
 from workers.release import weight_swap
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
@@ -34,117 +34,119 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(settings: Settings, tiny: Path) -> Settings:
-    told = {"adaptation": "full", "model": str(tiny), "drain_seconds": 30.0, "hold_seconds": 60.0}
+    told = {"adaptation": "full", "model": str(tiny), "drain_seconds": 30.0, "weight_swap_wait_seconds": 60.0}
     return settings.model_copy(update=told)
 
 
-async def trained(ring: Ring, number: int = 1) -> Version:
+async def trained(harness: Harness, number: int = 1) -> Version:
     """A version as the trainer leaves it, with the log-probs that the engine should find."""
     name = f"shop-v{number}"
-    path = ring.settings.versions_dir / name
+    path = harness.settings.versions_dir / name
     told = [[logprob(name, ids[:at], ids[at]) for at in range(1, len(ids))] for ids in IDS]
-    return await ring.version(
-        full=True,
+    return await harness.version(
+        full_weights=True,
         adapter_path=str(path),
-        manifest_sha256=make_weights(path, Path(ring.settings.model), seed=number),
+        manifest_sha256=make_weights(path, Path(harness.settings.model), seed=number),
         probe={"ids": IDS, "logprobs": told},
     )
 
 
-async def come_home(ring: Ring, settings: Settings | None = None) -> None:
+async def come_home(harness: Harness, settings: Settings | None = None) -> None:
     """As often as the sweep would ring: a busy machine may take an engine for one that is away."""
     async with asyncio.timeout(60):
-        while {VersionState.TRAINED, VersionState.PROVEN} & {version.state for version in await ring.all(Version)}:
-            await evaluate(ring.db, settings or ring.settings, "test")
-            await publish(ring.db, ring.settings)
+        while {VersionState.TRAINED, VersionState.VERIFIED} & {version.state for version in await harness.all(Version)}:
+            await evaluate(harness.db, settings or harness.settings, "test")
+            await publish(harness.db, harness.settings)
 
 
-async def follow(ring: Ring) -> None:
+async def follow(harness: Harness) -> None:
     """Until every engine has what serves."""
     async with asyncio.timeout(60):
         while True:
-            await evaluate(ring.db, ring.settings, "test")
-            async with ring.db.read() as session:
+            await evaluate(harness.db, harness.settings, "test")
+            async with harness.db.read() as session:
                 if not await weight_swap.lagging(session):
                     return
 
 
-async def chat(ring: Ring, text: str = "hi", **fields: Any) -> httpx2.Response:
+async def chat(harness: Harness, text: str = "hi", **fields: Any) -> httpx2.Response:
     body = {"model": "shop", "messages": [{"role": "user", "content": text}], **fields}
-    return await ring.api.post("/v1/chat/completions", json=body)
+    return await harness.api.post("/v1/chat/completions", json=body)
 
 
-async def state(ring: Ring) -> list[tuple[str | None, bool]]:
-    engines = sorted(await ring.all(Engine), key=lambda engine: engine.name)
-    return [(engine.weights, engine.moving_until is not None) for engine in engines]
+async def state(harness: Harness) -> list[tuple[str | None, bool]]:
+    engines = sorted(await harness.all(Engine), key=lambda engine: engine.name)
+    return [(engine.weights, engine.swapping_until is not None) for engine in engines]
 
 
 async def test_the_engines_own_weights_are_exchanged_proven_and_then_serve(
-    ring: Ring, scripted: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    assert (await chat(ring)).headers["x-policy-version"] == "shop@v0"
-    version = await trained(ring)
-    await come_home(ring)
-    home: Version = await ring.get(Version, version.id)
-    assert (home.state, (await ring.serving()).id) == (VersionState.LIVE, version.id)
+    assert (await chat(harness)).headers["x-policy-version"] == "shop@v0"
+    version = await trained(harness)
+    await come_home(harness)
+    home: Version = await harness.get(Version, version.id)
+    assert (home.state, (await harness.serving()).id) == (VersionState.LIVE, version.id)
     assert scripted.told == ["pause retract", "shop-v1", "continue"]
-    assert await state(ring) == [("shop-v1", False)]
+    assert await state(harness) == [("shop-v1", False)]
     assert {"check", "drain", "load", "verify", "exchange", "switch", "trained_to_served"} <= home.timings.keys()
-    reply = await chat(ring)
+    reply = await chat(harness)
     asked = scripted.heard[-1]
     assert reply.headers["x-policy-version"] == "shop@v1"
     assert "lora_path" not in asked and asked["extra_key"] == "shop-v1"
-    turn = max(await ring.all(Turn), key=lambda turn: turn.created_at)
-    assert (turn.flaw, [span["version"] for span in turn.weight_versions]) == (None, ["shop-v1"])
+    turn = max(await harness.all(Turn), key=lambda turn: turn.created_at)
+    assert (turn.exclusion_reason, [span["version"] for span in turn.weight_versions]) == (None, ["shop-v1"])
 
 
 @pytest.mark.parametrize("fault", ["update_fails", "mangles"])
 async def test_what_is_not_the_trainers_is_taken_back_before_anybody_hears_it(
-    ring: Ring, scripted: ScriptedEngine, fault: str
+    harness: Harness, scripted: ScriptedEngine, fault: str
 ) -> None:
-    first = await trained(ring)
-    await come_home(ring)
-    bad = await trained(ring, 2)
+    first = await trained(harness)
+    await come_home(harness)
+    bad = await trained(harness, 2)
     getattr(scripted, fault).add("shop-v2")
-    asking = [asyncio.create_task(chat(ring, f"question {number}")) for number in range(4)]
-    await come_home(ring)
-    rejected = await ring.get(Version, bad.id)
+    asking = [asyncio.create_task(chat(harness, f"question {number}")) for number in range(4)]
+    await come_home(harness)
+    rejected = await harness.get(Version, bad.id)
     assert rejected.state == VersionState.REJECTED and rejected.reason is not None
-    assert (await ring.serving()).id == first.id and (await ring.policy()).head_version_id == first.id
+    assert (await harness.serving()).id == first.id and (await harness.policy()).head_version_id == first.id
     assert scripted.weights == "shop-v1" and not scripted.paused
-    assert await state(ring) == [("shop-v1", False)]
-    replies = [*await asyncio.gather(*asking), await chat(ring)]
+    assert await state(harness) == [("shop-v1", False)]
+    replies = [*await asyncio.gather(*asking), await chat(harness)]
     assert {reply.headers["x-policy-version"] for reply in replies} == {"shop@v1"}
-    turns = await ring.all(Turn)
+    turns = await harness.all(Turn)
     assert {span["version"] for turn in turns for span in turn.weight_versions} == {"shop-v1"}
 
 
-async def test_ready_is_who_has_what_serves_or_will_have_it_in_a_moment(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_ready_is_who_has_what_serves_or_will_have_it_in_a_moment(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
     async def ready() -> int:
-        return (await ring.api.get("/readyz")).status_code
+        return (await harness.api.get("/readyz")).status_code
 
     async def set_engine(**values: Any) -> None:
-        async with ring.db.write() as session:
+        async with harness.db.write() as session:
             for name, value in values.items():
                 setattr(await session.get_one(Engine, "engine-0"), name, value)
 
-    version = await trained(ring)
-    await come_home(ring)
+    version = await trained(harness)
+    await come_home(harness)
     assert await ready() == 200
     await set_engine(weights=None)  # the pointer moved just now: it follows
     assert await ready() == 200
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         pointer = await session.get_one(Deployment, version.policy_id)
-        pointer.moved_at = (pointer.moved_at or 0.0) - 3600.0
+        pointer.changed_at = (pointer.changed_at or 0.0) - 3600.0
     assert await ready() == 503  # and cannot, it seems
-    await set_engine(moving_until=1e12)
+    await set_engine(swapping_until=1e12)
     assert await ready() == 200
-    await set_engine(moving_until=0.0)  # who exchanged its weights has given up
+    await set_engine(swapping_until=0.0)  # who exchanged its weights has given up
     assert await ready() == 503
-    coming = await trained(ring, 2)
-    await set_engine(moving_until=None, weights=coming.adapter_name)
+    coming = await trained(harness, 2)
+    await set_engine(swapping_until=None, weights=coming.adapter_name)
     assert await ready() == 503  # nobody proves it
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         fence = await leases.claim(
             session, Version, coming.id, owner="test", seconds=60.0, states=(VersionState.TRAINED,)
         )
@@ -152,50 +154,50 @@ async def test_ready_is_who_has_what_serves_or_will_have_it_in_a_moment(ring: Ri
 
 
 async def test_gates_that_need_no_weights_are_asked_before_an_engine_gets_any(
-    ring: Ring, scripted: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    version = await trained(ring)
+    version = await trained(harness)
     gate = {"type": "metric", "name": "entropy", "metric": "actor/entropy", "at_least": 0.1}
-    settings = Settings.model_validate(ring.settings.model_dump() | {"gates": [gate]})
-    await come_home(ring, settings)
-    refused: Version = await ring.get(Version, version.id)
+    settings = Settings.model_validate(harness.settings.model_dump() | {"gates": [gate]})
+    await come_home(harness, settings)
+    refused: Version = await harness.get(Version, version.id)
     assert refused.state == VersionState.REJECTED and (refused.reason or "").startswith("gate entropy")
     assert scripted.told == []
 
 
 async def test_a_gate_that_cannot_be_asked_takes_the_weights_back_and_is_given_up(
-    ring: Ring, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def asked(gates: Any, *kinds: Any) -> None:
         if kinds == (PromptsGate,):
             raise EngineUnavailable("no reply to a prompt")
 
-    version = await trained(ring)
+    version = await trained(harness)
     monkeypatch.setattr("workers.release.evaluate.Gates.refusal", asked)
-    await come_home(ring)
-    given_up: Version = await ring.get(Version, version.id)
+    await come_home(harness)
+    given_up: Version = await harness.get(Version, version.id)
     assert given_up.state == VersionState.REJECTED and "its gates could not be asked" in (given_up.reason or "")
-    assert scripted.told.count("shop-v1") == ring.settings.max_attempts and scripted.weights == "default"
+    assert scripted.told.count("shop-v1") == harness.settings.max_attempts and scripted.weights == "default"
 
 
-async def test_the_version_before_is_not_waited_for(ring: Ring, scripted: ScriptedEngine) -> None:
-    await trained(ring)
-    await come_home(ring)
-    assert (await chat(ring, model="shop@previous")).status_code == 404
+async def test_the_version_before_is_not_waited_for(harness: Harness, scripted: ScriptedEngine) -> None:
+    await trained(harness)
+    await come_home(harness)
+    assert (await chat(harness, model="shop@previous")).status_code == 404
 
 
-async def test_damaged_files_never_reach_the_engine(ring: Ring, scripted: ScriptedEngine) -> None:
-    version = await trained(ring)
+async def test_damaged_files_never_reach_the_engine(harness: Harness, scripted: ScriptedEngine) -> None:
+    version = await trained(harness)
     path = Path(version.adapter_path or "") / WEIGHTS
     path.write_bytes(path.read_bytes()[:-1])
-    await come_home(ring)
-    rejected = await ring.get(Version, version.id)
+    await come_home(harness)
+    rejected = await harness.get(Version, version.id)
     assert rejected.state == VersionState.REJECTED and "DamagedAdapter" in (rejected.reason or "")
     assert scripted.told == []
 
 
 async def test_requests_wait_while_the_only_engine_changes_and_name_what_answers(
-    ring: Ring, scripted: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine
 ) -> None:
     """All are answered, each by the version that it names, whole and streamed."""
     scripted.pace = 0.002
@@ -204,39 +206,39 @@ async def test_requests_wait_while_the_only_engine_changes_and_name_what_answers
 
     async def user(number: int) -> None:
         while not over.is_set():
-            replies.append(await chat(ring, f"user {number}", stream=bool(number % 2)))
+            replies.append(await chat(harness, f"user {number}", stream=bool(number % 2)))
 
     users = [asyncio.create_task(user(number)) for number in range(4)]
     for number in (1, 2, 3):
-        version = await trained(ring, number)
-        await come_home(ring)
-        assert (await ring.serving()).id == version.id
+        version = await trained(harness, number)
+        await come_home(harness)
+        assert (await harness.serving()).id == version.id
     over.set()
     await asyncio.gather(*users)
     assert {reply.status_code for reply in replies} == {200}
-    versions = {row.id: row.adapter_name for row in await ring.all(Version)}
-    for turn in await ring.all(Turn):
+    versions = {row.id: row.adapter_name for row in await harness.all(Version)}
+    for turn in await harness.all(Turn):
         spoken = {span["version"] for span in turn.weight_versions or ()}
-        assert (turn.state, turn.flaw) == (TurnState.DONE, None)
+        assert (turn.state, turn.exclusion_reason) == (TurnState.DONE, None)
         assert turn.stream or spoken == {versions[turn.version_id] or "default"}
 
 
 async def test_a_reply_that_outlasts_the_patience_goes_on_and_is_not_learned_from(
-    ring: Ring, scripted: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine
 ) -> None:
     scripted.say, scripted.pace = "word " * 500, 0.05
-    asking = [asyncio.create_task(chat(ring, stream=stream)) for stream in (False, True)]
+    asking = [asyncio.create_task(chat(harness, stream=stream)) for stream in (False, True)]
     while len(scripted.running) < 2:
         await asyncio.sleep(0.01)
-    hasty = ring.settings.model_copy(update={"drain_seconds": 0.1})
-    await trained(ring)
-    await come_home(ring, hasty)
+    hasty = harness.settings.model_copy(update={"drain_seconds": 0.1})
+    await trained(harness)
+    await come_home(harness, hasty)
     assert len(scripted.running) == 2, "they were not waited for"
     scripted.pace = 0.0
     assert [reply.status_code for reply in await asyncio.gather(*asking)] == [200, 200]
-    turns = {turn.stream: turn for turn in await ring.all(Turn)}
+    turns = {turn.stream: turn for turn in await harness.all(Turn)}
     for turn in turns.values():
-        assert turn.flaw == "the weights changed during the reply, from default to shop-v1"
+        assert turn.exclusion_reason == "the weights changed during the reply, from default to shop-v1"
     spans = turns[False].weight_versions
     assert [span["version"] for span in spans or ()] == ["default", "shop-v1"]
     assert spans[0]["end"] == spans[1]["start"] > 0 and spans[1]["end"] == len(turns[False].output_ids)
@@ -244,88 +246,90 @@ async def test_a_reply_that_outlasts_the_patience_goes_on_and_is_not_learned_fro
 
 
 async def test_of_two_replicas_one_goes_ahead_and_the_other_follows(
-    ring: Ring, scripted: ScriptedEngine, second: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine
 ) -> None:
-    version = await trained(ring)
+    version = await trained(harness)
     scripted.slow = True
-    coming = asyncio.create_task(come_home(ring))
+    coming = asyncio.create_task(come_home(harness))
     while not scripted.paused:
         await asyncio.sleep(0.01)
-    before = [await chat(ring, f"question {number}") for number in range(6)]
+    before = [await chat(harness, f"question {number}") for number in range(6)]
     assert {reply.headers["x-policy-version"] for reply in before} == {"shop@v0"}
     scripted.slow = False
     await coming
-    assert (await ring.serving()).id == version.id
-    assert await state(ring) == [("shop-v1", False), (None, False)]
-    await asyncio.sleep(2 * ring.settings.route_cache_seconds)
-    after = [await chat(ring, f"question {number}") for number in range(6)]
+    assert (await harness.serving()).id == version.id
+    assert await state(harness) == [("shop-v1", False), (None, False)]
+    await asyncio.sleep(2 * harness.settings.route_cache_seconds)
+    after = [await chat(harness, f"question {number}") for number in range(6)]
     assert {reply.headers["x-policy-version"] for reply in after} == {"shop@v1"}
-    turns = sorted(await ring.all(Turn), key=lambda turn: turn.created_at)
+    turns = sorted(await harness.all(Turn), key=lambda turn: turn.created_at)
     assert [turn.engine for turn in turns] == 6 * ["engine-1"] + 6 * ["engine-0"]
-    await follow(ring)
-    assert await state(ring) == [("shop-v1", False), ("shop-v1", False)]
+    await follow(harness)
+    assert await state(harness) == [("shop-v1", False), ("shop-v1", False)]
     assert scripted.told == second.told == ["pause retract", "shop-v1", "continue"]
 
 
-async def test_a_rollback_moves_at_once_and_requests_wait_for_the_engine(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_a_rollback_moves_at_once_and_requests_wait_for_the_engine(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
     """Back to an adapterless base, whose own log-probs were noted when it was left."""
-    base = await ring.serving()
-    await trained(ring)
-    await come_home(ring)
-    assert (await ring.get(Version, base.id)).probe is not None
-    answer = await ring.api.post("/v1/policies/shop/rollback", json={})
+    base = await harness.serving()
+    await trained(harness)
+    await come_home(harness)
+    assert (await harness.get(Version, base.id)).probe is not None
+    answer = await harness.api.post("/v1/policies/shop/rollback", json={})
     assert answer.json()["serving"] == "shop@v0"
-    asking = asyncio.create_task(chat(ring))
+    asking = asyncio.create_task(chat(harness))
     done, _ = await asyncio.wait([asking], timeout=0.3)
     assert not done, "the engine has other weights yet"
-    await follow(ring)
+    await follow(harness)
     assert (await asking).headers["x-policy-version"] == "shop@v0"
-    assert scripted.weights == "default" and await state(ring) == [(None, False)]
-    deployed = await ring.api.post("/v1/policies/shop/deploy", json={"version": 1})
+    assert scripted.weights == "default" and await state(harness) == [(None, False)]
+    deployed = await harness.api.post("/v1/policies/shop/deploy", json={"version": 1})
     assert deployed.json()["serving"] == "shop@v1"
-    await sweep(ring.db, ring.settings)
-    await follow(ring)
+    await reconcile(harness.db, harness.settings)
+    await follow(harness)
     assert scripted.weights == "shop-v1"
 
 
-async def test_an_exchange_that_was_abandoned_is_set_right(ring: Ring, scripted: ScriptedEngine) -> None:
+async def test_an_exchange_that_was_abandoned_is_set_right(harness: Harness, scripted: ScriptedEngine) -> None:
     """Its worker died while the engine was paused, with other weights than those on record."""
-    version = await trained(ring)
-    await come_home(ring)
-    assert (await ring.serving()).id == version.id
+    version = await trained(harness)
+    await come_home(harness)
+    assert (await harness.serving()).id == version.id
     scripted.paused, scripted.weights = True, "nothing"
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         engine = await session.get_one(Engine, "engine-0")
-        engine.moving_until = 1.0
-    asking = asyncio.create_task(chat(ring))
-    await follow(ring)
+        engine.swapping_until = 1.0
+    asking = asyncio.create_task(chat(harness))
+    await follow(harness)
     assert scripted.weights == "shop-v1" and not scripted.paused
     assert (await asking).headers["x-policy-version"] == "shop@v1"
-    assert await state(ring) == [("shop-v1", False)]
+    assert await state(harness) == [("shop-v1", False)]
 
 
-async def test_two_who_want_the_same_engine_do_not_meet(ring: Ring, scripted: ScriptedEngine) -> None:
-    await trained(ring)
-    await come_home(ring)
-    await ring.api.post("/v1/policies/shop/rollback", json={})
-    await asyncio.gather(*(weight_swap.follow(ring.db, ring.settings) for _ in range(3)))
+async def test_two_who_want_the_same_engine_do_not_meet(harness: Harness, scripted: ScriptedEngine) -> None:
+    await trained(harness)
+    await come_home(harness)
+    await harness.api.post("/v1/policies/shop/rollback", json={})
+    await asyncio.gather(*(weight_swap.follow(harness.db, harness.settings) for _ in range(3)))
     assert scripted.told == ["pause retract", "shop-v1", "continue", "pause retract", "default", "continue"]
 
 
 async def test_an_engine_that_starts_again_is_ready_when_it_has_what_serves(
-    ring: Ring, scripted: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    version = await trained(ring)
-    await come_home(ring)
-    book = DatabaseLedger(ring.db, ring.settings, "http://127.0.0.1:9")
+    version = await trained(harness)
+    await come_home(harness)
+    book = DatabaseLedger(harness.db, harness.settings, "http://127.0.0.1:9")
     incarnation = await book.starting()
-    assert await state(ring) == [(None, False)]
+    assert await state(harness) == [(None, False)]
     [wanted] = await book.wanted()
     assert (wanted.name, wanted.full, str(wanted.path)) == ("shop-v1", True, version.adapter_path)
     assert not await book.ready(incarnation, [])
     assert await book.ready(incarnation, ["shop-v1"])
-    assert await state(ring) == [("shop-v1", False)]
-    assert (await ring.all(Engine))[0].state == EngineState.READY
+    assert await state(harness) == [("shop-v1", False)]
+    assert (await harness.all(Engine))[0].state == EngineState.READY
 
 
 @pytest.mark.parametrize(
@@ -334,14 +338,14 @@ async def test_an_engine_that_starts_again_is_ready_when_it_has_what_serves(
         ("POST", "deploy", {"version": 0, "share": 0.1}),
         ("PUT", "delivery", {"conversations": "sticky"}),
         ("PUT", "delivery", {"canary": {"share": 0.1}}),
-        ("PUT", "delivery", {"rehearsal": {"min_rated": 0}}),
+        ("PUT", "delivery", {"shadow": {"min_rated": 0}}),
         ("PUT", "pins", {"kind": "user", "subject": "anna", "version": 0}),
     ],
 )
 async def test_what_needs_two_versions_side_by_side_is_a_409_that_says_so(
-    ring: Ring, method: str, path: str, body: dict[str, Any]
+    harness: Harness, method: str, path: str, body: dict[str, Any]
 ) -> None:
-    answer = await ring.api.request(method, f"/v1/policies/shop/{path}", json=body)
+    answer = await harness.api.request(method, f"/v1/policies/shop/{path}", json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "full_weights")
     assert "one at a time" in answer.json()["error"]["message"]
 
@@ -350,7 +354,7 @@ async def test_what_needs_two_versions_side_by_side_is_a_409_that_says_so(
     "told",
     [
         {"canary": {"share": 0.1}},
-        {"rehearsal": {"share": 0.1}},
+        {"shadow": {"share": 0.1}},
         {
             "gates": [
                 {"type": "prompts", "name": "g", "dataset": "d", "verifier": {"type": "contains"}, "most_drop": 0.1}
@@ -363,21 +367,21 @@ def test_what_compares_two_versions_is_refused_at_the_start(told: dict[str, Any]
         Settings(adaptation="full", **told)
 
 
-async def test_the_audit_tells_of_a_version_that_was_taken_back(ring: Ring, scripted: ScriptedEngine) -> None:
-    await trained(ring)
+async def test_the_audit_tells_of_a_version_that_was_taken_back(harness: Harness, scripted: ScriptedEngine) -> None:
+    await trained(harness)
     scripted.mangles.add("shop-v1")
-    await come_home(ring)
-    assert "version rejected" in [row.action for row in await ring.all(Audit)]
+    await come_home(harness)
+    assert "version rejected" in [row.action for row in await harness.all(Audit)]
 
 
-async def test_a_home_is_of_one_kind(ring: Ring) -> None:
-    version = await trained(ring)
-    model = ring.settings.model
-    async with ring.db.write() as session:
+async def test_a_home_is_of_one_kind(harness: Harness) -> None:
+    version = await trained(harness)
+    model = harness.settings.model
+    async with harness.db.write() as session:
         assert await bootstrap(session, "shop", model, "full") is None
         with pytest.raises(ValueError, match="shop-v1 is full weights, not an adapter"):
             await bootstrap(session, "shop", model, "lora")
-        (await session.get_one(Version, version.id)).full = False
+        (await session.get_one(Version, version.id)).full_weights = False
         await session.flush()
         with pytest.raises(ValueError, match="shop-v1 is an adapter, not full weights"):
             await bootstrap(session, "shop", model, "full")

@@ -6,10 +6,10 @@ import pytest
 from sqlalchemy import select, update
 
 from app.core.leases import LeaseLost
-from app.models import Audit, Batch, BatchState, Mode, Policy, Sample, SampleState, Version, VersionState
+from app.models import Audit, Batch, BatchState, LearningMode, Policy, Sample, SampleState, Version, VersionState
 from app.projects.service import create_project
 from app.training import kl_guard
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.workers.training.test_assemble import rate
 from workers.training import batches
 from workers.training.assemble import assemble
@@ -23,151 +23,151 @@ RESULT = {
 }
 
 
-async def frozen(ring: Ring) -> batches.Claimed:
-    await rate(ring, "+-+-+-+-")
-    await assemble(ring.db, ring.settings)
-    claimed = await batches.claim(ring.db, "trainer-a", ring.settings)
+async def frozen(harness: Harness) -> batches.Claimed:
+    await rate(harness, "+-+-+-+-")
+    await assemble(harness.db, harness.settings)
+    claimed = await batches.claim(harness.db, "trainer-a", harness.settings)
     assert claimed is not None
     return claimed
 
 
-async def expired(ring: Ring) -> None:
+async def expired(harness: Harness) -> None:
     """Nothing was heard of the trainer for too long."""
-    async with ring.db.write() as session:
+    async with harness.db.write() as session:
         await session.execute(update(Batch).where(Batch.lease_until.is_not(None)).values(lease_until=0.0))
 
 
-async def test_a_claimed_batch_carries_the_tokens_that_were_recorded(ring: Ring) -> None:
-    claimed = await frozen(ring)
+async def test_a_claimed_batch_carries_the_tokens_that_were_recorded(harness: Harness) -> None:
+    claimed = await frozen(harness)
     sample = claimed.batch.samples[0]
     assert (sample.prompt_ids, sample.output_ids, sample.logprobs) == ((1, 2, 3), (4, 5), (-0.5, -0.25))
-    policy = await ring.policy()
+    policy = await harness.policy()
     assert (claimed.number, claimed.adapter_name, claimed.parent_path) == (1, f"shop-{policy.id[-6:]}-v1", None)
 
 
-async def test_a_batch_has_one_owner_while_its_lease_runs(ring: Ring) -> None:
-    claimed = await frozen(ring)
-    assert await batches.claim(ring.db, "trainer-b", ring.settings) is None
-    await expired(ring)
-    again = await batches.claim(ring.db, "trainer-b", ring.settings)
+async def test_a_batch_has_one_owner_while_its_lease_runs(harness: Harness) -> None:
+    claimed = await frozen(harness)
+    assert await batches.claim(harness.db, "trainer-b", harness.settings) is None
+    await expired(harness)
+    again = await batches.claim(harness.db, "trainer-b", harness.settings)
     assert again is not None and (again.batch, again.attempt, again.fence) == (claimed.batch, 2, claimed.fence + 1)
 
 
-async def test_version_and_batch_are_committed_together(ring: Ring) -> None:
-    claimed = await frozen(ring)
-    assert await batches.commit(ring.db, claimed, **RESULT)
-    [batch] = await ring.all(Batch)
-    version = await ring.get(Version, batch.version_id)
-    policy = await ring.policy()
+async def test_version_and_batch_are_committed_together(harness: Harness) -> None:
+    claimed = await frozen(harness)
+    assert await batches.commit(harness.db, claimed, **RESULT)
+    [batch] = await harness.all(Batch)
+    version = await harness.get(Version, batch.version_id)
+    policy = await harness.policy()
     assert (batch.state, version.state, version.number) == (BatchState.TRAINED, VersionState.TRAINED, 1)
     assert policy.head_version_id == version.id
-    assert {sample.state for sample in await ring.all(Sample)} == {SampleState.TRAINED}
+    assert {sample.state for sample in await harness.all(Sample)} == {SampleState.TRAINED}
 
 
-async def test_a_trainer_whose_lease_was_taken_writes_nothing(ring: Ring) -> None:
-    late = await frozen(ring)
-    await expired(ring)
-    winner = await batches.claim(ring.db, "trainer-b", ring.settings)
+async def test_a_trainer_whose_lease_was_taken_writes_nothing(harness: Harness) -> None:
+    late = await frozen(harness)
+    await expired(harness)
+    winner = await batches.claim(harness.db, "trainer-b", harness.settings)
     assert winner is not None
     with pytest.raises(LeaseLost):
-        await batches.commit(ring.db, late, **RESULT)
-    assert [version.number for version in await ring.all(Version)] == [0]
-    assert (await ring.policy()).head_version_id == winner.parent_id
-    assert await batches.commit(ring.db, winner, **RESULT)
-    assert len(await ring.all(Version)) == 2
+        await batches.commit(harness.db, late, **RESULT)
+    assert [version.number for version in await harness.all(Version)] == [0]
+    assert (await harness.policy()).head_version_id == winner.parent_id
+    assert await batches.commit(harness.db, winner, **RESULT)
+    assert len(await harness.all(Version)) == 2
 
 
-async def test_an_update_is_void_when_a_rollback_moved_the_head_meanwhile(ring: Ring) -> None:
-    claimed = await frozen(ring)
-    other = await ring.version(VersionState.LIVE)
-    assert not await batches.commit(ring.db, claimed, **RESULT)
-    [batch] = await ring.all(Batch)
+async def test_an_update_is_void_when_a_rollback_moved_the_head_meanwhile(harness: Harness) -> None:
+    claimed = await frozen(harness)
+    other = await harness.version(VersionState.LIVE)
+    assert not await batches.commit(harness.db, claimed, **RESULT)
+    [batch] = await harness.all(Batch)
     assert batch.state == BatchState.FAILED and "head" in batch.reason
-    assert (await ring.policy()).head_version_id == other.id
+    assert (await harness.policy()).head_version_id == other.id
 
 
-async def test_a_batch_that_takes_the_trainer_down_is_set_aside_after_three_attempts(ring: Ring) -> None:
-    await frozen(ring)
-    for _ in range(ring.settings.max_attempts - 1):
-        await expired(ring)
-        assert await batches.claim(ring.db, "trainer-b", ring.settings) is not None
-    await expired(ring)
-    assert await batches.claim(ring.db, "trainer-b", ring.settings) is None
-    assert await batches.quarantine_poisoned(ring.db, ring.settings) == 1
-    [batch] = await ring.all(Batch)
+async def test_a_batch_that_takes_the_trainer_down_is_set_aside_after_three_attempts(harness: Harness) -> None:
+    await frozen(harness)
+    for _ in range(harness.settings.max_attempts - 1):
+        await expired(harness)
+        assert await batches.claim(harness.db, "trainer-b", harness.settings) is not None
+    await expired(harness)
+    assert await batches.claim(harness.db, "trainer-b", harness.settings) is None
+    assert await batches.quarantine_poisoned(harness.db, harness.settings) == 1
+    [batch] = await harness.all(Batch)
     assert batch.state == BatchState.QUARANTINED
-    await rate(ring, "+-+-+-+-")
-    assert await assemble(ring.db, ring.settings) == 1, "learning goes on"
+    await rate(harness, "+-+-+-+-")
+    assert await assemble(harness.db, harness.settings) == 1, "learning goes on"
 
 
-async def test_a_refused_update_is_on_record_and_frees_the_line(ring: Ring) -> None:
-    claimed = await frozen(ring)
-    await batches.quarantine(ring.db, claimed, "NonFiniteUpdate: the gradient is not finite")
-    [batch] = await ring.all(Batch)
+async def test_a_refused_update_is_on_record_and_frees_the_line(harness: Harness) -> None:
+    claimed = await frozen(harness)
+    await batches.quarantine(harness.db, claimed, "NonFiniteUpdate: the gradient is not finite")
+    [batch] = await harness.all(Batch)
     assert (batch.state, batch.reason) == (BatchState.QUARANTINED, "NonFiniteUpdate: the gradient is not finite")
-    policy: Policy = await ring.policy()
+    policy: Policy = await harness.policy()
     assert policy.head_version_id == claimed.parent_id
 
 
-async def test_what_the_algorithm_could_not_use_is_not_called_trained(ring: Ring) -> None:
-    claimed = await frozen(ring)
+async def test_what_the_algorithm_could_not_use_is_not_called_trained(harness: Harness) -> None:
+    claimed = await frozen(harness)
     alone = claimed.batch.samples[0].turn_id
-    assert await batches.commit(ring.db, claimed, **RESULT, left_out=[alone])
-    samples = {sample.turn_id: (sample.state, sample.reason) for sample in await ring.all(Sample)}
+    assert await batches.commit(harness.db, claimed, **RESULT, left_out=[alone])
+    samples = {sample.turn_id: (sample.state, sample.reason) for sample in await harness.all(Sample)}
     assert samples.pop(alone) == (SampleState.DROPPED, batches.LEFT_OUT)
     assert set(samples.values()) == {(SampleState.TRAINED, None)} and len(samples) == 7
 
 
-async def test_projects_take_turns_at_the_trainer(ring: Ring) -> None:
+async def test_projects_take_turns_at_the_trainer(harness: Harness) -> None:
     """One project's second batch waits for another's first, though it was frozen earlier."""
-    first = await frozen(ring)
-    assert await batches.commit(ring.db, first, **RESULT)
-    async with ring.db.write() as session:
-        mine = await session.get_one(Policy, (await ring.policy()).id)
-        other, _ = await create_project(session, "bakery", "bread", ring.settings.model)
+    first = await frozen(harness)
+    assert await batches.commit(harness.db, first, **RESULT)
+    async with harness.db.write() as session:
+        mine = await session.get_one(Policy, (await harness.policy()).id)
+        other, _ = await create_project(session, "bakery", "bread", harness.settings.model)
         bread = (await session.scalars(select(Policy).where(Policy.project_id == other.id))).one()
         for policy, at in ((mine, 1.0), (bread, 2.0)):
             parent = policy.head_version_id
             session.add(
                 Batch(id=f"bat-{policy.name}", policy_id=policy.id, parent_id=parent, num_samples=2, created_at=at)
             )
-    taken = [await batches.claim(ring.db, "trainer-a", ring.settings) for _ in range(2)]
+    taken = [await batches.claim(harness.db, "trainer-a", harness.settings) for _ in range(2)]
     assert [one.policy_name for one in taken if one is not None] == ["bread", "shop"]
 
 
-async def test_a_policy_on_another_base_model_is_not_this_trainers(ring: Ring) -> None:
-    await rate(ring, "+-+-+-+-")
-    assert await assemble(ring.db, ring.settings) == 1
-    other = ring.settings.model_copy(update={"model": "another/model"})
-    assert await batches.claim(ring.db, "trainer-b", other) is None
-    assert await batches.claim(ring.db, "trainer-a", ring.settings) is not None
+async def test_a_policy_on_another_base_model_is_not_this_trainers(harness: Harness) -> None:
+    await rate(harness, "+-+-+-+-")
+    assert await assemble(harness.db, harness.settings) == 1
+    other = harness.settings.model_copy(update={"model": "another/model"})
+    assert await batches.claim(harness.db, "trainer-b", other) is None
+    assert await batches.claim(harness.db, "trainer-a", harness.settings) is not None
 
 
-async def test_a_damaged_parent_halts_learning_and_costs_no_sample(ring: Ring) -> None:
-    claimed = await frozen(ring)
-    await batches.parent_damaged(ring.db, claimed, "adapter.safetensors in /nowhere is not what was sealed.")
-    [batch] = await ring.all(Batch)
+async def test_a_damaged_parent_halts_learning_and_costs_no_sample(harness: Harness) -> None:
+    claimed = await frozen(harness)
+    await batches.parent_damaged(harness.db, claimed, "adapter.safetensors in /nowhere is not what was sealed.")
+    [batch] = await harness.all(Batch)
     assert batch.state == BatchState.FAILED and "not what was sealed" in batch.reason
-    samples = await ring.all(Sample)
+    samples = await harness.all(Sample)
     assert {(sample.state, sample.batch_id) for sample in samples} == {(SampleState.OPEN, None)}
-    policy = await ring.policy()
-    assert policy.mode == Mode.HALTED and "is damaged" in policy.mode_reason
-    halts = [row for row in await ring.all(Audit) if row.action == "learning halted"]
+    policy = await harness.policy()
+    assert policy.mode == LearningMode.HALTED and "is damaged" in policy.mode_reason
+    halts = [row for row in await harness.all(Audit) if row.action == "learning halted"]
     assert [(row.actor, row.subject) for row in halts] == [("trainer", "shop")] and "is damaged" in halts[0].reason
-    assert await assemble(ring.db, ring.settings) == 0, "nothing more is taken from where it waits"
+    assert await assemble(harness.db, harness.settings) == 0, "nothing more is taken from where it waits"
 
-    async with ring.db.write() as session:  # somebody has put the directory back
+    async with harness.db.write() as session:  # somebody has put the directory back
         await kl_guard.resume(session, await session.get_one(Policy, policy.id), actor="me", reason="restored")
-    assert await assemble(ring.db, ring.settings) == 1
-    again = await batches.claim(ring.db, "trainer-a", ring.settings)
+    assert await assemble(harness.db, harness.settings) == 1
+    again = await batches.claim(harness.db, "trainer-a", harness.settings)
     assert again is not None
     assert {sample.turn_id for sample in again.batch.samples} == {sample.turn_id for sample in claimed.batch.samples}
 
 
-async def test_a_trainer_that_lost_its_lease_halts_nothing(ring: Ring) -> None:
-    claimed = await frozen(ring)
-    await expired(ring)
-    assert await batches.claim(ring.db, "trainer-b", ring.settings) is not None
+async def test_a_trainer_that_lost_its_lease_halts_nothing(harness: Harness) -> None:
+    claimed = await frozen(harness)
+    await expired(harness)
+    assert await batches.claim(harness.db, "trainer-b", harness.settings) is not None
     with pytest.raises(LeaseLost):
-        await batches.parent_damaged(ring.db, claimed, "gone")
-    assert (await ring.policy()).mode == Mode.ASYNCHRONOUS
+        await batches.parent_damaged(harness.db, claimed, "gone")
+    assert (await harness.policy()).mode == LearningMode.ASYNCHRONOUS

@@ -10,9 +10,9 @@ from sqlalchemy import event
 
 from app.models import Origin
 from app.training.rollouts import repository
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from workers.feedback.curate import curate
-from workers.reconcile import sweep
+from workers.reconcile import reconcile
 from workers.training.assemble import assemble
 
 GROWS = ("turns", "turn_pairs", "feedback", "feedback_ranks", "rewards", "judgements", "samples", "batches", "rollouts")
@@ -20,27 +20,27 @@ SCAN = re.compile(r"Seq Scan on (\w+)")
 
 
 @pytest.mark.parametrize("database_url", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True)
-async def test_every_statement_of_a_station_finds_its_rows_by_an_index(ring: Ring, postgres: str) -> None:
+async def test_every_statement_of_a_station_finds_its_rows_by_an_index(harness: Harness, postgres: str) -> None:
     asked: dict[str, Any] = {}
 
-    @event.listens_for(ring.db.engine.sync_engine, "before_cursor_execute")
+    @event.listens_for(harness.db.engine.sync_engine, "before_cursor_execute")
     def note(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
         if statement.startswith(("SELECT", "UPDATE", "DELETE", "WITH")) and not many:
             asked[statement] = parameters
 
-    for number in range(ring.settings.batch_size):
-        turn = await ring.turn(conversation_id=f"c-{number}")
+    for number in range(harness.settings.batch_size):
+        turn = await harness.turn(conversation_id=f"c-{number}")
         said = {"completion_id": turn.id, "kind": "binary", "value": number % 2 == 0, "source": {"id": f"ada-{number}"}}
-        assert (await ring.api.post("/v1/feedback", json=said)).status_code == 201
+        assert (await harness.api.post("/v1/feedback", json=said)).status_code == 201
     asked.clear()
-    assert await curate(ring.db, ring.settings) == ring.settings.batch_size
-    assert await assemble(ring.db, ring.settings) == 1
-    await sweep(ring.db, ring.settings)
-    async with ring.db.read() as session:
-        for origin in (Origin.SHADOW, Origin.REHEARSAL):
-            assert await repository.spent(session, (await ring.policy()).id, origin) == 0
+    assert await curate(harness.db, harness.settings) == harness.settings.batch_size
+    assert await assemble(harness.db, harness.settings) == 1
+    await reconcile(harness.db, harness.settings)
+    async with harness.db.read() as session:
+        for origin in (Origin.GROUP_SAMPLE, Origin.SHADOW):
+            assert await repository.spent(session, (await harness.policy()).id, origin) == 0
     assert len(asked) > 20
-    url = ring.settings.database.replace("postgresql+psycopg://", "postgresql://")
+    url = harness.settings.database.replace("postgresql+psycopg://", "postgresql://")
     whole = {}
     with psycopg.connect(url) as server:
         server.execute("SET enable_seqscan = off")  # so that a table is read whole only where nothing else is possible

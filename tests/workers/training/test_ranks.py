@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from app.models import Audit, Batch, BatchState, Sample, SampleState, Version
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.engine_fixture import free_port
 from tests.support.frozen_batches import freeze
 from tests.support.processes import Processes, processes, until
@@ -40,17 +40,17 @@ def beside(running: Processes, *options: str) -> None:
     running.children["trainer"].command += options
 
 
-async def test_a_rank_that_dies_or_hangs_costs_an_attempt_and_nothing_else(ring: Ring) -> None:
-    settings = ring.settings.model_copy(
+async def test_a_rank_that_dies_or_hangs_costs_an_attempt_and_nothing_else(harness: Harness) -> None:
+    settings = harness.settings.model_copy(
         update={
             "lease_seconds": 6.0,
-            "sweep_seconds": 0.5,
+            "reconcile_seconds": 0.5,
             "max_attempts": len(FAULTS) + 1,
         }
     )
 
     async def batch() -> Batch:
-        return (await ring.all(Batch))[0]
+        return (await harness.all(Batch))[0]
 
     async def ready() -> bool:
         log = running.children["trainer"].log
@@ -65,7 +65,7 @@ async def test_a_rank_that_dies_or_hangs_costs_an_attempt_and_nothing_else(ring:
         assert {rank: process.pid for rank, process in ranks(running).items()} == {
             rank: process.pid for rank, process in idle.items()
         }, "waiting for work is not silence"
-        await freeze(ring.db, (await ring.policy()).id, count=SAMPLES, length=500)
+        await freeze(harness.db, (await harness.policy()).id, count=SAMPLES, length=500)
         running.start("worker", "beat")
 
         for attempt, (number, rank) in enumerate(FAULTS, start=1):
@@ -84,24 +84,24 @@ async def test_a_rank_that_dies_or_hangs_costs_an_attempt_and_nothing_else(ring:
 
     done = await batch()
     assert done.attempt == len(FAULTS) + 1
-    [version] = [version for version in await ring.all(Version) if version.number > 0]
+    [version] = [version for version in await harness.all(Version) if version.number > 0]
     state = json.loads((Path(version.adapter_path) / "trainer" / "state.json").read_text())
     assert state["updates"] == 1
-    samples = await ring.all(Sample)
+    samples = await harness.all(Sample)
     assert len({sample.turn_id for sample in samples}) == len(samples) == SAMPLES
     assert {(sample.state, sample.batch_id) for sample in samples} == {(SampleState.TRAINED, done.id)}
-    async with ring.db.read() as session:
+    async with harness.db.read() as session:
         told = await session.scalars(select(Audit.reason).where(Audit.action == "attempt failed"))
         assert set(told) != set(), "where rank 0 lived on, it said what happened"
 
 
-async def test_hosts_that_meet_at_an_endpoint_train_together(ring: Ring) -> None:
+async def test_hosts_that_meet_at_an_endpoint_train_together(harness: Harness) -> None:
     """Two groups of processes stand for two hosts: each has a torchrun of its own."""
-    settings = ring.settings.model_copy(update={"lease_seconds": 20.0})
-    batch_id = await freeze(ring.db, (await ring.policy()).id)
+    settings = harness.settings.model_copy(update={"lease_seconds": 20.0})
+    batch_id = await freeze(harness.db, (await harness.policy()).id)
 
     async def trained() -> bool:
-        return bool((await ring.get(Batch, batch_id)).state == BatchState.TRAINED)
+        return bool((await harness.get(Batch, batch_id)).state == BatchState.TRAINED)
 
     with processes(settings) as running:
         beside(running, "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--nproc", "1")
@@ -111,5 +111,5 @@ async def test_hosts_that_meet_at_an_endpoint_train_together(ring: Ring) -> None
         await until(trained, 180, "the batch is trained by both")
         logs = first.log.read_text() + second.log.read_text()
     assert logs.count("trainer ready: 2 rank(s)") == 1, "rank 0 alone answers Celery"
-    [version] = [version for version in await ring.all(Version) if version.number]
+    [version] = [version for version in await harness.all(Version) if version.number]
     assert version.batch_id == batch_id

@@ -13,7 +13,7 @@ from workers.judging.request import (
     NOTHING_TO_SAY,
     Answer,
     Broken,
-    Case,
+    JudgeRequest,
     Meter,
     Silent,
     Unanswered,
@@ -26,7 +26,7 @@ from workers.queue import run_user_code
 RULE_SECONDS = 10.0
 
 
-async def ask(case: Case, http: httpx2.AsyncClient, settings: Settings, meter: Meter) -> dict[str, Answer]:
+async def ask(case: JudgeRequest, http: httpx2.AsyncClient, settings: Settings, meter: Meter) -> dict[str, Answer]:
     """By turn; one that is missing has nothing to be compared with. Raises Silent, Unanswered, Broken, NotYet."""
     source = case.source
     if isinstance(source, RuleSource):
@@ -46,7 +46,7 @@ async def ask(case: Case, http: httpx2.AsyncClient, settings: Settings, meter: M
     return {case.claims[0].turn_id: answer}
 
 
-async def run_rule(case: Case, source: RuleSource) -> Answer:
+async def run_rule(case: JudgeRequest, source: RuleSource) -> Answer:
     """In a thread: it may take its time, and whatever it raises is its own failure."""
 
     def run() -> Any:
@@ -61,7 +61,7 @@ async def run_rule(case: Case, source: RuleSource) -> Answer:
     return Answer(number(value))
 
 
-async def read_next_turn(case: Case, http: httpx2.AsyncClient, settings: Settings, meter: Meter) -> Answer:
+async def read_next_turn(case: JudgeRequest, http: httpx2.AsyncClient, settings: Settings, meter: Meter) -> Answer:
     if case.next_message is None:
         raise Silent(NO_NEXT_MESSAGE)
     if (said := next_turn.read(case.next_message, case.before)) is not None:
@@ -71,12 +71,12 @@ async def read_next_turn(case: Case, http: httpx2.AsyncClient, settings: Setting
     return await _model(case, http, settings, meter).grade_by_outcome(case)
 
 
-def _model(case: Case, http: httpx2.AsyncClient, settings: Settings, meter: Meter) -> Model:
+def _model(case: JudgeRequest, http: httpx2.AsyncClient, settings: Settings, meter: Meter) -> Model:
     return Model(http, case.judge, _admitted(case, case.judge, settings), meter, own=case.own)
 
 
 async def call_service(
-    case: Case, source: HTTPSource, http: httpx2.AsyncClient, settings: Settings, meter: Meter
+    case: JudgeRequest, source: HTTPSource, http: httpx2.AsyncClient, settings: Settings, meter: Meter
 ) -> Answer:
     key = _admitted(case, source, settings)
     meter.asks += 1
@@ -96,7 +96,7 @@ async def call_service(
         raise Unanswered("its reward is no number from -1 to 1" if case.own else f"its reward {error}") from error
 
 
-def _admitted(case: Case, endpoint: EndpointConfig, settings: Settings) -> str | None:
+def _admitted(case: JudgeRequest, endpoint: EndpointConfig, settings: Settings) -> str | None:
     """The key to ask with, if it may be asked at all."""
     if case.closed is not None:
         raise Silent(case.closed)

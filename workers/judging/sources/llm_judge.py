@@ -8,7 +8,7 @@ import httpx2
 
 from alignment.config.rewards import JudgeSource
 from alignment.signals import judge_prompts
-from workers.judging.request import NO_REPLY, NOTHING_TO_SAY, Answer, Case, Meter, Silent, Unanswered
+from workers.judging.request import NO_REPLY, NOTHING_TO_SAY, Answer, JudgeRequest, Meter, Silent, Unanswered
 from workers.judging.sources.http_client import chat_url, decoded, patience, post, quoted
 
 PAIRS_AT_ONCE = 4
@@ -26,13 +26,13 @@ class Model:
     ) -> None:
         self._http, self._judge, self._key, self._meter, self._own = http, judge, key, meter, own
 
-    async def grade(self, case: Case) -> Answer:
+    async def grade(self, case: JudgeRequest) -> Answer:
         messages, reply = case.facts.messages, _reply(case)
         asked = judge_prompts.grading(messages, reply, self._judge.rubric, self._judge.max_chars)
         grade, reason = await self._put(asked, judge_prompts.GRADE)
         return Answer(judge_prompts.of_grade(grade), reason)
 
-    async def grade_by_outcome(self, case: Case) -> Answer:
+    async def grade_by_outcome(self, case: JudgeRequest) -> Answer:
         assert case.next_message is not None
         asked = judge_prompts.grading_by_outcome(
             case.facts.messages, _reply(case), case.next_message, self._judge.max_chars
@@ -42,7 +42,7 @@ class Model:
             raise Silent(NOTHING_TO_SAY)
         return Answer(judge_prompts.of_grade(grade), reason)
 
-    async def compare(self, case: Case) -> dict[str, Answer]:
+    async def compare(self, case: JudgeRequest) -> dict[str, Answer]:
         """Each pair of replies in both orders, as far as it bears on a reply that is asked about."""
         asked_about = {claim.turn_id for claim in case.claims}
         wanted = [pair for pair in judge_prompts.pairs([*case.replies]) if asked_about & {*pair}]
@@ -65,7 +65,7 @@ class Model:
         told = f"against {len(case.replies) - 1} other replies"
         return {id: Answer(value, told) for id, value in judge_prompts.standing(outcomes).items() if id in asked_about}
 
-    async def _outcome(self, case: Case, one: str, other: str) -> int:
+    async def _outcome(self, case: JudgeRequest, one: str, other: str) -> int:
         a, b = case.replies[one], case.replies[other]
         limit = self._judge.max_chars
         if judge_prompts.told({**a, "role": "reply"}, limit) == judge_prompts.told({**b, "role": "reply"}, limit):
@@ -119,7 +119,7 @@ class Model:
         return text
 
 
-def _reply(case: Case) -> Mapping[str, Any]:
+def _reply(case: JudgeRequest) -> Mapping[str, Any]:
     reply = case.facts.reply
     if reply is None or not (reply.get("content") or reply.get("tool_calls")):
         raise Silent(NO_REPLY)

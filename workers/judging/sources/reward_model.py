@@ -12,8 +12,8 @@ from alignment.reward_model.dataset import Reply
 from alignment.signals.judge_prompts import is_question
 from app.core import leases
 from app.core.database import Database, now
-from app.core.jobs import nudge
-from app.core.leases import free
+from app.core.jobs import enqueue_after_commit
+from app.core.leases import lease_is_free
 from app.core.settings import Settings
 from app.models import (
     ApiKey,
@@ -83,7 +83,7 @@ def _due(settings: Settings) -> Any:
             Judgement.source == LEARNED,
             Judgement.state == JudgementState.OPEN,
             Judgement.due_at <= now(),
-            free(Judgement),
+            lease_is_free(Judgement),
             Policy.base_model == base_model(settings.model),
         )
         .order_by(Judgement.due_at, Judgement.id)
@@ -119,7 +119,7 @@ async def _nobody(session: AsyncSession, policy: Policy, model: RewardModel | No
         return NOT_CONFIGURED
     if model is not None:
         return None
-    silenced = await repository.in_state(session, policy.id, RewardModelState.SILENCED)
+    silenced = await repository.in_state(session, policy.id, RewardModelState.DISABLED)
     if silenced is None:
         return NONE_SERVES
     return f"{SILENCED}: {silenced.reason}" if silenced.reason else SILENCED
@@ -128,7 +128,9 @@ async def _nobody(session: AsyncSession, policy: Policy, model: RewardModel | No
 async def _turns(session: AsyncSession, turn_ids: set[str]) -> dict[str, Any]:
     consent = func.coalesce(ApiKey.train, Project.train).label("train")
     rows = await session.execute(
-        select(Turn.id, Turn.prompt_ids, Turn.output_ids, Turn.messages, Turn.flaw, Turn.deleted_at, consent)
+        select(
+            Turn.id, Turn.prompt_ids, Turn.output_ids, Turn.messages, Turn.exclusion_reason, Turn.deleted_at, consent
+        )
         .join(Project, Project.id == Turn.project_id)
         .outerjoin(ApiKey, ApiKey.id == Turn.key_id)
         .where(Turn.id.in_(turn_ids))
@@ -139,7 +141,7 @@ async def _turns(session: AsyncSession, turn_ids: set[str]) -> dict[str, Any]:
 def _unjudged(turn: Any) -> str | None:
     if turn is None or turn.deleted_at is not None:
         return DELETED
-    if turn.flaw == NO_CONSENT or not turn.train:
+    if turn.exclusion_reason == NO_CONSENT or not turn.train:
         return NO_CONSENT
     if is_question(turn.messages):
         return OWN_QUESTION
@@ -172,7 +174,7 @@ async def settle(
                 settled.add(turn_id)
         if settled:
             await curate.reconsider(session, settled, settings)
-            nudge(session, "assemble")
+            enqueue_after_commit(session, "assemble")
     return len(settled)
 
 
@@ -181,7 +183,7 @@ async def _unheard(session: AsyncSession, claimed: Claimed) -> str | None:
     if claimed.model is None:
         return None
     state = await session.scalar(select(RewardModel.state).where(RewardModel.id == claimed.model.id))
-    return SILENCED if state == RewardModelState.SILENCED else None
+    return SILENCED if state == RewardModelState.DISABLED else None
 
 
 async def _close(
@@ -198,7 +200,7 @@ async def _close(
         share = seconds / max(1, len(claimed.replies))
         details = {"reward_model": claimed.model.id, "number": claimed.model.number, "seconds": round(share, 4)}
     try:
-        await leases.settle(
+        await leases.finish(
             session,
             Judgement,
             id,
@@ -219,4 +221,6 @@ async def _close(
 async def _note(session: AsyncSession, turn_id: str, value: float) -> None:
     """Nobody's reliability is measured by it: it has learned from those whom it would vouch for."""
     await session.execute(delete(Reward).where(Reward.turn_id == turn_id, Reward.source == LEARNED))
-    session.add(Reward(id=new_id("rew"), turn_id=turn_id, source=LEARNED, origin=LEARNED, value=value, weight=1.0))
+    session.add(
+        Reward(id=new_id("rew"), turn_id=turn_id, source=LEARNED, reward_source=LEARNED, value=value, weight=1.0)
+    )

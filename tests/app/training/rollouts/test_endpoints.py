@@ -6,58 +6,63 @@ import pytest
 
 from alignment.config.rollouts import RolloutsConfig
 from app.models import Audit, Rollout
-from tests.support.deployment import Ring
-from tests.support.rollout_rows import chat, plan, prompts, rolled, shadowing
+from tests.support.deployment import Harness
+from tests.support.rollout_rows import chat, plan, prompts, rolled, with_group_sampling
 from tests.support.scripted_engine import ScriptedEngine
 
 AT = "/v1/policies/shop/rollouts"
 SUMS = (("2 + 2?", "4"), ("3 + 4?", "7"))
 
 
-async def test_settings_are_shown_set_and_reset(ring: Ring) -> None:
-    body = (await ring.api.get(AT)).json()
+async def test_settings_are_shown_set_and_reset(harness: Harness) -> None:
+    body = (await harness.api.get(AT)).json()
     assert (body["own"], body["rollouts"], body["idle"]) == (
         False,
         RolloutsConfig().model_dump(mode="json"),
-        "siblings is 0",
+        "extra_replies is 0",
     )
-    mine = {"shadows": {"siblings": 3, "tokens_per_hour": 1000}, "in_flight": 1}
-    body = (await ring.api.put(AT, json=mine)).json()
-    assert body["own"] and body["rollouts"]["shadows"]["siblings"] == 3 and body["rollouts"]["in_flight"] == 1
+    mine = {"group_sampling": {"extra_replies": 3, "tokens_per_hour": 1000}, "in_flight": 1}
+    body = (await harness.api.put(AT, json=mine)).json()
+    assert (
+        body["own"] and body["rollouts"]["group_sampling"]["extra_replies"] == 3 and body["rollouts"]["in_flight"] == 1
+    )
     assert body["idle"] == "no source of the policy's rewards judges a reply that nobody has seen"
-    assert (await ring.api.get(AT)).json() == body
-    assert (await ring.api.delete(AT)).json()["own"] is False
-    assert (await ring.policy()).rollouts is None
-    [was_set, was_reset] = [row for row in await ring.all(Audit) if "rollouts" in row.action]
-    assert (was_set.action, was_set.details["siblings"], was_reset.action) == ("set rollouts", 3, "reset rollouts")
+    assert (await harness.api.get(AT)).json() == body
+    assert (await harness.api.delete(AT)).json()["own"] is False
+    assert (await harness.policy()).rollouts is None
+    [was_set, was_reset] = [row for row in await harness.all(Audit) if "rollouts" in row.action]
+    assert (was_set.action, was_set.details["extra_replies"], was_reset.action) == ("set rollouts", 3, "reset rollouts")
 
 
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"shadows": {"siblings": 16}}, "shadows.siblings"),
-        ({"shadows": {"siblings": "3"}}, "shadows.siblings"),
+        ({"group_sampling": {"extra_replies": 16}}, "group_sampling.extra_replies"),
+        ({"group_sampling": {"extra_replies": "3"}}, "group_sampling.extra_replies"),
         ({"shadow": {}}, "shadow"),
         ({"max_plan_share": 0}, "max_plan_share"),
         ({"in_flight": 3}, "in_flight"),
         ({"most_chats": 1}, "most_chats"),
-        ({"shadows": {"tokens_per_hour": 100_001}}, "shadows.tokens_per_hour"),
+        ({"group_sampling": {"tokens_per_hour": 100_001}}, "group_sampling.tokens_per_hour"),
         ({"verifiers": {"mine": "os:system"}}, "verifiers"),
     ],
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_settings_that_cannot_be_are_refused(ring: Ring, body: dict[str, Any], param: str) -> None:
-    answer = await ring.api.put(AT, json=body)
+async def test_settings_that_cannot_be_are_refused(harness: Harness, body: dict[str, Any], param: str) -> None:
+    answer = await harness.api.put(AT, json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-    assert (await ring.policy()).rollouts is None
+    assert (await harness.policy()).rollouts is None
 
 
-async def test_what_they_cost_is_shown(ring: Ring, scripted: ScriptedEngine) -> None:
-    await chat(ring)
-    rows = await rolled(ring, shadowing(ring, "http://127.0.0.1:9", siblings=2))
+async def test_what_they_cost_is_shown(harness: Harness, scripted: ScriptedEngine) -> None:
+    await chat(harness)
+    rows = await rolled(harness, with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=2))
     tokens = sum(row.tokens for row in rows)
-    body = (await ring.api.get(AT)).json()
-    assert body["shadows"]["done"] == 2 and body["shadows"]["tokens"] == body["tokens_last_hour"] == tokens > 0
+    body = (await harness.api.get(AT)).json()
+    assert (
+        body["group_sampling"]["done"] == 2
+        and body["group_sampling"]["tokens"] == body["tokens_last_hour"] == tokens > 0
+    )
     assert body["prompt_sets"]["done"] == 0
 
 
@@ -76,40 +81,42 @@ async def test_what_they_cost_is_shown(ring: Ring, scripted: ScriptedEngine) -> 
     ],
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_plans_that_cannot_be_are_refused(ring: Ring, change: dict[str, Any], status: int, param: str) -> None:
-    await prompts(ring, *SUMS)
+async def test_plans_that_cannot_be_are_refused(
+    harness: Harness, change: dict[str, Any], status: int, param: str
+) -> None:
+    await prompts(harness, *SUMS)
     body = {"dataset": "sums", "verifier": {"type": "number"}, **change}
-    answer = await ring.api.post(f"{AT}/plans", json=body)
+    answer = await harness.api.post(f"{AT}/plans", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
 
 
-async def test_a_verifier_that_needs_a_reference_is_refused_a_set_without(ring: Ring) -> None:
-    await prompts(ring, ("2 + 2?", None))
+async def test_a_verifier_that_needs_a_reference_is_refused_a_set_without(harness: Harness) -> None:
+    await prompts(harness, ("2 + 2?", None))
     for verifier, status in (
         ({"type": "number"}, 400),
         ({"type": "regex"}, 400),
         ({"type": "regex", "pattern": "4"}, 201),
     ):
-        answer = await ring.api.post(f"{AT}/plans", json={"dataset": "sums", "verifier": verifier})
+        answer = await harness.api.post(f"{AT}/plans", json={"dataset": "sums", "verifier": verifier})
         assert answer.status_code == status, answer.text
 
 
-async def test_plans_are_listed_and_found_by_their_own_policy_alone(ring: Ring) -> None:
-    await prompts(ring, *SUMS)
-    made = [(await plan(ring, n=n))["id"] for n in (2, 3, 4)]
-    page = (await ring.api.get(f"{AT}/plans", params={"limit": 2})).json()
+async def test_plans_are_listed_and_found_by_their_own_policy_alone(harness: Harness) -> None:
+    await prompts(harness, *SUMS)
+    made = [(await plan(harness, n=n))["id"] for n in (2, 3, 4)]
+    page = (await harness.api.get(f"{AT}/plans", params={"limit": 2})).json()
     assert [one["id"] for one in page["data"]] == made[:0:-1] and page["has_more"]
-    rest = (await ring.api.get(f"{AT}/plans", params={"limit": 2, "after": page["last_id"]})).json()
+    rest = (await harness.api.get(f"{AT}/plans", params={"limit": 2, "after": page["last_id"]})).json()
     assert [one["n"] for one in rest["data"]] == [2] and not rest["has_more"]
-    assert (await ring.api.get(f"{AT}/plans/{made[0]}")).json()["verifier"]["type"] == "number"
+    assert (await harness.api.get(f"{AT}/plans/{made[0]}")).json()["verifier"]["type"] == "number"
     for path in (f"{AT}/plans/plan-nothing", f"/v1/policies/other/rollouts/plans/{made[0]}"):
-        assert (await ring.api.get(path)).status_code == 404
-    assert await ring.all(Rollout) == [], "nothing is asked while the request is answered"
+        assert (await harness.api.get(path)).status_code == 404
+    assert await harness.all(Rollout) == [], "nothing is asked while the request is answered"
 
 
 @pytest.mark.parametrize("scopes", [["chat"], ["feedback"]])
-async def test_it_is_for_admins(ring: Ring, scopes: list[str]) -> None:
-    key = (await ring.api.post("/v1/keys", json={"name": "other", "scopes": scopes})).json()["key"]
+async def test_it_is_for_admins(harness: Harness, scopes: list[str]) -> None:
+    key = (await harness.api.post("/v1/keys", json={"name": "other", "scopes": scopes})).json()["key"]
     for method, path in (("GET", AT), ("PUT", AT), ("POST", f"{AT}/plans"), ("GET", f"{AT}/plans")):
-        answer = await ring.api.request(method, path, json={}, headers={"authorization": f"Bearer {key}"})
+        answer = await harness.api.request(method, path, json={}, headers={"authorization": f"Bearer {key}"})
         assert answer.status_code == 403

@@ -9,7 +9,7 @@ import pytest
 
 from app.core.settings import Settings
 from app.models import Dataset, DatasetRow, Project
-from tests.support.deployment import Ring
+from tests.support.deployment import Harness
 from tests.support.parquet_files import bring, parquet
 
 HELLO = parquet({"prompt": ["Hi", "Bye"], "chosen": ["Hello!", "See you!"], "rejected": ["What?", "Go."]})
@@ -19,16 +19,16 @@ def message(content: str, role: str = "user") -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-async def contents(ring: Ring) -> list[dict[str, object]]:
-    return [row.content for row in sorted(await ring.all(DatasetRow), key=lambda row: row.number)]
+async def contents(harness: Harness) -> list[dict[str, object]]:
+    return [row.content for row in sorted(await harness.all(DatasetRow), key=lambda row: row.row_number)]
 
 
-async def test_preferences_are_stored_as_messages(ring: Ring) -> None:
-    answer = await bring(ring, HELLO, name="manners")
+async def test_preferences_are_stored_as_messages(harness: Harness) -> None:
+    answer = await bring(harness, HELLO, name="manners")
     assert answer.status_code == 201, answer.text
     view = answer.json()
     assert (view["object"], view["name"], view["kind"], view["num_rows"]) == ("dataset", "manners", "preferences", 2)
-    first = (await contents(ring))[0]
+    first = (await contents(harness))[0]
     assert first == {
         "messages": [message("Hi")],
         "chosen": [message("Hello!", "assistant")],
@@ -36,7 +36,7 @@ async def test_preferences_are_stored_as_messages(ring: Ring) -> None:
     }
 
 
-async def test_prompts_keep_their_reference_and_plain_columns(ring: Ring) -> None:
+async def test_prompts_keep_their_reference_and_plain_columns(harness: Harness) -> None:
     file = parquet(
         {
             "prompt": [[message("Be kind.", "system"), message("Hi")], [message("Bye")]],
@@ -47,10 +47,10 @@ async def test_prompts_keep_their_reference_and_plain_columns(ring: Ring) -> Non
             "tags, all": [["a"], ["b"]],
         }
     )
-    answer = await bring(ring, file, kind="prompts")
+    answer = await bring(harness, file, kind="prompts")
     assert answer.status_code == 201, answer.text
     assert answer.headers["x-columns-left-out"] == "tags%2C%20all"
-    assert await contents(ring) == [
+    assert await contents(harness) == [
         {
             "messages": [message("Be kind.", "system"), message("Hi")],
             "reference": "Hello!",
@@ -60,7 +60,7 @@ async def test_prompts_keep_their_reference_and_plain_columns(ring: Ring) -> Non
     ]
 
 
-async def test_a_prompt_repeated_before_each_answer_is_taken_off(ring: Ring) -> None:
+async def test_a_prompt_repeated_before_each_answer_is_taken_off(harness: Harness) -> None:
     talk = [message("Hi")]
     file = parquet(
         {
@@ -69,42 +69,42 @@ async def test_a_prompt_repeated_before_each_answer_is_taken_off(ring: Ring) -> 
             "rejected": [[*talk, message("What?", "assistant")]],
         }
     )
-    assert (await bring(ring, file)).status_code == 201
-    assert (await contents(ring))[0]["chosen"] == [message("Hello!", "assistant")]
+    assert (await bring(harness, file)).status_code == 201
+    assert (await contents(harness))[0]["chosen"] == [message("Hello!", "assistant")]
 
 
-async def test_the_same_file_again_is_the_same_dataset_and_another_is_a_conflict(ring: Ring) -> None:
-    first, again = await bring(ring, HELLO), await bring(ring, HELLO)
+async def test_the_same_file_again_is_the_same_dataset_and_another_is_a_conflict(harness: Harness) -> None:
+    first, again = await bring(harness, HELLO), await bring(harness, HELLO)
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json() == again.json()
-    other = await bring(ring, parquet({"prompt": ["a"], "chosen": ["b"], "rejected": ["c"]}))
-    kind = await bring(ring, HELLO, kind="prompts")
+    other = await bring(harness, parquet({"prompt": ["a"], "chosen": ["b"], "rejected": ["c"]}))
+    kind = await bring(harness, HELLO, kind="prompts")
     for refused in (other, kind):
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "name_taken")
         assert refused.headers["x-should-retry"] == "false"
-    assert len(await ring.all(Dataset)) == 1 and len(await ring.all(DatasetRow)) == 2
+    assert len(await harness.all(Dataset)) == 1 and len(await harness.all(DatasetRow)) == 2
 
 
-async def test_the_same_file_many_times_at_once_is_one_dataset(ring: Ring) -> None:
-    answers = await asyncio.gather(*[bring(ring, HELLO) for _ in range(4)])
+async def test_the_same_file_many_times_at_once_is_one_dataset(harness: Harness) -> None:
+    answers = await asyncio.gather(*[bring(harness, HELLO) for _ in range(4)])
     assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 201]
     assert len({answer.json()["id"] for answer in answers}) == 1
-    assert len(await ring.all(DatasetRow)) == 2
+    assert len(await harness.all(DatasetRow)) == 2
 
 
-async def test_what_is_wrong_is_refused_by_row_and_column_and_nothing_is_stored(ring: Ring) -> None:
+async def test_what_is_wrong_is_refused_by_row_and_column_and_nothing_is_stored(harness: Harness) -> None:
     file = parquet({"prompt": ["a", "b"], "chosen": ["c", "d"], "rejected": ["e", None]})
     for content, column, words in (
         (file, "rejected", "Row 1, column 'rejected': there is no value"),
         (file[:-20], None, "not a Parquet file"),
         (b"", None, "not a Parquet file"),
     ):
-        answer = await bring(ring, content)
+        answer = await bring(harness, content)
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
         assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_parquet")
         assert error["param"] == column and words in error["message"]
-    assert await ring.all(Dataset) == await ring.all(DatasetRow) == []
+    assert await harness.all(Dataset) == await harness.all(DatasetRow) == []
 
 
 @pytest.fixture
@@ -113,75 +113,75 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"max_import_bytes": 100_000})
 
 
-async def test_a_file_that_is_too_large_is_a_413_announced_or_not(ring: Ring) -> None:
+async def test_a_file_that_is_too_large_is_a_413_announced_or_not(harness: Harness) -> None:
     async def unannounced() -> AsyncIterator[bytes]:
         for _ in range(20):
             yield b"x" * 10_000
 
-    announced = await bring(ring, b"x" * 100_001)
-    other = await ring.api.post("/v1/datasets", params={"name": "a", "kind": "prompts"}, content=unannounced())
+    announced = await bring(harness, b"x" * 100_001)
+    other = await harness.api.post("/v1/datasets", params={"name": "a", "kind": "prompts"}, content=unannounced())
     assert [announced.status_code, other.status_code] == [413, 413]
     assert set(other.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_rows_that_swell_are_refused(ring: Ring) -> None:
+async def test_rows_that_swell_are_refused(harness: Harness) -> None:
     swollen = parquet({"prompt": ["a" * 1000] * 1000})
     assert len(swollen) < 10_000
-    answer = await bring(ring, swollen, kind="prompts")
+    answer = await bring(harness, swollen, kind="prompts")
     assert answer.status_code == 400 and "once unpacked" in answer.text
 
 
-async def test_no_file_is_left_behind(ring: Ring) -> None:
-    before = sorted(ring.settings.home.iterdir())
-    await bring(ring, HELLO)
-    await bring(ring, HELLO[:50], name="broken")
-    await ring.api.get("/v1/exports/turns")
-    left = {path.name for path in ring.settings.home.iterdir()} - {path.name for path in before}
+async def test_no_file_is_left_behind(harness: Harness) -> None:
+    before = sorted(harness.settings.home.iterdir())
+    await bring(harness, HELLO)
+    await bring(harness, HELLO[:50], name="broken")
+    await harness.api.get("/v1/exports/turns")
+    left = {path.name for path in harness.settings.home.iterdir()} - {path.name for path in before}
     assert left <= {"attune.db-wal", "attune.db-shm"}
 
 
 @pytest.mark.parametrize("query", ["name=&kind=prompts", "name=a b&kind=prompts", "name=a", "name=a&kind=tables", ""])
-async def test_a_name_and_a_kind_are_needed(ring: Ring, query: str) -> None:
-    answer = await ring.api.post(f"/v1/datasets?{query}", content=HELLO)
+async def test_a_name_and_a_kind_are_needed(harness: Harness, query: str) -> None:
+    answer = await harness.api.post(f"/v1/datasets?{query}", content=HELLO)
     assert answer.status_code == 400
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_datasets_are_listed_read_and_let_go(ring: Ring) -> None:
+async def test_datasets_are_listed_read_and_let_go(harness: Harness) -> None:
     many = parquet({"prompt": [f"p{index}" for index in range(2500)]})
-    ids = [(await bring(ring, many, name=f"d{index}", kind="prompts")).json()["id"] for index in range(3)]
-    first = (await ring.api.get("/v1/datasets", params={"limit": 2})).json()
-    rest = (await ring.api.get("/v1/datasets", params={"limit": 2, "after": first["last_id"]})).json()
+    ids = [(await bring(harness, many, name=f"d{index}", kind="prompts")).json()["id"] for index in range(3)]
+    first = (await harness.api.get("/v1/datasets", params={"limit": 2})).json()
+    rest = (await harness.api.get("/v1/datasets", params={"limit": 2, "after": first["last_id"]})).json()
     assert [view["id"] for view in first["data"] + rest["data"]] == ids[::-1]
     assert (first["has_more"], rest["has_more"]) == (True, False)
-    one = (await ring.api.get(f"/v1/datasets/{ids[0]}")).json()
+    one = (await harness.api.get(f"/v1/datasets/{ids[0]}")).json()
     assert (one["id"], one["num_rows"]) == (ids[0], 2500)
-    page = (await ring.api.get(f"/v1/datasets/{ids[0]}/rows", params={"limit": 3, "after": 1998})).json()
+    page = (await harness.api.get(f"/v1/datasets/{ids[0]}/rows", params={"limit": 3, "after": 1998})).json()
     assert [row["messages"][0]["content"] for row in page["data"]] == ["p1999", "p2000", "p2001"]
     assert (page["last_number"], page["has_more"]) == (2001, True)
-    end = (await ring.api.get(f"/v1/datasets/{ids[0]}/rows", params={"after": 2498})).json()
+    end = (await harness.api.get(f"/v1/datasets/{ids[0]}/rows", params={"after": 2498})).json()
     assert ([row["number"] for row in end["data"]], end["has_more"]) == ([2499], False)
-    gone = await ring.api.delete(f"/v1/datasets/{ids[0]}")
+    gone = await harness.api.delete(f"/v1/datasets/{ids[0]}")
     assert gone.json() == {"object": "dataset.deleted", "id": ids[0], "deleted": True}
-    assert {row.dataset_id for row in await ring.all(DatasetRow)} == set(ids[1:])
-    assert (await ring.api.get(f"/v1/datasets/{ids[0]}")).status_code == 404
-    assert (await bring(ring, many, name="d0", kind="prompts")).status_code == 201
+    assert {row.dataset_id for row in await harness.all(DatasetRow)} == set(ids[1:])
+    assert (await harness.api.get(f"/v1/datasets/{ids[0]}")).status_code == 404
+    assert (await bring(harness, many, name="d0", kind="prompts")).status_code == 201
 
 
-async def test_a_foreign_dataset_answers_like_an_unknown_one(ring: Ring) -> None:
-    async with ring.db.write() as session:
+async def test_a_foreign_dataset_answers_like_an_unknown_one(harness: Harness) -> None:
+    async with harness.db.write() as session:
         session.add(Project(id="prj-x", name="x"))
         await session.flush()
         session.add(Dataset(id="ds-theirs", project_id="prj-x", name="a", kind="prompts", num_rows=1, sha256="0"))
         await session.flush()
-        session.add(DatasetRow(dataset_id="ds-theirs", number=0, content={"messages": []}))
+        session.add(DatasetRow(dataset_id="ds-theirs", row_number=0, content={"messages": []}))
 
     def same(theirs: httpx2.Response, unknown: httpx2.Response) -> bool:
         return theirs.status_code == 404 and theirs.text == unknown.text.replace("ds-nobody", "ds-theirs")
 
     for path in ("/v1/datasets/{}", "/v1/datasets/{}/rows", "/v1/datasets?after={}"):
-        assert same(await ring.api.get(path.format("ds-theirs")), await ring.api.get(path.format("ds-nobody")))
-    assert same(await ring.api.delete("/v1/datasets/ds-theirs"), await ring.api.delete("/v1/datasets/ds-nobody"))
-    assert len(await ring.all(DatasetRow)) == 1
-    assert (await ring.api.get("/v1/datasets")).json()["data"] == []
-    assert (await bring(ring, HELLO, name="a")).status_code == 201
+        assert same(await harness.api.get(path.format("ds-theirs")), await harness.api.get(path.format("ds-nobody")))
+    assert same(await harness.api.delete("/v1/datasets/ds-theirs"), await harness.api.delete("/v1/datasets/ds-nobody"))
+    assert len(await harness.all(DatasetRow)) == 1
+    assert (await harness.api.get("/v1/datasets")).json()["data"] == []
+    assert (await bring(harness, HELLO, name="a")).status_code == 201
