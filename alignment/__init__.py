@@ -1,1 +1,1 @@
-"""The workshop: tensors and formulas; no web, no database, no queue."""
+"""The learning library: tensors and formulas. It knows no web framework, no database and no queue."""

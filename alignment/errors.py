@@ -1,48 +1,53 @@
-"""Everything the workshop refuses, and why.
+"""Errors that the alignment package raises.
 
 AlignmentError
 ├── NoVariance          every reward of a batch is the same
-├── SingletonGroup      a reward that is to be compared within a group, and is alone in it
-├── NothingToCompare    a batch that has no pair, or no group with a difference in it
-├── MisalignedSample    a turn that is not exactly the tokens and log-probs the engine gave
-├── ForeignSamples      recorded log-probs that the weights they are said to come from cannot have given
+├── SingletonGroup      a reward must be compared within its group, but the group has no other
+├── NothingToCompare    a batch has no pair, or no group with different rewards
+├── MisalignedSample    the tokens and log-probs of a sample do not match
+├── ForeignSamples      the weights in question cannot have produced the recorded log-probs
 ├── DamagedAdapter      an adapter directory that must not reach an engine
-├── NonFiniteUpdate     a loss or gradient that is not a number
-└── UnknownAlgorithm    an algorithm's name that leads to no algorithm
+├── NonFiniteUpdate     a loss or gradient is not finite
+├── UnknownAlgorithm    no algorithm has the configured name
+└── UnknownExtension    no function or class of another package has the configured name
 """
 
 
 class AlignmentError(ValueError):
-    """The workshop cannot go on with what it was given."""
+    """Base class: the input cannot be processed."""
 
 
 class NoVariance(AlignmentError):
-    """All rewards are equal, so there is nothing to prefer and nothing to learn."""
+    """All rewards are equal, so there is nothing to learn from."""
 
 
 class SingletonGroup(AlignmentError):
-    """A group of one has no mean but its own: nothing can be said about its reply."""
+    """A group has one reply only, so its reward has nothing to be compared with."""
 
 
 class NothingToCompare(AlignmentError):
-    """Replies that are to be compared do not differ in reward, or have nothing to be compared with."""
+    """Replies that must be compared have equal rewards, or no counterpart."""
 
 
 class ForeignSamples(AlignmentError):
-    """Recorded log-probs are too far from those of the weights that the samples are said to come from."""
+    """The recorded log-probs are too far from those of the weights that the samples should come from."""
 
 
 class UnknownAlgorithm(AlignmentError):
-    """Neither a dotted path nor an entry point of that name leads to an RLAlgorithm."""
+    """Neither an import path nor an entry point of that name leads to an RLAlgorithm."""
+
+
+class UnknownExtension(AlignmentError):
+    """A name is neither built in, nor an entry point, nor importable."""
 
 
 class MisalignedSample(AlignmentError):
-    """Prompt, output and log-probs of a sample do not belong together."""
+    """The prompt, output and log-probs of a sample do not match."""
 
 
 class DamagedAdapter(AlignmentError):
-    """Files or tensors of an adapter are not what was sealed or what the base model takes."""
+    """Files or tensors of an adapter differ from its manifest or do not fit the base model."""
 
 
 class NonFiniteUpdate(AlignmentError):
-    """The update met a loss or gradient that is not finite; the policy stays as it was."""
+    """A loss or gradient is not finite. The policy is unchanged."""

@@ -1,17 +1,26 @@
-"""Samples and batches: turns in token space, as they travel from the assembler to the trainer."""
+"""Samples, batches, micro-batches and update reports: what travels between the assembler, the trainer and algorithms.
+
+This module does not import torch when it runs, so `app` may import it. Tensor suffixes: B samples, T output tokens.
+"""
+
+from __future__ import annotations
 
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
 
 from alignment.errors import MisalignedSample, NoVariance
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One turn, exactly as the engine saw and said it, and what it was worth.
+    """One turn with the token ids and log-probs that the engine recorded, and its reward.
 
     Example: Sample(turn_id="chatcmpl-7", prompt_ids=(1, 5), output_ids=(9, 2), logprobs=(-0.1, -1.3),
                     reward=1.0, version=3, temperature=0.7)
@@ -22,12 +31,12 @@ class Sample:
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # of the behaviour policy, at `temperature`, one per output token
     reward: float
-    version: int  # the n of `{policy}-v{n}` that spoke; 0 is the base model
+    version: int  # the n of the version `{policy}-v{n}` that sampled it; 0 is the base model
     temperature: float = 1.0
-    lag: int = 0  # versions between the one that spoke and the one that is taught
-    group: str | None = None  # replies to one prompt, which may be compared
+    lag: int = 0  # versions between the one that sampled it and the one that is trained
+    group: str | None = None  # replies to the same prompt have the same group
     conversation: str | None = None
-    turn: int = 0  # its place in the conversation
+    turn_index: int = 0  # position in the conversation
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -59,23 +68,109 @@ class Batch:
     samples: tuple[Sample, ...]
 
     def to_bytes(self) -> bytes:
-        """JSON: floats are written so that they read back bit for bit."""
+        """Serialise as JSON. Floats round-trip exactly."""
         return json.dumps(asdict(self), allow_nan=False).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
         fields = json.loads(raw)
-        return cls(fields["id"], fields["policy"], tuple(_sample(sample) for sample in fields["samples"]))
+        return cls(fields["id"], fields["policy"], tuple(_read_sample(sample) for sample in fields["samples"]))
 
 
-def _sample(fields: dict[str, Any]) -> Sample:
+def _read_sample(fields: dict[str, Any]) -> Sample:
     lists = {name: tuple(fields[name]) for name in ("prompt_ids", "output_ids", "logprobs")}
     return Sample(**(fields | lists))
 
 
 def check_variance(rewards: Sequence[float]) -> None:
-    """Refuse rewards that prefer nothing: none, one, or all the same."""
+    """Raise NoVariance unless there are two different rewards."""
     if len(rewards) < 2:
-        raise NoVariance(f"A batch of {len(rewards)} has nothing to compare with.")
+        raise NoVariance(f"A batch of {len(rewards)} samples has nothing to compare.")
     if min(rewards) == max(rewards):
         raise NoVariance(f"All {len(rewards)} rewards are {rewards[0]}, so no reply is better than another.")
+
+
+@dataclass
+class TrainData:
+    """A batch as tensors: B samples of up to T output tokens, the same on every rank.
+
+    A tensor that the algorithm does not need is None. The last three fields are for `before_train_step` to fill.
+    """
+
+    samples: Sequence[Sample]
+    mask_BT: Tensor  # 1 where there is an output token, 0 in the padding
+    rewards_B: Tensor
+    rollout_logprobs_BT: Tensor  # log-probs that the engine recorded
+    old_logprobs_BT: Tensor | None = None  # log-probs of the policy before the update
+    ref_logprobs_BT: Tensor | None = None  # log-probs of the base model
+    values_BT: Tensor | None = None  # the critic's value before each token
+    advantages_BT: Tensor | None = None
+    returns_BT: Tensor | None = None
+    extra: dict[str, Tensor] = field(default_factory=dict)  # the algorithm's own tensors; the first dimension is B
+
+    @cached_property
+    def group_B(self) -> Tensor:
+        """Return an integer group label for each sample. A sample without a group has a label of its own."""
+        numbers: dict[str, int] = {}
+        names = [sample.group or f"alone {index}" for index, sample in enumerate(self.samples)]
+        return self.mask_BT.new_tensor([numbers.setdefault(name, len(numbers)) for name in names]).long()
+
+    @cached_property
+    def length_B(self) -> Tensor:
+        """Return the number of output tokens of each sample."""
+        return self.mask_BT.sum(-1)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The rows of a batch that one forward pass scores.
+
+    A sum over a minibatch must be divided by `num_tokens` or `num_sequences`, which count the whole minibatch over all
+    micro-batches and ranks. The losses and metrics of the micro-batches then add up to those of the minibatch.
+    """
+
+    batch: TrainData
+    row_indices: tuple[int, ...]  # samples of the batch
+    scored_BT: Tensor  # carries the gradient
+    num_tokens: int
+    num_sequences: int
+    minibatch_indices: tuple[int, ...]  # samples of all micro-batches of the minibatch
+
+    @property
+    def logprobs_BT(self) -> Tensor:
+        """Return the log-probs of the current policy. Use it in `compute_loss`."""
+        return self.scored_BT
+
+    @property
+    def values_BT(self) -> Tensor:
+        """Return the values of the current critic. Use it in `compute_value_loss`."""
+        return self.scored_BT
+
+    @property
+    def mask_BT(self) -> Tensor:
+        return self.rows(self.batch.mask_BT)
+
+    def rows(self, tensor_B: Tensor | None) -> Tensor:
+        """Return the rows of this micro-batch from a tensor of the whole batch."""
+        assert tensor_B is not None, "the algorithm did not ask for this tensor"
+        return tensor_B[list(self.row_indices)]
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """The result of one update.
+
+    `actor/*` metrics are means over all optimizer steps. `reference_kl` is the mean over the last epoch, which is
+    closest to the new policy; it is missing where the algorithm has no reference.
+
+    Example: UpdateReport(batch_id="b-1", updates=4, metrics={"actor/pg_loss": -0.01, "reference_kl": 0.02})
+    """
+
+    batch_id: str
+    updates: int
+    metrics: dict[str, float]
+    unused_turn_ids: tuple[str, ...] = ()  # ids of the turns that the algorithm could not use
+
+    @property
+    def reference_kl(self) -> float:
+        return self.metrics.get("reference_kl", 0.0)

@@ -1,7 +1,7 @@
-"""DAPO (Yu et al., 2025): GRPO with the clip higher above than below, every token weighing the same, no KL, and
+"""DAPO (Yu et al., 2025): GRPO with clip-higher, equal weight for every token, no KL, and
 
-- dynamic sampling: groups whose rewards are all the same say nothing, and are left out before anything is computed;
-- soft overlong punishment: the reward falls off over the last tokens before a reply is too long.
+- dynamic sampling: a group with equal rewards carries no signal and is skipped before anything is computed;
+- soft overlong punishment: the reward falls linearly over the last tokens before the length limit.
 """
 
 from collections.abc import Sequence
@@ -10,25 +10,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from alignment.algorithms.base import TrainData
-from alignment.algorithms.groups import GroupGradient, groups
+from alignment.algorithms.group_relative import GroupRelative, group_indices
 from alignment.config.algorithm import DAPOConfig, UpdateConfig
 from alignment.errors import NothingToCompare
 from alignment.functional import group_advantage
 from alignment.signals.length_penalty import overlong_penalty
-from alignment.types import Sample
+from alignment.types import Sample, TrainData
 
 
-class DAPO(GroupGradient):
+class DAPO(GroupRelative):
     Config: ClassVar[type[UpdateConfig]] = DAPOConfig
 
     def select(self, samples: Sequence[Sample]) -> list[int]:
-        apart = [group for group in groups(samples) if len({self._reward(samples[index]) for index in group}) > 1]
-        if not apart:
-            raise NothingToCompare(f"No group of this batch of {len(samples)} has two different rewards.")
-        return sorted(index for group in apart for index in group)
+        varied = [g for g in group_indices(samples) if len({self._reward(samples[index]) for index in g}) > 1]
+        if not varied:
+            raise NothingToCompare(f"No group of this batch of {len(samples)} samples has two different rewards.")
+        return sorted(index for group in varied for index in group)
 
-    def credit(self, data: TrainData) -> Tensor:
+    def compute_advantages(self, data: TrainData) -> Tensor:
         rewards_B = torch.tensor([self._reward(sample) for sample in data.samples]).to(data.rewards_B)
         return group_advantage(rewards_B, data.group_B, eps=self.config.eps)[:, None]
 

@@ -1,9 +1,9 @@
-"""KTO (Ethayarajh et al., 2024): thumbs, each for itself. A reply is judged against what the policy has gained on
-the base model on average, and losses weigh more than gains.
+"""KTO (Ethayarajh et al., 2024): a loss on single replies with binary feedback. It compares the log-ratio of each reply
+to the base model with the mean log-ratio of the policy.
 
-The reference point z₀ is the batch's own mean of log π(reply) − log base(reply) before the update, not below 0: the
-replies are the policy's, so that is its KL to the base model as it stands. (The paper estimates it on mismatched
-pairs of prompts and replies, because its replies were written by somebody else.)
+The reference point z₀ is the batch mean of log π(reply) − log base(reply) before the update, clamped to at least 0. The
+policy sampled the replies, so this is its current KL to the base model. (The paper estimates it on mismatched pairs of
+prompts and replies, because other models or people wrote its replies.)
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from alignment.algorithms.base import MicroBatch, RLAlgorithm, TrainData
+from alignment.algorithms.base import RLAlgorithm
 from alignment.algorithms.dpo import reference_metrics
 from alignment.config.algorithm import KTOConfig, UpdateConfig
 from alignment.functional import kto_loss
-from alignment.types import Sample, check_variance
+from alignment.types import MicroBatch, Sample, TrainData, check_variance
 
 
 class KTO(RLAlgorithm):
@@ -27,30 +27,30 @@ class KTO(RLAlgorithm):
         self._weights = (1.0, 1.0)
 
     def select(self, samples: Sequence[Sample]) -> list[int]:
-        """A reward of 0 is no thumb: such a reply is left out."""
-        thumbs = [index for index, sample in enumerate(samples) if sample.reward]
-        check_variance([samples[index].reward for index in thumbs])
-        return thumbs
+        """Select the replies whose reward is not 0: a reward of 0 is neither positive nor negative."""
+        labelled = [index for index, sample in enumerate(samples) if sample.reward]
+        check_variance([samples[index].reward for index in labelled])
+        return labelled
 
     def before_train_step(self, step: int, data: TrainData) -> None:
-        assert data.parent_BT is not None and data.reference_BT is not None
-        gained_B = ((data.parent_BT - data.reference_BT) * data.mask_BT).sum(-1)
-        self._kl = max(0.0, float(gained_B.mean()))
-        good = int((data.rewards_B > 0).sum())
-        bad = len(data.samples) - good
-        # Unless told otherwise both sides weigh the same in all, whatever their numbers.
-        balance = (good + bad) / 2
+        assert data.old_logprobs_BT is not None and data.ref_logprobs_BT is not None
+        log_ratio_B = ((data.old_logprobs_BT - data.ref_logprobs_BT) * data.mask_BT).sum(-1)
+        self._kl = max(0.0, float(log_ratio_B.mean()))
+        num_desirable = int((data.rewards_B > 0).sum())
+        num_undesirable = len(data.samples) - num_desirable
+        # By default both classes have the same total weight, whatever their counts.
+        balance = (num_desirable + num_undesirable) / 2
         self._weights = (
-            self.config.desirable_weight or balance / max(1, good),
-            self.config.undesirable_weight or balance / max(1, bad),
+            self.config.desirable_weight or balance / max(1, num_desirable),
+            self.config.undesirable_weight or balance / max(1, num_undesirable),
         )
 
     def compute_loss(self, data: MicroBatch) -> dict[str, Tensor]:
         mask_BT = data.mask_BT
         result = kto_loss(
             (data.logprobs_BT * mask_BT).sum(-1),
-            (data.cut(data.whole.reference_BT) * mask_BT).sum(-1),
-            data.cut(data.whole.rewards_B) > 0,
+            (data.rows(data.batch.ref_logprobs_BT) * mask_BT).sum(-1),
+            data.rows(data.batch.rewards_B) > 0,
             kl=self._kl,
             beta=self.config.beta,
             desirable_weight=self._weights[0],

@@ -1,8 +1,16 @@
-"""What a version's directory must be: sealed byte for byte, and an adapter, or weights, that the engine can take."""
+"""Version directories: the manifest, and what adapters and full weights must contain to be loaded by an engine."""
 
 from alignment.artifacts.adapter_spec import ADAPTER, ADAPTER_CONFIG, AdapterSpec, check_adapter
 from alignment.artifacts.full_weights_spec import WEIGHTS, WeightsSpec, check_weights
-from alignment.artifacts.manifest import MANIFEST, Description, publish_directory, seal, sealed, unlike, verify
+from alignment.artifacts.manifest import (
+    MANIFEST,
+    FileEntry,
+    is_modified,
+    publish_directory,
+    read_manifest,
+    verify,
+    write_manifest,
+)
 
 __all__ = [
     "ADAPTER",
@@ -10,13 +18,13 @@ __all__ = [
     "MANIFEST",
     "WEIGHTS",
     "AdapterSpec",
-    "Description",
+    "FileEntry",
     "WeightsSpec",
     "check_adapter",
     "check_weights",
+    "is_modified",
     "publish_directory",
-    "seal",
-    "sealed",
-    "unlike",
+    "read_manifest",
     "verify",
+    "write_manifest",
 ]

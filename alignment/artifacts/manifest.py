@@ -1,4 +1,4 @@
-"""Directories that never change: sealed by a manifest of hashes, made durable, then renamed into place."""
+"""Immutable directories: a manifest of file hashes, fsync, and an atomic rename into place."""
 
 import hashlib
 import json
@@ -10,12 +10,12 @@ from typing import Any
 from alignment.errors import DamagedAdapter
 
 MANIFEST = "manifest.json"
-Description = dict[str, Any]  # a file's sha256 and size
+FileEntry = dict[str, Any]  # the sha256 and the size in bytes of a file
 
 
-def seal(directory: Path, lineage: Mapping[str, Any]) -> str:
-    """Write the manifest of all files in `directory`; return the manifest's own sha256."""
-    files = {name: _describe(directory / name) for name in _names(directory)}
+def write_manifest(directory: Path, lineage: Mapping[str, Any]) -> str:
+    """Write the manifest of all files in `directory`, with the lineage, and return the manifest's own sha256."""
+    files = {name: _file_entry(directory / name) for name in _file_names(directory)}
     manifest = {"files": files, "lineage": lineage}
     raw = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False).encode()
     with open(directory / MANIFEST, "wb") as file:
@@ -26,10 +26,13 @@ def seal(directory: Path, lineage: Mapping[str, Any]) -> str:
 
 
 def publish_directory(temporary: Path, final: Path) -> None:
-    """Rename a finished directory into place so that a power cut leaves all of it or none of it."""
+    """Rename a finished directory into place. After a power failure all of it exists or none of it.
+
+    Raises FileExistsError if `final` exists.
+    """
     if final.exists():
         raise FileExistsError(f"{final} exists already, and a version never changes.")
-    for path in sorted(temporary.rglob("*"), reverse=True):  # children before their folders
+    for path in sorted(temporary.rglob("*"), reverse=True):  # children before their directories
         _fsync(path)
     _fsync(temporary)
     os.rename(temporary, final)
@@ -37,48 +40,54 @@ def publish_directory(temporary: Path, final: Path) -> None:
 
 
 def verify(directory: Path, sha256: str | None = None) -> dict[str, Any]:
-    """Refuse a directory that is not byte for byte what was sealed; return its lineage."""
-    files, lineage = sealed(directory, sha256)
-    found = set(_names(directory))
-    for name in sorted(files.keys() | found):
-        if name not in found:
-            raise DamagedAdapter(f"{name} is missing from {directory}.")
+    """Check that a directory is byte for byte what its manifest states, and return its lineage.
+
+    With `sha256` the manifest itself must have that hash. Raises DamagedAdapter.
+    """
+    files, lineage = read_manifest(directory, sha256)
+    present = set(_file_names(directory))
+    for name in sorted(files.keys() | present):
+        if name not in present:
+            raise DamagedAdapter(f"{name} is missing from {directory}, though its {MANIFEST} lists it.")
         if name not in files:
-            raise DamagedAdapter(f"{name} in {directory} was not there when it was sealed.")
-        if unlike(directory / name, files[name]):
-            raise DamagedAdapter(f"{name} in {directory} is not what was sealed.")
+            raise DamagedAdapter(f"{name} in {directory} is not listed in its {MANIFEST}.")
+        if is_modified(directory / name, files[name]):
+            raise DamagedAdapter(f"{name} in {directory} differs from the hash or size in its {MANIFEST}.")
     return lineage
 
 
-def sealed(directory: Path, sha256: str | None = None) -> tuple[dict[str, Description], dict[str, Any]]:
-    """What the manifest says of each file, and the lineage. Refuses one that is not the one of that `sha256`."""
+def read_manifest(directory: Path, sha256: str | None = None) -> tuple[dict[str, FileEntry], dict[str, Any]]:
+    """Return the entry of each file by its path, and the lineage.
+
+    Raises DamagedAdapter if the manifest cannot be read or does not have the hash `sha256`.
+    """
     try:
         raw = (directory / MANIFEST).read_bytes()
     except OSError as error:
         raise DamagedAdapter(f"{directory} has no readable {MANIFEST}: {error.strerror}.") from error
     if sha256 is not None and hashlib.sha256(raw).hexdigest() != sha256:
-        raise DamagedAdapter(f"{MANIFEST} of {directory} is not the one that was recorded.")
+        raise DamagedAdapter(f"{MANIFEST} of {directory} does not have the sha256 that was recorded for it.")
     try:
         manifest = json.loads(raw)
-        files: dict[str, Description] = manifest["files"]
+        files: dict[str, FileEntry] = manifest["files"]
         lineage: dict[str, Any] = manifest["lineage"]
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedAdapter(f"{MANIFEST} of {directory} cannot be read as a manifest.") from error
     return files, lineage
 
 
-def unlike(path: Path, description: Description | None) -> bool:
-    """Whether the file is not what a manifest says of it."""
-    return _describe(path) != description
+def is_modified(path: Path, entry: FileEntry | None) -> bool:
+    """Return whether a file differs from its manifest entry, or has none."""
+    return _file_entry(path) != entry
 
 
-def _names(directory: Path) -> list[str]:
-    """Every file but the manifest, by its path inside the directory."""
+def _file_names(directory: Path) -> list[str]:
+    """Return the paths of all files except the manifest, relative to the directory."""
     paths = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
     return sorted(name for name in paths if name != MANIFEST)
 
 
-def _describe(path: Path) -> Description:
+def _file_entry(path: Path) -> FileEntry:
     with open(path, "rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": path.stat().st_size}
 

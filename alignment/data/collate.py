@@ -1,82 +1,76 @@
-"""A batch laid out as tensors, and cut into the minibatches that are one optimizer step each."""
+"""Collate a batch into tensors, and split it into minibatches of one optimizer step each."""
 
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from alignment.algorithms import MicroBatch, TrainData
-from alignment.data.micro_batches import Scored, threads
-from alignment.types import Sample
+from alignment.data.micro_batches import ScoredSequence, prefix_chains
+from alignment.disjoint_set import DisjointSet
+from alignment.types import MicroBatch, Sample, TrainData
 
 
-def output_mask(sequences: Sequence[Scored], device: torch.device) -> Tensor:
-    """1 for every scored token, 0 for the padding behind.  → [B, T]"""
+def output_mask(sequences: Sequence[ScoredSequence], device: torch.device) -> Tensor:
+    """Return 1 for every scored token and 0 for the padding after them.  → [B, T] float32"""
     counts = torch.tensor([len(sequence.ids) - sequence.start for sequence in sequences])
     return (torch.arange(int(counts.max())) < counts[:, None]).float().to(device)
 
 
-def lay_out(samples: Sequence[Sample], device: torch.device) -> TrainData:
-    """All that is known of a batch before anything is scored."""
-    mask_BT = output_mask([Scored.of(sample) for sample in samples], device)
+def collate(samples: Sequence[Sample], device: torch.device) -> TrainData:
+    """Return a batch as tensors, before anything is scored. All tensors are float32 on `device`."""
+    mask_BT = output_mask([ScoredSequence.from_sample(sample) for sample in samples], device)
     flat = torch.tensor([logprob for sample in samples for logprob in sample.logprobs], device=device)
     return TrainData(
         samples=samples,
         mask_BT=mask_BT,
         rewards_B=torch.tensor([sample.reward for sample in samples], device=device),
-        rollout_BT=torch.zeros_like(mask_BT).masked_scatter(mask_BT.bool(), flat),
+        rollout_logprobs_BT=torch.zeros_like(mask_BT).masked_scatter(mask_BT.bool(), flat),
     )
 
 
-def minibatches(
-    samples: Sequence[Sample], together: Iterable[Sequence[int]], parts: int, order: torch.Generator
+def split_minibatches(
+    samples: Sequence[Sample],
+    coupled_samples: Iterable[Sequence[int]],
+    num_minibatches: int,
+    generator: torch.Generator,
 ) -> list[list[int]]:
-    """A shuffled batch in up to `parts` pieces, none empty.
+    """Shuffle a batch and split it into up to `num_minibatches` lists of sample indices, none empty.
 
-    What belongs together stays together: the turns of a conversation and the replies to one prompt, because they
-    share their computation, and the sets in `together`, because their loss is one.
+    Samples are kept in one minibatch if they are turns of one conversation or replies to one prompt, because they share
+    their computation, or if they are in one set of `coupled_samples`, because they share their loss.
     """
-    units = _units(samples, together)
-    shuffled = torch.randperm(len(units), generator=order)
-    pieces = shuffled.tensor_split(min(parts, len(units)))
+    units = _inseparable_units(samples, coupled_samples)
+    shuffled = torch.randperm(len(units), generator=generator)
+    pieces = shuffled.tensor_split(min(num_minibatches, len(units)))
     return [[index for unit in piece.tolist() for index in units[unit]] for piece in pieces]
 
 
-def micro_batch(data: TrainData, minibatch: Sequence[int], rows: Sequence[int], scored_BT: Tensor) -> MicroBatch:
-    """Some rows of a minibatch, with the minibatch's own counts to divide by."""
+def make_micro_batch(data: TrainData, minibatch: Sequence[int], rows: Sequence[int], scored_BT: Tensor) -> MicroBatch:
+    """Return some rows of a minibatch as a micro-batch, with the token and sequence counts of the whole minibatch."""
     return MicroBatch(
-        whole=data,
-        rows=tuple(rows),
+        batch=data,
+        row_indices=tuple(rows),
         scored_BT=scored_BT,
         num_tokens=int(data.mask_BT[list(minibatch)].sum()),
         num_sequences=len(minibatch),
-        minibatch=tuple(minibatch),
+        minibatch_indices=tuple(minibatch),
     )
 
 
-def _units(samples: Sequence[Sample], together: Iterable[Sequence[int]]) -> list[list[int]]:
-    """The connected parts of a batch, in order of their first samples."""
-    leader = list(range(len(samples)))
-
-    def find(index: int) -> int:
-        while leader[index] != index:
-            leader[index] = leader[leader[index]]
-            index = leader[index]
-        return index
-
-    def join(indices: Sequence[int]) -> None:
-        for other in indices[1:]:
-            a, b = find(indices[0]), find(other)
-            leader[max(a, b)] = min(a, b)
-
-    named: dict[str, list[int]] = {}
+def _inseparable_units(samples: Sequence[Sample], coupled_samples: Iterable[Sequence[int]]) -> list[list[int]]:
+    """Return the connected components of a batch, in the order of their first samples."""
+    sets = DisjointSet(len(samples))
+    members: dict[str, list[int]] = {}
     for index, sample in enumerate(samples):
-        for name in (sample.group and f"group {sample.group}", sample.conversation and f"of {sample.conversation}"):
-            if name:
-                named.setdefault(name, []).append(index)
-    for indices in (*named.values(), *together, *threads([Scored.of(sample) for sample in samples])):
-        join(indices)
+        group = sample.group and f"group {sample.group}"
+        conversation = sample.conversation and f"conversation {sample.conversation}"
+        for key in (group, conversation):
+            if key:
+                members.setdefault(key, []).append(index)
+    chains = prefix_chains([ScoredSequence.from_sample(sample) for sample in samples])
+    for indices in (*members.values(), *coupled_samples, *chains):
+        sets.union(indices)
     units: dict[int, list[int]] = {}
     for index in range(len(samples)):
-        units.setdefault(find(index), []).append(index)
+        units.setdefault(sets.find(index), []).append(index)
     return list(units.values())

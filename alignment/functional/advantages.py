@@ -1,24 +1,23 @@
-"""Rewards → advantages. All results are constants: no gradient goes through them."""
+"""Advantages from rewards. All results are constants: no gradient goes through them."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from alignment.errors import SingletonGroup
-from alignment.functional.arguments import same_shape
-from alignment.functional.masks import inside, whiten
+from alignment.errors import AlignmentError, SingletonGroup
+from alignment.functional.masks import apply_mask, check_same_shape, whiten
 
 
 class Gae(NamedTuple):
-    """Advantages for the policy, and the returns that the values should have been."""
+    """Advantages for the policy, and returns as targets for the critic."""
 
     advantages_BT: Tensor
     returns_BT: Tensor
 
 
-class Grouped(NamedTuple):
-    """Rewards minus their group's mean, with the group's sum of squares and size spread over its members."""
+class CentredRewards(NamedTuple):
+    """Rewards minus their group's mean; the sum of squares and the size of the group, repeated for each member."""
 
     centred_B: Tensor
     squares_B: Tensor
@@ -27,13 +26,13 @@ class Grouped(NamedTuple):
 
 @torch.no_grad()
 def gae_advantage(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam: float) -> Gae:
-    """Generalised advantage estimation, token by token from the end.  [B, T] → [B, T] each; 0 outside the mask.
+    """Return generalised advantage estimates and returns.  [B, T] → [B, T] each; 0 outside the mask.
 
     δ_t = r_t + γ·V_{t+1} − V_t;  A_t = δ_t + γλ·A_{t+1};  returns = A + V.  `t+1` is the next token *inside* the
-    mask: what lies between (words of a tool or a user) is skipped, without a discount and without its reward.
+    mask: tokens in between (of a tool or a user) are skipped, without a discount and without their reward.
     Not whitened.  Schulman et al., 2016 (verl `compute_gae_advantage_return`).
     """
-    same_shape(rewards_BT=rewards_BT, values_BT=values_BT, mask_BT=mask_BT)
+    check_same_shape(rewards_BT=rewards_BT, values_BT=values_BT, mask_BT=mask_BT)
     present_BT = mask_BT.bool()
     next_value_B = advantage_B = values_BT.new_zeros(len(values_BT))
     advantages_BT = torch.zeros_like(values_BT)
@@ -42,18 +41,18 @@ def gae_advantage(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma:
         advantage_B = torch.where(present_BT[:, t], delta_B + gamma * lam * advantage_B, advantage_B)
         next_value_B = torch.where(present_BT[:, t], values_BT[:, t], next_value_B)
         advantages_BT[:, t] = advantage_B
-    return Gae(inside(advantages_BT, mask_BT), inside(advantages_BT + values_BT, mask_BT))
+    return Gae(apply_mask(advantages_BT, mask_BT), apply_mask(advantages_BT + values_BT, mask_BT))
 
 
 @torch.no_grad()
 def group_advantage(rewards_B: Tensor, group_B: Tensor, *, scale_by_std: bool = True, eps: float = 1e-6) -> Tensor:
-    """(R − mean of its group) / (std of its group + eps), std with Bessel's correction.  [B] → [B].
+    """Return (R − group mean) / (group std + eps), std with Bessel's correction.  [B] → [B].
 
-    `group_B` holds integer labels. `scale_by_std=False` leaves R − mean, which is Dr.GRPO.
+    `group_B` holds integer labels. `scale_by_std=False` gives R − mean, as in Dr.GRPO.
     Shao et al., 2024 (GRPO); Liu et al., 2025 (Dr.GRPO).
-    Raises SingletonGroup, naming the group, where a reply is alone in its group.
+    Raises SingletonGroup, with the group's label, where a group has one reply only.
     """
-    group = _grouped(rewards_B, group_B)
+    group = _centre_by_group(rewards_B, group_B)
     if not scale_by_std:
         return group.centred_B
     return group.centred_B / ((group.squares_B / (group.count_B - 1)).sqrt() + eps)
@@ -61,11 +60,11 @@ def group_advantage(rewards_B: Tensor, group_B: Tensor, *, scale_by_std: bool = 
 
 @torch.no_grad()
 def leave_one_out_advantage(rewards_B: Tensor, group_B: Tensor) -> Tensor:
-    """R_i − mean of the others' rewards = n/(n−1) · (R_i − mean of its group).  [B] → [B].
+    """Return R_i − mean of the others' rewards = n/(n−1) · (R_i − group mean).  [B] → [B].
 
-    Ahmadian et al., 2024 (RLOO).  Raises SingletonGroup, naming the group, where there are no others.
+    Ahmadian et al., 2024 (RLOO).  Raises SingletonGroup, with the group's label, where a group has one reply only.
     """
-    group = _grouped(rewards_B, group_B)
+    group = _centre_by_group(rewards_B, group_B)
     return group.centred_B * group.count_B / (group.count_B - 1)
 
 
@@ -73,18 +72,18 @@ def leave_one_out_advantage(rewards_B: Tensor, group_B: Tensor) -> Tensor:
 def reinforce_plus_plus_advantage(
     rewards_BT: Tensor, mask_BT: Tensor, *, gamma: float = 1.0, group_B: Tensor | None = None
 ) -> Tensor:
-    """Returns whitened over all tokens of the batch.  [B, T] → [B, T]; 0 outside the mask.
+    """Return discounted returns, whitened over all tokens of the batch.  [B, T] → [B, T]; 0 outside the mask.
 
     Without groups: G_t = r_t + γ·G_{t+1} over the tokens inside the mask, then `whiten`.
-    With `group_B` [B]: a sequence's rewards are summed, the group's mean subtracted, the difference given to every
-    token, then `whiten`.  Hu et al., 2025 (REINFORCE++ and REINFORCE++-baseline).
-    Raises SingletonGroup as `group_advantage` does, ValueError for a gamma beside groups (sums have no discount).
+    With `group_B` [B]: the sum of a sequence's rewards minus the group's mean, for every token, then `whiten`.
+    Hu et al., 2025 (REINFORCE++ and REINFORCE++-baseline).
+    Raises SingletonGroup as `group_advantage` does, ValueError for a gamma other than 1 with groups.
     """
-    same_shape(rewards_BT=rewards_BT, mask_BT=mask_BT)
+    check_same_shape(rewards_BT=rewards_BT, mask_BT=mask_BT)
     if group_B is not None:
         if gamma != 1.0:
-            raise ValueError(f"with groups rewards are summed, without a discount: gamma must be 1, not {gamma}")
-        centred_B = _grouped(inside(rewards_BT, mask_BT).sum(-1), group_B).centred_B
+            raise ValueError(f"with groups, rewards are summed without a discount, so gamma must be 1, not {gamma}")
+        centred_B = _centre_by_group(apply_mask(rewards_BT, mask_BT).sum(-1), group_B).centred_B
         return whiten(centred_B[:, None].expand_as(rewards_BT), mask_BT)
     returns_BT = torch.zeros_like(rewards_BT)
     return_B = rewards_BT.new_zeros(len(rewards_BT))
@@ -96,26 +95,54 @@ def reinforce_plus_plus_advantage(
 
 @torch.no_grad()
 def running_baseline(rewards_B: Tensor, baseline: float, decay: float) -> tuple[Tensor, float]:
-    """A = R − b, and only then b ← d·b + (1−d)·mean(R): a reward never weighs on its own baseline.
+    """Return A = R − b and the new baseline d·b + (1−d)·mean(R): a reward is never part of its own baseline.
 
     [B] → [B].  Liu et al., 2025 (SPIRAL, role-conditioned advantage estimation).
     """
     return rewards_B - baseline, decay * baseline + (1 - decay) * float(rewards_B.mean())
 
 
-def _grouped(rewards_B: Tensor, group_B: Tensor) -> Grouped:
-    same_shape(rewards_B=rewards_B, group_B=group_B)
-    labels_G, slot_B, count_G = torch.unique(group_B, return_inverse=True, return_counts=True)
-    alone = labels_G[count_G == 1].tolist()
-    if alone:
-        raise SingletonGroup(f"group {alone[0]} has one reply only, and nothing to compare it with")
+@torch.no_grad()
+def discounted_turn_returns(rewards_B: Tensor, conversation_B: Tensor, turn_B: Tensor, discount: float) -> Tensor:
+    """Return G = r + discount · G(next turn of the same conversation in the batch).  [B] → [B].
 
-    def summed(x_B: Tensor) -> Tensor:
+    `conversation_B` and `turn_B` are integers: the conversation, and the turn's index in it. The order in the batch
+    does not matter. Missing turns are skipped, without a discount for the gap. With discount 0 every turn keeps its own
+    reward. This is the discounted return (Sutton & Barto, 2018, §3.3) with turns as steps.
+    Raises AlignmentError where a turn occurs twice (two candidates), because it is unknown which one was continued.
+    """
+    check_same_shape(rewards_B=rewards_B, conversation_B=conversation_B, turn_B=turn_B)
+    if discount == 0:
+        return rewards_B.clone()
+    rewards = rewards_B.tolist()
+    places = list(zip(conversation_B.tolist(), turn_B.tolist(), strict=True))
+    returns = [0.0] * len(rewards)
+    next_place: tuple[int, int] | None = None
+    value = 0.0
+    for index in sorted(range(len(places)), key=places.__getitem__, reverse=True):
+        conversation, turn = places[index]
+        if places[index] == next_place:
+            raise AlignmentError(f"turn {turn} of conversation {conversation} occurs twice; a batch may hold it once")
+        has_next = next_place is not None and next_place[0] == conversation
+        value = rewards[index] + (discount * value if has_next else 0.0)
+        returns[index] = value
+        next_place = places[index]
+    return torch.tensor(returns, dtype=rewards_B.dtype, device=rewards_B.device)
+
+
+def _centre_by_group(rewards_B: Tensor, group_B: Tensor) -> CentredRewards:
+    check_same_shape(rewards_B=rewards_B, group_B=group_B)
+    labels_G, slot_B, count_G = torch.unique(group_B, return_inverse=True, return_counts=True)
+    singletons = labels_G[count_G == 1].tolist()
+    if singletons:
+        raise SingletonGroup(f"group {singletons[0]} has one reply only, so there is nothing to compare it with")
+
+    def group_sum(x_B: Tensor) -> Tensor:
         return torch.zeros_like(count_G, dtype=x_B.dtype).index_add(0, slot_B, x_B)[slot_B]
 
     count_B = count_G[slot_B].to(rewards_B.dtype)
-    # From the group's least reward on, because then equal rewards are exactly 0 after centring, and stay 0 over eps.
+    # Subtract the group's smallest reward first: equal rewards are then exactly 0 after centring, and 0 / eps is 0.
     least_G = torch.full_like(count_G, torch.inf, dtype=rewards_B.dtype).scatter_reduce(0, slot_B, rewards_B, "amin")
     above_B = rewards_B - least_G[slot_B]
-    centred_B = above_B - summed(above_B) / count_B
-    return Grouped(centred_B, summed(centred_B.square()), count_B)
+    centred_B = above_B - group_sum(above_B) / count_B
+    return CentredRewards(centred_B, group_sum(centred_B.square()), count_B)

@@ -1,4 +1,4 @@
-"""Weights for tokens that another version, or another engine, drew."""
+"""Importance weights for tokens that another version, or another engine, sampled."""
 
 from typing import NamedTuple
 
@@ -7,13 +7,18 @@ from torch import Tensor
 
 from alignment.config.algorithm import CorrectionLevel, CorrectionMode
 from alignment.errors import AlignmentError
-from alignment.functional.arguments import known, same_shape
-from alignment.functional.masks import inside, masked_mean
-from alignment.functional.ratio import bounded
+from alignment.functional.masks import apply_mask, check_literal, check_same_shape, masked_mean
+
+LOG_RATIO_BOUND = 20.0  # e^20 is far beyond any cap, and still a finite float32
+
+
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
+    """Return clamp(log π − log π', ±20), any shape.  As in verl `compute_policy_loss_vanilla`."""
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 class RolloutCorrection(NamedTuple):
-    """A weight per token (0 outside the mask), the mask that is left, and how far the engine was from the trainer."""
+    """A weight per token (0 outside the mask), the mask after rejection, and metrics of the engine–trainer mismatch."""
 
     weights_BT: Tensor
     mask_BT: Tensor
@@ -22,8 +27,8 @@ class RolloutCorrection(NamedTuple):
 
 @torch.no_grad()
 def rollout_correction(
-    old_BT: Tensor,
-    rollout_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    rollout_logprobs_BT: Tensor,
     mask_BT: Tensor,
     *,
     level: CorrectionLevel = "token",
@@ -31,7 +36,7 @@ def rollout_correction(
     low: float = 0.0,
     high: float = 2.0,
 ) -> RolloutCorrection:
-    """Importance weights w = old / rollout, bounded by `mode`.  [B, T] → [B, T] each, constants.
+    """Return importance weights w = old / rollout, bounded by `mode`.  [B, T] → [B, T] each, constants.
 
     level  token: w = exp(clamp(log old − log rollout, ±20));  sequence: the same of the sum over a sequence's tokens,
            given to each of them.
@@ -40,60 +45,62 @@ def rollout_correction(
            clamp: clamp(w, low, high)
            reject: 1 where low ≤ w ≤ high; tokens (or sequences) outside leave the mask   Liu et al., 2025 (MIS)
            off: 1
-    Rejected tokens weigh 0, so that the loss over the mask *as it came in*, with these weights, leaves them out and
-    still divides by the count before rejection: fewer tokens must not mean a larger gradient for each that stays.
+    Rejected tokens have weight 0. Use these weights with the mask from *before* rejection: the loss then leaves the
+    rejected tokens out and still divides by the count before rejection. Otherwise every remaining token would get a
+    larger gradient.
 
-    Metrics, under `rollout_corr/`: of the raw ratios kl = mean(log rollout − log old), k3_kl, chi2_token = mean(w²) − 1
-    and chi2_seq (mean over sequences of the squared sequence ratio, minus 1), the perplexities of both (mean over
-    sequences) and ppl_ratio, log_ppl_diff, the shares of w above `high` and below `low` (1/high where low is 0) at
-    `level`; of the weights that act rollout_is_mean, _std, _max, _min and the effective sample size
-    1 / mean((w / mean w)²) in (0, 1]; rollout_rs_masked_fraction, the share of tokens that left the mask.
+    Metrics, under `rollout_corr/`. Of the raw ratios: kl = mean(log rollout − log old), k3_kl, chi2_token = mean(w²) −
+    1 and chi2_seq (mean over sequences of the squared sequence ratio, minus 1), the perplexities of both (mean over
+    sequences) and ppl_ratio, log_ppl_diff, the fractions of w above `high` and below `low` (1/high where low is 0) at
+    `level`. Of the bounded weights: rollout_is_mean, _std, _max, _min and the effective sample size 1 / mean((w / mean
+    w)²) in (0, 1]; rollout_rs_masked_fraction, the fraction of rejected tokens.
 
-    Raises ValueError for an unknown level or mode, shapes that do not match and low ≥ high, AlignmentError for an
-    empty mask.
+    Raises ValueError for an unknown level or mode, mismatched shapes and low ≥ high; AlignmentError for an empty
+    mask.
     """
-    known("correction level", level, CorrectionLevel)
-    known("correction mode", mode, CorrectionMode)
-    same_shape(old_BT=old_BT, rollout_BT=rollout_BT, mask_BT=mask_BT)
+    check_literal("correction level", level, CorrectionLevel)
+    check_literal("correction mode", mode, CorrectionMode)
+    check_same_shape(old_logprobs_BT=old_logprobs_BT, rollout_logprobs_BT=rollout_logprobs_BT, mask_BT=mask_BT)
     if low >= high:
-        raise ValueError(f"low ({low}) must lie below high ({high})")
+        raise ValueError(f"low ({low}) must be below high ({high})")
     if not mask_BT.any():
-        raise AlignmentError("no token is inside the mask: there is nothing to correct")
-    old_BT, rollout_BT = inside(old_BT, mask_BT), inside(rollout_BT, mask_BT)
-    log_ratio_BT = old_BT - rollout_BT
+        raise AlignmentError("no token is inside the mask, so there is nothing to correct")
+    old_logprobs_BT = apply_mask(old_logprobs_BT, mask_BT)
+    rollout_logprobs_BT = apply_mask(rollout_logprobs_BT, mask_BT)
+    log_ratio_BT = old_logprobs_BT - rollout_logprobs_BT
     if level == "sequence":
         log_ratio_BT = log_ratio_BT.sum(-1, keepdim=True).expand_as(log_ratio_BT)
-    ratio_BT = bounded(log_ratio_BT).exp()
+    ratio_BT = clamp_log_ratio(log_ratio_BT).exp()
     within_BT = (ratio_BT >= low) & (ratio_BT <= high)
-    kept_BT = mask_BT * within_BT if mode == "reject" else mask_BT
-    weights_BT = inside(_weights(ratio_BT, within_BT, mode, low, high), kept_BT)
+    remaining_BT = mask_BT * within_BT if mode == "reject" else mask_BT
+    weights_BT = apply_mask(_weights(ratio_BT, within_BT, mode, low, high), remaining_BT)
     metrics = {
-        **_distance(old_BT, rollout_BT, mask_BT),
-        **_shares(ratio_BT, mask_BT, level, low, high),
-        **_acting(weights_BT, mask_BT),
-        "rollout_rs_masked_fraction": 1 - masked_mean(kept_BT.to(ratio_BT.dtype), mask_BT),
+        **_divergence_metrics(old_logprobs_BT, rollout_logprobs_BT, mask_BT),
+        **_out_of_bounds_fractions(ratio_BT, mask_BT, level, low, high),
+        **_weight_metrics(weights_BT, mask_BT),
+        "rollout_rs_masked_fraction": 1 - masked_mean(remaining_BT.to(ratio_BT.dtype), mask_BT),
     }
-    values = torch.stack(list(metrics.values())).tolist()  # one transfer from the device instead of twenty
+    values = torch.stack(list(metrics.values())).tolist()  # one transfer from the device, not twenty
     named = {f"rollout_corr/{name}": value for name, value in zip(metrics, values, strict=True)}
-    return RolloutCorrection(weights_BT, kept_BT, named)
+    return RolloutCorrection(weights_BT, remaining_BT, named)
 
 
 @torch.no_grad()
-def proximal_loglinear(logprobs_BT: Tensor, rollout_BT: Tensor, lag_B: Tensor) -> Tensor:
-    """The proximal policy without a forward of its own, between behaviour and policy.  [B, T] → [B, T], a constant.
+def proximal_loglinear(logprobs_BT: Tensor, rollout_logprobs_BT: Tensor, lag_B: Tensor) -> Tensor:
+    """Return log-probs between behaviour and current policy, without a forward pass.  [B, T] → [B, T], a constant.
 
     log prox = log rollout + α · (sg[log π] − log rollout), α = lag / (lag + 1).  `lag_B` [B] counts versions from the
-    one that drew the sequence to the parent of the one being made: 0 gives the behaviour policy itself.
+    one that sampled the sequence to the one that this update starts from: 0 gives the behaviour policy itself.
     AReaL, 2025 (log-linear approximation of decoupled PPO, Hilton et al., 2022).
-    Raises ValueError for a negative lag and shapes that do not match.
+    Raises ValueError for a negative lag and mismatched shapes.
     """
-    same_shape(logprobs_BT=logprobs_BT, rollout_BT=rollout_BT)
+    check_same_shape(logprobs_BT=logprobs_BT, rollout_logprobs_BT=rollout_logprobs_BT)
     if lag_B.shape != logprobs_BT.shape[:1]:
         raise ValueError(f"shapes do not match: lag_B {list(lag_B.shape)}, logprobs_BT {list(logprobs_BT.shape)}")
     if (lag_B < 0).any():
-        raise ValueError(f"no sequence can come from a version after the parent: lag {int(lag_B.min())}")
-    lag_B1 = lag_B.to(rollout_BT.dtype)[:, None]
-    return rollout_BT + lag_B1 / (lag_B1 + 1) * (logprobs_BT - rollout_BT)
+        raise ValueError(f"a lag cannot be negative, got {int(lag_B.min())}")
+    lag_B1 = lag_B.to(rollout_logprobs_BT.dtype)[:, None]
+    return rollout_logprobs_BT + lag_B1 / (lag_B1 + 1) * (logprobs_BT - rollout_logprobs_BT)
 
 
 def _weights(ratio_BT: Tensor, within_BT: Tensor, mode: CorrectionMode, low: float, high: float) -> Tensor:
@@ -106,15 +113,15 @@ def _weights(ratio_BT: Tensor, within_BT: Tensor, mode: CorrectionMode, low: flo
     return torch.ones_like(ratio_BT)
 
 
-def _distance(old_BT: Tensor, rollout_BT: Tensor, mask_BT: Tensor) -> dict[str, Tensor]:
+def _divergence_metrics(old_logprobs_BT: Tensor, rollout_logprobs_BT: Tensor, mask_BT: Tensor) -> dict[str, Tensor]:
     tokens_B = mask_BT.sum(-1)
     present_B = tokens_B > 0
-    old_B = (old_BT.sum(-1) / tokens_B)[present_B]
-    rollout_B = (rollout_BT.sum(-1) / tokens_B)[present_B]
-    log_ratio_BT = bounded(old_BT - rollout_BT)
-    sequence_B = bounded((old_BT - rollout_BT).sum(-1)[present_B])
+    old_B = (old_logprobs_BT.sum(-1) / tokens_B)[present_B]
+    rollout_B = (rollout_logprobs_BT.sum(-1) / tokens_B)[present_B]
+    log_ratio_BT = clamp_log_ratio(old_logprobs_BT - rollout_logprobs_BT)
+    sequence_B = clamp_log_ratio((old_logprobs_BT - rollout_logprobs_BT).sum(-1)[present_B])
     return {
-        "kl": masked_mean(rollout_BT - old_BT, mask_BT),
+        "kl": masked_mean(rollout_logprobs_BT - old_logprobs_BT, mask_BT),
         "k3_kl": masked_mean(log_ratio_BT.exp() - log_ratio_BT - 1, mask_BT),
         "chi2_token": masked_mean((2 * log_ratio_BT).exp(), mask_BT) - 1,
         "chi2_seq": (2 * sequence_B).exp().mean() - 1,
@@ -125,8 +132,10 @@ def _distance(old_BT: Tensor, rollout_BT: Tensor, mask_BT: Tensor) -> dict[str, 
     }
 
 
-def _shares(ratio_BT: Tensor, mask_BT: Tensor, level: CorrectionLevel, low: float, high: float) -> dict[str, Tensor]:
-    if level == "sequence":  # every sequence once, however long
+def _out_of_bounds_fractions(
+    ratio_BT: Tensor, mask_BT: Tensor, level: CorrectionLevel, low: float, high: float
+) -> dict[str, Tensor]:
+    if level == "sequence":  # count every sequence once, whatever its length
         ratio_BT, mask_BT = ratio_BT[:, :1], mask_BT.any(-1, keepdim=True)
     floor = low if low > 0 else 1 / high
     return {
@@ -135,7 +144,7 @@ def _shares(ratio_BT: Tensor, mask_BT: Tensor, level: CorrectionLevel, low: floa
     }
 
 
-def _acting(weights_BT: Tensor, mask_BT: Tensor) -> dict[str, Tensor]:
+def _weight_metrics(weights_BT: Tensor, mask_BT: Tensor) -> dict[str, Tensor]:
     present_BT = mask_BT.bool()
     mean = masked_mean(weights_BT, mask_BT)
     return {

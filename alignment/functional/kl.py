@@ -1,4 +1,4 @@
-"""How far the policy is from its reference, and how dear that should be."""
+"""KL divergence to the reference: per-token estimates, and the adaptive coefficient."""
 
 import math
 
@@ -6,27 +6,27 @@ import torch
 from torch import Tensor
 
 from alignment.config.algorithm import KLKind
-from alignment.functional.arguments import known, same_shape
-from alignment.functional.ratio import bounded
+from alignment.functional.importance import clamp_log_ratio
+from alignment.functional.masks import check_literal, check_same_shape
 
 MAX_K3 = 10.0
 
 
-def kl_estimate(logprobs_BT: Tensor, reference_BT: Tensor, kind: KLKind) -> Tensor:
-    """KL(π ‖ reference) per token in nats, from samples of π.  [B, T] → [B, T].  Schulman, 2020.
+def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, kind: KLKind) -> Tensor:
+    """Estimate KL(π ‖ reference) per token in nats, from samples of π.  [B, T] → [B, T].  Schulman, 2020.
 
     With d = log π − log ref:
-    k1   d                          unbiased; its gradient has mean 0 and teaches nothing
-    k2   ½·d²                       biased value, right gradient
-    k3   e^−d + d − 1               unbiased and ≥ 0; d is kept within ±20, the result within ±10 (as verl)
+    k1   d                          unbiased; its gradient has mean 0, so it must not be used as a loss
+    k2   ½·d²                       biased value, correct gradient
+    k3   e^−d + d − 1               unbiased and ≥ 0; d is clamped to ±20, the result to ±10 (as verl)
     abs  |d|
-    k1+, k2+, k3+, abs+ are straight-through: the value of the kind with the gradient of k2.
-    Where d is not finite (padding may hold anything) the value follows the formula and the gradient is 0.
-    Raises ValueError for an unknown kind, and for shapes that do not match.
+    k1+, k2+, k3+, abs+ are straight-through: the value of that kind with the gradient of k2.
+    Where d is not finite (padding may hold any number) the value follows the formula and the gradient is 0.
+    Raises ValueError for an unknown kind and for mismatched shapes.
     """
-    known("KL estimate", kind, KLKind)
-    same_shape(logprobs_BT=logprobs_BT, reference_BT=reference_BT)
-    raw_BT = logprobs_BT - reference_BT
+    check_literal("KL estimate", kind, KLKind)
+    check_same_shape(logprobs_BT=logprobs_BT, ref_logprobs_BT=ref_logprobs_BT)
+    raw_BT = logprobs_BT - ref_logprobs_BT
     finite_BT = raw_BT.isfinite()
     difference_BT = torch.where(finite_BT, raw_BT, torch.zeros_like(raw_BT))
     name = kind.removesuffix("+")
@@ -44,18 +44,18 @@ def _value(difference_BT: Tensor, name: str) -> Tensor:
         return 0.5 * difference_BT.square()
     if name == "abs":
         return difference_BT.abs()
-    towards_BT = bounded(-difference_BT)
-    return (towards_BT.exp() - towards_BT - 1).clamp(-MAX_K3, MAX_K3)
+    inverse_BT = clamp_log_ratio(-difference_BT)
+    return (inverse_BT.exp() - inverse_BT - 1).clamp(-MAX_K3, MAX_K3)
 
 
 class AdaptiveKLController:
-    """A coefficient that goes up while the KL is above its target, and down while below.
+    """A coefficient that rises while the KL is above its target and falls while it is below.
 
     e = clip(kl/target − 1, ±0.2);  value ← value · (1 + e · n_steps/horizon).  Ziegler et al., 2019.
     `target` in nats, `horizon` and `n_steps` in samples.  Raises ValueError for a target or horizon that is not above
-    0, and for a KL that is not finite, which would spoil the coefficient for good.
+    0, and for a KL that is not finite: it would make the coefficient NaN for good.
 
-    Example: 0.001 with target 0.1 and horizon 10000 is 0.00099488 after kl = 0.02 over 256 samples.
+    Example: with target 0.1 and horizon 10000, 0.001 becomes 0.00099488 after kl = 0.02 over 256 samples.
     """
 
     def __init__(self, init: float, target: float, horizon: float) -> None:
@@ -67,6 +67,6 @@ class AdaptiveKLController:
 
     def update(self, kl: float, n_steps: int) -> None:
         if not math.isfinite(kl):
-            raise ValueError(f"a KL of {kl} cannot steer the coefficient")
+            raise ValueError(f"the KL must be finite, got {kl}")
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         self.value *= 1 + error * n_steps / self.horizon

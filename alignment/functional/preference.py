@@ -1,6 +1,6 @@
-"""Losses on whole replies: pairs that people compared, and thumbs that stand alone.
+"""Preference losses on whole replies: DPO and its variants on pairs, KTO on single binary labels.
 
-All log-probs here are sums over a reply's tokens, in nats; lengths are counts of those tokens.
+All log-probs are sums over a reply's tokens, in nats; lengths are counts of those tokens.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from alignment.config.algorithm import PairKind, UnpairedKind
-from alignment.functional.arguments import known, same_shape
+from alignment.functional.masks import check_literal, check_same_shape
 
 
 class PreferenceLoss(NamedTuple):
@@ -40,26 +40,26 @@ def dpo_loss(
     chosen_length_P: Tensor | None = None,
     rejected_length_P: Tensor | None = None,
 ) -> PreferenceLoss:
-    """Prefer the chosen reply by the margin that the reference lacks.  [P] → [P] each.
+    """Return DPO-style losses and implicit rewards of preference pairs.  [P] → [P] each.
 
     With c = chosen − ref_chosen, j = rejected − ref_rejected, d = c − j, ε = label_smoothing, n lengths in tokens:
     sigmoid   −(1−ε)·log σ(βd) − ε·log σ(−βd)               Rafailov et al., 2023; ε > 0: Mitchell, 2023 (cDPO)
-    ipo       (c/n_c − j/n_r − 1/(2β))², needs both lengths  Azar et al., 2023, by length as its authors ran it (TRL)
+    ipo       (c/n_c − j/n_r − 1/(2β))², needs both lengths  Azar et al., 2023, length-normalised as in TRL
     hinge     max(0, 1 − βd)                                 Zhao et al., 2023 (SLiC)
     robust    (−(1−ε)·log σ(βd) + ε·log σ(−βd)) / (1 − 2ε)   Chowdhury et al., 2024
     apo_zero  1 − σ(βc) + σ(βj)                              D'Oosterlinck et al., 2024
     apo_down  σ(βc) + 1 − σ(βd)                              the same
-    Raises ValueError for an unknown kind, shapes that do not match, a smoothing outside [0, ½) or beside a kind that
-    has none, and ipo without lengths.
+    Raises ValueError for an unknown kind, mismatched shapes, a smoothing outside [0, ½) or with a kind that does not
+    support it, and ipo without lengths.
     """
-    known("preference loss", kind, PairKind)
-    same_shape(chosen_P=chosen_P, rejected_P=rejected_P, ref_chosen_P=ref_chosen_P, ref_rejected_P=ref_rejected_P)
+    check_literal("preference loss", kind, PairKind)
+    check_same_shape(chosen_P=chosen_P, rejected_P=rejected_P, ref_chosen_P=ref_chosen_P, ref_rejected_P=ref_rejected_P)
     if not 0 <= label_smoothing < 0.5:
-        raise ValueError(f"label_smoothing is a share of wrong labels in [0, 0.5), not {label_smoothing}")
+        raise ValueError(f"label_smoothing must be in [0, 0.5), not {label_smoothing}")
     if label_smoothing and kind not in ("sigmoid", "robust"):
-        raise ValueError(f"{kind} knows no label_smoothing: sigmoid and robust do")
-    better_P, worse_P = chosen_P - ref_chosen_P.detach(), rejected_P - ref_rejected_P.detach()
-    margin_P = beta * (better_P - worse_P)
+        raise ValueError(f"{kind} does not support label_smoothing: only sigmoid and robust do")
+    chosen_gain_P, rejected_gain_P = chosen_P - ref_chosen_P.detach(), rejected_P - ref_rejected_P.detach()
+    margin_P = beta * (chosen_gain_P - rejected_gain_P)
     if kind == "sigmoid":
         loss_P = -(1 - label_smoothing) * logsigmoid(margin_P) - label_smoothing * logsigmoid(-margin_P)
     elif kind == "robust":
@@ -68,16 +68,16 @@ def dpo_loss(
     elif kind == "hinge":
         loss_P = (1 - margin_P).relu()
     elif kind == "apo_zero":
-        loss_P = torch.sigmoid(-beta * better_P) + torch.sigmoid(beta * worse_P)  # 1 − σ(x) = σ(−x), without the loss
+        loss_P = torch.sigmoid(-beta * chosen_gain_P) + torch.sigmoid(beta * rejected_gain_P)
     elif kind == "apo_down":
-        loss_P = torch.sigmoid(beta * better_P) + torch.sigmoid(-margin_P)
+        loss_P = torch.sigmoid(beta * chosen_gain_P) + torch.sigmoid(-margin_P)
     else:
         if chosen_length_P is None or rejected_length_P is None:
-            raise ValueError("ipo compares log-probs by token and needs both lengths")
-        same_shape(chosen_P=chosen_P, chosen_length_P=chosen_length_P, rejected_length_P=rejected_length_P)
-        by_token_P = better_P / chosen_length_P.clamp(min=1) - worse_P / rejected_length_P.clamp(min=1)
+            raise ValueError("ipo normalises log-probs by length and needs both lengths")
+        check_same_shape(chosen_P=chosen_P, chosen_length_P=chosen_length_P, rejected_length_P=rejected_length_P)
+        by_token_P = chosen_gain_P / chosen_length_P.clamp(min=1) - rejected_gain_P / rejected_length_P.clamp(min=1)
         loss_P = (by_token_P - 1 / (2 * beta)).square()
-    return PreferenceLoss(loss_P, beta * better_P.detach(), beta * worse_P.detach())
+    return PreferenceLoss(loss_P, beta * chosen_gain_P.detach(), beta * rejected_gain_P.detach())
 
 
 def kto_loss(
@@ -91,24 +91,24 @@ def kto_loss(
     undesirable_weight: float = 1.0,
     kind: UnpairedKind = "kto",
 ) -> KTOLoss:
-    """Thumbs, each for itself, against the policy's distance from its reference.  [B] → [B] each.
+    """Return KTO losses and implicit rewards of binary labels.  [B] → [B] each.
 
     With s = logps − ref_logps and z = max(kl, 0), a constant in nats (the mean of log π − log ref over replies paired
-    with prompts that are not theirs):
+    with mismatched prompts):
     kto                desirable λ_D·(1 − σ(β(s − z))), undesirable λ_U·(1 − σ(β(z − s)))   Ethayarajh et al., 2024
-    apo_zero_unpaired  the same with z = 0, whatever kl says                        D'Oosterlinck et al., 2024
-    `desirable_B` is true for a thumb up. A batch that has but one of the two classes is as good as any.
-    Raises ValueError for an unknown kind and shapes that do not match.
+    apo_zero_unpaired  the same with z = 0; kl is ignored                          D'Oosterlinck et al., 2024
+    `desirable_B` is true for positive feedback. A batch may hold one class only.
+    Raises ValueError for an unknown kind and mismatched shapes.
     """
-    known("unpaired loss", kind, UnpairedKind)
-    same_shape(logps_B=logps_B, ref_logps_B=ref_logps_B, desirable_B=desirable_B)
+    check_literal("unpaired loss", kind, UnpairedKind)
+    check_same_shape(logps_B=logps_B, ref_logps_B=ref_logps_B, desirable_B=desirable_B)
     gain_B = logps_B - ref_logps_B.detach()
-    anchor = torch.as_tensor(kl if kind == "kto" else 0.0, dtype=gain_B.dtype, device=gain_B.device)
-    against_B = beta * (gain_B - anchor.detach().clamp(min=0))
+    reference_point = torch.as_tensor(kl if kind == "kto" else 0.0, dtype=gain_B.dtype, device=gain_B.device)
+    margin_B = beta * (gain_B - reference_point.detach().clamp(min=0))
     desirable_B = desirable_B.bool()
     loss_B = torch.where(
         desirable_B,
-        desirable_weight * torch.sigmoid(-against_B),  # 1 − σ(x) = σ(−x), without the loss of digits
-        undesirable_weight * torch.sigmoid(against_B),
+        desirable_weight * torch.sigmoid(-margin_B),  # 1 − σ(x) = σ(−x), without the loss of digits
+        undesirable_weight * torch.sigmoid(margin_B),
     )
     return KTOLoss(loss_B, beta * gain_B.detach())

@@ -1,1 +1,1 @@
-"""The trunk: a frozen base model, the adapter on it, and the way it is cut over ranks."""
+"""The policy model: a base model, the adapters on it, and how both are sharded over ranks."""

@@ -1,4 +1,4 @@
-"""Gradient checkpointing: a decoder layer keeps its input only, and computes the rest again on the way back."""
+"""Activation checkpointing: a decoder layer stores its input only and recomputes the rest in the backward pass."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -11,23 +11,24 @@ from torch.utils.checkpoint import checkpoint
 from alignment.models.roles import ActiveRole
 
 
-def recompute(layers: Iterable[nn.Module], acting: ActiveRole) -> None:
-    """In place, and inside FSDP's hooks, so that a layer is gathered once on the way back.
+def enable_activation_checkpointing(layers: Iterable[nn.Module], active_role: ActiveRole) -> None:
+    """Wrap the `forward` of every layer, in place.
 
-    transformers' own switch needs a model in training mode, and so turns dropout on.
+    The wrapper runs inside the hooks of FSDP, so a layer is gathered once in the backward pass. The switch of
+    transformers is not used: it requires training mode, which enables dropout.
     """
     for layer in layers:
-        layer.forward = partial(_run, layer.forward, acting)
+        layer.forward = partial(_checkpointed_forward, layer.forward, active_role)
 
 
-def _run(forward: Callable[..., Any], acting: ActiveRole, *args: Any, **kwargs: Any) -> Any:
+def _checkpointed_forward(forward: Callable[..., Any], active_role: ActiveRole, *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    hat = acting.hat  # on the way back, somebody else may be acting
+    role = active_role.role  # during the backward pass another role may be active
 
-    def under_the_same_hat(*args: Any) -> Any:
-        with acting.wearing(hat):
+    def forward_with_same_role(*args: Any) -> Any:
+        with active_role.acting_as(role):
             return forward(*args, **kwargs)
 
-    # Nothing here draws random numbers, so there is no state of a generator to keep.
-    return checkpoint(under_the_same_hat, *args, use_reentrant=False, preserve_rng_state=False)
+    # The forward pass draws no random numbers, so no generator state needs to be kept.
+    return checkpoint(forward_with_same_role, *args, use_reentrant=False, preserve_rng_state=False)

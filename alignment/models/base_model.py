@@ -1,30 +1,35 @@
-"""A base model as we use it: rows in, the hidden states or log-probs of the wanted tokens out."""
+"""A causal language model that returns hidden states or log-probs of selected tokens only.
+
+Tensor suffixes: B rows, T tokens of a row, N scored tokens of all rows, D hidden size.
+"""
 
 from typing import NamedTuple
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from alignment.models.lm_head import logprobs_of
+from alignment.models.lm_head import compute_logprobs
 
 
-class Rows(NamedTuple):
-    """B rows of T tokens, padded on the right, and the N tokens in them whose log-probs are wanted.
+class ModelInputs(NamedTuple):
+    """B rows of T tokens, padded on the right, and the N tokens in them that are scored.
 
-    Without `mask` every token sees those to its left and stands where its column says. Rows that are trees say
-    themselves who sees whom, and at which position a token stands.
+    Without `attention_mask` attention is causal and a token's position is its column. Rows with shared prefixes that
+    branch need an explicit mask and explicit positions.
     """
 
-    ids_BT: Tensor
+    input_ids_BT: Tensor
     rows_N: Tensor
-    columns_N: Tensor  # where the token is predicted: one to the left of where it stands
-    targets_N: Tensor
-    temperatures_N: Tensor
-    mask: Tensor | None = None  # bool [B, 1, T, T]: may the token of a row see that of a column?
-    positions_BT: Tensor | None = None
+    columns_N: Tensor  # the column that predicts the token: one to the left of the token itself
+    targets_N: Tensor  # the token ids to score
+    temperatures_N: Tensor  # the sampling temperature of each token
+    attention_mask: Tensor | None = None  # bool [B, 1, T, T]: whether a query (row) may attend to a key (column)
+    position_ids_BT: Tensor | None = None
 
 
 class BaseLM(nn.Module):
+    """A Hugging Face causal language model behind the interface that training needs."""
+
     def __init__(self, model: PreTrainedModel, logits_chunk: int) -> None:
         super().__init__()
         self.model = model
@@ -32,36 +37,50 @@ class BaseLM(nn.Module):
 
     @property
     def layers(self) -> nn.ModuleList:
+        """Return the decoder layers."""
         layers: nn.ModuleList = self.model.get_decoder().layers
         return layers
 
     @property
-    def masks_allowed(self) -> bool:
-        """False where layers look at a window only: they would need a mask of their own."""
+    def supports_attention_mask(self) -> bool:
+        """Return whether rows may have an explicit mask: False if any layer uses sliding-window or chunked attention,
+        because such layers need masks of their own."""
         config = self.model.config.get_text_config()
-        kinds = getattr(config, "layer_types", None) or ["full_attention"]
+        layer_types = getattr(config, "layer_types", None) or ["full_attention"]
         windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
-        return set(kinds) == {"full_attention"} and not any(windows)
+        return set(layer_types) == {"full_attention"} and not any(windows)
 
-    def forward(self, rows: Rows, *, states: bool = False) -> Tensor:
-        """log_softmax(logits / temperature) at the wanted tokens, in float32.  → [N]; or their `states`  → [N, D]"""
-        hidden_ND = self.hidden(rows)
-        return hidden_ND.clone() if states else self.logprobs(hidden_ND, rows)
+    def forward(self, inputs: ModelInputs, *, return_hidden_states: bool = False) -> Tensor:
+        """Return log_softmax(logits / temperature) at the scored tokens, in float32 and nats.  → [N]
 
-    def hidden(self, rows: Rows) -> Tensor:
-        """The last layer's states where a token is wanted.  → [N, D]
-
-        Padding on the right needs no mask: attention looks to the left only.
-        Raises ValueError for rows with a mask where none is allowed.
+        With `return_hidden_states` return the last layer's hidden states there instead.  → [N, D]
         """
-        if rows.mask is not None and not self.masks_allowed:
-            raise ValueError("These layers look at a window only, and take no mask but their own.")
-        hidden_BTD = self.model.get_decoder()(
-            input_ids=rows.ids_BT, attention_mask=rows.mask, position_ids=rows.positions_BT, use_cache=False
-        ).last_hidden_state
-        return hidden_BTD[rows.rows_N, rows.columns_N]
+        hidden_ND = self.hidden_states(inputs)
+        return hidden_ND.clone() if return_hidden_states else self.logprobs(hidden_ND, inputs)
 
-    def logprobs(self, hidden_ND: Tensor, rows: Rows) -> Tensor:
-        """Logits are the widest tensor of all, so they are computed only where a token is wanted."""
+    def hidden_states(self, inputs: ModelInputs) -> Tensor:
+        """Return the last layer's hidden states at the columns that predict the scored tokens.  → [N, D]
+
+        Right padding needs no mask, because attention is causal.
+        Raises ValueError for inputs with a mask if the model does not support one.
+        """
+        if inputs.attention_mask is not None and not self.supports_attention_mask:
+            raise ValueError(
+                f"{type(self.model).__name__} has sliding-window or chunked attention layers, which take no explicit "
+                'attention mask. Set packing to "chain" or "off".'
+            )
+        hidden_BTD = self.model.get_decoder()(
+            input_ids=inputs.input_ids_BT,
+            attention_mask=inputs.attention_mask,
+            position_ids=inputs.position_ids_BT,
+            use_cache=False,
+        ).last_hidden_state
+        return hidden_BTD[inputs.rows_N, inputs.columns_N]
+
+    def logprobs(self, hidden_ND: Tensor, inputs: ModelInputs) -> Tensor:
+        """Return the log-probs of the scored tokens.  [N, D] → [N] float32
+
+        Logits are the largest tensor of a step, so they are computed for scored tokens only.
+        """
         head = self.model.get_output_embeddings()
-        return logprobs_of(hidden_ND, head, rows.targets_N, rows.temperatures_N, self.logits_chunk)
+        return compute_logprobs(hidden_ND, head, inputs.targets_N, inputs.temperatures_N, self.logits_chunk)

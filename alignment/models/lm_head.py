@@ -1,14 +1,15 @@
-"""Log-probs from hidden states without the logits of all tokens: the widest tensor of a step is never whole.
+"""Log-probs from hidden states in chunks of tokens, so that the logits of all tokens are never in memory at once.
 
-N tokens times V words in float32 outgrow everything else (2,048 tokens, 150,000 words: 1.2 GB, and several times that
-with softmax and gradient). Tokens are therefore taken a few at a time. A log-prob depends on its own hidden state
-alone, so where the head is frozen d logprob_n / d hidden_n is found right in the forward pass, while that token's
-logits are there, and in their place: N·D numbers to keep, and nothing is computed twice. Where the head learns, the
-gradient of its weight needs what comes back from the loss, so each chunk is computed again in the backward pass (Chen
-et al., 2016).
+N tokens times V vocabulary entries in float32 are larger than any other tensor (2,048 tokens, 150,000 entries: 1.2 GB,
+and several times that with softmax and gradient). A log-prob depends on its own hidden state only. If the head is
+frozen, d logprob_n / d hidden_n is therefore computed in the forward pass, while that token's logits exist, and in
+their memory: N·D numbers are kept, and nothing is computed twice. If the head is trained, the gradient of its weight
+needs the gradient of the loss, so each chunk is recomputed in the backward pass (Chen et al., 2016).
 
-Which way is taken, and how tokens are cut, depends on the head and on the numbers of tokens and words: a step that
-learns finds the very bits that were found without gradients.
+The method and the chunk size depend only on the head and on the number of tokens and vocabulary entries. A forward pass
+with gradients therefore gives the same bits as one without.
+
+Tensor suffixes: N scored tokens, D hidden size, V vocabulary.
 """
 
 from collections.abc import Iterator
@@ -19,41 +20,43 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 
-def logprobs_of(hidden_ND: Tensor, head: nn.Module, targets_N: Tensor, temperatures_N: Tensor, chunk: int) -> Tensor:
-    """log_softmax(head(hidden) / temperature) at the targets, at least in float32.  [N, D] → [N]
+def compute_logprobs(
+    hidden_ND: Tensor, head: nn.Module, targets_N: Tensor, temperatures_N: Tensor, chunk: int
+) -> Tensor:
+    """Return log_softmax(head(hidden) / temperature) at the targets, in nats, at least in float32.  [N, D] → [N]
 
-    No more than `chunk` logits are in memory at a time, or one token's where a token has more. `head` is linear in
-    its last dimension, or anything else that treats every token by itself and does not need its output on the way
-    back.
+    At most `chunk` logits are in memory at a time, or one token's if the vocabulary is larger. `head` must be linear in
+    the last dimension, or any other module that treats every token by itself and does not need its output in the
+    backward pass.
     """
-    width = head(hidden_ND[:0]).shape[-1]
-    rows = max(1, chunk // width)
+    vocabulary = head(hidden_ND[:0]).shape[-1]
+    chunk_tokens = max(1, chunk // vocabulary)
     if not any(parameter.requires_grad for parameter in head.parameters()):
-        logprobs_N: Tensor = _FrozenHead.apply(hidden_ND, head, targets_N, temperatures_N, rows)
+        logprobs_N: Tensor = _FrozenHeadLogprobs.apply(hidden_ND, head, targets_N, temperatures_N, chunk_tokens)
         return logprobs_N
-    if len(hidden_ND) <= rows:
-        return _logprobs(hidden_ND, head, targets_N, temperatures_N)
-    cut = _cut(rows, hidden_ND, targets_N, temperatures_N)
-    parts = [checkpoint(_logprobs, hidden, head, *rest, use_reentrant=False) for hidden, *rest in cut]
+    if len(hidden_ND) <= chunk_tokens:
+        return _head_logprobs(hidden_ND, head, targets_N, temperatures_N)
+    chunks = _split(chunk_tokens, hidden_ND, targets_N, temperatures_N)
+    parts = [checkpoint(_head_logprobs, hidden, head, *rest, use_reentrant=False) for hidden, *rest in chunks]
     return torch.cat(parts)
 
 
-def _logprobs(hidden_ND: Tensor, head: nn.Module, targets_N: Tensor, temperatures_N: Tensor) -> Tensor:
-    logprobs_N: Tensor = _AtTargets.apply(head(hidden_ND), targets_N, temperatures_N)
+def _head_logprobs(hidden_ND: Tensor, head: nn.Module, targets_N: Tensor, temperatures_N: Tensor) -> Tensor:
+    logprobs_N: Tensor = _TargetLogprobs.apply(head(hidden_ND), targets_N, temperatures_N)
     return logprobs_N
 
 
-def _cut(rows: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+def _split(chunk_tokens: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(tensor.split(chunk_tokens) for tensor in tensors), strict=True)
 
 
-class _AtTargets(torch.autograd.Function):
-    """From logits to log-probs, with one tensor of their size to keep: the probabilities."""
+class _TargetLogprobs(torch.autograd.Function):
+    """Log-probs from logits. One tensor of the logits' size is kept: the probabilities."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, temperatures_N: Tensor) -> Tensor:
-        buffer_NV = _own(logits_NV)
-        logprobs_N = _softmax(buffer_NV, targets_N, temperatures_N)
+        buffer_NV = _to_float32(logits_NV)
+        logprobs_N = _softmax_in_place(buffer_NV, targets_N, temperatures_N)
         ctx.dtype = logits_NV.dtype
         ctx.save_for_backward(buffer_NV, targets_N, temperatures_N)
         return logprobs_N
@@ -61,44 +64,44 @@ class _AtTargets(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         probabilities_NV, targets_N, temperatures_N = ctx.saved_tensors
-        slopes_NV = _slope(probabilities_NV.clone(), targets_N, temperatures_N)
-        return slopes_NV.mul_(gradients[0][:, None]).to(ctx.dtype), None, None
+        derivatives_NV = _derivative_in_place(probabilities_NV.clone(), targets_N, temperatures_N)
+        return derivatives_NV.mul_(gradients[0][:, None]).to(ctx.dtype), None, None
 
 
-class _FrozenHead(torch.autograd.Function):
-    """The log-probs, and beside them, if somebody will ask, their derivatives by the hidden states."""
+class _FrozenHeadLogprobs(torch.autograd.Function):
+    """Log-probs from hidden states and, if a gradient is needed, their derivatives by the hidden states."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, head: nn.Module, targets_N: Tensor, temperatures_N: Tensor, rows: int
+        ctx: Any, hidden_ND: Tensor, head: nn.Module, targets_N: Tensor, temperatures_N: Tensor, chunk_tokens: int
     ) -> Tensor:
         logprobs: list[Tensor] = []
-        slopes: list[Tensor] = []
-        for hidden, targets, temperatures in _cut(rows, hidden_ND.detach(), targets_N, temperatures_N):
+        derivatives: list[Tensor] = []
+        for hidden, targets, temperatures in _split(chunk_tokens, hidden_ND.detach(), targets_N, temperatures_N):
             with torch.set_grad_enabled(ctx.needs_input_grad[0]):
-                outputs_NV = head(hidden.requires_grad_(ctx.needs_input_grad[0]))
-            buffer_NV = _own(outputs_NV)
-            logprobs.append(_softmax(buffer_NV, targets, temperatures))
+                logits_NV = head(hidden.requires_grad_(ctx.needs_input_grad[0]))
+            buffer_NV = _to_float32(logits_NV)
+            logprobs.append(_softmax_in_place(buffer_NV, targets, temperatures))
             if ctx.needs_input_grad[0]:
-                slopes_NV = _slope(buffer_NV, targets, temperatures).to(outputs_NV.dtype)
-                slopes += torch.autograd.grad(outputs_NV, hidden, slopes_NV)
-        if slopes:
-            ctx.save_for_backward(torch.cat(slopes))
+                derivatives_NV = _derivative_in_place(buffer_NV, targets, temperatures).to(logits_NV.dtype)
+                derivatives += torch.autograd.grad(logits_NV, hidden, derivatives_NV)
+        if derivatives:
+            ctx.save_for_backward(torch.cat(derivatives))
         return torch.cat(logprobs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (slopes_ND,) = ctx.saved_tensors
-        return (gradients[0][:, None] * slopes_ND).to(slopes_ND.dtype), None, None, None, None
+        (derivatives_ND,) = ctx.saved_tensors
+        return (gradients[0][:, None] * derivatives_ND).to(derivatives_ND.dtype), None, None, None, None
 
 
-def _own(logits_NV: Tensor) -> Tensor:
-    """The logits' own memory to write in, or a wider copy."""
+def _to_float32(logits_NV: Tensor) -> Tensor:
+    """Return the logits in float32 or wider: the same memory if they are that already, else a copy."""
     return logits_NV.detach().to(torch.promote_types(logits_NV.dtype, torch.float32))
 
 
-def _softmax(logits_NV: Tensor, targets_N: Tensor, temperatures_N: Tensor) -> Tensor:
-    """The targets' log-probs; the logits become probabilities, in place: a second tensor of this size is not made."""
+def _softmax_in_place(logits_NV: Tensor, targets_N: Tensor, temperatures_N: Tensor) -> Tensor:
+    """Return the log-probs of the targets, and turn the logits into probabilities in place.  [N, V] → [N]"""
     logits_NV.div_(temperatures_N[:, None])
     largest_N = logits_NV.amax(-1)
     target_N = logits_NV.gather(-1, targets_N[:, None]).squeeze(-1)
@@ -107,7 +110,7 @@ def _softmax(logits_NV: Tensor, targets_N: Tensor, temperatures_N: Tensor) -> Te
     return target_N - largest_N - total_N.log()
 
 
-def _slope(probabilities_NV: Tensor, targets_N: Tensor, temperatures_N: Tensor) -> Tensor:
-    """d logprob / d logits = (1 at the target − probability) / temperature, in place."""
+def _derivative_in_place(probabilities_NV: Tensor, targets_N: Tensor, temperatures_N: Tensor) -> Tensor:
+    """Return d logprob / d logits = (1 at the target − probability) / temperature, in the given memory."""
     ones_N1 = torch.ones_like(probabilities_NV[:, :1])
     return probabilities_NV.neg_().scatter_add_(-1, targets_N[:, None], ones_N1).div_(temperatures_N[:, None])

@@ -1,9 +1,9 @@
-"""LoRA adapters on the trunk: the layer that adds them, their names, and the one place that knows peft.
+"""LoRA adapters on the base model (Hu et al., 2021): the layer, the tensor names, and the only module that knows peft.
 
-Outside this file an adapter is a dict of float32 tensors under the names that its file has, such as
-`base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`. peft says what else belongs to such a file. It does
-not compute: its layers pass over every output twice more, keep float32 copies of bfloat16 inputs for the way
-back, and switch requires_grad when another adapter acts.
+Outside this module an adapter is a dict of float32 tensors under the names of its file, such as
+`base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`. peft defines what else belongs to such a file. Its
+layers are not used for computation: they pass over every output twice more, keep float32 copies of bfloat16 inputs for
+the backward pass, and switch requires_grad when another adapter becomes active.
 """
 
 import json
@@ -19,45 +19,52 @@ from alignment.artifacts import ADAPTER_CONFIG
 from alignment.config.trainer import LoRAConfig
 from alignment.models.roles import ActiveRole, ModelRole
 
-PREFIX = "base_model.model."  # peft wraps a model twice before it names its parts
+PREFIX = "base_model.model."  # peft wraps a model twice before it names its modules
 
 
 class LoRALinear(nn.Module):
-    """y = W x + b + scale · B A x, with the A and B of the acting hat; a hat without them is the base layer alone.
+    """y = W x + b + scale · B A x, with the A and B of the active role; a role without them is the base layer alone.
 
-    Who acts is looked up, never switched: no parameter's requires_grad ever changes, so optimizer and FSDP always
-    see the same ones.
+    The active role is looked up in each forward pass. No parameter's requires_grad ever changes, so the optimizer and
+    FSDP always see the same parameters.
     """
 
-    def __init__(self, base_layer: nn.Linear, scale: float, acting: ActiveRole) -> None:
+    def __init__(self, base_layer: nn.Linear, scale: float, active_role: ActiveRole) -> None:
         super().__init__()
         self.base_layer = base_layer
         self.scale = scale
-        self.acting = acting
+        self.active_role = active_role
         self.lora_A = nn.ParameterDict()
         self.lora_B = nn.ParameterDict()
 
-    def add(self, hat: ModelRole, rank: int, trainable: bool) -> None:
-        """Float32 whatever the base is: steps of an optimizer are too small for bfloat16."""
+    def add_adapter(self, role: ModelRole, rank: int, trainable: bool) -> None:
+        """Add A and B for a role, all zeros. They are float32 for any base: bfloat16 would round optimizer steps away.
+
+        A is [rank, in_features], B is [out_features, rank].
+        """
         device = self.base_layer.weight.device
         shapes = (rank, self.base_layer.in_features), (self.base_layer.out_features, rank)
-        for side, shape in zip((self.lora_A, self.lora_B), shapes, strict=True):
-            side[hat] = nn.Parameter(torch.zeros(shape, device=device), requires_grad=trainable)
+        for matrices, shape in zip((self.lora_A, self.lora_B), shapes, strict=True):
+            matrices[role] = nn.Parameter(torch.zeros(shape, device=device), requires_grad=trainable)
 
     def forward(self, x: Tensor) -> Tensor:
-        hat = self.acting.hat
-        if hat not in self.lora_A:
+        """[..., in_features] → [..., out_features], in the dtype of `x`."""
+        role = self.active_role.role
+        if role not in self.lora_A:
             return self.base_layer(x)
         x_ND = x.flatten(0, -2)
         y_ND = self.base_layer(x_ND)
-        low_NR = linear(x_ND, self.lora_A[hat].to(x.dtype))
-        # In place: this is the widest tensor of the layer, and nobody has saved it.
-        y_ND.addmm_(low_NR, self.lora_B[hat].to(x.dtype).t(), alpha=self.scale)
+        low_rank_NR = linear(x_ND, self.lora_A[role].to(x.dtype))
+        # In place: this is the widest tensor of the layer, and autograd has not saved it.
+        y_ND.addmm_(low_rank_NR, self.lora_B[role].to(x.dtype).t(), alpha=self.scale)
         return y_ND.view(*x.shape[:-1], -1)
 
 
-def attach(model: nn.Module, lora: LoRAConfig, acting: ActiveRole) -> None:
-    """Make room for adapters on a frozen model, in place."""
+def insert_lora_layers(model: nn.Module, lora: LoRAConfig, active_role: ActiveRole) -> None:
+    """Replace the target linear layers of a frozen model by LoRA layers without adapters, in place.
+
+    Raises ValueError if the model has none of the target modules.
+    """
     targets = [
         (path, module)
         for path, module in model.named_modules()
@@ -66,28 +73,31 @@ def attach(model: nn.Module, lora: LoRAConfig, acting: ActiveRole) -> None:
     if not targets:
         raise ValueError(f"The base model has no linear layer called {', '.join(lora.target_modules)}.")
     for path, module in targets:
-        model.set_submodule(path, LoRALinear(module, lora.alpha / lora.rank, acting))
+        model.set_submodule(path, LoRALinear(module, lora.alpha / lora.rank, active_role))
 
 
-def add(model: nn.Module, hat: ModelRole, rank: int, *, trainable: bool) -> None:
-    """Give a hat an adapter of its own, all zeros."""
+def add_adapter(model: nn.Module, role: ModelRole, rank: int, *, trainable: bool) -> None:
+    """Add an adapter for a role to every LoRA layer, all zeros."""
     for module in model.modules():
         if isinstance(module, LoRALinear):
-            module.add(hat, rank, trainable)
+            module.add_adapter(role, rank, trainable)
 
 
-def parameters(model: nn.Module, hat: ModelRole) -> dict[str, nn.Parameter]:
-    """A hat's adapter by the names of its file, in the model's order."""
+def adapter_parameters(model: nn.Module, role: ModelRole) -> dict[str, nn.Parameter]:
+    """Return a role's adapter by the names of its file, in the model's order."""
     return {
-        f"{PREFIX}{path}.{side}.weight": getattr(module, side)[hat]
+        f"{PREFIX}{path}.{matrix}.weight": getattr(module, matrix)[role]
         for path, module in model.named_modules()
-        if isinstance(module, LoRALinear) and hat in module.lora_A
-        for side in ("lora_A", "lora_B")
+        if isinstance(module, LoRALinear) and role in module.lora_A
+        for matrix in ("lora_A", "lora_B")
     }
 
 
-def fresh(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
-    """The adapter that changes nothing yet: A uniform within ±1/√in, B zero. The same on every rank."""
+def init_adapter(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
+    """Return an untrained adapter, the same on every rank: A is uniform within ±1/√in_features, B is zero.
+
+    Such an adapter does not change the base model's output. All tensors are float32 on the CPU.
+    """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
     for name in sorted(shapes):
@@ -99,8 +109,8 @@ def fresh(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
 
 
 def write_config(directory: Path, lora: LoRAConfig, base_model: Path) -> None:
-    """The same bytes for the same adapter: peft keeps sets, whose order changes from process to process."""
-    # The engine knows scale = alpha / r only: no rank-stabilised scale, no DoRA, no bias, no extra tokens.
+    """Write `adapter_config.json`. Equal adapters give equal bytes: peft keeps sets, so their order is fixed here."""
+    # The engine supports scale = alpha / r only: no rank-stabilised scale, no DoRA, no bias, no extra tokens.
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -116,5 +126,6 @@ def write_config(directory: Path, lora: LoRAConfig, base_model: Path) -> None:
 
 
 def read_config(directory: Path) -> LoRAConfig:
+    """Return the rank, alpha and target modules that `adapter_config.json` states."""
     fields = json.loads((directory / ADAPTER_CONFIG).read_text())
     return LoRAConfig(rank=fields["r"], alpha=fields["lora_alpha"], target_modules=tuple(fields["target_modules"]))

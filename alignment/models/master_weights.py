@@ -1,7 +1,8 @@
-"""Weights that are kept in float32 and read in another type, because steps are too small for bfloat16.
+"""Float32 master weights that are cast to another dtype whenever they are read.
 
-On one rank this does what FSDP's mixed precision does on many: all computing is in the model's own type, so
-the log-probs are those of the weights as an engine holds them.
+Optimizer steps are too small for bfloat16. On one rank this does what FSDP's mixed precision does on several: all
+computation is in the model's own dtype, so the log-probs are those of the weights as an engine holds them
+(Micikevicius et al., 2018).
 """
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
 
-class ReadAs(nn.Module):
+class CastOnRead(nn.Module):
+    """A parametrization that returns a weight in `dtype`."""
+
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
@@ -18,15 +21,15 @@ class ReadAs(nn.Module):
         return weight.to(self.dtype)
 
 
-def read_as(model: nn.Module, dtype: torch.dtype) -> None:
-    """Give every reader of a float32 model its weights in `dtype`, in place; gradients come back as float32."""
+def enable_master_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Make every weight of a float32 model read as `dtype`, in place. Gradients are float32."""
     for module in list(model.modules()):
         for name, _ in list(module.named_parameters(recurse=False)):
-            register_parametrization(module, name, ReadAs(dtype), unsafe=True)  # unsafe: the type may change
+            register_parametrization(module, name, CastOnRead(dtype), unsafe=True)  # unsafe allows the dtype to change
 
 
-def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """All weights by the names of a Hugging Face file; tied ones once."""
+def named_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return all weights by the names of a Hugging Face file. A tied weight appears once."""
     return {
         name.replace(".parametrizations.", ".").removesuffix(".original"): parameter
         for name, parameter in model.named_parameters()

@@ -1,10 +1,11 @@
-"""The policy: one trunk under many hats, asked for the log-probs or values of given tokens and nothing else.
+"""The policy model: one base model that acts in several roles and returns log-probs or values of given tokens.
 
-With LoRA the base weights are in memory once, frozen: actor, critic, anchor and reward model are adapters on them, and
-the reference is the trunk without any. With full weights the actor is the trunk itself, in float32; the reference is
-a second, frozen copy, whose states the reward model reads; the critic reads the trunk's and teaches it nothing.
+With LoRA the frozen base weights are in memory once: actor, critic, anchor and reward model are adapters on them, and
+the reference is the base model without an adapter. With full weights the actor is the base model itself, in float32;
+the reference is a second, frozen copy, whose hidden states the reward model reads; the critic reads the actor's hidden
+states without a gradient to them.
 
-It is the root that FSDP gathers, so all use of the model goes through `forward`.
+The model is the FSDP root, so all use of it goes through `forward`.
 """
 
 from pathlib import Path
@@ -15,18 +16,20 @@ from torch import Tensor, nn
 from alignment.config.trainer import TrainerConfig
 from alignment.errors import DamagedAdapter
 from alignment.models import lora, master_weights, parallel
-from alignment.models.activation_checkpointing import recompute
-from alignment.models.base_model import BaseLM, Rows
-from alignment.models.loading import DTYPES, load_base
+from alignment.models.activation_checkpointing import enable_activation_checkpointing
+from alignment.models.base_model import BaseLM, ModelInputs
+from alignment.models.loading import DTYPES, load_base_model
 from alignment.models.roles import ActiveRole, ModelRole
 
-__all__ = ["ModelRole", "PolicyModel", "Rows"]
+__all__ = ["ModelInputs", "ModelRole", "PolicyModel"]
 
 VALUE_HEAD = "value_head.weight"
 REWARD_HEAD = "reward_head."
 
 
 class PolicyModel(nn.Module):
+    """All model roles of one policy on one base model."""
+
     def __init__(
         self,
         base_model: Path,
@@ -37,40 +40,41 @@ class PolicyModel(nn.Module):
         reference: bool = True,
         anchor: bool = False,
     ) -> None:
-        """Hats that are not asked for take no memory. All are made here, because FSDP takes none on later.
+        """Load the base model and add the requested roles. A role that is not requested takes no memory.
 
+        All roles are created here, because FSDP accepts no parameters later.
         Raises ValueError for an anchor without LoRA, and for a reward model on full weights without a reference.
         """
         super().__init__()
         self.base_model = base_model
         self.lora = config.lora
         self.dtype = DTYPES[config.dtype]
-        self.anchored = anchor
-        self.acting = ActiveRole()
-        self.frozen: BaseLM | None = None
+        self.has_anchor = anchor
+        self.active_role = ActiveRole()
+        self.reference_lm: BaseLM | None = None
         self.value_head: nn.Linear | None = None
         self.reward_head: nn.Linear | None = None
         if config.lora is None:
             if anchor:
-                raise ValueError("An anchor is an adapter; with full weights there is none.")
+                raise ValueError("An anchor is an adapter, so it needs LoRA; this trainer trains full weights.")
             if config.reward_model is not None and not reference:
-                raise ValueError("With full weights a reward model reads the reference, and there is none.")
-            model = load_base(base_model, "float32", device).requires_grad_(True)
+                raise ValueError("With full weights a reward model needs the reference model; set reference=True.")
+            model = load_base_model(base_model, "float32", device).requires_grad_(True)
             if self.dtype != torch.float32:
-                master_weights.read_as(model, self.dtype)
+                master_weights.enable_master_weights(model, self.dtype)
             if reference:
-                self.frozen = BaseLM(load_base(base_model, config.dtype, device), config.logits_chunk)
+                self.reference_lm = BaseLM(load_base_model(base_model, config.dtype, device), config.logits_chunk)
         else:
-            model = load_base(base_model, config.dtype, device)
-            lora.attach(model, config.lora, self.acting)
-            lora.add(model, "actor", config.lora.rank, trainable=True)
+            model = load_base_model(base_model, config.dtype, device)
+            lora.insert_lora_layers(model, config.lora, self.active_role)
+            lora.add_adapter(model, "actor", config.lora.rank, trainable=True)
             if critic:
-                lora.add(model, "critic", config.critic.rank, trainable=True)
+                lora.add_adapter(model, "critic", config.critic.rank, trainable=True)
             if anchor:
-                lora.add(model, "anchor", config.lora.rank, trainable=False)
+                lora.add_adapter(model, "anchor", config.lora.rank, trainable=False)
             if config.reward_model is not None:
-                lora.add(model, "reward", config.lora.rank, trainable=True)
-        self.trunk = BaseLM(model, config.logits_chunk)
+                lora.add_adapter(model, "reward", config.lora.rank, trainable=True)
+        self.base_lm = BaseLM(model, config.logits_chunk)
         width = model.get_output_embeddings().in_features
         if critic:
             self.value_head = nn.Linear(width, 1, bias=False, device=device, dtype=torch.float32)
@@ -80,97 +84,115 @@ class PolicyModel(nn.Module):
             nn.init.zeros_(self.reward_head.weight)
             nn.init.zeros_(self.reward_head.bias)
         if config.gradient_checkpointing:
-            recompute(self.trunk.layers, self.acting)
+            enable_activation_checkpointing(self.base_lm.layers, self.active_role)
 
     @property
-    def hats(self) -> tuple[ModelRole, ...]:
-        """Those that this policy has."""
-        there: dict[ModelRole, bool] = {
+    def roles(self) -> tuple[ModelRole, ...]:
+        """Return the roles that this policy was built with."""
+        available: dict[ModelRole, bool] = {
             "actor": True,
-            "reference": self.lora is not None or self.frozen is not None,
+            "reference": self.lora is not None or self.reference_lm is not None,
             "critic": self.value_head is not None,
-            "anchor": self.anchored,
+            "anchor": self.has_anchor,
             "reward": self.reward_head is not None,
         }
-        return tuple(hat for hat in there if there[hat])
+        return tuple(role for role in available if available[role])
 
     @property
-    def masks_allowed(self) -> bool:
-        """May rows have a mask of their own?"""
-        return self.trunk.masks_allowed
+    def supports_attention_mask(self) -> bool:
+        """Return whether inputs may have an explicit attention mask."""
+        return self.base_lm.supports_attention_mask
 
     def shard(self, device: torch.device) -> None:
-        """Cut the weights over the ranks, if there are several. Optimizers are built after this."""
-        units = [*self.trunk.layers]
-        if self.frozen is not None:  # a unit of its own, so that its embeddings are not gathered with the trunk's
-            units += [*self.frozen.layers, self.frozen]
-        precise = [head for head in (self.value_head, self.reward_head) if head is not None]
-        parallel.shard(self, units, precise, device, self.dtype)
+        """Shard the weights over the ranks, if there are several. Optimizers must be built after this."""
+        units = [*self.base_lm.layers]
+        if self.reference_lm is not None:  # a unit of its own: its embeddings are not gathered with the actor's
+            units += [*self.reference_lm.layers, self.reference_lm]
+        heads = [head for head in (self.value_head, self.reward_head) if head is not None]
+        parallel.apply_fsdp(self, units, heads, device, self.dtype)
 
-    def tensors(self, hat: ModelRole) -> dict[str, nn.Parameter]:
-        """What a hat consists of, by file name: nothing for the reference. Raises ValueError for a missing hat."""
-        self._check(hat)
-        parallel.at_rest(self)
-        if self.lora is None and hat == "actor":
-            return master_weights.parameters(self.trunk.model)
-        named = lora.parameters(self.trunk.model, hat)
-        if hat == "critic":
+    def role_parameters(self, role: ModelRole) -> dict[str, nn.Parameter]:
+        """Return a role's parameters, sharded, by the names of its file; the reference has none.
+
+        Raises ValueError for a role that the policy does not have.
+        """
+        self._check_role(role)
+        parallel.reshard(self)
+        if self.lora is None and role == "actor":
+            return master_weights.named_weights(self.base_lm.model)
+        named = lora.adapter_parameters(self.base_lm.model, role)
+        if role == "critic":
             assert self.value_head is not None
             named[VALUE_HEAD] = self.value_head.get_parameter("weight")
-        if hat == "reward":
+        if role == "reward":
             assert self.reward_head is not None
             named |= {REWARD_HEAD + name: parameter for name, parameter in self.reward_head.named_parameters()}
         return named
 
     @torch.no_grad()
-    def wear(self, tensors: dict[str, Tensor], hat: ModelRole = "actor") -> None:
-        """Take on tensors, given whole; every rank keeps its share. Raises DamagedAdapter if they do not fit."""
-        parameters = self.tensors(hat)
-        shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
-        given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if given != shapes:
-            strange = min(name for name in shapes.keys() | given.keys() if shapes.get(name) != given.get(name))
+    def load_adapter(self, tensors: dict[str, Tensor], role: ModelRole = "actor") -> None:
+        """Copy full tensors, an adapter or full weights, into a role's parameters. Every rank keeps its shard.
+
+        Raises DamagedAdapter if names or shapes do not match.
+        """
+        parameters = self.role_parameters(role)
+        expected = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+        actual = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if actual != expected:
+            name = min(name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name))
             raise DamagedAdapter(
-                f"The {hat} takes {strange} of shape {shapes.get(strange)}, and was given {given.get(strange)}."
+                f"The tensors do not fit the {role}: {name} has shape {actual.get(name)}, "
+                f"expected {expected.get(name)} (None: no such tensor)."
             )
         for name, parameter in parameters.items():
-            parameter.copy_(parallel.like(tensors[name], parameter))
+            parameter.copy_(parallel.shard_like(tensors[name], parameter))
 
-    def fresh(self, hat: ModelRole, seed: int) -> dict[str, Tensor]:
-        """Whole tensors of a hat that has learned nothing: they act as the base model does, or value all at 0."""
-        if self.lora is None and hat == "actor":
-            model = load_base(self.base_model, "float32", torch.device("cpu"))
-            return {name: parameter.detach() for name, parameter in master_weights.parameters(model).items()}
-        return lora.fresh({name: tuple(tensor.shape) for name, tensor in self.tensors(hat).items()}, seed)
+    def initial_tensors(self, role: ModelRole, seed: int) -> dict[str, Tensor]:
+        """Return the full tensors of an untrained role, in float32 on the CPU.
 
-    def forward(self, rows: Rows, hat: ModelRole = "actor") -> Tensor:
-        """Log-probs of the wanted tokens, or, from critic and reward model, what the states before them are worth.
-        → [N] float32"""
-        self._check(hat)
-        if hat == "reward":
-            return self._scores(rows)
-        if hat == "reference" and self.frozen is not None:
-            return self.frozen(rows)
-        with self.acting.wearing(hat):
-            if hat != "critic":
-                return self.trunk(rows)
+        An untrained actor is the base model; an untrained critic or reward model returns 0 for every token.
+        """
+        if self.lora is None and role == "actor":
+            model = load_base_model(self.base_model, "float32", torch.device("cpu"))
+            return {name: parameter.detach() for name, parameter in master_weights.named_weights(model).items()}
+        return lora.init_adapter(
+            {name: tuple(tensor.shape) for name, tensor in self.role_parameters(role).items()}, seed
+        )
+
+    def forward(self, inputs: ModelInputs, role: ModelRole = "actor") -> Tensor:
+        """Return the log-probs of the scored tokens, in nats; for the critic and the reward model the value or score at
+        the hidden state that predicts each of them.  → [N] float32
+
+        Raises ValueError for a role that the policy does not have.
+        """
+        self._check_role(role)
+        if role == "reward":
+            return self._reward_scores(inputs)
+        if role == "reference" and self.reference_lm is not None:
+            return self.reference_lm(inputs)
+        with self.active_role.acting_as(role):
+            if role != "critic":
+                return self.base_lm(inputs)
             assert self.value_head is not None
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.lora is not None):
-                hidden_ND = self.trunk.hidden(rows)
-            return self.value_head(hidden_ND.float()).squeeze(-1).clone()  # FSDP's hooks want no view
+                hidden_ND = self.base_lm.hidden_states(inputs)
+            return self.value_head(hidden_ND.float()).squeeze(-1).clone()  # FSDP's hooks reject a view
 
-    def _scores(self, rows: Rows) -> Tensor:
-        """Linear in the state over the root of its width: then a step of the optimizer moves the scores of wide and
-        narrow models alike. With full weights the head alone learns."""
+    def _reward_scores(self, inputs: ModelInputs) -> Tensor:
+        """Return the reward head's output for hidden states divided by the square root of their width.  → [N] float32
+
+        The division makes an optimizer step change the scores of wide and narrow models alike. With full weights only
+        the head is trained.
+        """
         assert self.reward_head is not None
-        if self.frozen is not None:
+        if self.reference_lm is not None:
             with torch.no_grad():
-                hidden_ND = self.frozen(rows, states=True)
+                hidden_ND = self.reference_lm(inputs, return_hidden_states=True)
         else:
-            with self.acting.wearing("reward"):
-                hidden_ND = self.trunk.hidden(rows)
+            with self.active_role.acting_as("reward"):
+                hidden_ND = self.base_lm.hidden_states(inputs)
         return self.reward_head(hidden_ND.float() / hidden_ND.shape[-1] ** 0.5).squeeze(-1).clone()
 
-    def _check(self, hat: ModelRole) -> None:
-        if hat not in self.hats:
-            raise ValueError(f"This policy was built without {hat}.")
+    def _check_role(self, role: ModelRole) -> None:
+        if role not in self.roles:
+            raise ValueError(f"This policy was built without {role}; its roles are {', '.join(self.roles)}.")

@@ -1,10 +1,10 @@
-"""One trunk, many hats: whose words a forward computes.
+"""Model roles: what a forward pass of the shared base model acts as.
 
-actor       the policy that learns
-reference   the base model, as if nothing had been learned
-critic      a value for every token instead of a log-prob
-anchor      the policy that serves, held still
-reward      one score for a reply instead of log-probs: what people would make of it
+actor       the policy that is trained
+reference   the base model without any adapter
+critic      returns a value for every token instead of a log-prob
+anchor      a frozen copy of the policy that serves
+reward      returns one score for a reply instead of log-probs
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,15 @@ ModelRole = Literal["actor", "reference", "critic", "anchor", "reward"]
 
 @dataclass
 class ActiveRole:
-    """The hat that acts at the moment. All adapters of a trunk look at the same one."""
+    """The role of the current forward pass. All LoRA layers of one base model share one instance."""
 
-    hat: ModelRole = "actor"
+    role: ModelRole = "actor"
 
     @contextmanager
-    def wearing(self, hat: ModelRole) -> Iterator[None]:
-        before, self.hat = self.hat, hat
+    def acting_as(self, role: ModelRole) -> Iterator[None]:
+        """Set the role within a `with` block, and restore the previous one afterwards."""
+        previous, self.role = self.role, role
         try:
             yield
         finally:
-            self.hat = before
+            self.role = previous

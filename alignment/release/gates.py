@@ -1,4 +1,4 @@
-"""Gates: what a new version must pass before anybody hears it. Typed settings and plain comparisons; torch-free."""
+"""Gates: checks that a new version must pass before it serves users. Typed settings and comparisons."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from alignment.config.algorithm import Frozen
 from alignment.signals.verifiers import VerifierConfig
 
 ENTRY_POINTS = "attune.gates"
-GateName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$", description="under which it is on record")]
+GateName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$", description="the name of the gate in results")]
 
 
 class MetricGate(Frozen):
-    """What the update measured is within bounds; a figure that was not measured is not.
+    """A metric of the update must be within bounds. A metric that is missing fails.
 
     Example: {"type": "metric", "name": "entropy", "metric": "actor/entropy", "at_least": 0.1}
     """
@@ -27,12 +27,12 @@ class MetricGate(Frozen):
     at_most: float | None = None
 
     @model_validator(mode="after")
-    def _bounded(self) -> "MetricGate":
+    def _check_bounds(self) -> "MetricGate":
         if self.at_least is None and self.at_most is None:
-            raise ValueError("it takes at_least, at_most, or both")
+            raise ValueError("set at_least, at_most, or both")
         return self
 
-    def refusal(self, metrics: Mapping[str, Any]) -> str | None:
+    def rejection_reason(self, metrics: Mapping[str, Any]) -> str | None:
         value = metrics.get(self.metric)
         if not isinstance(value, int | float) or value != value:
             return f"{self.metric} was not measured"
@@ -44,8 +44,10 @@ class MetricGate(Frozen):
 
 
 class FunctionGate(Frozen):
-    """A function of your own: `module:function`, or an entry point of the group attune.gates. It is called with
-    Candidate, in a thread, and returns None or why the version must not go out."""
+    """A function of your own: `module:function`, or an entry point of the group attune.gates.
+
+    It is called with a Candidate, in a thread, and returns None or the reason for rejecting the version.
+    """
 
     type: Literal["function"] = "function"
     name: GateName
@@ -54,8 +56,9 @@ class FunctionGate(Frozen):
 
 
 class PromptsGate(Frozen):
-    """Held-out prompts of a dataset, answered by the candidate and, where a bound is relative, by the version that
-    serves; each reply is right by the verifier, or wrong.
+    """Held-out prompts of a dataset, answered by the candidate and, for relative bounds, by the serving version.
+
+    The verifier decides whether a reply is right.
 
     Example: {"type": "prompts", "name": "safety", "dataset": "red-team", "verifier": {"type": "regex", "pattern":
     "^(?!.*forbidden)"}, "at_least": 0.99}
@@ -63,43 +66,45 @@ class PromptsGate(Frozen):
 
     type: Literal["prompts"] = "prompts"
     name: GateName
-    dataset: str = Field(min_length=1, max_length=63, description="of prompts, of the policy's own project")
+    dataset: str = Field(min_length=1, max_length=63, description="a dataset of prompts in the policy's project")
     verifier: VerifierConfig
-    at_least: float | None = Field(None, ge=0, le=1, description="share of right replies")
-    most_drop: float | None = Field(None, ge=0, le=1, description="by which the share may lie below the serving one's")
-    max_length_ratio: float | None = Field(
-        None, gt=1, description="times as long, or as short, as the serving version's replies may be on average"
+    at_least: float | None = Field(None, ge=0, le=1, description="smallest share of right replies")
+    max_drop: float | None = Field(
+        None, ge=0, le=1, description="by how much the share may be below the serving version's"
     )
-    most: int = Field(64, ge=1, le=4096, description="prompts that are asked, the first of the dataset")
+    max_length_ratio: float | None = Field(
+        None, gt=1, description="largest ratio of mean reply lengths to the serving version, in either direction"
+    )
+    max_prompts: int = Field(64, ge=1, le=4096, description="the number of prompts, from the start of the dataset")
     max_tokens: int = Field(128, ge=1, le=8192)
     temperature: float = Field(0.0, ge=0, le=2)
     timeout_seconds: float = Field(60.0, gt=0, le=3600, description="for one reply")
 
     @model_validator(mode="after")
-    def _bounded(self) -> "PromptsGate":
+    def _check_bounds(self) -> "PromptsGate":
         if self.at_least is None and not self.compares:
-            raise ValueError("it takes at_least, most_drop or max_length_ratio")
+            raise ValueError("set at_least, max_drop or max_length_ratio")
         return self
 
     @property
     def compares(self) -> bool:
-        return self.most_drop is not None or self.max_length_ratio is not None
+        return self.max_drop is not None or self.max_length_ratio is not None
 
-    def refusal(self, candidate: "Answers", serving: "Answers | None") -> str | None:
+    def rejection_reason(self, candidate: "PromptScores", serving: "PromptScores | None") -> str | None:
         if candidate.share is None:
-            return "the verifier had nothing to say of any reply"
-        told = f"{candidate.share:.1%} of {candidate.judged} replies are right"
+            return "the verifier scored no reply"
+        result = f"{candidate.share:.1%} of {candidate.judged} replies are right"
         if self.at_least is not None and candidate.share < self.at_least:
-            return f"{told}, less than {self.at_least:.1%}"
+            return f"{result}, less than {self.at_least:.1%}"
         if serving is None or serving.share is None:
             return None
-        if self.most_drop is not None and serving.share - candidate.share > self.most_drop:
-            return f"{told}, against {serving.share:.1%} of what serves"
+        if self.max_drop is not None and serving.share - candidate.share > self.max_drop:
+            return f"{result}, against {serving.share:.1%} of the serving version"
         if self.max_length_ratio is None or not serving.mean_length:
             return None
         ratio = candidate.mean_length / serving.mean_length
         if not 1 / self.max_length_ratio <= ratio <= self.max_length_ratio:
-            return f"replies have {ratio:.2f} times the length of what serves"
+            return f"replies have {ratio:.2f} times the length of the serving version's"
         return None
 
 
@@ -107,8 +112,8 @@ Gate = Annotated[MetricGate | FunctionGate | PromptsGate, Field(discriminator="t
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Of one version to a gate's prompts. `mean_length` in tokens."""
+class PromptScores:
+    """The results of one version on a gate's prompts. `mean_length` is in tokens."""
 
     right: int
     judged: int
@@ -121,7 +126,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a gate's function may know of a version: nothing of anybody's words."""
+    """The facts of a version that a gate's function gets. They include no text of users."""
 
     policy: str
     number: int
@@ -131,6 +136,6 @@ class Candidate:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
-def load(name: str) -> Callable[[Candidate], str | None]:
-    """Raises extensions.UnknownFunction. Importing may raise anything."""
-    return extensions.load(name, ENTRY_POINTS, (), noun="gate")
+def load_gate(name: str) -> Callable[[Candidate], str | None]:
+    """Load a gate's function. Raises UnknownExtension. The import of a module may raise any exception."""
+    return extensions.load_function(name, ENTRY_POINTS, (), noun="gate")

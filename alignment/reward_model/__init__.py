@@ -1,4 +1,4 @@
-"""The reward model: a head on the trunk that has learned what people say, and how far it is to be believed.
+"""The reward model: a head on the base model that learns from people's feedback, and its evaluation.
 
-`words` is what it is fitted on, and free of torch; `model` fits, scores and keeps it.
+`dataset` is what it is fitted on, and does not import torch; `model` fits, scores, exports and restores it.
 """

@@ -1,19 +1,24 @@
-"""What people have said of replies, in token space, as it travels to the trainer; and which of it is held out."""
+"""The dataset of a reward model, people's feedback in token space, and the choice of its held-out part.
+
+It does not import torch.
+"""
 
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-LOUD = 0.1  # a rater with more than this share of the words ties nothing together: nothing could be held out
-MOST_HELD_OUT = 1.5  # times the share that was asked for
+from alignment.disjoint_set import DisjointSet
+
+MAX_RATER_SHARE = 0.1  # a rater with a larger share of the examples connects no replies: nothing could be held out
+MAX_HELD_OUT_FACTOR = 1.5  # the held-out part is at most this many times the requested share
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A turn exactly as the engine saw and said it.
+    """One turn: the exact tokens of its prompt and its output.
 
     Example: Reply(turn_id="chatcmpl-7", prompt_ids=(1, 5), output_ids=(9, 2), conversation="c-1")
     """
@@ -25,27 +30,31 @@ class Reply:
 
     @property
     def ids(self) -> tuple[int, ...]:
+        """Return the prompt and output ids."""
         return self.prompt_ids + self.output_ids
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Of two replies to one prompt, by their places in `Words.replies`, the one that somebody preferred."""
+class PreferencePair:
+    """A comparison of two replies to one prompt, by their indices in `PreferenceDataset.replies`."""
 
     chosen: int
     rejected: int
     weight: float = 1.0
     rater: str | None = None
-    ranking: int = 0  # that it was taken from: its pairs are learned from together
+    ranking: int = 0  # the ranking that the pair comes from; the pairs of one ranking stay in one optimizer step
 
     @property
-    def about(self) -> tuple[int, ...]:
+    def reply_indices(self) -> tuple[int, ...]:
         return self.chosen, self.rejected
 
 
 @dataclass(frozen=True)
 class BinaryLabel:
-    """What somebody said of one reply, in [-1, 1]. Example: Thumb(reply=3, value=-1.0, weight=0.4)"""
+    """Feedback about one reply: ±1, or a soft label in between.
+
+    Example: BinaryLabel(reply=3, value=-1.0, weight=0.4)
+    """
 
     reply: int
     value: float
@@ -53,113 +62,106 @@ class BinaryLabel:
     rater: str | None = None
 
     @property
-    def about(self) -> tuple[int, ...]:
+    def reply_indices(self) -> tuple[int, ...]:
         return (self.reply,)
 
 
 @dataclass(frozen=True)
 class PreferenceDataset:
-    """All that a reward model is fitted on."""
+    """Replies, and the pairs and labels about them. Its length is the number of pairs and labels."""
 
     replies: tuple[Reply, ...]
-    pairs: tuple[Pair, ...] = ()
-    thumbs: tuple[BinaryLabel, ...] = ()
+    pairs: tuple[PreferencePair, ...] = ()
+    labels: tuple[BinaryLabel, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.pairs) + len(self.thumbs)
+        return len(self.pairs) + len(self.labels)
 
     @property
-    def words(self) -> tuple[Pair | BinaryLabel, ...]:
-        return self.pairs + self.thumbs
+    def examples(self) -> tuple[PreferencePair | BinaryLabel, ...]:
+        """Return all pairs and labels."""
+        return self.pairs + self.labels
 
     @property
     def raters(self) -> set[str]:
-        return {word.rater for word in self.words if word.rater is not None}
+        """Return the ids of all raters."""
+        return {example.rater for example in self.examples if example.rater is not None}
 
     def to_bytes(self) -> bytes:
+        """Return the dataset as JSON; floats are written so that they read back bit for bit."""
         return json.dumps(asdict(self), allow_nan=False).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
+        """Return the dataset that `to_bytes` wrote."""
         fields = json.loads(raw)
         return cls(
-            tuple(_reply(reply) for reply in fields["replies"]),
-            tuple(Pair(**pair) for pair in fields["pairs"]),
-            tuple(BinaryLabel(**thumb) for thumb in fields["thumbs"]),
+            tuple(_parse_reply(reply) for reply in fields["replies"]),
+            tuple(PreferencePair(**pair) for pair in fields["pairs"]),
+            tuple(BinaryLabel(**label) for label in fields["labels"]),
         )
 
 
 def replies_to_bytes(replies: Sequence[Reply]) -> bytes:
+    """Return replies without feedback as the bytes of a dataset."""
     return PreferenceDataset(tuple(replies)).to_bytes()
 
 
-def held_out(words: PreferenceDataset, share: float, seed: int) -> set[int]:
-    """The replies, by place, that nothing is fitted on: about `share` of the words is about them.
+def select_held_out(dataset: PreferenceDataset, share: float, seed: int) -> set[int]:
+    """Return the indices of the replies to hold out: about `share` of the examples are about them.
 
-    What could give an answer away stays on one side: replies to one prompt, the turns of a conversation (a later
-    prompt holds the earlier reply), the two sides of a pair, and all that one rater has spoken of, unless that rater
-    has more than a tenth of all words. The choice is by hash: the same words and seed give the same part.
+    Replies stay on one side if one could reveal the label of the other: replies to one prompt, turns of a conversation
+    (a later prompt contains the earlier reply), both sides of a pair, and all replies that one rater gave feedback on,
+    unless that rater has more than MAX_RATER_SHARE of the examples. The choice is by hash: the same dataset and seed
+    give the same result.
     """
-    ties = _Ties(len(words.replies))
-    for number, reply in enumerate(words.replies):
-        ties.tie(number, ("prompt", reply.prompt_ids))
+    sets = DisjointSet(len(dataset.replies))
+    for index, reply in enumerate(dataset.replies):
+        sets.union_by_key(index, ("prompt", reply.prompt_ids))
         if reply.conversation is not None:
-            ties.tie(number, ("conversation", reply.conversation))
-    spoken = Counter(word.rater for word in words.words if word.rater is not None)
-    places = [(word.about, word.rater) for word in words.words]
-    weight: Counter[int] = Counter()
-    for members, rater in places:
-        for member in members:
-            ties.tie(member, ("pair", members))
-            if rater is not None and spoken[rater] <= LOUD * len(words):
-                ties.tie(member, ("rater", rater))
-    for members, _ in places:
-        weight[members[0]] += 1
-    parts: dict[int, list[int]] = defaultdict(list)
-    for number in range(len(words.replies)):
-        parts[ties.root(number)].append(number)
+            sets.union_by_key(index, ("conversation", reply.conversation))
+    examples_of_rater = Counter(example.rater for example in dataset.examples if example.rater is not None)
+    examples = [(example.reply_indices, example.rater) for example in dataset.examples]
+    num_examples: Counter[int] = Counter()  # by the first reply of each
+    for indices, rater in examples:
+        for index in indices:
+            sets.union_by_key(index, ("pair", indices))
+            if rater is not None and examples_of_rater[rater] <= MAX_RATER_SHARE * len(dataset):
+                sets.union_by_key(index, ("rater", rater))
+    for indices, _ in examples:
+        num_examples[indices[0]] += 1
+    components: dict[int, list[int]] = defaultdict(list)
+    for index in range(len(dataset.replies)):
+        components[sets.find(index)].append(index)
 
-    def place(part: list[int]) -> str:
-        return hashlib.sha256(f"{seed}/{min(words.replies[n].turn_id for n in part)}".encode()).hexdigest()
+    def component_hash(component: list[int]) -> str:
+        turn_id = min(dataset.replies[index].turn_id for index in component)
+        return hashlib.sha256(f"{seed}/{turn_id}".encode()).hexdigest()
 
-    chosen: set[int] = set()
-    taken, wanted = 0, share * len(words)
-    for part in sorted(parts.values(), key=place):
-        about = sum(weight[number] for number in part)
-        if taken < wanted and taken + about <= MOST_HELD_OUT * wanted:
-            chosen |= set(part)
-            taken += about
-    return chosen
-
-
-def split(words: PreferenceDataset, out: set[int]) -> tuple[PreferenceDataset, PreferenceDataset]:
-    """The words about other replies than `out`, and those about them. Places stay as they are."""
-
-    def kept(inside: bool) -> PreferenceDataset:
-        pairs = tuple(pair for pair in words.pairs if (pair.chosen in out) is inside)
-        return PreferenceDataset(words.replies, pairs, tuple(t for t in words.thumbs if (t.reply in out) is inside))
-
-    return kept(False), kept(True)
+    held_out: set[int] = set()
+    held_out_examples, target = 0, share * len(dataset)
+    for component in sorted(components.values(), key=component_hash):
+        count = sum(num_examples[index] for index in component)
+        if held_out_examples < target and held_out_examples + count <= MAX_HELD_OUT_FACTOR * target:
+            held_out |= set(component)
+            held_out_examples += count
+    return held_out
 
 
-def _reply(fields: dict[str, Any]) -> Reply:
+def split(dataset: PreferenceDataset, held_out: set[int]) -> tuple[PreferenceDataset, PreferenceDataset]:
+    """Return (the examples about other replies, the examples about the held-out replies).
+
+    Both keep all replies, so indices stay valid.
+    """
+
+    def select(inside: bool) -> PreferenceDataset:
+        pairs = tuple(pair for pair in dataset.pairs if (pair.chosen in held_out) is inside)
+        labels = tuple(label for label in dataset.labels if (label.reply in held_out) is inside)
+        return PreferenceDataset(dataset.replies, pairs, labels)
+
+    return select(False), select(True)
+
+
+def _parse_reply(fields: dict[str, Any]) -> Reply:
     lists = {name: tuple(fields[name]) for name in ("prompt_ids", "output_ids")}
     return Reply(**(fields | lists))
-
-
-class _Ties:
-    """Union-find: replies that anything ties together are one part."""
-
-    def __init__(self, count: int) -> None:
-        self._above = list(range(count))
-        self._first: dict[Hashable, int] = {}
-
-    def root(self, number: int) -> int:
-        while self._above[number] != number:
-            self._above[number] = self._above[self._above[number]]
-            number = self._above[number]
-        return number
-
-    def tie(self, number: int, by: Hashable) -> None:
-        one, other = self.root(number), self.root(self._first.setdefault(by, number))
-        self._above[max(one, other)] = min(one, other)

@@ -1,4 +1,7 @@
-"""How a fitted reward model does on words that it was not fitted on; and from score to reward."""
+"""Evaluation of a reward model on held-out examples, and the calibration from score to reward.
+
+Tensor suffixes: N labels, P pairs. Tensors are float64 on the CPU.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,101 +9,119 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from alignment.functional import Platt, auc, calibration_error, platt
-from alignment.reward_model.dataset import PreferenceDataset, held_out, split
+from alignment.functional import PlattScaling, auc, calibration_error, fit_platt_scaling
+from alignment.reward_model.dataset import PreferenceDataset, select_held_out, split
 from alignment.signals.agreement import Agreement
 
-AS_IT_IS = Platt(1.0, 0.0)
-LEAST_SCALE = 1e-3  # a scale below 0 would say that the model means the contrary of what it was taught
+IDENTITY = PlattScaling(1.0, 0.0)
+MIN_SCALE = 1e-3  # a negative scale would reverse what the model has learned
 
 
 @dataclass(frozen=True)
-class Heard:
-    """Words as tensors, with the scores of the replies that they are about. N thumbs, P pairs."""
+class ScoredExamples:
+    """The examples of a dataset as tensors, with the scores of their replies."""
 
     scores_N: Tensor
     values_N: Tensor
     weights_N: Tensor
-    margins_P: Tensor
+    margins_P: Tensor  # score of the chosen reply − score of the rejected one
     weights_P: Tensor
 
     @classmethod
-    def of(cls, words: PreferenceDataset, scores: Tensor) -> "Heard":
-        """`scores`: one for each of `words.replies`."""
+    def from_dataset(cls, dataset: PreferenceDataset, scores: Tensor) -> "ScoredExamples":
+        """`scores` has one score for each of `dataset.replies`."""
         scores = scores.double().cpu()
 
         def tensor(numbers: Sequence[float]) -> Tensor:
             return torch.tensor(numbers, dtype=torch.float64)
 
-        def told(places: Sequence[int]) -> Tensor:
-            return scores[torch.tensor(places, dtype=torch.long)]
+        def scores_at(indices: Sequence[int]) -> Tensor:
+            return scores[torch.tensor(indices, dtype=torch.long)]
 
         return cls(
-            told([thumb.reply for thumb in words.thumbs]),
-            tensor([thumb.value for thumb in words.thumbs]),
-            tensor([thumb.weight for thumb in words.thumbs]),
-            told([pair.chosen for pair in words.pairs]) - told([pair.rejected for pair in words.pairs]),
-            tensor([pair.weight for pair in words.pairs]),
+            scores_at([label.reply for label in dataset.labels]),
+            tensor([label.value for label in dataset.labels]),
+            tensor([label.weight for label in dataset.labels]),
+            scores_at([pair.chosen for pair in dataset.pairs]) - scores_at([pair.rejected for pair in dataset.pairs]),
+            tensor([pair.weight for pair in dataset.pairs]),
         )
 
 
-def values(scores_N: Tensor, by: Platt) -> Tensor:
-    """2σ(scale·s + shift) − 1, a reward in [-1, 1]: what a thumb is expected to be worth."""
-    return 2 * chances(scores_N, by) - 1
+def scores_to_rewards(scores_N: Tensor, platt: PlattScaling) -> Tensor:
+    """Return 2σ(scale·s + shift) − 1, the expected value of a label, in [-1, 1].  [N] → [N]"""
+    return 2 * scores_to_probabilities(scores_N, platt) - 1
 
 
-def chances(scores_N: Tensor, by: Platt) -> Tensor:
-    """σ(scale·s + shift): how probable a thumb up is."""
-    return torch.sigmoid(by.scale * scores_N + by.shift)
+def scores_to_probabilities(scores_N: Tensor, platt: PlattScaling) -> Tensor:
+    """Return σ(scale·s + shift), the probability of a positive label.  [N] → [N]"""
+    return torch.sigmoid(platt.scale * scores_N + platt.shift)
 
 
-def calibrated(words: PreferenceDataset, scores: Tensor) -> Platt:
-    """From these words. Where there are pairs alone, which know no absolute, the mean reply is worth 0."""
-    heard = Heard.of(words, scores)
-    by = platt(heard.scores_N, heard.values_N, heard.weights_N, heard.margins_P, heard.weights_P)
-    scale = max(by.scale, LEAST_SCALE)
-    if words.thumbs:
-        return Platt(scale, by.shift)
-    spoken = torch.tensor([place for pair in words.pairs for place in (pair.chosen, pair.rejected)])
-    return Platt(scale, -scale * float(scores.double().cpu()[spoken].mean()))
+def calibrate(dataset: PreferenceDataset, scores: Tensor) -> PlattScaling:
+    """Fit the calibration on a dataset (Platt, 1999).
 
-
-def measured(words: PreferenceDataset, scores: Tensor, seed: int) -> dict[str, float]:
-    """What is told of words that nothing was fitted on. What rests on a calibration is measured on one half after
-    calibrating on the other, both ways, so that no word vouches for itself."""
-    halves = split(words, held_out(words, 0.5, seed))
-    before, after = [Heard.of(words, scores)], [Heard.of(half, scores) for half in halves]
-    by = [calibrated(half, scores) if len(half) else AS_IT_IS for half in reversed(halves)]
-    agreement = Agreement.of(
-        [pair for heard, one in zip(after, by, strict=True) for pair in _compared(heard, one)],
-        before[0].margins_P.tolist(),
+    Pairs alone determine no absolute level; the shift then makes the reward of the mean reply 0.
+    """
+    examples = ScoredExamples.from_dataset(dataset, scores)
+    platt = fit_platt_scaling(
+        examples.scores_N, examples.values_N, examples.weights_N, examples.margins_P, examples.weights_P
     )
-    said = before[0].values_N != 0
-    told = {
-        "agreement": agreement.share,
-        "pair_accuracy": _share(agreement.pairs_right, agreement.pairs),
-        "thumb_accuracy": _share(agreement.ups_right + agreement.downs_right, agreement.ups + agreement.downs),
-        "thumb_auc": auc(before[0].scores_N[said], before[0].values_N[said] > 0),
-        "calibration_error_before": _error(before, [AS_IT_IS]),
-        "calibration_error": _error(after, by),
+    scale = max(platt.scale, MIN_SCALE)
+    if dataset.labels:
+        return PlattScaling(scale, platt.shift)
+    compared = torch.tensor([index for pair in dataset.pairs for index in (pair.chosen, pair.rejected)])
+    return PlattScaling(scale, -scale * float(scores.double().cpu()[compared].mean()))
+
+
+def evaluate(dataset: PreferenceDataset, scores: Tensor, seed: int) -> dict[str, float]:
+    """Return the metrics of a held-out dataset; a metric without examples is missing.
+
+    Metrics that depend on a calibration are computed by two-fold cross-fitting: each half is measured with the
+    calibration of the other.
+    """
+    halves = split(dataset, select_held_out(dataset, 0.5, seed))
+    whole = ScoredExamples.from_dataset(dataset, scores)
+    half_examples = [ScoredExamples.from_dataset(half, scores) for half in halves]
+    calibrations = [calibrate(half, scores) if len(half) else IDENTITY for half in reversed(halves)]
+    agreement = Agreement.count(
+        [
+            pair
+            for examples, platt in zip(half_examples, calibrations, strict=True)
+            for pair in _labels_and_rewards(examples, platt)
+        ],
+        whole.margins_P.tolist(),
+    )
+    nonzero = whole.values_N != 0
+    metrics = {
+        "agreement": agreement.rate,
+        "pair_accuracy": _ratio(agreement.pairs_right, agreement.pairs),
+        "thumb_accuracy": _ratio(agreement.ups_right + agreement.downs_right, agreement.ups + agreement.downs),
+        "thumb_auc": auc(whole.scores_N[nonzero], whole.values_N[nonzero] > 0),
+        "calibration_error_before": _calibration_error([whole], [IDENTITY]),
+        "calibration_error": _calibration_error(half_examples, calibrations),
     }
-    return {name: figure for name, figure in told.items() if figure is not None}
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
-def _compared(heard: Heard, by: Platt) -> list[tuple[float, float]]:
-    return list(zip(heard.values_N.tolist(), values(heard.scores_N, by).tolist(), strict=True))
+def _labels_and_rewards(examples: ScoredExamples, platt: PlattScaling) -> list[tuple[float, float]]:
+    rewards = scores_to_rewards(examples.scores_N, platt)
+    return list(zip(examples.values_N.tolist(), rewards.tolist(), strict=True))
 
 
-def _error(parts: Sequence[Heard], by: Sequence[Platt]) -> float | None:
-    def joined(take: Callable[[Heard], Tensor]) -> Tensor:
-        return torch.cat([take(part) for part in parts])
+def _calibration_error(parts: Sequence[ScoredExamples], calibrations: Sequence[PlattScaling]) -> float | None:
+    """Return the calibration error over all parts, each with its own calibration; None without labels."""
 
-    values_N = joined(lambda part: part.values_N)
+    def concatenate(get: Callable[[ScoredExamples], Tensor]) -> Tensor:
+        return torch.cat([get(part) for part in parts])
+
+    values_N = concatenate(lambda part: part.values_N)
     if not len(values_N):
         return None
-    chances_N = torch.cat([chances(part.scores_N, one) for part, one in zip(parts, by, strict=True)])
-    return calibration_error(chances_N, values_N, joined(lambda part: part.weights_N))
+    probabilities_N = torch.cat(
+        [scores_to_probabilities(part.scores_N, platt) for part, platt in zip(parts, calibrations, strict=True)]
+    )
+    return calibration_error(probabilities_N, values_N, concatenate(lambda part: part.weights_N))
 
 
-def _share(right: int, count: int) -> float | None:
-    return right / count if count else None
+def _ratio(count: int, total: int) -> float | None:
+    return count / total if total else None

@@ -1,4 +1,4 @@
-"""Words → a reward hat that has learned them: the loop, a step at a time, each rank doing its share."""
+"""Fit the reward model on a dataset, step by step, distributed over the ranks."""
 
 import math
 from collections import defaultdict
@@ -8,153 +8,166 @@ import torch
 from torch import Tensor
 
 from alignment.config.trainer import RewardModelConfig
-from alignment.data.micro_batches import Scored, plan, rows
+from alignment.data.micro_batches import ScoredSequence, make_micro_batches, make_model_inputs
 from alignment.data.prefix_sharing import Packing
 from alignment.errors import NonFiniteUpdate
-from alignment.functional import bradley_terry_loss, thumb_loss
+from alignment.functional import binary_feedback_loss, bradley_terry_loss
 from alignment.models import parallel
-from alignment.reward_model.dataset import BinaryLabel, Pair, PreferenceDataset, Reply
+from alignment.reward_model.dataset import BinaryLabel, PreferenceDataset, PreferencePair, Reply
 from alignment.trainer.optimizer import Optimizer
-from alignment.trainer.scoring import score_alone
+from alignment.trainer.scoring import score_sequences
 from alignment.trainer.trainer import Trainer
 
-END = 0  # stands behind a reply and is never read: the state before it is that of the reply's last token
+# Appended to a reply and never read: the hidden state that predicts it is that of the reply's last token.
+END_TOKEN = 0
 
 
-def whole(reply: Reply) -> Scored:
-    """A reply as a sequence with one place to look at: its end."""
-    return Scored((*reply.ids, END), start=len(reply.ids))
+def make_sequence(reply: Reply) -> ScoredSequence:
+    """Return the reply as a sequence that is scored once, at its end."""
+    return ScoredSequence((*reply.ids, END_TOKEN), start=len(reply.ids))
 
 
-def scores_of(learner: Trainer, replies: Sequence[Reply], places: Collection[int] | None = None) -> Tensor:
-    """A score a reply, alike on every rank; 0 for those that are in no one of `places`.  → [B]"""
-    wanted = sorted(range(len(replies)) if places is None else places)
+def score_replies(trainer: Trainer, replies: Sequence[Reply], indices: Collection[int] | None = None) -> Tensor:
+    """Return one uncalibrated score per reply, the same on every rank; 0 for replies not in `indices`.  → [B] float32
+
+    All ranks must call it.
+    """
+    selected = sorted(range(len(replies)) if indices is None else indices)
     scores_B = torch.zeros(len(replies))
-    if wanted:
-        scored_B1 = score_alone(
-            learner.policy,
-            [whole(replies[place]) for place in wanted],
-            budget=learner.config.microbatch_tokens,
-            rank=learner.rank,
-            num_ranks=learner.num_ranks,
-            hat="reward",
+    if selected:
+        scores_B1 = score_sequences(
+            trainer.policy,
+            [make_sequence(replies[index]) for index in selected],
+            max_tokens=trainer.config.microbatch_tokens,
+            rank=trainer.rank,
+            num_ranks=trainer.num_ranks,
+            role="reward",
         )
-        scores_B[torch.tensor(wanted)] = scored_B1[:, 0].cpu()
+        scores_B[torch.tensor(selected)] = scores_B1[:, 0].cpu()
     return scores_B
 
 
-class Part:
-    """One thumb, or the pairs of one ranking: what shares its computation."""
+class ExampleGroup:
+    """One label, or all pairs of one ranking, which share their computation."""
 
-    def __init__(self, pairs: Sequence[Pair], thumbs: Sequence[BinaryLabel]) -> None:
-        self.pairs, self.thumbs = tuple(pairs), tuple(thumbs)
-        words: list[Pair | BinaryLabel] = [*pairs, *thumbs]
-        self.places = sorted({place for word in words for place in word.about})
+    def __init__(self, pairs: Sequence[PreferencePair], labels: Sequence[BinaryLabel]) -> None:
+        self.pairs, self.labels = tuple(pairs), tuple(labels)
+        examples: list[PreferencePair | BinaryLabel] = [*pairs, *labels]
+        self.reply_indices = sorted({index for example in examples for index in example.reply_indices})
 
     @property
-    def words(self) -> int:
-        return len(self.pairs) + len(self.thumbs)
+    def num_examples(self) -> int:
+        return len(self.pairs) + len(self.labels)
 
     @property
     def weight(self) -> float:
-        return sum(pair.weight for pair in self.pairs) + sum(thumb.weight for thumb in self.thumbs)
+        """Return the total weight of the examples."""
+        return sum(pair.weight for pair in self.pairs) + sum(label.weight for label in self.labels)
 
 
-def parts_of(words: PreferenceDataset) -> list[Part]:
-    rankings: dict[int, list[Pair]] = defaultdict(list)
-    for pair in words.pairs:
+def group_examples(dataset: PreferenceDataset) -> list[ExampleGroup]:
+    """Return one group per ranking and one per label."""
+    rankings: dict[int, list[PreferencePair]] = defaultdict(list)
+    for pair in dataset.pairs:
         rankings[pair.ranking].append(pair)
-    return [Part(pairs, ()) for pairs in rankings.values()] + [Part((), (thumb,)) for thumb in words.thumbs]
+    pair_groups = [ExampleGroup(pairs, ()) for pairs in rankings.values()]
+    return pair_groups + [ExampleGroup((), (label,)) for label in dataset.labels]
 
 
-def _cut(parts: Sequence[Part], pieces: int) -> list[list[Part]]:
-    """In so many pieces, or a few less, with about as many words in each."""
-    cut: list[list[Part]] = [[] for _ in range(pieces)]
-    total, before = sum(part.words for part in parts), 0
-    for part in parts:
-        cut[before * pieces // total].append(part)
-        before += part.words
-    return [piece for piece in cut if piece]
+def _split_batches(groups: Sequence[ExampleGroup], num_batches: int) -> list[list[ExampleGroup]]:
+    """Return up to `num_batches` batches with about equally many examples each, none empty."""
+    batches: list[list[ExampleGroup]] = [[] for _ in range(num_batches)]
+    total, before = sum(group.num_examples for group in groups), 0
+    for group in groups:
+        batches[before * num_batches // total].append(group)
+        before += group.num_examples
+    return [batch for batch in batches if batch]
 
 
-class Fitting:
-    """One fit: epochs of steps, each of about `batch_words` words."""
+class FitLoop:
+    """The optimizer steps of one fit: several epochs of batches of about `batch_size` examples."""
 
-    def __init__(self, learner: Trainer, words: PreferenceDataset, config: RewardModelConfig) -> None:
-        self.learner, self.words = learner, words
-        self._parts = parts_of(words)
-        self._order = torch.Generator().manual_seed(learner.config.seed)
-        self._batch = min(config.batch_words, len(words))
-        by_epoch = math.ceil(len(words) / self._batch)
-        self.epochs = min(config.max_epochs, max(1, math.ceil(config.min_steps / by_epoch)))
-        self.steps = self.epochs * by_epoch
-        self._losses: list[float] = []
-        self._pieces = self._read(by_epoch)
+    def __init__(self, trainer: Trainer, dataset: PreferenceDataset, config: RewardModelConfig) -> None:
+        self.trainer, self.dataset = trainer, dataset
+        self._groups = group_examples(dataset)
+        self._generator = torch.Generator().manual_seed(trainer.config.seed)
+        batch_size = min(config.batch_size, len(dataset))
+        steps_per_epoch = math.ceil(len(dataset) / batch_size)
+        self.epochs = min(config.max_epochs, max(1, math.ceil(config.min_steps / steps_per_epoch)))
+        self.steps = self.epochs * steps_per_epoch
+        self._losses: list[float] = []  # of the current epoch
+        self._batches = self._iterate_batches(steps_per_epoch)
 
     @property
     def loss(self) -> float:
-        """The mean of the last epoch, a word."""
+        """Return the mean loss per unit of weight over the last epoch."""
         return sum(self._losses) / max(1, len(self._losses))
 
     def advance(self, optimizer: Optimizer, steps: int) -> bool:
-        """So many steps; True when there were no more. Raises NonFiniteUpdate."""
+        """Make up to `steps` optimizer steps; return True if no step was left. Raises NonFiniteUpdate."""
         for _ in range(steps):
-            if (piece := next(self._pieces, None)) is None:
+            if (batch := next(self._batches, None)) is None:
                 return True
-            loss = self._learn(piece)
+            loss = self._accumulate_gradient(batch)
             if not math.isfinite(loss):
-                raise NonFiniteUpdate(f"The loss is {loss}; the reward model is given up.")
+                raise NonFiniteUpdate(f"The loss of the reward model is {loss}; the fit is aborted.")
             optimizer.step()
             self._losses.append(loss)
         return False
 
-    def _read(self, by_epoch: int) -> Iterator[list[Part]]:
+    def _iterate_batches(self, steps_per_epoch: int) -> Iterator[list[ExampleGroup]]:
         for _ in range(self.epochs):
-            shuffled = torch.randperm(len(self._parts), generator=self._order).tolist()
+            order = torch.randperm(len(self._groups), generator=self._generator).tolist()
             self._losses = []
-            yield from _cut([self._parts[number] for number in shuffled], by_epoch)
+            yield from _split_batches([self._groups[number] for number in order], steps_per_epoch)
 
-    def _learn(self, piece: Sequence[Part]) -> float:
-        """Leave the step's gradient on the parameters; the same loss on every rank."""
-        learner = self.learner
-        places = sorted({place for part in piece for place in part.places})
-        at = {place: number for number, place in enumerate(places)}
-        sequences = [whole(self.words.replies[place]) for place in places]
-        packing: Packing = learner.config.packing if learner.policy.masks_allowed else "chain"
-        groups = plan(
+    def _accumulate_gradient(self, batch: Sequence[ExampleGroup]) -> float:
+        """Leave the batch's gradient on the parameters; return its loss, the same on every rank."""
+        trainer = self.trainer
+        reply_indices = sorted({index for group in batch for index in group.reply_indices})
+        position = {index: number for number, index in enumerate(reply_indices)}
+        sequences = [make_sequence(self.dataset.replies[index]) for index in reply_indices]
+        packing: Packing = trainer.config.packing if trainer.policy.supports_attention_mask else "chain"
+        micro_batches = make_micro_batches(
             sequences,
-            learner.config.microbatch_tokens,
-            learner.num_ranks,
-            together=[[at[place] for place in part.places] for part in piece if len(part.places) > 1],
+            trainer.config.microbatch_tokens,
+            trainer.num_ranks,
+            coupled=[[position[index] for index in g.reply_indices] for g in batch if len(g.reply_indices) > 1],
             packing=packing,
         )
-        total = sum(part.weight for part in piece)
-        tally = torch.zeros((), device=learner.device)
-        for group in groups[learner.rank :: learner.num_ranks]:
-            # An empty micro-batch still meets the other ranks, and adds 0.
-            present = group or min((one for one in groups if one), key=len)
-            scores = learner.policy(rows([sequences[number] for number in present], learner.device, packing), "reward")
-            mine = {places[number]: index for index, number in enumerate(present)}
-            held = [part for part in piece if part.places[0] in mine]
-            loss = _loss(held, mine, scores) / total * float(bool(group))
-            (loss * learner.num_ranks).backward()  # FSDP averages over the ranks
-            tally += loss.detach()
-        return float(parallel.sum_over_ranks(tally) if learner.num_ranks > 1 else tally)
+        total_weight = sum(group.weight for group in batch)
+        total_loss = torch.zeros((), device=trainer.device)
+        for micro_batch in micro_batches[trainer.rank :: trainer.num_ranks]:
+            # A rank with an empty micro-batch computes any other one with weight 0, to take part in the collectives.
+            rows = micro_batch or min((other for other in micro_batches if other), key=len)
+            inputs = make_model_inputs([sequences[number] for number in rows], trainer.device, packing)
+            scores_N = trainer.policy(inputs, "reward")
+            score_index = {reply_indices[number]: index for index, number in enumerate(rows)}
+            groups = [group for group in batch if group.reply_indices[0] in score_index]
+            loss = _weighted_loss(groups, score_index, scores_N) / total_weight * float(bool(micro_batch))
+            (loss * trainer.num_ranks).backward()  # FSDP averages over the ranks
+            total_loss += loss.detach()
+        return float(parallel.sum_over_ranks(total_loss) if trainer.num_ranks > 1 else total_loss)
 
 
-def _loss(parts: Sequence[Part], at: dict[int, int], scores: Tensor) -> Tensor:
-    """Σ weight · loss over the words of these parts; `at` says where in `scores` a reply's is."""
-    pairs = [pair for part in parts for pair in part.pairs]
-    thumbs = [thumb for part in parts for thumb in part.thumbs]
+def _weighted_loss(groups: Sequence[ExampleGroup], score_index: dict[int, int], scores: Tensor) -> Tensor:
+    """Return Σ weight · loss over the examples of the groups. `score_index` maps a reply to its score's index."""
+    pairs = [pair for group in groups for pair in group.pairs]
+    labels = [label for group in groups for label in group.labels]
 
-    def told(places: Sequence[int]) -> Tensor:
-        return scores[torch.tensor([at[place] for place in places], dtype=torch.long, device=scores.device)]
+    def scores_at(replies: Sequence[int]) -> Tensor:
+        indices = torch.tensor([score_index[reply] for reply in replies], dtype=torch.long, device=scores.device)
+        return scores[indices]
 
     def tensor(numbers: Sequence[float]) -> Tensor:
         return torch.tensor(numbers, device=scores.device, dtype=scores.dtype)
 
-    preferred_P = bradley_terry_loss(told([pair.chosen for pair in pairs]), told([pair.rejected for pair in pairs]))
-    # The bias that a thumb is held against is the head's own, its sign turned: scores have it in them.
-    liked_N = thumb_loss(told([thumb.reply for thumb in thumbs]), tensor([thumb.value for thumb in thumbs]))
-    weighed = (tensor([pair.weight for pair in pairs]) * preferred_P).sum()
-    return weighed + (tensor([thumb.weight for thumb in thumbs]) * liked_N).sum()
+    pair_loss_P = bradley_terry_loss(
+        scores_at([pair.chosen for pair in pairs]), scores_at([pair.rejected for pair in pairs])
+    )
+    # The head's own bias, negated, is the bias of the binary loss: the scores contain it.
+    label_loss_N = binary_feedback_loss(
+        scores_at([label.reply for label in labels]), tensor([label.value for label in labels])
+    )
+    pair_loss = (tensor([pair.weight for pair in pairs]) * pair_loss_P).sum()
+    return pair_loss + (tensor([label.weight for label in labels]) * label_loss_N).sum()

@@ -1,6 +1,6 @@
-"""The reward model: fitted from what people said, kept like a version, asked for a number a reply.
+"""The reward model: fitted on people's feedback, exported like a version, and used to score replies.
 
-Every rank calls every method. It wears the trunk's reward hat: actor, critic and reference do not notice.
+Every rank calls every method. It uses the model role "reward" of the trainer's policy and leaves the other roles alone.
 """
 
 import math
@@ -17,154 +17,166 @@ from alignment.config.trainer import OptimConfig, RewardModelConfig
 from alignment.errors import NothingToCompare
 from alignment.models import parallel
 from alignment.reward_model import artifacts
-from alignment.reward_model.artifacts import Content
-from alignment.reward_model.dataset import PreferenceDataset, Reply, held_out, split
-from alignment.reward_model.evaluate import calibrated, measured, values
-from alignment.reward_model.fit import Fitting, scores_of
-from alignment.trainer.export import Export, published
+from alignment.reward_model.artifacts import RewardModelState
+from alignment.reward_model.dataset import PreferenceDataset, Reply, select_held_out, split
+from alignment.reward_model.evaluate import calibrate, evaluate, scores_to_rewards
+from alignment.reward_model.fit import FitLoop, score_replies
+from alignment.trainer.export import Export, export_directory
 from alignment.trainer.optimizer import Optimizer
 from alignment.trainer.trainer import Trainer
 
 
 @dataclass
-class Begun:
-    """A fit under way: what it learns from, what it is to be measured on."""
+class FitState:
+    """A fit in progress."""
 
-    words: PreferenceDataset
-    out: PreferenceDataset
-    fitting: Fitting
+    dataset: PreferenceDataset
+    held_out: PreferenceDataset
+    loop: FitLoop
     optimizer: Optimizer
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class Fit:
-    """What a fit has measured, on words that were held out; all ranks alike.
+class FitResult:
+    """The metrics of a fit on held-out examples, the same on every rank.
 
-    Example: Fit(metrics={"agreement": 0.81, "thumb_auc": 0.88, "calibration_error": 0.04, "num_thumbs": 812, …})
+    Example: FitResult(metrics={"agreement": 0.81, "thumb_auc": 0.88, "calibration_error": 0.04, "num_thumbs": 812, …})
     """
 
     metrics: dict[str, float]
 
 
 class RewardModel:
-    """On the learner's trunk, which must have room for it (`TrainerConfig.reward_model`)."""
+    """A reward model on the trainer's base model; the trainer needs `TrainerConfig.reward_model`."""
 
-    def __init__(self, learner: Trainer) -> None:
-        self.learner = learner
-        self.config: RewardModelConfig | None = learner.config.reward_model
-        self._content: Content | None = None
-        self._begun: Begun | None = None
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.config: RewardModelConfig | None = trainer.config.reward_model
+        self._state: RewardModelState | None = None
+        self._fit: FitState | None = None
 
-    def fit(self, words: PreferenceDataset) -> Fit:
-        """Begin anew and learn from all words but those that are held out, then calibrate on these.
+    def fit(self, dataset: PreferenceDataset) -> FitResult:
+        """Fit a new reward model on the dataset except its held-out part, and calibrate it on that.
 
-        The same words, seed and number of ranks give the same bits. Raises NothingToCompare where too little is said,
-        NonFiniteUpdate where the numbers run away; what was worn before is gone then.
+        Equal datasets, seeds and numbers of ranks give equal bits. Raises NothingToCompare if there are too few
+        examples and NonFiniteUpdate if the loss diverges; the previous reward model is then no longer loaded.
         """
-        steps = self.begin(words)
+        steps = self.begin(dataset)
         while not self.advance(steps):
             pass
         return self.finish()
 
-    def begin(self, words: PreferenceDataset) -> int:
-        """The first part of a fit that leaves room for other work, which may be an update of the policy but nothing
-        that wears the reward hat. Returns how many steps it will take, or a few less."""
-        learner, config = self.learner, self._config
-        self._content = self._begun = None
-        began = time.perf_counter()
-        taught, out = split(words, held_out(words, config.held_out, learner.config.seed))
-        _enough(taught, out, config)
-        learner.policy.wear(learner.policy.fresh("reward", learner.config.seed), "reward")
-        fitting = Fitting(learner, taught, config)
+    def begin(self, dataset: PreferenceDataset) -> int:
+        """Start a fit and return its number of steps, which is an upper bound.
+
+        Between `begin`, `advance` and `finish` the policy may be updated, but the reward role must not be used.
+        """
+        trainer, config = self.trainer, self._config
+        self._state = self._fit = None
+        started = time.perf_counter()
+        train, held_out = split(dataset, select_held_out(dataset, config.held_out, trainer.config.seed))
+        _check_size(train, held_out, config)
+        trainer.policy.load_adapter(trainer.policy.initial_tensors("reward", trainer.config.seed), "reward")
+        loop = FitLoop(trainer, train, config)
         optimizer = Optimizer(
-            learner.policy.tensors("reward"),
+            trainer.policy.role_parameters("reward"),
             OptimConfig(
                 lr=config.lr,
                 weight_decay=config.weight_decay,
                 schedule="linear",
-                warmup_steps=max(1, fitting.steps // 10),
-                total_steps=fitting.steps,
+                warmup_steps=max(1, loop.steps // 10),
+                total_steps=loop.steps,
             ),
         )
         optimizer.reset()
-        self._begun = Begun(words, out, fitting, optimizer, time.perf_counter() - began)
-        return fitting.steps
+        self._fit = FitState(dataset, held_out, loop, optimizer, time.perf_counter() - started)
+        return loop.steps
 
     def advance(self, steps: int) -> bool:
-        """So many steps of the fit; True when all are made."""
-        begun, began = self._under_way, time.perf_counter()
-        over = begun.fitting.advance(begun.optimizer, steps)
-        begun.seconds += time.perf_counter() - began
-        return over
+        """Make up to `steps` steps of the fit; return True if no step was left."""
+        fit, started = self._current_fit, time.perf_counter()
+        is_done = fit.loop.advance(fit.optimizer, steps)
+        fit.seconds += time.perf_counter() - started
+        return is_done
 
-    def finish(self) -> Fit:
-        """Measure and calibrate on what was held out. It is worn from now on."""
-        learner, begun, began = self.learner, self._under_way, time.perf_counter()
-        self._begun = None
-        words, out = begun.words, begun.out
-        scores = scores_of(learner, words.replies, {place for word in out.words for place in word.about})
+    def finish(self) -> FitResult:
+        """Evaluate and calibrate on the held-out part, and keep the result as the loaded reward model."""
+        trainer, fit, started = self.trainer, self._current_fit, time.perf_counter()
+        self._fit = None
+        dataset, held_out = fit.dataset, fit.held_out
+        indices = {index for example in held_out.examples for index in example.reply_indices}
+        scores = score_replies(trainer, dataset.replies, indices)
         metrics: dict[str, float] = {
-            **measured(out, scores, learner.config.seed),
-            "loss": begun.fitting.loss,
-            "steps": begun.fitting.steps,
-            "num_held_out": len(out),
-            "num_pairs": len(words.pairs),
-            "num_thumbs": len(words.thumbs),
-            "num_raters": len(words.raters),
-            "seconds": begun.seconds + time.perf_counter() - began,
+            **evaluate(held_out, scores, trainer.config.seed),
+            "loss": fit.loop.loss,
+            "steps": fit.loop.steps,
+            "num_held_out": len(held_out),
+            "num_pairs": len(dataset.pairs),
+            "num_thumbs": len(dataset.labels),
+            "num_raters": len(dataset.raters),
+            "seconds": fit.seconds + time.perf_counter() - started,
         }
-        metrics = {name: figure for name, figure in metrics.items() if math.isfinite(figure)}
-        tensors = {name: parallel.whole(tensor).detach() for name, tensor in learner.policy.tensors("reward").items()}
-        kept = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items() if learner.rank == 0}
-        self._content = Content(kept, calibrated(out, scores), metrics)
-        return Fit(metrics)
+        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        full_tensors = {
+            name: parallel.full_tensor(tensor).detach()
+            for name, tensor in trainer.policy.role_parameters("reward").items()
+        }
+        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in full_tensors.items() if trainer.rank == 0}
+        self._state = RewardModelState(tensors, calibrate(held_out, scores), metrics)
+        return FitResult(metrics)
 
     def export(self, directory: Path, lineage: Mapping[str, Any]) -> Export:
-        """Rank 0 writes what `fit` left, all ranks learn the hash."""
-        content, lora, base_model = self._content, self.learner.config.lora, self.learner.base_model
-        assert content is not None, "there is nothing to export before a fit"
-        done = Export(directory, "", 0.0)
-        if self.learner.rank == 0:
-            done = published(directory, lambda folder: artifacts.write(folder, content, lora, base_model), lineage)
-        return replace(done, manifest_sha256=parallel.from_rank_zero(done.manifest_sha256))
+        """Write the result of the last fit. Rank 0 writes; all ranks return the hash of the manifest."""
+        state, lora, base_model = self._state, self.trainer.config.lora, self.trainer.base_model
+        assert state is not None, "there is nothing to export before a fit"
+        result = Export(directory, "", 0.0)
+        if self.trainer.rank == 0:
+            result = export_directory(
+                directory, lambda folder: artifacts.write(folder, state, lora, base_model), lineage
+            )
+        return replace(result, manifest_sha256=parallel.broadcast_text(result.manifest_sha256))
 
     def restore(self, directory: Path, sha256: str) -> None:
-        """Become the reward model in `directory`. Raises DamagedAdapter for anything but what was sealed."""
-        self._content = self._begun = None
-        lora = self.learner.config.lora
-        content = artifacts.read(
-            directory, sha256, None if lora is None else AdapterSpec.of(self.learner.base_model, lora)
-        )
-        self.learner.policy.wear(content.tensors, "reward")
-        self._content = replace(content, tensors={})
+        """Load the reward model in a directory.
+
+        Raises DamagedAdapter if it does not match the manifest with this hash or does not fit the base model.
+        """
+        self._state = self._fit = None
+        lora = self.trainer.config.lora
+        spec = None if lora is None else AdapterSpec.from_base_model(self.trainer.base_model, lora)
+        state = artifacts.read(directory, sha256, spec)
+        self.trainer.policy.load_adapter(state.tensors, "reward")
+        self._state = replace(state, tensors={})
 
     def score(self, replies: Sequence[Reply]) -> list[float]:
-        """What each reply is worth, in [-1, 1]."""
-        assert self._content is not None, "no reward model is worn"
-        found: Tensor = values(scores_of(self.learner, replies).double(), self._content.platt)
-        return [float(value) for value in found]
+        """Return the reward of each reply, in [-1, 1]."""
+        assert self._state is not None, "no reward model is loaded"
+        rewards: Tensor = scores_to_rewards(score_replies(self.trainer, replies).double(), self._state.platt)
+        return [float(reward) for reward in rewards]
 
     @property
-    def _under_way(self) -> Begun:
-        if self._begun is None:
-            raise ValueError("No fit is under way.")
-        return self._begun
+    def _current_fit(self) -> FitState:
+        if self._fit is None:
+            raise ValueError("No fit is under way; call begin first.")
+        return self._fit
 
     @property
     def _config(self) -> RewardModelConfig:
         if self.config is None:
-            raise ValueError("This trainer was built without room for a reward model.")
+            raise ValueError("This trainer was built without room for a reward model; set TrainerConfig.reward_model.")
         return self.config
 
 
-def _enough(taught: PreferenceDataset, out: PreferenceDataset, config: RewardModelConfig) -> None:
-    if len(out) < config.min_held_out or len(taught) < config.min_held_out:
+def _check_size(train: PreferenceDataset, held_out: PreferenceDataset, config: RewardModelConfig) -> None:
+    if len(held_out) < config.min_held_out or len(train) < config.min_held_out:
         raise NothingToCompare(
-            f"{len(taught)} words to fit and {len(out)} to hold out: at least {config.min_held_out} of each are "
-            "needed, about prompts and by people that are not the same."
+            f"The feedback gives {len(train)} examples to train on and {len(held_out)} to hold out: at least "
+            f"{config.min_held_out} of each are needed, about different prompts and by different raters."
         )
-    for part, what in ((taught, "All thumbs"), (out, "All thumbs that are held out")):
-        signs = {thumb.value > 0 for thumb in part.thumbs if thumb.value}
+    for part, name in ((train, "training"), (held_out, "held-out")):
+        signs = {label.value > 0 for label in part.labels if label.value}
         if not part.pairs and len(signs) < 2:
-            raise NothingToCompare(f"{what} point one way, and nothing is compared: there is nothing to prefer.")
+            raise NothingToCompare(
+                f"All {name} labels point one way, and there are no pairs: there is no preference to learn."
+            )

@@ -1,1 +1,1 @@
-"""Signals about a reply: rules, verifiers, judge prompts, next-turn evidence and rater trust. Torch-free."""
+"""Signals about a reply: rules, verifiers, judge prompts, next-turn evidence, rater trust. Torch-free."""

@@ -1,7 +1,8 @@
-"""How far raters are believed, by arithmetic alone: reliability, implausible thumbs, bursts, and near-duplicates.
+"""Rater trust: reliability, implausible feedback, bursts and near-duplicates.
 
-A thumb is one bit, and most turns have one rater, so little can be known about anybody. What can be: whether they
-agree with others about the same turn, whether they say "up" about as often as others do, and how loud they are.
+Binary feedback is one bit, and most turns have one rater, so little is known about a rater. Three things can be
+measured: whether raters agree with others about the same turn, whether their share of positive feedback is like that
+of others, and how much feedback they give at once.
 """
 
 import math
@@ -9,19 +10,22 @@ from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-PRIOR = (3.5, 1.5)  # of agreeing and disagreeing: a newcomer is right in seven of ten, as if five words had shown it
-ALARM = 1e-6  # small enough for a thousand raters who are looked at a thousand times: one false alarm, if that
-CROWD_WORDS = 100  # others' words that must be known before anybody is compared with them
-PAGE_WORDS = 5  # of one rater, on one page, that shape what "the others say"; so that nobody is the crowd
-HALF_LIFE = 1000  # words after which what the crowd said counts half
-BURST = 4.0  # times as loud as the others is nobody's sin
-BURST_RATERS = 8  # others who must have spoken on a page before anybody is loud
+PRIOR = (
+    3.5,
+    1.5,
+)  # pseudo-counts (agreed, disagreed): a new rater is right in seven of ten, with the weight of five observations
+ALARM_PROBABILITY = 1e-6  # for a thousand raters tested a thousand times: about one false alarm
+MIN_CROWD_FEEDBACK = 100  # feedback of others that must exist before a rater is compared with them
+MAX_PER_RATER_AND_PAGE = 5  # so that no single rater dominates the crowd
+HALF_LIFE = 1000  # pieces of feedback after which older ones count half
+BURST_FACTOR = 4.0  # times the others' mean is still plausible
+MIN_BURST_RATERS = 8  # other raters on a page that a burst test needs
 SHINGLE = 4
 BANDS = 8
 
 
-class Tally(NamedTuple):
-    """What one rater has said: rewards above and below 0, and the weight of those that others (dis)agreed with.
+class RaterCounts(NamedTuple):
+    """One rater's feedback: the number of rewards above and below 0, and the weight of others' (dis)agreement.
 
     Example: Tally(up=12, down=3, agreed=2.5, disagreed=0.4)
     """
@@ -32,13 +36,16 @@ class Tally(NamedTuple):
     disagreed: float = 0.0
 
     @property
-    def words(self) -> float:
+    def total(self) -> float:
         return self.up + self.down
 
 
 class RaterSignal(NamedTuple):
-    """A word about a turn, beside others about the same turn. `weight` is how far its author is believed, from 0 to 1;
-    a machine's word has no rater; `fresh` if it has not been compared before."""
+    """One reward of a turn that has several.
+
+    `weight` is the trust in its rater, from 0 to 1. An automated reward has no rater. `fresh` means that it was not
+    compared before.
+    """
 
     rater: str | None
     value: float
@@ -47,16 +54,16 @@ class RaterSignal(NamedTuple):
 
 
 def reliability(agreed: float, disagreed: float) -> float:
-    """The mean of the Beta posterior of "agrees with the others": (α + agreed) / (α + β + agreed + disagreed).
+    """Return the mean of the Beta posterior of "agrees with others": (α + agreed) / (α + β + agreed + disagreed).
 
-    Dawid & Skene (1979) with one coin a rater, whose errors are the same on both sides; the labels of the others
-    stand in for the unknown truth, weighted by how far they are believed, so it is one step of their EM and no more.
+    Dawid & Skene (1979) with one symmetric error rate per rater. The labels of the others, weighted by trust, replace
+    the unknown truth, so this is one step of their EM algorithm.
     """
     return (PRIOR[0] + agreed) / (sum(PRIOR) + agreed + disagreed)
 
 
-def weight(agreed: float, disagreed: float) -> float:
-    """2·reliability − 1, and nothing below 0: somebody who is right half of the time is a coin.
+def rater_weight(agreed: float, disagreed: float) -> float:
+    """Return max(0, 2·reliability − 1): a rater who is right half of the time has weight 0.
 
     Example: weight(0, 0) -> 0.4; weight(20, 0) -> 0.88; weight(0, 2) -> 0.0
     """
@@ -64,132 +71,141 @@ def weight(agreed: float, disagreed: float) -> float:
     return max(0.0, (alpha + agreed - beta - disagreed) / (alpha + beta + agreed + disagreed))
 
 
-def allowance(most: int, belief: float) -> int:
-    """Of the `most` samples that a batch takes of one rater, those for one who is believed so far; a newcomer has one
-    where somebody beyond doubt has four.
+def sample_quota(max_samples: int, weight: float) -> int:
+    """Return how many samples a batch takes from one rater of the given weight, of at most `max_samples`.
 
     Example: allowance(4, 0.4) -> 1; allowance(4, 1.0) -> 4
     """
-    return max(1, math.floor(most * belief))
+    return max(1, math.floor(max_samples * weight))
 
 
-def tail(count: float, trials: float, share: float) -> float:
-    """A bound of the chance that a binomial is as far from `share` as count of trials, on the side where it is.
+def tail_probability(count: float, trials: float, share: float) -> float:
+    """Return a bound of the probability that a binomial deviates from `share` at minimum as far as count / trials.
 
-    Chernoff (1952), Hoeffding (1963): P ≤ exp(−n · KL(k/n ‖ p)), the Bernoulli KL. It needs no whole numbers, and is a
-    few times above the exact tail, which is the careful side.
+    Chernoff (1952), Hoeffding (1963): P ≤ exp(−n · KL(k/n ‖ p)), the Bernoulli KL. The counts may be fractional. The
+    bound is a few times the exact tail, so tests with it are conservative.
     """
     if trials <= 0:
         return 1.0
-    seen = count / trials
+    rate = count / trials
     divergence = 0.0
-    for observed, expected in ((seen, share), (1.0 - seen, 1.0 - share)):
+    for observed, expected in ((rate, share), (1.0 - rate, 1.0 - share)):
         if observed > 0:
             divergence += observed * math.log(observed / expected) if expected > 0 else math.inf
     return math.exp(-trials * divergence)
 
 
-def crowd_shares(all_time: Tally, lately: Tally, mine: Tally) -> tuple[float, ...]:
-    """How often the others say "up": ever, without the rater's own words, and lately. None while they are too few.
+def others_positive_rates(all_time: RaterCounts, recent: RaterCounts, own: RaterCounts) -> tuple[float, ...]:
+    """Return the shares of positive feedback of others: of all time, without the rater's own, and recent.
 
-    There are two because the policy gets better while raters come and go: whoever spoke early met worse replies.
+    A share is left out while there is too little feedback. There are two because the policy improves over time: early
+    raters saw worse replies.
     """
-    others = Tally(max(0.0, all_time.up - mine.up), max(0.0, all_time.down - mine.down))
+    others = RaterCounts(max(0.0, all_time.up - own.up), max(0.0, all_time.down - own.down))
     return tuple(
-        tally.up / tally.words for tally in (others, lately) if others.words >= CROWD_WORDS and tally.words > 0
+        counts.up / counts.total
+        for counts in (others, recent)
+        if others.total >= MIN_CROWD_FEEDBACK and counts.total > 0
     )
 
 
-def one_sided(mine: Tally, shares: Sequence[float]) -> str | None:
-    """Why the rater's share of "up" is no matter of luck, None if it may be. It must be unlikely at every share."""
-    if not shares or not mine.words:
+def detect_one_sided(own: RaterCounts, shares: Sequence[float]) -> str | None:
+    """Return why the rater's share of positive feedback cannot be chance, None if it can.
+
+    It must be improbable under every share of `shares`.
+    """
+    if not shares or not own.total:
         return None
-    own = mine.up / mine.words
-    nearest = min(shares) if own < min(shares) else max(shares) if own > max(shares) else own
-    if tail(mine.up, mine.words, nearest) >= ALARM:
+    share = own.up / own.total
+    nearest = min(shares) if share < min(shares) else max(shares) if share > max(shares) else share
+    if tail_probability(own.up, own.total, nearest) >= ALARM_PROBABILITY:
         return None
-    return f"says up to {own:.0%} of {mine.words:.0f}, where others do to {nearest:.0%}"
+    return f"rates {share:.0%} of {own.total:.0f} positive, others rate {nearest:.0%} positive"
 
 
-def contrary(mine: Tally) -> str | None:
-    """Why the rater agrees with others less often than a coin would, None if it may be chance."""
-    compared = mine.agreed + mine.disagreed
-    if mine.agreed >= mine.disagreed or tail(mine.agreed, compared, 0.5) >= ALARM:
+def detect_contrary(own: RaterCounts) -> str | None:
+    """Return why the rater disagrees with others more often than chance explains, None if chance explains it."""
+    comparisons = own.agreed + own.disagreed
+    if own.agreed >= own.disagreed or tail_probability(own.agreed, comparisons, 0.5) >= ALARM_PROBABILITY:
         return None
-    return f"agrees with others in {mine.agreed:.1f} of {compared:.1f} comparisons"
+    return f"agrees with others in {own.agreed:.1f} of {comparisons:.1f} comparisons"
 
 
-def burst(name: str, counts: Mapping[str, int]) -> str | None:
-    """Why so many words at once are no chance, given how many each rater had on this page; None if they may be.
+def detect_burst(name: str, counts: Mapping[str, int]) -> str | None:
+    """Return why a rater's count on this page is too high to be chance, None if it can be chance.
 
-    The others' mean times BURST is what a loud one may say; beyond it the Poisson tail, P(X ≥ k) ≤ e^−λ (eλ/k)^k.
+    The expected count λ is the others' mean times BURST_FACTOR; the test is the Poisson tail, P(X ≥ k) ≤ e^−λ (eλ/k)^k.
     """
     others = [count for other, count in counts.items() if other != name]
-    if len(others) < BURST_RATERS:
+    if len(others) < MIN_BURST_RATERS:
         return None
     mean, own = sum(others) / len(others), counts[name]
-    expected = BURST * mean
-    if own <= expected or own * (1.0 + math.log(expected / own)) - expected > math.log(ALARM):
+    expected = BURST_FACTOR * mean
+    if own <= expected or own * (1.0 + math.log(expected / own)) - expected > math.log(ALARM_PROBABILITY):
         return None
-    return f"{own} words at once, where others have {mean:.1f}"
+    return f"{own} pieces of feedback at once, others gave {mean:.1f} on average"
 
 
-def voices(said: Mapping[str, Tally], silent: Collection[str] = ()) -> Tally:
-    """What one page adds to the crowd: at most PAGE_WORDS up and down a rater, nothing of those who are held back."""
-    heard = [tally for name, tally in said.items() if name not in silent]
-    return Tally(sum(min(t.up, PAGE_WORDS) for t in heard), sum(min(t.down, PAGE_WORDS) for t in heard))
+def sum_page_counts(counts: Mapping[str, RaterCounts], excluded: Collection[str] = ()) -> RaterCounts:
+    """Return what one page adds to the crowd's counts: those of all raters but `excluded`, capped for each rater."""
+    included = [rater for name, rater in counts.items() if name not in excluded]
+    return RaterCounts(
+        sum(min(rater.up, MAX_PER_RATER_AND_PAGE) for rater in included),
+        sum(min(rater.down, MAX_PER_RATER_AND_PAGE) for rater in included),
+    )
 
 
-def faded(lately: Tally, page: Tally) -> Tally:
-    """What the crowd says lately, with a page more."""
-    kept = fade(page)
-    return Tally(lately.up * kept + page.up, lately.down * kept + page.down)
+def decay_counts(recent: RaterCounts, page: RaterCounts) -> RaterCounts:
+    """Return the recent counts of the crowd after one more page."""
+    factor = decay_factor(page)
+    return RaterCounts(recent.up * factor + page.up, recent.down * factor + page.down)
 
 
-def fade(page: Tally) -> float:
-    return float(0.5 ** (page.words / HALF_LIFE))
+def decay_factor(page: RaterCounts) -> float:
+    return float(0.5 ** (page.total / HALF_LIFE))
 
 
-def agreement(turn: Sequence[RaterSignal]) -> dict[str, tuple[float, float]]:
-    """What the words about one turn add to each rater's (agreed, disagreed): at most 1 a fresh word.
+def count_agreement(turn: Sequence[RaterSignal]) -> dict[str, tuple[float, float]]:
+    """Return what the feedback on one turn adds to each rater's (agreed, disagreed): at most 1 per fresh signal.
 
-    Two words compare by their signs, as much as the weaker of them says and as the other's author is believed. Words
-    that were both compared before are left out, so that a late third does not count the first two twice.
+    Two signals agree if they have the same sign. The comparison weighs the smaller absolute value times the weight of
+    the other rater. Two signals that were both compared before are skipped, so a late third one does not count them
+    twice.
     """
-    gained: dict[str, tuple[float, float]] = {}
-    for mine in turn:
-        if mine.rater is None:
+    additions: dict[str, tuple[float, float]] = {}
+    for own in turn:
+        if own.rater is None:
             continue
         pairs = [
-            (other.weight * min(abs(mine.value), abs(other.value)), mine.value * other.value > 0)
+            (other.weight * min(abs(own.value), abs(other.value)), own.value * other.value > 0)
             for other in turn
-            if other is not mine and (mine.fresh or other.fresh) and (other.rater is None or other.rater != mine.rater)
+            if other is not own and (own.fresh or other.fresh) and (other.rater is None or other.rater != own.rater)
         ]
         scale = 1.0 / max(1.0, sum(mass for mass, _ in pairs))
-        agreed = scale * sum(mass for mass, alike in pairs if alike)
-        disagreed = scale * sum(mass for mass, alike in pairs if not alike)
+        agreed = scale * sum(mass for mass, same_sign in pairs if same_sign)
+        disagreed = scale * sum(mass for mass, same_sign in pairs if not same_sign)
         if agreed or disagreed:
-            before = gained.get(mine.rater, (0.0, 0.0))
-            gained[mine.rater] = (before[0] + agreed, before[1] + disagreed)
-    return gained
+            before = additions.get(own.rater, (0.0, 0.0))
+            additions[own.rater] = (before[0] + agreed, before[1] + disagreed)
+    return additions
 
 
-def signature(prompt_ids: Sequence[int], output_ids: Sequence[int]) -> str:
-    """32 hex digits, the same for turns whose prompts and replies have almost the same runs of four tokens.
+def minhash_signature(prompt_ids: Sequence[int], output_ids: Sequence[int]) -> str:
+    """Return 32 hex digits that are equal for turns with almost the same four-token shingles in prompt and reply.
 
-    MinHash (Broder, 1997), one permutation in BANDS bins (Li, Owen & Zhang, 2012): the least hash of each bin, hashed
-    together. Prompt and reply have a half of the digits each. A text in which a share J of runs is kept has the same
-    half with a chance of about J^8: 0.92 at J = 0.99, 0.66 at 0.95, 0.17 at 0.8. So it finds copies and all but
-    copies, and a paraphrase is another text to it.
+    MinHash (Broder, 1997), one permutation in BANDS bins (Li, Owen & Zhang, 2012): the smallest hash of each bin,
+    hashed together. Prompt and reply take half of the digits each. Two texts with Jaccard similarity J have the same
+    half with probability about J^8: 0.92 at J = 0.99, 0.66 at 0.95, 0.17 at 0.8. So it finds near-copies, but no
+    paraphrases.
     """
-    return _half(prompt_ids) + _half(output_ids)
+    return _sketch(prompt_ids) + _sketch(output_ids)
 
 
-def _half(ids: Sequence[int]) -> str:
-    least = [b"\xff" * 8] * BANDS
+def _sketch(ids: Sequence[int]) -> str:
+    minimum = [b"\xff" * 8] * BANDS
     for start in range(max(1, len(ids) - SHINGLE + 1)):
-        run = b"".join(int(id).to_bytes(8, "little") for id in ids[start : start + SHINGLE])
-        hashed = blake2b(run, digest_size=9).digest()
+        shingle = b"".join(int(id).to_bytes(8, "little") for id in ids[start : start + SHINGLE])
+        hashed = blake2b(shingle, digest_size=9).digest()
         band = hashed[8] % BANDS
-        least[band] = min(least[band], hashed[:8])
-    return blake2b(b"".join(least), digest_size=8).hexdigest()
+        minimum[band] = min(minimum[band], hashed[:8])
+    return blake2b(b"".join(minimum), digest_size=8).hexdigest()

@@ -1,6 +1,5 @@
-"""Rules: what a reply is worth by a function of the turn alone. And which turns a source is asked about."""
+"""Rules: rewards computed by a function of the turn."""
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -9,59 +8,59 @@ from typing import Any
 
 from alignment import extensions
 from alignment.config.rewards import RewardsConfig, RuleSource
-from alignment.errors import AlignmentError
+from alignment.errors import AlignmentError, UnknownExtension
 from alignment.signals.length_penalty import length_penalty
 
 ENTRY_POINTS = "attune.rewards"
-TROUBLE = re.compile(
+ERROR_TEXT = re.compile(
     r"\W*(error|exception|failure|fatal)s?\s*[:(\]!]|\W*traceback\b|\W*failed (to|with)\b|\w+(Error|Exception):", re.I
 )
-BAD = ("error", "errors", "exception", "is_error", "isError")
-OUTCOMES = ("ok", "success", "succeeded")
+ERROR_KEYS = ("error", "errors", "exception", "is_error", "isError")
+SUCCESS_KEYS = ("ok", "success", "succeeded")
 
 
 class UnknownRule(AlignmentError):
-    """Neither one of ours, nor an entry point, nor a function that may be imported."""
+    """A rule name is neither built in, nor an entry point, nor a function that may be imported."""
 
 
-class NotYet(Exception):
-    """A rule raises it where only the next message can tell; it is asked again until its window is over."""
+class NeedsNextMessage(Exception):
+    """Raised by a rule that needs the next message. The rule runs again until its window is over."""
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a rule may know of a turn. Messages are OpenAI's, as plain dicts."""
+class RuleInput:
+    """The facts of a turn that a rule may use. Messages have OpenAI's format, as plain dicts."""
 
     messages: tuple[Mapping[str, Any], ...]  # the prompt
-    reply: Mapping[str, Any] | None  # the assistant's message; None if nothing came
+    reply: Mapping[str, Any] | None  # the assistant's message; None without a reply
     finish_reason: str | None
     state: str  # done, aborted, failed
     num_output_tokens: int | None
-    next_messages: tuple[Mapping[str, Any], ...] = ()  # what followed the reply: of a user or of tools
-    details: Mapping[str, str] = field(default_factory=dict)  # the caller's metadata
-    length_range: tuple[int, int] | None = None  # the deployment's, in tokens
+    next_messages: tuple[Mapping[str, Any], ...] = ()  # messages after the reply, of a user or of tools
+    details: Mapping[str, str] = field(default_factory=dict)  # the metadata of the request
+    length_range: tuple[int, int] | None = None  # of the deployment's settings, in tokens
 
     @property
     def next_message(self) -> Mapping[str, Any] | None:
         return self.next_messages[-1] if self.next_messages else None
 
 
-Rule = Callable[[Facts], float | None]
+Rule = Callable[[RuleInput], float | None]
 
 
-def tool_outcome(facts: Facts) -> float | None:
-    """-1 for a call whose arguments are no JSON object or whose tool reports an error, 1 when all went well."""
-    calls = (facts.reply or {}).get("tool_calls") or ()
+def tool_outcome(turn: RuleInput) -> float | None:
+    """Return -1 for a tool call with invalid arguments or whose tool reports an error, 1 if all succeeded."""
+    calls = (turn.reply or {}).get("tool_calls") or ()
     if not calls:
         return None
     if not all(_is_object(call["function"]["arguments"]) for call in calls):
         return -1.0
-    if not facts.next_messages:
-        raise NotYet("the tools have not answered")
-    told = [message for message in facts.next_messages if message.get("role") == "tool"]
-    if not told:
+    if not turn.next_messages:
+        raise NeedsNextMessage("the tools have not answered yet")
+    results = [message for message in turn.next_messages if message.get("role") == "tool"]
+    if not results:
         return None
-    return -1.0 if any(reports_error(message.get("content")) for message in told) else 1.0
+    return -1.0 if any(reports_error(message.get("content")) for message in results) else 1.0
 
 
 def _is_object(arguments: str) -> bool:
@@ -72,59 +71,58 @@ def _is_object(arguments: str) -> bool:
 
 
 def reports_error(content: Any) -> bool:
-    """JSON that names an error or says it was no success; or text that begins as errors do.
+    """Return whether a tool's result is JSON that reports an error or no success, or text that begins like an error.
 
     Example: '{"error": "no such order"}', '{"ok": false}', "Error: no such order", "Traceback (most recent call last)"
     """
     text = content if isinstance(content, str) else ""
     try:
-        told = json.loads(text)
+        result = json.loads(text)
     except (ValueError, RecursionError):
-        told = text
-    if isinstance(told, dict):
-        return any(told.get(name) for name in BAD) or any(told.get(name) is False for name in OUTCOMES)
-    return isinstance(told, str) and TROUBLE.match(told) is not None
+        result = text
+    if isinstance(result, dict):
+        return any(result.get(key) for key in ERROR_KEYS) or any(result.get(key) is False for key in SUCCESS_KEYS)
+    return isinstance(result, str) and ERROR_TEXT.match(result) is not None
 
 
-def length(facts: Facts) -> float | None:
-    """1 within the deployment's ATTUNE_LENGTH_RANGE, below 0 outside: the further the worse, down to -1."""
-    if facts.length_range is None or facts.state != "done" or not facts.num_output_tokens:
+def length(turn: RuleInput) -> float | None:
+    """Return 1 within the deployment's ATTUNE_LENGTH_RANGE, outside the penalty of `length_penalty`, down to -1."""
+    if turn.length_range is None or turn.state != "done" or not turn.num_output_tokens:
         return None
-    return length_penalty(facts.num_output_tokens, *facts.length_range) or 1.0
+    return length_penalty(turn.num_output_tokens, *turn.length_range) or 1.0
 
 
-def ended(facts: Facts) -> float | None:
-    """-1 for a reply that broke off, failed or was cut: it must not be worth more than a poor one that is whole."""
-    return -1.0 if facts.state != "done" or facts.finish_reason == "length" else None
+def ended(turn: RuleInput) -> float | None:
+    """Return -1 for a reply that was aborted, failed or was cut at the length limit.
+
+    Otherwise it could get a better reward than a complete but poor reply.
+    """
+    return -1.0 if turn.state != "done" or turn.finish_reason == "length" else None
 
 
 RULES: dict[str, Rule] = {"tool_outcome": tool_outcome, "length": length, "ended": ended}
 
 
-def find(name: str, *, dotted: bool) -> Rule:
-    """The rule of that name: ours, an entry point's, or (where `dotted` allows it) `module:function`'s.
+def load_rule(name: str, *, allow_import: bool) -> Rule:
+    """Load a rule: a built-in one, an entry point, or (if `allow_import`) `module:function`.
 
-    Raises UnknownRule. Importing may raise anything.
+    Raises UnknownRule. The import of a module may raise any exception.
     """
     if name in RULES:
         return RULES[name]
-    if ":" in name and not dotted:
-        raise UnknownRule(f"{name!r}: a policy's own rewards cannot name a module; the deployment's settings can.")
+    if ":" in name and not allow_import:
+        raise UnknownRule(
+            f"{name!r}: the rewards of a policy cannot name a module; only the deployment's settings can."
+        )
     try:
-        rule: Rule = extensions.load(name, ENTRY_POINTS, RULES, noun="rule")
-    except extensions.UnknownFunction as error:
+        rule: Rule = extensions.load_function(name, ENTRY_POINTS, RULES, noun="rule")
+    except UnknownExtension as error:
         raise UnknownRule(str(error)) from error
     return rule
 
 
-def dotted(config: RewardsConfig) -> tuple[str, ...]:
-    """The rules that would be imported from a module: not for a policy's own rewards, which tenants may write."""
+def imported_rules(config: RewardsConfig) -> tuple[str, ...]:
+    """Return the rules that name a module. A policy's rewards must not have any, because tenants write them."""
     return tuple(
         source.function for source in config.sources if isinstance(source, RuleSource) and ":" in source.function
     )
-
-
-def asked_about(turn_id: str, source: str, share: float) -> bool:
-    """Whether this source is asked about this turn: the same answer every time, and independent between sources."""
-    digest = hashlib.sha256(f"{source}/{turn_id}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2**64

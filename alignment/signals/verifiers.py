@@ -1,6 +1,6 @@
-"""Verifiers: what a reply is worth by the prompt's own reference. 1 is right, -1 is wrong, None says nothing.
+"""Verifiers: rewards from the reference of a prompt. 1 is right, -1 is wrong, None is no opinion.
 
-Replies and references are anybody's text: they are cut to MOST characters, and patterns stop after PATTERN_SECONDS.
+Replies and references are untrusted text: they are cut to MAX_CHARS, and patterns stop after PATTERN_SECONDS.
 """
 
 import json
@@ -21,31 +21,31 @@ from alignment.config.algorithm import Frozen
 from alignment.errors import AlignmentError
 
 ENTRY_POINTS = "attune.verifiers"
-MOST = 100_000
+MAX_CHARS = 100_000
 PATTERN_SECONDS = 1.0
-DEEPEST = 100
-LARGEST_SCHEMA = 16_384  # characters: it is read where requests are answered
+MAX_JSON_DEPTH = 100
+MAX_SCHEMA_CHARS = 16_384  # schemas are parsed in API requests
 SCHEMA_SECONDS = 1.0
 RIGHT, WRONG = 1.0, -1.0
-# Groups of three are joined by a comma, a point, an apostrophe, an underscore or a (narrow) space.
+# Groups of three digits are joined by a comma, a point, an apostrophe, an underscore or a (narrow) space.
 NUMBER = regex.compile(r"[-+−]?\d+(?:[.,'’_\u00a0\u202f ]\d+)*(?:[eE][-+]?\d{1,3})?")
 GROUPED = regex.compile(r"[1-9]\d{0,2}(?P<mark>[.,'’_\u00a0\u202f ])\d{3}(?:(?P=mark)\d{3})*")
-# Not the words "a" and "I": a small letter must end what is said, and of A and I no sentence goes on.
-SAID_CHOICE = regex.compile(
+# Not the words "a" and "I": a lower-case letter must be last, and no sentence may continue after A or I.
+STATED_CHOICE = regex.compile(
     r"(?i:\b(?:answer|choice|option)\b\W{0,20}(?:(?:is|would be)\b\W{0,20})?)"
     r"([B-HJ-Z]\b|[AI]\b(?!\s+(?!is\b|because\b|as\b|since\b|for\b|and\b)[a-z])|[a-z](?=[).:,;!]|\s*$))"
 )
-LED_CHOICE = regex.compile(r"\W*([A-Za-z])(?:\W*$|[).:\]])")
-MARKED_CHOICE = regex.compile(r"\(([A-Z])\)|\b([A-Z])\)")
-FENCED = regex.compile(r"```(?:json)?\s*\n(.*?)```", regex.S)
+LEADING_CHOICE = regex.compile(r"\W*([A-Za-z])(?:\W*$|[).:\]])")
+PARENTHESISED_CHOICE = regex.compile(r"\(([A-Z])\)|\b([A-Z])\)")
+CODE_BLOCK = regex.compile(r"```(?:json)?\s*\n(.*?)```", regex.S)
 
 
 class Unverifiable(AlignmentError):
-    """The reference or the settings, and not the reply, are at fault."""
+    """The reference or the settings are invalid, so the reply cannot be verified."""
 
 
 @dataclass(frozen=True)
-class Attempt:
+class VerifierInput:
     """A reply to a prompt of a dataset. `details` are the row's other columns."""
 
     messages: tuple[Mapping[str, Any], ...]  # the prompt
@@ -56,53 +56,53 @@ class Attempt:
 
     @property
     def text(self) -> str:
-        return str(self.reply.get("content") or "")[:MOST]
+        return str(self.reply.get("content") or "")[:MAX_CHARS]
 
 
-Verifier = Callable[[Attempt], float | None]
+Verifier = Callable[[VerifierInput], float | None]
 
 
 class Exact(Frozen):
-    """The whole reply is the reference, but for the spaces around it."""
+    """The reply equals the reference, apart from surrounding white space."""
 
     type: Literal["exact"] = "exact"
     ignore_case: bool = True
 
-    def __call__(self, attempt: Attempt) -> float | None:
-        return _same(attempt.text.strip(), _reference(attempt), self.ignore_case, str.__eq__)
+    def __call__(self, inputs: VerifierInput) -> float | None:
+        return _compare(inputs.text.strip(), _reference(inputs), self.ignore_case, str.__eq__)
 
 
 class Contains(Frozen):
-    """The reference stands somewhere in the reply."""
+    """The reply contains the reference."""
 
     type: Literal["contains"] = "contains"
     ignore_case: bool = True
 
-    def __call__(self, attempt: Attempt) -> float | None:
-        return _same(attempt.text, _reference(attempt), self.ignore_case, str.__contains__)
+    def __call__(self, inputs: VerifierInput) -> float | None:
+        return _compare(inputs.text, _reference(inputs), self.ignore_case, str.__contains__)
 
 
 class Number(Frozen):
-    """The last number of the reply is the last number of the reference: 1,234.50 is 1234.5, 3,5 is 3.5."""
+    """The last number of the reply equals the last number of the reference: 1,234.50 is 1234.5, 3,5 is 3.5."""
 
     type: Literal["number"] = "number"
     tolerance: float = Field(1e-6, ge=0, le=1, description="relative to the reference")
 
-    def __call__(self, attempt: Attempt) -> float | None:
-        reference = _reference(attempt)
+    def __call__(self, inputs: VerifierInput) -> float | None:
+        reference = _reference(inputs)
         if reference is None:
             return None
-        meant = last_number(reference)
-        if meant is None:
-            raise Unverifiable(f"the reference holds no number: {reference[:100]!r}")
-        said = last_number(attempt.text)
-        if said is None:
+        expected = last_number(reference)
+        if expected is None:
+            raise Unverifiable(f"the reference has no number: {reference[:100]!r}")
+        actual = last_number(inputs.text)
+        if actual is None:
             return WRONG
-        return RIGHT if abs(said - meant) <= Decimal(self.tolerance) * max(abs(meant), Decimal(1)) else WRONG
+        return RIGHT if abs(actual - expected) <= Decimal(self.tolerance) * max(abs(expected), Decimal(1)) else WRONG
 
 
 class Regex(Frozen):
-    """`pattern` (the reference where there is none) is found in the reply; `whole`: it is all of the reply."""
+    """The reply has a match of `pattern` (by default the reference). With `whole` the match must be the whole reply."""
 
     type: Literal["regex"] = "regex"
     pattern: str | None = Field(None, min_length=1, max_length=2000)
@@ -111,73 +111,75 @@ class Regex(Frozen):
 
     @field_validator("pattern")
     @classmethod
-    def _compiles(cls, told: str | None) -> str | None:
-        if told is not None:
-            _compiled(told, ignore_case=False)
-        return told
+    def _check_pattern(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            _compile(pattern, ignore_case=False)
+        return pattern
 
-    def __call__(self, attempt: Attempt) -> float | None:
-        pattern = self.pattern or attempt.reference
+    def __call__(self, inputs: VerifierInput) -> float | None:
+        pattern = self.pattern or inputs.reference
         if pattern is None:
             return None
-        compiled = _compiled(pattern, ignore_case=self.ignore_case)
-        text = attempt.text.strip()
-        return RIGHT if _found(compiled.fullmatch if self.whole else compiled.search, text) else WRONG
+        compiled = _compile(pattern, ignore_case=self.ignore_case)
+        text = inputs.text.strip()
+        return RIGHT if _matches(compiled.fullmatch if self.whole else compiled.search, text) else WRONG
 
 
 class JsonSchema(Frozen):
-    """The reply, or its only fenced block, is JSON that `schema` (the reference where there is none) allows."""
+    """The reply, or its only fenced code block, is JSON that is valid for `schema` (by default the reference)."""
 
     type: Literal["json_schema"] = "json_schema"
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
     @field_validator("schema_")
     @classmethod
-    def _is_schema(cls, told: dict[str, Any] | None) -> dict[str, Any] | None:
-        if told is not None:
-            _check_schema(told)
-        return told
+    def _check_schema_field(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        if schema is not None:
+            _check_schema(schema)
+        return schema
 
-    def __call__(self, attempt: Attempt) -> float | None:
+    def __call__(self, inputs: VerifierInput) -> float | None:
         schema = self.schema_
         if schema is None:
-            if attempt.reference is None:
+            if inputs.reference is None:
                 return None
-            schema = _parsed(attempt.reference)
+            schema = _parse_json(inputs.reference)
             if not isinstance(schema, dict):
-                raise Unverifiable("the reference is no JSON schema")
+                raise Unverifiable("the reference is not a JSON schema")
             _check_schema(schema)
-        fenced = FENCED.findall(attempt.text)
-        value = _parsed(fenced[0] if len(fenced) == 1 else attempt.text)
+        blocks = CODE_BLOCK.findall(inputs.text)
+        value = _parse_json(blocks[0] if len(blocks) == 1 else inputs.text)
         if value is NO_JSON:
             return WRONG
-        _UNTIL.set(time.monotonic() + SCHEMA_SECONDS)
+        _DEADLINE.set(time.monotonic() + SCHEMA_SECONDS)
         try:
-            return RIGHT if _Draft(schema, registry=Registry()).is_valid(value) else WRONG
+            return RIGHT if _TimedValidator(schema, registry=Registry()).is_valid(value) else WRONG
         except RecursionError as error:
-            raise Unverifiable("the schema refers to itself without end") from error
+            raise Unverifiable("the schema has an infinite recursion") from error
         except Exception as error:
             raise Unverifiable(f"the schema cannot be applied: {error}") from error
 
 
 class Choice(Frozen):
-    """The letter that the reply settles on: alone, first as `B)`, after "the answer is", or last as `(B)`."""
+    """The letter that the reply chooses: alone, first as `B)`, after "the answer is", or last as `(B)`."""
 
     type: Literal["choice"] = "choice"
 
-    def __call__(self, attempt: Attempt) -> float | None:
-        reference = _reference(attempt)
+    def __call__(self, inputs: VerifierInput) -> float | None:
+        reference = _reference(inputs)
         if reference is None:
             return None
-        meant = chosen(reference)
-        if meant is None:
-            raise Unverifiable(f"the reference is no letter: {reference[:100]!r}")
-        return RIGHT if chosen(attempt.text) == meant else WRONG
+        expected = read_choice(reference)
+        if expected is None:
+            raise Unverifiable(f"the reference is not a letter: {reference[:100]!r}")
+        return RIGHT if read_choice(inputs.text) == expected else WRONG
 
 
 class Custom(Frozen):
-    """A function of your own, by its name in the deployment's settings or as an entry point of `attune.verifiers`.
-    It takes an Attempt and returns a number in [-1, 1] or None."""
+    """A function of your own: a name in the deployment's settings, or an entry point of `attune.verifiers`.
+
+    It takes a VerifierInput and returns a number in [-1, 1] or None.
+    """
 
     type: Literal["custom"] = "custom"
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
@@ -189,15 +191,18 @@ VerifierConfig = Annotated[
 
 
 def last_number(text: str) -> Decimal | None:
-    """Example: last_number("That is 3 × 400 = 1,200.50 francs.") -> Decimal("1200.50")"""
+    """Return the last number in the text.
+
+    Example: last_number("That is 3 × 400 = 1,200.50 francs.") -> Decimal("1200.50")
+    """
     last = None
     for match in NUMBER.finditer(text[-10_000:]):
         last = match.group()
-    return None if last is None else _number(last)
+    return None if last is None else _parse_number(last)
 
 
-def _number(told: str) -> Decimal | None:
-    digits = told.replace("−", "-")
+def _parse_number(text: str) -> Decimal | None:
+    digits = text.replace("−", "-")
     mantissa, exponent = digits, ""
     for letter in "eE":
         if letter in mantissa:
@@ -211,48 +216,49 @@ def _number(told: str) -> Decimal | None:
                     head, _, rest = body.rpartition(point)
                     rest = "." + rest
                     break
-            if not GROUPED.fullmatch(head):  # words of a list, as in "3 4": the last one counts
-                return _number(body.rpartition(mark)[2] + (f"e{exponent}" if exponent else ""))
+            if not GROUPED.fullmatch(head):  # items of a list, as in "3 4": the last one counts
+                return _parse_number(body.rpartition(mark)[2] + (f"e{exponent}" if exponent else ""))
             body = head.replace(mark, "") + rest
-    body = _points(body)
+    body = _normalise_decimal_point(body)
     try:
         return Decimal(f"{sign}{body}{f'e{exponent}' if exponent else ''}")
     except InvalidOperation:
         return None
 
 
-def _points(body: str) -> str:
-    """Which of "," and "." is the decimal point: the last one if there are both; one that marks groups is none."""
+def _normalise_decimal_point(body: str) -> str:
+    """Return the digits with "." as decimal point. If there are both "," and ".", the last one is the decimal point."""
     if "," in body and "." in body:
         last = max(body.rfind(","), body.rfind("."))
         return body[:last].replace(",", "").replace(".", "") + "." + body[last + 1 :]
     if "," in body:
-        return _grouped(body, ",") if body.count(",") > 1 or GROUPED.fullmatch(body) else body.replace(",", ".")
-    return _grouped(body, ".") if body.count(".") > 1 else body
+        return _join_groups(body, ",") if body.count(",") > 1 or GROUPED.fullmatch(body) else body.replace(",", ".")
+    return _join_groups(body, ".") if body.count(".") > 1 else body
 
 
-def _grouped(body: str, mark: str) -> str:
-    """What is no number in groups of three is a list: its last entry counts."""
+def _join_groups(body: str, mark: str) -> str:
+    """Remove group separators. Digits that are not in groups of three are a list, whose last item is returned."""
     return body.replace(mark, "") if GROUPED.fullmatch(body) else body.rpartition(mark)[2]
 
 
-def chosen(text: str) -> str | None:
-    """Example: chosen("The answer is (B), because …") -> "B" """
-    said = text.strip()
-    if told := SAID_CHOICE.findall(said):
-        return str(told[-1]).upper()
-    if (led := LED_CHOICE.match(said[:20])) is not None and (len(said) <= 20 or led.group()[-1] in ").:]"):
-        return led.group(1).upper()
-    marked = [one or other for one, other in MARKED_CHOICE.findall(said)]
-    return marked[-1] if marked else None
+def read_choice(text: str) -> str | None:
+    """Return the chosen letter. Example: read_choice("The answer is (B), because …") -> "B" """
+    stripped = text.strip()
+    if stated := STATED_CHOICE.findall(stripped):
+        return str(stated[-1]).upper()
+    leading = LEADING_CHOICE.match(stripped[:20])
+    if leading is not None and (len(stripped) <= 20 or leading.group()[-1] in ").:]"):
+        return leading.group(1).upper()
+    letters = [one or other for one, other in PARENTHESISED_CHOICE.findall(stripped)]
+    return letters[-1] if letters else None
 
 
-def _reference(attempt: Attempt) -> str | None:
-    reference = (attempt.reference or "").strip()[:MOST]
+def _reference(inputs: VerifierInput) -> str | None:
+    reference = (inputs.reference or "").strip()[:MAX_CHARS]
     return reference or None
 
 
-def _same(text: str, reference: str | None, ignore_case: bool, compare: Callable[[str, str], bool]) -> float | None:
+def _compare(text: str, reference: str | None, ignore_case: bool, compare: Callable[[str, str], bool]) -> float | None:
     if reference is None:
         return None
     if ignore_case:
@@ -260,14 +266,14 @@ def _same(text: str, reference: str | None, ignore_case: bool, compare: Callable
     return RIGHT if compare(text, reference) else WRONG
 
 
-def _compiled(pattern: str, *, ignore_case: bool) -> Any:
+def _compile(pattern: str, *, ignore_case: bool) -> Any:
     try:
         return regex.compile(pattern[:2000], regex.I if ignore_case else 0)
     except (regex.error, RecursionError, OverflowError) as error:
-        raise Unverifiable(f"the pattern cannot be read: {error}") from error
+        raise Unverifiable(f"the pattern is invalid: {error}") from error
 
 
-def _found(match: Callable[..., Any], text: str) -> bool:
+def _matches(match: Callable[..., Any], text: str) -> bool:
     try:
         return match(text, timeout=PATTERN_SECONDS) is not None
     except TimeoutError as error:
@@ -277,12 +283,12 @@ def _found(match: Callable[..., Any], text: str) -> bool:
 NO_JSON = object()
 
 
-def _parsed(text: str) -> Any:
-    """NO_JSON for what is none, or is nested too deep."""
+def _parse_json(text: str) -> Any:
+    """Parse JSON. Return NO_JSON for invalid or too deeply nested text."""
     depth = 0
     for character in text:
         depth += (character in "[{") - (character in "]}")
-        if depth > DEEPEST:
+        if depth > MAX_JSON_DEPTH:
             return NO_JSON
     try:
         return json.loads(text)
@@ -291,16 +297,16 @@ def _parsed(text: str) -> Any:
 
 
 def _check_schema(schema: dict[str, Any]) -> None:
-    if len(json.dumps(schema)) > LARGEST_SCHEMA:
-        raise Unverifiable(f"the schema holds more than {LARGEST_SCHEMA} characters")
+    if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
+        raise Unverifiable(f"the schema has more than {MAX_SCHEMA_CHARS} characters")
     try:
         Draft202012Validator.check_schema(schema)
     except (SchemaError, RecursionError) as error:
-        raise Unverifiable(f"no JSON schema: {getattr(error, 'message', error)}"[:300]) from error
+        raise Unverifiable(f"not a JSON schema: {getattr(error, 'message', error)}"[:300]) from error
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if isinstance(instance, str) and not _found(_compiled(pattern, ignore_case=False).search, instance):
+    if isinstance(instance, str) and not _matches(_compile(pattern, ignore_case=False).search, instance):
         yield ValidationError(f"{instance[:100]!r} does not match")
 
 
@@ -308,27 +314,30 @@ def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: An
     if not isinstance(instance, dict):
         return
     for pattern, below in patterns.items():
-        compiled = _compiled(pattern, ignore_case=False)
+        compiled = _compile(pattern, ignore_case=False)
         for name, value in instance.items():
-            if _found(compiled.search, name):
+            if _matches(compiled.search, name):
                 yield from validator.descend(value, below, path=name, schema_path=pattern)
 
 
-def _timed(keyword: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
-    """A few references to one another are enough for a schema that is never through."""
+def _with_time_limit(keyword: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
+    """Check the deadline before each keyword: a few mutual references can make validation endless."""
 
-    def check(validator: Any, told: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-        if time.monotonic() > _UNTIL.get():
+    def check(validator: Any, keyword_value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        if time.monotonic() > _DEADLINE.get():
             raise Unverifiable(f"the schema took more than {SCHEMA_SECONDS:g} s")
-        yield from keyword(validator, told, instance, schema) or ()
+        yield from keyword(validator, keyword_value, instance, schema) or ()
 
     return check
 
 
-_UNTIL: ContextVar[float] = ContextVar("until", default=float("inf"))
-# `re` knows no time limit, and its matches let no other thread run.
-_OWN = {"pattern": _pattern, "patternProperties": _pattern_properties}
-_Draft = validators.extend(
+_DEADLINE: ContextVar[float] = ContextVar("deadline", default=float("inf"))
+# `re` has no time limit, and a match blocks all other threads.
+_PATTERN_KEYWORDS = {"pattern": _pattern, "patternProperties": _pattern_properties}
+_TimedValidator = validators.extend(
     Draft202012Validator,
-    {name: _timed(keyword) for name, keyword in (dict(Draft202012Validator.VALIDATORS) | _OWN).items()},
+    {
+        name: _with_time_limit(keyword)
+        for name, keyword in (dict(Draft202012Validator.VALIDATORS) | _PATTERN_KEYWORDS).items()
+    },
 )

@@ -1,1 +1,1 @@
-"""The learner and its parts: batches in, versions out."""
+"""The trainer: updates a policy from batches, and reads and writes its versions."""

@@ -1,8 +1,8 @@
-"""What a learner is between two updates, on disk, as safetensors and JSON.
+"""The trainer's state between two updates, on disk as safetensors and JSON.
 
 adapter_model.safetensors   adapter_config.json     for the engine; with full weights, a Hugging Face model's own files
-trainer/optimizer.safetensors   trainer/state.json   to go on learning, bit for bit
-trainer/critic.safetensors                          where there is a critic: its tensors and their moments
+trainer/optimizer.safetensors   trainer/state.json   to resume training bit for bit
+trainer/critic.safetensors                          if there is a critic: its tensors and their moments
 """
 
 import json
@@ -27,7 +27,7 @@ _TENSOR, _MOMENT = "tensor.", "moment."
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the policy is: updates made, optimizer steps in them, what the algorithm remembers."""
+    """The number of updates and optimizer steps so far, and the algorithm's own state."""
 
     updates: int = 0
     optimizer_steps: int = 0
@@ -36,8 +36,8 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """Tensors by file name and their moments, whole. `moments` is None for what was not trained here."""
+class RoleState:
+    """A role's full tensors by file name, and the optimizer's moments; None if it was not trained yet."""
 
     tensors: dict[str, Tensor]
     moments: dict[str, Tensor] | None
@@ -45,35 +45,38 @@ class Trained:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a learner is."""
+    """The complete state of a trainer."""
 
-    actor: Trained
-    critic: Trained | None
+    actor: RoleState
+    critic: RoleState | None
     progress: Progress
 
 
 def write(directory: Path, content: Checkpoint, lora: LoRAConfig | None, base_model: Path) -> None:
-    assert content.actor.moments is not None, "a learner always has moments"
+    """Write a checkpoint into an empty directory. `lora` is None for full weights."""
+    assert content.actor.moments is not None, "a trainer always has moments"
     (directory / STATE).parent.mkdir()
     if lora is None:
-        for path in base_model.iterdir():  # configuration and tokenizer: whatever makes weights a model
+        for path in base_model.iterdir():  # the configuration and the tokenizer, which an engine needs
             if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in path.name:
                 shutil.copyfile(path, directory / path.name)
-        save_file(_plain(content.actor.tensors), directory / WEIGHTS, metadata={"format": "pt"})
+        save_file(_to_cpu(content.actor.tensors), directory / WEIGHTS, metadata={"format": "pt"})
     else:
-        save_file(_plain(content.actor.tensors), directory / ADAPTER)
+        save_file(_to_cpu(content.actor.tensors), directory / ADAPTER)
         model_lora.write_config(directory, lora, base_model)
-    save_file(_plain(content.actor.moments), directory / OPTIMIZER)
+    save_file(_to_cpu(content.actor.moments), directory / OPTIMIZER)
     if content.critic is not None and content.critic.moments is not None:
         tensors = {_TENSOR + name: tensor for name, tensor in content.critic.tensors.items()}
         moments = {_MOMENT + name: moment for name, moment in content.critic.moments.items()}
-        save_file(_plain(tensors | moments), directory / CRITIC)
+        save_file(_to_cpu(tensors | moments), directory / CRITIC)
     (directory / STATE).write_text(json.dumps(asdict(content.progress)))
 
 
 def read(directory: Path, spec: AdapterSpec | None) -> Checkpoint:
-    """Refuse what is damaged or, for an adapter, does not fit the base model; begin anew where there is no trainer's
-    state. `spec` is None for full weights.
+    """Return the checkpoint in a version directory. `spec` is None for full weights.
+
+    A version without trainer state has no moments and no progress. Raises DamagedAdapter if the directory is damaged or
+    does not fit the base model.
     """
     verify(directory)
     if spec is not None:
@@ -82,18 +85,19 @@ def read(directory: Path, spec: AdapterSpec | None) -> Checkpoint:
         raise DamagedAdapter(f"{directory} has no {WEIGHTS}: it is not a version of full weights.")
     tensors = load_file(directory / (WEIGHTS if spec is None else ADAPTER))
     if not (directory / STATE).exists():
-        return Checkpoint(Trained(tensors, None), None, Progress())
+        return Checkpoint(RoleState(tensors, None), None, Progress())
     progress = replace(Progress(), **json.loads((directory / STATE).read_text()))
     critic = None
     if (directory / CRITIC).exists():
-        both = load_file(directory / CRITIC)
-        critic = Trained(_named(both, _TENSOR), _named(both, _MOMENT))
-    return Checkpoint(Trained(tensors, load_file(directory / OPTIMIZER)), critic, progress)
+        critic_file = load_file(directory / CRITIC)
+        critic = RoleState(_with_prefix(critic_file, _TENSOR), _with_prefix(critic_file, _MOMENT))
+    return Checkpoint(RoleState(tensors, load_file(directory / OPTIMIZER)), critic, progress)
 
 
-def _named(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names have the prefix, under their names without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

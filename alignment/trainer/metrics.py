@@ -1,52 +1,30 @@
-"""What an update did, in the metric names that dashboards for verl already know."""
+"""Metrics of an update, under the names that verl's dashboards use."""
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from alignment.models import parallel
-from alignment.types import Sample
-
-if TYPE_CHECKING:
-    from alignment.algorithms import TrainData
-
-
-@dataclass(frozen=True)
-class UpdateReport:
-    """One update. `actor/*` are means over its steps; `reference_kl` is of the last epoch, so of nearly
-    the policy that came out. An algorithm without a reference tells none.
-
-    Example: UpdateReport(batch_id="b-1", updates=4, metrics={"actor/pg_loss": -0.01, "reference_kl": 0.02})
-    """
-
-    batch_id: str
-    updates: int
-    metrics: dict[str, float]
-    left_out: tuple[str, ...] = ()  # turns that the algorithm could not use
-
-    @property
-    def reference_kl(self) -> float:
-        return self.metrics.get("reference_kl", 0.0)
+from alignment.types import Sample, TrainData
 
 
 class MetricAccumulator:
-    """Metrics of one step, which come in parts that add up, from micro-batches and ranks."""
+    """Sums the metrics of one optimizer step over its micro-batches and ranks."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
 
     def add(self, metrics: dict[str, Tensor]) -> None:
+        """Add the metrics of one micro-batch."""
         for name, value in metrics.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def totals(self, num_ranks: int) -> dict[str, float]:
-        """All ranks call, with the same names."""
+        """Return the sums over all ranks. All ranks must call it, with the same metric names."""
         names = sorted(self.sums)
         values = torch.stack([self.sums[name].float() for name in names])
         if num_ranks > 1:
@@ -54,47 +32,51 @@ class MetricAccumulator:
         return dict(zip(names, values.tolist(), strict=True))
 
 
-def mean_of_steps(steps: Sequence[dict[str, float]], an_epoch: int) -> dict[str, float]:
-    """Means over all steps; of `reference_kl` over the last epoch's, which are nearest to what came out."""
+def average_steps(steps: Sequence[dict[str, float]], steps_per_epoch: int) -> dict[str, float]:
+    """Return the means over all steps; `reference_kl` over the last epoch, which is closest to the new policy."""
     metrics = {name: fmean(step[name] for step in steps) for name in steps[0]}
     if "reference_kl" in metrics:
-        metrics["reference_kl"] = fmean(step["reference_kl"] for step in steps[-an_epoch:])
+        metrics["reference_kl"] = fmean(step["reference_kl"] for step in steps[-steps_per_epoch:])
     return metrics
 
 
 class Stopwatch:
-    """Seconds by what they were spent on, as `timing_s/*`."""
+    """Measures the seconds of each phase of an update, as `timing_s/*`."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
+        """Record the duration of a `with` block as `timing_s/<name>`."""
+        started = time.perf_counter()
         yield
-        self.metrics[f"timing_s/{name}"] = time.perf_counter() - began
+        self.metrics[f"timing_s/{name}"] = time.perf_counter() - started
 
 
-def describe(samples: Sequence[Sample], data: "TrainData") -> dict[str, float]:
-    """What the batch was like, and what credit was given in it."""
-    present = data.mask_BT.bool()
-    told = data.parent_BT if data.parent_BT is not None else data.rollout_BT
+def batch_metrics(samples: Sequence[Sample], data: TrainData) -> dict[str, float]:
+    """Return statistics of the batch: rewards, lengths in tokens, staleness in versions, entropy and advantages.
+
+    `samples` is the whole batch, `data` the part that the algorithm selected.
+    """
+    is_output = data.mask_BT.bool()
+    logprobs_BT = data.old_logprobs_BT if data.old_logprobs_BT is not None else data.rollout_logprobs_BT
     metrics = {
-        **_spread("critic/score", torch.tensor([sample.reward for sample in samples])),
-        **_spread("response_length", torch.tensor([float(len(sample.output_ids)) for sample in samples])),
-        **_spread("prompt_length", torch.tensor([float(len(sample.prompt_ids)) for sample in samples])),
+        **_summarize("critic/score", torch.tensor([sample.reward for sample in samples])),
+        **_summarize("response_length", torch.tensor([float(len(sample.output_ids)) for sample in samples])),
+        **_summarize("prompt_length", torch.tensor([float(len(sample.prompt_ids)) for sample in samples])),
         "perf/total_num_tokens": float(sum(sample.num_tokens for sample in samples)),
         "training/samples": float(len(samples)),
         "training/samples_left_out": float(len(samples) - len(data.samples)),
         "training/off_policy/trajectory_staleness": fmean(sample.lag for sample in samples),
         "training/off_policy/trajectory_staleness_worst": float(max(sample.lag for sample in samples)),
-        "actor/entropy": -float(told[present].mean()),  # of the samples, which are the policy's own
+        "actor/entropy": -float(logprobs_BT[is_output].mean()),  # an estimate: the policy drew the samples itself
     }
     if data.advantages_BT is not None:
-        metrics |= _spread("critic/advantages", data.advantages_BT[present])
+        metrics |= _summarize("critic/advantages", data.advantages_BT[is_output])
     return metrics
 
 
-def _spread(name: str, values: Tensor) -> dict[str, float]:
-    figures = {"mean": values.mean(), "max": values.max(), "min": values.min()}
-    return {f"{name}/{figure}": float(value) for figure, value in figures.items()}
+def _summarize(name: str, values: Tensor) -> dict[str, float]:
+    statistics = {"mean": values.mean(), "max": values.max(), "min": values.min()}
+    return {f"{name}/{statistic}": float(value) for statistic, value in statistics.items()}

@@ -1,4 +1,4 @@
-"""AdamW over named tensors, with state that can be taken out whole and put back bit for bit."""
+"""AdamW over named tensors, with a state that can be gathered and restored bit for bit."""
 
 import math
 
@@ -14,6 +14,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
+    """AdamW (Loshchilov & Hutter, 2019) with gradient clipping and a learning-rate schedule."""
+
     def __init__(self, parameters: dict[str, nn.Parameter], config: OptimConfig) -> None:
         self.parameters = parameters
         self.config = config
@@ -26,29 +28,29 @@ class Optimizer:
             foreach=True,
         )
 
-    def norm(self) -> Tensor:
-        """The gradient's, which all ranks see alike. Raises NonFiniteUpdate if it is not finite."""
-        norm = parallel.whole(get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None]))
+    def grad_norm(self) -> Tensor:
+        """Return the global norm of the gradient, the same on every rank. Raises NonFiniteUpdate."""
+        norm = parallel.full_tensor(get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None]))
         if not math.isfinite(norm):
-            raise NonFiniteUpdate(f"The gradient's norm is {norm.item()}; the policy stays as it was.")
+            raise NonFiniteUpdate(f"The norm of the gradient is {norm.item()}; the policy was not changed.")
         return norm
 
     def step(self) -> float:
-        """Clip by the global norm and step; return the norm before clipping."""
-        norm = self.norm()
+        """Clip the gradient by its global norm and make a step. Return the norm before clipping."""
+        norm = self.grad_norm()
         clip_grads_with_norm_(list(self.parameters.values()), self.config.max_grad_norm, norm)
         for group in self.adamw.param_groups:
-            group["lr"] = self.rate
+            group["lr"] = self.lr
         self.adamw.step()
         self.adamw.zero_grad()
         return norm.item()
 
-    def forget(self) -> None:
-        """Drop gradients that are not to be stepped on."""
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
         self.adamw.zero_grad()
 
     def reset(self) -> None:
-        """As if no step had been made."""
+        """Set both moments and the step count to zero."""
         zeros = {
             f"{moment}.{name}": torch.zeros(parameter.shape)
             for name, parameter in self.parameters.items()
@@ -57,21 +59,22 @@ class Optimizer:
         self.load(zeros, steps=0)
 
     @property
-    def rate(self) -> float:
-        """Of the next step."""
-        return rate(self.config, self.steps)
+    def lr(self) -> float:
+        """Return the learning rate of the next step."""
+        return learning_rate(self.config, self.steps)
 
     @property
     def steps(self) -> int:
+        """Return the number of steps made."""
         return int(self.adamw.state[next(iter(self.parameters.values()))]["step"].item())
 
-    def everything(self) -> list[Tensor]:
-        """What a step changes: the parameters and their state, as they lie in memory."""
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors that a step changes: the parameters and their state, sharded, not copied."""
         states = (self.adamw.state[parameter] for parameter in self.parameters.values())
         return [*self.parameters.values(), *(tensor for state in states for tensor in state.values())]
 
     def moments(self) -> dict[str, Tensor]:
-        """Both moments of every tensor, each rank's share."""
+        """Return both moments of every parameter, sharded, as `exp_avg.<name>` and `exp_avg_sq.<name>`."""
         return {
             f"{moment}.{name}": self.adamw.state[parameter][moment]
             for name, parameter in self.parameters.items()
@@ -79,22 +82,23 @@ class Optimizer:
         }
 
     def load(self, moments: dict[str, Tensor], steps: int) -> None:
+        """Restore full moments under the names of `moments()`, and the step count. Gradients are dropped."""
         self.adamw.zero_grad()
         for name, parameter in self.parameters.items():
             state = self.adamw.state[parameter]
             state["step"] = torch.tensor(float(steps))
             for moment in MOMENTS:
-                state[moment] = parallel.like(moments[f"{moment}.{name}"], parameter).clone()
+                state[moment] = parallel.shard_like(moments[f"{moment}.{name}"], parameter).clone()
 
 
-def rate(config: OptimConfig, step: int) -> float:
-    """The learning rate of a step, counted from 0: a function of the step alone, so that resuming needs no more."""
+def learning_rate(config: OptimConfig, step: int) -> float:
+    """Return the learning rate of a step, counted from 0. It depends on the step only, so resuming needs no state."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.total_steps is None or config.schedule == "constant":
         return config.lr
     length = max(1, config.total_steps - config.warmup_steps)
-    left = 1 - min(1.0, (step - config.warmup_steps) / length)
+    remaining = 1 - min(1.0, (step - config.warmup_steps) / length)
     if config.schedule == "cosine":
-        left = (1 - math.cos(math.pi * left)) / 2
-    return config.lr * (config.final_share + (1 - config.final_share) * left)
+        remaining = (1 - math.cos(math.pi * remaining)) / 2
+    return config.lr * (config.final_share + (1 - config.final_share) * remaining)

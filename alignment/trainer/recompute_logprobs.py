@@ -1,4 +1,4 @@
-"""Which version spoke? A reply's log-probs, computed again under the version it claims."""
+"""Recompute the log-probs of replies under the version that is said to have generated them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 
 from alignment.artifacts import ADAPTER
 from alignment.config.trainer import LoRAConfig, TrainerConfig
-from alignment.data.micro_batches import Scored
+from alignment.data.micro_batches import ScoredSequence
 from alignment.models import lora as model_lora
 from alignment.models.loading import pick_device
 from alignment.models.policy_model import PolicyModel
-from alignment.trainer.scoring import score_alone
+from alignment.trainer.scoring import score_sequences
 from alignment.types import Sample
 
 
@@ -26,19 +26,20 @@ def recompute_logprobs(
     device: str = "auto",
     microbatch_tokens: int = 2048,
 ) -> list[npt.NDArray[np.float32]]:
-    """One log-prob per output token of every sample, at its own temperature.
+    """Return one log-prob per output token of every sample, in nats, at the sample's temperature.
 
-    `version` is the directory of an adapter, or of full weights; None is the base model.
+    `version` is the directory of an adapter or of full weights; None is the base model.
     """
-    adapted = version is not None and (version / ADAPTER).exists()
-    if version is not None and not adapted:
-        base_model = version  # full weights are a model themselves
-    lora = model_lora.read_config(version) if version is not None and adapted else LoRAConfig()
+    has_adapter = version is not None and (version / ADAPTER).exists()
+    if version is not None and not has_adapter:
+        base_model = version  # a version of full weights is a model of its own
+    lora = model_lora.read_config(version) if version is not None and has_adapter else LoRAConfig()
     fields = {"lora": lora, "dtype": dtype, "device": device}
     config = TrainerConfig.model_validate(fields)
-    policy = PolicyModel(base_model, config, pick_device(device))  # a new adapter changes nothing
-    if version is not None and adapted:
-        policy.wear(load_file(version / ADAPTER))
-    logprobs = score_alone(policy, [Scored.of(sample) for sample in samples], budget=microbatch_tokens)
-    rows = zip(logprobs.cpu().numpy(), samples, strict=True)
+    policy = PolicyModel(base_model, config, pick_device(device))  # an untrained adapter changes nothing
+    if version is not None and has_adapter:
+        policy.load_adapter(load_file(version / ADAPTER))
+    sequences = [ScoredSequence.from_sample(sample) for sample in samples]
+    logprobs_BT = score_sequences(policy, sequences, max_tokens=microbatch_tokens)
+    rows = zip(logprobs_BT.cpu().numpy(), samples, strict=True)
     return [row[: len(sample.output_ids)] for row, sample in rows]

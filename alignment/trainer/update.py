@@ -1,206 +1,259 @@
-"""One update: a batch scored, credited, and learned from step by step."""
-
-from __future__ import annotations
+"""One update: score a batch, compute advantages, and make the optimizer steps."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from alignment.algorithms import MicroBatch
-from alignment.algorithms.policy_gradient import PolicyGradient
-from alignment.data.collate import lay_out, micro_batch, minibatches
-from alignment.data.micro_batches import Scored, plan
+from alignment.algorithms import RLAlgorithm
+from alignment.config.trainer import TrainerConfig
+from alignment.data.collate import collate, make_micro_batch, split_minibatches
+from alignment.data.micro_batches import ScoredSequence, make_micro_batches
 from alignment.data.prefix_sharing import Packing
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.functional import aggregate, kl_estimate
-from alignment.models.policy_model import ModelRole
-from alignment.trainer.metrics import MetricAccumulator, Stopwatch, UpdateReport, describe, mean_of_steps
-from alignment.trainer.scoring import score, score_all
-from alignment.trainer.update_kl import moved
-from alignment.types import Batch
+from alignment.models.policy_model import ModelRole, PolicyModel
+from alignment.trainer.metrics import MetricAccumulator, Stopwatch, average_steps, batch_metrics
+from alignment.trainer.optimizer import Optimizer
+from alignment.trainer.scoring import score_micro_batch, score_micro_batches
+from alignment.trainer.update_kl import measure_update_kl
+from alignment.types import Batch, MicroBatch, UpdateReport
 
-if TYPE_CHECKING:
-    from alignment.trainer.trainer import Trainer
-
-SEQUENCE_SLACK = 4.0  # short replies are further apart than a whole batch, without anything being wrong
+# The mismatch of one short reply varies more than the mean of a batch, so its limit is larger by this factor.
+SAMPLE_MISMATCH_FACTOR = 4.0
 Step = tuple[list[int], list[list[int]]]  # a minibatch, and the micro-batches that it is computed in
 
 
-class Update:
-    def __init__(self, learner: Trainer, batch: Batch) -> None:
-        self.learner, self.batch = learner, batch
-        self.algorithm, self.config = learner.algorithm, learner.config
-        self.samples = [batch.samples[index] for index in self.algorithm.select(batch.samples)]
-        self.sequences = [Scored.of(sample) for sample in self.samples]
-        self.data = lay_out(self.samples, learner.device)
-        recipe = self.algorithm.config
-        watched = recipe.max_kl is not None and recipe.epochs * recipe.minibatches > 1
-        # A policy gradient that needs no parent tells its distance from the policy that it takes ratios to.
-        watched = watched and not isinstance(self.algorithm, PolicyGradient)
-        self.scores_parent = self.algorithm.needs_parent or watched
-        self.watch = Stopwatch()
+@dataclass(frozen=True)
+class TrainContext:
+    """What every update of a trainer works with. It is the same for the life of the trainer."""
 
-    def make(self) -> UpdateReport:
-        """Every rank comes to the same report, and to the same refusal."""
-        updates = self.learner.progress.updates
-        epochs = self._epochs(torch.Generator().manual_seed(self.config.seed + updates))
-        first = [group for _, groups in epochs[0] for group in groups]
-        self._score(first)
-        self.algorithm.before_train_step(updates, self.data)
-        told: list[dict[str, float]] = []
-        with self.watch.measure("update_actor"):
-            for minibatch, groups in chain.from_iterable(epochs):
-                figures = self._learn(minibatch, groups)
-                if not told:
-                    self._refuse_foreign(figures["rollout_corr/mismatch"])
-                elif self._too_far(figures):
-                    break
-                figures["actor/lr"] = self.learner.optimizer.rate
-                figures["actor/grad_norm"] = self.learner.optimizer.step()
-                if self.learner.critic_optimizer:
-                    figures["critic/grad_norm"] = self.learner.critic_optimizer.step()
-                told.append(figures)
-        if not any(figures["actor/grad_norm"] for figures in told):
-            raise NoVariance("The gradient of every step is zero: nothing can be learned from this batch.")
-        steps = sum(len(epoch) for epoch in epochs)
-        metrics = describe(self.batch.samples, self.data) | mean_of_steps(told, len(epochs[0]))
-        metrics["training/steps"], metrics["training/stopped_early"] = len(told), float(len(told) < steps)
-        with self.watch.measure("guard"):
-            metrics |= moved(self, first)
-        used = {sample.turn_id for sample in self.samples}
-        left_out = tuple(sample.turn_id for sample in self.batch.samples if sample.turn_id not in used)
-        report = UpdateReport(self.batch.id, updates + 1, metrics | self.watch.metrics | self._pace(), left_out)
-        self.algorithm.after_train_step(updates, report)
-        report.metrics.update(self.algorithm.get_metrics())
-        return report
-
-    def _epochs(self, order: torch.Generator) -> list[list[Step]]:
-        recipe, together = self.algorithm.config, self.algorithm.together(self.samples)
-        return [
-            [
-                (minibatch, self._plan(minibatch, together))
-                for minibatch in minibatches(self.samples, together, recipe.minibatches, order)
-            ]
-            for _ in range(recipe.epochs)
-        ]
-
-    def _plan(self, minibatch: list[int], together: Sequence[Sequence[int]]) -> list[list[int]]:
-        place = {index: number for number, index in enumerate(minibatch)}
-        groups = plan(
-            [self.sequences[index] for index in minibatch],
-            self.config.microbatch_tokens,
-            self.learner.num_ranks,
-            together=[[place[index] for index in one] for one in together if one[0] in place],
-            packing=self.packing,
-        )
-        return [[minibatch[number] for number in group] for group in groups]
+    policy: PolicyModel
+    algorithm: RLAlgorithm
+    optimizer: Optimizer
+    critic_optimizer: Optimizer | None
+    config: TrainerConfig
+    device: torch.device
+    rank: int
+    num_ranks: int
 
     @property
     def packing(self) -> Packing:
-        """Trees need a mask of their own, which not every model takes."""
-        if self.config.packing == "tree" and not self.learner.policy.masks_allowed:
+        """Return the configured packing, or "chain" instead of "tree" if the model supports no explicit mask."""
+        if self.config.packing == "tree" and not self.policy.supports_attention_mask:
             return "chain"
         return self.config.packing
 
-    def _score(self, groups: list[list[int]]) -> None:
-        """In the first epoch's own micro-batches: then the first step's log-probs are the parent's, bit for bit."""
 
-        def scored(hat: ModelRole) -> Tensor:
-            return score_all(
-                self.learner.policy,
+class Update:
+    """One update from one batch. All ranks build it with the same batch and call `run`."""
+
+    def __init__(self, context: TrainContext, batch: Batch, step: int) -> None:
+        """Select and collate the samples. `step` is the number of updates that were made before this one.
+
+        Raises NoVariance or NothingToCompare if the algorithm cannot use the batch.
+        """
+        self.context, self.batch, self.step = context, batch, step
+        self.algorithm, self.config = context.algorithm, context.config
+        self.samples = [batch.samples[index] for index in self.algorithm.select(batch.samples)]
+        self.sequences = [ScoredSequence.from_sample(sample) for sample in self.samples]
+        self.data = collate(self.samples, context.device)
+        settings = self.algorithm.config
+        self.enforces_max_kl = settings.max_kl is not None and settings.epochs * settings.minibatches > 1
+        self.scores_old_logprobs = self.algorithm.needs_old_logprobs or (
+            self.enforces_max_kl and not self.algorithm.reports_update_kl
+        )
+        self.stopwatch = Stopwatch()
+
+    def run(self) -> UpdateReport:
+        """Make the optimizer steps and return the report. Every rank returns or raises the same.
+
+        Raises ForeignSamples, NoVariance or NonFiniteUpdate; the caller must then restore the policy.
+        """
+        epochs = self._plan_epochs(torch.Generator().manual_seed(self.config.seed + self.step))
+        first_epoch = [micro_batch for _, micro_batches in epochs[0] for micro_batch in micro_batches]
+        self._score(first_epoch)
+        self.algorithm.before_train_step(self.step, self.data)
+        steps: list[dict[str, float]] = []
+        with self.stopwatch.measure("update_actor"):
+            for minibatch, micro_batches in chain.from_iterable(epochs):
+                metrics = self._accumulate_gradient(minibatch, micro_batches)
+                if not steps:
+                    self._check_batch_mismatch(metrics["rollout_corr/mismatch"])
+                elif self._exceeds_max_kl(metrics):
+                    self._discard_gradient()
+                    break
+                metrics["actor/lr"] = self.context.optimizer.lr
+                metrics["actor/grad_norm"] = self.context.optimizer.step()
+                if self.context.critic_optimizer:
+                    metrics["critic/grad_norm"] = self.context.critic_optimizer.step()
+                steps.append(metrics)
+        if not any(metrics["actor/grad_norm"] for metrics in steps):
+            raise NoVariance("The gradient of every step is zero: nothing can be learned from this batch.")
+        report = self._make_report(steps, epochs, first_epoch)
+        self.algorithm.after_train_step(self.step, report)
+        report.metrics.update(self.algorithm.get_metrics())
+        return report
+
+    def _make_report(
+        self, steps: list[dict[str, float]], epochs: list[list[Step]], first_epoch: list[list[int]]
+    ) -> UpdateReport:
+        metrics = batch_metrics(self.batch.samples, self.data) | average_steps(steps, len(epochs[0]))
+        metrics["training/steps"] = len(steps)
+        metrics["training/stopped_early"] = float(len(steps) < sum(len(epoch) for epoch in epochs))
+        with self.stopwatch.measure("guard"):
+            metrics |= measure_update_kl(
+                self.context.policy,
+                self.data,
                 self.sequences,
-                groups,
+                first_epoch,
+                rank=self.context.rank,
+                num_ranks=self.context.num_ranks,
+                packing=self.context.packing,
+            )
+        used = {sample.turn_id for sample in self.samples}
+        unused_turn_ids = tuple(sample.turn_id for sample in self.batch.samples if sample.turn_id not in used)
+        metrics |= self.stopwatch.metrics | self._throughput_metrics()
+        return UpdateReport(self.batch.id, self.step + 1, metrics, unused_turn_ids)
+
+    def _plan_epochs(self, generator: torch.Generator) -> list[list[Step]]:
+        settings, coupled_samples = self.algorithm.config, self.algorithm.coupled_samples(self.samples)
+        return [
+            [
+                (minibatch, self._plan_micro_batches(minibatch, coupled_samples))
+                for minibatch in split_minibatches(self.samples, coupled_samples, settings.minibatches, generator)
+            ]
+            for _ in range(settings.epochs)
+        ]
+
+    def _plan_micro_batches(self, minibatch: list[int], coupled_samples: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return lists of sample indices, as `make_micro_batches` does for positions in the minibatch."""
+        position = {index: number for number, index in enumerate(minibatch)}
+        micro_batches = make_micro_batches(
+            [self.sequences[index] for index in minibatch],
+            self.config.microbatch_tokens,
+            self.context.num_ranks,
+            coupled=[[position[index] for index in indices] for indices in coupled_samples if indices[0] in position],
+            packing=self.context.packing,
+        )
+        return [[minibatch[number] for number in micro_batch] for micro_batch in micro_batches]
+
+    def _score(self, micro_batches: list[list[int]]) -> None:
+        """Score the batch for every role that the algorithm needs.
+
+        With the micro-batches of the first epoch, the old log-probs equal those of the first step bit for bit.
+        """
+
+        def score(role: ModelRole) -> Tensor:
+            return score_micro_batches(
+                self.context.policy,
+                self.sequences,
+                micro_batches,
                 self.data.mask_BT,
-                rank=self.learner.rank,
-                num_ranks=self.learner.num_ranks,
-                hat=hat,
-                packing=self.packing,
+                rank=self.context.rank,
+                num_ranks=self.context.num_ranks,
+                role=role,
+                packing=self.context.packing,
             )
 
-        if self.scores_parent:
-            with self.watch.measure("parent"):
-                self.data.parent_BT = scored("actor")
-            self._refuse_foreign_turns(self.data.parent_BT)
+        if self.scores_old_logprobs:
+            with self.stopwatch.measure("old_log_prob"):
+                self.data.old_logprobs_BT = score("actor")
+            self._check_sample_mismatch(self.data.old_logprobs_BT)
         if self.algorithm.needs_reference:
-            with self.watch.measure("reference"):
-                self.data.reference_BT = scored("reference")
+            with self.stopwatch.measure("reference"):
+                self.data.ref_logprobs_BT = score("reference")
         if self.algorithm.needs_critic:
-            with self.watch.measure("values"):
-                self.data.values_BT = scored("critic")
+            with self.stopwatch.measure("values"):
+                self.data.values_BT = score("critic")
 
-    def _refuse_foreign(self, gap: float) -> None:
-        if not gap <= self.config.max_mismatch:
+    def _check_batch_mismatch(self, mismatch: float) -> None:
+        """Raise ForeignSamples if |recorded − recomputed| log-prob, in the mean of all tokens, exceeds the limit."""
+        if not mismatch <= self.config.max_mismatch:
             raise ForeignSamples(
-                f"Recorded log-probs are {gap:.3g} from the parent's in the mean of all tokens "
-                f"(bound {self.config.max_mismatch:g}): other weights spoke, or at another temperature."
+                f"The recorded log-probs differ by {mismatch:.3g} nats per token from those of the policy before the "
+                f"update (max_mismatch is {self.config.max_mismatch:g}): the samples were generated with other weights "
+                "or at another temperature."
             )
 
-    def _refuse_foreign_turns(self, parent_BT: Tensor) -> None:
-        """One turn among many would not show in the mean. Only turns of the parent itself are held to this."""
-        apart_BT = (parent_BT - self.data.rollout_BT).abs() * self.data.mask_BT
-        self._refuse_foreign(float(apart_BT.sum() / self.data.mask_BT.sum()))
-        gap_B = apart_BT.sum(-1) / self.data.mask_BT.sum(-1)
-        for sample, gap in zip(self.samples, gap_B.tolist(), strict=True):
-            if sample.lag == 0 and not gap <= SEQUENCE_SLACK * self.config.max_mismatch:
+    def _check_sample_mismatch(self, old_logprobs_BT: Tensor) -> None:
+        """Check the mismatch of the batch and of each sample, because the mean hides a single sample.
+
+        Only samples of the policy before the update have a limit of their own. Raises ForeignSamples.
+        """
+        difference_BT = (old_logprobs_BT - self.data.rollout_logprobs_BT).abs() * self.data.mask_BT
+        self._check_batch_mismatch(float(difference_BT.sum() / self.data.mask_BT.sum()))
+        mismatch_B = difference_BT.sum(-1) / self.data.mask_BT.sum(-1)
+        limit = SAMPLE_MISMATCH_FACTOR * self.config.max_mismatch
+        for sample, mismatch in zip(self.samples, mismatch_B.tolist(), strict=True):
+            if sample.lag == 0 and not mismatch <= limit:
                 raise ForeignSamples(
-                    f"Turn {sample.turn_id}: recorded log-probs are {gap:.3g} a token from the parent's "
-                    f"(bound {SEQUENCE_SLACK * self.config.max_mismatch:g}): other weights spoke."
+                    f"Turn {sample.turn_id}: the recorded log-probs differ by {mismatch:.3g} nats per token from those "
+                    f"of the policy before the update (limit {limit:g}): the turn was generated with other weights."
                 )
 
-    def _learn(self, minibatch: list[int], groups: list[list[int]]) -> dict[str, float]:
-        """Leave the minibatch's gradient on the parameters; return its metrics, the same on every rank."""
-        tally = MetricAccumulator()
-        hats: tuple[ModelRole, ...] = ("actor", "critic") if self.algorithm.needs_critic else ("actor",)
-        for group in groups[self.learner.rank :: self.learner.num_ranks]:
-            # An empty micro-batch still meets the other ranks, and adds 0: any whole one stands in for it.
-            present = group or min((one for one in groups if one), key=len)
-            for hat in hats:
-                tally.add(self._backward(hat, minibatch, present, counts=bool(group)))
-        return tally.totals(self.learner.num_ranks)
+    def _accumulate_gradient(self, minibatch: list[int], micro_batches: list[list[int]]) -> dict[str, float]:
+        """Leave the minibatch's gradient on the parameters, and return its metrics, the same on every rank."""
+        accumulator = MetricAccumulator()
+        roles: tuple[ModelRole, ...] = ("actor", "critic") if self.algorithm.needs_critic else ("actor",)
+        for micro_batch in micro_batches[self.context.rank :: self.context.num_ranks]:
+            # A rank with an empty micro-batch computes any other one with weight 0, to take part in the collectives.
+            rows = micro_batch or min((other for other in micro_batches if other), key=len)
+            for role in roles:
+                accumulator.add(self._backward(role, minibatch, rows, weight=float(bool(micro_batch))))
+        return accumulator.totals(self.context.num_ranks)
 
-    def _backward(self, hat: ModelRole, minibatch: list[int], rows: list[int], *, counts: bool) -> dict[str, Tensor]:
-        scored_BT = score(
-            self.learner.policy,
+    def _backward(self, role: ModelRole, minibatch: list[int], rows: list[int], *, weight: float) -> dict[str, Tensor]:
+        """Run the forward and backward pass of one micro-batch, and return its metrics. `weight` is 1 or 0."""
+        scored_BT = score_micro_batch(
+            self.context.policy,
             [self.sequences[index] for index in rows],
             self.data.mask_BT[rows],
-            hat=hat,
-            packing=self.packing,
+            role=role,
+            packing=self.context.packing,
         )
-        part = micro_batch(self.data, minibatch, rows, scored_BT)
-        if hat == "actor":
-            told = self._distances(part) | self.algorithm.compute_loss(part)
+        micro_batch = make_micro_batch(self.data, minibatch, rows, scored_BT)
+        if role == "actor":
+            result = self._divergence_metrics(micro_batch) | self.algorithm.compute_loss(micro_batch)
         else:
-            told = dict(self.algorithm.compute_value_loss(part))
-        loss = told.pop("loss") * float(counts)
-        (loss * self.learner.num_ranks).backward()  # FSDP averages over the ranks
-        return {name: value.detach() * float(counts) for name, value in told.items()}
+            result = dict(self.algorithm.compute_value_loss(micro_batch))
+        loss = result.pop("loss") * weight
+        (loss * self.context.num_ranks).backward()  # FSDP averages over the ranks
+        return {name: value.detach() * weight for name, value in result.items()}
 
-    def _distances(self, part: MicroBatch) -> dict[str, Tensor]:
-        """How far the policy is from those who spoke and, where it was scored, from its parent; a token."""
-        now_BT, mask_BT = part.logprobs_BT.detach(), part.mask_BT
+    def _divergence_metrics(self, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        """Return how far the current policy is from the recorded log-probs and from the old policy, per token.
+
+        If `max_kl` is enforced, the recorded log-probs stand in for an old policy that was not scored. An algorithm
+        that reports `actor/ppo_kl_k3` itself replaces the value.
+        """
+        new_BT, mask_BT = micro_batch.logprobs_BT.detach(), micro_batch.mask_BT
+        rollout_BT = micro_batch.rows(self.data.rollout_logprobs_BT)
 
         def token_mean(x_BT: Tensor) -> Tensor:
-            return aggregate(x_BT, mask_BT, "token-mean", denominator=part.num_tokens)
+            return aggregate(x_BT, mask_BT, "token-mean", denominator=micro_batch.num_tokens)
 
-        told = {"rollout_corr/mismatch": token_mean((now_BT - part.cut(self.data.rollout_BT)).abs())}
-        if self.data.parent_BT is not None:
-            told["actor/ppo_kl_k3"] = token_mean(kl_estimate(part.cut(self.data.parent_BT), now_BT, "k3"))
-        return told
+        metrics = {"rollout_corr/mismatch": token_mean((new_BT - rollout_BT).abs())}
+        if self.data.old_logprobs_BT is not None:
+            old_BT = micro_batch.rows(self.data.old_logprobs_BT)
+            metrics["actor/ppo_kl_k3"] = token_mean(kl_estimate(old_BT, new_BT, "k3"))
+        elif self.enforces_max_kl:
+            metrics["actor/ppo_kl_k3"] = token_mean(kl_estimate(rollout_BT, new_BT, "k3"))
+        return metrics
 
-    def _too_far(self, figures: dict[str, float]) -> bool:
-        """Stop before a step that would start outside the trust region. The first step is always made."""
-        bound = self.algorithm.config.max_kl
-        if bound is None or not figures.get("actor/ppo_kl_k3", 0.0) > bound:
-            return False
-        for optimizer in (self.learner.optimizer, self.learner.critic_optimizer):
+    def _exceeds_max_kl(self, metrics: dict[str, float]) -> bool:
+        """Return whether the policy has left the trust region, so that no further step must start from it."""
+        max_kl = self.algorithm.config.max_kl
+        return max_kl is not None and metrics["actor/ppo_kl_k3"] > max_kl
+
+    def _discard_gradient(self) -> None:
+        for optimizer in (self.context.optimizer, self.context.critic_optimizer):
             if optimizer:
-                optimizer.forget()
-        return True
+                optimizer.zero_grad()
 
-    def _pace(self) -> dict[str, float]:
-        seconds = sum(self.watch.metrics.values())
+    def _throughput_metrics(self) -> dict[str, float]:
+        seconds = sum(self.stopwatch.metrics.values())
         tokens = sum(sample.num_tokens for sample in self.samples)
         return {"perf/time_per_step": seconds, "perf/throughput": tokens / seconds}

@@ -1,4 +1,4 @@
-"""A base model small enough to train in a test: two layers, 64 wide, byte vocabulary, random weights."""
+"""Fixtures: a base model with two layers, width 64, byte vocabulary and random weights; a trainer config; batches."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         tie_word_embeddings=True,
-        initializer_range=0.15,  # far enough from uniform for log-probs to differ
+        initializer_range=0.15,  # large enough for log-probs to differ
         bos_token_id=None,
         eos_token_id=0,
     )
@@ -55,7 +55,7 @@ def config() -> TrainerConfig:
 
 @pytest.fixture
 def draw(base_model: Path) -> Callable[..., Batch]:
-    """A batch of random turns, as the given version would have scored them; the token 7 is what pleases."""
+    """Return a factory of batches of random turns with a version's log-probs; outputs with token 7 are rewarded."""
 
     def draw_batch(count: int, seed: int = 0, adapter: Path | None = None, temperature: float = 1.0) -> Batch:
         random = np.random.default_rng(seed)

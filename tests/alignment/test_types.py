@@ -23,22 +23,22 @@ GOOD = Sample("turn-1", (1, 5), (9, 2), (-0.1, -1.3), 1.0, 3, 0.7)
         ({"temperature": 0.0}, "temperature"),
     ],
 )
-def test_a_sample_that_does_not_add_up_is_refused(change: dict[str, object], sentence: str) -> None:
+def test_inconsistent_sample_is_rejected(change: dict[str, object], sentence: str) -> None:
     with pytest.raises(MisalignedSample, match=sentence):
         replace(GOOD, **change)
 
 
-def test_a_batch_survives_a_broadcast_bit_for_bit() -> None:
+def test_batch_serialisation_is_lossless() -> None:
     awkward = replace(GOOD, logprobs=(-0.1 - 0.2, -1e-300), reward=1 / 3)
     batch = Batch("batch-1", "shop", (GOOD, awkward))
     assert Batch.from_bytes(batch.to_bytes()) == batch
 
 
 @pytest.mark.parametrize("rewards", [[], [1.0], [1.0, 1.0, 1.0]])
-def test_rewards_that_prefer_nothing_are_refused(rewards: list[float]) -> None:
+def test_rewards_without_variance_are_rejected(rewards: list[float]) -> None:
     with pytest.raises(NoVariance):
         check_variance(rewards)
 
 
-def test_rewards_that_differ_are_enough() -> None:
+def test_different_rewards_are_accepted() -> None:
     check_variance([1.0, -1.0])

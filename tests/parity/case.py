@@ -1,4 +1,4 @@
-"""One formula and the peers that have it too."""
+"""One formula, and the peers that have it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,21 +13,21 @@ from tests.parity.draws import Kind, Tensors
 
 VERSIONS = {"verl": "0.9.1", "trl": "1.16.0", "openrlhf": "0.11.2", "areal": "1.0.4"}
 TAME: tuple[Kind, ...] = ("plain", "holes", "empty")
-FULL: tuple[Kind, ...] = ("plain", "holes")  # for peers that count a sequence without tokens, or divide by its length
+FULL: tuple[Kind, ...] = ("plain", "holes")  # for peers that count empty sequences, or divide by their length
 ALL: tuple[Kind, ...] = ("plain", "holes", "empty", "wild")
 
 
 class Refused(Exception):
-    """The peer gives no answer for this batch."""
+    """The peer does not support this batch."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """`call` names a function of `ours` and of each peer's module; both are given the batch and `settings`.
+    """`call` is the name of a function of `ours` and of each peer's module; both get the batch and `settings`.
 
-    `leaf` names what gradients are taken to: none for what has none anywhere. `bound64` and `bound32` are on the
-    largest difference over max(1, the peer's largest value), for values and gradients alike; what is not 1e-9 and
-    1e-6 says why.
+    `leaf` names the tensors whose gradients are compared; it is empty for formulas without gradients. `bound64` and
+    `bound32` limit the largest difference over max(1, the peer's largest value), for values and gradients. `why` gives
+    the reason for a bound other than 1e-9 and 1e-6.
     """
 
     function: str
@@ -42,19 +42,19 @@ class Case:
     why: str = ""
 
     def ours(self, batch: Tensors) -> Tensor:
-        answer: Callable[..., Tensor] = getattr(ours, self.call)
-        return answer(batch, **self.settings)
+        formula: Callable[..., Tensor] = getattr(ours, self.call)
+        return formula(batch, **self.settings)
 
     def theirs(self, peer: str, batch: Tensors) -> Tensor:
-        answer: Callable[..., Tensor] = getattr(import_module(f"tests.parity.peers.{peer}"), self.call)
-        return answer(batch, **self.settings)
+        formula: Callable[..., Tensor] = getattr(import_module(f"tests.parity.peers.{peer}"), self.call)
+        return formula(batch, **self.settings)
 
 
 def gradients(value: Tensor, batch: Tensors, leaf: tuple[str, ...]) -> list[Tensor]:
-    """Of a scalar, or of a fixed mixture of a tensor's elements, so that every one of them is looked at."""
+    """Return the gradients of a scalar, or of a fixed weighted sum of a tensor's elements, so all of them count."""
     if not leaf:
         return []
     mixture = torch.cos(torch.arange(value.numel(), dtype=value.dtype)).reshape(value.shape)
     (value * mixture).sum().backward()
-    found = [batch[name].grad for name in leaf]
-    return [torch.zeros_like(batch[name]) if grad is None else grad for name, grad in zip(leaf, found, strict=True)]
+    grads = [batch[name].grad for name in leaf]
+    return [torch.zeros_like(batch[name]) if grad is None else grad for name, grad in zip(leaf, grads, strict=True)]

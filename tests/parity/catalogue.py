@@ -1,6 +1,6 @@
-"""Everything that is compared, and why the rest is not."""
+"""All comparisons, and the formulas that no peer has."""
 
-from tests.parity.cases import advantages, correction, policy, preference, tokens
+from tests.parity.cases import advantages, correction, policy, preference, reward_model, tokens
 
 CASES_BY_TOPIC = {
     "policy": policy.CASES,
@@ -8,12 +8,18 @@ CASES_BY_TOPIC = {
     "advantages": advantages.CASES,
     "correction": correction.CASES,
     "preference": preference.CASES,
+    "reward_model": reward_model.CASES,
 }
 CASES = [case for cases in CASES_BY_TOPIC.values() for case in cases]
 
-ALONE = {
+# Formulas without a peer. Those in `references.MEASURES` are compared with an independent reference instead.
+NO_PEER = {
     "running_baseline": "prime-rl has it (RAE), ROLL in another order; neither is installed here",
-    "turn_credit": "AReaL discounts turns in the middle of an asynchronous workflow, the others not at all",
-    "length_penalty": "Attune's own",
-    "LOG_RATIO_BOUND": "a constant: the cases beyond ±20 show what it does",
+    "discounted_turn_returns": "AReaL discounts turns inside an asynchronous workflow; the others have no turns",
+    "binary_feedback_loss": "the peers train reward models on pairs only, not on binary or soft labels",
+    "fit_platt_scaling": "no peer calibrates a reward model",
+    "calibration_error": "no peer measures the calibration of a reward model",
+    "auc": "no peer measures a reward model on binary labels; they report the accuracy on pairs",
+    "length_penalty": "specific to Attune",
+    "LOG_RATIO_BOUND": "a constant; the cases with log-ratios beyond ±20 cover it",
 }

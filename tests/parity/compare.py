@@ -1,4 +1,4 @@
-"""Runs cases: both sides on fresh random batches, values and gradients, in both precisions."""
+"""Run cases: both sides on random batches, values and gradients, in both precisions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ DTYPES = (torch.float64, torch.float32)
 
 @dataclass
 class Row:
-    """The worst that was seen of one case, one peer, one precision."""
+    """The largest differences of one case, one peer and one precision."""
 
     case: Case
     peer: str
@@ -24,21 +24,21 @@ class Row:
     gradient: float | None = None
     batches: int = 0
     refused: int = 0
-    magnitude: float = 0.0  # of the peer's values and gradients: where all are 0 nothing was compared
+    magnitude: float = 0.0  # the largest of the peer's values and gradients; with only zeros nothing is compared
 
     @property
     def bound(self) -> float:
         return self.case.bound64 if self.dtype == torch.float64 else self.case.bound32
 
     @property
-    def holds(self) -> bool:
+    def is_within_bound(self) -> bool:
         return self.magnitude > 0 and self.value <= self.bound and (self.gradient or 0.0) <= self.bound  # False for NaN
 
-    def look(self, batch: Tensors) -> None:
-        case, mine, yours = self.case, *(cast(batch, self.dtype, self.case.leaf) for _ in range(2))
+    def compare(self, batch: Tensors) -> None:
+        case, our_batch, their_batch = self.case, *(cast(batch, self.dtype, self.case.leaf) for _ in range(2))
         with precision(self.dtype):
-            ours, theirs = case.ours(mine), case.theirs(self.peer, yours)
-            pairs = zip(gradients(ours, mine, case.leaf), gradients(theirs, yours, case.leaf), strict=True)
+            ours, theirs = case.ours(our_batch), case.theirs(self.peer, their_batch)
+            pairs = zip(gradients(ours, our_batch, case.leaf), gradients(theirs, their_batch, case.leaf), strict=True)
             self.value = worst(self.value, distance(ours, theirs))
             largest = [float(theirs.abs().max())]
             for our_gradient, their_gradient in pairs:
@@ -62,14 +62,14 @@ def rows(cases: list[Case], seed: int, repeats: int) -> Iterator[Row]:
                 row = Row(case, peer, dtype)
                 for batch in batches:
                     try:
-                        row.look(batch)
+                        row.compare(batch)
                     except Refused:
                         row.refused += 1
                 yield row
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference over max(1, largest value of theirs); infinite where shapes or finiteness differ."""
+    """Return the largest difference over max(1, largest value of theirs), infinite for another shape or finiteness."""
     if ours.shape != theirs.shape or not (ours.isfinite().all() and theirs.isfinite().all()):
         return float("inf")
     ours, theirs = ours.detach().double(), theirs.detach().double()
@@ -82,7 +82,7 @@ def worst(a: float, b: float) -> float:
 
 @contextmanager
 def precision(dtype: torch.dtype) -> Iterator[None]:
-    """Scalars that a formula turns into tensors get the batch's precision, not always float32."""
+    """Set the default dtype, so scalars that a formula turns into tensors have the batch's precision."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -1,7 +1,7 @@
-"""Random batches to compare formulas on: everything that any formula asks for, by name, in one dictionary.
+"""Random batches: the inputs of all formulas, by name, in one dictionary.
 
-Shapes: B sequences, T tokens, P = B pairs. Masked places hold ordinary numbers, so that a formula that forgets
-its mask is found out.
+Shapes: B sequences, T tokens, P = B pairs. Masked positions hold ordinary numbers, so a formula that ignores its mask
+gives a different result.
 """
 
 from typing import Literal
@@ -12,15 +12,15 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 Kind = Literal["plain", "holes", "empty", "wild"]
 
-# plain: right-padded sequences of one token and more. holes: also masked inside (observations of tools).
-# empty: also sequences without a single token. wild: log-probs up to 30 apart, beyond every guard.
+# plain: right-padded sequences of one token or more. holes: also masked inside (observations of tools).
+# empty: also sequences without tokens. wild: log-probs up to 30 apart, beyond every clamp.
 KINDS: tuple[Kind, ...] = ("plain", "holes", "empty", "wild")
 SHAPES = ((4, 6), (12, 33), (6, 1))
 GROUPS = {4: ((2, 2), (2, 2)), 6: ((3, 3), (2, 4)), 12: ((4, 4, 4), (2, 3, 7))}  # B: equal groups, unequal groups
 
 
 def draw(kind: Kind, shape: tuple[int, int], generator: torch.Generator) -> Tensors:
-    """One batch, float64; the integer tensors are groups, lags and lengths."""
+    """Return a batch, float64. The integer tensors are groups, lags and lengths."""
     B, T = shape
 
     def normal(*size: int) -> Tensor:
@@ -30,13 +30,13 @@ def draw(kind: Kind, shape: tuple[int, int], generator: torch.Generator) -> Tens
         return torch.rand(*size, generator=generator, dtype=torch.float64)
 
     def near(logprobs: Tensor) -> Tensor:
-        """Log-probs of a close relative: mostly a little off, sometimes far enough for every clip."""
+        """Return log-probs of a similar policy: mostly close, sometimes far enough for every clip."""
         step = torch.where(uniform(*logprobs.shape) < 0.25, 1.2, 0.15)
-        moved = logprobs + (step * normal(*logprobs.shape)).clamp(-2.2, 2.2)
-        return away(moved.clamp(max=-1e-4))
+        changed = logprobs + (step * normal(*logprobs.shape)).clamp(-2.2, 2.2)
+        return away(changed.clamp(max=-1e-4))
 
     def away(logprobs: Tensor) -> Tensor:
-        """In a wild batch some tokens become all but impossible."""
+        """In a wild batch, make some tokens nearly impossible."""
         if kind != "wild":
             return logprobs
         return torch.where(uniform(*logprobs.shape) < 0.25, logprobs - 8 - 22 * uniform(*logprobs.shape), logprobs)
@@ -50,8 +50,8 @@ def draw(kind: Kind, shape: tuple[int, int], generator: torch.Generator) -> Tens
         "mask_BT": _mask(kind, B, T, generator),
         "logprobs_BT": logprobs_BT,
         "old_logprobs_BT": old_logprobs_BT,
-        "rollout_BT": near(old_logprobs_BT),
-        "reference_BT": near(logprobs_BT),
+        "rollout_logprobs_BT": near(old_logprobs_BT),
+        "ref_logprobs_BT": near(logprobs_BT),
         "advantages_BT": normal(B, T),
         "advantages_B": normal(B),
         "rewards_BT": 0.3 * normal(B, T),
@@ -77,7 +77,7 @@ def draw(kind: Kind, shape: tuple[int, int], generator: torch.Generator) -> Tens
 
 
 def cast(batch: Tensors, dtype: torch.dtype, leaves: tuple[str, ...] = ()) -> Tensors:
-    """The same batch in another precision, as fresh tensors of which `leaves` collect gradients."""
+    """Return copies in another precision; those in `leaves` collect gradients."""
     out = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor.clone() for name, tensor in batch.items()}
     return {name: tensor.clone().requires_grad_(name in leaves) for name, tensor in out.items()}
 

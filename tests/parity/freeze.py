@@ -1,8 +1,8 @@
-"""Writes the peers' answers to fixed batches into tests/alignment/golden, once `make parity` has built its environment:
+"""Write the peers' results on fixed batches to tests/alignment/golden. It needs the environment of `make parity`:
 
     .venv-parity/bin/python -m tests.parity.freeze
 
-The default test run checks Attune against them without a peer installed.
+The default tests compare Attune with these records, without a peer installed.
 """
 
 import json
@@ -32,11 +32,13 @@ def main() -> None:
 
 
 def record(case: Case, peer: str) -> dict[str, Any]:
-    kind = next((kind for kind in ("empty", "holes") if kind in case.kinds), case.kinds[0])  # the hardest it takes
+    kind = next(
+        (kind for kind in ("empty", "holes") if kind in case.kinds), case.kinds[0]
+    )  # the hardest that the case supports
     batch = cast(batch_of(kind), torch.float64, case.leaf)
     with precision(torch.float64):
         value = case.theirs(peer, batch)
-        found = gradients(value, batch, case.leaf)
+        grads = gradients(value, batch, case.leaf)
     return {
         "function": case.function,
         "title": case.title,
@@ -46,12 +48,12 @@ def record(case: Case, peer: str) -> dict[str, Any]:
         "draw": kind,
         "bound": case.bound64,
         "value": rounded(value, 13),
-        "gradients": {name: rounded(grad, 13) for name, grad in zip(case.leaf, found, strict=True)},
+        "gradients": {name: rounded(grad, 13) for name, grad in zip(case.leaf, grads, strict=True)},
     }
 
 
 def rounded(tensor: Tensor, digits: int) -> Any:
-    """Nested lists; floats with so many digits that count."""
+    """Return nested lists; floats have this many significant digits."""
 
     def short(x: Any) -> Any:
         return [short(y) for y in x] if isinstance(x, list) else float(f"{x:.{digits}g}") if isinstance(x, float) else x

@@ -1,7 +1,7 @@
-"""What is compared, as Attune computes it: each function takes a batch of `draws` and the settings of its case.
+"""Attune's side of the comparisons: each function takes a batch of `draws` and the settings of its case.
 
-A peer's module has functions of the same names, with the same settings, that answer the same from the peer's code.
-No peer is imported here: the golden test runs these in the main environment.
+A peer's module has functions with the same names and settings that call the peer's code. This module imports no peer,
+because the golden test runs it in the main environment.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ METRICS = (
     "rollout_is_ratio_fraction_low",
 )
 KL_COEF = 0.07
-KLS = (0.02, 1.0, 0.09, 0.0, 0.3, 0.11)  # what an adaptive controller is shown, with as many samples as below
+KLS = (0.02, 1.0, 0.09, 0.0, 0.3, 0.11)  # inputs of an adaptive controller, with the numbers of samples below
 STEPS = (256, 256, 64, 1000, 7, 96)
 LENGTHS = (0, 1, 59, 60, 61, 70, 79, 80, 81, 500)
 
@@ -40,7 +40,7 @@ def policy_loss(x: Tensors, *, per: str = "token", **settings: Any) -> Tensor:
 
 
 def clip_fractions(x: Tensors, **settings: Any) -> Tensor:
-    """Share of tokens that the clip decided, and that the lower bound decided.  [2]"""
+    """Return the shares of tokens at the clip and at the lower bound.  [2]"""
     out = _policy_loss(x, "token", settings)
     return torch.stack(
         [
@@ -55,29 +55,33 @@ def clip_fraction(x: Tensors, **settings: Any) -> Tensor:
 
 
 def policy_loss_of_sums(x: Tensors, **settings: Any) -> Tensor:
-    """A whole answer as one action: RLOO's loss is PPO's on sequences of one token."""
+    """Return the loss with a whole reply as one action: RLOO's loss is PPO's on sequences of one token."""
     sums = {name: (x[name] * x["mask_BT"]).sum(-1, keepdim=True) for name in ("logprobs_BT", "old_logprobs_BT")}
     mask_B1 = torch.ones_like(sums["logprobs_BT"])
     return functional.policy_loss(*sums.values(), x["advantages_B"][:, None], mask_B1, **settings).loss
 
 
 def policy_loss_with_kl(x: Tensors, *, kl_kind: str, **settings: Any) -> Tensor:
-    kl_BT = functional.kl_estimate(x["logprobs_BT"], x["reference_BT"], kl_kind)
+    kl_BT = functional.kl_estimate(x["logprobs_BT"], x["ref_logprobs_BT"], kl_kind)
     return policy_loss(x, **settings) + KL_COEF * functional.aggregate(kl_BT, x["mask_BT"], settings["aggregation"])
 
 
 def corrected_policy_loss(x: Tensors, *, correction: dict[str, Any], **settings: Any) -> Tensor:
-    """Decoupled PPO: the ratio to the proximal policy, weighed by proximal over behaviour."""
-    done = functional.rollout_correction(x["old_logprobs_BT"], x["rollout_BT"], x["mask_BT"], **correction)
-    x = x | {"mask_BT": done.mask_BT}
-    return _policy_loss(x, "token", settings | {"rollout_weights_BT": done.weights_BT}).loss
+    """Decoupled PPO: the ratio to the proximal policy, weighted by proximal / behaviour."""
+    correction_result = functional.rollout_correction(
+        x["old_logprobs_BT"], x["rollout_logprobs_BT"], x["mask_BT"], **correction
+    )
+    x = x | {"mask_BT": correction_result.mask_BT}
+    return _policy_loss(x, "token", settings | {"rollout_weights_BT": correction_result.weights_BT}).loss
 
 
 def bypass_loss(x: Tensors, *, correction: dict[str, Any], aggregation: str) -> Tensor:
-    """REINFORCE on what the engine sampled, weighed by policy over behaviour."""
-    done = functional.rollout_correction(x["logprobs_BT"].detach(), x["rollout_BT"], x["mask_BT"], **correction)
-    settings = {"kind": "reinforce", "aggregation": aggregation, "rollout_weights_BT": done.weights_BT}
-    return _policy_loss(x | {"mask_BT": done.mask_BT}, "token", settings).loss
+    """REINFORCE on the engine's samples, weighted by policy / behaviour."""
+    correction_result = functional.rollout_correction(
+        x["logprobs_BT"].detach(), x["rollout_logprobs_BT"], x["mask_BT"], **correction
+    )
+    settings = {"kind": "reinforce", "aggregation": aggregation, "rollout_weights_BT": correction_result.weights_BT}
+    return _policy_loss(x | {"mask_BT": correction_result.mask_BT}, "token", settings).loss
 
 
 def aggregate(x: Tensors, *, mode: str, denominator: float | None = None, horizon: int | None = None) -> Tensor:
@@ -89,21 +93,21 @@ def masked_mean(x: Tensors) -> Tensor:
 
 
 def kl_estimate(x: Tensors, *, kind: str) -> Tensor:
-    return functional.kl_estimate(x["logprobs_BT"], x["reference_BT"], kind) * x["mask_BT"]
+    return functional.kl_estimate(x["logprobs_BT"], x["ref_logprobs_BT"], kind) * x["mask_BT"]
 
 
 def kl_in_reward(x: Tensors, *, kind: str) -> Tensor:
-    kl_BT = functional.kl_estimate(x["old_logprobs_BT"], x["reference_BT"], kind)
+    kl_BT = functional.kl_estimate(x["old_logprobs_BT"], x["ref_logprobs_BT"], kind)
     return (x["rewards_BT"] - KL_COEF * kl_BT) * x["mask_BT"]
 
 
 def adaptive_kl(x: Tensors, *, init: float, target: float, horizon: int) -> Tensor:
     """The coefficient after each update.  [len(KLS)], float64"""
-    controller, seen = functional.AdaptiveKLController(init, target, horizon), []
+    controller, values = functional.AdaptiveKLController(init, target, horizon), []
     for kl, n_steps in zip(KLS, STEPS, strict=True):
         controller.update(kl, n_steps)
-        seen.append(controller.value)
-    return torch.tensor(seen, dtype=torch.float64)
+        values.append(controller.value)
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def gae_whitened(x: Tensors, *, gamma: float, lam: float) -> Tensor:
@@ -140,21 +144,27 @@ def whiten(x: Tensors) -> Tensor:
 
 
 def rollout_weights(x: Tensors, **settings: Any) -> Tensor:
-    done = functional.rollout_correction(x["old_logprobs_BT"], x["rollout_BT"], x["mask_BT"], **settings)
-    return done.weights_BT * x["mask_BT"]
+    correction_result = functional.rollout_correction(
+        x["old_logprobs_BT"], x["rollout_logprobs_BT"], x["mask_BT"], **settings
+    )
+    return correction_result.weights_BT * x["mask_BT"]
 
 
 def rollout_mask(x: Tensors, **settings: Any) -> Tensor:
-    return functional.rollout_correction(x["old_logprobs_BT"], x["rollout_BT"], x["mask_BT"], **settings).mask_BT
+    return functional.rollout_correction(
+        x["old_logprobs_BT"], x["rollout_logprobs_BT"], x["mask_BT"], **settings
+    ).mask_BT
 
 
 def rollout_metrics(x: Tensors, *, names: tuple[str, ...] = METRICS, **settings: Any) -> Tensor:
-    metrics = functional.rollout_correction(x["old_logprobs_BT"], x["rollout_BT"], x["mask_BT"], **settings).metrics
+    metrics = functional.rollout_correction(
+        x["old_logprobs_BT"], x["rollout_logprobs_BT"], x["mask_BT"], **settings
+    ).metrics
     return torch.tensor([metrics[f"rollout_corr/{name}"] for name in names], dtype=x["mask_BT"].dtype)
 
 
 def proximal_loglinear(x: Tensors) -> Tensor:
-    return functional.proximal_loglinear(x["logprobs_BT"], x["rollout_BT"], x["lag_B"]) * x["mask_BT"]
+    return functional.proximal_loglinear(x["logprobs_BT"], x["rollout_logprobs_BT"], x["lag_B"]) * x["mask_BT"]
 
 
 def value_loss(x: Tensors, **settings: Any) -> Tensor:
@@ -192,6 +202,10 @@ def kto_loss(x: Tensors, *, only: str = "", kl_below_zero: bool = False, **setti
     return out.loss_B.mean()
 
 
+def bradley_terry_loss(x: Tensors) -> Tensor:
+    return functional.bradley_terry_loss(x["chosen_P"], x["rejected_P"]).mean()
+
+
 def overlong_penalty(x: Tensors, *, longest: int, buffer: int) -> Tensor:
     return torch.tensor([overlong(length, longest, buffer) for length in LENGTHS], dtype=torch.float64)
 
@@ -202,7 +216,7 @@ def desirable(x: Tensors, only: str) -> Tensor:
 
 
 def advantages(x: Tensors, per: str) -> Tensor:
-    """An advantage of its own for each token, or the same for all tokens of a sequence."""
+    """Return advantages per token, or one per sequence, expanded to its tokens."""
     return x["advantages_BT"] if per == "token" else x["advantages_B"][:, None].expand_as(x["mask_BT"])
 
 

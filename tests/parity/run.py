@@ -1,7 +1,8 @@
-"""Compares Attune's formulas with those of verl, TRL, OpenRLHF and AReaL: `make parity`.
+"""Compare Attune's formulas with those of verl, TRL, OpenRLHF and AReaL: `make parity`.
 
-Prints a table and ends with 1 where a difference passes its bound, where a difference on purpose is no difference,
-or where a public formula is neither compared nor said to stand alone. `--write` keeps the table in docs/parity.md.
+Prints tables. The exit status is 1 where a difference exceeds its bound, where an intended difference has vanished, or
+where a public formula is neither compared with a peer nor listed as one that no peer has. `--write` updates
+docs/parity.md; `--quick` is the short mode for CI.
 """
 
 import argparse
@@ -14,37 +15,42 @@ import torch
 
 from alignment import functional
 from tests.parity import table
-from tests.parity.catalogue import ALONE, CASES
+from tests.parity.catalogue import CASES, NO_PEER
 from tests.parity.compare import rows
 from tests.parity.differences import DIFFERENCES
+from tests.parity.references import compare_with_references
+
+RESULT_TYPES = {"Gae", "KTOLoss", "PlattScaling", "PolicyLoss", "PreferenceLoss", "RolloutCorrection", "ValueLoss"}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="fresh unless given")
+    parser.add_argument("--seed", type=int, help="default: random")
     parser.add_argument("--repeats", type=int, default=2, help="batches of each kind and shape")
-    parser.add_argument("--write", action="store_true", help="keep the table in docs/parity.md")
-    asked = parser.parse_args()
+    parser.add_argument("--quick", action="store_true", help="seed 0 unless given, one batch of each kind and shape")
+    parser.add_argument("--write", action="store_true", help="write the results to docs/parity.md")
+    args = parser.parse_args()
+    seed = args.seed if args.seed is not None else 0 if args.quick else secrets.randbelow(2**31)
     warnings.simplefilter("ignore")
-    broken = [f"{name} is compared with nobody, and no reason is given" for name in uncompared()]
+    failures = [f"{name} is neither compared with a peer nor listed in NO_PEER" for name in uncompared()]
     lines: list[str] = []
-    for line in report(asked.seed, asked.repeats, broken):
+    for line in report(seed, 1 if args.quick else args.repeats, failures):
         lines.append(line)
         print(line, flush=True)
-    if asked.write and not broken:
+    if args.write and not failures:
         table.write("\n".join(lines) + "\n")
-    return 1 if broken else 0
+    return 1 if failures else 0
 
 
-def report(seed: int, repeats: int, broken: list[str]) -> Iterator[str]:
-    """Line by line, as it is found; what must not be goes into `broken` too."""
+def report(seed: int, repeats: int, failures: list[str]) -> Iterator[str]:
+    """Yield the report line by line. Add the failures to `failures`."""
     yield from (table.provenance(seed), "", "### Loss and gradient", "", table.ROWS)
     count = batches = 0
     for row in rows(CASES, seed, repeats):
         yield table.line(row)
         count, batches = count + 1, batches + row.batches
-        if not row.holds:
-            broken.append(f"{row.case.function} {row.case.title}: {row.peer}, {row.dtype}")
+        if not row.is_within_bound:
+            failures.append(f"{row.case.function} {row.case.title}: {row.peer}, {row.dtype}")
     yield from ("", "### Bounds wider than 1e-9 (float64) and 1e-6 (float32)", "", table.reasons())
     yield from ("", "### Different on purpose", "", table.DIFFERENCES)
     generator = torch.Generator().manual_seed(seed)
@@ -52,17 +58,22 @@ def report(seed: int, repeats: int, broken: list[str]) -> Iterator[str]:
         measured = difference.measure(generator)
         yield table.difference_line(difference, measured)
         if measured.gap <= 1e-9:
-            broken.append(f"{difference.what}: {difference.peer} does not differ")
-    yield from ("", "### Compared with nobody", "", table.alone(), "")
-    verdict = "all within their bounds." if not broken else "\n".join(["", *(f"- {text}" for text in broken)])
-    yield f"{count} rows over {batches} pairs of answers, {len(DIFFERENCES)} differences on purpose: {verdict}"
+            failures.append(f"{difference.what}: {difference.peer} does not differ any more")
+    yield from ("", "### No peer has it", "", table.without_peer())
+    yield from ("", "### Independent references in float64 NumPy", "", table.REFERENCES)
+    for comparison in compare_with_references(seed, repeats):
+        yield table.reference_line(comparison)
+        if not comparison.is_within_bound:
+            failures.append(f"{comparison.function} differs from its reference by {comparison.difference:.1e}")
+    summary = "all within their bounds." if not failures else "\n".join(["", *(f"- {text}" for text in failures)])
+    yield ""
+    yield f"{count} rows over {batches} comparisons, {len(DIFFERENCES)} differences on purpose: {summary}"
 
 
 def uncompared() -> list[str]:
-    """Public formulas without a case and without a reason; the types that they answer with are none."""
-    named = {case.function for case in CASES} | set(ALONE)
-    answers = {"Gae", "KTOLoss", "PolicyLoss", "PreferenceLoss", "RolloutCorrection", "ValueLoss"}
-    return [name for name in functional.__all__ if name not in named | answers]
+    """Return the public formulas that have neither a case nor a reason. Result types are no formulas."""
+    listed = {case.function for case in CASES} | set(NO_PEER) | RESULT_TYPES
+    return [name for name in functional.__all__ if name not in listed]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What was measured, as Markdown, and the page that keeps it: `docs/parity.md`."""
+"""The results as Markdown, and the page that holds them: `docs/parity.md`."""
 
 import platform
 from datetime import UTC, datetime
@@ -8,20 +8,22 @@ from pathlib import Path
 import torch
 
 from tests.parity.case import VERSIONS
-from tests.parity.catalogue import ALONE, CASES
+from tests.parity.catalogue import CASES, NO_PEER
 from tests.parity.compare import Row
 from tests.parity.differences import Difference, Measured
+from tests.parity.references import BOUND, Comparison
 
 PAGE = Path("docs/parity.md")
 BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->\n"
 NAMES = {"verl": "verl", "trl": "TRL", "openrlhf": "OpenRLHF", "areal": "AReaL"}
 ROWS = "| ours | peer | dtype | max \\|Δloss\\| | max \\|Δgrad\\| | bound | verdict |\n|---|---|---|---|---|---|---|"
+REFERENCES = "| ours | max \\|Δ\\| | bound | verdict |\n|---|---|---|---|"
 DIFFERENCES = "| what | peer | ours | theirs | max \\|Δ\\| | why |\n|---|---|---|---|---|---|"
 
 
 def provenance(seed: int) -> str:
     peers = ", ".join(f"{name} {version(package)}" for package, name in NAMES.items())
-    assert {package: version(package) for package in VERSIONS} == VERSIONS, "not the peers that this was written for"
+    assert {package: version(package) for package in VERSIONS} == VERSIONS, "other versions of the peers are installed"
     day = datetime.now(UTC).date().isoformat()
     return f"{day}: {peers}; torch {torch.__version__}, Python {platform.python_version()}, seed {seed}."
 
@@ -30,7 +32,9 @@ def line(row: Row) -> str:
     dtype = str(row.dtype).removeprefix("torch.")
     name = f"`{row.case.function}` {row.case.title}"
     gradient = "–" if row.gradient is None else short(row.gradient)
-    verdict = ("agrees" if row.holds else "**DISAGREES**") + (f", {row.refused} refused" if row.refused else "")
+    verdict = ("agrees" if row.is_within_bound else "**DISAGREES**") + (
+        f", {row.refused} refused" if row.refused else ""
+    )
     cells = [name, NAMES[row.peer], dtype, short(row.value), gradient, short(row.bound), verdict]
     return "| " + " | ".join(cells) + " |"
 
@@ -51,7 +55,7 @@ def difference_line(difference: Difference, measured: Measured) -> str:
 
 
 def reasons() -> str:
-    """Why some bounds are wider than 1e-9 and 1e-6."""
+    """Return why some bounds are wider than 1e-9 and 1e-6."""
     found: dict[str, list[str]] = {}
     for case in CASES:
         if case.why:
@@ -59,12 +63,18 @@ def reasons() -> str:
     return "\n".join(f"- {why}: {'; '.join(dict.fromkeys(cases))}." for why, cases in found.items())
 
 
-def alone() -> str:
-    """Whatever of ours has no peer here."""
-    return "\n".join(["| ours | why |", "|---|---|", *(f"| `{name}` | {why} |" for name, why in ALONE.items())])
+def reference_line(comparison: Comparison) -> str:
+    verdict = "agrees" if comparison.is_within_bound else "**DISAGREES**"
+    cells = [f"`{comparison.function}`", short(comparison.difference), short(BOUND), verdict]
+    return "| " + " | ".join(cells) + " |"
+
+
+def without_peer() -> str:
+    """Return the table of formulas that no peer has."""
+    return "\n".join(["| ours | why |", "|---|---|", *(f"| `{name}` | {why} |" for name, why in NO_PEER.items())])
 
 
 def write(measured: str) -> None:
-    """Puts what was measured between the marks of the page."""
+    """Replace the results between the marks of the page."""
     before, rest = PAGE.read_text().split(BEGIN)
     PAGE.write_text(before + BEGIN + measured + END + rest.split(END)[1])

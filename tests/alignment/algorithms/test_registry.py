@@ -7,12 +7,13 @@ from typing import get_args
 import pytest
 from torch import Tensor
 
-from alignment.algorithms import ALGORITHMS, MicroBatch, RLAlgorithm, TrainData, build
+from alignment.algorithms import ALGORITHMS, RLAlgorithm, build
 from alignment.config.algorithm import AlgorithmConfig, CustomConfig, UpdateConfig
 from alignment.errors import UnknownAlgorithm
+from alignment.types import MicroBatch, TrainData
 
 
-def test_every_configuration_has_its_algorithm() -> None:
+def test_every_configuration_has_an_algorithm() -> None:
     configured = {kind.model_fields["type"].default for kind in get_args(get_args(AlgorithmConfig)[0])}
     assert configured == {*ALGORITHMS, "custom"}
     for kind in get_args(get_args(AlgorithmConfig)[0]):
@@ -33,29 +34,29 @@ class Mine(RLAlgorithm):
         data.advantages_BT = data.rewards_B[:, None] * data.mask_BT
 
     def compute_loss(self, data: MicroBatch) -> dict[str, Tensor]:
-        pull_BT = data.cut(data.whole.advantages_BT) * data.logprobs_BT * data.mask_BT
+        pull_BT = data.rows(data.batch.advantages_BT) * data.logprobs_BT * data.mask_BT
         return {"loss": -self.config.strength * pull_BT.sum() / data.num_tokens}
 
 
 @pytest.mark.parametrize(
     "name", ["tests.alignment.algorithms.test_registry:Mine", "tests.alignment.algorithms.test_registry.Mine"]
 )
-def test_a_class_of_your_own_is_named_by_its_path(name: str) -> None:
+def test_custom_class_is_loaded_by_its_path(name: str) -> None:
     mine = build(CustomConfig(name=name, epochs=3, options={"strength": 2.0}))
     assert type(mine).__name__ == "Mine"
     assert (mine.config.strength, mine.config.epochs) == (2.0, 3)
 
 
-def test_its_own_defaults_hold_where_nothing_is_named() -> None:
+def test_custom_defaults_hold_unless_set() -> None:
     mine = build(CustomConfig(name="alignment.algorithms.dpo:DPO"))
     assert mine.config.max_kl is None
     assert build(CustomConfig(name="alignment.algorithms.dpo:DPO", max_kl=0.3)).config.max_kl == 0.3
 
 
-def test_a_package_of_your_own_brings_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_class_is_loaded_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As pip lays it out: a module, and beside it the metadata that names it."""
     (tmp_path / "market_rl.py").write_text(
-        "from alignment.algorithms import RLAlgorithm\nclass Shop(RLAlgorithm):\n    needs_parent = False\n"
+        "from alignment.algorithms import RLAlgorithm\nclass Shop(RLAlgorithm):\n    needs_old_logprobs = False\n"
     )
     info = tmp_path / "market_rl-1.0.dist-info"
     info.mkdir()
@@ -64,7 +65,7 @@ def test_a_package_of_your_own_brings_an_entry_point(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     shop = build(CustomConfig(name="shop"))
-    assert type(shop).__name__ == "Shop" and not shop.needs_parent
+    assert type(shop).__name__ == "Shop" and not shop.needs_old_logprobs
 
 
 @pytest.mark.parametrize(
@@ -76,11 +77,11 @@ def test_a_package_of_your_own_brings_an_entry_point(tmp_path: Path, monkeypatch
         ("builtins:int", "not a subclass"),
     ],
 )
-def test_a_name_that_leads_nowhere_says_so(name: str, told: str) -> None:
+def test_unknown_name_error_says_what_is_wrong(name: str, told: str) -> None:
     with pytest.raises(UnknownAlgorithm, match=told):
         build(CustomConfig(name=name))
 
 
-def test_options_that_do_not_fit_are_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     with pytest.raises(UnknownAlgorithm, match="strenght"):
         build(CustomConfig(name="tests.alignment.algorithms.test_registry:Mine", options={"strenght": 1.0}))

@@ -1,4 +1,4 @@
-"""An adapter that the base model cannot take never reaches an engine."""
+"""Adapters that do not fit the base model are rejected before an engine loads them."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, AdapterSpec, check_adap
 from alignment.config.trainer import LoRAConfig
 from alignment.errors import DamagedAdapter
 from alignment.models import lora
-from alignment.models.loading import load_base
+from alignment.models.loading import load_base_model
 
 LORA = LoRAConfig(rank=4, alpha=8)
 Tensors = dict[str, np.ndarray]
@@ -25,7 +25,7 @@ LAST = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight"
 
 @pytest.fixture
 def spec(base_model: Path) -> AdapterSpec:
-    return AdapterSpec.of(base_model, LORA)
+    return AdapterSpec.from_base_model(base_model, LORA)
 
 
 @pytest.fixture
@@ -37,23 +37,23 @@ def good(tmp_path: Path, spec: AdapterSpec, base_model: Path) -> Path:
     return tmp_path
 
 
-def test_the_spec_names_exactly_what_peft_would_make(base_model: Path, spec: AdapterSpec) -> None:
+def test_spec_matches_the_tensors_of_peft(base_model: Path, spec: AdapterSpec) -> None:
     config = LoraConfig(r=LORA.rank, lora_alpha=LORA.alpha, target_modules=list(LORA.target_modules))
-    model = get_peft_model(load_base(base_model, "float32", torch.device("cpu")), config)
+    model = get_peft_model(load_base_model(base_model, "float32", torch.device("cpu")), config)
     assert {n: tuple(tensor.shape) for n, tensor in get_peft_model_state_dict(model).items()} == spec.shapes
 
 
-def test_a_good_adapter_passes(good: Path, spec: AdapterSpec) -> None:
+def test_valid_adapter_passes(good: Path, spec: AdapterSpec) -> None:
     check_adapter(good, spec)
 
 
-def test_an_adapter_that_has_learned_nothing_yet_passes(good: Path, spec: AdapterSpec) -> None:
-    save_torch_file(lora.fresh(spec.shapes, seed=0), good / ADAPTER)
+def test_untrained_adapter_passes(good: Path, spec: AdapterSpec) -> None:
+    save_torch_file(lora.init_adapter(spec.shapes, seed=0), good / ADAPTER)
     check_adapter(good, spec)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_read_as_well(good: Path, spec: AdapterSpec, dtype: torch.dtype) -> None:
+def test_half_precision_files_are_supported(good: Path, spec: AdapterSpec, dtype: torch.dtype) -> None:
     tensors = {n: torch.from_numpy(t).to(dtype) for n, t in load_file(good / ADAPTER).items()}
     save_torch_file(tensors, good / ADAPTER)
     check_adapter(good, spec)
@@ -102,7 +102,7 @@ def make_integers(tensors: Tensors) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "sentence"),
+    ("damage", "message"),
     [
         (lose_one, "lacks .*k_proj"),
         (add_one, "lm_head"),
@@ -115,24 +115,24 @@ def make_integers(tensors: Tensors) -> None:
         (make_integers, "type I32"),
     ],
 )
-def test_wrong_tensors_are_refused(
-    good: Path, spec: AdapterSpec, damage: Callable[[Tensors], None], sentence: str
+def test_wrong_tensors_are_rejected(
+    good: Path, spec: AdapterSpec, damage: Callable[[Tensors], None], message: str
 ) -> None:
     tensors = {name: tensor.copy() for name, tensor in load_file(good / ADAPTER).items()}
     damage(tensors)
     save_file(tensors, good / ADAPTER)
-    with pytest.raises(DamagedAdapter, match=sentence):
+    with pytest.raises(DamagedAdapter, match=message):
         check_adapter(good, spec)
 
 
 @pytest.mark.parametrize("kept", [0, 4, 100, 5_000, -1])
-def test_a_file_cut_short_is_refused(good: Path, spec: AdapterSpec, kept: int) -> None:
+def test_truncated_file_is_rejected(good: Path, spec: AdapterSpec, kept: int) -> None:
     (good / ADAPTER).write_bytes((good / ADAPTER).read_bytes()[:kept])
     with pytest.raises(DamagedAdapter, match=r"safetensors|bytes"):
         check_adapter(good, spec)
 
 
-def test_a_file_with_a_long_tail_of_zeros_is_refused(good: Path, spec: AdapterSpec) -> None:
+def test_file_with_a_tail_of_zeros_is_rejected(good: Path, spec: AdapterSpec) -> None:
     raw = (good / ADAPTER).read_bytes()
     (good / ADAPTER).write_bytes(raw[: len(raw) // 2] + bytes(len(raw) - len(raw) // 2))
     with pytest.raises(DamagedAdapter, match="zeros"):
@@ -140,7 +140,7 @@ def test_a_file_with_a_long_tail_of_zeros_is_refused(good: Path, spec: AdapterSp
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
         ({"r": 8}, "r is 8"),
         ({"lora_alpha": 32}, "lora_alpha"),
@@ -149,10 +149,10 @@ def test_a_file_with_a_long_tail_of_zeros_is_refused(good: Path, spec: AdapterSp
         ({"use_dora": True}, "use_dora"),
     ],
 )
-def test_a_configuration_the_engine_would_misread_is_refused(
-    good: Path, spec: AdapterSpec, change: dict[str, object], sentence: str
+def test_config_that_the_engine_would_misread_is_rejected(
+    good: Path, spec: AdapterSpec, change: dict[str, object], message: str
 ) -> None:
     config = json.loads((good / ADAPTER_CONFIG).read_text())
     (good / ADAPTER_CONFIG).write_text(json.dumps(config | change))
-    with pytest.raises(DamagedAdapter, match=sentence):
+    with pytest.raises(DamagedAdapter, match=message):
         check_adapter(good, spec)

@@ -1,4 +1,4 @@
-"""Full weights that an engine must not see are refused, with the reason, before it looks at them."""
+"""Full weights that an engine must not load are rejected with the reason."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ BIAS = "model.layers.1.self_attn.q_proj.bias"
 
 @pytest.fixture(scope="module")
 def spec(base_model: Path) -> WeightsSpec:
-    return WeightsSpec.of(base_model)
+    return WeightsSpec.from_base_model(base_model)
 
 
 @pytest.fixture
@@ -31,25 +31,23 @@ def good(tmp_path: Path, base_model: Path) -> Path:
     return tmp_path / "v1"
 
 
-def test_what_the_trainer_exports_passes(
-    tmp_path: Path, base_model: Path, config: TrainerConfig, spec: WeightsSpec
-) -> None:
-    learner = Trainer(base_model, config.model_copy(update={"lora": None}))
-    check_weights(learner.export(tmp_path / "v1", {}).path, spec)
+def test_exported_weights_pass(tmp_path: Path, base_model: Path, config: TrainerConfig, spec: WeightsSpec) -> None:
+    trainer = Trainer(base_model, config.model_copy(update={"lora": None}))
+    check_weights(trainer.export(tmp_path / "v1", {}).path, spec)
 
 
-def test_a_base_model_in_several_files_is_one(tmp_path: Path, base_model: Path, spec: WeightsSpec) -> None:
+def test_spec_of_a_sharded_base_model(tmp_path: Path, base_model: Path, spec: WeightsSpec) -> None:
     shutil.copy(base_model / CONFIG, tmp_path)
     tensors = load_file(base_model / WEIGHTS)
     for number, name in enumerate(sorted(tensors)):
         save_file({name: tensors[name]}, tmp_path / f"model-{number}.safetensors")
-    assert WeightsSpec.of(tmp_path) == spec
+    assert WeightsSpec.from_base_model(tmp_path) == spec
 
 
-def test_a_base_model_without_safetensors_is_none_for_full_weights(tmp_path: Path, base_model: Path) -> None:
+def test_base_model_without_safetensors_is_rejected(tmp_path: Path, base_model: Path) -> None:
     shutil.copy(base_model / CONFIG, tmp_path)
     with pytest.raises(ValueError, match="no safetensors"):
-        WeightsSpec.of(tmp_path)
+        WeightsSpec.from_base_model(tmp_path)
 
 
 def lose_one(tensors: Tensors) -> None:
@@ -81,44 +79,44 @@ def wipe(tensors: Tensors) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lose_one, "lacks model.layers.1.self_attn.q_proj.bias"),
         (add_one, "holds lm_head.bias"),
         (reshape, "has shape"),
-        (as_integers, "is of type I32"),
+        (as_integers, "has dtype I32"),
         (spoil, "not finite"),
-        (blow_up, "is the bound"),
-        (wipe, "the base model's is"),
+        (blow_up, "the limit is"),
+        (wipe, "the base model has"),
     ],
 )
-def test_damaged_weights_are_refused(
-    good: Path, spec: WeightsSpec, damage: Callable[[Tensors], None], told: str
+def test_damaged_weights_are_rejected(
+    good: Path, spec: WeightsSpec, damage: Callable[[Tensors], None], message: str
 ) -> None:
     check_weights(good, spec)
     tensors = load_file(good / WEIGHTS)
     damage(tensors)
     save_file(tensors, good / WEIGHTS)
-    with pytest.raises(DamagedAdapter, match=told):
+    with pytest.raises(DamagedAdapter, match=message):
         check_weights(good, spec)
 
 
 @pytest.mark.parametrize("size", [0, 5, -1])
-def test_a_file_cut_short_is_refused(good: Path, spec: WeightsSpec, size: int) -> None:
+def test_truncated_file_is_rejected(good: Path, spec: WeightsSpec, size: int) -> None:
     raw = (good / WEIGHTS).read_bytes()
     (good / WEIGHTS).write_bytes(raw[:size])
     with pytest.raises(DamagedAdapter):
         check_weights(good, spec)
 
 
-def test_another_architecture_is_refused(good: Path, spec: WeightsSpec) -> None:
+def test_different_architecture_is_rejected(good: Path, spec: WeightsSpec) -> None:
     config = json.loads((good / CONFIG).read_text())
     (good / CONFIG).write_text(json.dumps(config | {"num_key_value_heads": 4}))
     with pytest.raises(DamagedAdapter, match="num_key_value_heads is 4"):
         check_weights(good, spec)
 
 
-def test_weights_that_an_engine_would_load_besides_are_refused(good: Path, spec: WeightsSpec) -> None:
+def test_additional_safetensors_files_are_rejected(good: Path, spec: WeightsSpec) -> None:
     shutil.copy(good / WEIGHTS, good / "more.safetensors")
     with pytest.raises(DamagedAdapter, match="beside"):
         check_weights(good, spec)

@@ -1,4 +1,4 @@
-"""A sealed directory is what it was, or it is refused."""
+"""A directory with a manifest is verified byte for byte."""
 
 import json
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from alignment.artifacts import MANIFEST, publish_directory, seal, verify
+from alignment.artifacts import MANIFEST, publish_directory, verify, write_manifest
 from alignment.errors import DamagedAdapter
 
 
@@ -16,7 +16,7 @@ def sealed(tmp_path: Path) -> Path:
     (directory / "trainer").mkdir(parents=True)
     (directory / "weights").write_bytes(bytes(range(256)) * 16)
     (directory / "trainer" / "state.json").write_text("{}")
-    seal(directory, {"parent": 3})
+    write_manifest(directory, {"parent": 3})
     return directory
 
 
@@ -68,28 +68,28 @@ def empty_the_manifest(directory: Path) -> None:
         (empty_the_manifest, "manifest"),
     ],
 )
-def test_every_damage_is_refused_and_the_file_named(sealed: Path, damage: Callable[[Path], None], named: str) -> None:
+def test_damage_is_rejected_and_names_the_file(sealed: Path, damage: Callable[[Path], None], named: str) -> None:
     damage(sealed)
     with pytest.raises(DamagedAdapter, match=named):
         verify(sealed)
 
 
-def test_a_whole_directory_gives_its_lineage(sealed: Path) -> None:
+def test_verify_returns_the_lineage(sealed: Path) -> None:
     assert verify(sealed) == {"parent": 3}
 
 
-def test_a_manifest_written_anew_is_not_the_recorded_one(tmp_path: Path) -> None:
+def test_rewritten_manifest_is_rejected_by_its_hash(tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"true")
-    recorded = seal(tmp_path, {})
+    recorded = write_manifest(tmp_path, {})
     verify(tmp_path, recorded)
     (tmp_path / "weights").write_bytes(b"false")
-    seal(tmp_path, {})
+    write_manifest(tmp_path, {})
     verify(tmp_path)
     with pytest.raises(DamagedAdapter, match="recorded"):
         verify(tmp_path, recorded)
 
 
-def test_publishing_moves_everything_and_never_over_a_version(sealed: Path, tmp_path: Path) -> None:
+def test_publish_directory_moves_all_files_and_never_overwrites(sealed: Path, tmp_path: Path) -> None:
     final = tmp_path / "shop-v1"
     publish_directory(sealed, final)
     assert not sealed.exists()

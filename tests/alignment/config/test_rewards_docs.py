@@ -5,8 +5,8 @@ import re
 
 from alignment.config.rewards import RewardsConfig
 from alignment.signals.judge_prompts import GRADES
-from alignment.signals.next_turn import read
-from alignment.signals.rules import RULES, Facts
+from alignment.signals.next_turn import read_next_message
+from alignment.signals.rules import RULES, RuleInput
 from app.core.settings import REPOSITORY, Settings
 
 TEXT = (REPOSITORY / "docs" / "rewards.md").read_text()
@@ -15,7 +15,7 @@ PROSE = " ".join(TEXT.split())
 [FUNCTION] = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
-def test_the_example_is_a_config() -> None:
+def test_documented_example_is_valid() -> None:
     config = RewardsConfig.model_validate_json(EXAMPLE)
     assert {source.type for source in config.sources} == {"explicit", "next_turn", "judge", "http", "rule"}
     assert Settings(rewards=json.loads(EXAMPLE)).rewards == config
@@ -23,28 +23,28 @@ def test_the_example_is_a_config() -> None:
     assert {source.url.split("/")[2].split(":")[0] for source in config.sources if hasattr(source, "url")} <= hosts
 
 
-def test_the_rules_and_fields_that_are_named_are_there() -> None:
+def test_documented_rules_and_fields_exist() -> None:
     assert all(f"`{name}`" in TEXT for name in RULES)
-    named = set(re.findall(r'"(\w+)":', EXAMPLE)) - {"sources", "discount", "spread", "beside_people"}
+    named = set(re.findall(r'"(\w+)":', EXAMPLE)) - {"sources", "discount", "spread", "automated_weight_factor"}
     schema = json.dumps(RewardsConfig.model_json_schema())
     assert all(f'"{name}"' in schema for name in named)
     assert (min(GRADES), max(GRADES)) == (1, 5)
 
 
-def test_the_function_is_a_rule() -> None:
-    room: dict[str, object] = {"Facts": Facts}
+def test_documented_function_is_a_rule() -> None:
+    room: dict[str, object] = {"RuleInput": RuleInput}
     exec(FUNCTION, room)
     rule = room["short_and_kind"]
-    facts = Facts(({"role": "user", "content": "hi"},), {"content": "Yes, please!"}, "stop", "done", 3)
+    facts = RuleInput(({"role": "user", "content": "hi"},), {"content": "Yes, please!"}, "stop", "done", 3)
     assert callable(rule) and rule(facts) == 1.0
 
 
-def test_the_phrases_are_read_as_it_says() -> None:
+def test_documented_phrases_are_read_as_stated() -> None:
     for phrase in ("That's wrong", "You didn't answer my question"):
-        said = read(phrase)
+        said = read_next_message(phrase)
         assert phrase in PROSE and said is not None and said.value == -1.0
     for phrase in ("no thanks", "thanks in advance", "Perfect timing, my tyre is flat"):
-        assert phrase in PROSE and read(phrase) is None
+        assert phrase in PROSE and read_next_message(phrase) is None
     for phrase in ("Thanks a lot", "Thank you for your message"):
-        said = read(phrase)
+        said = read_next_message(phrase)
         assert phrase in PROSE and said is not None and said.value == 1.0

@@ -1,4 +1,4 @@
-"""What begins alike shares a row where that costs least, and nothing is computed twice in a row."""
+"""Sequences with a common prefix share a row if that is cheapest, and a row computes no prefix twice."""
 
 from itertools import pairwise
 
@@ -6,72 +6,84 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignment.data.prefix_sharing import Ids, Row, common, cost, share, walk
+from alignment.data.prefix_sharing import (
+    PackedRow,
+    TokenIds,
+    common_prefix_length,
+    estimate_cost,
+    pack_rows,
+    row_columns,
+)
 
 TRIES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8).map(tuple), min_size=1, max_size=12)
 
 
-def beginnings(ids: list[Ids]) -> set[Ids]:
+def prefixes(ids: list[TokenIds]) -> set[TokenIds]:
     return {sequence[:length] for sequence in ids for length in range(1, len(sequence) + 1)}
 
 
-def total(rows: list[Row]) -> float:
-    return sum(cost(row.tokens, row.branches) for row in rows)
+def total(rows: list[PackedRow]) -> float:
+    return sum(estimate_cost(row.tokens, row.branches) for row in rows)
 
 
-def test_a_group_its_prompt_and_a_stranger_by_hand() -> None:
+def test_pack_rows_example() -> None:
     ids = [(1, 2, 3, 4), (1, 2), (7, 8), (1, 2, 3, 5)]
-    assert share(ids, "tree") == [Row([2], 2, False), Row([3, 0, 1], 5, True)]
-    assert share(ids, "chain") == [Row([2], 2, False), Row([3], 4, False), Row([0, 1], 4, False)]
-    assert share(ids, "off") == [Row([0], 4, False), Row([1], 2, False), Row([2], 2, False), Row([3], 4, False)]
+    assert pack_rows(ids, "tree") == [PackedRow([2], 2, False), PackedRow([3, 0, 1], 5, True)]
+    assert pack_rows(ids, "chain") == [PackedRow([2], 2, False), PackedRow([3], 4, False), PackedRow([0, 1], 4, False)]
+    assert pack_rows(ids, "off") == [
+        PackedRow([0], 4, False),
+        PackedRow([1], 2, False),
+        PackedRow([2], 2, False),
+        PackedRow([3], 4, False),
+    ]
 
 
-def test_each_sequence_knows_its_columns() -> None:
-    walked = [(columns.tolist(), tokens) for columns, tokens in walk([(1, 2, 3, 5), (1, 2, 3, 4), (1, 2)])]
-    assert walked == [([0, 1, 2, 3], 4), ([0, 1, 2, 4], 5), ([0, 1], 5)]
+def test_row_columns_example() -> None:
+    layout = [(columns.tolist(), tokens) for columns, tokens in row_columns([(1, 2, 3, 5), (1, 2, 3, 4), (1, 2)])]
+    assert layout == [([0, 1, 2, 3], 4), ([0, 1, 2, 4], 5), ([0, 1], 5)]
 
 
-def test_a_long_prompt_is_shared_and_a_short_one_is_not() -> None:
-    def candidates(prompt: int, completion: int) -> list[Ids]:
+def test_long_prompt_is_shared_and_short_prompt_is_not() -> None:
+    def candidates(prompt: int, completion: int) -> list[TokenIds]:
         return [(*range(1, prompt + 1), 1000 + index, *range(completion - 1)) for index in range(8)]
 
-    assert [row.tokens for row in share(candidates(prompt=200, completion=60), "tree")] == [200 + 8 * 60]
-    assert [row.tokens for row in share(candidates(prompt=5, completion=400), "tree")] == [405] * 8
+    assert [row.tokens for row in pack_rows(candidates(prompt=200, completion=60), "tree")] == [200 + 8 * 60]
+    assert [row.tokens for row in pack_rows(candidates(prompt=5, completion=400), "tree")] == [405] * 8
 
 
-def test_a_mask_costs_something_and_twice_the_attention() -> None:
-    assert cost(2048, branches=False) == 2048 + 1024
-    assert cost(2048, branches=True) == pytest.approx(1.05 * 2048 + 2048)
+def test_explicit_mask_costs_overhead_and_twice_the_attention() -> None:
+    assert estimate_cost(2048, branches=False) == 2048 + 1024
+    assert estimate_cost(2048, branches=True) == pytest.approx(1.05 * 2048 + 2048)
 
 
-def test_a_few_tokens_in_common_are_not_worth_a_mask() -> None:
-    def two(shared: int) -> list[Ids]:
+def test_short_common_prefix_does_not_justify_a_mask() -> None:
+    def two(shared: int) -> list[TokenIds]:
         return [(*range(1, shared + 1), *range(1000 * end, 1000 * end + 100 - shared)) for end in (1, 2)]
 
-    assert len(share(two(shared=10), "tree")) == 2
-    assert len(share(two(shared=30), "tree")) == 1
+    assert len(pack_rows(two(shared=10), "tree")) == 2
+    assert len(pack_rows(two(shared=30), "tree")) == 1
 
 
 @settings(deadline=None)
 @given(TRIES)
-def test_a_tree_row_holds_every_beginning_once(ids: list[Ids]) -> None:
-    rows = share(ids, "tree")
+def test_tree_row_contains_every_prefix_once(ids: list[TokenIds]) -> None:
+    rows = pack_rows(ids, "tree")
     assert sorted(index for row in rows for index in row.members) == list(range(len(ids)))
     for row in rows:
-        held = [ids[index] for index in row.members]
-        assert row.tokens == len(beginnings(held))
-        assert row.branches == any(common(one, other) < len(other) for one, other in pairwise(held))
+        members = [ids[index] for index in row.members]
+        assert row.tokens == len(prefixes(members))
+        assert row.branches == any(common_prefix_length(one, other) < len(other) for one, other in pairwise(members))
 
 
 @settings(deadline=None)
 @given(TRIES, st.integers(1, 12))
-def test_no_row_that_branches_is_longer_than_it_may_be(ids: list[Ids], longest: int) -> None:
-    assert all(row.tokens <= longest for row in share(ids, "tree", longest) if row.branches)
+def test_rows_with_branches_respect_max_tokens(ids: list[TokenIds], longest: int) -> None:
+    assert all(row.tokens <= longest for row in pack_rows(ids, "tree", longest) if row.branches)
 
 
 @settings(deadline=None)
 @given(TRIES)
-def test_no_other_cut_of_the_sorted_sequences_costs_less(ids: list[Ids]) -> None:
+def test_packing_has_minimal_cost(ids: list[TokenIds]) -> None:
     order = sorted(range(len(ids)), key=ids.__getitem__, reverse=True)
 
     def cheapest(begin: int) -> float:
@@ -79,23 +91,23 @@ def test_no_other_cut_of_the_sorted_sequences_costs_less(ids: list[Ids]) -> None
             return 0.0
         found = []
         for end in range(begin + 1, len(order) + 1):
-            held = [ids[index] for index in order[begin:end]]
-            if len(held) > 1 and not common(held[-2], held[-1]):
+            members = [ids[index] for index in order[begin:end]]
+            if len(members) > 1 and not common_prefix_length(members[-2], members[-1]):
                 break
-            branches = any(common(one, other) < len(other) for one, other in pairwise(held))
-            found.append(cost(len(beginnings(held)), branches) + known[end])
+            branches = any(common_prefix_length(one, other) < len(other) for one, other in pairwise(members))
+            found.append(estimate_cost(len(prefixes(members)), branches) + known[end])
         return min(found)
 
     known = [0.0] * (len(order) + 1)
     for begin in range(len(order) - 1, -1, -1):
         known[begin] = cheapest(begin)
-    assert total(share(ids, "tree")) == pytest.approx(known[0])
+    assert total(pack_rows(ids, "tree")) == pytest.approx(known[0])
 
 
 @settings(deadline=None)
 @given(TRIES)
-def test_in_chains_no_row_begins_another(ids: list[Ids]) -> None:
-    rows = share(ids, "chain")
+def test_chain_packing_leaves_no_row_that_is_a_prefix_of_another(ids: list[TokenIds]) -> None:
+    rows = pack_rows(ids, "chain")
     heads = [ids[row.members[0]] for row in rows]
     assert all(ids[index] == ids[row.members[0]][: len(ids[index])] for row in rows for index in row.members)
     assert not any(a != b and b[: len(a)] == a for a in heads for b in heads)

@@ -30,7 +30,7 @@ def test_gae_by_hand() -> None:
     assert gae.returns_BT.tolist() == [[1.875, 1.5, 2.0]]
 
 
-def test_gae_steps_over_tokens_that_are_not_the_models() -> None:
+def test_gae_skips_masked_tokens() -> None:
     rewards_BT, values_BT = torch.tensor([[1.0, 50.0, 2.0]]), torch.tensor([[1.0, 60.0, 4.0]])
     gae = gae_advantage(rewards_BT, values_BT, torch.tensor([[1.0, 0.0, 1.0]]), gamma=0.5, lam=0.5)
     # δ = −2, then 1 + ½·4 − 1 = 2;  A = −2, 2 − ¼·2
@@ -64,19 +64,19 @@ def test_group_advantages_by_hand() -> None:
     assert group_advantage(REWARDS_B, GROUP_B, eps=1.0)[0].item() == pytest.approx(1 - 2**0.5)
 
 
-def test_the_others_mean_by_hand() -> None:
+def test_leave_one_out_by_hand() -> None:
     # 1 − 3, 3 − 1;  0 − (0 + 6)/2 twice, 6 − 0
     assert leave_one_out_advantage(REWARDS_B, GROUP_B).tolist() == [-2.0, -3.0, 2.0, -3.0, 6.0]
 
 
 @pytest.mark.parametrize("advantage", [group_advantage, leave_one_out_advantage])
-def test_a_group_that_agrees_has_no_advantage_at_all(advantage) -> None:  # type: ignore[no-untyped-def]
+def test_equal_rewards_have_zero_advantage(advantage) -> None:  # type: ignore[no-untyped-def]
     rewards_B = torch.full((7,), 0.1)  # seven times 0.1 over 7 is not 0.1 in float32
     assert advantage(rewards_B, torch.zeros(7, dtype=torch.long)).tolist() == [0.0] * 7
 
 
 @pytest.mark.parametrize("advantage", [group_advantage, leave_one_out_advantage])
-def test_a_group_of_one_is_refused_by_name(advantage) -> None:  # type: ignore[no-untyped-def]
+def test_singleton_group_is_rejected_with_its_label(advantage) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(SingletonGroup, match="group 41 "):
         advantage(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([7, 41, 7]))
 
@@ -108,7 +108,7 @@ def test_group_advantages_agree_with_a_loop_over_groups(batch: tuple[Tensor, Ten
 
 
 @given(grouped_rewards(), st.integers(0, 2**32))
-def test_neither_names_of_groups_nor_the_order_of_replies_matter(batch: tuple[Tensor, Tensor], seed: int) -> None:
+def test_group_labels_and_order_do_not_matter(batch: tuple[Tensor, Tensor], seed: int) -> None:
     rewards_B, group_B = batch
     generator = torch.Generator().manual_seed(seed)
     names = torch.randperm(100, generator=generator) - 50
@@ -132,7 +132,7 @@ def test_reinforce_plus_plus_by_hand() -> None:
     assert torch.allclose(grouped_BT, wanted_BT)
 
 
-def test_returns_pass_over_tokens_that_are_not_the_models_without_a_discount() -> None:
+def test_returns_skip_masked_tokens_without_a_discount() -> None:
     rewards_BT = torch.tensor([[0.0, 9.0, 2.0], [3.0, 9.0, 9.0]])
     mask_BT = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
     advantages_BT = reinforce_plus_plus_advantage(rewards_BT, mask_BT, gamma=0.5)
@@ -140,7 +140,7 @@ def test_returns_pass_over_tokens_that_are_not_the_models_without_a_discount() -
     assert torch.allclose(advantages_BT, torch.tensor([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]), atol=1e-6)
 
 
-def test_reinforce_plus_plus_refuses_what_it_cannot_do() -> None:
+def test_reinforce_plus_plus_rejects_invalid_arguments() -> None:
     rewards_BT, mask_BT = torch.randn(3, 2), torch.ones(3, 2)
     with pytest.raises(SingletonGroup, match="group 9 "):
         reinforce_plus_plus_advantage(rewards_BT, mask_BT, group_B=torch.tensor([4, 4, 9]))
@@ -149,7 +149,7 @@ def test_reinforce_plus_plus_refuses_what_it_cannot_do() -> None:
 
 
 @given(batches(), st.sampled_from(GARBAGE))
-def test_padding_content_never_matters(batch: Tokens, garbage: float) -> None:
+def test_padding_content_does_not_matter(batch: Tokens, garbage: float) -> None:
     mask_BT, group_B = batch.mask_BT, torch.zeros(len(batch.mask_BT), dtype=torch.long)
 
     def results(fill: float) -> list[Tensor]:
@@ -164,14 +164,14 @@ def test_padding_content_never_matters(batch: Tokens, garbage: float) -> None:
         assert torch.equal(dirty_BT, clean_BT)
 
 
-def test_the_baseline_moves_only_after_it_was_used() -> None:
+def test_baseline_is_updated_after_use() -> None:
     advantages_B, baseline = running_baseline(torch.tensor([1.0, -1.0, 1.0]), 0.5, 0.9)
     assert advantages_B.tolist() == [0.5, -1.5, 0.5]
     # 0.9 · 0.5 + 0.1 · 1/3
     assert baseline == pytest.approx(0.45 + 0.1 / 3)
 
 
-def test_shapes_that_do_not_match_are_named() -> None:
+def test_mismatched_shapes_are_named() -> None:
     with pytest.raises(ValueError, match=r"rewards_B \[3\], group_B \[2\]"):
         group_advantage(torch.zeros(3), torch.tensor([0, 0]))
     with pytest.raises(ValueError, match=r"values_BT \[2, 4\]"):

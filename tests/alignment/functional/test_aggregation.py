@@ -42,36 +42,36 @@ def test_aggregation_by_hand(mode: Aggregation, wanted: float) -> None:
         ("seq-mean-token-mean", 0.6),
     ],
 )
-def test_a_denominator_replaces_the_own_count(mode: Aggregation, wanted: float) -> None:
+def test_denominator_replaces_the_count(mode: Aggregation, wanted: float) -> None:
     for ten in (10, torch.tensor(10.0)):
         assert aggregate(LOSS_BT, MASK_BT, mode, denominator=ten, horizon=HORIZON).item() == pytest.approx(wanted)
 
 
-def test_a_mean_over_tokens_has_verls_epsilon() -> None:
+def test_token_mean_has_verls_epsilon() -> None:
     one_BT = torch.ones(1, 1, dtype=torch.float64)
     assert aggregate(one_BT, one_BT, "seq-mean-token-mean").item() == pytest.approx(1 / (1 + 1e-8), abs=1e-12)
 
 
-def test_a_horizon_of_one_token_changes_nothing() -> None:
+def test_horizon_of_one_changes_nothing() -> None:
     found = aggregate(LOSS_BT, MASK_BT, "seq-mean-token-sum-norm", horizon=1)
     assert torch.equal(found, aggregate(LOSS_BT, MASK_BT, "seq-mean-token-sum"))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_sequences_without_tokens_are_not_counted(mode: Aggregation) -> None:
+def test_empty_sequences_are_not_counted(mode: Aggregation) -> None:
     loss_BT, mask_BT = torch.cat([LOSS_BT, LOSS_BT]), torch.cat([MASK_BT, torch.zeros(2, 3)])
     found = aggregate(loss_BT, mask_BT, mode, horizon=HORIZON)
     assert torch.equal(found, aggregate(LOSS_BT, MASK_BT, mode, horizon=HORIZON))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_part_without_tokens_adds_nothing(mode: Aggregation) -> None:
+def test_empty_part_adds_nothing(mode: Aggregation) -> None:
     assert aggregate(LOSS_BT, torch.zeros(2, 3), mode, denominator=4, horizon=HORIZON).item() == 0.0
 
 
 def by_loops(loss_BT: Tensor, mask_BT: Tensor, mode: Aggregation) -> float:
     sequences = [
-        [loss for loss, inside in zip(losses, mask, strict=True) if inside]
+        [loss for loss, is_inside in zip(losses, mask, strict=True) if is_inside]
         for losses, mask in zip(loss_BT.tolist(), mask_BT.tolist(), strict=True)
     ]
     sequences = [losses for losses in sequences if losses]
@@ -93,7 +93,7 @@ def test_aggregation_agrees_with_loops(batch: Tokens, mode: Aggregation) -> None
 
 
 @given(batches(), st.sampled_from(MODES))
-def test_the_gradient_is_what_a_token_weighs(batch: Tokens, mode: Aggregation) -> None:
+def test_gradient_is_the_weight_of_a_token(batch: Tokens, mode: Aggregation) -> None:
     mask_BT = batch.mask_BT
     _, gradient_BT = with_gradient(lambda x_BT: aggregate(x_BT, mask_BT, mode, horizon=HORIZON), batch.rewards_BT)
     sequences, tokens_B1 = (mask_BT.sum(-1) > 0).sum(), mask_BT.sum(-1, keepdim=True)
@@ -108,7 +108,7 @@ def test_the_gradient_is_what_a_token_weighs(batch: Tokens, mode: Aggregation) -
 
 
 @given(batches(), st.sampled_from(MODES), st.integers(1, 4))
-def test_the_parts_of_a_minibatch_add_up(batch: Tokens, mode: Aggregation, size: int) -> None:
+def test_micro_batches_add_up(batch: Tokens, mode: Aggregation, size: int) -> None:
     mask_BT = batch.mask_BT
     count = mask_BT.sum() if mode == "token-mean" else (mask_BT.sum(-1) > 0).sum()
 
@@ -126,7 +126,7 @@ def test_the_parts_of_a_minibatch_add_up(batch: Tokens, mode: Aggregation, size:
 
 
 @given(batches(), st.sampled_from(MODES), st.sampled_from(GARBAGE))
-def test_padding_content_never_matters(batch: Tokens, mode: Aggregation, garbage: float) -> None:
+def test_padding_content_does_not_matter(batch: Tokens, mode: Aggregation, garbage: float) -> None:
     def at(fill: float) -> tuple[Tensor, Tensor]:
         return with_gradient(
             lambda x_BT: aggregate(x_BT, batch.mask_BT, mode, horizon=HORIZON),
@@ -138,16 +138,16 @@ def test_padding_content_never_matters(batch: Tokens, mode: Aggregation, garbage
 
 
 @pytest.mark.parametrize("horizon", [None, 0])
-def test_dividing_by_a_horizon_needs_one(horizon: int | None) -> None:
+def test_horizon_is_required(horizon: int | None) -> None:
     with pytest.raises(ValueError, match="needs a horizon"):
         aggregate(LOSS_BT, MASK_BT, "seq-mean-token-sum-norm", horizon=horizon)
 
 
-def test_an_unknown_mode_names_the_known_ones() -> None:
+def test_unknown_mode_error_lists_the_modes() -> None:
     with pytest.raises(ValueError, match=r"'mean': one of token-mean, token-sum, .*seq-mean-token-mean"):
         aggregate(LOSS_BT, MASK_BT, "mean")  # type: ignore[arg-type]
 
 
-def test_shapes_that_do_not_match_are_named() -> None:
+def test_mismatched_shapes_are_named() -> None:
     with pytest.raises(ValueError, match=r"loss_BT \[2, 3\], mask_BT \[2, 1\]"):
         aggregate(LOSS_BT, MASK_BT[:, :1], "token-mean")

@@ -5,13 +5,13 @@ import inspect
 import alignment.functional
 
 
-def test_the_names_are_those_of_the_interface() -> None:
+def test_exported_names() -> None:
     assert set(alignment.functional.__all__) == {
         "LOG_RATIO_BOUND",
         "AdaptiveKLController",
         "Gae",
         "KTOLoss",
-        "Platt",
+        "PlattScaling",
         "PolicyLoss",
         "PreferenceLoss",
         "RolloutCorrection",
@@ -27,20 +27,20 @@ def test_the_names_are_those_of_the_interface() -> None:
         "kto_loss",
         "leave_one_out_advantage",
         "masked_mean",
-        "platt",
+        "fit_platt_scaling",
         "policy_loss",
         "proximal_loglinear",
         "reinforce_plus_plus_advantage",
         "rollout_correction",
         "running_baseline",
-        "thumb_loss",
-        "turn_credit",
+        "binary_feedback_loss",
+        "discounted_turn_returns",
         "value_loss",
         "whiten",
     }
 
 
-def test_every_formula_is_explained() -> None:
+def test_every_export_has_a_docstring() -> None:
     for name in alignment.functional.__all__:
         exported = getattr(alignment.functional, name)
         if callable(exported):

@@ -43,14 +43,14 @@ def test_weights_by_hand(level: CorrectionLevel, mode: CorrectionMode, low: floa
     assert found.mask_BT.tolist() == mask
 
 
-def test_unless_told_otherwise_weights_are_truncated_at_two_token_by_token() -> None:
+def test_default_truncates_token_weights_at_two() -> None:
     ratios_BT, ones_BT = torch.tensor([[4.0, 1.9, 0.4, 0.05]]), torch.ones(1, 4)
     found = rollout_correction(ratios_BT.log(), torch.zeros(1, 4), ones_BT)
     assert found.weights_BT.tolist() == [pytest.approx([2.0, 1.9, 0.4, 0.05])]
     assert found.metrics["rollout_corr/rollout_is_ratio_fraction_low"] == 0.5  # two below ½
 
 
-def test_the_bounds_themselves_are_within() -> None:
+def test_bounds_are_inclusive() -> None:
     zero_BT, mask_BT = torch.zeros(1, 2), torch.ones(1, 2)
     for mode in ("mask", "reject"):
         found = rollout_correction(zero_BT, zero_BT, mask_BT, mode=mode, low=1.0, high=2.0)
@@ -82,7 +82,7 @@ def test_metrics_by_hand() -> None:
     assert metrics == pytest.approx({f"rollout_corr/{name}": value for name, value in wanted.items()}, abs=1e-12)
 
 
-def test_shares_out_of_bounds_count_tokens_or_sequences() -> None:
+def test_out_of_bounds_fractions_count_tokens_or_sequences() -> None:
     def shares(level: CorrectionLevel, low: float, high: float) -> tuple[float, float]:
         metrics = rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, level=level, low=low, high=high).metrics
         return tuple(metrics[f"rollout_corr/rollout_is_ratio_fraction_{side}"] for side in ("low", "high"))  # type: ignore[return-value]
@@ -93,7 +93,7 @@ def test_shares_out_of_bounds_count_tokens_or_sequences() -> None:
     assert shares("sequence", 0.3, 8.0) == (0.0, 0.0)
 
 
-def test_what_acts_is_what_is_measured() -> None:
+def test_metrics_describe_the_bounded_weights() -> None:
     metrics = rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, mode="reject", low=0.4, high=2.0).metrics
     # two of three tokens stay, with weight 1
     assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(1 / 3)
@@ -102,7 +102,7 @@ def test_what_acts_is_what_is_measured() -> None:
     assert metrics["rollout_corr/chi2_token"] == pytest.approx(17.25 / 3 - 1)  # of the raw ratios
 
 
-def test_when_everything_is_rejected_the_metrics_are_still_numbers() -> None:
+def test_metrics_are_finite_when_everything_is_rejected() -> None:
     found = rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, mode="reject", low=10.0, high=20.0)
     assert not found.mask_BT.any()
     assert not found.weights_BT.any()
@@ -131,8 +131,8 @@ def test_weights_agree_with_a_loop(level: CorrectionLevel, mode: CorrectionMode,
     )
     for row, mask in enumerate(batch.mask_BT.tolist()):
         gaps = (batch.logprobs_BT[row] - batch.old_BT[row]).tolist()
-        total = sum(gap for gap, inside in zip(gaps, mask, strict=True) if inside)
-        for t, inside in enumerate(mask):
+        total = sum(gap for gap, apply_mask in zip(gaps, mask, strict=True) if apply_mask)
+        for t, apply_mask in enumerate(mask):
             ratio = math.exp(gaps[t] if level == "token" else total)
             within = low <= ratio <= high
             weight = {
@@ -142,14 +142,14 @@ def test_weights_agree_with_a_loop(level: CorrectionLevel, mode: CorrectionMode,
                 "clamp": min(max(ratio, low), high),
                 "reject": float(within),
             }[mode]
-            assert found.weights_BT[row, t].item() == pytest.approx(weight if inside else 0.0, abs=1e-12)
-            kept = inside and (within or mode != "reject")
+            assert found.weights_BT[row, t].item() == pytest.approx(weight if apply_mask else 0.0, abs=1e-12)
+            kept = apply_mask and (within or mode != "reject")
             assert found.mask_BT[row, t].item() == kept
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
 @given(batch=batches())
-def test_a_rejected_token_leaves_the_loss_and_not_its_denominator(mode: Aggregation, batch: Tokens) -> None:
+def test_rejected_tokens_stay_in_the_denominator(mode: Aggregation, batch: Tokens) -> None:
     correction = rollout_correction(batch.logprobs_BT, batch.old_BT, batch.mask_BT, mode="reject", low=0.7, high=1.2)
     pg = policy_loss(
         batch.logprobs_BT,
@@ -167,7 +167,7 @@ def test_a_rejected_token_leaves_the_loss_and_not_its_denominator(mode: Aggregat
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("mode", MODES)
 @given(batch=batches(), garbage=st.sampled_from(GARBAGE))
-def test_padding_content_never_matters(
+def test_padding_content_does_not_matter(
     level: CorrectionLevel, mode: CorrectionMode, batch: Tokens, garbage: float
 ) -> None:
     def at(fill: float) -> Any:
@@ -195,7 +195,7 @@ def test_permuting_sequences_permutes_the_weights(batch: Tokens, seed: int, leve
 
 
 @given(batch=batches())
-def test_an_engine_that_agrees_changes_nothing(batch: Tokens) -> None:
+def test_equal_log_probs_change_nothing(batch: Tokens) -> None:
     for level in LEVELS:
         for mode in MODES:
             found = rollout_correction(batch.old_BT, batch.old_BT, batch.mask_BT, level=level, mode=mode)
@@ -205,7 +205,7 @@ def test_an_engine_that_agrees_changes_nothing(batch: Tokens) -> None:
             assert found.metrics["rollout_corr/chi2_seq"] == 0.0
 
 
-def test_a_mask_of_truths_and_weights_without_gradient() -> None:
+def test_boolean_mask_and_weights_without_gradient() -> None:
     old_BT = OLD_BT.clone().requires_grad_()
     found = rollout_correction(old_BT, ROLLOUT_BT, MASK_BT.bool(), mode="reject", low=0.4)
     assert not found.weights_BT.requires_grad
@@ -213,10 +213,10 @@ def test_a_mask_of_truths_and_weights_without_gradient() -> None:
     assert found.weights_BT.tolist() == [[0.0, 1.0], [1.0, 0.0]]
 
 
-def test_what_cannot_be_corrected_is_refused() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     with pytest.raises(AlignmentError, match="no token"):
         rollout_correction(OLD_BT, ROLLOUT_BT, torch.zeros(2, 2))
-    with pytest.raises(ValueError, match="must lie below"):
+    with pytest.raises(ValueError, match="must be below"):
         rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, mode="clamp", low=2.0, high=2.0)
     with pytest.raises(ValueError, match="'turn': one of token, sequence"):
         rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, level="turn")  # type: ignore[arg-type]
@@ -226,32 +226,34 @@ def test_what_cannot_be_corrected_is_refused() -> None:
         rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT[:1])
 
 
-def test_the_proximal_policy_lies_between_by_the_lag() -> None:
+def test_proximal_policy_interpolates_by_the_lag() -> None:
     logprobs_BT = torch.tensor([[-1.0, -2.0], [-1.0, -2.0], [-1.0, -2.0]], requires_grad=True)
-    rollout_BT = torch.full((3, 2), -3.0)
-    proximal_BT = proximal_loglinear(logprobs_BT, rollout_BT, torch.tensor([0, 1, 3]))
+    rollout_logprobs_BT = torch.full((3, 2), -3.0)
+    proximal_BT = proximal_loglinear(logprobs_BT, rollout_logprobs_BT, torch.tensor([0, 1, 3]))
     # α = 0, ½, ¾
     assert proximal_BT.tolist() == [[-3.0, -3.0], [-2.0, -2.5], [-1.5, -2.25]]
     assert not proximal_BT.requires_grad
 
 
-def test_the_proximal_policy_refuses_a_lag_from_the_future_and_the_wrong_number_of_lags() -> None:
+def test_proximal_policy_rejects_invalid_lags() -> None:
     ones_BT = torch.ones(2, 3)
-    with pytest.raises(ValueError, match="lag -1"):
+    with pytest.raises(ValueError, match="negative, got -1"):
         proximal_loglinear(ones_BT, ones_BT, torch.tensor([0, -1]))
     with pytest.raises(ValueError, match=r"lag_B \[3\]"):
         proximal_loglinear(ones_BT, ones_BT, torch.tensor([0, 1, 2]))
-    with pytest.raises(ValueError, match=r"rollout_BT \[2, 1\]"):
+    with pytest.raises(ValueError, match=r"rollout_logprobs_BT \[2, 1\]"):
         proximal_loglinear(ones_BT, ones_BT[:, :1], torch.tensor([0, 1]))
 
 
 @given(batch=batches(), garbage=st.sampled_from(GARBAGE))
-def test_the_proximal_policys_padding_stays_out_of_the_loss(batch: Tokens, garbage: float) -> None:
+def test_proximal_policy_padding_does_not_matter(batch: Tokens, garbage: float) -> None:
     lag_B = torch.arange(len(batch.mask_BT))
 
     def loss(fill: float) -> Tensor:
-        logprobs_BT, rollout_BT = (spoiled(x_BT, batch.mask_BT, fill) for x_BT in (batch.logprobs_BT, batch.old_BT))
-        proximal_BT = proximal_loglinear(logprobs_BT, rollout_BT, lag_B)
+        logprobs_BT, rollout_logprobs_BT = (
+            spoiled(x_BT, batch.mask_BT, fill) for x_BT in (batch.logprobs_BT, batch.old_BT)
+        )
+        proximal_BT = proximal_loglinear(logprobs_BT, rollout_logprobs_BT, lag_B)
         return policy_loss(logprobs_BT, proximal_BT, batch.advantages_BT, batch.mask_BT).loss
 
     assert torch.equal(loss(garbage), loss(0.0))

@@ -32,8 +32,8 @@ KINDS = get_args(KLKind)
     ],
 )
 def test_estimates_by_hand(kind: KLKind, value: float, gradient: float) -> None:
-    reference_BT = torch.tensor([[math.log(0.25)]])
-    found = with_gradient(lambda x_BT: kl_estimate(x_BT, reference_BT, kind).sum(), torch.tensor([[math.log(0.5)]]))
+    ref_logprobs_BT = torch.tensor([[math.log(0.25)]])
+    found = with_gradient(lambda x_BT: kl_estimate(x_BT, ref_logprobs_BT, kind).sum(), torch.tensor([[math.log(0.5)]]))
     assert (found[0].item(), found[1].item()) == pytest.approx((value, gradient), abs=1e-6)
 
 
@@ -59,7 +59,7 @@ def test_values_and_gradients_agree_with_a_loop(kind: KLKind, batch: Tokens) -> 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.endswith("+")])
 @given(batch=batches())
-def test_straight_through_has_the_kinds_value_and_the_gradient_of_k2(kind: KLKind, batch: Tokens) -> None:
+def test_straight_through_has_the_value_of_the_kind_and_the_gradient_of_k2(kind: KLKind, batch: Tokens) -> None:
     base: KLKind = kind.removesuffix("+")  # type: ignore[assignment]
     wanted_BT = kl_estimate(batch.logprobs_BT, batch.old_BT, base)
     assert torch.equal(kl_estimate(batch.logprobs_BT, batch.old_BT, kind), wanted_BT)
@@ -76,7 +76,7 @@ def test_k3_is_bounded_at_both_ends() -> None:
 
 
 @pytest.mark.parametrize("far", [-1000.0, 1000.0])
-def test_k3_has_no_gradient_where_it_is_bounded_however_far(far: float) -> None:
+def test_k3_has_no_gradient_where_it_is_clamped(far: float) -> None:
     _, gradient_BT = with_gradient(lambda x_BT: kl_estimate(x_BT, torch.zeros(1, 1), "k3").sum(), torch.tensor([[far]]))
     assert gradient_BT.item() == 0.0
 
@@ -88,11 +88,11 @@ def test_k1_k2_and_abs_are_not_bounded() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(batch=batches(), garbage=st.sampled_from(GARBAGE))
-def test_padding_content_never_matters(kind: KLKind, batch: Tokens, garbage: float) -> None:
+def test_padding_content_does_not_matter(kind: KLKind, batch: Tokens, garbage: float) -> None:
     def at(fill: float) -> tuple[Tensor, Tensor]:
-        reference_BT = spoiled(batch.old_BT, batch.mask_BT, -fill)
+        ref_logprobs_BT = spoiled(batch.old_BT, batch.mask_BT, -fill)
         return with_gradient(
-            lambda x_BT: aggregate(kl_estimate(x_BT, reference_BT, kind), batch.mask_BT, "token-mean"),
+            lambda x_BT: aggregate(kl_estimate(x_BT, ref_logprobs_BT, kind), batch.mask_BT, "token-mean"),
             spoiled(batch.logprobs_BT, batch.mask_BT, fill),
         )
 
@@ -101,21 +101,21 @@ def test_padding_content_never_matters(kind: KLKind, batch: Tokens, garbage: flo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_token_that_counts_and_is_no_number_is_not_hidden(kind: KLKind) -> None:
+def test_nan_inside_the_mask_is_visible(kind: KLKind) -> None:
     assert kl_estimate(torch.tensor([[math.nan]]), torch.zeros(1, 1), kind).isnan().all()
 
 
-def test_an_unknown_kind_names_the_known_ones() -> None:
+def test_unknown_kind_error_lists_the_kinds() -> None:
     with pytest.raises(ValueError, match=r"'k4': one of k1, k2, k3, abs, k1\+, k2\+, k3\+, abs\+"):
         kl_estimate(torch.zeros(1, 1), torch.zeros(1, 1), "k4")  # type: ignore[arg-type]
 
 
-def test_shapes_that_do_not_match_are_named() -> None:
-    with pytest.raises(ValueError, match=r"reference_BT \[2\]"):
+def test_mismatched_shapes_are_named() -> None:
+    with pytest.raises(ValueError, match=r"ref_logprobs_BT \[2\]"):
         kl_estimate(torch.zeros(1, 2), torch.zeros(2), "k1")
 
 
-def test_the_controller_follows_the_check_vector() -> None:
+def test_controller_check_vector() -> None:
     controller = AdaptiveKLController(init=0.001, target=0.1, horizon=10_000)
     controller.update(0.02, 256)  # e = −0.2 (0.02/0.1 − 1 = −0.8, bounded): 0.001 · (1 − 0.2·256/10000)
     assert controller.value == pytest.approx(0.00099488, rel=1e-12)
@@ -123,7 +123,7 @@ def test_the_controller_follows_the_check_vector() -> None:
     assert controller.value == pytest.approx(0.0009999737856, rel=1e-12)
 
 
-def test_the_controller_answers_in_proportion_near_its_target() -> None:
+def test_controller_is_proportional_near_its_target() -> None:
     controller = AdaptiveKLController(init=1.0, target=0.1, horizon=100)
     controller.update(0.1, 50)
     assert controller.value == 1.0
@@ -132,14 +132,14 @@ def test_the_controller_answers_in_proportion_near_its_target() -> None:
 
 
 @pytest.mark.parametrize("kl", [math.nan, math.inf])
-def test_the_controller_is_not_spoiled_by_what_is_no_number(kl: float) -> None:
+def test_controller_rejects_non_finite_kl(kl: float) -> None:
     controller = AdaptiveKLController(init=0.5, target=0.1, horizon=1)
-    with pytest.raises(ValueError, match="cannot steer"):
+    with pytest.raises(ValueError, match="KL must be finite"):
         controller.update(kl, 1)
     assert controller.value == 0.5
 
 
 @pytest.mark.parametrize(("target", "horizon"), [(0.0, 1), (0.1, 0)])
-def test_a_controller_needs_a_target_and_a_horizon(target: float, horizon: float) -> None:
+def test_controller_needs_a_positive_target_and_horizon(target: float, horizon: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
         AdaptiveKLController(0.1, target, horizon)

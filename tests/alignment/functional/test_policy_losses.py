@@ -53,18 +53,18 @@ def test_ppo_by_hand(
     assert found == pytest.approx((loss, gradient, clipped, clipped_lower))
 
 
-def test_unless_told_otherwise_it_is_ppo_with_clips_of_a_fifth_and_three() -> None:
+def test_default_is_ppo_with_dual_clip() -> None:
     assert one(math.log(1.25), 0.0, 1.0) == pytest.approx((-1.2, 0.0, 1, 0))
     assert one(math.log(0.75), 0.0, -1.0) == pytest.approx((0.8, 0.0, 1, 0))
     assert one(math.log(4), 0.0, -1.0) == pytest.approx((3.0, 0.0, 0, 1))
 
 
-def test_a_token_that_moved_by_just_the_bound_is_valid() -> None:
+def test_dppo_bound_is_inclusive() -> None:
     for advantage in (1.0, -1.0):
         assert one(-1.0, -1.0, advantage, kind="dppo_tv", clip_low=0.0, clip_high=0.0)[1:] == (-advantage, 0, 0)
 
 
-def test_without_dual_clip_a_bad_token_may_cost_any_amount() -> None:
+def test_loss_is_unbounded_without_dual_clip() -> None:
     assert one(-1.0 + math.log(5), -1.0, -1.0, clip_c=None) == pytest.approx((5.0, 5.0, 0, 0))
 
 
@@ -122,7 +122,7 @@ def test_gspo_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_runaway_ratio_stays_finite(kind: PolicyLossKind) -> None:
+def test_extreme_ratio_stays_finite(kind: PolicyLossKind) -> None:
     for logprob, old in ((-0.1, -500.0), (-500.0, -0.1)):
         for advantage in (1.0, -1.0):
             assert all(
@@ -185,8 +185,8 @@ def test_losses_and_gradients_agree_with_a_loop_over_tokens(kind: PolicyLossKind
     inputs = rows(batch.logprobs_BT, batch.old_BT, batch.advantages_BT, mean_BT, batch.weights_BT, batch.mask_BT)
     found = rows(pg.loss_BT, logprobs_BT.grad, pg.clipped_BT)
     total = 0.0
-    for (*token, weight, inside), (loss, gradient, clipped) in zip(inputs, found, strict=True):
-        wanted = by_token(kind, *token) if inside else (0.0, 0.0, False)
+    for (*token, weight, apply_mask), (loss, gradient, clipped) in zip(inputs, found, strict=True):
+        wanted = by_token(kind, *token) if apply_mask else (0.0, 0.0, False)
         assert (loss, gradient) == pytest.approx((weight * wanted[0], weight * wanted[1]), abs=1e-12)
         assert clipped == wanted[2]
         total += weight * wanted[0]
@@ -195,7 +195,7 @@ def test_losses_and_gradients_agree_with_a_loop_over_tokens(kind: PolicyLossKind
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(batch=batches())
-def test_on_policy_every_kind_has_the_policy_gradient(kind: PolicyLossKind, batch: Tokens) -> None:
+def test_every_kind_has_the_policy_gradient_on_policy(kind: PolicyLossKind, batch: Tokens) -> None:
     def loss(logprobs_BT: Tensor) -> Tensor:
         pg = policy_loss(
             logprobs_BT, batch.old_BT, batch.advantages_BT, batch.mask_BT, kind=kind, aggregation="token-sum"
@@ -212,7 +212,7 @@ def test_on_policy_every_kind_has_the_policy_gradient(kind: PolicyLossKind, batc
 
 @pytest.mark.parametrize("kind", ["ppo", "gspo"])
 @given(batch=batches())
-def test_clipped_tokens_have_no_gradient_and_the_others_have(kind: PolicyLossKind, batch: Tokens) -> None:
+def test_only_clipped_tokens_have_no_gradient(kind: PolicyLossKind, batch: Tokens) -> None:
     logprobs_BT = batch.logprobs_BT.clone().requires_grad_()
     pg = policy_loss(logprobs_BT, batch.old_BT, batch.advantages_BT, batch.mask_BT, kind=kind, **CLIP)
     pg.loss.backward()
@@ -223,7 +223,7 @@ def test_clipped_tokens_have_no_gradient_and_the_others_have(kind: PolicyLossKin
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(batch=batches(), garbage=st.sampled_from(GARBAGE))
-def test_padding_content_never_matters(kind: PolicyLossKind, batch: Tokens, garbage: float) -> None:
+def test_padding_content_does_not_matter(kind: PolicyLossKind, batch: Tokens, garbage: float) -> None:
     mask_BT = batch.mask_BT
 
     def at(fill: float) -> tuple[Tensor, ...]:
@@ -255,7 +255,7 @@ def test_permuting_sequences_permutes_the_losses(kind: PolicyLossKind, batch: To
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(batch=batches(), size=st.integers(1, 4), aggregation=st.sampled_from(["token-mean", "seq-mean-token-mean"]))
-def test_parts_of_a_minibatch_add_up_to_its_loss_and_gradient(
+def test_micro_batches_add_up_to_loss_and_gradient(
     kind: PolicyLossKind, batch: Tokens, size: int, aggregation: Any
 ) -> None:
     mask_BT = batch.mask_BT
@@ -301,19 +301,19 @@ def test_horizon_reaches_the_aggregation() -> None:
     assert pg.loss.item() == -0.25  # −4 a sequence, over 16
 
 
-def test_an_unknown_kind_names_the_known_ones() -> None:
+def test_unknown_kind_error_lists_the_kinds() -> None:
     ones_BT = torch.ones(1, 1)
     with pytest.raises(ValueError, match="'pppo': one of ppo, gspo, cispo, sapo, reinforce, dppo_tv"):
         policy_loss(ones_BT, ones_BT, ones_BT, ones_BT, kind="pppo")  # type: ignore[arg-type]
 
 
-def test_a_dual_clip_inside_the_clip_is_refused() -> None:
+def test_dual_clip_below_one_is_rejected() -> None:
     ones_BT = torch.ones(1, 1)
     with pytest.raises(ValueError, match=r"above 1, not 1\.0"):
         policy_loss(ones_BT, ones_BT, ones_BT, ones_BT, clip_c=1.0)
 
 
-def test_shapes_that_do_not_match_are_named() -> None:
+def test_mismatched_shapes_are_named() -> None:
     ones_BT = torch.ones(2, 3)
     with pytest.raises(ValueError, match=r"logprobs_BT \[2, 3\], old_logprobs_BT \[2, 3\], advantages_BT \[2, 1\]"):
         policy_loss(ones_BT, ones_BT, ones_BT[:, :1], ones_BT)

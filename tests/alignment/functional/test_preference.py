@@ -40,7 +40,7 @@ def test_pairs_by_hand(kind: PairKind, options: dict[str, Any], loss: float) -> 
     assert (found.chosen_rewards_P.item(), found.rejected_rewards_P.item()) == pytest.approx((2 * beta, -beta))
 
 
-def test_unless_told_otherwise_beta_is_a_tenth_and_there_is_no_kl() -> None:
+def test_default_beta_and_kl() -> None:
     assert dpo_loss(*PAIR).loss_P.item() == pytest.approx(math.log(1 + math.exp(-0.3)))
     # 1 − σ(0.2) and σ(0.2)
     assert kto_loss(LOGPS_B, REF_B, UP_B).loss_B.tolist() == pytest.approx([0.4501660, 0.5498340])
@@ -66,11 +66,11 @@ def pair_by_hand(kind: str, better: float, worse: float, beta: float, smoothing:
         return gap**2, 2 * gap / 4, -2 * gap / 3
     else:
         c, j = beta * better, beta * worse
-        bell = sigmoid(c) * (1 - sigmoid(c)) * beta
+        slope = sigmoid(c) * (1 - sigmoid(c)) * beta
         if kind == "apo_zero":
-            return 1 - sigmoid(c) + sigmoid(j), -bell, sigmoid(j) * (1 - sigmoid(j)) * beta
+            return 1 - sigmoid(c) + sigmoid(j), -slope, sigmoid(j) * (1 - sigmoid(j)) * beta
         hill = sigmoid(x) * (1 - sigmoid(x)) * beta
-        return sigmoid(c) + 1 - sigmoid(x), bell - hill, hill
+        return sigmoid(c) + 1 - sigmoid(x), slope - hill, hill
     return loss, slope, -slope
 
 
@@ -111,7 +111,7 @@ def test_pairs_agree_with_plain_python(kind: PairKind, replies: list[Tensor], be
 
 
 @pytest.mark.parametrize("kind", PAIR_KINDS)
-def test_a_hopeless_pair_is_finite_in_float32(kind: PairKind) -> None:
+def test_extreme_pair_is_finite_in_float32(kind: PairKind) -> None:
     for margin in (-2000.0, 2000.0):
         chosen_P = torch.tensor([margin], requires_grad=True)
         zero_P = torch.zeros(1)
@@ -134,12 +134,12 @@ def test_rewards_and_references_carry_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("kind", ["hinge", "ipo", "apo_zero", "apo_down"])
-def test_a_smoothing_that_would_do_nothing_is_refused(kind: PairKind) -> None:
-    with pytest.raises(ValueError, match=f"{kind} knows no label_smoothing"):
+def test_unsupported_label_smoothing_is_rejected(kind: PairKind) -> None:
+    with pytest.raises(ValueError, match=f"{kind} does not support label_smoothing"):
         dpo_loss(*PAIR, kind=kind, label_smoothing=0.1, **LENGTHS)
 
 
-def test_pairs_that_make_no_sense_are_refused() -> None:
+def test_invalid_pairs_are_rejected() -> None:
     with pytest.raises(ValueError, match="'orpo': one of sigmoid, ipo, hinge, robust, apo_zero, apo_down"):
         dpo_loss(*PAIR, kind="orpo")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs both lengths"):
@@ -165,7 +165,7 @@ LOGPS_B, REF_B, UP_B = torch.tensor([-3.0, -3.0]), torch.tensor([-5.0, -5.0]), t
         ({"kl": 1.0, "kind": "apo_zero_unpaired"}, [0.2689414, 0.7310586]),  # 1 − σ(1), σ(1), whatever the KL
     ],
 )
-def test_thumbs_by_hand(options: dict[str, Any], losses: list[float]) -> None:
+def test_kto_by_hand(options: dict[str, Any], losses: list[float]) -> None:
     found = kto_loss(LOGPS_B, REF_B, UP_B, beta=0.5, **options)
     assert found.loss_B.tolist() == pytest.approx(losses, abs=1e-6)
     assert found.rewards_B.tolist() == [1.0, 1.0]
@@ -177,7 +177,7 @@ def test_thumbs_by_hand(options: dict[str, Any], losses: list[float]) -> None:
     kl=st.floats(-1, 3),
     beta=st.floats(0.05, 1),
 )
-def test_thumbs_agree_with_plain_python(kind: UnpairedKind, thumbs: Any, kl: float, beta: float) -> None:
+def test_kto_agrees_with_plain_python(kind: UnpairedKind, thumbs: Any, kl: float, beta: float) -> None:
     logps, refs, ups = zip(*thumbs, strict=True)
     logps_B = torch.tensor(logps, dtype=torch.float64, requires_grad=True)
     found = kto_loss(
@@ -202,7 +202,7 @@ def test_thumbs_agree_with_plain_python(kind: UnpairedKind, thumbs: Any, kl: flo
         assert found.rewards_B[i].item() == pytest.approx(beta * (logp - ref), abs=1e-12)
 
 
-def test_thumbs_may_be_ones_and_zeros_and_kl_is_a_constant() -> None:
+def test_kto_labels_may_be_numeric_and_kl_is_a_constant() -> None:
     kl = torch.tensor(1.0, requires_grad=True)
     logps_B = LOGPS_B.clone().requires_grad_()
     ref_B = REF_B.clone().requires_grad_()
@@ -214,7 +214,7 @@ def test_thumbs_may_be_ones_and_zeros_and_kl_is_a_constant() -> None:
     assert not found.rewards_B.requires_grad
 
 
-def test_thumbs_that_make_no_sense_are_refused() -> None:
+def test_invalid_kto_arguments_are_rejected() -> None:
     with pytest.raises(ValueError, match="'bco': one of kto, apo_zero_unpaired"):
         kto_loss(LOGPS_B, REF_B, UP_B, kind="bco")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"desirable_B \[1\]"):

@@ -6,14 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from alignment.functional import Platt, auc, bradley_terry_loss, calibration_error, platt, thumb_loss
+from alignment.functional import (
+    PlattScaling,
+    auc,
+    binary_feedback_loss,
+    bradley_terry_loss,
+    calibration_error,
+    fit_platt_scaling,
+)
 
 
 def f64(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, requires_grad=True)
 
 
-def test_a_pair_costs_the_log_of_how_improbable_its_order_was() -> None:
+def test_bradley_terry_loss_by_hand() -> None:
     chosen, rejected = f64(1.0, 0.0), f64(0.0, 2.0)
     loss = bradley_terry_loss(chosen, rejected)
     # log(1 + e^-1) = 0.31326…, log(1 + e^2) = 2.12692…
@@ -25,9 +32,9 @@ def test_a_pair_costs_the_log_of_how_improbable_its_order_was() -> None:
     assert rejected.grad.tolist() == pytest.approx([0.2689414214, 0.8807970780])
 
 
-def test_a_thumb_is_held_against_the_bias() -> None:
+def test_binary_feedback_loss_by_hand() -> None:
     scores, bias = f64(1.0, 1.0, 1.0), torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
-    loss = thumb_loss(scores, torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64), bias)
+    loss = binary_feedback_loss(scores, torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64), bias)
     up, down = math.log1p(math.exp(-0.5)), math.log1p(math.exp(0.5))  # −log σ(±(1 − 0.5))
     assert loss.tolist() == pytest.approx([up, down, (up + down) / 2])
     loss.sum().backward()
@@ -37,46 +44,46 @@ def test_a_thumb_is_held_against_the_bias() -> None:
     assert float(bias.grad) == pytest.approx(-float(scores.grad.sum()))
 
 
-def test_both_losses_have_the_gradient_that_differences_show() -> None:
+def test_gradients_equal_finite_differences() -> None:
     torch.manual_seed(0)
     one, other = (torch.randn(5, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert torch.autograd.gradcheck(bradley_terry_loss, (one, other))
     values = torch.tensor([1.0, -1.0, 0.5, -0.25, 0.0], dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda scores: thumb_loss(scores, values, 0.3), (one,))
+    assert torch.autograd.gradcheck(lambda scores: binary_feedback_loss(scores, values, 0.3), (one,))
 
 
-def test_shapes_that_do_not_match_are_refused() -> None:
-    for formula in (bradley_terry_loss, thumb_loss, calibration_error, auc):
+def test_mismatched_shapes_are_rejected() -> None:
+    for formula in (bradley_terry_loss, binary_feedback_loss, calibration_error, auc):
         with pytest.raises(ValueError, match="shapes do not match"):
             formula(torch.zeros(2), torch.zeros(3))
 
 
-def test_platt_finds_the_scale_and_shift_that_made_the_thumbs() -> None:
+def test_platt_scaling_recovers_scale_and_shift() -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(20_000, generator=generator, dtype=torch.float64) * 2
     up = torch.rand(20_000, generator=generator, dtype=torch.float64) < torch.sigmoid(0.5 * scores - 0.7)
     empty = torch.zeros(0)
-    found = platt(scores, 2.0 * up - 1.0, torch.ones(20_000), empty, empty)
-    assert found == pytest.approx(Platt(0.5, -0.7), abs=0.05)
+    found = fit_platt_scaling(scores, 2.0 * up - 1.0, torch.ones(20_000), empty, empty)
+    assert found == pytest.approx(PlattScaling(0.5, -0.7), abs=0.05)
 
 
-def test_of_pairs_platt_learns_the_scale_alone() -> None:
+def test_pairs_determine_the_scale_only() -> None:
     generator = torch.Generator().manual_seed(0)
     margins = torch.randn(20_000, generator=generator, dtype=torch.float64).abs()
     right = torch.rand(20_000, generator=generator, dtype=torch.float64) < torch.sigmoid(0.5 * margins)
     empty = torch.zeros(0)
-    found = platt(empty, empty, empty, torch.where(right, margins, -margins), torch.ones(20_000))
-    assert found == pytest.approx(Platt(0.5, 0.0), abs=0.05)
+    found = fit_platt_scaling(empty, empty, empty, torch.where(right, margins, -margins), torch.ones(20_000))
+    assert found == pytest.approx(PlattScaling(0.5, 0.0), abs=0.05)
 
 
-def test_without_words_platt_leaves_scores_as_they_are_and_with_few_it_stays_finite() -> None:
+def test_platt_scaling_is_identity_without_labels_and_finite_with_few() -> None:
     empty = torch.zeros(0)
-    assert platt(empty, empty, empty, empty, empty) == Platt(1.0, 0.0)
-    parted = platt(torch.tensor([-1.0, 1.0]), torch.tensor([-1.0, 1.0]), torch.ones(2), empty, empty)
+    assert fit_platt_scaling(empty, empty, empty, empty, empty) == PlattScaling(1.0, 0.0)
+    parted = fit_platt_scaling(torch.tensor([-1.0, 1.0]), torch.tensor([-1.0, 1.0]), torch.ones(2), empty, empty)
     assert 1.0 < parted.scale < 3.0 and parted.shift == pytest.approx(0.0)
 
 
-def test_the_error_of_calibration_is_the_mean_gap_of_its_bins() -> None:
+def test_calibration_error_by_hand() -> None:
     chances = torch.tensor([0.05, 0.05, 0.75, 0.75, 0.75, 0.75])
     values = torch.tensor([-1.0, 1.0, 1.0, 1.0, 1.0, -1.0])
     # bin 0: |0.05 − 0.5| of 2 words; bin 7: |0.75 − 0.75| of 4
@@ -85,7 +92,7 @@ def test_the_error_of_calibration_is_the_mean_gap_of_its_bins() -> None:
     assert calibration_error(chances, values, weights) == pytest.approx(0.8 / 8)
 
 
-def test_auc_counts_pairs_in_order_and_ties_half() -> None:
+def test_auc_by_hand() -> None:
     scores = torch.tensor([3.0, 1.0, 1.0, 0.0])
     assert auc(scores, torch.tensor([True, True, False, False])) == pytest.approx((2 + 1.5) / 4)
     assert auc(scores, torch.tensor([True, True, True, True])) is None

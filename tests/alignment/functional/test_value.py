@@ -40,20 +40,20 @@ def test_loss_and_gradient_agree_with_a_loop(batch: Tokens, clip: float) -> None
         lambda x_BT: value_loss(x_BT, old_BT, returns_BT, mask_BT, clip=clip, aggregation="token-sum").loss, values_BT
     )
     wanted = 0.0
-    for value, old, target, inside, gradient, clipped in rows(
+    for value, old, target, apply_mask, gradient, clipped in rows(
         values_BT, old_BT, returns_BT, mask_BT, gradient_BT, clipped_BT
     ):
-        bounded = min(max(value, old - clip), old + clip)
-        far = (bounded - target) ** 2 > (value - target) ** 2
-        if inside:
-            wanted += 0.5 * max((bounded - target) ** 2, (value - target) ** 2)
+        clamp_log_ratio = min(max(value, old - clip), old + clip)
+        far = (clamp_log_ratio - target) ** 2 > (value - target) ** 2
+        if apply_mask:
+            wanted += 0.5 * max((clamp_log_ratio - target) ** 2, (value - target) ** 2)
             assert gradient == pytest.approx(0.0 if far else value - target, abs=1e-12)
-        assert clipped == (far and inside)
+        assert clipped == (far and apply_mask)
     assert total.item() == pytest.approx(wanted, abs=1e-10)
 
 
 @given(batches())
-def test_no_token_within_the_clip_counts_as_clipped(batch: Tokens) -> None:
+def test_tokens_within_the_clip_are_not_marked(batch: Tokens) -> None:
     for dtype in (torch.float32, torch.float64):  # V − old and back again would differ in the last bit
         values_BT, old_BT, returns_BT, mask_BT = (
             x.to(dtype) for x in (batch.weights_BT, batch.rewards_BT, batch.advantages_BT, batch.mask_BT)
@@ -62,7 +62,7 @@ def test_no_token_within_the_clip_counts_as_clipped(batch: Tokens) -> None:
 
 
 @given(batches(), st.sampled_from(GARBAGE), st.sampled_from([None, 0.2]))
-def test_padding_content_never_matters(batch: Tokens, garbage: float, clip: float | None) -> None:
+def test_padding_content_does_not_matter(batch: Tokens, garbage: float, clip: float | None) -> None:
     def at(fill: float) -> tuple[Tensor, Tensor]:
         old_BT, returns_BT = (spoiled(x_BT, batch.mask_BT, -fill) for x_BT in (batch.old_BT, batch.rewards_BT))
         return with_gradient(
@@ -75,7 +75,7 @@ def test_padding_content_never_matters(batch: Tokens, garbage: float, clip: floa
 
 
 @given(batches(), st.integers(1, 4))
-def test_the_parts_of_a_minibatch_add_up(batch: Tokens, size: int) -> None:
+def test_micro_batches_add_up(batch: Tokens, size: int) -> None:
     inputs = (batch.logprobs_BT, batch.old_BT, batch.rewards_BT, batch.mask_BT)
     whole = value_loss(*inputs, clip=0.2)
     parts = [
@@ -94,7 +94,7 @@ def test_only_the_values_carry_gradient() -> None:
     assert returns_BT.grad is None
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     ones_BT = torch.ones(2, 3)
     with pytest.raises(ValueError, match="None turns it off"):
         value_loss(ones_BT, ones_BT, ones_BT, ones_BT, clip=0.0)

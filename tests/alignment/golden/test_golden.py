@@ -19,7 +19,7 @@ def _name(record: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=_name)
-def test_ours_is_what_the_peer_answered(record: dict[str, Any]) -> None:
+def test_result_equals_the_peers_recorded_result(record: dict[str, Any]) -> None:
     leaf = tuple(record["gradients"])
     case = Case(record["function"], record["title"], record["call"], (), record["settings"], leaf)
     batch = cast(batch_of(record["draw"]), torch.float64, leaf)
@@ -34,7 +34,7 @@ def test_ours_is_what_the_peer_answered(record: dict[str, Any]) -> None:
         assert distance(gradient, expected) <= record["bound"]
 
 
-def test_every_case_that_peers_share_is_frozen() -> None:
+def test_every_case_has_golden_records() -> None:
     """After a new or changed case: `.venv-parity/bin/python -m tests.parity.freeze`."""
     compared = {
         (case.call, case.title, f"{peer} {VERSIONS[peer]}", repr(_plain(case.settings)))

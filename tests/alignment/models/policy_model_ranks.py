@@ -1,4 +1,4 @@
-"""Run under torchrun by test_policy_ranks: every kind of policy under every hat, on as many ranks as there are."""
+"""Run under torchrun by test_policy_model_ranks: compute every kind of policy in every role on all ranks."""
 
 import sys
 from collections.abc import Iterable
@@ -12,13 +12,13 @@ from torch.distributed.tensor import DTensor
 
 from alignment.config.trainer import LoRAConfig, TrainerConfig
 from alignment.models import parallel
-from alignment.models.policy_model import PolicyModel, Rows
+from alignment.models.policy_model import ModelInputs, PolicyModel
 
 CPU = torch.device("cpu")
 NUM_ROWS = 5
-LOGITS_CHUNK = 1000  # three tokens' logits: the head is in use more than once a forward
+LOGITS_CHUNK = 1000  # the logits of three tokens: the head runs several times per forward pass
 LORA = LoRAConfig(rank=4, alpha=8)
-# Adapters or full weights, in which type, and whether layers are computed again on the way back.
+# LoRA or full weights, the dtype, and whether activation checkpointing is enabled.
 KINDS: list[tuple[LoRAConfig | None, str, bool]] = [
     (LORA, "float32", False),
     (LORA, "float32", True),
@@ -29,75 +29,75 @@ KINDS: list[tuple[LoRAConfig | None, str, bool]] = [
 ]
 
 
-def label(lora: LoRAConfig | None, dtype: str, again: bool) -> str:
-    return f"{'lora' if lora else 'full'}-{dtype}-{'recomputed' if again else 'kept'}"
+def label(lora: LoRAConfig | None, dtype: str, checkpointing: bool) -> str:
+    return f"{'lora' if lora else 'full'}-{dtype}-{'recomputed' if checkpointing else 'kept'}"
 
 
-def draw_rows(numbers: Iterable[int], num_tokens: int = 12) -> Rows:
-    """Row `number` is the same whatever stands beside it; its last tokens are wanted, one more from row to row."""
+def draw_inputs(numbers: Iterable[int], num_tokens: int = 12) -> ModelInputs:
+    """Return rows that depend on their number only; the number of scored tokens differs from row to row."""
     ids = [torch.randint(1, 256, (num_tokens,), generator=torch.Generator().manual_seed(n)) for n in numbers]
     ids_BT = torch.stack(ids)
-    wanted = [
+    scored = [
         (row, column) for row, n in enumerate(numbers) for column in range(num_tokens - 3 - n % 5, num_tokens - 1)
     ]
-    rows_N, columns_N = torch.tensor(wanted).T
+    rows_N, columns_N = torch.tensor(scored).T
     temperatures_N = 0.5 + 0.1 * columns_N
-    return Rows(ids_BT, rows_N, columns_N, ids_BT[rows_N, columns_N + 1], temperatures_N)
+    return ModelInputs(ids_BT, rows_N, columns_N, ids_BT[rows_N, columns_N + 1], temperatures_N)
 
 
-def dress(policy: PolicyModel) -> None:
-    """Give every hat weights of its own, the same for any number of ranks."""
-    for seed, hat in enumerate(policy.hats):
+def randomize_roles(policy: PolicyModel) -> None:
+    """Load random tensors into every role, the same for any number of ranks."""
+    for seed, role in enumerate(policy.roles):
         generator = torch.Generator().manual_seed(seed)
         tensors = {
             name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator)
-            for name, tensor in policy.fresh(hat, seed).items()
+            for name, tensor in policy.initial_tensors(role, seed).items()
         }
-        policy.wear(tensors, hat)
+        policy.load_adapter(tensors, role)
 
 
-def describe(policy: PolicyModel, rank: int, num_ranks: int) -> dict[str, Tensor]:
-    """What each hat says of this rank's rows, and the gradients of a loss over all rows, whole."""
-    rows = draw_rows(range(NUM_ROWS)[rank::num_ranks])
-    figures: dict[str, Tensor] = {}
-    for hat in policy.hats:
+def compute_outputs(policy: PolicyModel, rank: int, num_ranks: int) -> dict[str, Tensor]:
+    """Return each role's output for this rank's rows, and the full gradients of a loss over all rows."""
+    inputs = draw_inputs(range(NUM_ROWS)[rank::num_ranks])
+    outputs: dict[str, Tensor] = {}
+    for role in policy.roles:
         with torch.no_grad():
-            figures[f"{hat}/scored"] = policy(rows, hat)
-        said_N = policy(rows, hat)
-        figures[f"{hat}/said"] = said_N.detach()
-        if hat in ("actor", "critic"):
-            (said_N.sin().sum() * num_ranks).backward()  # FSDP averages over the ranks
-    for hat in policy.hats:
-        for name, tensor in policy.tensors(hat).items():
-            figures[f"{hat}/tensor/{name}"] = parallel.whole(tensor.detach()).clone()
+            outputs[f"{role}/without_grad"] = policy(inputs, role)
+        scores_N = policy(inputs, role)
+        outputs[f"{role}/with_grad"] = scores_N.detach()
+        if role in ("actor", "critic"):
+            (scores_N.sin().sum() * num_ranks).backward()  # FSDP averages over the ranks
+    for role in policy.roles:
+        for name, tensor in policy.role_parameters(role).items():
+            outputs[f"{role}/tensor/{name}"] = parallel.full_tensor(tensor.detach()).clone()
             if tensor.grad is not None:
-                figures[f"{hat}/gradient/{name}"] = parallel.whole(tensor.grad).clone()
-    return figures
+                outputs[f"{role}/gradient/{name}"] = parallel.full_tensor(tensor.grad).clone()
+    return outputs
 
 
 def main(base_model: str, directory: str) -> None:
-    rank, num_ranks = parallel.join(CPU)
-    for lora, dtype, again in KINDS:
+    rank, num_ranks = parallel.init_process_group(CPU)
+    for lora, dtype, checkpointing in KINDS:
         config = TrainerConfig(
-            lora=lora, dtype=dtype, gradient_checkpointing=again, logits_chunk=LOGITS_CHUNK, device="cpu"
+            lora=lora, dtype=dtype, gradient_checkpointing=checkpointing, logits_chunk=LOGITS_CHUNK, device="cpu"
         )
         policy = PolicyModel(Path(base_model), config, CPU, critic=True, anchor=lora is not None)
         policy.shard(CPU)
-        dress(policy)
-        figures = describe(policy, rank, num_ranks)
+        randomize_roles(policy)
+        outputs = compute_outputs(policy, rank, num_ranks)
         if num_ranks > 1:
-            trunks = [trunk for trunk in (policy.trunk, policy.frozen) if trunk is not None]
-            assert all(isinstance(layer, FSDPModule) for trunk in trunks for layer in trunk.layers)
+            models = [model for model in (policy.base_lm, policy.reference_lm) if model is not None]
+            assert all(isinstance(layer, FSDPModule) for model in models for layer in model.layers)
             assert all(isinstance(parameter, DTensor) for parameter in policy.parameters())
-        save_file(figures, Path(directory) / f"{label(lora, dtype, again)}-{rank}.safetensors")
+        save_file(outputs, Path(directory) / f"{label(lora, dtype, checkpointing)}-{rank}.safetensors")
 
-        # Weights that change between two forwards are seen by the second, whatever copies FSDP keeps of the first.
+        # The second forward pass must use changed weights, although FSDP keeps copies from the first.
         with torch.no_grad():
-            rows = draw_rows(range(NUM_ROWS))
-            policy(rows)
-            policy.wear(policy.fresh("actor", 0))
-            torch.testing.assert_close(policy(rows), policy(rows, "reference"), rtol=0, atol=0)
-    parallel.leave()
+            inputs = draw_inputs(range(NUM_ROWS))
+            policy(inputs)
+            policy.load_adapter(policy.initial_tensors("actor", 0))
+            torch.testing.assert_close(policy(inputs), policy(inputs, "reference"), rtol=0, atol=0)
+    parallel.exit_process()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whatever is laid out as Llama and Qwen are gives transformers' own log-probs; what is not is refused."""
+"""Supported architectures give the log-probs of transformers; other architectures are rejected."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from alignment.config.trainer import LoRAConfig, TrainerConfig
-from alignment.models.policy_model import PolicyModel, Rows
-from tests.alignment.models.policy_model_ranks import dress
+from alignment.models.policy_model import ModelInputs, PolicyModel
+from tests.alignment.models.policy_model_ranks import randomize_roles
 from tests.alignment.models.test_roles import transformers_logprobs
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ SIZES = {
     "eos_token_id": 0,
     "pad_token_id": None,
 }
-# Name of the architecture, settings of its own, and whether its rows may have a mask of their own.
+# The architecture, its settings, and whether it supports an explicit attention mask.
 FAMILIES = [
     ("Llama", {}, True),
     ("Llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}, True),
@@ -49,54 +49,58 @@ def make(directory: Path, family: str, settings: dict[str, object]) -> Path:
 
 
 @pytest.mark.parametrize(("family", "settings", "masks"), FAMILIES)
-def test_logprobs_are_those_of_transformers(
-    tmp_path: Path, rows: Rows, family: str, settings: dict[str, object], masks: bool
+def test_logprobs_match_transformers(
+    tmp_path: Path, inputs: ModelInputs, family: str, settings: dict[str, object], masks: bool
 ) -> None:
     base = make(tmp_path / "base", family, settings)
     model = AutoModelForCausalLM.from_pretrained(base)
     adapted = PolicyModel(base, TrainerConfig(lora=LoRAConfig()), CPU)
     full = PolicyModel(base, TrainerConfig(lora=None, gradient_checkpointing=True), CPU, reference=False)
-    for policy, hat in ((adapted, "reference"), (adapted, "actor"), (full, "actor")):
-        torch.testing.assert_close(policy(rows, hat).detach(), transformers_logprobs(model, rows), atol=1e-5, rtol=0)
-    assert adapted.masks_allowed == masks
-    dress(adapted)
-    assert not torch.allclose(adapted(rows, "actor"), adapted(rows, "reference"), atol=1e-3)
+    for policy, role in ((adapted, "reference"), (adapted, "actor"), (full, "actor")):
+        torch.testing.assert_close(
+            policy(inputs, role).detach(), transformers_logprobs(model, inputs), atol=1e-5, rtol=0
+        )
+    assert adapted.supports_attention_mask == masks
+    randomize_roles(adapted)
+    assert not torch.allclose(adapted(inputs, "actor"), adapted(inputs, "reference"), atol=1e-3)
 
 
-def fork(rows: Rows) -> tuple[Rows, Rows]:
-    """Two continuations of one beginning: as one row that is a tree, and as two rows."""
-    stem, left, right = rows.ids_BT[0, :4], rows.ids_BT[1, :3], rows.ids_BT[2, :3]
-    ids_BT = torch.stack([torch.cat([stem, left]), torch.cat([stem, right])])
+def fork(inputs: ModelInputs) -> tuple[ModelInputs, ModelInputs]:
+    """Return two continuations of one prefix: as one row with branches, and as two rows."""
+    prefix, left, right = inputs.input_ids_BT[0, :4], inputs.input_ids_BT[1, :3], inputs.input_ids_BT[2, :3]
+    ids_BT = torch.stack([torch.cat([prefix, left]), torch.cat([prefix, right])])
     rows_N, columns_N = torch.tensor([0, 0, 1, 1]), torch.tensor([4, 5, 4, 5])
-    apart = Rows(ids_BT, rows_N, columns_N, ids_BT[rows_N, columns_N + 1], torch.ones(4))
+    separate = ModelInputs(ids_BT, rows_N, columns_N, ids_BT[rows_N, columns_N + 1], torch.ones(4))
     mask = torch.ones(10, 10, dtype=torch.bool).tril()
-    mask[7:, 4:7] = False  # the right branch does not see the left one
-    tree = Rows(
-        torch.cat([stem, left, right])[None],
+    mask[7:, 4:7] = False  # the right branch does not attend to the left one
+    tree = ModelInputs(
+        torch.cat([prefix, left, right])[None],
         torch.zeros(4, dtype=torch.long),
         torch.tensor([4, 5, 7, 8]),
-        apart.targets_N,
+        separate.targets_N,
         torch.ones(4),
         mask[None, None],
         torch.tensor([[0, 1, 2, 3, 4, 5, 6, 4, 5, 6]]),
     )
-    return tree, apart
+    return tree, separate
 
 
-@pytest.mark.parametrize(("family", "settings"), [(family, own) for family, own, masks in FAMILIES if masks])
-def test_a_row_may_be_a_tree(tmp_path: Path, rows: Rows, family: str, settings: dict[str, object]) -> None:
+@pytest.mark.parametrize(("family", "settings"), [(family, settings) for family, settings, masks in FAMILIES if masks])
+def test_prefix_tree_row_matches_separate_rows(
+    tmp_path: Path, inputs: ModelInputs, family: str, settings: dict[str, object]
+) -> None:
     policy = PolicyModel(make(tmp_path, family, settings), TrainerConfig(), CPU)
-    dress(policy)
-    tree, apart = fork(rows)
-    torch.testing.assert_close(policy(tree), policy(apart), atol=1e-5, rtol=0)
-    astray = tree._replace(positions_BT=None)
-    assert not torch.allclose(policy(astray), policy(apart), atol=1e-3)
+    randomize_roles(policy)
+    tree, separate = fork(inputs)
+    torch.testing.assert_close(policy(tree), policy(separate), atol=1e-5, rtol=0)
+    wrong_positions = tree._replace(position_ids_BT=None)
+    assert not torch.allclose(policy(wrong_positions), policy(separate), atol=1e-3)
 
 
-def test_a_tree_is_refused_where_layers_look_at_a_window(tmp_path: Path, rows: Rows) -> None:
+def test_prefix_tree_is_rejected_for_sliding_window_layers(tmp_path: Path, inputs: ModelInputs) -> None:
     policy = PolicyModel(make(tmp_path, "Mistral", {"sliding_window": 4}), TrainerConfig(), CPU)
     with pytest.raises(ValueError, match="window"):
-        policy(fork(rows)[0])
+        policy(fork(inputs)[0])
 
 
 @pytest.mark.parametrize(
@@ -104,10 +108,10 @@ def test_a_tree_is_refused_where_layers_look_at_a_window(tmp_path: Path, rows: R
     [
         ("Gemma2", {"final_logit_softcapping": 1.0}, "not those of its head"),
         ("Granite", {"logits_scaling": 3.0}, "not those of its head"),
-        ("GPT2", {}, "not laid out"),
+        ("GPT2", {}, "must have a list of layers"),
     ],
 )
-def test_a_model_that_would_be_computed_wrongly_is_refused(
+def test_unsupported_architecture_is_rejected(
     tmp_path: Path, family: str, settings: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):

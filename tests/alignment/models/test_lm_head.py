@@ -1,4 +1,4 @@
-"""Log-probs a chunk at a time: the same numbers, and never all logits in memory."""
+"""Chunked log-probs equal unchunked ones, and never hold all logits in memory."""
 
 import os
 import subprocess
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from alignment.models.lm_head import logprobs_of
+from alignment.models.lm_head import compute_logprobs
 
 N, D, V = 13, 8, 32
-CHUNKS = [1, V, 3 * V + 5, N * V - 1, N * V]  # one row at a time, uneven rows, all but one row, all at once
+CHUNKS = [1, V, 3 * V + 5, N * V - 1, N * V]  # one token per chunk, uneven chunks, all tokens but one, all tokens
 
 
 def problem(dtype: torch.dtype = torch.float32, *, frozen: bool) -> tuple[Tensor, nn.Linear, Tensor, Tensor]:
@@ -39,12 +39,12 @@ def gradients(logprobs_N: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
-def test_values_and_gradients_are_those_of_all_logits_at_once(
+def test_logprobs_and_gradients_match_unchunked_computation(
     chunk: int, frozen: bool, dtype: torch.dtype, near: float
 ) -> None:
     hidden_ND, head, *rest = problem(dtype, frozen=frozen)
     learned = [hidden_ND, *(parameter for parameter in head.parameters() if parameter.requires_grad)]
-    found_N, wanted_N = logprobs_of(hidden_ND, head, *rest, chunk), plain(hidden_ND, head, *rest)
+    found_N, wanted_N = compute_logprobs(hidden_ND, head, *rest, chunk), plain(hidden_ND, head, *rest)
     assert found_N.dtype == torch.float32
     torch.testing.assert_close(found_N, wanted_N, atol=1e-6, rtol=0)
     for one, other in zip(gradients(found_N, *learned), gradients(wanted_N, *learned), strict=True):
@@ -54,47 +54,47 @@ def test_values_and_gradients_are_those_of_all_logits_at_once(
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("frozen", [True, False])
-def test_gradients_are_those_of_finite_differences(chunk: int, frozen: bool) -> None:
+def test_gradients_match_finite_differences(chunk: int, frozen: bool) -> None:
     hidden_ND, head, *rest = problem(torch.float64, frozen=frozen)
 
     def of(hidden: Tensor, weight: Tensor) -> Tensor:
         if not frozen:
             head.weight = nn.Parameter(weight)
-        return logprobs_of(hidden, head, *rest, chunk)
+        return compute_logprobs(hidden, head, *rest, chunk)
 
     if frozen:
         assert torch.autograd.gradcheck(lambda hidden: of(hidden, head.weight), (hidden_ND,))
     else:
         wanted = gradients(plain(hidden_ND, head, *rest), head.weight)
-        torch.testing.assert_close(gradients(logprobs_of(hidden_ND, head, *rest, chunk), head.weight), wanted)
+        torch.testing.assert_close(gradients(compute_logprobs(hidden_ND, head, *rest, chunk), head.weight), wanted)
         assert torch.autograd.gradcheck(lambda hidden: of(hidden, head.weight), (hidden_ND,))
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("frozen", [True, False])
-def test_without_gradients_the_bits_are_the_same(chunk: int, frozen: bool) -> None:
+def test_logprobs_without_gradients_are_bit_identical(chunk: int, frozen: bool) -> None:
     hidden_ND, head, *rest = problem(frozen=frozen)
     with torch.no_grad():
-        before_N = logprobs_of(hidden_ND, head, *rest, chunk)
-    assert torch.equal(logprobs_of(hidden_ND, head, *rest, chunk), before_N)
+        before_N = compute_logprobs(hidden_ND, head, *rest, chunk)
+    assert torch.equal(compute_logprobs(hidden_ND, head, *rest, chunk), before_N)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_head_that_learns_and_its_frozen_copy_say_the_same_bits(dtype: torch.dtype) -> None:
+def test_trainable_and_frozen_heads_give_identical_bits(dtype: torch.dtype) -> None:
     for chunk in CHUNKS:
-        learning, frozen = (logprobs_of(*problem(dtype, frozen=frozen), chunk) for frozen in (False, True))
+        learning, frozen = (compute_logprobs(*problem(dtype, frozen=frozen), chunk) for frozen in (False, True))
         assert torch.equal(learning, frozen)
 
 
-def test_a_second_way_back_finds_the_same_gradient() -> None:
+def test_second_backward_gives_the_same_gradient() -> None:
     hidden_ND, head, *rest = problem(frozen=False)
-    logprobs_N = logprobs_of(hidden_ND, head, *rest, N * V)
+    logprobs_N = compute_logprobs(hidden_ND, head, *rest, N * V)
     first, second = (torch.autograd.grad(logprobs_N.sum(), head.weight, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_no_more_logits_than_a_chunk_are_made_or_kept(frozen: bool) -> None:
+def test_at_most_one_chunk_of_logits_is_created_or_saved(frozen: bool) -> None:
     chunk, made, kept = 3 * V + 5, [], []
     hidden_ND, head, *rest = problem(frozen=frozen)
     head.register_forward_hook(lambda _module, _inputs, output: made.append(output.numel()))
@@ -104,41 +104,43 @@ def test_no_more_logits_than_a_chunk_are_made_or_kept(frozen: bool) -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logprobs_N = logprobs_of(hidden_ND, head, *rest, chunk)
+        logprobs_N = compute_logprobs(hidden_ND, head, *rest, chunk)
     forward = len(made)
     logprobs_N.sum().backward()
     assert max(made) == 3 * V
     assert max(kept) <= max(N * D, V * D)
     assert sum(made[:forward]) == N * V
-    assert sum(made[forward:]) == (0 if frozen else N * V)  # computed again only where the weight's gradient needs it
+    assert sum(made[forward:]) == (0 if frozen else N * V)  # recomputed only if the weight needs a gradient
 
 
-def test_a_head_that_shares_its_weight_with_the_embedding_learns_from_both() -> None:
+def test_tied_head_accumulates_gradients_of_head_and_embedding() -> None:
     def learned(chunk: int) -> Tensor:
         torch.manual_seed(0)
         embedding, head = nn.Embedding(V, D), nn.Linear(D, V, bias=False)
         head.weight = embedding.weight
-        logprobs_of(embedding(torch.arange(N)).tanh(), head, torch.arange(N), torch.ones(N), chunk).sum().backward()
+        compute_logprobs(
+            embedding(torch.arange(N)).tanh(), head, torch.arange(N), torch.ones(N), chunk
+        ).sum().backward()
         assert embedding.weight.grad is not None
         return embedding.weight.grad
 
     torch.testing.assert_close(learned(chunk=2 * V), learned(chunk=N * V), atol=1e-6, rtol=0)
 
 
-def test_no_tokens_are_no_logprobs() -> None:
+def test_empty_input_gives_empty_logprobs() -> None:
     _, head, *_ = problem(frozen=True)
-    assert logprobs_of(torch.empty(0, D), head, torch.empty(0, dtype=torch.long), torch.empty(0), 1).shape == (0,)
+    assert compute_logprobs(torch.empty(0, D), head, torch.empty(0, dtype=torch.long), torch.empty(0), 1).shape == (0,)
 
 
 class Root(nn.Module):
-    """What FSDP gathers: the head is read within its forward."""
+    """A module for FSDP to gather: the head is used within its forward pass."""
 
     def __init__(self, head: nn.Linear, chunk: int) -> None:
         super().__init__()
         self.head, self.chunk = head, chunk
 
     def forward(self, hidden_ND: Tensor, targets_N: Tensor, temperatures_N: Tensor) -> Tensor:
-        return logprobs_of(hidden_ND, self.head, targets_N, temperatures_N, self.chunk)
+        return compute_logprobs(hidden_ND, self.head, targets_N, temperatures_N, self.chunk)
 
 
 @pytest.fixture
@@ -150,7 +152,7 @@ def group_of_one() -> Iterator[None]:
 
 @pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("frozen", [True, False])
-def test_a_head_in_shards_learns_the_same(frozen: bool) -> None:
+def test_sharded_head_gets_the_same_gradient(frozen: bool) -> None:
     hidden_ND, head, *rest = problem(frozen=frozen)
     learned = [hidden_ND, *(parameter for parameter in head.parameters() if parameter.requires_grad)]
     wanted = gradients(plain(hidden_ND, head, *rest), *learned)
@@ -165,35 +167,35 @@ PEAK = """
 import re, sys, torch
 from pathlib import Path
 from torch import nn
-from alignment.models.lm_head import logprobs_of
+from alignment.models.lm_head import compute_logprobs
 
-def peak():  # not rusage, which a child takes over from its parent
+def peak():  # not rusage, which a child inherits from its parent
     return int(re.search("VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 torch.set_num_threads(1)
 head = nn.Linear(32, 16384, bias=False).requires_grad_(False)
 hidden = torch.randn(2048, 32, requires_grad=True)
 before = peak()
-logprobs_of(hidden, head, torch.zeros(2048, dtype=torch.long), torch.ones(2048), int(sys.argv[1])).sum().backward()
+compute_logprobs(hidden, head, torch.zeros(2048, dtype=torch.long), torch.ones(2048), int(sys.argv[1])).sum().backward()
 print(peak() - before)
 """
 
 
 def peak(chunk: int) -> int:
-    """Bytes that a forward and a backward over 128 MiB of logits add to a process."""
+    """Return the bytes that a forward and backward pass over 128 MiB of logits add to a process."""
     done = subprocess.run(
         [sys.executable, "-c", PEAK, str(chunk)],
         check=True,
         capture_output=True,
         timeout=300,
-        # What is freed is to be given back at once, or this measures the holes that malloc leaves.
+        # Freed memory must return to the system at once, or this measures the fragmentation of malloc.
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "MALLOC_MMAP_THRESHOLD_": "65536"},
     )
     return int(done.stdout) * 1024
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not say how much memory it uses")
-def test_memory_follows_the_chunk() -> None:
+def test_peak_memory_depends_on_chunk_size() -> None:
     logits = 2048 * 16384 * 4
-    assert logits < peak(chunk=2048 * 16384) < 1.7 * logits  # nor are there several tensors of that size
+    assert logits < peak(chunk=2048 * 16384) < 1.7 * logits  # there is at most one tensor of that size
     assert peak(chunk=1 << 20) < 0.6 * logits

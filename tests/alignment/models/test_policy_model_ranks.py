@@ -1,4 +1,4 @@
-"""More ranks, the same policy: what FSDP computes over gloo against one process, for every hat."""
+"""FSDP over gloo computes the same as one process, for every role."""
 
 import os
 import subprocess
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from alignment.config.trainer import LoRAConfig
 from alignment.models.policy_model import PolicyModel
-from tests.alignment.models.policy_model_ranks import KINDS, NUM_ROWS, describe, draw_rows, label
+from tests.alignment.models.policy_model_ranks import KINDS, NUM_ROWS, compute_outputs, draw_inputs, label
 
-# Gradients are sums over the ranks' rows; cut differently, those in bfloat16 agree to a few of its 8 bits.
-SAID = {"float32": {"atol": 1e-5, "rtol": 0}, "bfloat16": {"atol": 1e-3, "rtol": 0}}
+# Gradients are sums over the ranks' rows; in bfloat16 a different order of summation changes a few of the 8 bits.
+FORWARD = {"float32": {"atol": 1e-5, "rtol": 0}, "bfloat16": {"atol": 1e-3, "rtol": 0}}
 GRADIENT = {"float32": {"atol": 1e-5, "rtol": 1e-5}, "bfloat16": {"atol": 0.05, "rtol": 0.05}}
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
 def ranks(request: pytest.FixtureRequest, base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Files with what each rank computed, by kind of policy."""
+    """Return, for each rank, the path prefix of the files with its outputs."""
     directory = tmp_path_factory.mktemp("ranks")
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={request.param}", "--standalone"]
     subprocess.run(
@@ -34,27 +34,27 @@ def ranks(request: pytest.FixtureRequest, base_model: Path, tmp_path_factory: py
     return [directory / str(rank) for rank in range(request.param)]
 
 
-@pytest.mark.parametrize(("lora", "dtype", "again"), KINDS, ids=[label(*kind) for kind in KINDS])
-def test_any_number_of_ranks_computes_the_same(
-    ranks: list[Path], build: Callable[..., PolicyModel], lora: LoRAConfig | None, dtype: str, again: bool
+@pytest.mark.parametrize(("lora", "dtype", "checkpointing"), KINDS, ids=[label(*kind) for kind in KINDS])
+def test_results_do_not_depend_on_number_of_ranks(
+    ranks: list[Path], build: Callable[..., PolicyModel], lora: LoRAConfig | None, dtype: str, checkpointing: bool
 ) -> None:
-    alone = describe(build(lora, dtype=dtype, gradient_checkpointing=again), 0, 1)
-    each = [load_file(path.parent / f"{label(lora, dtype, again)}-{path.name}.safetensors") for path in ranks]
-    for name, wanted in alone.items():
-        if name.endswith(("/scored", "/said")):
-            torch.testing.assert_close(_together([figures[name] for figures in each]), wanted, **SAID[dtype])
+    alone = compute_outputs(build(lora, dtype=dtype, gradient_checkpointing=checkpointing), 0, 1)
+    each = [load_file(path.parent / f"{label(lora, dtype, checkpointing)}-{path.name}.safetensors") for path in ranks]
+    for name, expected in alone.items():
+        if name.endswith(("/without_grad", "/with_grad")):
+            torch.testing.assert_close(_merge_rows([outputs[name] for outputs in each]), expected, **FORWARD[dtype])
             continue
         close = GRADIENT[dtype] if "/gradient/" in name else {"atol": 0, "rtol": 0}
-        scale = 1.0 if dtype == "float32" else wanted.abs().max().clamp(min=1.0)
-        for figures in each:
-            torch.testing.assert_close(figures[name] / scale, wanted / scale, **close)
-    assert all(figures.keys() == alone.keys() for figures in each)
+        scale = 1.0 if dtype == "float32" else expected.abs().max().clamp(min=1.0)
+        for outputs in each:
+            torch.testing.assert_close(outputs[name] / scale, expected / scale, **close)
+    assert all(outputs.keys() == alone.keys() for outputs in each)
 
 
-def _together(parts: list[Tensor]) -> Tensor:
-    """What the ranks said of their rows, in the order of all rows."""
+def _merge_rows(parts: list[Tensor]) -> Tensor:
+    """Return the ranks' outputs in the order of all rows."""
     split = [
-        list(part.split(draw_rows(range(NUM_ROWS)[rank :: len(parts)]).rows_N.bincount().tolist()))
+        list(part.split(draw_inputs(range(NUM_ROWS)[rank :: len(parts)]).rows_N.bincount().tolist()))
         for rank, part in enumerate(parts)
     ]
     return torch.cat([split[row % len(parts)][row // len(parts)] for row in range(NUM_ROWS)])

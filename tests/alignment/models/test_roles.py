@@ -1,4 +1,4 @@
-"""Every hat is what it claims to be, and none disturbs another."""
+"""Every model role computes what it should, and no role changes another."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from alignment.config.trainer import LoRAConfig, TrainerConfig
 from alignment.errors import DamagedAdapter
-from alignment.models.policy_model import ModelRole, PolicyModel, Rows
+from alignment.models.policy_model import ModelInputs, ModelRole, PolicyModel
 from tests.alignment.models.policy_model_ranks import LORA
 
 Build = Callable[..., PolicyModel]
@@ -20,153 +20,157 @@ EXACT = {"atol": 0, "rtol": 0}
 both = pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
 
 
-def transformers_logprobs(model: PreTrainedModel, rows: Rows) -> Tensor:
+def transformers_logprobs(model: PreTrainedModel, inputs: ModelInputs) -> Tensor:
     with torch.no_grad():
-        logits_NV = model(rows.ids_BT).logits[rows.rows_N, rows.columns_N] / rows.temperatures_N[:, None]
-    return logits_NV.log_softmax(-1).gather(-1, rows.targets_N[:, None])[:, 0]
+        logits_NV = model(inputs.input_ids_BT).logits[inputs.rows_N, inputs.columns_N] / inputs.temperatures_N[:, None]
+    return logits_NV.log_softmax(-1).gather(-1, inputs.targets_N[:, None])[:, 0]
 
 
-def said(policy: PolicyModel, rows: Rows, hat: ModelRole) -> Tensor:
+def compute(policy: PolicyModel, inputs: ModelInputs, role: ModelRole) -> Tensor:
     with torch.no_grad():
-        return policy(rows, hat)
+        return policy(inputs, role)
 
 
 @both
-def test_the_reference_is_the_base_model_while_the_actor_moves(
-    build: Build, base_model: Path, rows: Rows, lora: LoRAConfig | None
+def test_reference_is_the_base_model_while_the_actor_changes(
+    build: Build, base_model: Path, inputs: ModelInputs, lora: LoRAConfig | None
 ) -> None:
     policy = build(lora)
-    before = said(policy, rows, "reference")
-    optimizer = torch.optim.SGD(policy.tensors("actor").values(), lr=0.1)
-    actor = policy(rows, "actor")
+    before = compute(policy, inputs, "reference")
+    optimizer = torch.optim.SGD(policy.role_parameters("actor").values(), lr=0.1)
+    actor = policy(inputs, "actor")
     actor.sum().backward()
     optimizer.step()
-    assert not torch.allclose(said(policy, rows, "actor"), actor)
-    torch.testing.assert_close(said(policy, rows, "reference"), before, **EXACT)
+    assert not torch.allclose(compute(policy, inputs, "actor"), actor)
+    torch.testing.assert_close(compute(policy, inputs, "reference"), before, **EXACT)
     base = AutoModelForCausalLM.from_pretrained(base_model)
-    torch.testing.assert_close(before, transformers_logprobs(base, rows), atol=1e-5, rtol=0)
+    torch.testing.assert_close(before, transformers_logprobs(base, inputs), atol=1e-5, rtol=0)
 
 
 @both
-def test_a_fresh_actor_says_what_the_reference_says_and_a_fresh_critic_nothing(
-    build: Build, rows: Rows, lora: LoRAConfig | None
+def test_untrained_actor_equals_reference_and_untrained_critic_is_zero(
+    build: Build, inputs: ModelInputs, lora: LoRAConfig | None
 ) -> None:
     policy = build(lora)
-    policy.wear(policy.fresh("actor", 3), "actor")
-    policy.wear(policy.fresh("critic", 3), "critic")
-    torch.testing.assert_close(said(policy, rows, "actor"), said(policy, rows, "reference"), **EXACT)
-    assert not said(policy, rows, "critic").any()
+    policy.load_adapter(policy.initial_tensors("actor", 3), "actor")
+    policy.load_adapter(policy.initial_tensors("critic", 3), "critic")
+    torch.testing.assert_close(compute(policy, inputs, "actor"), compute(policy, inputs, "reference"), **EXACT)
+    assert not compute(policy, inputs, "critic").any()
 
 
-def test_the_actor_says_what_peft_would_say(build: Build, base_model: Path, rows: Rows) -> None:
+def test_actor_logprobs_match_peft(build: Build, base_model: Path, inputs: ModelInputs) -> None:
     policy = build()
     config = LoraConfig(r=LORA.rank, lora_alpha=LORA.alpha, target_modules=list(LORA.target_modules))
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base_model), config)
-    set_peft_model_state_dict(model, {name: tensor.detach() for name, tensor in policy.tensors("actor").items()})
-    torch.testing.assert_close(said(policy, rows, "actor"), transformers_logprobs(model, rows), atol=1e-5, rtol=0)
+    set_peft_model_state_dict(
+        model, {name: tensor.detach() for name, tensor in policy.role_parameters("actor").items()}
+    )
+    torch.testing.assert_close(
+        compute(policy, inputs, "actor"), transformers_logprobs(model, inputs), atol=1e-5, rtol=0
+    )
 
 
 @both
-@pytest.mark.parametrize(("learns", "rests"), [("actor", "critic"), ("critic", "actor")])
-def test_actor_and_critic_leave_each_other_s_gradient_alone(
-    build: Build, rows: Rows, lora: LoRAConfig | None, learns: ModelRole, rests: ModelRole
+@pytest.mark.parametrize(("trained", "untouched"), [("actor", "critic"), ("critic", "actor")])
+def test_actor_and_critic_losses_do_not_touch_each_others_gradients(
+    build: Build, inputs: ModelInputs, lora: LoRAConfig | None, trained: ModelRole, untouched: ModelRole
 ) -> None:
     policy = build(lora)
-    policy(rows, learns).sin().sum().backward()
-    assert all(tensor.grad is not None and tensor.grad.any() for tensor in policy.tensors(learns).values())
-    assert all(tensor.grad is None for tensor in policy.tensors(rests).values())
+    policy(inputs, trained).sin().sum().backward()
+    assert all(tensor.grad is not None and tensor.grad.any() for tensor in policy.role_parameters(trained).values())
+    assert all(tensor.grad is None for tensor in policy.role_parameters(untouched).values())
 
 
-def test_who_is_trained_never_changes(build: Build, rows: Rows) -> None:
+def test_requires_grad_never_changes(build: Build, inputs: ModelInputs) -> None:
     policy = build()
 
-    def trained() -> dict[str, bool]:
+    def trainable() -> dict[str, bool]:
         return {name: parameter.requires_grad for name, parameter in policy.named_parameters()}
 
-    before = trained()
-    for hat in policy.hats:
-        policy(rows, hat)
-        assert trained() == before
+    before = trainable()
+    for role in policy.roles:
+        policy(inputs, role)
+        assert trainable() == before
     assert {name for name, on in before.items() if on} == {
         name for name in before if name.endswith((".actor", ".critic", "value_head.weight"))
     }
 
 
 @both
-def test_a_hat_wears_what_it_is_given_and_no_other_hat_notices(
-    build: Build, rows: Rows, lora: LoRAConfig | None
+def test_loading_one_role_does_not_change_other_roles(
+    build: Build, inputs: ModelInputs, lora: LoRAConfig | None
 ) -> None:
     policy = build(lora)
-    for hat in (hat for hat in policy.hats if hat != "reference"):
-        before = {other: said(policy, rows, other) for other in policy.hats}
-        given = {name: tensor.detach() * 1.5 for name, tensor in policy.tensors(hat).items()}
-        policy.wear(given, hat)
-        for name, tensor in policy.tensors(hat).items():
-            torch.testing.assert_close(tensor.detach(), given[name], **EXACT)
-        # The critic of full weights reads the actor's hidden states; nobody else shares anything.
-        moved = {hat, "critic"} if lora is None and hat == "actor" else {hat}
-        assert {other for other in before if not torch.equal(said(policy, rows, other), before[other])} == moved
+    for role in (role for role in policy.roles if role != "reference"):
+        before = {other: compute(policy, inputs, other) for other in policy.roles}
+        tensors = {name: tensor.detach() * 1.5 for name, tensor in policy.role_parameters(role).items()}
+        policy.load_adapter(tensors, role)
+        for name, tensor in policy.role_parameters(role).items():
+            torch.testing.assert_close(tensor.detach(), tensors[name], **EXACT)
+        # With full weights the critic reads the actor's hidden states; other roles share nothing.
+        changed = {role, "critic"} if lora is None and role == "actor" else {role}
+        assert {other for other in before if not torch.equal(compute(policy, inputs, other), before[other])} == changed
 
 
-def test_the_anchor_in_the_actor_s_adapter_is_the_actor_and_stays_when_the_actor_leaves(
-    build: Build, rows: Rows
-) -> None:
+def test_anchor_keeps_the_actors_adapter_when_the_actor_changes(build: Build, inputs: ModelInputs) -> None:
     policy = build()
-    policy.wear({name: tensor.detach() for name, tensor in policy.tensors("actor").items()}, "anchor")
-    serving = said(policy, rows, "actor")
-    torch.testing.assert_close(said(policy, rows, "anchor"), serving, **EXACT)
-    policy.wear(policy.fresh("actor", 0), "actor")
-    torch.testing.assert_close(said(policy, rows, "anchor"), serving, **EXACT)
-    assert not policy(rows, "anchor").requires_grad
+    policy.load_adapter({name: tensor.detach() for name, tensor in policy.role_parameters("actor").items()}, "anchor")
+    serving = compute(policy, inputs, "actor")
+    torch.testing.assert_close(compute(policy, inputs, "anchor"), serving, **EXACT)
+    policy.load_adapter(policy.initial_tensors("actor", 0), "actor")
+    torch.testing.assert_close(compute(policy, inputs, "anchor"), serving, **EXACT)
+    assert not policy(inputs, "anchor").requires_grad
 
 
 @both
-def test_scoring_and_learning_see_the_same_bits(build: Build, rows: Rows, lora: LoRAConfig | None) -> None:
+def test_logprobs_with_and_without_gradients_are_bit_identical(
+    build: Build, inputs: ModelInputs, lora: LoRAConfig | None
+) -> None:
     policy = build(lora)
-    for hat in policy.hats:
-        torch.testing.assert_close(policy(rows, hat).detach(), said(policy, rows, hat), **EXACT)
+    for role in policy.roles:
+        torch.testing.assert_close(policy(inputs, role).detach(), compute(policy, inputs, role), **EXACT)
 
 
-@pytest.mark.parametrize("damage", ["lacks", "has more", "is of another shape"])
-def test_tensors_that_do_not_fit_are_refused_and_nothing_is_worn(build: Build, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["missing tensor", "additional tensor", "wrong shape"])
+def test_mismatched_tensors_are_rejected_without_changes(build: Build, damage: str) -> None:
     policy = build()
-    name = next(iter(policy.tensors("actor")))
-    tensors = policy.fresh("actor", 0)
-    if damage == "lacks":
+    name = next(iter(policy.role_parameters("actor")))
+    tensors = policy.initial_tensors("actor", 0)
+    if damage == "missing tensor":
         del tensors[name]
-    elif damage == "has more":
+    elif damage == "additional tensor":
         tensors["lm_head.weight"] = torch.zeros(1)
     else:
         tensors[name] = tensors[name][:1]  # would broadcast
-    before = {name: tensor.detach().clone() for name, tensor in policy.tensors("actor").items()}
-    with pytest.raises(DamagedAdapter, match=r"The actor takes"):
-        policy.wear(tensors)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.tensors("actor").items())
+    before = {name: tensor.detach().clone() for name, tensor in policy.role_parameters("actor").items()}
+    with pytest.raises(DamagedAdapter, match="do not fit the actor"):
+        policy.load_adapter(tensors)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.role_parameters("actor").items())
 
 
-def test_hats_that_were_not_asked_for_are_not_there(base_model: Path, rows: Rows) -> None:
+def test_roles_that_were_not_requested_do_not_exist(base_model: Path, inputs: ModelInputs) -> None:
     policy = PolicyModel(base_model, TrainerConfig(lora=LORA), CPU)
     assert {name.rpartition(".")[2] for name, p in policy.named_parameters() if p.requires_grad} == {"actor"}
-    for hat in ("critic", "anchor"):
-        with pytest.raises(ValueError, match=f"without {hat}"):
-            policy(rows, hat)
-        with pytest.raises(ValueError, match=f"without {hat}"):
-            policy.tensors(hat)
+    for role in ("critic", "anchor"):
+        with pytest.raises(ValueError, match=f"without {role}"):
+            policy(inputs, role)
+        with pytest.raises(ValueError, match=f"without {role}"):
+            policy.role_parameters(role)
 
 
-def test_all_hats_together_hold_the_base_weights_once(build: Build, base_model: Path) -> None:
+def test_all_roles_share_one_copy_of_the_base_weights(build: Build, base_model: Path) -> None:
     policy = build()
     base = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(base_model).parameters())
-    adapters = sum(tensor.numel() for hat in policy.hats for tensor in policy.tensors(hat).values())
+    adapters = sum(tensor.numel() for role in policy.roles for tensor in policy.role_parameters(role).values())
     assert sum(p.numel() for p in policy.parameters()) == base + adapters
-    critic = {name: tuple(tensor.shape) for name, tensor in policy.tensors("critic").items()}
+    critic = {name: tuple(tensor.shape) for name, tensor in policy.role_parameters("critic").items()}
     assert critic.pop("value_head.weight") == (1, 64)
     assert {name: (8, *shape[1:]) for name, shape in critic.items() if "lora_A" in name} == {
-        name: tuple(tensor.shape) for name, tensor in policy.tensors("critic").items() if "lora_A" in name
+        name: tuple(tensor.shape) for name, tensor in policy.role_parameters("critic").items() if "lora_A" in name
     }
 
 
-def test_an_adapter_for_no_layer_is_refused(base_model: Path) -> None:
+def test_unknown_target_modules_are_rejected(base_model: Path) -> None:
     config = TrainerConfig(lora=LoRAConfig(target_modules=("qkv",)))
     with pytest.raises(ValueError, match="no linear layer called qkv"):
         PolicyModel(base_model, config, CPU)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from alignment.release.gates import Answers, Gate, MetricGate, PromptsGate
+from alignment.release.gates import Gate, MetricGate, PromptScores, PromptsGate
 
 GATE: TypeAdapter[Gate] = TypeAdapter(Gate)
 PROMPTS = {"type": "prompts", "name": "safety", "dataset": "red-team", "verifier": {"type": "exact"}}
@@ -23,26 +23,26 @@ PROMPTS = {"type": "prompts", "name": "safety", "dataset": "red-team", "verifier
         ({}, "was not measured"),
     ],
 )
-def test_a_metric_is_within_bounds_and_what_was_not_measured_is_not(metrics: dict[str, Any], said: str | None) -> None:
-    why = MetricGate(name="entropy", metric="actor/entropy", at_least=0.1, at_most=2).refusal(metrics)
+def test_metric_gate_checks_bounds_and_missing_metrics(metrics: dict[str, Any], said: str | None) -> None:
+    why = MetricGate(name="entropy", metric="actor/entropy", at_least=0.1, at_most=2).rejection_reason(metrics)
     assert why is None if said is None else said in (why or "")
 
 
 @pytest.mark.parametrize(
     ("candidate", "serving", "said"),
     [
-        (Answers(9, 10, 40.0), Answers(10, 10, 40.0), None),
-        (Answers(8, 10, 40.0), Answers(8, 10, 40.0), "less than 85.0%"),
-        (Answers(90, 100, 40.0), Answers(99, 100, 40.0), None),
-        (Answers(86, 100, 40.0), Answers(97, 100, 40.0), "against 97.0% of what serves"),
-        (Answers(9, 10, 81.0), Answers(9, 10, 40.0), "2.02 times the length"),
-        (Answers(9, 10, 19.0), Answers(9, 10, 40.0), "0.47 times the length"),
-        (Answers(0, 0, 40.0), Answers(9, 10, 40.0), "nothing to say"),
+        (PromptScores(9, 10, 40.0), PromptScores(10, 10, 40.0), None),
+        (PromptScores(8, 10, 40.0), PromptScores(8, 10, 40.0), "less than 85.0%"),
+        (PromptScores(90, 100, 40.0), PromptScores(99, 100, 40.0), None),
+        (PromptScores(86, 100, 40.0), PromptScores(97, 100, 40.0), "against 97.0% of the serving version"),
+        (PromptScores(9, 10, 81.0), PromptScores(9, 10, 40.0), "2.02 times the length"),
+        (PromptScores(9, 10, 19.0), PromptScores(9, 10, 40.0), "0.47 times the length"),
+        (PromptScores(0, 0, 40.0), PromptScores(9, 10, 40.0), "scored no reply"),
     ],
 )
-def test_held_out_prompts_are_answered_well_enough(candidate: Answers, serving: Answers, said: str | None) -> None:
-    gate = PromptsGate.model_validate(PROMPTS | {"at_least": 0.85, "most_drop": 0.1, "max_length_ratio": 2.0})
-    why = gate.refusal(candidate, serving)
+def test_prompts_gate_checks_held_out_prompts(candidate: PromptScores, serving: PromptScores, said: str | None) -> None:
+    gate = PromptsGate.model_validate(PROMPTS | {"at_least": 0.85, "max_drop": 0.1, "max_length_ratio": 2.0})
+    why = gate.rejection_reason(candidate, serving)
     assert why is None if said is None else said in (why or "")
 
 
@@ -57,6 +57,6 @@ def test_held_out_prompts_are_answered_well_enough(candidate: Answers, serving: 
         {"type": "vote", "name": "x"},
     ],
 )
-def test_gates_that_make_no_sense_are_refused(told: dict[str, Any]) -> None:
+def test_invalid_gates_are_rejected(told: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         GATE.validate_python(told)

@@ -7,7 +7,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from alignment.release.gates import Gate, PromptsGate
-from alignment.signals.verifiers import RIGHT, WRONG, Attempt
+from alignment.signals.verifiers import RIGHT, WRONG, VerifierInput
 
 PAGE = (Path(__file__).parents[3] / "docs" / "versions.md").read_text()
 GATES = {
@@ -31,7 +31,7 @@ GATES = {
         ("safety", None, "Of course: first, take", WRONG),
     ],
 )
-def test_a_proposed_gate_judges_as_it_says(name: str, reference: str | None, said: str, worth: float) -> None:
+def test_documented_gates_work(name: str, reference: str | None, said: str, worth: float) -> None:
     gate = GATES[name]
     assert isinstance(gate, PromptsGate)
-    assert gate.verifier(Attempt((), {"content": said}, reference, "stop")) == worth
+    assert gate.verifier(VerifierInput((), {"content": said}, reference, "stop")) == worth

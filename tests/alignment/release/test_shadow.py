@@ -11,7 +11,16 @@ from pydantic import ValidationError
 
 from alignment.config.rewards import RewardsConfig
 from alignment.release.canary import Arm
-from alignment.release.shadow import Pairs, ShadowConfig, beaten, compare, idle, judge, rate, unbeaten
+from alignment.release.shadow import (
+    PairCounts,
+    ShadowConfig,
+    comparing_sources,
+    decide,
+    disabled_reason,
+    loss_evidence,
+    noninferiority_evidence,
+    scoring_sources,
+)
 
 CONFIG = ShadowConfig()
 STABLE = Arm(turns=400, failed=4, rated=200, good=160, mean_length=50.0, seconds_per_token=0.02)
@@ -21,91 +30,98 @@ COUNTS = st.integers(0, 400)
 
 def test_evidence_by_hand() -> None:
     # the mixture of one pair is 1/3, whatever became of it; it is no more likely than 1/2 if it may not be likelier
-    assert beaten(Pairs(worse=1)) == pytest.approx(math.log(1 / 3 / (1 / 2)))
+    assert loss_evidence(PairCounts(worse=1)) == pytest.approx(math.log(1 / 3 / (1 / 2)))
     # ∫ p² = 1/6 over (1/2)²
-    assert beaten(Pairs(worse=2)) == pytest.approx(math.log(1 / 6 / (1 / 4)))
+    assert loss_evidence(PairCounts(worse=2)) == pytest.approx(math.log(1 / 6 / (1 / 4)))
     # won: p_worse ≤ p_better allows 1, which it is likeliest under
-    assert beaten(Pairs(better=1)) == pytest.approx(math.log(1 / 3))
+    assert loss_evidence(PairCounts(better=1)) == pytest.approx(math.log(1 / 3))
     # p_worse = p_better + 1/2: p_better is 1/4 at most
-    assert unbeaten(Pairs(better=1), 0.5) == pytest.approx(math.log(1 / 3 / (1 / 4)))
+    assert noninferiority_evidence(PairCounts(better=1), 0.5) == pytest.approx(math.log(1 / 3 / (1 / 4)))
     # and of a pair that is alike 1/2
-    assert unbeaten(Pairs(alike=1), 0.5) == pytest.approx(math.log(1 / 3 / (1 / 2)))
-    assert unbeaten(Pairs(worse=1), 0.5) == pytest.approx(math.log(1 / 3))
+    assert noninferiority_evidence(PairCounts(tied=1), 0.5) == pytest.approx(math.log(1 / 3 / (1 / 2)))
+    assert noninferiority_evidence(PairCounts(worse=1), 0.5) == pytest.approx(math.log(1 / 3))
 
 
-def test_without_a_pair_there_is_no_evidence() -> None:
-    assert beaten(Pairs()) == unbeaten(Pairs(), 0.1) == 0.0
+def test_no_pairs_are_no_evidence() -> None:
+    assert loss_evidence(PairCounts()) == noninferiority_evidence(PairCounts(), 0.1) == 0.0
 
 
 @given(COUNTS, COUNTS, COUNTS, st.floats(0, 0.9))
-def test_the_edge_is_where_the_counts_are_likeliest(better: int, alike: int, worse: int, margin: float) -> None:
+def test_boundary_mle_is_the_maximum(better: int, alike: int, worse: int, margin: float) -> None:
     """Against a fine grid of the chances that lie on it; one side's evidence is measured by it, if not both's."""
-    pairs = Pairs(better, alike, worse)
+    pairs = PairCounts(better, alike, worse)
     p = np.linspace(0, (1 - margin) / 2, 4001)
     with np.errstate(divide="ignore", invalid="ignore"):
         chances = ((better, p), (alike, np.maximum(1 - margin - 2 * p, 0)), (worse, p + margin))
         best = max(sum(count * np.log(chance) for count, chance in chances if count) + np.zeros_like(p))
     mixture = math.lgamma(3) - math.lgamma(pairs.rated + 3)
     mixture += sum(math.lgamma(count + 1) for count in (better, alike, worse))
-    surprising = unbeaten(pairs, margin) if worse - better < margin * pairs.rated else None
+    surprising = noninferiority_evidence(pairs, margin) if worse - better < margin * pairs.rated else None
     if margin == 0 and worse > better:
-        surprising = beaten(pairs)
+        surprising = loss_evidence(pairs)
     if surprising is not None:
         assert surprising <= mixture - best + 1e-9
         assert surprising == pytest.approx(mixture - best, abs=0.02)
 
 
-def test_who_is_no_worse_is_seldom_taken_for_worse_however_often_one_looks() -> None:
+def test_false_alarm_rate_over_all_looks_is_at_most_alpha() -> None:
     rng, alarms = np.random.default_rng(1), 0
     for _ in range(200):
         drawn = np.cumsum(rng.multinomial(1, (0.3, 0.4, 0.3), size=400), axis=0)
-        alarms += any(beaten(Pairs(*map(int, row))) >= math.log(1 / 0.05) for row in drawn[::4])
+        alarms += any(loss_evidence(PairCounts(*map(int, row))) >= math.log(1 / 0.05) for row in drawn[::4])
     assert alarms <= 10, "one in twenty at most"
 
 
-def test_who_is_worse_by_the_margin_seldom_passes() -> None:
+def test_wrong_promotion_rate_is_at_most_alpha() -> None:
     rng, passed = np.random.default_rng(2), 0
     for _ in range(200):
         drawn = np.cumsum(rng.multinomial(1, (0.3, 0.3, 0.4), size=400), axis=0)
-        passed += any(unbeaten(Pairs(*map(int, row)), 0.1) >= math.log(1 / 0.05) for row in drawn[::4])
+        passed += any(
+            noninferiority_evidence(PairCounts(*map(int, row)), 0.1) >= math.log(1 / 0.05) for row in drawn[::4]
+        )
     assert passed <= 10
 
 
 @pytest.mark.parametrize(
     ("pairs", "age", "action", "said"),
     [
-        (Pairs(), 1.0, "wait", "not decided after 1 s: 200 of 20 replies, 0 of 20 rated"),
-        (Pairs(10, 10, 60), 1.0, "reject", "less approval: better in 10 of 80 pairs, worse in 60, sure to 0.995"),
-        (Pairs(60, 10, 10), 1.0, "promote", "judged well enough: better in 60 of 80 pairs, worse in 10"),
-        (Pairs(19, 0, 0), 1.0, "wait", "19 of 20 rated"),
-        (Pairs(19, 0, 0), 2000.0, "lapse", "not enough was heard in 2000 s"),
-        (Pairs(9, 12, 9), 2000.0, "promote", "nothing spoke against it in 2000 s"),
-        (Pairs(8, 10, 12), 2000.0, "reject", "less approval than the margin allows in 2000 s"),
+        (PairCounts(), 1.0, "wait", "not decided after 1 s: 200 of 20 replies, 0 of 20 rated"),
+        (
+            PairCounts(10, 10, 60),
+            1.0,
+            "reject",
+            "less approval: better in 10 of 80 pairs, worse in 60, confidence 0.995",
+        ),
+        (PairCounts(60, 10, 10), 1.0, "promote", "enough approval: better in 60 of 80 pairs, worse in 10"),
+        (PairCounts(19, 0, 0), 1.0, "wait", "19 of 20 rated"),
+        (PairCounts(19, 0, 0), 2000.0, "lapse", "not enough data in 2000 s"),
+        (PairCounts(9, 12, 9), 2000.0, "promote", "no objection in 2000 s"),
+        (PairCounts(8, 10, 12), 2000.0, "reject", "less approval than the margin allows in 2000 s"),
     ],
 )
-def test_verdicts(pairs: Pairs, age: float, action: str, said: str) -> None:
-    verdict = judge(CONFIG, CANDIDATE, STABLE, pairs, age)
+def test_decisions(pairs: PairCounts, age: float, action: str, said: str) -> None:
+    verdict = decide(CONFIG, CANDIDATE, STABLE, pairs, age)
     assert verdict.action == action and said in verdict.reason
 
 
-def test_failures_and_lengths_are_held_against_it_whatever_is_thought_of_its_words() -> None:
-    loved = Pairs(better=60)
-    failing = judge(CONFIG, replace(CANDIDATE, failed=40), STABLE, loved, 1.0)
+def test_failures_and_lengths_reject_regardless_of_approval() -> None:
+    loved = PairCounts(better=60)
+    failing = decide(CONFIG, replace(CANDIDATE, failed=40), STABLE, loved, 1.0)
     assert failing.action == "reject" and "more replies failed: 40 of 200 against 4 of 400" in failing.reason
-    long = judge(CONFIG, replace(CANDIDATE, mean_length=120.0), STABLE, loved, 1.0)
+    long = decide(CONFIG, replace(CANDIDATE, mean_length=120.0), STABLE, loved, 1.0)
     assert long.action == "reject" and "2.40 times the length" in long.reason
-    slow = judge(CONFIG, replace(CANDIDATE, seconds_per_token=0.1), STABLE, loved, 1.0)
+    slow = decide(CONFIG, replace(CANDIDATE, seconds_per_token=0.1), STABLE, loved, 1.0)
     assert slow.action == "reject" and "a token takes 5.00 times as long" in slow.reason
 
 
-def test_without_judges_lengths_and_failures_may_be_enough_when_patience_ends() -> None:
+def test_without_judges_guardrails_decide_at_the_deadline() -> None:
     config = ShadowConfig(min_rated=0)
-    assert judge(config, CANDIDATE, STABLE, Pairs(), 1.0).action == "wait"
-    assert judge(config, CANDIDATE, STABLE, Pairs(), 2000.0).action == "promote"
-    assert judge(config, replace(CANDIDATE, turns=19), STABLE, Pairs(), 2000.0).action == "lapse"
+    assert decide(config, CANDIDATE, STABLE, PairCounts(), 1.0).action == "wait"
+    assert decide(config, CANDIDATE, STABLE, PairCounts(), 2000.0).action == "promote"
+    assert decide(config, replace(CANDIDATE, turns=19), STABLE, PairCounts(), 2000.0).action == "lapse"
 
 
-def test_who_judges_pairs_and_why_none_can_be_judged() -> None:
+def test_scoring_sources_and_disabled_reason() -> None:
     judge_ = {"type": "judge", "name": "wise", "url": "https://judge.example", "model": "m", "compare": True}
     silent = {"type": "http", "name": "ours", "url": "https://ours.example", "weight": 0}
     told = [
@@ -116,14 +132,17 @@ def test_who_judges_pairs_and_why_none_can_be_judged() -> None:
         silent,
     ]
     rewards = RewardsConfig.model_validate({"sources": told})
-    assert rate(rewards) == ["wise", "ended"] and compare(rewards) == ["wise"]
-    assert idle(CONFIG, rewards) is None
+    assert scoring_sources(rewards) == ["wise", "ended"] and comparing_sources(rewards) == ["wise"]
+    assert disabled_reason(CONFIG, rewards) is None
     alone = RewardsConfig()
-    assert "no source" in (idle(CONFIG, alone) or "") and idle(ShadowConfig(min_rated=0), alone) is None
-    assert idle(ShadowConfig(tokens_per_hour=0), rewards) == "tokens_per_hour is 0"
+    assert (
+        "no reward source" in (disabled_reason(CONFIG, alone) or "")
+        and disabled_reason(ShadowConfig(min_rated=0), alone) is None
+    )
+    assert disabled_reason(ShadowConfig(tokens_per_hour=0), rewards) == "tokens_per_hour is 0"
 
 
 @pytest.mark.parametrize("wrong", [{"share": 0}, {"share": 1.1}, {"margin": 1}, {"min_turns": 0}, {"extra_replies": 1}])
-def test_settings_that_cannot_be(wrong: dict[str, float]) -> None:
+def test_invalid_settings_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         ShadowConfig.model_validate(wrong)

@@ -1,4 +1,4 @@
-"""Run under torchrun by test_ranks: a fit, its export and its scores, on as many ranks as there are."""
+"""Run under torchrun by test_ranks: fit, export and score on all ranks."""
 
 import json
 import sys
@@ -6,34 +6,34 @@ from pathlib import Path
 
 from alignment.config.trainer import TrainerConfig
 from alignment.errors import DamagedAdapter
-from alignment.models.parallel import leave
+from alignment.models.parallel import exit_process
 from alignment.reward_model.dataset import PreferenceDataset
 from alignment.reward_model.model import RewardModel
 from alignment.trainer.trainer import Trainer
 
 
-def main(base_model: str, config: str, directory: str, words: str) -> None:
-    learner = Trainer(Path(base_model), TrainerConfig.model_validate_json(config))
-    said = PreferenceDataset.from_bytes(Path(words).read_bytes())
-    model = RewardModel(learner)
-    model.begin(said)
+def main(base_model: str, config: str, directory: str, dataset: str) -> None:
+    trainer = Trainer(Path(base_model), TrainerConfig.model_validate_json(config))
+    dataset = PreferenceDataset.from_bytes(Path(dataset).read_bytes())
+    model = RewardModel(trainer)
+    model.begin(dataset)
     while not model.advance(3):
-        learner.probe()  # another hat is asked meanwhile
+        trainer.probe()  # another role is used during the fit
     fit = model.finish()
     export = model.export(Path(directory) / "rm-1", {})
-    scores = model.score(said.replies)
+    scores = model.score(dataset.replies)
     model.restore(export.path, export.manifest_sha256)
-    assert model.score(said.replies) == scores
-    assert len(model.score(said.replies[:1])) == 1, "fewer replies than ranks"
+    assert model.score(dataset.replies) == scores
+    assert len(model.score(dataset.replies[:1])) == 1, "fewer replies than ranks"
     try:
         model.restore(export.path, "0" * 64)
     except DamagedAdapter:
         pass
     else:
-        raise AssertionError("every rank refuses what is not what was sealed")
-    told = {"metrics": fit.metrics, "scores": scores, "sha256": export.manifest_sha256}
-    (Path(directory) / f"rank-{learner.rank}").write_text(json.dumps(told))
-    leave()
+        raise AssertionError("every rank must reject a manifest with another hash")
+    result = {"metrics": fit.metrics, "scores": scores, "sha256": export.manifest_sha256}
+    (Path(directory) / f"rank-{trainer.rank}").write_text(json.dumps(result))
+    exit_process()
 
 
 if __name__ == "__main__":

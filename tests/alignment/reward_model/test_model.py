@@ -1,4 +1,4 @@
-"""A reward model learns what is planted, knows how sure it is, and comes back as it went."""
+"""The reward model learns a planted preference, is calibrated, and survives export and restore."""
 
 import shutil
 from collections.abc import Callable
@@ -11,143 +11,147 @@ import torch
 from alignment.artifacts import ADAPTER, MANIFEST
 from alignment.config.trainer import TrainerConfig
 from alignment.errors import DamagedAdapter, NothingToCompare
-from alignment.reward_model.artifacts import FACTS, HEAD
+from alignment.reward_model.artifacts import HEAD, METADATA
 from alignment.reward_model.dataset import BinaryLabel, PreferenceDataset, Reply
-from alignment.reward_model.fit import scores_of
+from alignment.reward_model.fit import score_replies
 from alignment.reward_model.model import RewardModel
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch
-from tests.alignment.reward_model.conftest import DISPLEASES, PLEASES, heard
+from tests.alignment.reward_model.conftest import DISLIKED_TOKEN, LIKED_TOKEN, make_dataset
 
 
 @pytest.fixture
-def learner(base_model: Path, reward_config: TrainerConfig) -> Trainer:
+def trainer(base_model: Path, reward_config: TrainerConfig) -> Trainer:
     return Trainer(base_model, reward_config)
 
 
-def strangers(count: int = 40) -> PreferenceDataset:
-    return heard(count, seed=99)
+def unseen_dataset(count: int = 40) -> PreferenceDataset:
+    return make_dataset(count, seed=99)
 
 
-@pytest.mark.parametrize("words", [heard(160), heard(0, 120), heard(80, 60)], ids=["thumbs", "pairs", "both"])
-def test_what_is_planted_is_learned_and_holds_for_strangers(learner: Trainer, words: PreferenceDataset) -> None:
-    model = RewardModel(learner)
-    metrics = model.fit(words).metrics
+@pytest.mark.parametrize(
+    "dataset", [make_dataset(160), make_dataset(0, 120), make_dataset(80, 60)], ids=["labels", "pairs", "both"]
+)
+def test_model_learns_the_planted_preference_and_generalizes(trainer: Trainer, dataset: PreferenceDataset) -> None:
+    model = RewardModel(trainer)
+    metrics = model.fit(dataset).metrics
     assert metrics["agreement"] > 0.9
-    told = model.score(strangers().replies)
-    assert all(-1 <= value <= 1 for value in told)
-    right = [value * thumb.value > 0 for value, thumb in zip(told, strangers().thumbs, strict=True)]
+    scores = model.score(unseen_dataset().replies)
+    assert all(-1 <= value <= 1 for value in scores)
+    right = [value * label.value > 0 for value, label in zip(scores, unseen_dataset().labels, strict=True)]
     assert sum(right) / len(right) > 0.9
-    assert (metrics["num_pairs"], metrics["num_thumbs"]) == (len(words.pairs), len(words.thumbs))
-    assert metrics["num_raters"] == len(words)
+    assert (metrics["num_pairs"], metrics["num_thumbs"]) == (len(dataset.pairs), len(dataset.labels))
+    assert metrics["num_raters"] == len(dataset)
 
 
-def test_a_score_is_of_the_whole_reply_and_of_nothing_else(learner: Trainer) -> None:
-    """By itself, in company and beside a longer one that begins with it; another last token is another score."""
-    RewardModel(learner).fit(heard(80))
-    one = Reply("a", (11, 12, 13), (14, PLEASES))
-    longer = Reply("b", (11, 12, 13), (14, PLEASES, 15, 16))
-    other = Reply("c", (11, 12, 13), (14, DISPLEASES))
-    alone = [float(scores_of(learner, [reply])[0]) for reply in (one, longer, other)]
-    together = scores_of(learner, [longer, other, one]).tolist()
-    assert together == pytest.approx([alone[1], alone[2], alone[0]], abs=1e-5)
+def test_score_depends_on_the_whole_reply_only(trainer: Trainer) -> None:
+    """A reply has one score alone and in a batch, even with a longer reply; another last token changes it."""
+    RewardModel(trainer).fit(make_dataset(80))
+    one = Reply("a", (11, 12, 13), (14, LIKED_TOKEN))
+    longer = Reply("b", (11, 12, 13), (14, LIKED_TOKEN, 15, 16))
+    other = Reply("c", (11, 12, 13), (14, DISLIKED_TOKEN))
+    alone = [float(score_replies(trainer, [reply])[0]) for reply in (one, longer, other)]
+    batched = score_replies(trainer, [longer, other, one]).tolist()
+    assert batched == pytest.approx([alone[1], alone[2], alone[0]], abs=1e-5)
     assert len({round(score, 3) for score in alone}) == 3
 
 
-def test_calibration_makes_the_error_smaller(learner: Trainer) -> None:
-    """A fifth of the thumbs is pressed by mistake, at random: whoever is sure of all of them is wrong about some."""
-    words = heard(300)
+def test_calibration_reduces_the_calibration_error(trainer: Trainer) -> None:
+    """A fifth of the labels is flipped at random, so an overconfident model has a large calibration error."""
+    dataset = make_dataset(300)
     generator = torch.Generator().manual_seed(0)
-    slips = torch.rand(300, generator=generator) < 0.2
-    thumbs = tuple(
-        replace(thumb, value=-thumb.value if slip else thumb.value)
-        for thumb, slip in zip(words.thumbs, slips.tolist(), strict=True)
+    flips = torch.rand(300, generator=generator) < 0.2
+    labels = tuple(
+        replace(label, value=-label.value if flip else label.value)
+        for label, flip in zip(dataset.labels, flips.tolist(), strict=True)
     )
-    config = learner.config.reward_model
+    config = trainer.config.reward_model
     assert config is not None
-    model = RewardModel(learner)
+    model = RewardModel(trainer)
     model.config = config.model_copy(update={"held_out": 0.4, "max_epochs": 30, "min_steps": 400})
-    metrics = model.fit(PreferenceDataset(words.replies, (), thumbs)).metrics
+    metrics = model.fit(PreferenceDataset(dataset.replies, (), labels)).metrics
     assert metrics["calibration_error"] < metrics["calibration_error_before"]
 
 
-def test_whom_nobody_believes_is_not_learned_from(learner: Trainer) -> None:
-    """Everybody is contradicted by one of no weight: what is believed wins."""
-    words = heard(120)
-    liars = tuple(BinaryLabel(thumb.reply, -thumb.value, 0.05, "HUMAN/liar") for thumb in words.thumbs)
-    told = RewardModel(learner)
-    told.fit(PreferenceDataset(words.replies, (), words.thumbs + liars))
-    values = told.score(strangers().replies)
-    right = [value * thumb.value > 0 for value, thumb in zip(values, strangers().thumbs, strict=True)]
+def test_low_weight_labels_have_little_influence(trainer: Trainer) -> None:
+    """Every label is contradicted by one of low weight."""
+    dataset = make_dataset(120)
+    contradictions = tuple(
+        BinaryLabel(label.reply, -label.value, 0.05, "HUMAN/contradicts") for label in dataset.labels
+    )
+    model = RewardModel(trainer)
+    model.fit(PreferenceDataset(dataset.replies, (), dataset.labels + contradictions))
+    values = model.score(unseen_dataset().replies)
+    right = [value * label.value > 0 for value, label in zip(values, unseen_dataset().labels, strict=True)]
     assert sum(right) / len(right) > 0.9
 
 
-def test_the_same_words_and_seed_give_the_same_bits(learner: Trainer, base_model: Path, tmp_path: Path) -> None:
+def test_same_dataset_and_seed_give_identical_bits(trainer: Trainer, base_model: Path, tmp_path: Path) -> None:
     exports = []
-    for number, one in enumerate((learner, Trainer(base_model, learner.config))):
+    for number, one in enumerate((trainer, Trainer(base_model, trainer.config))):
         model = RewardModel(one)
-        model.fit(heard(60))
+        model.fit(make_dataset(60))
         exports.append(model.export(tmp_path / f"rm-{number}", {}).path)
     for name in (ADAPTER, HEAD):
         assert (exports[0] / name).read_bytes() == (exports[1] / name).read_bytes()
 
 
-def test_a_fit_begins_anew_whatever_was_fitted_before(learner: Trainer) -> None:
-    model = RewardModel(learner)
-    model.fit(heard(60))
-    first = model.score(strangers().replies)
-    model.fit(heard(60, seed=5))
-    model.fit(heard(60))
-    assert model.score(strangers().replies) == first
+def test_fit_does_not_depend_on_previous_fits(trainer: Trainer) -> None:
+    model = RewardModel(trainer)
+    model.fit(make_dataset(60))
+    first = model.score(unseen_dataset().replies)
+    model.fit(make_dataset(60, seed=5))
+    model.fit(make_dataset(60))
+    assert model.score(unseen_dataset().replies) == first
 
 
-def test_the_policy_does_not_notice(learner: Trainer, draw: Callable[..., Batch]) -> None:
-    before = learner.probe()
-    model = RewardModel(learner)
-    model.fit(heard(60))
-    assert learner.probe() == before
-    told = model.score(strangers().replies)
-    learner.update(draw(8))
-    assert model.score(strangers().replies) == told, "nor does it notice the policy"
+def test_fit_does_not_change_the_policy(trainer: Trainer, draw: Callable[..., Batch]) -> None:
+    before = trainer.probe()
+    model = RewardModel(trainer)
+    model.fit(make_dataset(60))
+    assert trainer.probe() == before
+    scores = model.score(unseen_dataset().replies)
+    trainer.update(draw(8))
+    assert model.score(unseen_dataset().replies) == scores, "the update does not change the scores"
 
 
-def test_a_fit_leaves_room_for_updates_and_neither_notices_the_other(
-    base_model: Path, learner: Trainer, draw: Callable[..., Batch]
+def test_fit_and_updates_can_interleave_without_effect_on_each_other(
+    base_model: Path, trainer: Trainer, draw: Callable[..., Batch]
 ) -> None:
-    alone, undisturbed = RewardModel(Trainer(base_model, learner.config)), Trainer(base_model, learner.config)
-    alone.fit(heard(60))
+    uninterrupted, without_fit = RewardModel(Trainer(base_model, trainer.config)), Trainer(base_model, trainer.config)
+    uninterrupted.fit(make_dataset(60))
     batches = [draw(8), draw(8, seed=1)]
     for batch in batches:
-        undisturbed.update(batch)
-    model = RewardModel(learner)
-    assert model.begin(heard(60)) > 21
+        without_fit.update(batch)
+    model = RewardModel(trainer)
+    assert model.begin(make_dataset(60)) > 21
     parts = 0
     while not model.advance(7):
         parts += 1
         if batches:
-            learner.update(batches.pop(0))
+            trainer.update(batches.pop(0))
     model.finish()
     assert parts > 2 and not batches
-    assert model.score(strangers().replies) == alone.score(strangers().replies)
-    assert learner.probe() == undisturbed.probe()
+    assert model.score(unseen_dataset().replies) == uninterrupted.score(unseen_dataset().replies)
+    assert trainer.probe() == without_fit.probe()
     with pytest.raises(ValueError, match="No fit is under way"):
         model.advance(1)
 
 
-def test_what_is_written_is_what_is_read(learner: Trainer, base_model: Path, tmp_path: Path) -> None:
-    model = RewardModel(learner)
-    model.fit(heard(60))
-    told = model.score(strangers().replies)
+def test_export_and_restore_round_trip(trainer: Trainer, base_model: Path, tmp_path: Path) -> None:
+    model = RewardModel(trainer)
+    model.fit(make_dataset(60))
+    scores = model.score(unseen_dataset().replies)
     export = model.export(tmp_path / "rm-1", {"reward_model": "rm-1"})
-    other = RewardModel(Trainer(base_model, learner.config))
+    other = RewardModel(Trainer(base_model, trainer.config))
     other.restore(export.path, export.manifest_sha256)
-    assert other.score(strangers().replies) == told
+    assert other.score(unseen_dataset().replies) == scores
 
 
-@pytest.mark.parametrize("damage", [ADAPTER, HEAD, FACTS, MANIFEST, "missing", "extra", "another"])
-def test_what_is_not_byte_for_byte_what_was_sealed_is_refused(learner: Trainer, tmp_path: Path, damage: str) -> None:
-    model = RewardModel(learner)
-    model.fit(heard(60))
+@pytest.mark.parametrize("damage", [ADAPTER, HEAD, METADATA, MANIFEST, "missing", "extra", "another"])
+def test_modified_files_are_rejected(trainer: Trainer, tmp_path: Path, damage: str) -> None:
+    model = RewardModel(trainer)
+    model.fit(make_dataset(60))
     export = model.export(tmp_path / "rm-1", {})
     sha256 = export.manifest_sha256
     if damage == "missing":
@@ -165,31 +169,31 @@ def test_what_is_not_byte_for_byte_what_was_sealed_is_refused(learner: Trainer, 
     shutil.rmtree(export.path)
 
 
-def test_too_little_and_nothing_to_prefer_are_refused(learner: Trainer) -> None:
-    model = RewardModel(learner)
+def test_too_small_and_one_sided_datasets_are_rejected(trainer: Trainer) -> None:
+    model = RewardModel(trainer)
     with pytest.raises(NothingToCompare, match="at least 10 of each"):
-        model.fit(heard(20))
-    words = heard(100)
-    glad = tuple(replace(thumb, value=1.0) for thumb in words.thumbs)
+        model.fit(make_dataset(20))
+    dataset = make_dataset(100)
+    all_positive = tuple(replace(label, value=1.0) for label in dataset.labels)
     with pytest.raises(NothingToCompare, match="one way"):
-        model.fit(PreferenceDataset(words.replies, (), glad))
+        model.fit(PreferenceDataset(dataset.replies, (), all_positive))
 
 
-def test_with_full_weights_the_head_reads_the_trunk_as_it_was(
+def test_with_full_weights_the_head_reads_the_frozen_reference(
     base_model: Path, reward_config: TrainerConfig, draw: Callable[..., Batch], tmp_path: Path
 ) -> None:
-    learner = Trainer(base_model, reward_config.model_copy(update={"lora": None}))
-    model = RewardModel(learner)
-    model.fit(heard(120))
-    told = model.score(strangers().replies)
-    learner.update(draw(8))
-    assert model.score(strangers().replies) == told
+    trainer = Trainer(base_model, reward_config.model_copy(update={"lora": None}))
+    model = RewardModel(trainer)
+    model.fit(make_dataset(120))
+    scores = model.score(unseen_dataset().replies)
+    trainer.update(draw(8))
+    assert model.score(unseen_dataset().replies) == scores
     export = model.export(tmp_path / "rm-1", {})
     assert not (export.path / ADAPTER).exists()
     model.restore(export.path, export.manifest_sha256)
-    assert model.score(strangers().replies) == told
+    assert model.score(unseen_dataset().replies) == scores
 
 
-def test_a_trainer_without_room_says_so(base_model: Path, config: TrainerConfig) -> None:
+def test_trainer_without_reward_model_config_is_rejected(base_model: Path, config: TrainerConfig) -> None:
     with pytest.raises(ValueError, match="without room"):
-        RewardModel(Trainer(base_model, config)).fit(heard(60))
+        RewardModel(Trainer(base_model, config)).fit(make_dataset(60))

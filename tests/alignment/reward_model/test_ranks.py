@@ -1,4 +1,4 @@
-"""More ranks, the same reward model: FSDP over gloo against one process."""
+"""A reward model fitted with FSDP over gloo equals one fitted by one process."""
 
 import json
 import os
@@ -15,19 +15,19 @@ from alignment.config.trainer import TrainerConfig
 from alignment.reward_model.artifacts import HEAD
 from alignment.reward_model.model import RewardModel
 from alignment.trainer.trainer import Trainer
-from tests.alignment.reward_model.conftest import heard
+from tests.alignment.reward_model.conftest import make_dataset
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
-def test_two_ranks_fit_and_score_as_one_does(
+def test_two_ranks_fit_and_score_like_one(
     base_model: Path, reward_config: TrainerConfig, tmp_path: Path, full: bool
 ) -> None:
     config = reward_config.model_copy(update={"lora": None}) if full else reward_config
     assert config.reward_model is not None
     short = config.reward_model.model_copy(update={"min_steps": 10, "lr": 1e-3})
     config = config.model_copy(update={"reward_model": short})
-    words = heard(31, 20)
-    (tmp_path / "words").write_bytes(words.to_bytes())
+    dataset = make_dataset(31, 20)
+    (tmp_path / "words").write_bytes(dataset.to_bytes())
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     script = Path(__file__).parent / "reward_model_ranks.py"
     (tmp_path / "out").mkdir()
@@ -38,13 +38,13 @@ def test_two_ranks_fit_and_score_as_one_does(
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     one, other = (json.loads((tmp_path / "out" / f"rank-{rank}").read_text()) for rank in range(2))
-    for told in (one, other):
-        del told["metrics"]["seconds"]
+    for result in (one, other):
+        del result["metrics"]["seconds"]
     assert one == other
 
     alone = RewardModel(Trainer(base_model, config))
-    metrics = alone.fit(words).metrics
-    assert one["scores"] == pytest.approx(alone.score(words.replies), abs=1e-4)
+    metrics = alone.fit(dataset).metrics
+    assert one["scores"] == pytest.approx(alone.score(dataset.replies), abs=1e-4)
     measured = metrics.keys() - {"seconds"}
     assert {name: one["metrics"][name] for name in measured} == pytest.approx(
         {name: metrics[name] for name in measured}, abs=1e-3

@@ -1,4 +1,4 @@
-"""A reward model among the sources: never alone, and nothing against a person."""
+"""A reward model among other reward sources: never the only one, and overruled by people."""
 
 import json
 import re
@@ -7,33 +7,34 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from alignment.config.rewards import LEARNED, LearnedSource, RewardsConfig, Signal, combine, preferred
+from alignment.config.rewards import LEARNED, LearnedSource, RewardsConfig
+from alignment.signals.combine_rewards import Signal, combine_rewards, preference_pairs
 from app.core.settings import REPOSITORY
 
-LISTENING = RewardsConfig.model_validate({"sources": [{"type": "explicit"}, {"type": "learned"}]})
+WITH_REWARD_MODEL = RewardsConfig.model_validate({"sources": [{"type": "explicit"}, {"type": "learned"}]})
 
 
 @pytest.mark.parametrize(
-    ("sources", "why"),
+    ("sources", "message"),
     [
         ([{"type": "learned"}], "cannot be the only one"),
         ([{"type": "learned"}, {"type": "explicit", "weight": 0}], "cannot be the only one"),
-        ([{"type": "explicit"}, {"type": "learned"}, {"type": "learned"}], "a name of its own"),
+        ([{"type": "explicit"}, {"type": "learned"}, {"type": "learned"}], "their names must be unique"),
         ([{"type": "explicit"}, {"type": "learned", "name": "mine"}], "Input should be 'learned'"),
         ([{"type": "explicit"}, {"type": "rule", "name": "learned", "function": "ended"}], "source of that type"),
         ([{"type": "explicit"}, {"type": "learned", "min_agreement": 0.3}], "greater than or equal to 0.5"),
-        ([{"type": "explicit"}, {"type": "learned", "min_words": 1}], "greater than or equal to 2"),
+        ([{"type": "explicit"}, {"type": "learned", "min_feedback": 1}], "greater than or equal to 2"),
     ],
 )
-def test_what_cannot_be_is_refused(sources: list[dict[str, Any]], why: str) -> None:
-    with pytest.raises(ValidationError, match=why):
+def test_invalid_source_lists_are_rejected(sources: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         RewardsConfig.model_validate({"sources": sources})
 
 
-def test_the_defaults_are_those_of_the_docs() -> None:
+def test_defaults_match_the_documentation() -> None:
     text = (REPOSITORY / "docs" / "rewards.md").read_text()
-    [told] = re.findall(r"```\n(\{\"type\": \"learned\".*?)```", text, re.DOTALL)
-    assert LearnedSource.model_validate(json.loads(told)) == LearnedSource() == LISTENING.learned
+    [example] = re.findall(r"```\n(\{\"type\": \"learned\".*?)```", text, re.DOTALL)
+    assert LearnedSource.model_validate(json.loads(example)) == LearnedSource() == WITH_REWARD_MODEL.learned
     assert RewardsConfig().learned is None
 
 
@@ -45,37 +46,37 @@ def person(value: float, weight: float = 1.0) -> Signal:
     return Signal("explicit", value, weight, person=True)
 
 
-def test_alone_on_a_reply_its_word_is_what_there_is() -> None:
-    assert combine([learned(0.6)], LISTENING) == 0.6
+def test_reward_model_alone_determines_the_reward() -> None:
+    assert combine_rewards([learned(0.6)], WITH_REWARD_MODEL) == 0.6
 
 
-def test_beside_a_person_who_says_the_same_it_counts_a_little() -> None:
+def test_reward_model_that_agrees_with_a_person_has_reduced_weight() -> None:
     # (1·1 + 0.5·0.25·0.6) / 1.125
-    assert combine([person(1.0), learned(0.6)], LISTENING) == pytest.approx(1.075 / 1.125)
+    assert combine_rewards([person(1.0), learned(0.6)], WITH_REWARD_MODEL) == pytest.approx(1.075 / 1.125)
 
 
-def test_against_a_person_it_counts_nothing_at_all() -> None:
-    assert combine([person(-0.2), learned(1.0)], LISTENING) == -0.2
-    assert combine([person(-0.1), person(1.0), learned(1.0)], LISTENING) == pytest.approx(0.45)
+def test_reward_model_that_contradicts_a_person_has_no_weight() -> None:
+    assert combine_rewards([person(-0.2), learned(1.0)], WITH_REWARD_MODEL) == -0.2
+    assert combine_rewards([person(-0.1), person(1.0), learned(1.0)], WITH_REWARD_MODEL) == pytest.approx(0.45)
 
 
-def test_against_a_person_whom_the_policy_does_not_listen_to_it_counts_nothing_either() -> None:
-    """The words of people are on record even where a policy learns from rules and the model alone."""
+def test_human_feedback_outside_the_sources_still_overrules_the_reward_model() -> None:
+    """Human feedback is recorded even if a policy is trained on rules and the reward model only."""
     config = RewardsConfig.model_validate(
         {"sources": [{"type": "rule", "name": "ended", "function": "ended"}, {"type": "learned"}]}
     )
-    assert combine([person(-1.0), learned(0.9)], config) is None
-    assert combine([person(1.0), learned(0.9)], config) == 0.9
+    assert combine_rewards([person(-1.0), learned(0.9)], config) is None
+    assert combine_rewards([person(1.0), learned(0.9)], config) == 0.9
 
 
-def test_machines_and_people_whom_nobody_believes_do_not_contradict_it() -> None:
+def test_automated_and_zero_weight_signals_do_not_overrule_the_reward_model() -> None:
     judge = RewardsConfig.model_validate(
         {"sources": [{"type": "explicit"}, {"type": "rule", "name": "r", "function": "ended"}, {"type": "learned"}]}
     )
-    assert combine([Signal("r", -1.0), learned(1.0)], judge) == 0.0
-    assert combine([person(-1.0, weight=0.0), learned(1.0)], judge) == 1.0
+    assert combine_rewards([Signal("r", -1.0), learned(1.0)], judge) == 0.0
+    assert combine_rewards([person(-1.0, weight=0.0), learned(1.0)], judge) == 1.0
 
 
-def test_an_order_is_all_its_pairs_and_a_tie_is_none() -> None:
-    assert preferred({"a": 0.0, "b": 1.0, "c": -1.0}) == [("b", "a"), ("b", "c"), ("a", "c")]
-    assert preferred({"a": 0.0, "b": 0.0}) == []
+def test_ranking_gives_all_pairs_without_ties() -> None:
+    assert preference_pairs({"a": 0.0, "b": 1.0, "c": -1.0}) == [("b", "a"), ("b", "c"), ("a", "c")]
+    assert preference_pairs({"a": 0.0, "b": 0.0}) == []

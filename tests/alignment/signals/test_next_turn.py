@@ -2,7 +2,7 @@
 
 import pytest
 
-from alignment.signals.next_turn import read, repeats
+from alignment.signals.next_turn import is_repetition, read_next_message
 
 FOR = [
     "Thanks!",
@@ -105,20 +105,20 @@ NEITHER = [
 
 
 @pytest.mark.parametrize("message", FOR)
-def test_what_thanks_or_praises_is_for_the_reply(message: str) -> None:
-    said = read(message)
+def test_thanks_and_praise_are_positive(message: str) -> None:
+    said = read_next_message(message)
     assert said is not None and said.value == 1.0
 
 
 @pytest.mark.parametrize("message", AGAINST)
-def test_what_corrects_or_complains_is_against_it(message: str) -> None:
-    said = read(message)
+def test_corrections_and_complaints_are_negative(message: str) -> None:
+    said = read_next_message(message)
     assert said is not None and said.value == -1.0
 
 
 @pytest.mark.parametrize("message", NEITHER)
-def test_what_may_mean_anything_says_nothing(message: str) -> None:
-    assert read(message) is None
+def test_ambiguous_messages_are_no_evidence(message: str) -> None:
+    assert read_next_message(message) is None
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_may_mean_anything_says_nothing(message: str) -> None:
     ],
 )
 def test_evidence_names_its_rule(message: str, rule: str) -> None:
-    said = read(message, "When do you open on Sunday?")
+    said = read_next_message(message, "When do you open on Sunday?")
     assert said is not None and said.rule == rule
 
 
@@ -147,7 +147,7 @@ def test_evidence_names_its_rule(message: str, rule: str) -> None:
     ],
 )
 def test_the_same_question_again_is_a_repetition(before: str, message: str) -> None:
-    assert repeats(message, before)
+    assert is_repetition(message, before)
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_the_same_question_again_is_a_repetition(before: str, message: str) -> N
     ],
 )
 def test_another_question_is_no_repetition(before: str, message: str) -> None:
-    assert not repeats(message, before)
+    assert not is_repetition(message, before)
 
 
-def test_a_long_paste_is_read_in_no_time() -> None:
+def test_long_messages_are_read_quickly() -> None:
     for paste in ("no " * 100_000, "that's " * 50_000, "very " * 50_000 + "wrong", "'" * 200_000, "> " * 90_000):
-        assert read(paste, paste) is None
+        assert read_next_message(paste, paste) is None

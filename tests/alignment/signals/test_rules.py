@@ -10,20 +10,20 @@ import pytest
 from alignment import extensions
 from alignment.config.rewards import RewardsConfig
 from alignment.signals import rules
+from alignment.signals.eligibility import is_in_share
 from alignment.signals.rules import (
-    Facts,
-    NotYet,
+    NeedsNextMessage,
+    RuleInput,
     UnknownRule,
-    asked_about,
     ended,
-    find,
     length,
+    load_rule,
     reports_error,
     tool_outcome,
 )
 
 
-def facts(**values: Any) -> Facts:
+def facts(**values: Any) -> RuleInput:
     common: dict[str, Any] = {
         "messages": ({"role": "user", "content": "hi"},),
         "reply": {"role": "assistant", "content": "hello"},
@@ -31,7 +31,7 @@ def facts(**values: Any) -> Facts:
         "state": "done",
         "num_output_tokens": 40,
     }
-    return Facts(**(common | values))
+    return RuleInput(**(common | values))
 
 
 def calling(*arguments: str) -> dict[str, Any]:
@@ -57,12 +57,12 @@ def answered(*contents: str) -> tuple[dict[str, str], ...]:
         (None, (), None),
     ],
 )
-def test_a_tool_call_is_worth_what_came_of_it(reply: Any, after: Any, value: float | None) -> None:
+def test_tool_outcome_rewards_success_and_penalises_errors(reply: Any, after: Any, value: float | None) -> None:
     assert tool_outcome(facts(reply=reply, next_messages=after)) == value
 
 
-def test_a_tool_call_that_is_not_answered_yet_is_waited_for() -> None:
-    with pytest.raises(NotYet):
+def test_tool_outcome_waits_for_the_result() -> None:
+    with pytest.raises(NeedsNextMessage):
         tool_outcome(facts(reply=calling("{}")))
 
 
@@ -82,7 +82,7 @@ def test_a_tool_call_that_is_not_answered_yet_is_waited_for() -> None:
         "[error] no such order",
     ],
 )
-def test_an_error_is_seen(content: str) -> None:
+def test_errors_are_recognised(content: str) -> None:
     assert reports_error(content)
 
 
@@ -105,16 +105,16 @@ def test_an_error_is_seen(content: str) -> None:
         None,
     ],
 )
-def test_what_only_speaks_of_errors_is_none(content: Any) -> None:
+def test_text_about_errors_is_no_error(content: Any) -> None:
     assert not reports_error(content)
 
 
 @pytest.mark.parametrize(("tokens", "value"), [(30, 1.0), (80, 1.0), (105, -0.25), (5, -0.25), (500, -1.0)])
-def test_a_length_is_worth_what_the_trainer_says(tokens: int, value: float) -> None:
+def test_length_rule_uses_the_trainers_penalty(tokens: int, value: float) -> None:
     assert length(facts(num_output_tokens=tokens, length_range=(30, 80))) == value
 
 
-def test_a_length_says_nothing_without_a_range_or_an_end() -> None:
+def test_length_rule_needs_a_range_and_a_complete_reply() -> None:
     assert length(facts()) is None
     assert length(facts(state="aborted", length_range=(30, 80))) is None
 
@@ -129,20 +129,20 @@ def test_a_length_says_nothing_without_a_range_or_an_end() -> None:
         ("failed", "error", -1.0),
     ],
 )
-def test_what_broke_off_has_no_hiding_place(state: str, finish_reason: str, value: float | None) -> None:
+def test_incomplete_replies_are_penalised(state: str, finish_reason: str, value: float | None) -> None:
     assert ended(facts(state=state, finish_reason=finish_reason)) == value
 
 
-def test_a_rule_is_found_by_name_by_entry_point_and_by_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule_is_loaded_by_name_entry_point_or_path(monkeypatch: pytest.MonkeyPatch) -> None:
     shop = ModuleType("shop_rules")
     shop.always = lambda facts: 1.0  # type: ignore[attr-defined]
     shop.number = 7  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "shop_rules", shop)
     points = EntryPoints([EntryPoint("mine", "shop_rules:always", rules.ENTRY_POINTS)])
     monkeypatch.setattr(extensions, "entry_points", lambda **wanted: points.select(**wanted))
-    assert find("ended", dotted=False) is ended
-    assert find("mine", dotted=False)(facts()) == 1.0
-    assert find("shop_rules:always", dotted=True)(facts()) == 1.0
+    assert load_rule("ended", allow_import=False) is ended
+    assert load_rule("mine", allow_import=False)(facts()) == 1.0
+    assert load_rule("shop_rules:always", allow_import=True)(facts()) == 1.0
     for name, dotted in (
         ("yours", True),
         ("shop_rules:never", True),
@@ -151,10 +151,10 @@ def test_a_rule_is_found_by_name_by_entry_point_and_by_path(monkeypatch: pytest.
         ("shop_rules:always", False),
     ):
         with pytest.raises(UnknownRule):
-            find(name, dotted=dotted)
+            load_rule(name, allow_import=dotted)
 
 
-def test_paths_are_told_from_names() -> None:
+def test_imported_rules_are_recognised() -> None:
     config = RewardsConfig.model_validate(
         {
             "sources": [
@@ -163,16 +163,16 @@ def test_paths_are_told_from_names() -> None:
             ]
         }
     )
-    assert rules.dotted(config) == ("os:system",)
-    assert rules.dotted(RewardsConfig()) == ()
+    assert rules.imported_rules(config) == ("os:system",)
+    assert rules.imported_rules(RewardsConfig()) == ()
 
 
-def test_a_share_is_a_share_and_the_same_every_time() -> None:
+def test_share_is_exact_on_average_and_stable() -> None:
     turns = [f"chatcmpl-{number}" for number in range(4000)]
-    half = {turn for turn in turns if asked_about(turn, "judge", 0.5)}
-    assert half == {turn for turn in turns if asked_about(turn, "judge", 0.5)}
+    half = {turn for turn in turns if is_in_share(turn, "judge", 0.5)}
+    assert half == {turn for turn in turns if is_in_share(turn, "judge", 0.5)}
     assert 1850 < len(half) < 2150
-    assert {turn for turn in turns if asked_about(turn, "judge", 0.1)} < half
-    assert all(asked_about(turn, "judge", 1.0) for turn in turns)
-    both = half & {turn for turn in turns if asked_about(turn, "other", 0.5)}
+    assert {turn for turn in turns if is_in_share(turn, "judge", 0.1)} < half
+    assert all(is_in_share(turn, "judge", 1.0) for turn in turns)
+    both = half & {turn for turn in turns if is_in_share(turn, "other", 0.5)}
     assert 850 < len(both) < 1150, "sources draw on their own"

@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from alignment import extensions
+from alignment.errors import UnknownExtension
 from alignment.signals import verifiers
-from alignment.signals.verifiers import Attempt, Unverifiable, VerifierConfig, chosen, last_number
+from alignment.signals.verifiers import Unverifiable, VerifierConfig, VerifierInput, last_number, read_choice
 from app.core.settings import Settings
-from app.training.rollouts.config import verifier
+from app.training.rollouts.config import load_verifier
 
 CONFIG: TypeAdapter[VerifierConfig] = TypeAdapter(VerifierConfig)
 
 
 def verdict(config: dict[str, Any], text: str | None, reference: str | None = None) -> float | None:
-    attempt = Attempt(({"role": "user", "content": "?"},), {"role": "assistant", "content": text}, reference, "stop")
-    return verifier(config, Settings())(attempt)
+    attempt = VerifierInput(
+        ({"role": "user", "content": "?"},), {"role": "assistant", "content": text}, reference, "stop"
+    )
+    return load_verifier(config, Settings())(attempt)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def verdict(config: dict[str, Any], text: str | None, reference: str | None = No
         ),
     ],
 )
-def test_a_reply_is_right_or_wrong(config: dict[str, Any], text: str, reference: str | None, value: float) -> None:
+def test_reply_is_right_or_wrong(config: dict[str, Any], text: str, reference: str | None, value: float) -> None:
     assert verdict(config, text, reference) == value
 
 
@@ -86,7 +88,7 @@ def test_a_reply_is_right_or_wrong(config: dict[str, Any], text: str, reference:
         ("none", None),
     ],
 )
-def test_numbers_are_read_as_people_write_them(text: str, number: str | None) -> None:
+def test_common_number_formats_are_parsed(text: str, number: str | None) -> None:
     assert last_number(text) == (None if number is None else Decimal(number))
 
 
@@ -111,8 +113,8 @@ def test_numbers_are_read_as_people_write_them(text: str, number: str | None) ->
         ("", None),
     ],
 )
-def test_a_letter_is_found_where_it_is_settled_on(text: str, letter: str | None) -> None:
-    assert chosen(text) == letter
+def test_chosen_letter_is_found(text: str, letter: str | None) -> None:
+    assert read_choice(text) == letter
 
 
 HUGE = "9" * 2_000_000
@@ -134,7 +136,7 @@ HUGE = "9" * 2_000_000
     ],
     ids=lambda config: config["type"],
 )
-def test_no_reply_takes_long_or_takes_anything_down(
+def test_hostile_replies_are_verified_quickly(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], text: str
 ) -> None:
     for name in ("PATTERN_SECONDS", "SCHEMA_SECONDS"):  # long beside any pause of a busy machine
@@ -152,7 +154,7 @@ def test_no_reply_takes_long_or_takes_anything_down(
         ({"type": "json_schema", "schema": {"pattern": "^(a|aa)+$"}}, '"' + "a" * 200 + 'b"'),
     ],
 )
-def test_a_pattern_without_end_is_stopped(config: dict[str, Any], text: str) -> None:
+def test_catastrophic_pattern_is_stopped(config: dict[str, Any], text: str) -> None:
     with pytest.raises(Unverifiable, match="more than 1 s"):
         verdict(config, text)
 
@@ -169,7 +171,7 @@ def test_a_pattern_without_end_is_stopped(config: dict[str, Any], text: str) -> 
         ({"type": "json_schema"}, '{"$ref": "#"}'),
     ],
 )
-def test_a_reference_that_cannot_be_is_no_fault_of_the_replys(config: dict[str, Any], reference: str) -> None:
+def test_invalid_reference_is_unverifiable(config: dict[str, Any], reference: str) -> None:
     with pytest.raises(Unverifiable):
         verdict(config, "{}", reference)
 
@@ -185,23 +187,23 @@ def test_a_reference_that_cannot_be_is_no_fault_of_the_replys(config: dict[str, 
         {"type": "exact", "more": 1},
     ],
 )
-def test_settings_that_cannot_be_are_refused(config: dict[str, Any]) -> None:
+def test_invalid_settings_are_rejected(config: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         CONFIG.validate_python(config)
 
 
-def test_ones_own_are_found_by_the_settings_and_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_verifiers_are_loaded_by_settings_and_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("shop_checks")
     module.half = lambda attempt: 0.5  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "shop_checks", module)
     config = {"type": "custom", "name": "half"}
     settings = Settings(rollouts={"verifiers": {"half": "shop_checks:half"}})  # type: ignore[arg-type]
-    assert verifier(config, settings)(Attempt((), {}, None, None)) == 0.5
-    with pytest.raises(extensions.UnknownFunction, match="no verifier 'half'"):
-        verifier(config, Settings())
+    assert load_verifier(config, settings)(VerifierInput((), {}, None, None)) == 0.5
+    with pytest.raises(UnknownExtension, match="no verifier 'half'"):
+        load_verifier(config, Settings())
 
 
-def test_a_schema_that_is_never_through_is_given_up() -> None:
+def test_endless_schema_is_stopped() -> None:
     chain: dict[str, Any] = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
     schema = {"$defs": {**chain, "d40": {"type": "object"}}, "$ref": "#/$defs/d0"}
     with pytest.raises(Unverifiable, match="took more than"):

@@ -1,9 +1,9 @@
-"""The learning rate is a function of the step."""
+"""Tests of the learning-rate schedule."""
 
 import pytest
 
 from alignment.config.trainer import OptimConfig
-from alignment.trainer.optimizer import rate
+from alignment.trainer.optimizer import learning_rate
 
 
 @pytest.mark.parametrize(
@@ -15,11 +15,11 @@ from alignment.trainer.optimizer import rate
         ({"schedule": "cosine", "total_steps": 12, "warmup_steps": 2, "final_share": 0.2}, {1: 1.0, 7: 0.6, 12: 0.2}),
     ],
 )
-def test_rates_by_hand(settings: dict, rates: dict[int, float]) -> None:
+def test_learning_rate_examples(settings: dict, rates: dict[int, float]) -> None:
     config = OptimConfig(lr=1.0, **settings)
-    assert {step: rate(config, step) for step in rates} == pytest.approx(rates)
+    assert {step: learning_rate(config, step) for step in rates} == pytest.approx(rates)
 
 
-def test_a_schedule_needs_an_end() -> None:
+def test_schedule_requires_total_steps() -> None:
     with pytest.raises(ValueError, match="total_steps"):
         OptimConfig(schedule="cosine")

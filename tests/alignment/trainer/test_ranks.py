@@ -1,4 +1,4 @@
-"""More ranks, the same policy: FSDP over gloo against one process."""
+"""Training with FSDP over gloo gives the same policy as one process."""
 
 import json
 import os
@@ -20,20 +20,20 @@ from alignment.types import Batch
 
 
 def in_pairs(batch: Batch) -> Batch:
-    """Two by two as replies to one prompt; algorithms that do not compare replies do not look at that."""
+    """Group samples in pairs, as replies to one prompt; algorithms without comparisons ignore the groups."""
     samples = (replace(sample, group=f"g{index // 2}") for index, sample in enumerate(batch.samples))
     return replace(batch, samples=tuple(samples))
 
 
 FULL = {"lora": None, "optim": OptimConfig(lr=1e-5)}
-PAIRS = {"algorithm": DPOConfig(minibatches=2)}  # in the second batch there is one pair, and nothing for most ranks
+PAIRS = {"algorithm": DPOConfig(minibatches=2)}  # the second batch has one pair, so most ranks have empty micro-batches
 CRITIC = {"algorithm": PPOConfig(estimator="gae", epochs=2, minibatches=2)}
 
 
 @pytest.mark.parametrize(
     ("ranks", "settings"), [(1, {}), (2, CRITIC), (3, PAIRS), (2, FULL)], ids=["1", "2-critic", "3-pairs", "2-full"]
 )
-def test_any_number_of_ranks_learns_the_same(
+def test_training_does_not_depend_on_number_of_ranks(
     base_model: Path,
     config: TrainerConfig,
     draw: Callable[..., Batch],
@@ -42,7 +42,7 @@ def test_any_number_of_ranks_learns_the_same(
     settings: dict[str, object],
 ) -> None:
     config = config.model_copy(update=settings)
-    # odd numbers, and fewer sequences than ranks in a minibatch
+    # odd sizes, and minibatches with fewer sequences than ranks
     batches = [in_pairs(batch) for batch in (draw(11, seed=1), draw(3, seed=2))]
     files = []
     for number, batch in enumerate(batches):
@@ -59,16 +59,16 @@ def test_any_number_of_ranks_learns_the_same(
 
     alone = Trainer(base_model, config)
     for number, batch in enumerate(batches, start=1):
-        told = alone.update(batch).metrics
-        heard_of = json.loads((tmp_path / "out" / f"metrics-{number}").read_text())
-        measured = {name for name in told if not name.startswith(("perf", "timing_s"))}
-        assert {name: heard_of[name] for name in measured} == pytest.approx(
-            {n: told[n] for n in measured}, abs=1e-4, rel=1e-5
+        metrics = alone.update(batch).metrics
+        rank_metrics = json.loads((tmp_path / "out" / f"metrics-{number}").read_text())
+        measured = {name for name in metrics if not name.startswith(("perf", "timing_s"))}
+        assert {name: rank_metrics[name] for name in measured} == pytest.approx(
+            {n: metrics[n] for n in measured}, abs=1e-4, rel=1e-5
         )
         file = WEIGHTS if config.lora is None else ADAPTER
         together = load_file(tmp_path / "out" / f"shop-v{number}" / file)
-        assert together.keys() == alone.policy.tensors("actor").keys()
-        for name, parameter in alone.policy.tensors("actor").items():
+        assert together.keys() == alone.policy.role_parameters("actor").keys()
+        for name, parameter in alone.policy.role_parameters("actor").items():
             torch.testing.assert_close(together[name], parameter.detach(), atol=1e-5, rtol=0)
-    heard = {(tmp_path / "out" / f"rank-{rank}").read_text() for rank in range(ranks)}
-    assert len(heard) == 1
+    probes = {(tmp_path / "out" / f"rank-{rank}").read_text() for rank in range(ranks)}
+    assert len(probes) == 1

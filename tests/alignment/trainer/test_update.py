@@ -1,4 +1,4 @@
-"""One update, looked at step by step: what must not matter does not, and what must hold holds exactly."""
+"""One update, step by step: invariances, exact identities and error handling."""
 
 import math
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from alignment.algorithms.ppo import PPO
 from alignment.config.algorithm import (
     AlgorithmConfig,
     CorrectionConfig,
@@ -25,12 +26,12 @@ from alignment.config.algorithm import (
     RLOOConfig,
 )
 from alignment.config.trainer import TrainerConfig
-from alignment.data.micro_batches import Scored
+from alignment.data.micro_batches import ScoredSequence
 from alignment.errors import ForeignSamples, NoVariance
-from alignment.trainer.scoring import score_alone
+from alignment.trainer.scoring import score_sequences
 from alignment.trainer.trainer import Trainer
 from alignment.trainer.update import Update
-from alignment.types import Batch
+from alignment.types import Batch, MicroBatch
 
 Draw = Callable[..., Batch]
 EVERY: list[AlgorithmConfig] = [
@@ -52,12 +53,12 @@ EVERY: list[AlgorithmConfig] = [
 
 
 def label(config: AlgorithmConfig) -> str:
-    told = config.model_dump(exclude_defaults=True, exclude={"type"})
-    return "-".join([config.type, *(str(value) for value in told.values() if not isinstance(value, dict))])
+    fields = config.model_dump(exclude_defaults=True, exclude={"type"})
+    return "-".join([config.type, *(str(value) for value in fields.values() if not isinstance(value, dict))])
 
 
 def in_groups(batch: Batch, size: int = 3) -> Batch:
-    """As candidates of one prompt: the same prompt for each, rewards that differ."""
+    """Return the batch with its samples grouped: one prompt per group and different rewards."""
     samples = [
         replace(
             sample,
@@ -80,109 +81,115 @@ def grouped(draw: Draw, base_model: Path) -> Batch:
     return replace(batch, samples=tuple(samples))
 
 
-def moved(base_model: Path, config: TrainerConfig, batch: Batch) -> Trainer:
-    """A learner that has left the base model behind, so that nothing is zero."""
-    learner = Trainer(base_model, config.model_copy(update={"algorithm": PPOConfig(), "packing": "off"}))
-    learner.update(batch)
+def updated_trainer(base_model: Path, config: TrainerConfig, batch: Batch) -> Trainer:
+    """Return a trainer whose policy differs from the base model, so that no metric is zero."""
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": PPOConfig(), "packing": "off"}))
+    trainer.update(batch)
     other = Trainer(base_model, config)
-    other.policy.wear({name: tensor.detach() for name, tensor in learner.policy.tensors("actor").items()})
+    other.policy.load_adapter(
+        {name: tensor.detach() for name, tensor in trainer.policy.role_parameters("actor").items()}
+    )
     return other
 
 
-def first_step(learner: Trainer, batch: Batch) -> tuple[dict[str, float], Tensor]:
-    """Its metrics, and its gradient."""
-    update = Update(learner, batch)
-    epochs = update._epochs(torch.Generator().manual_seed(0))
+def first_step(trainer: Trainer, batch: Batch) -> tuple[dict[str, float], Tensor]:
+    """Return the metrics and the gradient of the first step."""
+    update = Update(trainer.context, batch, step=0)
+    epochs = update._plan_epochs(torch.Generator().manual_seed(0))
     update._score([group for _, groups in epochs[0] for group in groups])
-    learner.algorithm.before_train_step(0, update.data)
+    trainer.algorithm.before_train_step(0, update.data)
     minibatch, groups = epochs[0][0]
-    figures = update._learn(minibatch, groups)
-    hats = ("actor", "critic") if learner.critic_optimizer else ("actor",)
-    tensors = [tensor for hat in hats for tensor in learner.policy.tensors(hat).values()]
+    figures = update._accumulate_gradient(minibatch, groups)
+    roles = ("actor", "critic") if trainer.critic_optimizer else ("actor",)
+    tensors = [tensor for role in roles for tensor in trainer.policy.role_parameters(role).values()]
     return figures, torch.cat([tensor.grad.flatten() for tensor in tensors if tensor.grad is not None])
 
 
 @pytest.mark.parametrize("algorithm", EVERY, ids=label)
-def test_how_a_minibatch_is_cut_and_packed_changes_nothing(
+def test_micro_batch_size_and_packing_do_not_change_the_gradient(
     base_model: Path, config: TrainerConfig, grouped: Batch, algorithm: AlgorithmConfig
 ) -> None:
-    found = []
+    results = []
     for microbatch_tokens, packing in ((1, "off"), (64, "chain"), (64, "tree"), (10_000, "tree")):
         fields = {"microbatch_tokens": microbatch_tokens, "packing": packing, "algorithm": algorithm}
-        found.append(first_step(moved(base_model, config.model_copy(update=fields), grouped), grouped))
-    figures, gradient = found[0]
+        results.append(first_step(updated_trainer(base_model, config.model_copy(update=fields), grouped), grouped))
+    figures, gradient = results[0]
     assert gradient.abs().max() > 1e-4
-    for others, other in found[1:]:
+    for others, other in results[1:]:
         torch.testing.assert_close(other, gradient, atol=2e-5, rtol=1e-3)
         assert others == pytest.approx(figures, abs=2e-5)
 
 
 @pytest.mark.parametrize("algorithm", EVERY, ids=label)
-def test_every_algorithm_learns_and_reports(
+def test_every_algorithm_updates_and_reports(
     base_model: Path, config: TrainerConfig, grouped: Batch, algorithm: AlgorithmConfig
 ) -> None:
-    learner = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
-    before = {name: tensor.detach().clone() for name, tensor in learner.policy.tensors("actor").items()}
-    report = learner.update(grouped)
-    assert any(not torch.equal(tensor, before[name]) for name, tensor in learner.policy.tensors("actor").items())
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
+    before = {name: tensor.detach().clone() for name, tensor in trainer.policy.role_parameters("actor").items()}
+    report = trainer.update(grouped)
+    assert any(
+        not torch.equal(tensor, before[name]) for name, tensor in trainer.policy.role_parameters("actor").items()
+    )
     assert {"actor/pg_loss", "actor/grad_norm", "actor/lr", "perf/throughput"} <= report.metrics.keys()
     assert all(isinstance(value, (int, float)) for value in report.metrics.values())
 
 
 @pytest.mark.parametrize("packing", ["tree", "chain", "off"])
-def test_at_the_first_step_the_policy_is_its_parent_to_the_bit(
+def test_first_step_logprobs_equal_old_logprobs_bit_for_bit(
     base_model: Path, config: TrainerConfig, grouped: Batch, packing: str
 ) -> None:
     recipe = GRPOConfig(minibatches=2, epochs=2, kl_coef=0.0)
-    learner = moved(base_model, config.model_copy(update={"algorithm": recipe, "packing": packing}), grouped)
-    figures, _ = first_step(learner, grouped)
+    trainer = updated_trainer(base_model, config.model_copy(update={"algorithm": recipe, "packing": packing}), grouped)
+    figures, _ = first_step(trainer, grouped)
     assert figures["actor/ppo_kl"] == 0.0
     assert figures["actor/ppo_kl_k3"] == 0.0
     assert figures["actor/pg_clipfrac"] == 0.0
 
 
-def test_a_single_step_needs_no_scoring_of_its_parent_and_is_the_same(
+def test_single_step_needs_no_old_logprobs_and_gives_the_same_gradient(
     base_model: Path, config: TrainerConfig, grouped: Batch
 ) -> None:
     alone = GRPOConfig(minibatches=1)
-    learner = moved(base_model, config.model_copy(update={"algorithm": alone}), grouped)
-    assert not learner.algorithm.needs_parent
-    _, gradient = first_step(learner, grouped)
-    learner.optimizer.forget()
-    learner.algorithm.needs_parent = True
-    _, scored = first_step(learner, grouped)
+    trainer = updated_trainer(base_model, config.model_copy(update={"algorithm": alone}), grouped)
+    assert not trainer.algorithm.needs_old_logprobs
+    _, gradient = first_step(trainer, grouped)
+    trainer.optimizer.zero_grad()
+    trainer.algorithm.needs_old_logprobs = True
+    _, scored = first_step(trainer, grouped)
     torch.testing.assert_close(scored, gradient, atol=1e-7, rtol=1e-5)
 
 
-def test_without_staleness_decoupled_ppo_is_plain_ppo(base_model: Path, config: TrainerConfig, grouped: Batch) -> None:
-    """η = 0: what was recorded is what the parent says, so correcting for the difference changes nothing."""
+def test_decoupled_ppo_equals_plain_ppo_without_staleness(
+    base_model: Path, config: TrainerConfig, grouped: Batch
+) -> None:
+    """η = 0: recorded and recomputed log-probs are equal, so the correction changes nothing."""
     plain = PPOConfig(proximal="rollout", correction=CorrectionConfig(mode="off"))
     adapters = []
     for recipe in (PPOConfig(), PPOConfig(proximal="loglinear"), plain):
-        learner = Trainer(base_model, config.model_copy(update={"algorithm": recipe}))
-        learner.update(grouped)
-        adapters.append(learner.policy.tensors("actor"))
+        trainer = Trainer(base_model, config.model_copy(update={"algorithm": recipe}))
+        trainer.update(grouped)
+        adapters.append(trainer.policy.role_parameters("actor"))
     for other in adapters[1:]:
         for name, tensor in adapters[0].items():
             torch.testing.assert_close(other[name], tensor, atol=2e-5, rtol=0)
 
 
-def test_without_staleness_the_asynchronous_run_is_the_synchronous_one_to_the_bit(
+def test_asynchronous_run_without_staleness_equals_synchronous_run_bit_for_bit(
     base_model: Path, config: TrainerConfig, draw: Draw, tmp_path: Path
 ) -> None:
-    """Through bytes, export and restore, as the trainer behind the queue does it; against a plain loop."""
-    together, apart = Trainer(base_model, config), Trainer(base_model, config)
+    """Compare bytes, export and restore, as the worker uses them, with a plain loop."""
+    synchronous, asynchronous = Trainer(base_model, config), Trainer(base_model, config)
     version: Path | None = None
     for number in range(3):
         batch = draw(8, seed=number, adapter=version)
-        together.update(batch)
-        apart.restore(version)
-        apart.update(Batch.from_bytes(batch.to_bytes()))
-        version = apart.export(tmp_path / f"v{number + 1}", {}).path
-        apart.restore(None)
-    apart.restore(version)
-    for name, tensor in together.policy.tensors("actor").items():
-        assert torch.equal(apart.policy.tensors("actor")[name], tensor)
+        synchronous.update(batch)
+        asynchronous.restore(version)
+        asynchronous.update(Batch.from_bytes(batch.to_bytes()))
+        version = asynchronous.export(tmp_path / f"v{number + 1}", {}).path
+        asynchronous.restore(None)
+    asynchronous.restore(version)
+    for name, tensor in synchronous.policy.role_parameters("actor").items():
+        assert torch.equal(asynchronous.policy.role_parameters("actor")[name], tensor)
 
 
 @pytest.mark.parametrize(
@@ -190,24 +197,24 @@ def test_without_staleness_the_asynchronous_run_is_the_synchronous_one_to_the_bi
     [PPOConfig(estimator="gae"), LengthAwarePPOConfig(shortest=3, longest=5, drift_patience=1)],
     ids=["critic", "drift"],
 )
-def test_all_that_an_algorithm_remembers_goes_with_the_version(
+def test_algorithm_state_is_restored_with_the_version(
     base_model: Path, config: TrainerConfig, draw: Draw, tmp_path: Path, algorithm: AlgorithmConfig
 ) -> None:
     settings = config.model_copy(update={"algorithm": algorithm})
-    learner, resumed = Trainer(base_model, settings), Trainer(base_model, settings)
-    learner.update(draw(8, seed=1))
-    learner.export(tmp_path / "v1", {})
-    straight = learner.update(draw(8, seed=2)).metrics
+    trainer, resumed = Trainer(base_model, settings), Trainer(base_model, settings)
+    trainer.update(draw(8, seed=1))
+    trainer.export(tmp_path / "v1", {})
+    straight = trainer.update(draw(8, seed=2)).metrics
     resumed.restore(tmp_path / "v1")
     again = resumed.update(draw(8, seed=2)).metrics
     same = {name for name in straight if not name.startswith(("timing_s", "perf"))}
     assert {name: again[name] for name in same} == {name: straight[name] for name in same}
-    for hat in ("actor", "critic") if learner.critic_optimizer else ("actor",):
-        for name, tensor in learner.policy.tensors(hat).items():
-            assert torch.equal(resumed.policy.tensors(hat)[name], tensor)
+    for role in ("actor", "critic") if trainer.critic_optimizer else ("actor",):
+        for name, tensor in trainer.policy.role_parameters(role).items():
+            assert torch.equal(resumed.policy.role_parameters(role)[name], tensor)
 
 
-def test_a_critic_can_take_over_a_policy_that_learned_without_one(
+def test_critic_can_be_added_to_a_policy_trained_without_one(
     base_model: Path, config: TrainerConfig, draw: Draw, tmp_path: Path
 ) -> None:
     first = Trainer(base_model, config)
@@ -219,15 +226,15 @@ def test_a_critic_can_take_over_a_policy_that_learned_without_one(
     assert second.optimizer.steps > first.optimizer.steps
 
 
-def test_full_weights_learn_behind_the_same_interface(
+def test_full_weights_use_the_same_interface(
     base_model: Path, config: TrainerConfig, draw: Draw, tmp_path: Path
 ) -> None:
     settings = config.model_copy(update={"lora": None})
-    learner = Trainer(base_model, settings)
-    report = learner.update(draw(8, seed=1))
+    trainer = Trainer(base_model, settings)
+    report = trainer.update(draw(8, seed=1))
     assert report.reference_kl > 0
-    done = learner.export(tmp_path / "v1", {})
-    straight = learner.update(draw(8, seed=2)).metrics["actor/pg_loss"]
+    done = trainer.export(tmp_path / "v1", {})
+    straight = trainer.update(draw(8, seed=2)).metrics["actor/pg_loss"]
     resumed = Trainer(base_model, settings)
     resumed.restore(done.path)
     assert resumed.update(draw(8, seed=2)).metrics["actor/pg_loss"] == straight
@@ -235,22 +242,22 @@ def test_full_weights_learn_behind_the_same_interface(
     from transformers import AutoModelForCausalLM
 
     exported = AutoModelForCausalLM.from_pretrained(done.path).state_dict()
-    begun = AutoModelForCausalLM.from_pretrained(base_model).state_dict()
-    assert exported.keys() == begun.keys()
-    assert any(not torch.equal(exported[name], begun[name]) for name in begun)
+    base = AutoModelForCausalLM.from_pretrained(base_model).state_dict()
+    assert exported.keys() == base.keys()
+    assert any(not torch.equal(exported[name], base[name]) for name in base)
 
 
-def test_the_algorithm_of_the_documentation_learns(
+def test_documented_custom_algorithm_learns(
     base_model: Path, config: TrainerConfig, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
     (tmp_path / "shop_rl.py").write_text(text.partition("```python\n")[2].partition("```")[0])
     monkeypatch.syspath_prepend(str(tmp_path))
     mine = CustomConfig(name="shop_rl:Brave", options={"courage": 2.0}, epochs=2)
-    learner = Trainer(base_model, config.model_copy(update={"algorithm": mine}))
-    before = score_alone(learner.policy, [Scored.of(s) for s in draw(16).samples], budget=64)
-    metrics = learner.update(draw(16)).metrics
-    after = score_alone(learner.policy, [Scored.of(s) for s in draw(16).samples], budget=64)
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": mine}))
+    before = score_sequences(trainer.policy, [ScoredSequence.from_sample(s) for s in draw(16).samples], max_tokens=64)
+    metrics = trainer.update(draw(16)).metrics
+    after = score_sequences(trainer.policy, [ScoredSequence.from_sample(s) for s in draw(16).samples], max_tokens=64)
     liked = torch.tensor([sample.reward > 0 for sample in draw(16).samples])
     assert (after - before)[liked, 0].mean() > 0 > (after - before)[~liked, 0].mean()
     assert metrics["brave/courage"] == 2.0
@@ -258,7 +265,7 @@ def test_the_algorithm_of_the_documentation_learns(
 
 
 def foreign(batch: Batch, distance: float, count: int) -> Batch:
-    """As if other weights had given the first `count` turns their log-probs."""
+    """Return the batch with the log-probs of the first `count` turns shifted, as if other weights had given them."""
     samples = [
         replace(sample, logprobs=tuple(p - distance * (index < count) for p in sample.logprobs))
         for index, sample in enumerate(batch.samples)
@@ -271,80 +278,103 @@ def foreign(batch: Batch, distance: float, count: int) -> Batch:
     [PPOConfig(), PPOConfig(minibatches=1), PPOConfig(proximal="loglinear"), GRPOConfig(minibatches=1), DPOConfig()],
     ids=label,
 )
-def test_log_probs_of_other_weights_are_refused_whether_or_not_the_parent_is_scored(
+def test_foreign_logprobs_are_rejected_with_and_without_old_logprobs(
     base_model: Path, config: TrainerConfig, grouped: Batch, algorithm: AlgorithmConfig
 ) -> None:
-    learner = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
     with pytest.raises(ForeignSamples, match="other weights"):
-        learner.update(foreign(grouped, 0.9, len(grouped.samples)))
+        trainer.update(foreign(grouped, 0.9, len(grouped.samples)))
 
 
-def test_one_foreign_turn_among_many_is_found_and_named(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
-    learner = Trainer(base_model, config)
+def test_single_foreign_turn_is_named(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
+    trainer = Trainer(base_model, config)
     with pytest.raises(ForeignSamples, match="turn-0"):
-        learner.update(foreign(draw(16), 2.1, 1))
+        trainer.update(foreign(draw(16), 2.1, 1))
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
-def test_a_batch_whose_every_token_is_rejected_is_refused_by_any_number_of_steps(
+def test_batch_with_all_tokens_rejected_raises_for_any_number_of_steps(
     base_model: Path, config: TrainerConfig, grouped: Batch, minibatches: int
 ) -> None:
     rejecting = CorrectionConfig(mode="reject", low=0.9, high=1.1)
     recipe = PPOConfig(minibatches=minibatches, correction=rejecting, kl_coef=0.0)
-    learner = Trainer(base_model, config.model_copy(update={"algorithm": recipe}))
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": recipe}))
     with pytest.raises((ForeignSamples, NoVariance)):
-        learner.update(foreign(grouped, 0.3, len(grouped.samples)))
-    assert learner.optimizer.steps == 0
+        trainer.update(foreign(grouped, 0.3, len(grouped.samples)))
+    assert trainer.optimizer.steps == 0
 
 
 @pytest.mark.parametrize(
     "algorithm", [KTOConfig(max_kl=1e-6), DPOConfig(max_kl=1e-6), PPOConfig(max_kl=1e-6)], ids=label
 )
-def test_every_algorithm_stops_where_it_is_told_to(
+def test_max_kl_stops_every_algorithm_early(
     base_model: Path, config: TrainerConfig, grouped: Batch, algorithm: AlgorithmConfig
 ) -> None:
     recipe = algorithm.model_copy(update={"epochs": 4, "minibatches": 1})
-    learner = Trainer(base_model, config.model_copy(update={"algorithm": recipe}))
-    metrics = learner.update(grouped).metrics
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": recipe}))
+    metrics = trainer.update(grouped).metrics
     assert (metrics["training/steps"], metrics["training/stopped_early"]) == (1, 1.0)
 
 
-def test_whatever_goes_wrong_the_policy_is_what_it_was(
+class SilentPolicyGradient(PPO):
+    """A policy gradient with a loss of its own that reports no KL."""
+
+    Config = PPOConfig
+
+    def compute_loss(self, data: MicroBatch) -> dict[str, Tensor]:
+        return {"loss": super().compute_loss(data)["loss"]}
+
+
+def test_max_kl_is_enforced_for_an_algorithm_that_reports_no_kl(
+    base_model: Path, config: TrainerConfig, grouped: Batch
+) -> None:
+    algorithm = CustomConfig(
+        name=f"{__name__}:SilentPolicyGradient", epochs=4, minibatches=1, max_kl=1e-6, options={"proximal": "rollout"}
+    )
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
+    metrics = trainer.update(grouped).metrics
+    assert (metrics["training/steps"], metrics["training/stopped_early"]) == (1, 1.0)
+    unbounded = algorithm.model_copy(update={"max_kl": None})
+    metrics = Trainer(base_model, config.model_copy(update={"algorithm": unbounded})).update(grouped).metrics
+    assert (metrics["training/steps"], metrics["training/stopped_early"]) == (4, 0.0)
+
+
+def test_failed_update_restores_the_policy(
     base_model: Path, config: TrainerConfig, draw: Draw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = PPOConfig(estimator="gae")
-    learner = Trainer(base_model, config.model_copy(update={"algorithm": recipe}))
-    learner.update(draw(8))
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": recipe}))
+    trainer.update(draw(8))
 
     def state() -> list[Tensor]:
-        return [tensor.detach().clone() for tensor in learner._own_tensors()]
+        return [tensor.detach().clone() for tensor in trainer._trained_tensors()]
 
     def fails(step: int, report: object) -> None:
-        raise RuntimeError("somebody's hook")
+        raise RuntimeError("error in a hook")
 
-    before, progress = state(), learner.progress
-    monkeypatch.setattr(learner.algorithm, "after_train_step", fails)
+    before, progress = state(), trainer.progress
+    monkeypatch.setattr(trainer.algorithm, "after_train_step", fails)
     with pytest.raises(RuntimeError, match="hook"):
-        learner.update(draw(8, seed=1))
+        trainer.update(draw(8, seed=1))
     assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
-    assert learner.progress == progress
+    assert trainer.progress == progress
 
 
 @pytest.mark.parametrize("algorithm", [PPOConfig(), DPOConfig(max_kl=None)], ids=label)
-def test_the_guards_distance_is_that_of_the_policy_that_came_out(
+def test_guard_kl_is_measured_on_the_new_policy(
     base_model: Path, config: TrainerConfig, grouped: Batch, algorithm: AlgorithmConfig
 ) -> None:
-    """By the parent's own log-probs or, where it was not scored, by those on record; on its own replies alone."""
-    learner = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
+    """It uses the old log-probs, or the recorded ones if the old policy was not scored, of samples without lag."""
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
     older = replace(grouped, samples=tuple(replace(s, lag=i % 2) for i, s in enumerate(grouped.samples)))
-    metrics = learner.update(older).metrics
+    metrics = trainer.update(older).metrics
     own = [sample for sample in older.samples if sample.lag == 0]
-    after_BT = score_alone(learner.policy, [Scored.of(sample) for sample in own], budget=4096)
-    gaps = [
+    after_BT = score_sequences(trainer.policy, [ScoredSequence.from_sample(sample) for sample in own], max_tokens=4096)
+    differences = [
         float(now) - was
         for sample, row in zip(own, after_BT, strict=True)
         for was, now in zip(sample.logprobs, row, strict=False)
     ]
-    expected = sum(math.exp(gap) - 1 - gap for gap in gaps) / len(gaps)
-    assert metrics["guard/tokens"] == len(gaps)
+    expected = sum(math.exp(difference) - 1 - difference for difference in differences) / len(differences)
+    assert metrics["guard/tokens"] == len(differences)
     assert metrics["guard/kl"] == pytest.approx(expected, rel=1e-3, abs=1e-9) and expected > 0

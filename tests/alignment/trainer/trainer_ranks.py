@@ -1,4 +1,4 @@
-"""Run under torchrun by test_ranks: two updates and an export, on as many ranks as there are."""
+"""Run under torchrun by test_ranks: make updates and exports on all ranks."""
 
 import json
 import sys
@@ -6,34 +6,34 @@ from pathlib import Path
 
 from alignment.config.trainer import TrainerConfig
 from alignment.errors import NonFiniteUpdate
-from alignment.models.parallel import leave
+from alignment.models.parallel import exit_process
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch
 
 
 def main(base_model: str, config: str, directory: str, *batches: str) -> None:
-    learner = Trainer(Path(base_model), TrainerConfig.model_validate_json(config))
+    trainer = Trainer(Path(base_model), TrainerConfig.model_validate_json(config))
     for number, batch in enumerate(batches, start=1):
-        report = learner.update(Batch.from_bytes(Path(batch).read_bytes()))
-        export = learner.export(Path(directory) / f"shop-v{number}", {})
-        assert export.manifest_sha256, "every rank learns the hash"
-        if learner.rank == 0:
+        report = trainer.update(Batch.from_bytes(Path(batch).read_bytes()))
+        export = trainer.export(Path(directory) / f"shop-v{number}", {})
+        assert export.manifest_sha256, "every rank gets the hash"
+        if trainer.rank == 0:
             (Path(directory) / f"metrics-{number}").write_text(json.dumps(report.metrics))
-    probe = learner.probe()
+    probe = trainer.probe()
 
-    learner.restore(Path(directory) / "shop-v1")
-    learner.restore(export.path)
-    assert learner.probe() == probe
+    trainer.restore(Path(directory) / "shop-v1")
+    trainer.restore(export.path)
+    assert trainer.probe() == probe
 
-    learner.optimizer.config = learner.optimizer.config.model_copy(update={"lr": 1e30})
+    trainer.optimizer.config = trainer.optimizer.config.model_copy(update={"lr": 1e30})
     try:
-        learner.update(Batch.from_bytes(Path(batches[0]).read_bytes()))
+        trainer.update(Batch.from_bytes(Path(batches[0]).read_bytes()))
     except NonFiniteUpdate:
-        assert learner.probe() == probe
+        assert trainer.probe() == probe
     else:
-        raise AssertionError("an update that explodes must be refused on every rank")
-    (Path(directory) / f"rank-{learner.rank}").write_text(str(probe.logprobs))
-    leave()
+        raise AssertionError("a non-finite update must be rejected on every rank")
+    (Path(directory) / f"rank-{trainer.rank}").write_text(str(probe.logprobs))
+    exit_process()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""AReaL 1.0.4's answers, from its own functions.
+"""AReaL 1.0.4's side of the comparisons, from its own functions.
 
-Its packages import its whole infrastructure when they are opened. They are opened empty here; the two classes that
-the formulas take from other modules are cut out of those.
+Its packages import the whole infrastructure, so they are registered empty here. The two classes that the formulas need
+from other modules are extracted from their sources.
 """
 
 import importlib
@@ -35,6 +35,15 @@ LOGLINEAR = constants["PROX_APPROX_METHOD_LOGLINEAR"]
 PROXIMAL = _cut("trainer/ppo/actor.py", "def compute_prox_logp_approximations", torch=torch, **constants)
 
 
+def bradley_terry_loss(x: Tensors) -> Tensor:
+    """The statement of `compute_rw_loss` that computes the loss of each pair."""
+    scores = torch.stack([x["chosen_P"], x["rejected_P"]], dim=1)
+    loss: Tensor = _cut(
+        "trainer/rw/rw_engine.py", "loss = -torch.nn.functional.logsigmoid", torch=torch, scores=scores
+    )["loss"]
+    return loss.mean()
+
+
 def policy_loss(x: Tensors, *, per: str = "token", **settings: Any) -> Tensor:
     return _policy_loss(x, advantages(x, per), **settings)
 
@@ -50,7 +59,7 @@ def corrected_policy_loss(x: Tensors, *, correction: dict[str, Any], **settings:
 
 
 def kl_estimate(x: Tensors, *, kind: str) -> Tensor:
-    return KL["KLEstimator"](kind)(x["logprobs_BT"], x["reference_BT"]) * x["mask_BT"]
+    return KL["KLEstimator"](kind)(x["logprobs_BT"], x["ref_logprobs_BT"]) * x["mask_BT"]
 
 
 def whiten(x: Tensors) -> Tensor:
@@ -62,7 +71,7 @@ def proximal_loglinear(x: Tensors) -> Tensor:
     parent = 40
     versions_BT = (parent - x["lag_B"])[:, None].expand_as(x["mask_BT"])
     answer = PROXIMAL["compute_prox_logp_approximations"](
-        x["rollout_BT"], x["logprobs_BT"], versions_BT, parent + 1, method=LOGLINEAR
+        x["rollout_logprobs_BT"], x["logprobs_BT"], versions_BT, parent + 1, method=LOGLINEAR
     )
     return answer[LOGLINEAR] * x["mask_BT"]
 
@@ -109,7 +118,7 @@ def _policy_loss(
     return formulas.ppo_actor_loss_fn(
         x["logprobs_BT"],
         x["old_logprobs_BT"],
-        x["rollout_BT"],
+        x["rollout_logprobs_BT"],
         advantages_BT,
         clip_low,
         mask_BT,

@@ -1,4 +1,4 @@
-"""Packages opened without running their `__init__`, for peers whose formulas need less than their packages import."""
+"""Import modules of a package without running its `__init__`, for peers with heavy dependencies."""
 
 import importlib.util
 import sys
@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 def open_empty(*names: str) -> Path:
-    """Registers packages of one peer so that their modules can be imported; answers where the peer is installed."""
+    """Register empty packages of a peer, so their modules can be imported. Return the peer's directory."""
     top = names[0].split(".")[0]
     found = importlib.util.find_spec(top)
     if found is None or found.origin is None:
@@ -21,7 +21,7 @@ def open_empty(*names: str) -> Path:
 
 
 def module_of(name: str, **contents: object) -> ModuleType:
-    """A module that holds these names and no more, in place of the real one."""
+    """Register a module with only these names in place of the real one."""
     module = ModuleType(name)
     vars(module).update(contents)
     sys.modules[name] = module

@@ -1,7 +1,7 @@
-"""OpenRLHF 0.11.2's answers, from its own classes.
+"""OpenRLHF 0.11.2's side of the comparisons, from its own classes.
 
-Its packages import DeepSpeed, flash-attention and vLLM when they are opened. The formulas need none of them, so
-the packages are opened empty here, and the modules that hold the formulas are loaded into them.
+Its packages import DeepSpeed, flash-attention and vLLM. The formulas need none of them, so the packages are registered
+empty here, and the modules with the formulas are loaded into them.
 """
 
 import importlib
@@ -22,7 +22,7 @@ module_of("deepspeed")
 importlib.import_module("openrlhf.models.utils")  # imports DeepSpeed, and needs nothing of it for what is used here
 del sys.modules["deepspeed"]  # others ask whether it is there
 
-from openrlhf.models.loss import DPOLoss, PolicyLoss, ValueLoss, aggregate_loss  # noqa: E402
+from openrlhf.models.loss import DPOLoss, PairWiseLoss, PolicyLoss, ValueLoss, aggregate_loss  # noqa: E402
 from openrlhf.models.utils import compute_approx_kl, compute_reward  # noqa: E402
 from openrlhf.models.utils import masked_mean as openrlhf_masked_mean  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
@@ -62,14 +62,14 @@ def masked_mean(x: Tensors) -> Tensor:
 def kl_estimate(x: Tensors, *, kind: str) -> Tensor:
     straight = kind.endswith("+")
     kl_BT = compute_approx_kl(
-        x["logprobs_BT"], x["reference_BT"], kl_estimator=kind.rstrip("+"), unbiased_gradient=straight
+        x["logprobs_BT"], x["ref_logprobs_BT"], kl_estimator=kind.rstrip("+"), unbiased_gradient=straight
     )
     return kl_BT * x["mask_BT"]
 
 
 def kl_in_reward(x: Tensors, *, kind: str) -> Tensor:
     """Its rewards are one a sequence, at the end; without any, the KL's share of the token rewards is left."""
-    kl_BT = compute_approx_kl(x["old_logprobs_BT"], x["reference_BT"], kl_estimator=kind)
+    kl_BT = compute_approx_kl(x["old_logprobs_BT"], x["ref_logprobs_BT"], kl_estimator=kind)
     none_B = torch.zeros_like(x["rewards_B"])
     return (x["rewards_BT"] + compute_reward(none_B, KL_COEF, kl_BT, action_mask=x["mask_BT"])) * x["mask_BT"]
 
@@ -119,6 +119,11 @@ def ipo_of_sums(x: Tensors, *, beta: float) -> Tensor:
     return dpo_loss(x, beta=beta, kind="ipo")
 
 
+def bradley_terry_loss(x: Tensors) -> Tensor:
+    loss: Tensor = PairWiseLoss()(x["chosen_P"], x["rejected_P"])
+    return loss
+
+
 def overlong_penalty(x: Tensors, *, longest: int, buffer: int) -> Tensor:
     rewards = torch.zeros(len(LENGTHS), dtype=torch.float64)
     sample = SimpleNamespace(response_length=torch.tensor(LENGTHS), rewards=rewards)
@@ -148,7 +153,7 @@ def _policy_loss(
         x["old_logprobs_BT"],
         advantages_BT,
         x["mask_BT"],
-        x["rollout_BT"],
+        x["rollout_logprobs_BT"],
         **_totals(denominator),
     )
 

@@ -1,8 +1,7 @@
-"""TRL 1.16.0's answers, from its trainers' own methods.
+"""TRL 1.16.0's side of the comparisons, from its trainers' own methods.
 
-TRL's formulas are not functions: they are the insides of the trainers. `_compute_loss` is called unbound, on a
-stand-in that has what the method reads. What lies in the middle of longer methods (importance ratios, advantages)
-is cut out of them and run as it stands.
+TRL's formulas are parts of the trainers' methods. `_compute_loss` is called unbound, on a stand-in with the attributes
+that it reads. Parts of longer methods (importance ratios, advantages) are extracted and run unchanged.
 """
 
 import inspect
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trl import DPOTrainer, GRPOTrainer, KTOTrainer, RLOOTrainer
+from trl import DPOTrainer, GRPOTrainer, KTOTrainer, RewardTrainer, RLOOTrainer
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer import grpo_trainer, rloo_trainer
 
@@ -105,6 +104,15 @@ def dpo_loss(x: Tensors, *, beta: float, kind: str, label_smoothing: float = 0.0
     loss = _grab(DPOTrainer, trainer, inputs, _model(logps_B, mask_BT), return_outputs=False)
     rewards = [trainer._metrics["train"][name][0] for name in ("rewards/chosen", "rewards/rejected")]
     return torch.cat([loss[None], torch.tensor(rewards, dtype=loss.dtype)])
+
+
+def bradley_terry_loss(x: Tensors) -> Tensor:
+    """The statement of `RewardTrainer.compute_loss` for batches without margins."""
+    names = {"nn": torch.nn, "rewards_chosen": x["chosen_P"], "rewards_rejected": x["rejected_P"]}
+    source = inspect.getsource(RewardTrainer.compute_loss)
+    exec(cut(source, "loss = -nn.functional.logsigmoid(rewards_chosen - rewards_rejected).mean()"), names)
+    loss: Tensor = names["loss"]
+    return loss
 
 
 def kto_loss(
@@ -228,7 +236,7 @@ def _grpo(
     inputs = _batch(x) | {
         "advantages": advantages_BT,
         "old_per_token_logps": x["old_logprobs_BT"],
-        "ref_per_token_logps": x["reference_BT"],
+        "ref_per_token_logps": x["ref_logprobs_BT"],
         "importance_sampling_ratio": ratio,
         "num_items_in_batch": torch.tensor(tokens),
     }
@@ -251,7 +259,7 @@ def _importance_ratio(x: Tensors, *, level: str, mode: str, low: float = 0.0, hi
         "tool_mask": None,
         "completion_mask": x["mask_BT"],
         "old_per_token_logps": x["old_logprobs_BT"],
-        "sampling_per_token_logps": x["rollout_BT"],
+        "sampling_per_token_logps": x["rollout_logprobs_BT"],
     }
     first = "if self.use_vllm and self.vllm_importance_sampling_correction:\n    mask ="
     exec(cut(inspect.getsource(GRPOTrainer._generate_and_score_completions), first), space)

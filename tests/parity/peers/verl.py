@@ -1,4 +1,4 @@
-"""verl 0.9.1's answers, from verl's own functions. Everything in the precision of the batch."""
+"""verl 0.9.1's side of the comparisons, from its own functions, in the precision of the batch."""
 
 import importlib.util
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.parity.draws import Tensors
 from tests.parity.ours import KL_COEF, KLS, METRICS, STEPS, advantages
 from tests.parity.peers.cut import cut
 
-NAMES = {"ppo": "vanilla"}  # ours: theirs, where they differ
+NAMES = {"ppo": "vanilla"}  # our name: its name in verl
 NO_DUAL_CLIP = 1e30  # verl always has one
 RS_LEVELS = {"token": "token_k1", "sequence": "seq_sum_k1"}
 
@@ -35,7 +35,7 @@ def clip_fractions(x: Tensors, **settings: Any) -> Tensor:
 
 def policy_loss_with_kl(x: Tensors, *, kl_kind: str, **settings: Any) -> Tensor:
     """As the last lines of `verl.workers.utils.losses.ppo_loss` add them up."""
-    kl_BT = core_algos.kl_penalty(x["logprobs_BT"], x["reference_BT"], kl_kind)
+    kl_BT = core_algos.kl_penalty(x["logprobs_BT"], x["ref_logprobs_BT"], kl_kind)
     return policy_loss(x, **settings) + KL_COEF * core_algos.agg_loss(kl_BT, x["mask_BT"], settings["aggregation"])
 
 
@@ -50,7 +50,7 @@ def bypass_loss(x: Tensors, *, correction: dict[str, Any], aggregation: str) -> 
         rollout_correction=RolloutCorrectionConfig(loss_type="reinforce", **_correction_settings(**correction)),
     )
     return core_algos.get_policy_loss_fn("bypass_mode")(
-        old_log_prob=x["rollout_BT"],
+        old_log_prob=x["rollout_logprobs_BT"],
         log_prob=x["logprobs_BT"],
         advantages=x["advantages_BT"],
         response_mask=x["mask_BT"],
@@ -68,7 +68,7 @@ def masked_mean(x: Tensors) -> Tensor:
 
 
 def kl_estimate(x: Tensors, *, kind: str) -> Tensor:
-    return core_algos.kl_penalty(x["logprobs_BT"], x["reference_BT"], kind) * x["mask_BT"]
+    return core_algos.kl_penalty(x["logprobs_BT"], x["ref_logprobs_BT"], kind) * x["mask_BT"]
 
 
 def kl_in_reward(x: Tensors, *, kind: str) -> Tensor:
@@ -77,7 +77,7 @@ def kl_in_reward(x: Tensors, *, kind: str) -> Tensor:
             "response_mask": x["mask_BT"],
             "token_level_scores": x["rewards_BT"],
             "old_log_probs": x["old_logprobs_BT"],
-            "ref_log_prob": x["reference_BT"],
+            "ref_log_prob": x["ref_logprobs_BT"],
         }
     )
     done, _ = _apply_kl_penalty(data, core_algos.FixedKLController(KL_COEF), kl_penalty=kind)
@@ -207,7 +207,7 @@ def _policy_loss(
         "rollout_is_weights": rollout_weights_BT,
     }
     if kind == "reinforce":
-        return core_algos.compute_policy_loss_reinforce(rollout_log_prob=x["rollout_BT"], **common)
+        return core_algos.compute_policy_loss_reinforce(rollout_log_prob=x["rollout_logprobs_BT"], **common)
     return core_algos.get_policy_loss_fn(NAMES.get(kind, kind))(old_log_prob=x["old_logprobs_BT"], **common)
 
 
@@ -224,7 +224,7 @@ def _correction_settings(level: str, mode: str, low: float = 0.0, high: float = 
 def _correction(x: Tensors, **settings: Any) -> tuple[Tensor | None, Tensor, dict[str, float]]:
     try:
         proto, mask_BT, metrics = compute_rollout_correction_and_rejection_mask(
-            x["old_logprobs_BT"], x["rollout_BT"], x["mask_BT"], **_correction_settings(**settings)
+            x["old_logprobs_BT"], x["rollout_logprobs_BT"], x["mask_BT"], **_correction_settings(**settings)
         )
     except ZeroDivisionError as error:
         raise Refused("verl divides by zero where IcePop leaves no weight at all") from error

@@ -7,14 +7,12 @@ import torch
 
 from alignment.algorithms import RLAlgorithm
 from alignment.algorithms.dapo import DAPO
-from alignment.algorithms.dr_grpo import DrGRPO
-from alignment.algorithms.grpo import GRPO
+from alignment.algorithms.group_relative import GRPO, RLOO, DrGRPO
 from alignment.algorithms.reinforce_plus_plus import ReinforcePlusPlus
-from alignment.algorithms.rloo import RLOO
 from alignment.config.algorithm import DAPOConfig, DrGRPOConfig, GRPOConfig, ReinforcePlusPlusConfig, RLOOConfig
 from alignment.errors import NothingToCompare, NoVariance, SingletonGroup
 from alignment.types import Sample
-from tests.support.worked_batches import gradient, lay, reply
+from tests.support.worked_batches import gradient, make_train_data, reply
 
 # Group a: rewards 1, 0, 0 (mean 1/3, deviation √(1/3)); group b: 2 and 4 (mean 3, deviation √2).
 GROUPS = [
@@ -27,34 +25,34 @@ GROUPS = [
 
 
 def credit(algorithm: RLAlgorithm, samples: list[Sample]) -> list[float]:
-    data = lay(samples)
+    data = make_train_data(samples)
     algorithm.before_train_step(0, data)
     assert data.advantages_BT is not None
     return [round(value, 4) for value in data.advantages_BT[:, 0].tolist()]
 
 
-def test_grpo_compares_within_the_group_in_deviations() -> None:
+def test_grpo_advantages_by_hand() -> None:
     third, root = 1 / math.sqrt(3), 1 / math.sqrt(2)
     expected = [2 / 3 / third, -1 / 3 / third, -1 / 3 / third, -root, root]
     assert credit(GRPO(GRPOConfig()), GROUPS) == pytest.approx(expected, abs=2e-4)
 
 
-def test_grpo_weighs_every_reply_alike_and_its_tokens_by_its_length() -> None:
-    grpo, data = GRPO(GRPOConfig(kl_coef=0.0)), lay(GROUPS)
+def test_grpo_gives_replies_equal_weight() -> None:
+    grpo, data = GRPO(GRPOConfig(kl_coef=0.0)), make_train_data(GROUPS)
     grpo.before_train_step(0, data)
     assert data.advantages_BT is not None
     torch.testing.assert_close(gradient(grpo, data)[0], -data.advantages_BT[0] / 2 / 5)
 
 
-def test_dr_grpo_only_centres_and_every_token_weighs_the_same() -> None:
+def test_dr_grpo_centres_and_gives_tokens_equal_weight() -> None:
     assert credit(DrGRPO(DrGRPOConfig()), GROUPS) == pytest.approx([0.6667, -0.3333, -0.3333, -1.0, 1.0], abs=1e-4)
-    dr_grpo, data = DrGRPO(DrGRPOConfig(horizon=100)), lay(GROUPS)
+    dr_grpo, data = DrGRPO(DrGRPOConfig(horizon=100)), make_train_data(GROUPS)
     dr_grpo.before_train_step(0, data)
     assert data.advantages_BT is not None
     torch.testing.assert_close(gradient(dr_grpo, data), -data.advantages_BT / 5 / 100)
 
 
-def test_rloo_compares_with_the_others() -> None:
+def test_rloo_advantages_by_hand() -> None:
     # 1 − 0;  0 − ½;  0 − ½;  2 − 4;  4 − 2
     assert credit(RLOO(RLOOConfig()), GROUPS) == [1.0, -0.5, -0.5, -2.0, 2.0]
 
@@ -64,7 +62,7 @@ def test_reinforce_plus_plus_whitens_over_the_tokens_of_the_batch() -> None:
     assert credit(ReinforcePlusPlus(ReinforcePlusPlusConfig()), two) == [1.0, 0.0, -1.0]
 
 
-def test_reinforce_plus_plus_can_take_the_group_s_mean_first() -> None:
+def test_reinforce_plus_plus_with_group_baseline() -> None:
     pairs = [reply(1.0, 1, "a"), reply(0.0, 1, "a"), reply(9.0, 1, "b"), reply(8.0, 1, "b")]
     # ±½ four times, deviation √(4 · ¼ / 3) = 0.57735
     assert credit(ReinforcePlusPlus(ReinforcePlusPlusConfig(baseline="group")), pairs) == [
@@ -75,15 +73,15 @@ def test_reinforce_plus_plus_can_take_the_group_s_mean_first() -> None:
     ]
 
 
-def test_dapo_leaves_out_groups_that_agree() -> None:
+def test_dapo_skips_groups_with_equal_rewards() -> None:
     dapo, samples = DAPO(DAPOConfig()), [reply(1.0, 1, "same"), *GROUPS, reply(1.0, 1, "same"), reply(0.0)]
     assert dapo.select(samples) == [1, 2, 3, 4, 5]
     with pytest.raises(NothingToCompare):
         dapo.select([reply(1.0, 1, "same"), reply(1.0, 1, "same"), reply(0.0)])
 
 
-def test_dapo_clips_higher_above_than_below() -> None:
-    dapo, data = DAPO(DAPOConfig()), lay([reply(1.0, 1, "a"), reply(-1.0, 1, "a")])
+def test_dapo_clips_higher() -> None:
+    dapo, data = DAPO(DAPOConfig()), make_train_data([reply(1.0, 1, "a"), reply(-1.0, 1, "a")])
     dapo.before_train_step(0, data)
     up_B = torch.tensor([[math.log(1.25)], [math.log(1.25)]]) - 1
     assert (gradient(dapo, data, up_B) != 0).all()  # below 1.28
@@ -91,7 +89,7 @@ def test_dapo_clips_higher_above_than_below() -> None:
     assert gradient(dapo, data, beyond_B)[0].item() == 0.0
 
 
-def test_dapo_punishes_the_last_tokens_before_too_long() -> None:
+def test_dapo_applies_the_overlong_penalty() -> None:
     dapo = DAPO(DAPOConfig(overlong_longest=4, overlong_buffer=2))
     # rewards 1 (2 tokens), 1 − ½ (3), 1 − 1 (4)
     lengths = [reply(1.0, 2, "a"), reply(1.0, 3, "a"), reply(1.0, 4, "a")]
@@ -108,7 +106,7 @@ def test_dapo_punishes_the_last_tokens_before_too_long() -> None:
         ReinforcePlusPlus(ReinforcePlusPlusConfig(baseline="group")),
     ],
 )
-def test_a_prompt_that_was_answered_once_is_left_out(algorithm: RLAlgorithm) -> None:
+def test_singleton_groups_are_skipped(algorithm: RLAlgorithm) -> None:
     assert algorithm.select([reply(1.0, 1, "once"), *GROUPS, reply(1.0)]) == [1, 2, 3, 4, 5]
     with pytest.raises(NothingToCompare):
         algorithm.select([reply(1.0, 1, "once"), reply(0.0)])
@@ -116,11 +114,11 @@ def test_a_prompt_that_was_answered_once_is_left_out(algorithm: RLAlgorithm) -> 
         credit(algorithm, [*GROUPS, reply(1.0)])
 
 
-def test_groups_that_all_agree_teach_nothing() -> None:
+def test_groups_with_equal_rewards_are_rejected() -> None:
     with pytest.raises(NoVariance):
         credit(GRPO(GRPOConfig()), [reply(1.0, 1, "a"), reply(1.0, 1, "a"), reply(0.0, 1, "b"), reply(0.0, 1, "b")])
 
 
-def test_a_group_baseline_leaves_nothing_to_discount() -> None:
+def test_group_baseline_needs_gamma_one() -> None:
     with pytest.raises(ValueError, match="gamma"):
         ReinforcePlusPlusConfig(baseline="group", gamma=0.9)

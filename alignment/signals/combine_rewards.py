@@ -1,0 +1,114 @@
+"""Combine the signals about a turn into one reward, and pass rewards along the turns of a conversation."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from alignment.config.rewards import LEARNED, VERIFIER, ExplicitSource, RewardsConfig
+
+NUMERIC_KINDS = ("binary", "score", "rating")
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One reward of one turn.
+
+    `origin` is the name of the configured source that it counts for, `weight` the trust in its rater, from 0 to 1.
+    `person` is true for human feedback.
+    """
+
+    origin: str
+    value: float
+    weight: float = 1.0
+    person: bool = False
+
+
+def feedback_reward(kind: str, value: float | None, label: object, source: ExplicitSource) -> float | None:
+    """Return the reward of one piece of feedback, None if it states no preference (a comment, for example).
+
+    `value` is the number of binary feedback (1 or -1), a score or a rating (in [-1, 1]); `label` is the label of
+    categorical feedback. Raises ValueError for a value out of range.
+    """
+    if kind == "correction":
+        return source.correction
+    if kind == "categorical":
+        return source.labels.get(label) if isinstance(label, str) else None
+    if kind not in NUMERIC_KINDS:
+        return None
+    if value is None or not math.isfinite(value) or not -1 <= value <= 1:
+        raise ValueError(f"The value of kind {kind} must be between -1 and 1, not {value!r}.")
+    if kind == "binary" and abs(value) != 1:
+        raise ValueError(f"The value of kind binary must be 1 or -1, not {value!r}.")
+    return value
+
+
+def combine_rewards(signals: Sequence[Signal], config: RewardsConfig) -> float | None:
+    """Combine the signals of a turn into one reward in [-1, 1]; None without a signal that counts.
+
+    The reward is the weighted mean over the configured sources of the rater-weighted mean of each source's signals.
+    Where a person gave feedback, the weight of automated sources is multiplied by `automated_weight_factor`, and a
+    reward model's signal that contradicts a person is ignored.
+    """
+    signals = [signal for signal in signals if signal.origin != LEARNED or not is_contradicted(signal, signals)]
+    has_human_feedback = any(signal.person and signal.weight > 0 for signal in signals)
+    total = total_weight = 0.0
+    for name, source_weight in [*((source.name, source.weight) for source in config.sources), (VERIFIER, 1.0)]:
+        own = [signal for signal in signals if signal.origin == name and signal.weight > 0]
+        if not own:
+            continue
+        if has_human_feedback and not any(signal.person for signal in own):
+            source_weight *= config.automated_weight_factor
+        rater_weight = sum(signal.weight for signal in own)
+        total += source_weight * sum(signal.weight * signal.value for signal in own) / rater_weight
+        total_weight += source_weight
+    return total / total_weight if total_weight > 0 else None
+
+
+def is_contradicted(signal: Signal, signals: Sequence[Signal]) -> bool:
+    """Return whether a person with a weight above 0 gave a signal of the opposite sign."""
+    return any(other.person and other.weight > 0 and other.value * signal.value < 0 for other in signals)
+
+
+def discounted_return(reward: float | None, next_return: float | None, discount: float) -> float | None:
+    """Return the discounted return of a turn, r_t + γ G_{t+1}; None if both parts are missing.
+
+    A turn without a reward of its own has r_t = 0.
+
+    Example: discounted_return(None, 1.0, 0.5) -> 0.5
+    """
+    discounted = discount * next_return if next_return is not None and discount > 0 else None
+    if reward is None and discounted is None:
+        return None
+    return (reward or 0.0) + (discounted or 0.0)
+
+
+def spread_over_turns(value: float, num_turns: int, config: RewardsConfig) -> list[float]:
+    """Return the reward of each turn from the reward of the whole conversation.  → [num_turns], in [-1, 1]
+
+    With `config.spread` "even" all turns get the value; with "last" the last turn gets it and the others 0; with
+    "discounted" earlier turns get less.
+    """
+    if config.spread == "even":
+        return [value] * num_turns
+    factor = 0.0 if config.spread == "last" else (config.discount or 0.9)
+    return [value * factor ** (num_turns - 1 - index) for index in range(num_turns)]
+
+
+def rewards_from_ranks(ranks: Mapping[str, int]) -> dict[str, float]:
+    """Map ranks (0 is best) to rewards from 1 (best) to -1 (worst). Equal ranks get equal rewards; 0 if all are equal.
+
+    Example: rewards_from_ranks({"a": 0, "b": 1}) -> {"a": 1.0, "b": -1.0}
+    """
+    positions = {rank: position for position, rank in enumerate(sorted(set(ranks.values())))}
+    last = len(positions) - 1
+    return {name: 1.0 - 2.0 * positions[rank] / last if last else 0.0 for name, rank in ranks.items()}
+
+
+def preference_pairs(values: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return all pairs (better, worse) of an order by rewards, without ties.
+
+    Example: preference_pairs({"a": 1.0, "b": 0.0, "c": 0.0}) -> [("a", "b"), ("a", "c")]
+    """
+    ranked = sorted(values, key=lambda name: (-values[name], name))
+    pairs = [(better, worse) for index, better in enumerate(ranked) for worse in ranked[index + 1 :]]
+    return [(better, worse) for better, worse in pairs if values[better] > values[worse]]
