@@ -1,4 +1,4 @@
-"""The API process."""
+"""The API process: middleware, long-lived services and the FastAPI application."""
 
 import gc
 from collections.abc import AsyncIterator
@@ -17,40 +17,39 @@ from app.core import errors
 from app.core.database import Database
 from app.core.jobs import TaskSender, make_celery
 from app.core.rate_limits import RateLimiter
-from app.core.request_timing import Timed
 from app.core.services import Services
 from app.core.settings import Settings, get_settings
-from app.core.telemetry import Telemetry
+from app.core.telemetry import RequestTimingMiddleware, Telemetry
 from app.datasets.upload import ReaderSlots
 from app.deployments.router import VersionRouter
 from app.feedback.feedback_writer import FeedbackWriter
-from app.inference.keys import engine_keys
-from app.inference.pool import EnginePool
+from app.inference.pool import EnginePool, load_engine_keys
 from app.models import new_id
 from app.projects.auth import ApiKeyCache
 
-SETTLE_SECONDS = 3.0  # after uvicorn has waited for ten: the replies it cut then still come home
-NUL = errors.BadRequest("The address holds a NUL character, which nothing is named with.", code="invalid_url")
-STAINLESS = (
+DRAIN_SECONDS = 3.0  # after uvicorn has waited for 10 s: the turns of replies that it cut are still recorded
+NUL_IN_URL = errors.BadRequest("The URL holds a NUL character, which no name may contain.", code="invalid_url")
+# Headers that OpenAI's generated clients send, without the prefix "x-stainless-".
+STAINLESS_HEADERS = (
     "arch async custom-poll-interval helper-method lang os package-version poll-helper raw-response read-timeout "
     "retry-count runtime runtime-version timeout"
 )
-PAGES_MAY_SEND = [
+CORS_REQUEST_HEADERS = [
     *("authorization", "content-type", "idempotency-key", "x-conversation-id"),
     *("openai-organization", "openai-project", "user-agent"),
-    *(f"x-stainless-{name}" for name in STAINLESS.split()),
+    *(f"x-stainless-{name}" for name in STAINLESS_HEADERS.split()),
 ]
-PAGES_MAY_READ = [
+CORS_RESPONSE_HEADERS = [
     *("x-request-id", "x-completion-id", "x-conversation-id", "x-policy-version"),
     *("idempotent-replayed", "retry-after", "x-rows", "x-rows-left-out", "x-columns-left-out"),
     *(f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")),
 ]
 
 
-class RequestIds:
-    """`x-request-id` on every reply, the failed ones included; no address with NUL goes further, as none is stored.
+class RequestIdMiddleware:
+    """Adds `x-request-id` to every response, errors included, and refuses URLs with a NUL character.
 
-    What a dependency leaves at `request.state.headers` goes out too, whoever renders the reply.
+    Headers that a dependency leaves at `request.state.headers` are added too, whoever creates the response.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -63,7 +62,7 @@ class RequestIds:
         state = scope.setdefault("state", {})
         state["request_id"] = new_id("req")
 
-        async def named(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 state["status"] = message["status"]
                 headers = MutableHeaders(raw=list(message.get("headers", [])))
@@ -72,14 +71,17 @@ class RequestIds:
             await send(message)
 
         if b"%00" in scope["raw_path"] + b"?" + scope["query_string"]:
-            await errors.render(400, NUL.body())(scope, receive, named)
+            await errors.error_response(400, NUL_IN_URL.body())(scope, receive, send_with_headers)
         else:
-            await self.app(scope, receive, named)
+            await self.app(scope, receive, send_with_headers)
 
 
 class Api(FastAPI):
-    """Timing, request ids and CORS lie around everything: a failure that nobody foresaw is rendered outside of
-    FastAPI's own middlewares, and a page must be able to read that reply as well."""
+    """The application, with timing, request ids and CORS outside of FastAPI's own middleware.
+
+    FastAPI creates the response to an unexpected error outside of its middleware, and browsers must be able to read
+    that response, too.
+    """
 
     def __init__(self, cors_origins: list[str], **options: Any) -> None:
         super().__init__(**options)
@@ -89,38 +91,42 @@ class Api(FastAPI):
         self.state.services = self.services
 
     def build_middleware_stack(self) -> ASGIApp:
-        stack: ASGIApp = Timed(RequestIds(super().build_middleware_stack()), self.services.get(Telemetry))
+        stack: ASGIApp = RequestTimingMiddleware(
+            RequestIdMiddleware(super().build_middleware_stack()), self.services.get(Telemetry)
+        )
         if not self.cors_origins:
             return stack
         return CORSMiddleware(
             stack,
             allow_origins=self.cors_origins,
             allow_methods=["GET", "POST", "PATCH", "DELETE"],
-            allow_headers=PAGES_MAY_SEND,
-            expose_headers=PAGES_MAY_READ,
+            allow_headers=CORS_REQUEST_HEADERS,
+            expose_headers=CORS_RESPONSE_HEADERS,
         )
 
 
 def create_app(settings: Settings) -> Api:
+    """Return the application. Its services exist while its lifespan runs."""
+
     @asynccontextmanager
     async def lifespan(app: Api) -> AsyncIterator[None]:
-        bell = TaskSender(make_celery(settings.broker_url, settings.broker_dir))
+        task_sender = TaskSender(make_celery(settings.broker_url, settings.broker_dir))
         put = app.services.put
         put(settings)
-        db = put(Database(settings.database, bell, seconds=settings.database_seconds))
+        db = put(Database(settings.database, task_sender, seconds=settings.database_seconds))
         put(VersionRouter(db, settings.route_cache_seconds))
         put(TurnWriter(db, app.services.get(Telemetry)))
-        engines = put(EnginePool(put(engine_keys(settings)), patience=settings.chat_timeout_seconds))
+        engines = put(EnginePool(put(load_engine_keys(settings)), read_timeout=settings.chat_timeout_seconds))
         put(ApiKeyCache(settings.key_cache_seconds))
         put(RateLimiter(settings.limits_url, settings.requests_per_minute, settings.max_concurrency))
         put(FeedbackWriter(db))
         put(ReaderSlots())
         yield
-        await app.services.get(TurnWriter).settle(SETTLE_SECONDS)
+        await app.services.get(TurnWriter).drain(DRAIN_SECONDS)
         await app.services.get(RateLimiter).close()
         await engines.close()
         await db.close()
-        bell.close()
+        task_sender.close()
 
     app = Api(
         settings.cors_origins,
@@ -129,14 +135,14 @@ def create_app(settings: Settings) -> Api:
         summary="Chats, feedback and versions of a model that learns online.",
         lifespan=lifespan,
     )
-    errors.install(app)
+    errors.install_error_handlers(app)
     return app
 
 
 def serve() -> FastAPI:
-    """For uvicorn: `uvicorn --factory app.main:serve`, one app for the whole life of its process."""
+    """Return the application for `uvicorn --factory app.main:serve`, one per process."""
     app = create_app(get_settings())
-    list(iter_route_contexts(app.routes))  # makes every one ready, which the first requests would wait for
+    list(iter_route_contexts(app.routes))  # prepares the routes, so that the first requests need not wait
     gc.collect()
-    gc.freeze()  # the libraries' objects never die; walking them again and again stops a reply for 100 ms
+    gc.freeze()  # the libraries' objects stay alive; collecting them again would pause replies for 100 ms
     return app

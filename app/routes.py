@@ -1,13 +1,14 @@
-"""Every route, in one list."""
+"""Every route of the API, in one list."""
 
 from fastapi import APIRouter
 from starlette.routing import BaseRoute
 
 from app.chat.endpoints import router as chat
 from app.chat.stored import router as stored
+from app.core.http import document_json_bodies
 from app.datasets.endpoints import router as exchange
 from app.deployments.endpoints import router as delivery
-from app.deployments.pins.endpoints import router as pins
+from app.deployments.pin_endpoints import router as pins
 from app.feedback.endpoints import router as feedback
 from app.ops.adapter_files import router as versions
 from app.ops.audit import router as audit
@@ -25,13 +26,14 @@ from app.training.reward_models.endpoints import router as reward_models
 from app.training.rollouts.endpoints import router as rollouts
 
 
-def _everything() -> list[BaseRoute]:
-    whole = APIRouter()
-    for router in (audit, control, delivery, lineage, pins, raters, reward_models, rollouts, subjects):
-        whole.include_router(router)
-    for router in (chat, stored, responses, feedback, policies, projects, exchange, status, health, metrics, versions):
-        whole.include_router(router)
-    return whole.routes
+def _all_routes() -> list[BaseRoute]:
+    router = APIRouter()
+    administration = (audit, control, delivery, lineage, pins, raters, reward_models, rollouts, subjects)
+    public = (chat, stored, responses, feedback, policies, projects, exchange, status, health, metrics, versions)
+    for domain_router in (*administration, *public):
+        document_json_bodies(domain_router.routes)
+        router.include_router(domain_router)
+    return router.routes
 
 
-ROUTES = _everything()  # FastAPI makes them ready once, on first use, and every app of the process shares that
+ROUTES = _all_routes()  # FastAPI prepares them once, on first use, for every app of the process

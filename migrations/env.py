@@ -1,4 +1,4 @@
-"""Runs migrations over the database that Attune is configured with (or the URL that the caller sets)."""
+"""Runs the migrations on the configured database, or on the URL that the caller sets."""
 
 import asyncio
 
@@ -19,18 +19,20 @@ def migrate(connection: Connection) -> None:
     )
     with context.begin_transaction():
         if connection.dialect.name == "postgresql":
-            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(20261121)")  # roles may start at the same time
+            connection.exec_driver_sql(
+                "SELECT pg_advisory_xact_lock(20261121)"
+            )  # several processes may start at the same time
             connection.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
         context.run_migrations()
 
 
-async def online() -> None:
+async def run_migrations() -> None:
     url = context.config.attributes.get("url") or get_settings().database
-    db = Database(url, seconds=None)  # a migration takes as long as it takes
+    db = Database(url, seconds=None)  # a migration may take long
     async with db.engine.connect() as connection:
         await connection.run_sync(migrate)
         await connection.commit()
     await db.close()
 
 
-asyncio.run(online())
+asyncio.run(run_migrations())

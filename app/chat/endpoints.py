@@ -10,17 +10,20 @@ from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
 from app.chat import schemas, service
-from app.chat.views import CompletionView
-from app.core.errors import DOCUMENTED, AttuneError
-from app.core.http import JsonBody, request_body_schema
-from app.deployments.resolution import resolve
+from app.core.errors import ERROR_RESPONSES, AttuneError
+from app.core.http import json_body
+from app.deployments.resolution import resolve_model
+from app.policies import references
 from app.policies import repository as policies
 from app.policies import service as policy_service
 from app.projects.auth import ChatCaller, DatabaseDep
 
-router = APIRouter(prefix="/v1", tags=["chat"], responses=DOCUMENTED)
-EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "whole, or as it comes"}
+router = APIRouter(prefix="/v1", tags=["chat"], responses=ERROR_RESPONSES)
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "description": "a completion, or a stream of chunks",
+    }
 }
 ModelName = Annotated[str, Path(min_length=1, max_length=128)]
 
@@ -37,24 +40,23 @@ class ModelList(BaseModel):
     data: list[ModelView]
 
 
-@router.post(
-    "/chat/completions",
-    response_model=CompletionView,
-    responses=EVENTS,
-    openapi_extra=request_body_schema(schemas.ChatRequest),
-)
-async def chat(request: Request, caller: ChatCaller, body: JsonBody) -> Response:
-    asked = schemas.read(body)
-    if not asked.stream:
-        reply = await service.whole(request, caller, asked)
+@router.post("/chat/completions", response_model=schemas.CompletionView, responses=RESPONSES)
+async def chat(
+    request: Request,
+    caller: ChatCaller,
+    body: Annotated[schemas.ChatRequest, json_body(schemas.ChatRequest, parse=schemas.parse_chat_request)],
+) -> Response:
+    """Answer a chat, as OpenAI's chat completions do. Every completion is stored and can be given feedback."""
+    if not body.stream:
+        reply = await service.complete(request, caller, body)
         return Response(orjson.dumps(reply.body), headers=reply.headers, media_type="application/json")
-    streamed = await service.stream(request, caller, asked)
+    streamed = await service.stream(request, caller, body)
     headers = {**streamed.headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
-    return StreamingResponse(events(streamed.chunks), headers=headers, media_type="text/event-stream")
+    return StreamingResponse(server_sent_events(streamed.chunks), headers=headers, media_type="text/event-stream")
 
 
-async def events(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[bytes]:
-    """Server-sent events; a reply that breaks off ends with an error that stock clients raise."""
+async def server_sent_events(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[bytes]:
+    """Yield server-sent events. A reply that breaks off ends with an error event, which OpenAI's clients raise."""
     async with aclosing(chunks):
         try:
             async for chunk in chunks:
@@ -66,19 +68,20 @@ async def events(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[
 
 @router.get("/models")
 async def list_models(caller: ChatCaller, db: DatabaseDep) -> ModelList:
-    """The policies, then each version that can be asked for now."""
+    """List the policies, then each version that an engine holds and a request can name."""
     async with db.read() as session:
-        rows = await policies.policies_of(session, caller.project_id)
-        versions = await policy_service.askable(session, caller.project_id)
-    named = [ModelView(id=row.name, created=int(row.created_at)) for row in rows]
-    numbered = [
-        ModelView(id=policy_service.label(policy, version), created=int(version.created_at))
+        rows = await policies.list_policies(session, caller.project_id)
+        versions = await policy_service.list_loaded_versions(session, caller.project_id)
+    policy_views = [ModelView(id=row.name, created=int(row.created_at)) for row in rows]
+    version_views = [
+        ModelView(id=references.version_name(policy, version), created=int(version.created_at))
         for policy, version in versions
     ]
-    return ModelList(data=named + numbered)
+    return ModelList(data=policy_views + version_views)
 
 
 @router.get("/models/{name}")
 async def get_model(name: ModelName, caller: ChatCaller, db: DatabaseDep) -> ModelView:
-    named = await db.run_read(lambda connection: resolve(connection, caller.project_id, name))
-    return ModelView(id=name, created=int(named.created_at))
+    """Return one model: a policy (`assistant`) or a version (`assistant@v12`, `assistant@previous`)."""
+    version = await db.run_read(lambda connection: resolve_model(connection, caller.project_id, name))
+    return ModelView(id=name, created=int(version.created_at))

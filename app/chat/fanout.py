@@ -1,4 +1,4 @@
-"""Relay: the choices of one completion, asked of the engine at once and brought together."""
+"""Fan-out: run all choices of one completion on the engine at the same time and merge their results."""
 
 import asyncio
 import logging
@@ -14,93 +14,99 @@ from app.inference.capture import Capture
 from app.inference.client import Completion, EngineClient
 from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.request import ChatCall
-from app.inference.stream import insist
+from app.inference.stream import abort_until_done
 
 log = logging.getLogger("attune.chat")
-ENGINE_TROUBLE = (EngineUnavailable, EngineRefused)
+ENGINE_ERRORS = (EngineUnavailable, EngineRefused)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Of one choice. Without a completion there is an error."""
+class ChoiceOutcome:
+    """The result of one choice: a completion or an error."""
 
     completion: Completion | None
     error: AttuneError | None = None
 
 
 class UnaryFanout:
-    """Replies that come at once. `start` asks; `outcomes` waits; `end` ends the engine's work, and what was said until
-    then still comes in."""
+    """Choices that are not streamed.
+
+    `start` sends the calls and `wait` returns their outcomes. `abort` ends the engine's work; `wait` then returns what
+    was generated until then.
+    """
 
     def __init__(self, client: EngineClient, calls: Sequence[ChatCall]) -> None:
         self._client, self._calls = client, calls
-        self._works: list[asyncio.Task[Outcome]] = []
-        self._ending: asyncio.Future[Any] | None = None
+        self._tasks: list[asyncio.Task[ChoiceOutcome]] = []
+        self._aborts: asyncio.Future[Any] | None = None
 
     def start(self) -> None:
-        self._works = [asyncio.create_task(self._one(call)) for call in self._calls]
+        self._tasks = [asyncio.create_task(self._complete_choice(call)) for call in self._calls]
 
-    async def outcomes(self) -> list[Outcome]:
-        return list(await asyncio.gather(*self._works))
+    async def wait(self) -> list[ChoiceOutcome]:
+        return list(await asyncio.gather(*self._tasks))
 
-    def end(self) -> None:
-        if self._ending is None:
-            self._ending = asyncio.gather(*map(self._end, self._calls, self._works))
+    def abort(self) -> None:
+        if self._aborts is None:
+            self._aborts = asyncio.gather(*map(self._abort_choice, self._calls, self._tasks))
 
-    async def drop(self) -> None:
-        """Nobody waits any more: not even for what was said."""
+    async def cancel(self) -> None:
+        """Abort all choices without waiting for what they generated."""
         with anyio.CancelScope(shield=True):
             for call in self._calls:
-                with suppress(*ENGINE_TROUBLE):
+                with suppress(*ENGINE_ERRORS):
                     await self._client.abort(call.rid)
-            for work in self._works:
-                work.cancel()
-            await asyncio.wait(self._works)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
 
-    async def _end(self, call: ChatCall, work: asyncio.Task[Outcome]) -> None:
-        with suppress(*ENGINE_TROUBLE):  # it is too busy to listen: its reply is waited for
-            await insist(self._client.abort, call.rid, work)
+    async def _abort_choice(self, call: ChatCall, task: asyncio.Task[ChoiceOutcome]) -> None:
+        with suppress(*ENGINE_ERRORS):  # if the engine cannot take the abort, the reply runs to its end
+            await abort_until_done(self._client.abort, call.rid, task)
 
-    async def _one(self, call: ChatCall) -> Outcome:
+    async def _complete_choice(self, call: ChatCall) -> ChoiceOutcome:
         try:
-            return Outcome(await self._client.complete(call))
+            return ChoiceOutcome(await self._client.complete(call))
         except Exception as error:
-            if len(self._calls) > 1:  # without this one there is no completion: spare the engine the others
-                self.end()
-            return Outcome(None, trouble(error))
+            if len(self._calls) > 1:  # one failed choice fails the completion, so the others are not needed
+                self.abort()
+            return ChoiceOutcome(None, to_attune_error(error))
 
 
 class StreamFanout:
-    """Streams side by side, as one stream of OpenAI's chunks.
+    """Choices that stream at the same time, merged into one stream of OpenAI's chunks.
 
     Example:
-        choices.start(); await choices.begun()
-        async for chunk in choices: ...     # raises what broke one of them off
-        await choices.leave()               # always; then `captures()` tells what came of each
+        fanout.start(); await fanout.wait_until_started()
+        async for chunk in fanout: ...     # raises the error that broke off a choice
+        await fanout.close()               # always; `captures()` then holds what each choice generated
     """
 
     def __init__(self, client: EngineClient, calls: Sequence[ChatCall]) -> None:
         self._streams = [client.stream(call) for call in calls]
         self._queue: asyncio.Queue[tuple[int, dict[str, Any] | AttuneError | None]] = asyncio.Queue()
-        self._entered: list[asyncio.Future[None]] = []
-        self._pumps: list[asyncio.Task[None]] = []
-        self._refused: list[AttuneError] = []
+        self._started: list[asyncio.Future[None]] = []
+        self._readers: list[asyncio.Task[None]] = []
+        self._start_errors: list[AttuneError] = []
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._entered = [loop.create_future() for _ in self._streams]
-        self._pumps = [asyncio.create_task(self._pump(index)) for index in range(len(self._streams))]
+        self._started = [loop.create_future() for _ in self._streams]
+        self._readers = [asyncio.create_task(self._read_stream(index)) for index in range(len(self._streams))]
 
-    async def begun(self) -> None:
-        """Every choice has its first token. Raises what the engine refuses."""
-        await asyncio.wait(self._entered)
-        for refused in self._refused:
-            raise refused
+    async def wait_until_started(self) -> None:
+        """Return when every choice has its first token. Raises the engine's refusal."""
+        await asyncio.wait(self._started)
+        if self._start_errors:
+            raise self._start_errors[0]
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        """Choices begin in their order, as stock clients expect; from then on they come as they come."""
-        running, usages, frame = len(self._streams), [], {}
-        begun, held = 0, [list[dict[str, Any]]() for _ in self._streams]
+        """Yield the chunks as they arrive, but each choice's first chunk in the order of the choices.
+
+        OpenAI's clients expect that order. The usage of all choices comes last, in one chunk.
+        """
+        running, usages, usage_chunk = len(self._streams), [], {}
+        num_started, pending = 0, [list[dict[str, Any]]() for _ in self._streams]
         while running:
             index, item = await self._queue.get()
             if item is None:
@@ -109,54 +115,56 @@ class StreamFanout:
                 raise item
             elif item["choices"]:
                 item["choices"][0]["index"] = index
-                held[index].append(item)
-                while begun < len(held) and held[begun]:
-                    begun += 1
-                for waiting in held[:begun]:
-                    while waiting:
-                        yield waiting.pop(0)
+                pending[index].append(item)
+                while num_started < len(pending) and pending[num_started]:
+                    num_started += 1
+                for chunks in pending[:num_started]:
+                    while chunks:
+                        yield chunks.pop(0)
             else:
-                frame = item
+                usage_chunk = item
                 usages.append(item["usage"])
         if usages:
-            yield frame | {"usage": total(usages)}
+            yield usage_chunk | {"usage": sum_usage(usages)}
 
-    async def leave(self) -> None:
-        with anyio.CancelScope(shield=True):  # a client that hung up cancels us here; the captures still come home
-            for pump in self._pumps:
-                pump.cancel()
-            if self._pumps:
-                await asyncio.wait(self._pumps)
+    async def close(self) -> None:
+        """Abort the choices that still run and wait for their captures."""
+        with anyio.CancelScope(shield=True):  # a disconnected client cancels this task; the captures are still needed
+            for reader in self._readers:
+                reader.cancel()
+            if self._readers:
+                await asyncio.wait(self._readers)
 
     def captures(self) -> list[Capture | None]:
-        return [stream.captured for stream in self._streams]
+        """Return what each choice generated; None for one that was never started. Complete after `close`."""
+        return [stream.capture_or_none for stream in self._streams]
 
-    async def _pump(self, index: int) -> None:
+    async def _read_stream(self, index: int) -> None:
         try:
             async with self._streams[index] as stream:
-                self._entered[index].set_result(None)
+                self._started[index].set_result(None)
                 async for chunk in stream:
                     self._queue.put_nowait((index, chunk))
             self._queue.put_nowait((index, None))
-        except Exception as odd:
-            error = trouble(odd)
-            if not self._entered[index].done():
-                self._refused.append(error)
+        except Exception as cause:
+            error = to_attune_error(cause)
+            if not self._started[index].done():
+                self._start_errors.append(error)
             self._queue.put_nowait((index, error))
         finally:
-            if not self._entered[index].done():
-                self._entered[index].set_result(None)
+            if not self._started[index].done():
+                self._started[index].set_result(None)
 
 
-def trouble(error: Exception) -> AttuneError:
-    """Whatever goes wrong with one choice ends that completion, and nobody waits for it for ever."""
+def to_attune_error(error: Exception) -> AttuneError:
+    """Return the error as it is reported to the client. An unexpected exception is logged."""
     if isinstance(error, AttuneError):
         return error
-    log.error("an engine's answer was not understood", exc_info=error)
-    return EngineUnavailable("The engine's answer was not understood.")
+    log.error("the engine sent a response that could not be processed", exc_info=error)
+    return EngineUnavailable("The engine sent a response that could not be processed.")
 
 
-def total(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of n choices: the prompt counts once."""
-    prompt, said = usages[0]["prompt_tokens"], sum(usage["completion_tokens"] for usage in usages)
-    return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+def sum_usage(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the usage of a completion with several choices. The prompt is counted once."""
+    prompt, completion = usages[0]["prompt_tokens"], sum(usage["completion_tokens"] for usage in usages)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -1,4 +1,4 @@
-"""Messages and tools on OpenAI's wire."""
+"""Messages, tools and response formats of OpenAI's chat completions API."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ class TextPart(BaseModel):
 
 
 class RefusalPart(BaseModel):
-    """What an assistant's message may hold beside text."""
+    """A refusal in an assistant's message."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -27,7 +27,7 @@ class RefusalPart(BaseModel):
         return self.refusal
 
 
-class CalledFunction(BaseModel):
+class FunctionCall(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(min_length=1, max_length=64)
@@ -39,11 +39,11 @@ class ToolCall(BaseModel):
 
     id: str = Field(min_length=1, max_length=255)
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: FunctionCall
 
 
 class Message(BaseModel):
-    """What the template does not read (annotations, audio, a reply's id) clients send back as they got it: ignored."""
+    """A message. Fields that the chat template does not read (annotations, audio, ids) are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -54,15 +54,15 @@ class Message(BaseModel):
     tool_call_id: str | None = Field(None, max_length=255)
 
     @model_validator(mode="after")
-    def says_something(self) -> "Message":
+    def check_content(self) -> "Message":
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
             raise ValueError("content is missing")
         if self.role == "tool" and self.tool_call_id is None:
-            raise ValueError("a tool's message names the call it answers: tool_call_id")
+            raise ValueError("tool_call_id is missing: a tool's message names the call that it answers")
         return self
 
-    def plain(self) -> dict[str, Any]:
-        """As the chat template takes it: one string, and no role it does not know."""
+    def to_template_message(self) -> dict[str, Any]:
+        """Return the message for the chat template: its content is one string, its role one that templates know."""
         fields = self.model_dump(exclude_none=True)
         fields["role"] = "system" if self.role == "developer" else self.role
         if isinstance(self.content, list):
@@ -94,7 +94,7 @@ class FunctionName(BaseModel):
     name: str = Field(pattern=FUNCTION_NAME)
 
 
-class NamedTool(BaseModel):
+class NamedToolChoice(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
@@ -116,11 +116,11 @@ class JsonSchema(BaseModel):
     strict: StrictBool | None = None
 
 
-class SchemaFormat(BaseModel):
+class JsonSchemaFormat(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
-ResponseFormat = Annotated[TextFormat | SchemaFormat, Field(discriminator="type")]
+ResponseFormat = Annotated[TextFormat | JsonSchemaFormat, Field(discriminator="type")]

@@ -1,4 +1,7 @@
-"""Plan: everything about a completion that is known before the engine is asked."""
+"""Plan a completion: conversation, policy version, engine, sampling parameters and turn rows, before the engine runs.
+
+Sampling parameters have limits, and some of them exclude a turn from training.
+"""
 
 import hashlib
 import time
@@ -12,11 +15,11 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.orm import aliased
 
 from app.chat import conversations, prefix_reuse
-from app.chat.sampling_params import sampling_exclusion_reason, sampling_of
 from app.chat.schemas import ChatRequest
-from app.chat.turn_writer import Holder, TurnStart
+from app.chat.turn_writer import EngineWeights, TurnStart
 from app.core.database import Database, now
 from app.core.errors import BadRequest
+from app.core.services import Services
 from app.core.settings import Settings
 from app.deployments.resolution import Route
 from app.deployments.router import RequestIdentity, VersionRouter
@@ -25,41 +28,48 @@ from app.inference.pool import EnginePool
 from app.inference.request import ChatCall, Sampling
 from app.models import Sample, Turn, new_id
 from app.projects.auth import Caller
-from app.projects.consent import NO_CONSENT, withholds
+from app.projects.consent import NO_CONSENT, withholds_consent
 
-RETRY_SECONDS = 1800.0  # a stock client gives up on a reply after ten minutes, three times
+RETRY_SECONDS = 1800.0  # OpenAI's clients time out after ten minutes and try three times
+MIN_TEMPERATURE = 1e-5  # SGLang decodes greedily below 1e-6, and the trainer divides by the temperature
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request as it came, with what its headers add."""
+class RequestContext:
+    """A chat request with what its headers add."""
 
     request: ChatRequest
     sha256: str
     conversation_id: str | None
-    retries: int
+    num_retries: int
 
     @classmethod
-    def of(cls, request: ChatRequest, headers: Mapping[str, str]) -> "Asked":
-        named = request.metadata.get(conversations.CONVERSATION_ID) or headers.get("x-conversation-id") or None
-        if named is not None and (len(named) > 255 or "\x00" in named):
+    def from_request(cls, request: ChatRequest, headers: Mapping[str, str]) -> "RequestContext":
+        """Raises BadRequest for a conversation id that cannot be stored."""
+        conversation_id = (
+            request.metadata.get(conversations.CONVERSATION_ID_KEY) or headers.get("x-conversation-id") or None
+        )
+        if conversation_id is not None and (len(conversation_id) > 255 or "\x00" in conversation_id):
             raise BadRequest("A conversation's id holds at most 255 characters.", param="x-conversation-id")
         body = orjson.dumps(request.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)
         count = headers.get("x-stainless-retry-count", "0")
-        retries = int(count) if count.isdecimal() and len(count) < 4 else 0
-        return cls(request, hashlib.sha256(body).hexdigest(), named, retries)
+        num_retries = int(count) if count.isdecimal() and len(count) < 4 else 0
+        return cls(request, hashlib.sha256(body).hexdigest(), conversation_id, num_retries)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`calls`, one a choice, are named by their turns' ids; the first gives the completion its own."""
+    """Everything that the service needs to run a completion.
+
+    `calls` holds one engine call for each choice; its `rid` is the turn's id, and the first one is the completion's id.
+    """
 
     label: str
     created: int
     client: EngineClient
     calls: tuple[ChatCall, ...]
     conversation_id: str
-    opening: TurnStart
+    turn_start: TurnStart
     length_range: tuple[int, int] | None = None
 
     @property
@@ -68,63 +78,64 @@ class Plan:
 
     @property
     def headers(self) -> dict[str, str]:
-        shown = self.conversation_id if self.conversation_id.isascii() and self.conversation_id.isprintable() else ""
-        named = {"x-completion-id": self.id, "x-policy-version": self.label}
-        return named | ({"x-conversation-id": shown} if shown else {})
+        headers = {"x-completion-id": self.id, "x-policy-version": self.label}
+        if self.conversation_id and self.conversation_id.isascii() and self.conversation_id.isprintable():
+            headers["x-conversation-id"] = self.conversation_id
+        return headers
 
 
 @dataclass(frozen=True)
-class Past:
-    """What is on record that bears on this request: the turn before, and turns that it may repeat."""
+class RequestHistory:
+    """Recorded turns that matter to this request: its parent, and the turns that it may be a retry of."""
 
-    parent: conversations.Parent | None = None
-    earlier: tuple[Any, ...] = ()
+    parent: conversations.ParentTurn | None = None
+    retried_turns: tuple[Any, ...] = ()
 
     @property
-    def judged(self) -> str | None:
-        return next((row.id for row in self.earlier if row.judged), None)
+    def sampled_turn_id(self) -> str | None:
+        """The first of the retried turns that is already a training sample."""
+        return next((row.id for row in self.retried_turns if row.has_sample), None)
 
 
-async def plan(
-    db: Database,
-    pool: EnginePool,
-    settings: Settings,
-    caller: Caller,
-    routes: VersionRouter,
-    found: Route,
-    asked: Asked,
-) -> Plan:
-    """`found` is what the request's `model` names; which version of it answers is decided here."""
-    request = asked.request
-    sampling = sampling_of(request, settings)
-    messages = [message.plain() for message in request.messages]
-    past = await _past(db, caller, asked, messages)
-    conversation_id = conversations.conversation(asked.conversation_id, past.parent)
-    route = await routes.choose(found, _speaker(caller, asked, conversation_id, past.parent, found))
-    engine, url = route.engines[conversations.opening(messages) % len(route.engines)]
-    client = pool.at(url)
+async def plan_completion(services: Services, caller: Caller, request: ChatRequest, headers: Mapping[str, str]) -> Plan:
+    """Decide which version answers, on which engine, and prepare the engine calls and the turn rows.
+
+    Raises NotFound for an unknown model, BadRequest for a request beyond the limits, Unavailable without an engine.
+    """
+    router, settings = services.get(VersionRouter), services.get(Settings)
+    target = await router.resolve(caller.project_id, request.model)
+    context = RequestContext.from_request(request, headers)
+    sampling = to_sampling(request, settings)
+    messages = [message.to_template_message() for message in request.messages]
+    history = await _load_history(services.get(Database), caller, context, messages)
+    conversation_id = conversations.resolve_conversation_id(context.conversation_id, history.parent)
+    route = await router.select_version(
+        target, _request_identity(caller, context, conversation_id, history.parent, target)
+    )
+    engine, url = route.engines[conversations.conversation_hash(messages) % len(route.engines)]
+    client = services.get(EnginePool).get(url)
     call = ChatCall(
         rid=new_id("chatcmpl"),
         messages=messages,
         sampling=sampling,
-        adapter=route.named.adapter,
-        tools=request.plain_tools(),
-        tool_choice=request.plain_choice(),
+        adapter=route.model.adapter,
+        tools=request.engine_tools(),
+        tool_choice=request.engine_tool_choice(),
         parallel_tool_calls=request.parallel_tool_calls is not False,
-        response_format=request.plain_format(),
+        response_format=request.engine_response_format(),
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
-        include_usage=request.wants_usage,
-        extra_key=route.named.weights or route.named.base_model,
-        weights=(route.named.weights or BASE_WEIGHTS) if settings.adaptation == "full" else None,
+        include_usage=request.include_usage,
+        extra_key=route.model.weights or route.model.base_model,
+        weights=(route.model.weights or BASE_WEIGHTS) if settings.adaptation == "full" else None,
     )
-    note = None
-    if past.parent is not None:
-        continued = await prefix_reuse.go_on(client, call, messages, past.parent, route.named.policy_id)
-        call, note = replace(call, prompt_ids=continued.prompt_ids), continued.note
-    exclusion_reason = _exclusion_reason(caller, asked, sampling, past.judged)
-    calls = (call, *(_choice(call, index) for index in range(1, request.n)))
-    shaped_by = request.asked()
+    reuse_outcome = None
+    if history.parent is not None:
+        reuse = await prefix_reuse.reuse_parent_tokens(client, call, messages, history.parent, route.model.policy_id)
+        call, reuse_outcome = replace(call, prompt_ids=reuse.prompt_ids), reuse.outcome
+    exclusion_reason = _exclusion_reason(caller, context, sampling, history.sampled_turn_id)
+    calls = (call, *(_additional_choice(call, index) for index in range(1, request.n)))
+    request_params = request.recorded_params()
     turns = [
         {
             "id": choice.rid,
@@ -132,100 +143,151 @@ async def plan(
             "choice_index": index,
             "project_id": caller.project_id,
             "key_id": caller.key_id,
-            "policy_id": route.named.policy_id,
-            "version_id": route.named.version_id,
+            "policy_id": route.model.policy_id,
+            "version_id": route.model.version_id,
             "route_reason": route.route_reason,
             "engine": engine,
             "stream": request.stream,
             "messages": messages,
             "sampling": choice.sampling.body(),
-            "request_params": shaped_by,
+            "request_params": request_params,
             "conversation_id": conversation_id,
-            "parent_id": past.parent.id if past.parent else None,
-            "prefix_reuse": note,
+            "parent_id": history.parent.id if history.parent else None,
+            "prefix_reuse": reuse_outcome,
             "end_user": request.end_user,
-            "request_sha256": asked.sha256,
+            "request_sha256": context.sha256,
             "request_metadata": request.metadata,
             "exclusion_reason": exclusion_reason,
         }
         for index, choice in enumerate(calls)
     ]
-    pairs = [
+    metadata = [
         {"turn_id": call.rid, "project_id": caller.project_id, "key": key, "value": value}
         for key, value in request.metadata.items()
     ]
-    holder = Holder(engine, route.named.weights, route.named.label)
-    replaced = () if past.judged else tuple(row.id for row in past.earlier)
+    weights = EngineWeights(engine, route.model.weights, route.model.name) if settings.adaptation == "full" else None
+    replaced_turn_ids = () if history.sampled_turn_id else tuple(row.id for row in history.retried_turns)
     return Plan(
-        label=route.named.label,
+        label=route.model.name,
         created=int(time.time()),
         client=client,
         calls=calls,
         conversation_id=conversation_id,
-        opening=TurnStart(turns, pairs, replaced, holder if settings.adaptation == "full" else None),
+        turn_start=TurnStart(turns, metadata, replaced_turn_ids, weights),
         length_range=settings.length_range,
     )
 
 
-def _speaker(
-    caller: Caller, asked: Asked, conversation_id: str, parent: conversations.Parent | None, found: Route
+def to_sampling(request: ChatRequest, settings: Settings) -> Sampling:
+    """Return the engine's sampling parameters. Raises BadRequest when the request exceeds a limit of the settings."""
+    if request.n > settings.max_choices:
+        raise BadRequest(f"'n' may be at most {settings.max_choices}.", param="n", code="invalid_value")
+    max_tokens = request.max_completion_tokens or request.max_tokens
+    cap = settings.output_token_cap
+    if max_tokens is not None and max_tokens * request.n > cap:
+        param = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
+        error = f"One request may ask for at most {cap} tokens over all choices."
+        raise BadRequest(error, param=param, code="invalid_value")
+    if (length := sum(len(str(message.content or "")) for message in request.messages)) > settings.prompt_char_cap:
+        error = f"The messages hold {length} characters; at most {settings.prompt_char_cap} are allowed."
+        raise BadRequest(error, param="messages", code="context_length_exceeded")
+    return Sampling(
+        max_tokens=max_tokens or min(settings.max_output_tokens, cap // request.n),
+        temperature=request.temperature,
+        top_p=request.top_p,
+        stop=request.stop_strings,
+        seed=request.seed,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        logit_bias=request.logit_bias or None,
+    )
+
+
+def _request_identity(
+    caller: Caller,
+    context: RequestContext,
+    conversation_id: str,
+    parent: conversations.ParentTurn | None,
+    target: Route,
 ) -> RequestIdentity:
-    before = parent.version_id if parent is not None and parent.policy_id == found.named.policy_id else None
-    return RequestIdentity(caller.key_id, conversation_id, asked.request.end_user, before)
+    parent_version = parent.version_id if parent is not None and parent.policy_id == target.model.policy_id else None
+    return RequestIdentity(caller.key_id, conversation_id, context.request.end_user, parent_version)
 
 
-async def _past(db: Database, caller: Caller, asked: Asked, messages: list[dict[str, Any]]) -> Past:
-    goes_on = asked.conversation_id is not None or any(message["role"] == "assistant" for message in messages)
-    if not goes_on and not asked.retries:
-        return Past()  # the first of its kind: nothing to look up
+async def _load_history(
+    db: Database, caller: Caller, context: RequestContext, messages: list[dict[str, Any]]
+) -> RequestHistory:
+    has_history = context.conversation_id is not None or any(message["role"] == "assistant" for message in messages)
+    if not has_history and not context.num_retries:
+        return RequestHistory()  # a first turn needs no query
 
-    def look(connection: Connection) -> Past:
-        parent = conversations.parent_of(
+    def read(connection: Connection) -> RequestHistory:
+        parent = conversations.find_parent(
             connection,
             messages,
             project_id=caller.project_id,
             key_id=caller.key_id,
-            end_user=asked.request.end_user,
-            conversation_id=asked.conversation_id,
+            end_user=context.request.end_user,
+            conversation_id=context.conversation_id,
         )
-        return Past(parent, tuple(_earlier(connection, caller, asked)) if asked.retries else ())
+        retried_turns = _find_retried_turns(connection, caller, context) if context.num_retries else []
+        return RequestHistory(parent, tuple(retried_turns))
 
-    return await db.run_read(look)
+    return await db.run_read(read)
 
 
-def _earlier(connection: Connection, caller: Caller, asked: Asked) -> list[Any]:
-    """The latest turns of the same body from the same key: what an automatic retry repeats.
+def _find_retried_turns(connection: Connection, caller: Caller, context: RequestContext) -> list[Any]:
+    """Return the newest turns with the same body and API key: those that an automatic retry repeats.
 
-    As many as it says it has tried, and none that was followed up: that reply had arrived.
+    At most as many completions as the client says it has tried, and no turn that has a child: its reply had arrived.
     """
-    here = [] if asked.conversation_id is None else [Turn.conversation_id == asked.conversation_id]
+    same_conversation = [] if context.conversation_id is None else [Turn.conversation_id == context.conversation_id]
     child = aliased(Turn)
     rows = connection.execute(
-        select(Turn.id, exists().where(Sample.turn_id == Turn.id).label("judged"))
+        select(Turn.id, exists().where(Sample.turn_id == Turn.id).label("has_sample"))
         .where(
             Turn.key_id == caller.key_id,
-            Turn.request_sha256 == asked.sha256,
+            Turn.request_sha256 == context.sha256,
             Turn.created_at > now() - RETRY_SECONDS,
             Turn.deleted_at.is_(None),
             ~exists().where(child.parent_id == Turn.id),
-            *here,
+            *same_conversation,
         )
         .order_by(Turn.created_at.desc())
-        .limit(asked.retries * asked.request.n)
+        .limit(context.num_retries * context.request.n)
     )
     return list(rows)
 
 
-def _choice(first: ChatCall, index: int) -> ChatCall:
-    """Another choice of the same completion. A seed must not make all choices the same."""
+def _additional_choice(first: ChatCall, index: int) -> ChatCall:
+    """Return the call of another choice. Its seed differs, else all choices would be equal."""
     seed = None if first.sampling.seed is None else first.sampling.seed + index
     return replace(first, rid=new_id("chatcmpl"), sampling=replace(first.sampling, seed=seed))
 
 
-def _exclusion_reason(caller: Caller, asked: Asked, sampling: Sampling, judged: str | None) -> str | None:
-    """Why these turns must not be trained on, as far as the request alone tells."""
-    if withholds(asked.request.metadata) or not caller.train:
+def _exclusion_reason(
+    caller: Caller, context: RequestContext, sampling: Sampling, sampled_turn_id: str | None
+) -> str | None:
+    """Return why these turns must not be trained on, as far as the request tells, or None."""
+    if withholds_consent(context.request.metadata) or not caller.train:
         return NO_CONSENT
-    if judged is not None:
-        return f"its client asked again after {judged}, which was judged"
-    return sampling_exclusion_reason(sampling)
+    if sampled_turn_id is not None:
+        return f"its client repeated the request after {sampled_turn_id}, which is already a sample"
+    return _sampling_exclusion_reason(sampling)
+
+
+def _sampling_exclusion_reason(sampling: Sampling) -> str | None:
+    """Return why replies with these parameters must not be trained on, or None.
+
+    The engine's log-probs account for the temperature only: any other change of the distribution makes them differ
+    from the probabilities that the tokens were sampled with.
+    """
+    if sampling.temperature < MIN_TEMPERATURE:
+        return "greedy decoding: the reply was not sampled"
+    if sampling.top_p < 1 or sampling.top_k > 0:
+        return "top-p or top-k truncated the sampling distribution"
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        return "penalties changed the sampling distribution"
+    if sampling.logit_bias:
+        return "a logit bias changed the sampling distribution"
+    return None

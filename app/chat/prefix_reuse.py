@@ -1,70 +1,85 @@
-"""Continuity: a follow-up's prompt begins with the very tokens of the turn before, not with a new spelling of them."""
+"""Prefix reuse: begin a follow-up's prompt with the recorded tokens of its parent turn, not with a new tokenization."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.chat.conversations import Parent
+from app.chat.conversations import ParentTurn
 from app.inference.client import EngineClient
 from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.request import ChatCall
 
 EXACT = "exact"
-TAIL = 8  # a template closes a reply with a few tokens at most
+MAX_CLOSING_TOKENS = 8  # a chat template closes a reply with a few tokens at most
 
 
 @dataclass(frozen=True)
-class Continued:
-    """`prompt_ids` to send in place of the messages (None: let the engine render them), and what is to be noted."""
+class PrefixReuse:
+    """`prompt_ids` replace the messages (None: the engine renders them); `outcome` is the turn's `prefix_reuse`."""
 
     prompt_ids: list[int] | None
-    note: str
+    outcome: str
 
 
-async def go_on(
-    client: EngineClient, call: ChatCall, messages: Sequence[Mapping[str, Any]], parent: Parent, policy_id: str
-) -> Continued:
-    """Mostly the template's rendering has the old tokens as its beginning. Where a sampled reply would be spelled
-    with other tokens, the reply's own are put in their place."""
-    if (reason := _unfit(parent, call, policy_id)) is not None:
-        return Continued(None, reason)
+async def reuse_parent_tokens(
+    client: EngineClient,
+    call: ChatCall,
+    messages: Sequence[Mapping[str, Any]],
+    parent: ParentTurn,
+    policy_id: str,
+) -> PrefixReuse:
+    """Return the prompt ids that begin with the parent's prompt and output ids, or the reason why there are none.
+
+    Usually the template's rendering already begins with these tokens. Where it tokenizes the sampled reply
+    differently, the recorded tokens replace that part of the rendering.
+    """
+    if (reason := _find_obstacle(parent, call, policy_id)) is not None:
+        return PrefixReuse(None, reason)
     assert parent.prompt_ids and parent.output_ids and parent.num_messages is not None
-    before = [*parent.prompt_ids, *parent.output_ids]
+    parent_ids = [*parent.prompt_ids, *parent.output_ids]
     try:
-        rendered = await client.tokenize(call)
-        if rendered[: len(before)] == before:
-            return Continued(rendered, EXACT)
-        if not parent.spliced and rendered[: len(parent.prompt_ids)] != parent.prompt_ids:
-            return Continued(None, "the template renders the earlier prompt differently now")
-        if parent.cut:
-            return Continued(None, "the turn before may have called more tools than were sent on")
-        if parent.stops:
-            return Continued(None, "a stop string ended the turn before: its tokens hold it, its text does not")
-        past = await client.tokenize(call, messages[: parent.num_messages], open_reply=False)
+        rendered_ids = await client.tokenize(call)
+        if rendered_ids[: len(parent_ids)] == parent_ids:
+            return PrefixReuse(rendered_ids, EXACT)
+        if not parent.may_be_spliced and rendered_ids[: len(parent.prompt_ids)] != parent.prompt_ids:
+            return PrefixReuse(None, "the chat template renders the parent's prompt differently now")
+        if parent.may_omit_tool_calls:
+            return PrefixReuse(None, "the parent turn may hold more tool calls than the client received")
+        if parent.stop_strings:
+            return PrefixReuse(None, "a stop string ended the parent turn: its tokens hold it, its text does not")
+        history_ids = await client.tokenize(call, messages[: parent.num_messages], add_generation_prompt=False)
     except (EngineUnavailable, EngineRefused) as error:
-        return Continued(None, f"the engine did not tokenise: {error}")
-    return _spliced(before, rendered, past)
+        return PrefixReuse(None, f"the engine did not tokenize the prompt: {error}")
+    return _splice(parent_ids, rendered_ids, history_ids)
 
 
-def _unfit(parent: Parent, call: ChatCall, policy_id: str) -> str | None:
+def _find_obstacle(parent: ParentTurn, call: ChatCall, policy_id: str) -> str | None:
+    """Return why the parent's tokens cannot begin this prompt, as far as the record alone tells; else None."""
     if parent.num_messages is None:
-        return "the messages do not go on from the turn before"
+        return "the messages do not continue the parent turn"
     if parent.policy_id != policy_id:
-        return "the turn before was another policy's"
+        return "the parent turn belongs to another policy"
     if parent.tools != list(call.tools):
-        return "the tools are others now"
+        return "the tools have changed since the parent turn"
     if not parent.prompt_ids or not parent.output_ids:
-        return "the turn before has no tokens on record"
+        return "the parent turn has no recorded tokens"
     if parent.finish_reason not in ("stop", "tool_calls"):
-        return f"the turn before ended early: {parent.finish_reason}"
+        return f"the parent turn ended early: {parent.finish_reason}"
     return None
 
 
-def _spliced(before: list[int], rendered: list[int], past: list[int]) -> Continued:
-    if rendered[: len(past)] != past:
-        return Continued(None, "the template renders a reply differently once another message follows")
-    closing = before[-1]
-    if closing not in past[-TAIL:]:
-        return Continued(None, "the turn before was not closed with the template's own end of turn")
-    end = len(past) - past[::-1].index(closing)
-    return Continued([*before, *past[end:], *rendered[len(past) :]], EXACT)
+def _splice(parent_ids: list[int], rendered_ids: list[int], history_ids: list[int]) -> PrefixReuse:
+    """Replace the rendered history, up to the end of the parent's reply, by the parent's own tokens.
+
+    Args:
+        parent_ids: The parent's prompt and output ids, as recorded.
+        rendered_ids: The new prompt as the template renders it.
+        history_ids: The messages up to and with the parent's reply, rendered without a generation prompt.
+    """
+    if rendered_ids[: len(history_ids)] != history_ids:
+        return PrefixReuse(None, "the chat template renders a reply differently once another message follows")
+    end_of_turn = parent_ids[-1]
+    if end_of_turn not in history_ids[-MAX_CLOSING_TOKENS:]:
+        return PrefixReuse(None, "the parent turn does not end with the chat template's end-of-turn token")
+    end = len(history_ids) - history_ids[::-1].index(end_of_turn)
+    return PrefixReuse([*parent_ids, *history_ids[end:], *rendered_ids[len(history_ids) :]], EXACT)

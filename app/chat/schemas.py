@@ -1,15 +1,18 @@
-"""The request on OpenAI's wire: what is taken, what is a harmless hint, what is refused because it changes meaning."""
+"""Request and response of OpenAI's chat completions API.
+
+Parameters that would change the reply and are not supported are refused; hints that cannot change it are ignored.
+"""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
-from app.chat.messages import Message, NamedTool, ResponseFormat, Tool
+from app.chat.messages import Message, NamedToolChoice, ResponseFormat, Tool
 from app.core.errors import UnsupportedParameter
 from app.core.http import parse_body
 
-# Asking for these would change the reply, so ignoring them would be a lie; the value shown changes nothing.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+# Unsupported parameters, with the values that have no effect and are therefore accepted.
+UNSUPPORTED_UNLESS: dict[str, tuple[Any, ...]] = {
     "functions": (None, []),
     "function_call": (None, "none"),
     "modalities": (None, ["text"]),
@@ -18,8 +21,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (None,),
     "moderation": (None,),
 }
-# Hints to a service of another making; a reply without them is as right.
-HINTS = (
+# Parameters that are accepted and ignored.
+IGNORED_HINTS = (
     "service_tier",
     "verbosity",
     "reasoning_effort",
@@ -28,7 +31,7 @@ HINTS = (
     "prompt_cache_retention",
     "store",
 )
-NULLABLE = (
+NULLABLE_FIELDS = (
     "stream",
     "temperature",
     "top_p",
@@ -41,8 +44,8 @@ NULLABLE = (
     "metadata",
 )
 TokenId = Annotated[str, Field(pattern=r"^\d{1,9}$")]
-Pair = Annotated[str, Field(max_length=512)]
-PairKey = Annotated[str, Field(min_length=1, max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
 SEED_LIMIT = 2**63
 
 
@@ -73,42 +76,42 @@ class ChatRequest(BaseModel):
     logprobs: StrictBool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     tools: list[Tool] | None = Field(None, max_length=128)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: StrictBool | None = None
     response_format: ResponseFormat | None = None
     user: str | None = Field(None, max_length=512)
     safety_identifier: str | None = Field(None, max_length=512)
-    metadata: dict[PairKey, Pair] = Field(default_factory=dict, max_length=16)
+    metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=16)
 
-    @field_validator(*NULLABLE, mode="before")
+    @field_validator(*NULLABLE_FIELDS, mode="before")
     @classmethod
-    def null_is_default(cls, value: Any, info: Any) -> Any:
+    def replace_null_by_default(cls, value: Any, info: Any) -> Any:
         return cls.model_fields[info.field_name].get_default(call_default_factory=True) if value is None else value
 
     @field_validator("stop")
     @classmethod
-    def stop_says_something(cls, value: str | list[str] | None) -> str | list[str] | None:
+    def check_stop(cls, value: str | list[str] | None) -> str | list[str] | None:
         if value is not None and (value == "" or ("" in value and isinstance(value, list))):
-            raise ValueError("a stop string is not empty")
+            raise ValueError("a stop string must not be empty")
         if isinstance(value, list) and len(value) > 4:
             raise ValueError("there may be at most 4 stop strings")
         return value
 
     @model_validator(mode="after")
-    def fits_together(self) -> "ChatRequest":
+    def check_consistency(self) -> "ChatRequest":
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         names = {tool.function.name for tool in self.tools or ()}
         if len(names) < len(self.tools or ()):
             raise ValueError("two tools have the same name")
         if self.tool_choice == "required" and not names:
-            raise ValueError("tool_choice demands a tool, and there is none in tools")
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError("tool_choice requires a tool call, but tools is empty")
+        if isinstance(self.tool_choice, NamedToolChoice) and self.tool_choice.function.name not in names:
             raise ValueError(f"tool_choice names '{self.tool_choice.function.name}', which is not in tools")
         return self
 
     @property
-    def stops(self) -> tuple[str, ...]:
+    def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
@@ -116,29 +119,29 @@ class ChatRequest(BaseModel):
         return self.safety_identifier or self.user
 
     @property
-    def wants_usage(self) -> bool:
+    def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def plain_tools(self) -> list[dict[str, Any]]:
+    def engine_tools(self) -> list[dict[str, Any]]:
         if self.tool_choice == "none":
             return []
         return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
 
-    def plain_choice(self) -> str | dict[str, Any] | None:
-        return self.tool_choice.model_dump() if isinstance(self.tool_choice, NamedTool) else self.tool_choice
+    def engine_tool_choice(self) -> str | dict[str, Any] | None:
+        return self.tool_choice.model_dump() if isinstance(self.tool_choice, NamedToolChoice) else self.tool_choice
 
-    def plain_format(self) -> dict[str, Any] | None:
+    def engine_response_format(self) -> dict[str, Any] | None:
         if self.response_format is None or self.response_format.type == "text":
             return None
         return self.response_format.model_dump(by_alias=True, exclude_none=True)
 
-    def asked(self) -> dict[str, Any]:
-        """What shapes the reply beside messages and sampling, for the record."""
+    def recorded_params(self) -> dict[str, Any]:
+        """Return the parameters beside messages and sampling that affect the reply, as the turn records them."""
         fields = {
             "tools": [tool.model_dump(exclude_none=True) for tool in self.tools or ()],
-            "tool_choice": self.plain_choice(),
+            "tool_choice": self.engine_tool_choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
-            "response_format": self.plain_format(),
+            "response_format": self.engine_response_format(),
             "logprobs": self.logprobs or None,
             "top_logprobs": self.top_logprobs or None,
             "n": self.n if self.n > 1 else None,
@@ -146,16 +149,41 @@ class ChatRequest(BaseModel):
         return {name: value for name, value in fields.items() if value not in (None, [])}
 
 
-def read(body: dict[str, Any]) -> ChatRequest:
-    for name, neutral in NEUTRAL.items():
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Choice(BaseModel):
+    index: int
+    message: dict[str, Any]
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls", "content_filter", "abort"]
+
+
+class CompletionView(BaseModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+
+
+def parse_chat_request(body: dict[str, Any]) -> ChatRequest:
+    """Return the request. Raises BadRequest, or UnsupportedParameter for what is not supported."""
+    for name, neutral in UNSUPPORTED_UNLESS.items():
         if name in body and body[name] not in neutral:
             raise UnsupportedParameter(f"'{name}' with this value is not supported.", param=name)
-    _refuse_other_kinds(body)
-    return parse_body(ChatRequest, {k: v for k, v in body.items() if k not in NEUTRAL and k not in HINTS})
+    _reject_unsupported_types(body)
+    return parse_body(
+        ChatRequest, {k: v for k, v in body.items() if k not in UNSUPPORTED_UNLESS and k not in IGNORED_HINTS}
+    )
 
 
-def _refuse_other_kinds(body: dict[str, Any]) -> None:
-    """Kinds that OpenAI knows and we do not: said as such, not as a malformed value."""
+def _reject_unsupported_types(body: dict[str, Any]) -> None:
+    """Raise UnsupportedParameter for types that OpenAI knows and this service does not, instead of a type error."""
     tools = body.get("tools")
     for tool in tools if isinstance(tools, list) else ():
         if isinstance(tool, dict) and tool.get("type") not in (None, "function"):

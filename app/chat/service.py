@@ -1,4 +1,7 @@
-"""Answer: plan a completion, ask the engine, put the turns on record. For every wire that speaks through chat."""
+"""Answer a chat request: plan it, record its turns, run it on the engine, record how it ended.
+
+Every wire format (chat completions, responses) goes through `complete` and `stream`.
+"""
 
 import asyncio
 import time
@@ -11,28 +14,24 @@ from starlette.requests import ClientDisconnect, Request
 
 from alignment.signals.length_penalty import length_penalty
 from app.chat import conversations
-from app.chat.fanout import Outcome, StreamFanout, UnaryFanout, total
-from app.chat.planning import Asked, Plan, plan
+from app.chat.fanout import ChoiceOutcome, StreamFanout, UnaryFanout, sum_usage
+from app.chat.planning import Plan, plan_completion
 from app.chat.schemas import ChatRequest
-from app.chat.turn_writer import STOPPED, TurnEnd, TurnWriter
-from app.core.database import Database
+from app.chat.turn_writer import SERVER_STOPPED, TurnEnd, TurnWriter
 from app.core.errors import AttuneError
 from app.core.services import services_of, settings_of
-from app.core.settings import Settings
 from app.deployments.resolution import VersionNotLoaded
-from app.deployments.router import VersionRouter
 from app.inference.capture import Capture
-from app.inference.pool import EnginePool
 from app.models import TurnState
 from app.projects.auth import Caller
 
-HUNG_UP = "client_disconnect"
-AGAIN_SECONDS, LONGEST_SECONDS = 0.02, 0.25
+CLIENT_DISCONNECT = "client_disconnect"
+RETRY_MIN_SECONDS, RETRY_MAX_SECONDS = 0.02, 0.25
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Answer:
+class CompletionReply:
     """`body` is OpenAI's chat.completion."""
 
     body: dict[str, Any]
@@ -40,194 +39,186 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Streamed:
-    """`chunks` are OpenAI's chat.completion.chunk. The iterator raises AttuneError if the reply breaks off; closing it
-    early ends the engine's work and records what was said."""
+class StreamingReply:
+    """`chunks` are OpenAI's chat.completion.chunk objects.
+
+    The iterator raises AttuneError if the reply breaks off. Closing it early aborts the engine's work and records
+    what was generated until then.
+    """
 
     chunks: AsyncGenerator[dict[str, Any], None]
     headers: dict[str, str]
 
 
-async def whole(request: Request, caller: Caller, asked: ChatRequest) -> Answer:
-    """One reply at once. A client that hangs up ends the engine's work too; what was said is still recorded."""
-    return await _held(request, lambda: _whole(request, caller, asked))
+async def complete(request: Request, caller: Caller, chat_request: ChatRequest) -> CompletionReply:
+    """Return a whole reply. If the client disconnects, abort the engine's work and record what was generated."""
+    return await _retry_during_weight_swap(request, lambda: _complete(request, caller, chat_request))
 
 
-async def stream(request: Request, caller: Caller, asked: ChatRequest) -> Streamed:
-    """A reply as it comes. Returns when the engine has begun: what it refuses is raised, not streamed."""
-    return await _held(request, lambda: _stream(request, caller, asked))
+async def stream(request: Request, caller: Caller, chat_request: ChatRequest) -> StreamingReply:
+    """Return a reply as a stream, once every choice has its first token; what the engine refuses is raised."""
+    return await _retry_during_weight_swap(request, lambda: _stream(request, caller, chat_request))
 
 
-async def _held(request: Request, answer: Callable[[], Awaitable[T]]) -> T:
-    """While an engine's own weights are exchanged, nobody is refused: who asks waits."""
+async def _retry_during_weight_swap(request: Request, answer: Callable[[], Awaitable[T]]) -> T:
+    """Call `answer` again while no engine holds the version; full weights are missing for as long as a swap lasts."""
     settings = settings_of(request)
-    until, pause = (
-        time.monotonic() + (settings.weight_swap_wait_seconds if settings.adaptation == "full" else 0.0),
-        AGAIN_SECONDS,
-    )
+    wait_seconds = settings.weight_swap_wait_seconds if settings.adaptation == "full" else 0.0
+    deadline, pause = time.monotonic() + wait_seconds, RETRY_MIN_SECONDS
     while True:
         try:
             return await answer()
         except VersionNotLoaded:
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 raise
         await asyncio.sleep(pause)
-        pause = min(2 * pause, LONGEST_SECONDS)
+        pause = min(2 * pause, RETRY_MAX_SECONDS)
 
 
-async def _whole(request: Request, caller: Caller, asked: ChatRequest) -> Answer:
-    records = _records(request)
-    planned = await _plan(request, caller, asked)
-    replies = UnaryFanout(planned.client, planned.calls)
-    if planned.opening.holder is not None:  # the engine is asked when it is sure whose weights it has
-        await records.open(planned.opening)
-    replies.start()
+async def _complete(request: Request, caller: Caller, chat_request: ChatRequest) -> CompletionReply:
+    services = services_of(request)
+    writer = services.get(TurnWriter)
+    plan = await plan_completion(services, caller, chat_request, request.headers)
+    fanout = UnaryFanout(plan.client, plan.calls)
+    # With full weights the turn is committed before the engine starts: only then are its weights certain.
+    if plan.turn_start.required_weights is not None:
+        await writer.record_start(plan.turn_start)
+    fanout.start()
     try:
-        if planned.opening.holder is None:
-            await records.open(planned.opening)
+        if plan.turn_start.required_weights is None:
+            await writer.record_start(plan.turn_start)
     except BaseException:
-        await replies.drop()
+        await fanout.cancel()
         raise
-    hung_up = asyncio.Event()
-    watch = asyncio.create_task(_watch(request, replies, hung_up))
+    disconnected = asyncio.Event()
+    watcher = asyncio.create_task(_abort_on_disconnect(request, fanout, disconnected))
     try:
-        outcomes = await replies.outcomes()
+        outcomes = await fanout.wait()
     except asyncio.CancelledError:  # the server is stopping
-        await replies.drop()
-        await _close(records, [TurnEnd(call.rid, TurnState.ABORTED, None, STOPPED) for call in planned.calls])
+        await fanout.cancel()
+        await _record_ends(writer, [TurnEnd(call.rid, TurnState.ABORTED, None, SERVER_STOPPED) for call in plan.calls])
         raise
     finally:
-        watch.cancel()
+        watcher.cancel()
     error = next((outcome.error for outcome in outcomes if outcome.error), None)
     captures = [outcome.completion.capture if outcome.completion else None for outcome in outcomes]
-    await _close(records, _endings(planned, captures, error or (ClientDisconnect() if hung_up.is_set() else None)))
+    cause = error or (ClientDisconnect() if disconnected.is_set() else None)
+    await _record_ends(writer, _turn_ends(plan, captures, cause))
     if error is not None:
-        error.headers |= planned.headers
+        error.headers |= plan.headers
         raise error
-    return Answer(_body(planned, outcomes), planned.headers)
+    return CompletionReply(_completion_body(plan, outcomes), plan.headers)
 
 
-async def _stream(request: Request, caller: Caller, asked: ChatRequest) -> Streamed:
-    records = _records(request)
-    planned = await _plan(request, caller, asked)
-    choices = StreamFanout(planned.client, planned.calls)
-    opened = planned.opening.holder is not None
-    if opened:
-        await records.open(planned.opening)
-    choices.start()
+async def _stream(request: Request, caller: Caller, chat_request: ChatRequest) -> StreamingReply:
+    services = services_of(request)
+    writer = services.get(TurnWriter)
+    plan = await plan_completion(services, caller, chat_request, request.headers)
+    fanout = StreamFanout(plan.client, plan.calls)
+    is_recorded = plan.turn_start.required_weights is not None
+    if is_recorded:
+        await writer.record_start(plan.turn_start)
+    fanout.start()
     try:
-        if not opened:
-            await records.open(planned.opening)
-        opened = True
-        await _begun(request, choices)
+        if not is_recorded:
+            await writer.record_start(plan.turn_start)
+        is_recorded = True
+        await _wait_for_first_token(request, fanout)
     except BaseException as error:
-        await choices.leave()
-        if opened:
-            await _close(records, _endings(planned, choices.captures(), error))
+        await fanout.close()
+        if is_recorded:
+            await _record_ends(writer, _turn_ends(plan, fanout.captures(), error))
         if isinstance(error, AttuneError):
-            error.headers |= planned.headers
+            error.headers |= plan.headers
         raise
-    chunks = _chunks(records, planned, choices)
-    await anext(chunks)  # one that was never entered would never clean up
-    return Streamed(chunks, planned.headers)
+    chunks = _chunks(writer, plan, fanout)
+    await anext(chunks)  # enters the generator, so that closing it runs its clean-up
+    return StreamingReply(chunks, plan.headers)
 
 
-async def _chunks(records: TurnWriter, planned: Plan, choices: StreamFanout) -> AsyncGenerator[dict[str, Any], None]:
-    named = {"id": planned.id, "model": planned.label, "created": planned.created}
-    trouble: BaseException | None = None
+async def _chunks(writer: TurnWriter, plan: Plan, fanout: StreamFanout) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield one empty item, then the chunks; record the ends of the turns when the generator is left."""
+    frame = {"id": plan.id, "model": plan.label, "created": plan.created}
+    cause: BaseException | None = None
     try:
         yield {}
-        async for chunk in choices:
-            yield chunk | named
+        async for chunk in fanout:
+            yield chunk | frame
     except BaseException as error:
-        trouble = error
+        cause = error
         raise
     finally:
-        await choices.leave()
-        await _close(records, _endings(planned, choices.captures(), trouble))
+        await fanout.close()
+        await _record_ends(writer, _turn_ends(plan, fanout.captures(), cause))
 
 
-async def _plan(request: Request, caller: Caller, asked: ChatRequest) -> Plan:
-    services = services_of(request)
-    routes = services.get(VersionRouter)
-    found = await routes.find(caller.project_id, asked.model)
-    heard = Asked.of(asked, request.headers)
-    db, engines, settings = services.get(Database), services.get(EnginePool), services.get(Settings)
-    return await plan(db, engines, settings, caller, routes, found, heard)
-
-
-def _records(request: Request) -> TurnWriter:
-    return services_of(request).get(TurnWriter)
-
-
-async def _begun(request: Request, choices: StreamFanout) -> None:
-    """Behind a long queue the first token may take minutes: a client that gives up takes its request along."""
-    begun, gone = asyncio.create_task(choices.begun()), asyncio.create_task(_gone(request))
+async def _wait_for_first_token(request: Request, fanout: StreamFanout) -> None:
+    """Raise ClientDisconnect if the client leaves first: in a long queue the first token may take minutes."""
+    started = asyncio.create_task(fanout.wait_until_started())
+    disconnected = asyncio.create_task(_wait_for_disconnect(request))
     try:
-        await asyncio.wait((begun, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not begun.done():
+        await asyncio.wait((started, disconnected), return_when=asyncio.FIRST_COMPLETED)
+        if not started.done():
             raise ClientDisconnect
-        await begun
+        await started
     finally:
-        gone.cancel()
-        begun.cancel()
+        disconnected.cancel()
+        started.cancel()
 
 
-async def _gone(request: Request) -> None:
-    """The body has been read: all that can still come from the client is that it is gone."""
+async def _wait_for_disconnect(request: Request) -> None:
+    """Return when the client disconnects. The body has been read, so no other message matters."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def _watch(request: Request, replies: UnaryFanout, hung_up: asyncio.Event) -> None:
-    await _gone(request)
-    hung_up.set()
-    replies.end()
+async def _abort_on_disconnect(request: Request, fanout: UnaryFanout, disconnected: asyncio.Event) -> None:
+    await _wait_for_disconnect(request)
+    disconnected.set()
+    fanout.abort()
 
 
-async def _close(records: TurnWriter, endings: Sequence[TurnEnd]) -> None:
+async def _record_ends(writer: TurnWriter, ends: Sequence[TurnEnd]) -> None:
     with anyio.CancelScope(shield=True):
-        await asyncio.gather(*(records.close(ending) for ending in endings))
+        await asyncio.gather(*(writer.record_end(end) for end in ends))
 
 
-def _endings(planned: Plan, captures: Sequence[Capture | None], trouble: BaseException | None) -> list[TurnEnd]:
-    """Trouble is an error of ours or the engine's; anything else is a client that left."""
-    if isinstance(trouble, AttuneError):
-        return _broken(planned, captures, TurnState.FAILED, "error", str(trouble))
-    if trouble is not None:
-        return _broken(planned, captures, TurnState.ABORTED, HUNG_UP, None)
-    return _done(planned, captures)
+def _turn_ends(plan: Plan, captures: Sequence[Capture | None], cause: BaseException | None) -> list[TurnEnd]:
+    """Return how each turn ended. An AttuneError means failure; any other `cause` means that the client left."""
+    if isinstance(cause, AttuneError):
+        return _unfinished_ends(plan, captures, TurnState.FAILED, "error", str(cause))
+    if cause is not None:
+        return _unfinished_ends(plan, captures, TurnState.ABORTED, CLIENT_DISCONNECT, None)
+    return _finished_ends(plan, captures)
 
 
-def _broken(
-    planned: Plan, captures: Sequence[Capture | None], state: TurnState, reason: str, exclusion_reason: str | None
+def _unfinished_ends(
+    plan: Plan, captures: Sequence[Capture | None], state: TurnState, finish_reason: str, exclusion_reason: str | None
 ) -> list[TurnEnd]:
     return [
-        TurnEnd(call.rid, state, capture, reason, exclusion_reason)
-        for call, capture in zip(planned.calls, captures, strict=True)
+        TurnEnd(call.rid, state, capture, finish_reason, exclusion_reason)
+        for call, capture in zip(plan.calls, captures, strict=True)
     ]
 
 
-def _done(planned: Plan, captures: Sequence[Capture | None]) -> list[TurnEnd]:
-    endings = []
-    for call, capture in zip(planned.calls, captures, strict=True):
-        assert capture is not None, f"{call.rid} ended without a capture"
-        prefix_hash = conversations.hashes([*call.messages, capture.message])[-1]
-        ending = TurnEnd(
-            call.rid, TurnState.DONE, capture, prefix_hash=prefix_hash, length_penalty=_penalty(planned, capture)
-        )
-        endings.append(ending)
-    return endings
+def _finished_ends(plan: Plan, captures: Sequence[Capture | None]) -> list[TurnEnd]:
+    ends = []
+    for call, capture in zip(plan.calls, captures, strict=True):
+        assert capture is not None, f"turn {call.rid} ended without a capture"
+        prefix_hash = conversations.prefix_hashes([*call.messages, capture.message])[-1]
+        penalty = _length_penalty(plan, capture)
+        ends.append(TurnEnd(call.rid, TurnState.DONE, capture, prefix_hash=prefix_hash, length_penalty=penalty))
+    return ends
 
 
-def _penalty(planned: Plan, capture: Capture) -> float | None:
-    """The trainer's own measure. Nothing can be said of a reply whose tokens the engine did not tell."""
-    if planned.length_range is None or not capture.output_ids:
+def _length_penalty(plan: Plan, capture: Capture) -> float | None:
+    """Return the trainer's own length penalty; None without a length range or without token ids."""
+    if plan.length_range is None or not capture.output_ids:
         return None
-    return length_penalty(len(capture.output_ids), *planned.length_range)
+    return length_penalty(len(capture.output_ids), *plan.length_range)
 
 
-def _body(planned: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _completion_body(plan: Plan, outcomes: Sequence[ChoiceOutcome]) -> dict[str, Any]:
     completions = [outcome.completion for outcome in outcomes if outcome.completion is not None]
     choices = [
         {
@@ -239,10 +230,10 @@ def _body(planned: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         for index, completion in enumerate(completions)
     ]
     return {
-        "id": planned.id,
+        "id": plan.id,
         "object": "chat.completion",
-        "created": planned.created,
-        "model": planned.label,
+        "created": plan.created,
+        "model": plan.label,
         "choices": choices,
-        "usage": total([completion.usage for completion in completions]),
+        "usage": sum_usage([completion.usage for completion in completions]),
     }

@@ -1,4 +1,4 @@
-"""Turns on record: a row before the first byte leaves, closed when the reply ends, however it ends."""
+"""Write turns: a row is inserted before the first byte of a reply leaves, and finished when the reply ends."""
 
 import asyncio
 import time
@@ -19,8 +19,8 @@ from app.models import LOST_REASON, SERVER_LOST, Engine, Turn, TurnMetadata, Tur
 
 
 @dataclass(frozen=True)
-class Holder:
-    """An engine that was found to have a version's full weights."""
+class EngineWeights:
+    """An engine and the full weights that it must hold for a turn to start."""
 
     engine: str
     weights: str | None
@@ -29,18 +29,21 @@ class Holder:
 
 @dataclass(frozen=True)
 class TurnStart:
-    """One completion's turns. `replaced`: turns of the same request whose reply its client gave up. `holder`: they are
-    put on record only if it has those weights still."""
+    """The new turns of one completion.
+
+    `replaced_turn_ids`: turns of the same request whose reply the client gave up. `required_weights`: the turns are
+    recorded only if this engine still holds these weights.
+    """
 
     turns: list[dict[str, Any]]
-    pairs: list[dict[str, Any]] = field(default_factory=list)
-    replaced: tuple[str, ...] = ()
-    holder: Holder | None = None
+    metadata: list[dict[str, Any]] = field(default_factory=list)
+    replaced_turn_ids: tuple[str, ...] = ()
+    required_weights: EngineWeights | None = None
 
 
 @dataclass(frozen=True)
 class TurnEnd:
-    """How one turn ended. `capture` is None when the engine gave nothing; `flaw` is why it must not be trained on."""
+    """How one turn ended. `capture` is None when the engine returned nothing."""
 
     turn_id: str
     state: TurnState
@@ -64,9 +67,9 @@ class TurnEnd:
             "b_logprobs": capture and capture.logprobs,
             "b_num_prompt_tokens": capture and len(capture.prompt_ids),
             "b_num_output_tokens": self.num_output_tokens,
-            "b_reply": capture and storable(capture.message),
+            "b_reply": capture and replace_nul(capture.message),
             "b_finish_reason": self.finish_reason or (capture and capture.finish_reason),
-            # A reply that its client left is as good to learn from as any: no hiding place for what drives people away.
+            # A reply whose client disconnected stays trainable: else replies that drive users away would escape.
             "b_exclusion_reason": self.exclusion_reason
             or (self.finish_reason if capture is None else capture.exclusion_reason),
             "b_prefix_hash": self.prefix_hash,
@@ -75,8 +78,8 @@ class TurnEnd:
         }
 
 
-STOPPED = "server_stopped"
-COLUMNS = (
+SERVER_STOPPED = "server_stopped"
+FINISHED_COLUMNS = (
     "state",
     "prompt_ids",
     "output_ids",
@@ -89,14 +92,14 @@ COLUMNS = (
     "length_penalty",
     "weight_versions",
 )
-INSERT = insert(Turn)
-LOST = Turn.finish_reason == SERVER_LOST
-CLOSE = (
+INSERT_TURNS = insert(Turn)
+MARKED_LOST = Turn.finish_reason == SERVER_LOST
+FINISH_TURNS = (
     update(Turn)
-    # A reply that outlived the sweep's patience was not lost after all.
-    .where(Turn.id == bindparam("b_id"), or_(Turn.state == TurnState.OPEN, LOST), Turn.deleted_at.is_(None))
+    # A turn that the reconciler marked as lost may still end.
+    .where(Turn.id == bindparam("b_id"), or_(Turn.state == TurnState.OPEN, MARKED_LOST), Turn.deleted_at.is_(None))
     .values(
-        {name: bindparam(f"b_{name}") for name in COLUMNS}
+        {name: bindparam(f"b_{name}") for name in FINISHED_COLUMNS}
         | {
             "finished_at": now(),
             "exclusion_reason": func.coalesce(
@@ -108,86 +111,98 @@ CLOSE = (
 
 
 class TurnWriter:
-    """The turns of all requests of this process, written in groups: what opens and what ends share a commit."""
+    """Writes the turns of all requests of one process; turns that start and turns that end share commits."""
 
     def __init__(self, db: Database, telemetry: Telemetry) -> None:
-        self._group_commit: GroupCommit[TurnStart | TurnEnd, None] = GroupCommit(db, write)
+        self._group_commit: GroupCommit[TurnStart | TurnEnd, None] = GroupCommit(db, write_group)
         self._telemetry = telemetry
-        self._open: dict[str, str] = {}  # turns under way, and whose policy speaks
+        self._open: dict[str, str] = {}  # turn id -> policy id of each running turn
 
-    async def open(self, opening: TurnStart) -> None:
-        turns = {turn["id"]: turn["policy_id"] for turn in opening.turns}
-        self._open |= turns
+    async def record_start(self, start: TurnStart) -> None:
+        """Insert the turns and return when they are committed. Raises VersionNotLoaded if the weights have changed."""
+        policy_ids = {turn["id"]: turn["policy_id"] for turn in start.turns}
+        self._open |= policy_ids
         try:
-            await self._group_commit.submit(opening)
-        except Exception:  # it is not on record; a caller that is cancelled leaves it there
-            for id in turns:
+            await self._group_commit.submit(start)
+        except Exception:  # the rows were not written; they may be if the caller was cancelled instead
+            for id in policy_ids:
                 self._open.pop(id, None)
             raise
 
-    async def close(self, ending: TurnEnd) -> None:
+    async def record_end(self, end: TurnEnd) -> None:
+        """Finish one turn and return when it is committed."""
         try:
-            await self._group_commit.submit(ending)
+            await self._group_commit.submit(end)
         finally:
-            policy_id = self._open.pop(ending.turn_id, None)
+            policy_id = self._open.pop(end.turn_id, None)
         if policy_id is not None:
-            self._telemetry.ended(policy_id, ending.state, ending.num_output_tokens, ending.length_penalty)
+            self._telemetry.record_turn(policy_id, end.state, end.num_output_tokens, end.length_penalty)
 
-    async def settle(self, seconds: float) -> None:
-        """Before the server goes: wait for the turns that are ending, and close those that will not."""
-        until = time.monotonic() + seconds
-        while self._open and time.monotonic() < until:
+    async def drain(self, seconds: float) -> None:
+        """Wait up to `seconds` for running turns at shutdown, then record the remaining ones as aborted."""
+        deadline = time.monotonic() + seconds
+        while self._open and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        left = [TurnEnd(id, TurnState.ABORTED, None, STOPPED) for id in self._open]
-        await asyncio.gather(*(self.close(ending) for ending in left), return_exceptions=True)
+        remaining = [TurnEnd(id, TurnState.ABORTED, None, SERVER_STOPPED) for id in self._open]
+        await asyncio.gather(*(self.record_end(end) for end in remaining), return_exceptions=True)
 
 
-def write(connection: Connection, items: Sequence[TurnStart | TurnEnd]) -> list[AttuneError | None]:
-    late = _late(connection, [item for item in items if isinstance(item, TurnStart) and item.holder is not None])
-    openings = [item for item in items if isinstance(item, TurnStart) and id(item) not in late]
-    if openings:
-        connection.execute(INSERT, [turn for opening in openings for turn in opening.turns])
-    if pairs := [pair for opening in openings for pair in opening.pairs]:
-        connection.execute(insert(TurnMetadata), pairs)
-    for opening in openings:
-        if opening.replaced:
-            _replace(connection, opening)
-    if endings := [item.values() for item in items if isinstance(item, TurnEnd)]:
-        connection.execute(CLOSE, endings)
-    return [late.get(id(item)) for item in items]
+def write_group(connection: Connection, items: Sequence[TurnStart | TurnEnd]) -> list[AttuneError | None]:
+    """Write a group of starts and ends in the open transaction; return one error or None for each item, in order."""
+    all_starts = [item for item in items if isinstance(item, TurnStart)]
+    refused = _refused_starts(connection, [start for start in all_starts if start.required_weights is not None])
+    starts = [start for start in all_starts if id(start) not in refused]
+    if starts:
+        connection.execute(INSERT_TURNS, [turn for start in starts for turn in start.turns])
+    if metadata := [row for start in starts for row in start.metadata]:
+        connection.execute(insert(TurnMetadata), metadata)
+    for start in starts:
+        if start.replaced_turn_ids:
+            _exclude_replaced_turns(connection, start)
+    if ends := [item.values() for item in items if isinstance(item, TurnEnd)]:
+        connection.execute(FINISH_TURNS, ends)
+    return [refused.get(id(item)) for item in items]
 
 
-def _late(connection: Connection, openings: Sequence[TurnStart]) -> dict[int, AttuneError]:
-    """By the opening's identity: what came when the weights were about to leave. Whoever takes them away first says
-    so in the engine's row, then waits for the turns that are on record: so none is missed, and none misnamed."""
-    if not openings:
+def _refused_starts(connection: Connection, starts: Sequence[TurnStart]) -> dict[int, AttuneError]:
+    """Return an error for each start whose engine no longer holds the required weights, by `id(start)`.
+
+    A weight swap first marks the engine's row, then waits for the recorded turns. The shared lock on that row
+    therefore guarantees that no turn runs unseen during a swap or is recorded under the wrong version.
+    """
+    if not starts:
         return {}
-    names = {opening.holder.engine for opening in openings if opening.holder}
+    names = {start.required_weights.engine for start in starts if start.required_weights}
     rows = connection.execute(
         select(Engine.name, Engine.weights, Engine.swapping_until)
         .where(Engine.name.in_(names))
         .order_by(Engine.name)
         .with_for_update(read=True)
     )
-    there = {row.name: row.weights for row in rows if row.swapping_until is None}
-    return {
-        id(opening): VersionNotLoaded(f"{opening.holder.label} has just left the engine; try again in a moment.")
-        for opening in openings
-        if opening.holder and there.get(opening.holder.engine, opening) != opening.holder.weights
-    }
+    weights = {row.name: row.weights for row in rows if row.swapping_until is None}
+    refused: dict[int, AttuneError] = {}
+    for start in starts:
+        required = start.required_weights
+        if required and (required.engine not in weights or weights[required.engine] != required.weights):
+            refused[id(start)] = VersionNotLoaded(
+                f"{required.label} was just unloaded from the engine; try again in a moment."
+            )
+    return refused
 
 
-def _replace(connection: Connection, opening: TurnStart) -> None:
-    told = f"its client asked again and got {opening.turns[0]['completion_id']} instead"
+def _exclude_replaced_turns(connection: Connection, start: TurnStart) -> None:
+    reason = f"its client repeated the request and received {start.turns[0]['completion_id']} instead"
     connection.execute(
-        update(Turn).where(Turn.id.in_(opening.replaced), Turn.exclusion_reason.is_(None)).values(exclusion_reason=told)
+        update(Turn)
+        .where(Turn.id.in_(start.replaced_turn_ids), Turn.exclusion_reason.is_(None))
+        .values(exclusion_reason=reason)
     )
 
 
-def storable(value: Any) -> Any:
-    """A byte-level model can say NUL, which PostgreSQL cannot hold as text. The token ids keep what was said."""
+def replace_nul(value: Any) -> Any:
+    """Return the value with NUL characters replaced: PostgreSQL's text cannot hold them. The token ids stay exact."""
     if isinstance(value, str):
         return value.replace("\x00", "\ufffd")
     if isinstance(value, dict):
-        return {key: storable(item) for key, item in value.items()}
-    return [storable(item) for item in value] if isinstance(value, list) else value
+        return {key: replace_nul(item) for key, item in value.items()}
+    return [replace_nul(item) for item in value] if isinstance(value, list) else value

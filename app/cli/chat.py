@@ -1,72 +1,86 @@
-"""`attune chat`: talk to the service and judge each reply with a key press."""
+"""`attune chat`: chat with a policy and rate each reply with a key press."""
 
 import sys
 import termios
 import tty
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
-from app.cli.client import Api, Refused
+from app.cli.client import Api, CommandError
+from app.core.settings import get_settings
 
-HELP = "empty line or ctrl-D leaves; /new starts a new conversation"
+HELP = "an empty line or ctrl-D ends the chat; /new starts a new conversation"
 THUMBS = {"u": "up", "+": "up", "d": "down", "-": "down"}
 
 
-def talk(api: Api, model: str, system: str | None) -> None:
+def chat(
+    model: Annotated[
+        str | None, typer.Option(help="a policy, or a version as policy@v3; default: ATTUNE_POLICY")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="a system prompt")] = None,
+) -> None:
+    """Chat with a policy and rate each reply with a key press."""
+    settings = get_settings()
+    run_chat(Api(settings), model or settings.policy, system)
+
+
+def run_chat(api: Api, model: str, system: str | None) -> None:
     console = Console(highlight=False)
     console.print(f"[dim]{HELP}[/]")
-    messages: list[dict[str, Any]] = _opening(system)
-    while said := _ask(console):
-        if said == "/new":
-            messages = _opening(system)
+    messages = _new_conversation(system)
+    while line := _read_line(console):
+        if line == "/new":
+            messages = _new_conversation(system)
             continue
-        messages.append({"role": "user", "content": said})
+        messages.append({"role": "user", "content": line})
         try:
-            completion_id, label, text = _reply(console, api, model, messages)
-        except Refused as refusal:
-            console.print(f"\n[red]{refusal}[/]")
+            completion_id, version, text = _stream_reply(console, api, model, messages)
+        except CommandError as error:
+            console.print(f"\n[red]{error}[/]")
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": text})
-        console.print(f"[dim]{label} · \\[u]p, \\[d]own, any other key to go on[/]", markup=True)
-        if (thumb := THUMBS.get(_key())) is not None:
+        console.print(f"[dim]{version} · \\[u]p, \\[d]own, any other key to continue[/]", markup=True)
+        if (thumb := THUMBS.get(_read_key())) is not None:
             api.post("/v1/feedback", {"completion_id": completion_id, "kind": "binary", "value": thumb})
             console.print(f"[green]thumb {thumb}[/]" if thumb == "up" else f"[red]thumb {thumb}[/]")
 
 
-def _opening(system: str | None) -> list[dict[str, Any]]:
+def _new_conversation(system: str | None) -> list[dict[str, Any]]:
     return [{"role": "system", "content": system}] if system else []
 
 
-def _ask(console: Console) -> str:
+def _read_line(console: Console) -> str:
     try:
         return console.input("[bold]you:[/] ").strip()
     except (EOFError, KeyboardInterrupt):
         return ""
 
 
-def _reply(console: Console, api: Api, model: str, messages: list[dict[str, Any]]) -> tuple[str, str, str]:
-    console.print("[bold]it:[/] ", end="")
-    completion_id = label = text = ""
-    for chunk in api.stream({"model": model, "messages": messages, "stream": True}):
-        completion_id, label = chunk["id"], chunk["model"]
+def _stream_reply(console: Console, api: Api, model: str, messages: list[dict[str, Any]]) -> tuple[str, str, str]:
+    """Print a reply as it arrives. Return the completion's id, the version and the text."""
+    console.print("[bold]assistant:[/] ", end="")
+    completion_id = version = text = ""
+    for chunk in api.stream_chat({"model": model, "messages": messages, "stream": True}):
+        completion_id, version = chunk["id"], chunk["model"]
         for choice in chunk["choices"]:
-            piece = choice["delta"].get("content") or ""
-            text += piece
-            console.print(piece, end="", markup=False)
+            delta = choice["delta"].get("content") or ""
+            text += delta
+            console.print(delta, end="", markup=False)
     console.print()
-    return completion_id, label, text
+    return completion_id, version, text
 
 
-def _key() -> str:
-    """One key, without Enter; a line where there is no terminal."""
+def _read_key() -> str:
+    """Read one key without Enter, or the first character of a line if there is no terminal."""
     if not sys.stdin.isatty():
         return sys.stdin.readline().strip()[:1]
     descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
+    attributes = termios.tcgetattr(descriptor)
     try:
         tty.setcbreak(descriptor)
         return sys.stdin.read(1)
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, attributes)

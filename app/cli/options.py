@@ -1,4 +1,4 @@
-"""What several commands ask for in the same words, and how they read it."""
+"""Options and arguments that several commands share, and functions that parse them."""
 
 import json
 from pathlib import Path
@@ -6,30 +6,41 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.client import Refused
+from app.cli.client import CommandError
 from app.core.settings import get_settings
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
-PolicyName = Annotated[str | None, typer.Option("--policy", help="the policy's name; ATTUNE_POLICY if unset")]
-Number = Annotated[str, typer.Argument(metavar="VERSION", help="its number, as 12 or v12")]
-Reason = Annotated[str | None, typer.Option(help="kept in the audit log")]
+PolicyName = Annotated[str | None, typer.Option("--policy", help="the policy's name; default: ATTUNE_POLICY")]
+VersionNumber = Annotated[str, typer.Argument(metavar="VERSION", help="a version number, as 12 or v12")]
+Reason = Annotated[str | None, typer.Option(help="a note for the audit log")]
+JsonFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="a JSON file")]
 
 
-def number(told: str) -> int:
+def parse_version_number(text: str) -> int:
     """Example: "v12" -> 12"""
-    if not told.removeprefix("v").isdecimal():
-        raise typer.BadParameter(f"{told!r} is no version; say 12 or v12")
-    return int(told.removeprefix("v"))
+    if not text.removeprefix("v").isdecimal():
+        raise typer.BadParameter(f"{text!r} is not a version number; write 12 or v12")
+    return int(text.removeprefix("v"))
 
 
-def path_of(policy: str | None) -> str:
+def policy_path(policy: str | None) -> str:
     """Example: "shop" -> "/v1/policies/shop" """
     return f"/v1/policies/{policy or get_settings().policy}"
 
 
-def content_of(file: Path) -> Any:
-    """Raises Refused for what is no JSON."""
+def read_json_file(file: Path) -> Any:
+    """Raise CommandError if the file is not valid JSON."""
+    return parse_json(file.read_text(), str(file))
+
+
+def parse_json(text: str, source: str) -> Any:
+    """Parse JSON. `source` names the option or file in the error message."""
     try:
-        return json.loads(file.read_text())
+        return json.loads(text)
     except ValueError as error:
-        raise Refused(f"{file} is no JSON: {error}") from error
+        raise CommandError(f"{source} is not valid JSON: {error}") from error
+
+
+def drop_unset(**params: Any) -> dict[str, Any]:
+    """Return the parameters that are not None."""
+    return {name: value for name, value in params.items() if value is not None}

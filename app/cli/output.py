@@ -1,96 +1,87 @@
-"""Tables for people, JSON for programs."""
+"""Output of commands: tables and sentences for people, JSON for programs."""
 
-import json
+import json as jsonlib
 import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+Row = dict[str, Any]
+Renderable = str | Text | Table
 
 console = Console(highlight=False)
 if not console.is_terminal:
-    console.width = 140  # a log has no edge to wrap at
+    console.width = 140  # output to a file or a pipe
 
 
-def as_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. `value` is a key of the row, or a function of the row; None is shown as a dash.
+
+    Example: Column("approval", "approval", "{:.0%}", right=True)
+    """
+
+    heading: str
+    value: str | Callable[[Row], Any]
+    form: str = "{}"
+    right: bool = False
+    no_wrap: bool = False
+
+    def cell(self, row: Row) -> Text:
+        value = row[self.value] if isinstance(self.value, str) else self.value(row)
+        return Text(format_optional(value, self.form))
 
 
-def versions(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="versions")
-    for name in (
-        "version",
-        "state",
-        "turns",
-        "rated",
-        "approval",
-        "reward",
-        "KL",
-        "length",
-        "swap ms",
-        "delay s",
-        "staleness",
-    ):
-        table.add_column(name, justify="left" if name in ("version", "state") else "right")
+def make_table(title: str, columns: Sequence[Column], rows: Iterable[Row]) -> Table:
+    table = Table(title=title)
+    for column in columns:
+        justify = "right" if column.right else "left"
+        table.add_column(column.heading, justify=justify, no_wrap=column.no_wrap, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
-        metrics = row["metrics"]
-        table.add_row(
-            row["name"] + (" ◀" if row["serving"] else ""),
-            row["state"],
-            str(row["turns"]),
-            str(row["rated"]),
-            _number(row["approval"], "{:.0%}"),
-            _number(metrics.get("critic/score/mean"), "{:+.2f}"),
-            _number(metrics.get("reference_kl"), "{:.3f}"),
-            _number(row["mean_length"] or None, "{:.0f}"),
-            _number(swap_ms(row), "{:.0f}"),
-            _number(row["alignment_delay"], "{:.1f}"),
-            _number(metrics.get("training/off_policy/trajectory_staleness"), "{:.2f}"),
-        )
+        table.add_row(*(column.cell(row) for column in columns))
     return table
 
 
-def swap_ms(row: dict[str, Any]) -> float | None:
-    """Trained → served, in milliseconds."""
-    seconds = row["timings"].get("trained_to_served")
-    return None if seconds is None else 1000 * seconds
+def print_list(title: str, columns: Sequence[Column], rows: Sequence[Row], json: bool) -> None:
+    """Print rows as a table, or as a JSON array."""
+    if json:
+        print_json(rows)
+    else:
+        console.print(make_table(title, columns, rows))
 
 
-def status(body: dict[str, Any]) -> None:
-    for policy in body["policies"]:
-        console.print(
-            f"[bold]{policy['name']}[/] serves {policy['serving']}, learns from {policy['head']}, {policy['mode']}"
-        )
-        if policy["canary"]:
-            console.print(f"  canary: {policy['canary']} for {policy['canary_share']:.1%} of the conversations")
-        if policy["shadow"]:
-            console.print(f"  runs in shadow: {policy['shadow']}, unheard (attune shadow show)")
-        if policy["mode_reason"]:
-            console.print(f"  since {_clock(policy['mode_since'])}: {policy['mode_reason']}")
-    for engine in body["engines"]:
-        beat = f", last heard {time.time() - engine['heartbeat_at']:.0f} s ago" if engine["heartbeat_at"] else ""
-        console.print(f"engine {engine['name']}: {engine['state']}, {len(engine['loaded'])} adapters{beat}")
-        if engine["reason"]:
-            console.print(f"  {engine['reason']}")
-    for name in ("turns", "rollouts", "feedback", "samples", "batches"):
-        counts = ", ".join(f"{count} {state}" for state, count in body[name].items()) or "none"
-        console.print(f"{name}: {counts}")
-    for row in body["reward_models"]:
-        why = f": {row['reason']}" if row["reason"] else ""
-        newest = "" if row["serving"] == row["newest"] else f"; {row['newest']} is {row['state']}{why}"
-        console.print(f"reward model: {row['serving'] or 'none serves'}{newest}", markup=False)
-    for reason, count in body["not_learned_from"].items():
-        console.print(f"  not learned from: {count} × {reason}")
-    for event in body["events"]:
-        console.print(
-            f"  {_clock(event['created_at'])} {event['actor']}: {event['action']} {event['subject']} "
-            f"{event['reason'] or ''}"
-        )
+def print_object(body: Any, json: bool, render: Callable[[Any], str | Iterable[Renderable]]) -> None:
+    """Print one object as the lines and tables that `render` returns, or as JSON."""
+    if json:
+        print_json(body)
+        return
+    parts = render(body)
+    for part in [parts] if isinstance(parts, str) else parts:
+        if isinstance(part, str):
+            typer.echo(part)
+        else:
+            console.print(part, soft_wrap=isinstance(part, Text))
 
 
-def _clock(at: float | None) -> str:
-    return "–" if at is None else time.strftime("%H:%M:%S", time.localtime(at))
+def print_json(value: Any) -> None:
+    print(jsonlib.dumps(value, indent=2))
 
 
-def _number(value: float | None, form: str) -> str:
+def format_optional(value: Any, form: str = "{}") -> str:
+    """Format a value, or return a dash for None."""
     return "–" if value is None else form.format(value)
+
+
+def format_time(timestamp: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Format Unix seconds as local time."""
+    return "–" if timestamp is None else time.strftime(form, time.localtime(timestamp))
+
+
+def parenthesize(reason: str | None) -> str:
+    """Example: "lunch" -> " (lunch)", None -> "" """
+    return f" ({reason})" if reason else ""

@@ -1,62 +1,57 @@
-"""attune pin set | list | remove: who is held on one version."""
+"""`attune pin set | list | remove`: end users, conversations and API keys that are pinned to a version."""
 
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from app.cli import output
-from app.cli.client import Api, Refused
-from app.cli.options import Json, Number, PolicyName, Reason, number, path_of
+from app.cli.client import Api, CommandError
+from app.cli.options import Json, PolicyName, Reason, VersionNumber, drop_unset, parse_version_number, policy_path
+from app.cli.output import Column
 from app.core.settings import get_settings
 
-pins = typer.Typer(no_args_is_help=True, help="Conversations, users and keys that are held on one version.")
+pins = typer.Typer(no_args_is_help=True, help="Pin end users, conversations and API keys to one version.")
+COLUMNS = (
+    Column("id", "id"),
+    Column("pinned", lambda row: f"{row['kind']} {row['subject']}"),
+    Column("to", "version"),
+    Column("loaded", lambda row: "yes" if row["loaded"] else "not yet"),
+    Column("by", "created_by"),
+    Column("reason", lambda row: row["reason"] or None),
+)
 
 
 @pins.command("set")
 def set_pin(
-    version: Number,
+    version: VersionNumber,
     user: Annotated[str | None, typer.Option(help="an end user, as requests name them")] = None,
     conversation: Annotated[str | None, typer.Option(help="a conversation's id")] = None,
     key: Annotated[
-        str | None, typer.Option(help="an API key's id, or its beginning as `attune keys list` shows it")
+        str | None, typer.Option(help="an API key's id, or its prefix as `attune keys list` shows it")
     ] = None,
     reason: Reason = None,
     policy: PolicyName = None,
     json: Json = False,
 ) -> None:
-    """Hold one of them on this version, from their next request on."""
-    shown = None if key is None else key.removesuffix("…")
-    asked = {"user": user, "conversation": conversation, "key": shown}
-    named = {kind: subject for kind, subject in asked.items() if subject is not None}
-    if len(named) != 1:
-        raise Refused("name one of --user, --conversation and --key")
-    [(kind, subject)] = named.items()
-    body = {"kind": kind, "subject": subject, "version": number(version), "reason": reason}
-    row = Api(get_settings()).put(_of(policy), body)
-    if json:
-        output.as_json(row)
-        return
-    soon = "" if row["loaded"] else "; it is not loaded yet, and answers as soon as it is"
-    typer.echo(f"{row['kind']} {row['subject']} is held on {row['version']}{soon}")
+    """Pin one of them to this version, from the next request on."""
+    subjects = drop_unset(user=user, conversation=conversation, key=key and key.removesuffix("…"))
+    if len(subjects) != 1:
+        raise CommandError("give exactly one of --user, --conversation and --key")
+    [(kind, subject)] = subjects.items()
+    body = {"kind": kind, "subject": subject, "version": parse_version_number(version), "reason": reason}
+    output.print_object(Api(get_settings()).put(_path(policy), body), json, _render)
 
 
 @pins.command("list")
 def list_pins(
-    kind: Annotated[str | None, typer.Option(help="conversation, user or key; all if unset")] = None,
+    kind: Annotated[str | None, typer.Option(help="conversation, user or key; default: all")] = None,
     policy: PolicyName = None,
     json: Json = False,
 ) -> None:
-    """Every pin of a policy, the latest first."""
-    api, rows = Api(get_settings()), list[dict[str, Any]]()
-    asked = {"limit": 100} | ({"kind": kind} if kind else {})
-    page: dict[str, Any] = {"has_more": True}
-    while page["has_more"]:
-        page = api.get(_of(policy), **asked, **({"after": page["last_id"]} if rows else {}))
-        rows += page["data"]
+    """List the pins of a policy, the newest first."""
+    rows = Api(get_settings()).list_all(_path(policy), **drop_unset(kind=kind))
     rows.sort(key=lambda row: row["created_at"], reverse=True)
-    output.as_json(rows) if json else output.console.print(_table(rows))
+    output.print_list("pins", COLUMNS, rows, json)
 
 
 @pins.command("remove")
@@ -65,21 +60,15 @@ def remove_pin(
     policy: PolicyName = None,
     json: Json = False,
 ) -> None:
-    """Back to what the pointer says."""
-    gone = Api(get_settings()).delete(f"{_of(policy)}/{id}")
-    output.as_json(gone) if json else typer.echo(f"{gone['id']} is removed")
+    """Remove a pin: requests get the deployed version again."""
+    row = Api(get_settings()).delete(f"{_path(policy)}/{id}")
+    output.print_object(row, json, lambda row: f"{row['id']} is removed")
 
 
-def _of(policy: str | None) -> str:
-    return f"{path_of(policy)}/pins"
+def _path(policy: str | None) -> str:
+    return f"{policy_path(policy)}/pins"
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="pins")
-    for heading in ("id", "held", "on", "loaded", "by", "why"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        held = Text(f"{row['kind']} {row['subject']}")
-        loaded = "yes" if row["loaded"] else "not yet"
-        table.add_row(row["id"], held, row["version"], loaded, row["created_by"], Text(row["reason"] or "–"))
-    return table
+def _render(row: dict[str, Any]) -> str:
+    suffix = "" if row["loaded"] else "; it is not loaded yet, and serves as soon as it is"
+    return f"{row['kind']} {row['subject']} is pinned to {row['version']}{suffix}"

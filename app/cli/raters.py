@@ -1,73 +1,64 @@
-"""attune raters list | trust | hold | block | release: whose feedback is learned from."""
+"""`attune raters list | trust | quarantine | block | release`: whose feedback is trained on."""
 
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 
 import typer
-from rich.table import Table
 
 from app.cli import output
 from app.cli.client import Api
-from app.cli.options import Json, Reason
+from app.cli.options import Json, Reason, drop_unset
+from app.cli.output import Column
 from app.core.settings import get_settings
 
 Name = Annotated[str, typer.Argument(help='as `attune raters list` shows it, for example "HUMAN/user-7"')]
-raters = typer.Typer(no_args_is_help=True, help="Whose feedback is learned from. Your key must be an admin's.")
+raters = typer.Typer(no_args_is_help=True, help="Choose whose feedback is trained on. Your key needs the scope admin.")
+COLUMNS = (
+    Column("rater", "name"),
+    Column("standing", "standing"),
+    Column("up", "num_up", right=True),
+    Column("down", "num_down", right=True),
+    Column("weight", "weight", "{:.2f}", right=True),
+    Column("reason", lambda row: row["reason"] or None),
+)
 
 
 @raters.command("list")
 def list_raters(
-    standing: Annotated[str | None, typer.Option(help="normal, trusted, held or blocked; all if unset")] = None,
+    standing: Annotated[str | None, typer.Option(help="normal, trusted, quarantined or blocked; default: all")] = None,
     json: Json = False,
 ) -> None:
-    """Every rater of your project, and how far each is believed."""
-    api, rows = Api(get_settings()), list[dict[str, Any]]()
-    asked = {"limit": 100} | ({"standing": standing} if standing else {})
-    page: dict[str, Any] = {"has_more": True}
-    while page["has_more"]:
-        page = api.get("/v1/raters", **asked, **({"after": page["last_id"]} if rows else {}))
-        rows += page["data"]
-    output.as_json(rows) if json else output.console.print(_table(rows))
+    """List the raters of your project and the weight of their feedback."""
+    rows = Api(get_settings()).list_all("/v1/raters", **drop_unset(standing=standing))
+    output.print_list("raters", COLUMNS, rows, json)
 
 
 @raters.command("trust")
 def trust(name: Name, reason: Reason = None, json: Json = False) -> None:
-    """Never doubted, whatever they say; what was held of theirs is released."""
-    _judge(name, "trusted", reason, json)
+    """Never quarantine this rater automatically, and release quarantined samples."""
+    _set_standing(name, "trusted", reason, json)
 
 
 @raters.command("quarantine")
 def quarantine(name: Name, reason: Reason = None, json: Json = False) -> None:
-    """What they say waits for a release or a block."""
-    _judge(name, "quarantined", reason, json)
+    """Quarantine this rater's samples until the rater is released or blocked."""
+    _set_standing(name, "quarantined", reason, json)
 
 
 @raters.command("block")
 def block(name: Name, reason: Reason = None, json: Json = False) -> None:
-    """Never learned from; what was held of theirs is dropped."""
-    _judge(name, "blocked", reason, json)
+    """Never train on this rater's feedback, and drop quarantined samples."""
+    _set_standing(name, "blocked", reason, json)
 
 
 @raters.command("release")
 def release(name: Name, reason: Reason = None, json: Json = False) -> None:
-    """Back to normal, and what was held of theirs is learned from."""
-    _judge(name, "normal", reason, json)
+    """Reset this rater to normal, and train on quarantined samples."""
+    _set_standing(name, "normal", reason, json)
 
 
-def _judge(name: str, standing: str, reason: str | None, json: bool) -> None:
-    body = {"standing": standing} | ({"reason": reason} if reason else {})
-    row = Api(get_settings()).put(f"/v1/raters/{quote(name)}", body)
-    if json:
-        output.as_json(row)
-    else:
-        typer.echo(f"{row['name']} is {row['standing']}; {row['samples']} samples moved")
-
-
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="raters")
-    for heading in ("rater", "standing", "up", "down", "believed", "why"):
-        table.add_column(heading, justify="right" if heading in ("up", "down", "believed") else "left")
-    for row in rows:
-        counts = str(row["num_up"]), str(row["num_down"])
-        table.add_row(row["name"], row["standing"], *counts, f"{row['weight']:.2f}", row["reason"] or "–")
-    return table
+def _set_standing(name: str, standing: str, reason: str | None, json: bool) -> None:
+    row = Api(get_settings()).put(f"/v1/raters/{quote(name)}", drop_unset(standing=standing, reason=reason or None))
+    output.print_object(
+        row, json, lambda row: f"{row['name']} is {row['standing']}; {row['samples']} samples changed state"
+    )

@@ -1,1 +1,1 @@
-"""What every part of the API is built on: settings, database, jobs, errors, HTTP, leases and limits."""
+"""The base of every other package: settings, database, jobs, errors, HTTP, cache, leases and rate limits."""

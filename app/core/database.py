@@ -1,4 +1,14 @@
-"""The database: one engine, read and write transactions, the database's clock."""
+"""The database: connections, transactions and the database's clock.
+
+There are two idioms:
+
+1. The hot path (chat turns, feedback, routing) calls `run_read` and `run_write`. The work is a plain function on a Core
+   `Connection` and runs in a thread. This costs a fraction of an async session, whose every statement switches between
+   tasks, greenlets and (with SQLite) threads.
+2. Everything else opens an ORM session: `async with db.read() as session` or `async with db.write() as session`.
+
+In both, the transaction ends where it was opened: services and repositories never commit.
+"""
 
 import asyncio
 import random
@@ -25,16 +35,16 @@ from app.core.jobs import PENDING_TASKS, TaskName, TaskSender
 T = TypeVar("T")
 R = TypeVar("R")
 IDLE_SECONDS = 1.0
-# What is erased must be gone from the file, too.
+# secure_delete: what is erased must be gone from the file, too.
 PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=15000", "secure_delete=ON")
 THREADS = 4
-JOB_SECONDS = 20.0
-DEADLOCK = ("40P01", "40001")  # one of two transactions that waited for each other was ended
-ATTEMPTS = 5
+DEFAULT_TIMEOUT_SECONDS = 20.0
+DEADLOCK_STATES = ("40P01", "40001")  # SQLSTATE: the server ended one of two transactions that waited for each other
+MAX_ATTEMPTS = 5
 
 
-class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
-    """Seconds since the epoch on the database's clock, so that leases never trust a worker's."""
+class now(FunctionElement[float]):  # noqa: N801 - named like the SQL function
+    """Seconds since the epoch on the database's clock. Leases use it, so a worker's wrong clock does no harm."""
 
     type = Float()
     inherit_cache = True
@@ -47,53 +57,61 @@ def _now_sqlite(element: now, compiler: SQLCompiler, **kw: Any) -> str:
 
 @compiles(now, "postgresql")
 def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
-    # As a subquery it is asked once a statement: a volatile function itself may not be looked up in an index.
+    # A subquery is evaluated once per statement. A volatile function alone would prevent the use of an index.
     return "(SELECT extract(epoch from clock_timestamp())::double precision)"
 
 
 async def database_time(session: AsyncSession) -> float:
-    """The moment, as `now` tells it."""
-    told: float = (await session.execute(select(now()))).scalar_one()
-    return told
+    """Return the current value of `now`."""
+    seconds: float = (await session.execute(select(now()))).scalar_one()
+    return seconds
 
 
 def dialect_insert(session: AsyncSession, table: Any) -> Any:
-    """An INSERT that can be told what to do on a conflict, in this database's own dialect."""
+    """Return an INSERT of this database's dialect, which supports ON CONFLICT."""
     dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     return dialect.insert(table)
 
 
 class Database:
-    """Transactions close at the edge: callers write `async with db.write() as session`, services never commit.
+    """The connections of one process to one database.
 
-    What every chat and every thumb needs goes another way, `look` and `change`: below the ORM, in a thread. It costs
-    a fraction of an async session, whose every statement hops between tasks, greenlets and (in SQLite) threads.
+    Tasks that a service enqueues on a session or connection (`enqueue_after_commit`) are sent after its commit, and are
+    dropped on rollback.
 
-    Nudges that a service leaves on a session or connection ring after its commit, and are forgotten on rollback.
-
-    `seconds` bounds each statement on PostgreSQL, whoever keeps it waiting; None bounds none. What takes longer
-    raises OperationalError, and so does a server that says nothing at all; a pool used up raises PoolTimeout.
+    Args:
+        url: A SQLAlchemy URL; `sqlite+aiosqlite` or `postgresql+psycopg`.
+        task_sender: Sends the enqueued tasks. Without it they are dropped.
+        seconds: The limit of each statement on PostgreSQL; None for no limit. A statement that takes longer raises
+            OperationalError, also when the server does not answer at all. A used-up pool raises PoolTimeout.
     """
 
-    def __init__(self, url: str, task_sender: TaskSender | None = None, *, seconds: float | None = JOB_SECONDS) -> None:
+    def __init__(
+        self, url: str, task_sender: TaskSender | None = None, *, seconds: float | None = DEFAULT_TIMEOUT_SECONDS
+    ) -> None:
         self.embedded = url.startswith("sqlite")
         self._url, self._seconds = url, None if self.embedded else seconds
-        options: dict[str, Any] = {"hide_parameters": True}  # in errors, which are logged: they hold what people said
+        options: dict[str, Any] = {"hide_parameters": True}  # errors are logged, and parameters hold users' messages
         if self.embedded:
             self.engine: AsyncEngine = create_async_engine(url, **options)
             self._sync = create_engine(url.replace("+aiosqlite", ""), **options)
         else:
-            threaded, tasked = db_timeouts.connections(seconds)
-            size, more = (10, 20) if seconds is not None else (2, 8)  # whoever takes long is one of a few
-            options |= {"pool_size": size, "max_overflow": more, "pool_timeout": seconds or 30.0}
-            told = db_timeouts.arguments(make_url(url), seconds)
-            self.engine = create_async_engine(url, connect_args=told | {"async_creator_fn": tasked.connect}, **options)
-            self._sync = create_engine(url, connect_args=told, **options)
-            event.listen(self._sync, "do_connect", lambda dialect, record, args, more: threaded.connect(*args, **more))
+            connection_class, async_connection_class = db_timeouts.connection_classes(seconds)
+            size, overflow = (10, 20) if seconds is not None else (2, 8)  # long statements are few
+            options |= {"pool_size": size, "max_overflow": overflow, "pool_timeout": seconds or 30.0}
+            arguments = db_timeouts.connect_arguments(make_url(url), seconds)
+            async_arguments = arguments | {"async_creator_fn": async_connection_class.connect}
+            self.engine = create_async_engine(url, connect_args=async_arguments, **options)
+            self._sync = create_engine(url, connect_args=arguments, **options)
+
+            @event.listens_for(self._sync, "do_connect")
+            def connect(dialect: Any, record: Any, args: Any, kwargs: Any) -> Any:
+                return connection_class.connect(*args, **kwargs)
+
         self._reader = self.engine
         self._writer = self.engine.execution_options(attune_write=True)
         self._task_sender = task_sender
-        # SQLite has one writer: waiting in line here costs microseconds, in SQLite's busy handler up to 100 ms.
+        # SQLite has one writer. Waiting for this lock costs microseconds, SQLite's busy handler up to 100 ms.
         self._write_lock = asyncio.Lock()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="database")
         for engine in (self.engine.sync_engine, self._sync):
@@ -104,11 +122,13 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
+        """Open a session for reading."""
         async with AsyncSession(self._reader, expire_on_commit=False) as session:
             yield session
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncSession]:
+        """Open a session in a write transaction, commit it at the end, then send its tasks."""
         async with AsyncExitStack() as stack:
             if self.embedded:
                 await stack.enter_async_context(self._write_lock)
@@ -118,54 +138,55 @@ class Database:
         self._enqueue(session.info.pop(PENDING_TASKS, []))
 
     async def retry_on_deadlock(self, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
-        """One write transaction; a fresh one when the database ended it to let another go on."""
-        for attempt in range(1, ATTEMPTS + 1):
+        """Run `work` in a write transaction; run it again in a new one when the database ended it as a deadlock."""
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 async with self.write() as session:
                     return await work(session)
             except OperationalError as error:
-                if getattr(error.orig, "sqlstate", None) not in DEADLOCK or attempt == ATTEMPTS:
+                if getattr(error.orig, "sqlstate", None) not in DEADLOCK_STATES or attempt == MAX_ATTEMPTS:
                     raise
             await asyncio.sleep(random.uniform(0, 0.05) * 2**attempt)
         raise AssertionError
 
     @cached_property
     def without_timeout(self) -> "Database":
-        """The same for what may take long: exports, imports, erasures. On connections of its own, so that requests
-        find theirs free."""
+        """The same database without a statement limit, for exports, imports and erasures.
+
+        It has connections of its own, so that long statements do not use up those of the requests."""
         return self if self._seconds is None else Database(self._url, self._task_sender, seconds=None)
 
     async def run_read(self, work: Callable[[Connection], T]) -> T:
-        """Reads in a thread. `work` must return plain values, no rows that are still to be fetched."""
+        """Run `work` in a thread. It must return plain values and no rows that are still to be fetched."""
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, self._run_until, self._read_in_thread, work, self._deadline()
         )
 
     async def run_write(self, work: Callable[[Connection], T]) -> T:
-        """One write transaction in a thread. A caller that is cancelled does not stop it."""
+        """Run `work` in a thread, in one write transaction. Cancelling the caller does not stop it."""
         async with AsyncExitStack() as stack:
             if self.embedded:
                 await stack.enter_async_context(self._write_lock)
             loop = asyncio.get_running_loop()
-            result, nudges = await loop.run_in_executor(
+            result, tasks = await loop.run_in_executor(
                 self._threads, self._run_until, self._write_in_thread, work, self._deadline()
             )
-        self._enqueue(nudges)
+        self._enqueue(tasks)
         return result
 
     def _deadline(self) -> float | None:
         return None if self._seconds is None else time.monotonic() + self._seconds + db_timeouts.GRACE_SECONDS
 
     def _run_until(
-        self, run: Callable[[Callable[[Connection], T]], R], work: Callable[[Connection], T], end: float | None
+        self, run: Callable[[Callable[[Connection], T]], R], work: Callable[[Connection], T], deadline: float | None
     ) -> R:
-        """In the thread. The time in line for it counts."""
-        if end is None:
+        """Run `work` in the thread. The time that it waited for a free thread counts towards the deadline."""
+        if deadline is None:
             return run(work)
-        left = end - time.monotonic()
-        if left <= 0:
-            raise PoolTimeout("every thread waited for the database all the time")
-        with db_timeouts.within(left):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise PoolTimeout("no database thread became free in time")
+        with db_timeouts.time_limit(remaining):
             return run(work)
 
     def _read_in_thread(self, work: Callable[[Connection], T]) -> T:
@@ -179,20 +200,22 @@ class Database:
                 result = work(connection)
             return result, connection.info.pop(PENDING_TASKS, [])
 
-    def _enqueue(self, stations: list[TaskName]) -> None:
+    def _enqueue(self, tasks: list[TaskName]) -> None:
         if self._task_sender is not None:
-            self._task_sender.enqueue(stations)
+            self._task_sender.enqueue(tasks)
 
     async def close(self) -> None:
-        if (patient := self.__dict__.get("patient", self)) is not self:
-            await patient.close()
+        if (unlimited := self.__dict__.get("without_timeout", self)) is not self:
+            await unlimited.close()
         await self.engine.dispose()
         self._threads.shutdown()
         self._sync.dispose()
 
 
 def _ping_when_idle(engine: Engine) -> None:
-    """SQLAlchemy's own ping before every use costs a round trip each time; a connection in steady use needs none."""
+    """Ping a connection that was idle before it is used again.
+
+    SQLAlchemy's own ping costs a round trip before every use; a connection in steady use needs none."""
 
     @event.listens_for(engine, "checkin")
     def checkin(connection: Any, record: Any) -> None:
@@ -204,16 +227,16 @@ def _ping_when_idle(engine: Engine) -> None:
         if idle_since is None or time.monotonic() - idle_since < IDLE_SECONDS:
             return
         try:
-            with db_timeouts.within(db_timeouts.PING_SECONDS):
+            with db_timeouts.time_limit(db_timeouts.PING_SECONDS):
                 engine.dialect.do_ping(connection)
         except engine.dialect.loaded_dbapi.Error as error:
-            raise InvalidatePoolError from error  # the others are as old as this one: the pool opens fresh ones
+            raise InvalidatePoolError from error  # the other connections are as old as this one: open new ones
 
 
 def _prepare_sqlite(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def connect(connection: Any, record: Any) -> None:
-        connection.isolation_level = None  # we begin transactions ourselves, below
+        connection.isolation_level = None  # transactions are begun below
         cursor = connection.cursor()
         for pragma in PRAGMAS:
             cursor.execute(f"PRAGMA {pragma}")
@@ -221,6 +244,7 @@ def _prepare_sqlite(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A read that later writes fails at once with SQLITE_BUSY_SNAPSHOT, whatever the time-out: writers say so first.
+        # A transaction that reads and then writes fails with SQLITE_BUSY_SNAPSHOT, whatever the timeout. So a write
+        # transaction is one from its beginning.
         writes = connection.get_execution_options().get("attune_write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,7 +1,7 @@
-"""How long PostgreSQL is waited for: what the server is told to give up, and what is given up when it says nothing.
+"""Timeouts of PostgreSQL connections: those of the server, and those of the client.
 
-A server, or the network before it, may accept and never answer. Then no time-out of the server's helps, and none of
-TCP's either as long as somebody acknowledges the packets: each wait for an answer has an end of its own here.
+A server, or the network before it, may accept a statement and never answer. Then no timeout of the server helps, nor of
+TCP as long as the packets are acknowledged. So every wait for an answer ends on the client, too.
 """
 
 import time
@@ -15,11 +15,11 @@ from sqlalchemy.engine import URL
 
 CONNECT_SECONDS = 3
 PING_SECONDS = 1.0
-LOCK_SHARE = 0.8  # of a statement's time, so that a lock is named as the cause
-IDLE_FACTOR = 3  # a transaction that idles so much longer is ended, and with it the locks of a process that hangs
-GRACE_SECONDS = 1.0  # the server's own word comes first: it leaves the connection whole
-PATIENT_LOCK_SECONDS = 60  # of those who may take as long as they need
-# A host that vanished without a word: 5 s of silence and three probes, or 10 s without an acknowledgement.
+LOCK_SHARE = 0.8  # of a statement's limit: the error then names the lock as the cause
+IDLE_FACTOR = 3  # a transaction idle for so many limits is ended, which frees the locks of a process that hangs
+GRACE_SECONDS = 1.0  # the client waits longer than the server, whose timeout leaves the connection usable
+UNLIMITED_LOCK_SECONDS = 60  # the lock timeout of statements without a limit
+# A host that has vanished is noticed after 5 s of silence and three probes, or 10 s without an acknowledgement.
 KEEPALIVE = {
     "keepalives": 1,
     "keepalives_idle": 5,
@@ -27,32 +27,34 @@ KEEPALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-_UNTIL: ContextVar[float | None] = ContextVar("until", default=None)
+_DEADLINE: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 
 @contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Whatever is asked of the database in here has that long, all in all."""
-    until = time.monotonic() + seconds
-    before = _UNTIL.get()
-    token = _UNTIL.set(until if before is None else min(until, before))
+def time_limit(seconds: float) -> Iterator[None]:
+    """Limit all database calls of this block together to `seconds`. A nested block can only shorten the limit."""
+    deadline = time.monotonic() + seconds
+    outer = _DEADLINE.get()
+    token = _DEADLINE.set(deadline if outer is None else min(deadline, outer))
     try:
         yield
     finally:
-        _UNTIL.reset(token)
+        _DEADLINE.reset(token)
 
 
-def arguments(url: URL, seconds: float | None) -> dict[str, Any]:
-    """For psycopg's `connect`. Nothing that the URL says itself is said again; its `options` come after ours."""
-    told: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, **KEEPALIVE}
-    told = {name: value for name, value in told.items() if name not in url.query}
-    theirs = url.query.get("options", "")
-    told["options"] = " ".join([_options(seconds), *([theirs] if isinstance(theirs, str) else theirs)]).strip()
-    return told
+def connect_arguments(url: URL, seconds: float | None) -> dict[str, Any]:
+    """Return the arguments of psycopg's `connect`. Parameters of the URL win; its `options` follow ours."""
+    defaults: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, **KEEPALIVE}
+    arguments = {name: value for name, value in defaults.items() if name not in url.query}
+    options = url.query.get("options", "")
+    arguments["options"] = " ".join(
+        [_server_options(seconds), *([options] if isinstance(options, str) else options)]
+    ).strip()
+    return arguments
 
 
-def _options(seconds: float | None) -> str:
-    limits = {"lock_timeout": float(PATIENT_LOCK_SECONDS)}
+def _server_options(seconds: float | None) -> str:
+    limits = {"lock_timeout": float(UNLIMITED_LOCK_SECONDS)}
     if seconds is not None:
         limits = {
             "statement_timeout": seconds,
@@ -62,37 +64,41 @@ def _options(seconds: float | None) -> str:
     return " ".join(f"-c {name}={int(limit * 1000)}" for name, limit in limits.items())
 
 
-def connections(seconds: float | None) -> tuple[type[psycopg.Connection[Any]], type[psycopg.AsyncConnection[Any]]]:
-    """Connections, for threads and for tasks, that wait for an answer so long at most. One that was waited for in
-    vain is closed: an answer that comes late must not be taken for the next question's."""
+def connection_classes(
+    seconds: float | None,
+) -> tuple[type[psycopg.Connection[Any]], type[psycopg.AsyncConnection[Any]]]:
+    """Return a connection class for threads and one for tasks, which wait at most `seconds` for an answer.
 
-    class Bounded(psycopg.Connection[Any]):
+    A connection whose answer did not come in time is closed: a late answer must not be read as the next one.
+    """
+
+    class TimeLimitedConnection(psycopg.Connection[Any]):
         def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
             try:
-                return super().wait(gen, interval, _left(timeout, seconds))
+                return super().wait(gen, interval, _shortest_timeout(timeout, seconds))
             except psycopg.errors._WaitTimeout as error:
-                raise _silent(self, error) from None
+                raise _close_silent(self, error) from None
 
-    class BoundedAsync(psycopg.AsyncConnection[Any]):
+    class TimeLimitedAsyncConnection(psycopg.AsyncConnection[Any]):
         async def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
             try:
-                return await super().wait(gen, interval, _left(timeout, seconds))
+                return await super().wait(gen, interval, _shortest_timeout(timeout, seconds))
             except psycopg.errors._WaitTimeout as error:
-                raise _silent(self, error) from None
+                raise _close_silent(self, error) from None
 
-    return Bounded, BoundedAsync
+    return TimeLimitedConnection, TimeLimitedAsyncConnection
 
 
-def _left(asked: float | None, seconds: float | None) -> float | None:
-    until = _UNTIL.get()
-    ends = [
-        asked,
+def _shortest_timeout(timeout: float | None, seconds: float | None) -> float | None:
+    deadline = _DEADLINE.get()
+    timeouts = [
+        timeout,
         None if seconds is None else seconds + GRACE_SECONDS,
-        None if until is None else max(0.0, until - time.monotonic()),
+        None if deadline is None else max(0.0, deadline - time.monotonic()),
     ]
-    return min((end for end in ends if end is not None), default=None)
+    return min((timeout for timeout in timeouts if timeout is not None), default=None)
 
 
-def _silent(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], error: Exception) -> Exception:
+def _close_silent(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], error: Exception) -> Exception:
     connection.pgconn.finish()
     return psycopg.OperationalError("the server did not answer in time; the connection is closed")

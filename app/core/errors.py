@@ -1,4 +1,4 @@
-"""Errors: sentences with a status, always in OpenAI's shape.
+"""Errors of the API: a message and an HTTP status, always with a body of OpenAI's form.
 
 AttuneError
 ├── BadRequest            400
@@ -33,6 +33,8 @@ log = logging.getLogger("attune.errors")
 
 
 class AttuneError(Exception):
+    """An error that is sent to the caller. `param` names the field of the request that is wrong."""
+
     status = 500
     type = "server_error"
     code: str | None = None
@@ -52,7 +54,7 @@ class AttuneError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """OpenAI's shape: all four keys, always."""
+        """Return the response body. It always has all four keys."""
         return error_body(self.message, type=self.type, param=self.param, code=self.code)
 
 
@@ -129,8 +131,8 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-# For OpenAPI: what any route may answer instead of what it is for.
-DOCUMENTED: dict[int | str, dict[str, Any]] = {
+# For OpenAPI: the error responses that every route may send.
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 403, 404, 409, 413, 422, 429, 502, 503)
 }
 
@@ -139,63 +141,66 @@ def error_body(message: str, *, type: str, param: str | None = None, code: str |
     return {"error": {"message": message, "type": type, "param": param, "code": code}}
 
 
-def _allowed(request: Request) -> set[str]:
-    """Starlette names the methods of the first route at this address only."""
-    known: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
-    here = request.url.path
-    at = [here] if here in known else [path for path in known if compile_path(path)[0].match(here)]
-    return {method.upper() for path in at for method in known[path]}
+def _allowed_methods(request: Request) -> set[str]:
+    """Return the methods of every route at this address; Starlette names those of the first one only."""
+    operations: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
+    address = request.url.path
+    paths = [address] if address in operations else [p for p in operations if compile_path(p)[0].match(address)]
+    return {method.upper() for path in paths for method in operations[path]}
 
 
-def render(
+def error_response(
     status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None, *, permanent: bool = False
 ) -> Response:
+    """Return a JSON response. `permanent` tells stock OpenAI clients not to retry."""
     headers = dict(headers or {})
-    if permanent:  # stock OpenAI clients retry every 5xx and 409 unless told not to
+    if permanent:  # OpenAI's clients retry every 5xx and 409 otherwise
         headers["x-should-retry"] = "false"
     return Response(orjson.dumps(body), status, headers, media_type="application/json")
 
 
-def install(api: FastAPI) -> None:
-    """Every failure leaves through one of these."""
+def install_error_handlers(api: FastAPI) -> None:
+    """Install the handlers that turn every exception into an error response."""
 
     @api.exception_handler(AttuneError)
-    async def attune_error(request: Request, error: AttuneError) -> Response:
-        return render(error.status, error.body(), error.headers, permanent=error.status == 409)
+    async def handle_attune_error(request: Request, error: AttuneError) -> Response:
+        return error_response(error.status, error.body(), error.headers, permanent=error.status == 409)
 
     @api.exception_handler(RequestValidationError)
-    async def malformed(request: Request, error: RequestValidationError) -> Response:
+    async def handle_invalid_parameter(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         param = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "header"))
         message = f"{param}: {first['msg']}" if param else str(first["msg"])
-        return render(400, error_body(message, type="invalid_request_error", param=param or None, code=first["type"]))
+        return error_response(
+            400, error_body(message, type="invalid_request_error", param=param or None, code=first["type"])
+        )
 
     @api.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> Response:
+    async def handle_http_error(request: Request, error: HTTPException) -> Response:
         if error.status_code == 405:
-            error.headers = {"allow": ", ".join(sorted(_allowed(request)))}
+            error.headers = {"allow": ", ".join(sorted(_allowed_methods(request)))}
         body = error_body(str(error.detail), type="invalid_request_error", code=f"http_{error.status_code}")
-        return render(error.status_code, body, error.headers)
+        return error_response(error.status_code, body, error.headers)
 
     @api.exception_handler(ClientDisconnect)
-    async def gone(request: Request, error: ClientDisconnect) -> Response:
+    async def handle_client_disconnect(request: Request, error: ClientDisconnect) -> Response:
         body = error_body("The client left before its request was read.", type="invalid_request_error", code="gone")
-        return render(400, body)  # to nobody, but it is not a failure of ours to be logged
+        return error_response(400, body)  # nobody reads it, but the disconnect must not be logged as a failure
 
     @api.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> Response:
+    async def handle_unexpected_error(request: Request, error: Exception) -> Response:
         body = error_body("Attune failed on this request; the failure is logged.", type="server_error", code="internal")
-        headers = {"x-request-id": request.state.request_id}  # this handler answers outside of all middleware
-        return render(500, body, headers, permanent=True)
+        headers = {"x-request-id": request.state.request_id}  # this handler runs outside of the middleware
+        return error_response(500, body, headers, permanent=True)
 
     @api.exception_handler(OperationalError)
     @api.exception_handler(PoolTimeout)
     @api.exception_handler(InterfaceError)
     @api.exception_handler(InternalError)
-    async def database_trouble(request: Request, error: SQLAlchemyError) -> Response:
+    async def handle_database_error(request: Request, error: SQLAlchemyError) -> Response:
         if isinstance(error, (InterfaceError, InternalError)) and not error.connection_invalidated:
-            raise error  # a mistake of ours
+            raise error  # a programming error
         log.warning("the database failed a request: %s", error)
-        trouble = Unavailable("The database did not answer in time; nothing is promised. Try again in a moment.")
-        trouble.code = "database_unavailable"
-        return render(trouble.status, trouble.body(), trouble.headers)
+        unavailable = Unavailable("The database did not answer in time; nothing is promised. Try again in a moment.")
+        unavailable.code = "database_unavailable"
+        return error_response(unavailable.status, unavailable.body(), unavailable.headers)

@@ -1,4 +1,5 @@
-"""Group commit: many small writes of many requests, one transaction. What comes during a commit goes into the next."""
+"""Group commit: many small writes of many requests share a transaction. Writes that arrive during a commit form the
+next group."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,71 +14,79 @@ from app.core.errors import AttuneError
 
 T = TypeVar("T")
 R = TypeVar("R")
-Handle = Callable[[Connection, Sequence[T]], Sequence[R | AttuneError]]
+WriteGroup = Callable[[Connection, Sequence[T]], Sequence[R | AttuneError]]
+MAX_GROUP_SIZE = 200
 
 
 class GroupCommit(Generic[T, R]):
-    """`handle` writes a whole group with a fixed number of statements and gives one outcome for each item, in order.
+    """Writes items in groups. `write_group` returns one result for each item of a group, in order.
 
-    An item alone waits for nobody; under load a group is as large as what came while the last one was committed.
-    An outcome is handed out after the commit, never before. An AttuneError as outcome fails that item only. If the
-    group as a whole breaks (a race that another process won), each item is tried again alone, so that none suffers
-    for another. A caller that is cancelled leaves its item in: it is written all the same.
+    - `write_group` should need a fixed number of statements, whatever the size of the group.
+    - A single item waits for nobody. Under load a group holds what arrived during the last commit.
+    - A result is returned after the commit, never before.
+    - An AttuneError as a result fails its item only.
+    - If a group fails as a whole (another process won a race), each item is written alone, so that one bad item fails
+      no other.
+    - A cancelled caller does not withdraw its item: the item is written all the same.
     """
 
-    def __init__(self, db: Database, handle: Handle[T, R], *, most: int = 200) -> None:
-        self._db, self._handle, self._most = db, handle, most
-        self._waiting: list[tuple[T, asyncio.Future[R]]] = []
-        self._drain: asyncio.Task[None] | None = None
+    def __init__(self, db: Database, write_group: WriteGroup[T, R], *, max_group_size: int = MAX_GROUP_SIZE) -> None:
+        self._db, self._write_group, self._max_group_size = db, write_group, max_group_size
+        self._queue: list[tuple[T, asyncio.Future[R]]] = []
+        self._drain_task: asyncio.Task[None] | None = None
 
     async def submit(self, item: T) -> R:
+        """Write an item. Returns its result once it is committed; raises its AttuneError, or the database's error."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
-        if self._drain is None or self._drain.done():
-            self._drain = asyncio.create_task(self._run())
+        self._queue.append((item, future))
+        if self._drain_task is None or self._drain_task.done():
+            self._drain_task = asyncio.create_task(self._drain())
         return await future
 
-    async def _run(self) -> None:
-        while self._waiting:
-            group, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+    async def _drain(self) -> None:
+        while self._queue:
+            group, self._queue = self._queue[: self._max_group_size], self._queue[self._max_group_size :]
             try:
                 await self._commit(group)
             except Exception as error:
-                if len(group) == 1 or _down(error):
-                    _fail(group, error)
+                if len(group) == 1 or _is_outage(error):
+                    _set_exception(group, error)
                 else:
-                    await self._one_by_one(group)
+                    await self._commit_one_by_one(group)
 
     async def _commit(self, group: list[tuple[T, asyncio.Future[R]]]) -> None:
         def write(connection: Connection) -> list[tuple[tuple[T, asyncio.Future[R]], R | AttuneError]]:
-            outcomes = self._handle(connection, [item for item, _ in group])
-            return list(zip(group, outcomes, strict=True))  # in here, so that a mismatch writes nothing
+            results = self._write_group(connection, [item for item, _ in group])
+            return list(zip(group, results, strict=True))  # inside the transaction: a mismatch must write nothing
 
         pairs = await self._db.run_write(write)
-        for (_, future), outcome in pairs:
+        for (_, future), result in pairs:
             if future.done():
                 continue
-            if isinstance(outcome, AttuneError):
-                future.set_exception(outcome)
+            if isinstance(result, AttuneError):
+                future.set_exception(result)
             else:
-                future.set_result(outcome)
+                future.set_result(result)
 
-    async def _one_by_one(self, group: list[tuple[T, asyncio.Future[R]]]) -> None:
+    async def _commit_one_by_one(self, group: list[tuple[T, asyncio.Future[R]]]) -> None:
         for pair in group:
             try:
                 await self._commit([pair])
             except Exception as error:
-                _fail([pair], error)
+                _set_exception([pair], error)
 
 
-def _down(error: Exception) -> bool:
-    """Alone it would be no better. A deadlock or a limit (classes 40 and 54) is about this very group; a lock that
-    somebody keeps would be waited for as often as there are items."""
+def _is_outage(error: Exception) -> bool:
+    """Return whether an item alone would fail as its group did.
+
+    A deadlock or a limit (SQLSTATE classes 40 and 54) concerns the group as such. A lock that another process keeps
+    would be waited for once per item.
+    """
     state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
     return isinstance(error, (OperationalError, PoolTimeout)) and state[:2] not in ("40", "54")
 
 
-def _fail(group: list[tuple[T, asyncio.Future[R]]], error: Exception) -> None:
+def _set_exception(group: list[tuple[T, asyncio.Future[R]]], error: Exception) -> None:
     for _, future in group:
         if not future.done():
             future.set_exception(error)

@@ -1,48 +1,89 @@
-"""Bodies are parsed strictly before anything looks at them: what JSON cannot hold must be a 400, never a 500."""
+"""JSON request bodies: one dependency that reads, checks, parses and documents them.
 
-from collections.abc import Iterator
-from typing import Annotated, Any, TypeVar
+Example:
+    @router.post("/deploy")
+    async def deploy(body: Annotated[DeployRequest, json_body(DeployRequest)]) -> DeploymentView: ...
+
+Bodies are checked before any other code reads them, so that text which JSON or the database cannot hold results in a
+400 response and never in a 500.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
 import orjson
 from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from starlette.routing import BaseRoute
 
 from app.core.errors import BadRequest, TooLarge
 from app.core.services import settings_of
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 MAX_DEPTH = 64
 
 
-async def json_body(request: Request) -> dict[str, Any]:
-    """orjson refuses NaN, 1e999, lone surrogates and broken UTF-8; NUL it lets through, and PostgreSQL would not."""
+class JsonBody(Generic[T]):
+    """A FastAPI dependency that returns the parsed JSON body of a request.
+
+    Args:
+        model: The model that OpenAPI shows as the body's schema.
+        parse: Returns the parsed body from the JSON object, or raises BadRequest.
+    """
+
+    def __init__(self, model: type[BaseModel], parse: Callable[[dict[str, Any]], T]) -> None:
+        self.model, self._parse = model, parse
+
+    async def __call__(self, request: Request) -> T:
+        return self._parse(await read_json_object(request))
+
+
+def json_body(model: type[BaseModel], parse: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """Return a `Depends` for a body of type `model`; use it inside `Annotated`.
+
+    `parse` replaces the model's own validation, for a union that chooses its model first. With `parse=dict` the route
+    receives the JSON object and parses it itself.
+    """
+    return Depends(JsonBody(model, parse or (lambda body: parse_body(model, body))))
+
+
+async def read_json_object(request: Request) -> dict[str, Any]:
+    """Return the body as a JSON object. Raises BadRequest or TooLarge.
+
+    orjson refuses NaN, 1e999, lone surrogates and invalid UTF-8. It accepts NUL characters, which PostgreSQL cannot
+    store, so they are refused here.
+    """
     try:
-        body = orjson.loads(await _read(request) or b"{}")
+        body = orjson.loads(await _read_bytes(request) or b"{}")
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
-    for text in _strings(body, MAX_DEPTH):
+    for text in _iter_strings(body, MAX_DEPTH):
         if "\x00" in text:
             raise BadRequest("The body holds a NUL character, which cannot be stored.", code="invalid_json")
     return body
 
 
-async def _read(request: Request) -> bytes:
-    """The body, refused as soon as it is known to be too large."""
+async def _read_bytes(request: Request) -> bytes:
+    """Return the body; stop as soon as it is known to exceed the limit."""
     limit = settings_of(request).max_body_bytes
-    announced = request.headers.get("content-length", "0")
-    if announced.isdigit() and int(announced) > limit:
+    content_length = request.headers.get("content-length", "0")
+    if content_length.isdigit() and int(content_length) > limit:
         raise TooLarge(f"The body may hold at most {limit} bytes.")
     content = bytearray()
-    async for piece in request.stream():
-        content += piece
+    async for chunk in request.stream():
+        content += chunk
         if len(content) > limit:
             raise TooLarge(f"The body may hold at most {limit} bytes.")
     return bytes(content)
 
 
-def _strings(value: Any, depth: int) -> Iterator[str]:
+def _iter_strings(value: Any, depth: int) -> Iterator[str]:
+    """Yield every key and every text of a JSON value."""
     if depth == 0:
         raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.", code="invalid_json")
     if isinstance(value, str):
@@ -50,16 +91,14 @@ def _strings(value: Any, depth: int) -> Iterator[str]:
     elif isinstance(value, dict):
         for key, item in value.items():
             yield key
-            yield from _strings(item, depth - 1)
+            yield from _iter_strings(item, depth - 1)
     elif isinstance(value, list):
         for item in value:
-            yield from _strings(item, depth - 1)
-
-
-JsonBody = Annotated[dict[str, Any], Depends(json_body)]
+            yield from _iter_strings(item, depth - 1)
 
 
 def parse_body(model: type[M], body: dict[str, Any]) -> M:
+    """Validate `body` as `model`. Raises BadRequest, which names the first wrong field."""
     try:
         return model.model_validate(body)
     except ValidationError as error:
@@ -67,17 +106,31 @@ def parse_body(model: type[M], body: dict[str, Any]) -> M:
 
 
 def validation_error(error: ValidationError, tag: int | None = None) -> BadRequest:
-    """Names the first field that is wrong. `tag`: the place in its path that holds a union's type and is no place in
-    the body. Example: ("sources", 0, "judge", "url") with tag 2 -> "sources.0.url"."""
+    """Return a BadRequest that names the first wrong field.
+
+    `tag` is the index of the part of the field's path that is a union's type name and not a place in the body.
+    Example: ("sources", 0, "judge", "url") with tag 2 -> "sources.0.url".
+    """
     first = error.errors(include_url=False, include_context=False)[0]
-    param = ".".join(str(part) for at, part in enumerate(first["loc"]) if at != tag)
+    param = ".".join(str(part) for index, part in enumerate(first["loc"]) if index != tag)
     code = "unknown_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
     message = f"Unknown parameter: '{param}'." if code == "unknown_parameter" else f"{param}: {first['msg']}"
     return BadRequest(message.removeprefix(": ").replace("Value error, ", ""), param=param or None, code=code)
 
 
-def request_body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """For a route that reads `JsonBody` and parses it itself: `openapi_extra=accepts(Model)` tells OpenAPI."""
+def document_json_bodies(routes: Iterable[BaseRoute]) -> None:
+    """Add the schema of each route's `json_body` to its OpenAPI operation; FastAPI sees a plain dependency only."""
+    for route in routes:
+        if isinstance(route, APIRoute) and (dependency := _find_json_body(route.dependant)) is not None:
+            route.openapi_extra = {**(route.openapi_extra or {}), **_request_body_schema(dependency.model)}
+
+
+def _find_json_body(dependant: Dependant) -> JsonBody[Any] | None:
+    calls = (dependency.call for dependency in dependant.dependencies)
+    return next((call for call in calls if isinstance(call, JsonBody)), None)
+
+
+def _request_body_schema(model: type[BaseModel]) -> dict[str, Any]:
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
     content = {"application/json": {"schema": _inline_refs(schema, definitions)}}

@@ -1,4 +1,7 @@
-"""Jobs: rows are truth, messages are nudges. This is the sending half: a nudge says "look at the database"."""
+"""Jobs: the work is a row in the database, and a Celery message tells a worker to look there.
+
+This module sends the messages. A lost message costs time, not work: the reconciler finds the row.
+"""
 
 import logging
 import queue
@@ -18,76 +21,81 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 TaskName = Literal["curate", "judge", "rollout", "assemble", "train", "evaluate", "publish", "reconcile"]
 log = logging.getLogger("attune.jobs")
-PENDING_TASKS = "attune_nudges"
-PAUSE_SECONDS = 0.02
-SCHEME = "attune-folder"
-EXPIRES_SECONDS = 7200  # read by the worker's clock, which may be an hour off
-# Of Redis: a host that vanished without a word is given up as the database's is, and one that is silent in an answer.
-REDIS = {
+PENDING_TASKS = "attune_pending_tasks"  # a key of a session's or connection's `info`
+SEND_INTERVAL_SECONDS = 0.02  # between two messages of the same task
+EMBEDDED_SCHEME = "attune-folder"
+EXPIRES_SECONDS = 7200  # compared with the worker's clock, which may be an hour off
+# A Redis host that has vanished is noticed like a database host; one that does not answer is given up after 10 s.
+REDIS_OPTIONS = {
     "socket_connect_timeout": 3.0,
     "socket_timeout": 10.0,
     "socket_keepalive": True,
     "socket_keepalive_options": {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3},
 }
-transport.TRANSPORT_ALIASES[SCHEME] = "app.core.broker:Transport"
+transport.TRANSPORT_ALIASES[EMBEDDED_SCHEME] = "app.core.broker:Transport"
 
 
-def enqueue_after_commit(session: AsyncSession | Connection, *stations: TaskName) -> None:
-    """Ring these stations once this transaction has committed; never if it rolls back."""
-    session.info.setdefault(PENDING_TASKS, []).extend(stations)
+def enqueue_after_commit(session: AsyncSession | Connection, *tasks: TaskName) -> None:
+    """Send these tasks once this transaction has committed; drop them if it rolls back."""
+    session.info.setdefault(PENDING_TASKS, []).extend(tasks)
 
 
 class TaskSender:
-    """Sends nudges from a thread of its own: a broker that is down or slow never delays a request.
+    """Sends tasks from a thread of its own, so that a broker that is down or slow never delays a request.
 
-    A station that is already waiting to be rung is not queued twice, and one that has just been rung waits a moment:
-    a thousand thumbs a second are fifty messages. A lost nudge costs time, not work: the sweep
-    finds the row.
+    A task that waits to be sent is not queued twice, and two messages of one task are some time apart: a thousand votes
+    a second are fifty messages.
     """
 
     def __init__(self, celery: Celery) -> None:
         self._celery = celery
         self._waiting: set[str] = set()
         self._queue: queue.SimpleQueue[TaskName | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="bell", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="task-sender", daemon=True)
         self._thread.start()
 
-    def enqueue(self, stations: Iterable[TaskName]) -> None:
-        for station in dict.fromkeys(stations):
-            if station not in self._waiting:
-                self._waiting.add(station)
-                self._queue.put(station)
+    def enqueue(self, tasks: Iterable[TaskName]) -> None:
+        for task in dict.fromkeys(tasks):
+            if task not in self._waiting:
+                self._waiting.add(task)
+                self._queue.put(task)
 
     def close(self) -> None:
         self._queue.put(None)
         self._thread.join(timeout=2)
 
     def _run(self) -> None:
-        rung: dict[str, float] = {}
-        while (station := self._queue.get()) is not None:
-            time.sleep(max(0.0, rung.get(station, 0.0) + PAUSE_SECONDS - time.monotonic()))
-            self._waiting.discard(station)
-            rung[station] = time.monotonic()
+        sent_at: dict[str, float] = {}
+        while (task := self._queue.get()) is not None:
+            time.sleep(max(0.0, sent_at.get(task, 0.0) + SEND_INTERVAL_SECONDS - time.monotonic()))
+            self._waiting.discard(task)
+            sent_at[task] = time.monotonic()
             try:
                 self._celery.send_task(
-                    f"attune.{station}", queue=queue_name(station), ignore_result=True, expires=EXPIRES_SECONDS
+                    f"attune.{task}", queue=queue_name(task), ignore_result=True, expires=EXPIRES_SECONDS
                 )
-            except Exception as error:  # whatever a broker's library may raise: this thread must not die of it
-                log.warning("the bell for %s did not ring (%s); the sweep will find the work", station, error)
+            except Exception as error:  # a broker's library may raise anything, and this thread must go on
+                log.warning("could not send task %s (%s); the reconciler will find the work", task, error)
 
 
-def queue_name(station: TaskName) -> str:
-    """A version's way home has a queue of its own, so that it never waits behind a day's feedback; so have judges and
-    rollouts, which are slow, so that nothing waits behind them."""
+def queue_name(task: TaskName) -> str:
+    """Return the queue of a task.
+
+    Releases have a queue of their own, so that they never wait behind feedback. So have judges and rollouts, which are
+    slow, so that nothing waits behind them.
+    """
     queues = {"train": "train", "evaluate": "publish", "publish": "publish", "judge": "judge", "rollout": "rollout"}
-    return queues.get(station, "attune")
+    return queues.get(task, "attune")
 
 
 class BrokerConnection(KombuConnection):  # type: ignore[misc]
-    """Kombu's pauses between attempts to reach a broker grow by 2 s to 30 s, which is how long a broker that is back
-    would stay unseen. Neither Celery nor a setting says otherwise."""
+    """A connection that retries more often than Kombu's.
 
-    first_pause, longer, longest_pause = 0.5, 0.5, 4.0
+    Kombu's pauses between attempts grow by 2 s up to 30 s, so a broker that is back could stay unnoticed for as long.
+    Neither Celery nor a setting changes that.
+    """
+
+    retry_start, retry_step, retry_max = 0.5, 0.5, 4.0  # seconds
 
     def _ensure_connection(
         self,
@@ -101,21 +109,21 @@ class BrokerConnection(KombuConnection):  # type: ignore[misc]
         return super()._ensure_connection(
             errback,
             max_retries,
-            self.first_pause if interval_start is None else interval_start,
-            self.longer if interval_step is None else interval_step,
-            self.longest_pause if interval_max is None else interval_max,
+            self.retry_start if interval_start is None else interval_start,
+            self.retry_step if interval_step is None else interval_step,
+            self.retry_max if interval_max is None else interval_max,
             **options,
         )
 
 
-class PatientAMQP(AMQP):  # type: ignore[misc]
+class RetryingAMQP(AMQP):  # type: ignore[misc]
     Connection = BrokerConnection
 
 
 def make_celery(broker_url: str | None, broker_dir: Path) -> Celery:
-    """The Celery application, the same for those who ring and those who answer."""
-    celery = Celery("attune", amqp=PatientAMQP)
-    options: dict[str, Any] = REDIS if broker_url is not None and broker_url.startswith("redis") else {}
+    """Return the Celery application, the same for senders and for workers."""
+    celery = Celery("attune", amqp=RetryingAMQP)
+    options: dict[str, Any] = REDIS_OPTIONS if broker_url is not None and broker_url.startswith("redis") else {}
     if broker_url is None:
         broker_dir.mkdir(parents=True, exist_ok=True)
         folder = str(broker_dir)
@@ -123,13 +131,13 @@ def make_celery(broker_url: str | None, broker_dir: Path) -> Celery:
             "data_folder_in": folder,
             "data_folder_out": folder,
             "control_folder": f"{folder}/control",
-            "polling_interval": 0.02,  # kombu's default of a second would be most of a version's way home
+            "polling_interval": 0.02,  # kombu's default of 1 s would be most of a release
         }
     celery.conf.update(
-        broker_url=broker_url or f"{SCHEME}://",
+        broker_url=broker_url or f"{EMBEDDED_SCHEME}://",
         broker_transport_options=options,
         broker_connection_retry_on_startup=True,
-        broker_connection_max_retries=None,  # an outage may last
+        broker_connection_max_retries=None,  # an outage may last long
         task_serializer="json",
         accept_content=["json"],
         task_ignore_result=True,

@@ -1,4 +1,14 @@
-"""A lease: work is a row with an owner, a deadline on the database's clock, an attempt count and a fencing token."""
+"""Leases: a unit of work is a row with an owner, a deadline, an attempt count and a fencing token.
+
+The life cycle of a leased row:
+
+1. `claim` takes the row, counts the attempt and returns a new fencing token.
+2. `keep_renewed` extends the deadline in the background while the work runs.
+3. `finish` writes the result and releases the row, unless another worker has claimed it since.
+
+A worker that dies or hangs loses its lease at the deadline, and another one claims the row. Deadlines are on the
+database's clock.
+"""
 
 import asyncio
 import logging
@@ -12,16 +22,18 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.database import Database, now
-from app.core.db_timeouts import within
+from app.core.db_timeouts import time_limit
 
 log = logging.getLogger("attune.lease")
 
 
 class LeaseLost(Exception):
-    """Somebody else holds this row now; what was computed for it must not be written."""
+    """Another worker has claimed the row: the result must not be written."""
 
 
 class LeaseMixin:
+    """The columns of a leased row. `fence` is the fencing token: it grows with every claim."""
+
     lease_owner: Mapped[str | None] = mapped_column(String(128))
     lease_until: Mapped[float | None] = mapped_column(Float)
     heartbeat_at: Mapped[float | None] = mapped_column(Float)
@@ -30,21 +42,21 @@ class LeaseMixin:
 
 
 def lease_is_free(model: type[LeaseMixin]) -> ColumnElement[bool]:
-    """Nobody's lease on the row runs."""
+    """Return the condition that no lease on the row is in force."""
     return or_(model.lease_until.is_(None), model.lease_until < now())
 
 
-def select_exhausted(model: type[Any], state: str, most: int) -> Select[Any]:
-    """Rows whose every attempt ended without a word: they have taken down whoever held them."""
-    wanted = select(model).where(model.state == state, model.attempt >= most, model.lease_until < now())
-    return wanted.with_for_update(skip_locked=True)
+def select_exhausted(model: type[Any], state: str, max_attempts: int) -> Select[Any]:
+    """Return a query that locks the rows whose last attempt has ended without a result: they crash their workers."""
+    query = select(model).where(model.state == state, model.attempt >= max_attempts, model.lease_until < now())
+    return query.with_for_update(skip_locked=True)
 
 
 async def claim(
     session: AsyncSession, model: type[Any], id: str, *, owner: str, seconds: float, states: tuple[str, ...]
 ) -> int | None:
-    """Take the row if it is in one of `states` and nobody's lease on it still runs. Returns the fence, or None."""
-    taken = await session.execute(
+    """Claim a row that is in one of `states` and has no lease in force. Returns the fencing token, or None."""
+    result = await session.execute(
         update(model)
         .where(model.id == id, model.state.in_(states), lease_is_free(model))
         .values(
@@ -57,36 +69,36 @@ async def claim(
         .returning(model.fence)
         .execution_options(synchronize_session=False)
     )
-    fence: int | None = taken.scalar_one_or_none()
+    fence: int | None = result.scalar_one_or_none()
     return fence
 
 
 async def renew(session: AsyncSession, model: type[Any], id: str, *, fence: int, seconds: float) -> bool:
-    """Push the deadline out. False when the row has gone to another owner."""
-    done = await session.execute(
+    """Extend the deadline. Returns False when another worker has claimed the row."""
+    result = await session.execute(
         update(model)
         .where(model.id == id, model.fence == fence)
         .values(lease_until=now() + seconds, heartbeat_at=now())
         .execution_options(synchronize_session=False)
     )
-    return bool(done.rowcount)  # type: ignore[attr-defined]
+    return bool(result.rowcount)  # type: ignore[attr-defined]
 
 
 @asynccontextmanager
 async def keep_renewed(db: Database, model: type[Any], id: str, *, fence: int, seconds: float) -> AsyncIterator[None]:
-    """Beat in the background for as long as the work takes."""
+    """Renew the lease in the background while the block runs."""
 
-    async def beats() -> None:
+    async def renew_forever() -> None:
         while True:
             await asyncio.sleep(seconds / 4)
             try:
-                with within(seconds / 4):  # a connection that hangs must leave time for the next beat
+                with time_limit(seconds / 4):  # a connection that hangs must leave time for the next renewal
                     async with db.write() as session:
                         await renew(session, model, id, fence=fence, seconds=seconds)
-            except (SQLAlchemyError, OSError) as error:  # it may be back before the lease runs out
-                log.warning("no beat for %s %s: %s", model.__tablename__, id, error)
+            except (SQLAlchemyError, OSError) as error:  # the database may be back before the lease expires
+                log.warning("could not renew the lease of %s %s: %s", model.__tablename__, id, error)
 
-    task = asyncio.create_task(beats())
+    task = asyncio.create_task(renew_forever())
     try:
         yield
     finally:
@@ -94,12 +106,12 @@ async def keep_renewed(db: Database, model: type[Any], id: str, *, fence: int, s
 
 
 async def finish(session: AsyncSession, model: type[Any], id: str, *, fence: int, state: str, **values: Any) -> None:
-    """Write the outcome and let go, in one guarded statement. Raises LeaseLost when the fence is old."""
-    done = await session.execute(
+    """Write the result and release the row in one statement. Raises LeaseLost when the fencing token is old."""
+    result = await session.execute(
         update(model)
         .where(model.id == id, model.fence == fence)
         .values(state=state, lease_owner=None, lease_until=None, **values)
         .execution_options(synchronize_session=False)
     )
-    if not done.rowcount:  # type: ignore[attr-defined]
-        raise LeaseLost(f"{model.__tablename__} {id} was taken by another worker (fence {fence} is old)")
+    if not result.rowcount:  # type: ignore[attr-defined]
+        raise LeaseLost(f"{model.__tablename__} {id} was claimed by another worker (fence {fence} is old)")

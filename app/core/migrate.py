@@ -1,4 +1,4 @@
-"""Bring the database's schema to what this code expects."""
+"""Alembic migrations of the database."""
 
 from alembic import command
 from alembic.config import Config
@@ -7,6 +7,7 @@ from app.core.settings import REPOSITORY
 
 
 def alembic_config(url: str) -> Config:
+    """Return Alembic's configuration for the database at `url`."""
     config = Config()
     config.set_main_option("script_location", str(REPOSITORY / "migrations"))
     config.attributes["url"] = url
@@ -14,5 +15,5 @@ def alembic_config(url: str) -> Config:
 
 
 def upgrade(url: str) -> None:
-    """Run every migration that is missing. Runs an event loop of its own: call it outside of one."""
+    """Run every missing migration. Starts an event loop of its own, so it must be called outside of one."""
     command.upgrade(alembic_config(url), "head")

@@ -1,11 +1,28 @@
-"""Pages of a list, on the wire."""
+"""Keyset pagination: a list is read in pages, and each page begins after the last row of the page before."""
 
 from collections.abc import Sequence
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel
+from sqlalchemy import Select, tuple_
 
 T = TypeVar("T")
+Q = TypeVar("Q", bound=Select[*tuple[Any, ...]])
+
+
+def apply_keyset(
+    query: Q, columns: Sequence[Any], after: Sequence[Any] | None, limit: int, *, descending: bool = False
+) -> Q:
+    """Return `query` ordered by `columns`, after the row whose columns hold the values `after`.
+
+    The columns together must identify a row. The query returns up to `limit + 1` rows: the extra row shows that there
+    is another page (see `Page.from_rows`).
+    """
+    if after is not None:
+        key = tuple_(*columns) if len(columns) > 1 else columns[0]
+        last = tuple_(*after) if len(columns) > 1 else after[0]
+        query = query.where(key < last if descending else key > last)
+    return query.order_by(*(column.desc() if descending else column for column in columns)).limit(limit + 1)
 
 
 class Page(BaseModel, Generic[T]):
@@ -18,11 +35,12 @@ class Page(BaseModel, Generic[T]):
     has_more: bool
 
     @classmethod
-    def cut(cls, views: Sequence[T], limit: int, *, id: str = "id") -> Self:
-        """From up to one view more than was asked for. `id` is the field that tells views apart."""
-        return cls(**ends(views[:limit], id), data=list(views[:limit]), has_more=len(views) > limit)
+    def from_rows(cls, views: Sequence[T], limit: int, *, id: str = "id") -> Self:
+        """Build a page from up to `limit + 1` views. `id` is the field that identifies a view."""
+        return cls(**first_and_last_id(views[:limit], id), data=list(views[:limit]), has_more=len(views) > limit)
 
 
-def ends(views: Sequence[Any], id: str = "id") -> dict[str, str | None]:
+def first_and_last_id(views: Sequence[Any], id: str = "id") -> dict[str, str | None]:
+    """Return the ids of the first and of the last view as `first_id` and `last_id`; None for an empty page."""
     first, last = (getattr(views[0], id), getattr(views[-1], id)) if views else (None, None)
     return {"first_id": first, "last_id": last}

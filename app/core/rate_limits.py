@@ -1,4 +1,5 @@
-"""Limits of a key: requests a minute, counted where processes share them, and requests at a time in this process."""
+"""Rate limits of an API key: requests per minute (in Redis if processes share the count), and concurrent requests in
+this process."""
 
 import logging
 import math
@@ -19,48 +20,51 @@ from app.core.errors import RateLimited
 
 log = logging.getLogger("attune.limits")
 MINUTE = 60.0
-REDIS_SECONDS = 0.25
-BLIND_SECONDS = 1.0
-WARN_SECONDS = 10.0
+REDIS_TIMEOUT_SECONDS = 0.25
+BYPASS_SECONDS = 1.0  # after a failure of Redis, requests pass without being counted
+WARN_INTERVAL_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class WindowResult:
-    """What one request found: was there room, how much is left, and when the next request leaves the window."""
+    """The answer to one request. `reset_seconds`: until the oldest request leaves the window. None: not known."""
 
-    granted: bool
+    allowed: bool
     remaining: int | None = None
-    free_in: float | None = None
+    reset_seconds: float | None = None
 
 
 class Window(Protocol):
-    async def take(self, key_id: str, limit: int) -> WindowResult: ...
+    """Counts the requests of the last minute by key."""
+
+    async def take(self, key_id: str, limit: int) -> WindowResult:
+        """Count a request, unless the window holds `limit` requests already."""
 
     async def close(self) -> None: ...
 
 
 class MemoryWindow:
-    """A moving window in this process: a few microseconds, where the library's hops to a thread for every request."""
+    """A moving window in this process. It costs microseconds; the library's switches to a thread for every request."""
 
     def __init__(self) -> None:
         self._times: dict[str, deque[float]] = {}
-        self._swept = time.monotonic()
+        self._purged_at = time.monotonic()
 
     async def take(self, key_id: str, limit: int) -> WindowResult:
         now = time.monotonic()
-        self._sweep(now)
+        self._purge(now)
         times = self._times.setdefault(key_id, deque())
         while times and times[0] <= now - MINUTE:
             times.popleft()
-        granted = len(times) < limit
-        if granted:
+        allowed = len(times) < limit
+        if allowed:
             times.append(now)
-        return WindowResult(granted, max(0, limit - len(times)), times[0] + MINUTE - now)
+        return WindowResult(allowed, max(0, limit - len(times)), times[0] + MINUTE - now)
 
-    def _sweep(self, now: float) -> None:
-        """Keys that fell silent leave no trace."""
-        if now - self._swept > MINUTE:
-            self._swept = now
+    def _purge(self, now: float) -> None:
+        """Forget the keys without a request in the last minute."""
+        if now - self._purged_at > MINUTE:
+            self._purged_at = now
             self._times = {key: times for key, times in self._times.items() if times[-1] > now - MINUTE}
 
     async def close(self) -> None:
@@ -68,7 +72,7 @@ class MemoryWindow:
 
 
 class RedisWindow:
-    """A moving window in Redis, for all API processes. When Redis is down requests pass: chats matter more."""
+    """A moving window in Redis, shared by all API processes. When Redis is down, requests pass uncounted."""
 
     def __init__(self, url: str) -> None:
         url = url if url.startswith("async+") else f"async+{url}"
@@ -78,28 +82,28 @@ class RedisWindow:
         assert isinstance(storage, RedisStorage)
         self._storage = storage
         self._windows = MovingWindowRateLimiter(storage)
-        self._blind_until = self._quiet_until = 0.0
+        self._bypass_until = self._warn_after = 0.0
 
     async def take(self, key_id: str, limit: int) -> WindowResult:
-        if time.monotonic() < self._blind_until:
+        if time.monotonic() < self._bypass_until:
             return WindowResult(True)
         item = RateLimitItemPerMinute(limit, namespace="attune")
         try:
             if await self._windows.hit(item, key_id):
-                return WindowResult(True)  # what is left would cost another round trip
-            frees_at, remaining = await self._windows.get_window_stats(item, key_id)
+                return WindowResult(True)  # the remaining count would cost another round trip
+            reset_at, remaining = await self._windows.get_window_stats(item, key_id)
         except StorageError as error:
-            self._go_blind(error)
+            self._bypass(error)
             return WindowResult(True)
-        return WindowResult(False, remaining, max(0.0, frees_at - time.time()))
+        return WindowResult(False, remaining, max(0.0, reset_at - time.time()))
 
-    def _go_blind(self, error: StorageError) -> None:
-        """For a moment nobody waits for Redis."""
+    def _bypass(self, error: StorageError) -> None:
+        """Let requests pass for a moment, so that they do not all wait for Redis."""
         now = time.monotonic()
-        self._blind_until = now + BLIND_SECONDS
-        if now >= self._quiet_until:
-            self._quiet_until = now + WARN_SECONDS
-            log.warning("requests pass uncounted, as Redis does not answer: %s", error.storage_error)
+        self._bypass_until = now + BYPASS_SECONDS
+        if now >= self._warn_after:
+            self._warn_after = now + WARN_INTERVAL_SECONDS
+            log.warning("requests pass uncounted, because Redis does not answer: %s", error.storage_error)
 
     async def close(self) -> None:
         bridge: Any = self._storage.bridge
@@ -107,20 +111,20 @@ class RedisWindow:
 
 
 def _redis_options() -> dict[str, Any]:
-    """Without the client's own retries, which would take seconds out of every chat."""
-    from redis.asyncio.retry import Retry  # an extra: only who counts in Redis has it
+    """Return options that switch off the client's own retries, which would delay every chat by seconds."""
+    from redis.asyncio.retry import Retry  # an optional dependency
     from redis.backoff import NoBackoff
 
     return {
         "implementation": "redispy",
-        "socket_timeout": REDIS_SECONDS,
-        "socket_connect_timeout": REDIS_SECONDS,
+        "socket_timeout": REDIS_TIMEOUT_SECONDS,
+        "socket_connect_timeout": REDIS_TIMEOUT_SECONDS,
         "retry": Retry(NoBackoff(), 0),
     }
 
 
 class RateLimiter:
-    """Both numbers are the deployment's: they hold for a key that has none of its own."""
+    """Applies the limits of API keys. The two numbers hold for keys without limits of their own."""
 
     def __init__(self, url: str, requests_per_minute: int, max_concurrency: int) -> None:
         self._requests_per_minute, self._max_concurrency = requests_per_minute, max_concurrency
@@ -131,49 +135,53 @@ class RateLimiter:
     async def slot(
         self, key_id: str, requests_per_minute: int | None, max_concurrency: int | None
     ) -> AsyncIterator[dict[str, str]]:
-        """Held from a request's first byte to its reply's last. Gives the headers that tell the key where it stands."""
-        self._enter(key_id, max_concurrency or self._max_concurrency)
+        """Take a slot of the key, from a request's first byte to its reply's last. Yields the rate-limit headers.
+
+        Raises RateLimited when the key has too many requests in this minute or at the same time.
+        """
+        self._acquire(key_id, max_concurrency or self._max_concurrency)
         try:
             yield await self._count(key_id, requests_per_minute or self._requests_per_minute)
         finally:
-            self._leave(key_id)
+            self._release(key_id)
 
-    def _enter(self, key_id: str, most: int) -> None:
+    def _acquire(self, key_id: str, limit: int) -> None:
         running = self._running.get(key_id, 0)
-        if running >= most:
-            raise RateLimited(f"This API key may have {most} requests under way at a time, and has.", retry_after=1)
+        if running >= limit:
+            raise RateLimited(f"This API key may have {limit} requests under way at a time, and has.", retry_after=1)
         self._running[key_id] = running + 1
 
-    def _leave(self, key_id: str) -> None:
+    def _release(self, key_id: str) -> None:
         self._running[key_id] -= 1
         if self._running[key_id] == 0:
             del self._running[key_id]
 
     async def _count(self, key_id: str, limit: int) -> dict[str, str]:
-        taken = await self._window.take(key_id, limit)
-        headers = _headers(limit, taken)
-        if not taken.granted:
-            refusal = RateLimited(f"This API key may send {limit} requests a minute.", retry_after=taken.free_in or 1)
-            refusal.headers |= headers
-            raise refusal
+        result = await self._window.take(key_id, limit)
+        headers = _headers(limit, result)
+        if not result.allowed:
+            message = f"This API key may send {limit} requests a minute."
+            error = RateLimited(message, retry_after=result.reset_seconds or 1)
+            error.headers |= headers
+            raise error
         return headers
 
     async def close(self) -> None:
         await self._window.close()
 
 
-def _headers(limit: int, taken: WindowResult) -> dict[str, str]:
-    """OpenAI's names. The reset is when the next request leaves the window; what is unknown is left out."""
+def _headers(limit: int, result: WindowResult) -> dict[str, str]:
+    """Return OpenAI's rate-limit headers; a value that is not known is left out."""
     headers = {"x-ratelimit-limit-requests": str(limit)}
-    if taken.remaining is not None:
-        headers["x-ratelimit-remaining-requests"] = str(taken.remaining)
-    if taken.free_in is not None:
-        headers["x-ratelimit-reset-requests"] = _duration(taken.free_in)
+    if result.remaining is not None:
+        headers["x-ratelimit-remaining-requests"] = str(result.remaining)
+    if result.reset_seconds is not None:
+        headers["x-ratelimit-reset-requests"] = _duration(result.reset_seconds)
     return headers
 
 
 def _duration(seconds: float) -> str:
-    """Example: 0.25 -> "250ms", 59.2 -> "59.2s", 60.0 -> "1m0s" """
+    """Format a duration as OpenAI does. Example: 0.25 -> "250ms", 59.2 -> "59.2s", 60.0 -> "1m0s" """
     if seconds < 1:
         return f"{math.ceil(1000 * seconds)}ms"
     minutes, rest = divmod(math.ceil(10 * seconds) / 10, 60)

@@ -1,4 +1,4 @@
-"""The long-lived objects of one API process, found by their type."""
+"""The long-lived objects of one API process, registered by type."""
 
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Services:
-    """Holds one object of each type. `app.main` puts them in at start; handlers get them with `services_of`.
+    """Holds one object of each type. `app.main` adds them at start; handlers get them with `services_of`.
 
     Example: services_of(request).get(Database)
     """

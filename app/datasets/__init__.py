@@ -1,1 +1,1 @@
-"""Exchange: what was said and judged leaves as Parquet; prompts and preferences come in as datasets."""
+"""Datasets: Parquet files imported as prompts or preferences, and turns and preferences exported as Parquet."""

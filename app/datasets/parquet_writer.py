@@ -1,4 +1,4 @@
-"""Sheet: a Parquet file on its way out. It has no name on disk, so nothing is left of it, whatever happens."""
+"""A Parquet file that is written to disk and then downloaded. It has no name on disk, so no failure leaves it there."""
 
 import asyncio
 import tempfile
@@ -14,19 +14,19 @@ from starlette.types import Receive, Scope, Send
 
 GROUP_BYTES = 16 * 1024 * 1024
 GROUP_ROWS = 8192
-PIECE = 256 * 1024
-Gone = Callable[[], Awaitable[bool]]  # has the client left?
+CHUNK_BYTES = 256 * 1024
+IsDisconnected = Callable[[], Awaitable[bool]]  # whether the client has closed the connection
 MEDIA_TYPE = "application/vnd.apache.parquet"
 
 
 class ParquetWriter:
-    """Rows are kept until they make a row group, then written in a thread: memory does not grow with the file."""
+    """Collects rows into row groups, and writes each group in a thread: memory does not grow with the file."""
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.num_rows = 0
         self.left_out = 0
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it outlives this call, and closes itself
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the writer owns it; `close` closes it
         self._schema = schema
         self._writer = pq.ParquetWriter(self._file, schema, compression="zstd")
         self._rows: list[dict[str, Any]] = []
@@ -37,17 +37,17 @@ class ParquetWriter:
             self._rows.append(row)
             self._bytes += len(orjson.dumps(row))
             if self._bytes >= GROUP_BYTES or len(self._rows) >= GROUP_ROWS:
-                await self._write()
+                await self._flush()
 
     async def finish(self) -> Self:
-        await self._write()
+        await self._flush()
         await asyncio.to_thread(self._writer.close)
         return self
 
-    def pieces(self) -> Iterator[bytes]:
+    def iter_chunks(self) -> Iterator[bytes]:
         self._file.seek(0)
-        while piece := self._file.read(PIECE):
-            yield piece
+        while chunk := self._file.read(CHUNK_BYTES):
+            yield chunk
 
     @property
     def num_bytes(self) -> int:
@@ -56,31 +56,31 @@ class ParquetWriter:
     def close(self) -> None:
         self._file.close()
 
-    async def _write(self) -> None:
+    async def _flush(self) -> None:
         rows, self._rows, self._bytes = self._rows, [], 0
         if rows:
-            await asyncio.to_thread(self._group, rows)
+            await asyncio.to_thread(self._write_group, rows)
             self.num_rows += len(rows)
 
-    def _group(self, rows: list[dict[str, Any]]) -> None:
+    def _write_group(self, rows: list[dict[str, Any]]) -> None:
         self._writer.write_table(pa.Table.from_pylist(rows, schema=self._schema))
 
 
 class ParquetResponse(StreamingResponse):
-    """A finished sheet as a download. The file is closed, and so gone, even if the client leaves."""
+    """The finished file as a download. It is closed, and thereby deleted, also if the client disconnects."""
 
-    def __init__(self, sheet: ParquetWriter, name: str) -> None:
+    def __init__(self, writer: ParquetWriter, name: str) -> None:
         headers = {
-            "content-length": str(sheet.num_bytes),
+            "content-length": str(writer.num_bytes),
             "content-disposition": f'attachment; filename="{name}"',
-            "x-rows": str(sheet.num_rows),
-            "x-rows-left-out": str(sheet.left_out),
+            "x-rows": str(writer.num_rows),
+            "x-rows-left-out": str(writer.left_out),
         }
-        super().__init__(sheet.pieces(), headers=headers, media_type=MEDIA_TYPE)
-        self._sheet = sheet
+        super().__init__(writer.iter_chunks(), headers=headers, media_type=MEDIA_TYPE)
+        self._file_writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._sheet.close()
+            self._file_writer.close()

@@ -1,63 +1,89 @@
-"""Feedback that prefers → pairs, in the shape of conversational preference data: prompt, chosen, rejected."""
+"""The export of preference pairs, in the columns of conversational preference data: prompt, chosen, rejected."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
+
 from app.core.database import Database
 from app.datasets import repository
-from app.datasets.parquet_writer import Gone, ParquetWriter
-from app.datasets.repository import CORRECTION, Wanted
+from app.datasets.parquet_writer import IsDisconnected, ParquetWriter
+from app.datasets.repository import CORRECTION, ExportFilter
 from app.models import Feedback, FeedbackRank, Turn
 
-PAGE = 32  # feedback at a time; each may rank many turns
-Said = list[dict[str, str]]
+PAGE_SIZE = 32  # feedback events at a time; each may rank many turns
+Messages = list[dict[str, str]]
+
+MESSAGES_TYPE = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+
+PREFERENCES_SCHEMA = pa.schema(
+    [
+        ("prompt", MESSAGES_TYPE),
+        ("chosen", MESSAGES_TYPE),
+        ("rejected", MESSAGES_TYPE),
+        ("feedback_id", pa.string()),
+        ("chosen_id", pa.string()),
+        ("rejected_id", pa.string()),
+        ("source_kind", pa.string()),
+        ("created_at", pa.float64()),
+    ]
+)
 
 
-async def write(db: Database, wanted: Wanted, sheet: ParquetWriter, gone: Gone) -> None:
-    """What cannot be said in roles and text alone (a tool call, a picture) is left out and counted."""
-    last = 0
+async def write_pairs(
+    db: Database, export_filter: ExportFilter, writer: ParquetWriter, is_disconnected: IsDisconnected
+) -> None:
+    """Write the pairs of all effective comparisons, rankings and corrections.
+
+    Pairs that roles and text cannot represent (a tool call, an image) are left out and counted.
+    """
+    last_seq = 0
     while True:
         async with db.read() as session:
-            page = await repository.preferring_after(session, wanted, last, PAGE)
-            ranks = await repository.ranks_of(session, [row.seq for row in page])
-            ids = {row.turn_id for row in page if row.turn_id} | {r.turn_id for rows in ranks.values() for r in rows}
-            turns = await repository.answers(session, wanted, ids)
+            page = await repository.read_preferences(session, export_filter, last_seq, PAGE_SIZE)
+            ranks = await repository.read_ranks(session, [row.seq for row in page])
+            turn_ids = {row.turn_id for row in page if row.turn_id}
+            turn_ids |= {rank.turn_id for rows in ranks.values() for rank in rows}
+            turns = await repository.read_replies(session, export_filter, turn_ids)
         for feedback in page:
-            rows = list(pairs(feedback, ranks[feedback.seq], turns))
-            sheet.left_out += rows.count(None)
-            await sheet.add([row for row in rows if row is not None])
-        if len(page) < PAGE or await gone():
+            rows = list(make_pairs(feedback, ranks[feedback.seq], turns))
+            writer.left_out += rows.count(None)
+            await writer.add([row for row in rows if row is not None])
+        if len(page) < PAGE_SIZE or await is_disconnected():
             return
-        last = page[-1].seq
+        last_seq = page[-1].seq
 
 
-def pairs(
+def make_pairs(
     feedback: Feedback, ranks: Sequence[FeedbackRank], turns: Mapping[str, Turn]
 ) -> Iterator[dict[str, Any] | None]:
-    """None for a pair that is there but cannot be told. `ranks` come best first; ties prefer nothing."""
+    """Yield a row for each pair of the feedback; None for a pair that cannot be represented.
+
+    `ranks` come best first; turns of the same rank make no pair.
+    """
     if feedback.kind == CORRECTION:
         if (turn := turns.get(feedback.turn_id or "")) is not None:
-            yield _pair(feedback, turn, corrected(feedback.raw_value), None, turn)
+            yield _pair_row(feedback, turn, parse_correction(feedback.raw_value), None, turn)
         return
     for better, worse in combinations(ranks, 2):
         chosen, rejected = turns.get(better.turn_id), turns.get(worse.turn_id)
         if better.rank == worse.rank or chosen is None or rejected is None:
             continue
         if chosen.messages == rejected.messages:
-            yield _pair(feedback, chosen, reply(chosen), chosen.id, rejected)
+            yield _pair_row(feedback, chosen, reply_messages(chosen), chosen.id, rejected)
 
 
-def _pair(
-    feedback: Feedback, asked: Turn, chosen: Said | None, chosen_id: str | None, rejected: Turn
+def _pair_row(
+    feedback: Feedback, prompt_turn: Turn, chosen: Messages | None, chosen_id: str | None, rejected: Turn
 ) -> dict[str, Any] | None:
-    prompt, worse = plain(asked.messages), reply(rejected)
-    if not prompt or chosen is None or worse is None or chosen == worse:
+    prompt, rejected_messages = plain_messages(prompt_turn.messages), reply_messages(rejected)
+    if not prompt or chosen is None or rejected_messages is None or chosen == rejected_messages:
         return None
     return {
         "prompt": prompt,
         "chosen": chosen,
-        "rejected": worse,
+        "rejected": rejected_messages,
         "feedback_id": feedback.id,
         "chosen_id": chosen_id,
         "rejected_id": rejected.id,
@@ -66,31 +92,31 @@ def _pair(
     }
 
 
-def corrected(said: Any) -> Said | None:
-    """The better answer, sent as text or as an assistant's message."""
-    return plain([{"role": "assistant", "content": said} if isinstance(said, str) else said])
+def parse_correction(value: Any) -> Messages | None:
+    """Return the better reply, which feedback sends as text or as an assistant's message."""
+    return plain_messages([{"role": "assistant", "content": value} if isinstance(value, str) else value])
 
 
-def reply(turn: Turn) -> Said | None:
-    return plain([{"role": "assistant", **(turn.reply or {})}])
+def reply_messages(turn: Turn) -> Messages | None:
+    return plain_messages([{"role": "assistant", **(turn.reply or {})}])
 
 
-def plain(messages: Sequence[Any]) -> Said | None:
-    """Roles and text, or None if that is not all there is. A developer's message is a system message."""
-    told = [_plain(message) for message in messages]
-    return None if any(message is None for message in told) else [message for message in told if message is not None]
+def plain_messages(messages: Sequence[Any]) -> Messages | None:
+    """Return messages of role and text, or None if one holds more. A developer message becomes a system message."""
+    plain = [_plain_message(message) for message in messages]
+    return None if any(message is None for message in plain) else [message for message in plain if message is not None]
 
 
-def _plain(message: Any) -> dict[str, str] | None:
+def _plain_message(message: Any) -> dict[str, str] | None:
     if not isinstance(message, dict) or message.get("tool_calls") or message.get("function_call"):
         return None
-    role, text = message.get("role", "assistant"), _text(message.get("content"))
+    role, text = message.get("role", "assistant"), _content_text(message.get("content"))
     if text is None or not (text or role == "assistant"):
         return None
     return {"role": "system" if role == "developer" else role, "content": text}
 
 
-def _text(content: Any) -> str | None:
+def _content_text(content: Any) -> str | None:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -1,4 +1,4 @@
-"""A row of somebody's Parquet file → what a dataset keeps. Refused with the row's number and the column's name."""
+"""Validates the rows of an imported Parquet file. Errors name the row's number and the column."""
 
 import math
 from collections.abc import Mapping
@@ -8,97 +8,100 @@ import orjson
 
 ROLES = ("user", "assistant", "system", "tool")
 MAX_ROW_BYTES = 1024 * 1024
-Said = list[dict[str, str]]
+Messages = list[dict[str, str]]
 
 
-class Refused(Exception):
-    """What is wrong with the file, as a sentence, and the column it is about."""
+class InvalidFile(Exception):
+    """A file that cannot be imported: the message says why, and `column` where, if one column is the cause."""
 
     def __init__(self, message: str, column: str | None = None) -> None:
         super().__init__(message)
         self.column = column
 
 
-class Wrong(Exception):
-    """What is wrong with one value; who reads the row knows where it is."""
+class InvalidValue(Exception):
+    """A value that cannot be imported. The caller adds the row and the column."""
 
 
-def content(kind: str, row: Mapping[str, Any], number: int) -> bytes:
-    """The row as JSON. Example: {"prompt": "Hi", "reference": "Oh"} -> {"messages": [{…}], "reference": "Oh"}"""
-    kept: dict[str, Any] = {"messages": _at(number, "prompt", said, row["prompt"], "user")}
+def convert_row(kind: str, row: Mapping[str, Any], number: int) -> bytes:
+    """Return the row as JSON. Raises InvalidFile.
+
+    Example: {"prompt": "Hi", "reference": "Oh"} -> {"messages": [{…}], "reference": "Oh"}
+    """
+    content: dict[str, Any] = {"messages": _read_at(number, "prompt", read_messages, row["prompt"], "user")}
     rest = {name: value for name, value in row.items() if name != "prompt"}
     if kind == "preferences":
-        kept |= _preference(kept["messages"], rest.pop("chosen"), rest.pop("rejected"), number)
+        content |= _read_preference(content["messages"], rest.pop("chosen"), rest.pop("rejected"), number)
     elif rest.get("reference") is not None:
-        kept["reference"] = _at(number, "reference", text, rest.pop("reference"))
-    details = {name: _at(number, name, scalar, value) for name, value in rest.items() if value is not None}
+        content["reference"] = _read_at(number, "reference", check_text, rest.pop("reference"))
+    details = {name: _read_at(number, name, check_scalar, value) for name, value in rest.items() if value is not None}
     if details:
-        kept["details"] = details
-    written = orjson.dumps(kept)
-    if len(written) > MAX_ROW_BYTES:
-        raise Refused(f"Row {number} holds more than {MAX_ROW_BYTES} bytes.")
-    return written
+        content["details"] = details
+    line = orjson.dumps(content)
+    if len(line) > MAX_ROW_BYTES:
+        raise InvalidFile(f"Row {number} holds more than {MAX_ROW_BYTES} bytes.")
+    return line
 
 
-def _preference(prompt: Said, chosen: Any, rejected: Any, number: int) -> dict[str, Said]:
-    better = _at(number, "chosen", answer, chosen, prompt)
-    worse = _at(number, "rejected", answer, rejected, prompt)
-    if better == worse:
-        raise Refused(f"Row {number}: 'chosen' and 'rejected' are the same, which prefers nothing.", "rejected")
-    return {"chosen": better, "rejected": worse}
+def _read_preference(prompt: Messages, chosen: Any, rejected: Any, number: int) -> dict[str, Messages]:
+    chosen_messages = _read_at(number, "chosen", read_answer, chosen, prompt)
+    rejected_messages = _read_at(number, "rejected", read_answer, rejected, prompt)
+    if chosen_messages == rejected_messages:
+        raise InvalidFile(f"Row {number}: 'chosen' and 'rejected' are the same, so neither is preferred.", "rejected")
+    return {"chosen": chosen_messages, "rejected": rejected_messages}
 
 
-def _at(number: int, column: str, read: Any, *values: Any) -> Any:
+def _read_at(number: int, column: str, read: Any, *values: Any) -> Any:
     try:
         return read(*values)
-    except Wrong as error:
-        raise Refused(f"Row {number}, column '{column}': {error}.", column) from error
+    except InvalidValue as error:
+        raise InvalidFile(f"Row {number}, column '{column}': {error}.", column) from error
 
 
-def said(value: Any, role: str) -> Said:
-    """Text is one message of `role`; a list is read message by message."""
+def read_messages(value: Any, role: str) -> Messages:
+    """Return the messages of a column: text is one message of `role`, a list is read message by message."""
     if value is None:
-        raise Wrong("there is no value")
+        raise InvalidValue("there is no value")
     if isinstance(value, str):
         if not value.strip():
-            raise Wrong("the text is empty")
-        return [{"role": role, "content": text(value)}]
+            raise InvalidValue("the text is empty")
+        return [{"role": role, "content": check_text(value)}]
     if not value:
-        raise Wrong("the list of messages is empty")
-    return [_message(message, index) for index, message in enumerate(value)]
+        raise InvalidValue("the list of messages is empty")
+    return [_read_message(message, index) for index, message in enumerate(value)]
 
 
-def answer(value: Any, prompt: Said) -> Said:
-    """Some data sets repeat the prompt in front of each answer: it is taken off."""
-    messages = said(value, "assistant")
+def read_answer(value: Any, prompt: Messages) -> Messages:
+    """Return the messages of a reply, without the prompt that some datasets repeat in front of it."""
+    messages = read_messages(value, "assistant")
     if len(messages) > len(prompt) and messages[: len(prompt)] == prompt:
         messages = messages[len(prompt) :]
     if messages[-1]["role"] != "assistant":
-        raise Wrong("the last message must be the assistant's")
+        raise InvalidValue("the last message must be the assistant's")
     return messages
 
 
-def _message(message: Any, index: int) -> dict[str, str]:
+def _read_message(message: Any, index: int) -> dict[str, str]:
     if message is None:
-        raise Wrong(f"message {index} is missing")
-    role, words = message["role"], message["content"]
+        raise InvalidValue(f"message {index} is missing")
+    role, content = message["role"], message["content"]
     if role not in ROLES:
-        raise Wrong(f"message {index} has a role that is none of {', '.join(ROLES)}")
-    if words is None or not (words or role == "assistant"):
-        raise Wrong(f"message {index} has no content")
+        raise InvalidValue(f"message {index} has a role that is none of {', '.join(ROLES)}")
+    if content is None or not (content or role == "assistant"):
+        raise InvalidValue(f"message {index} has no content")
     for name, value in message.items():
         if name not in ("role", "content") and value not in (None, [], {}, ""):
-            raise Wrong(f"message {index} has a field that cannot be kept: '{name}'")
-    return {"role": role, "content": text(words)}
+            raise InvalidValue(f"message {index} has a field that cannot be stored: '{name}'")
+    return {"role": role, "content": check_text(content)}
 
 
-def text(value: str) -> str:
+def check_text(value: str) -> str:
     if "\x00" in value:
-        raise Wrong("the text holds a NUL character, which cannot be stored")
+        raise InvalidValue("the text has a NUL character, which cannot be stored")
     return value
 
 
-def scalar(value: str | int | float) -> str | int | float:
+def check_scalar(value: str | int | float) -> str | int | float:
     if isinstance(value, float) and not math.isfinite(value):
-        raise Wrong(f"{value} is not a finite number")
-    return text(value) if isinstance(value, str) else value
+        raise InvalidValue(f"{value} is not a finite number")
+    return check_text(value) if isinstance(value, str) else value

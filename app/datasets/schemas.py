@@ -1,4 +1,4 @@
-"""Datasets and their rows on the wire."""
+"""Response bodies of the datasets API."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, Self
@@ -26,11 +26,11 @@ class DatasetView(BaseModel):
 class DatasetList(Page[DatasetView]):
     @classmethod
     def of(cls, rows: Sequence[Dataset], limit: int) -> Self:
-        return cls.cut([DatasetView.of(row) for row in rows], limit)
+        return cls.from_rows([DatasetView.of(row) for row in rows], limit)
 
 
 class RowView(BaseModel):
-    """Prompts have `messages` and perhaps a `reference`; preferences have `messages`, `chosen` and `rejected`."""
+    """Prompts have `messages` and may have a `reference`; preferences have `messages`, `chosen` and `rejected`."""
 
     object: Literal["dataset.row"] = "dataset.row"
     number: int

@@ -1,4 +1,4 @@
-"""A Parquet file comes in: to disk first, then checked whole by a process of its own, before a row is stored."""
+"""The upload of a Parquet file: to disk first, then checked by a process of its own, before any row is stored."""
 
 import asyncio
 import hashlib
@@ -14,99 +14,99 @@ from starlette.requests import ClientDisconnect, Request
 from app.core.errors import BadRequest, TooLarge
 from app.core.settings import REPOSITORY
 
-log = logging.getLogger("attune.exchange")
-PIECE = 1024 * 1024
+log = logging.getLogger("attune.datasets")
+WRITE_BYTES = 1024 * 1024
 CHUNK_ROWS = 1000
 CHUNK_BYTES = 8 * 1024 * 1024
-SWELL = 4  # how many times larger than the largest file its rows may be once unpacked
-SECONDS = 900.0
-AT_ONCE = 2
+MAX_UNPACK_RATIO = 4  # size of the unpacked rows, relative to the largest file allowed
+TIMEOUT_SECONDS = 900.0
+MAX_READERS = 2
 
 
 @dataclass(frozen=True)
-class Reading:
+class ParsedFile:
     num_rows: int
     left_out: list[str]
 
 
-async def receive(request: Request, file: IO[bytes], limit: int) -> str:
-    """Body → file. Returns its SHA-256; refused as soon as it is known to be too large."""
+async def receive_file(request: Request, file: IO[bytes], limit: int) -> str:
+    """Write the request's body to `file` and return its SHA-256. Raises TooLarge as soon as the limit is exceeded."""
     announced = request.headers.get("content-length", "0")
     if announced.isdigit() and int(announced) > limit:
         raise TooLarge(f"The file may hold at most {limit} bytes.")
-    digest, size, piece = hashlib.sha256(), 0, bytearray()
+    digest, size, buffer = hashlib.sha256(), 0, bytearray()
     try:
-        async for bit in request.stream():
-            size += len(bit)
+        async for chunk in request.stream():
+            size += len(chunk)
             if size > limit:
                 raise TooLarge(f"The file may hold at most {limit} bytes.")
-            piece += bit
-            if len(piece) >= PIECE:
-                await asyncio.to_thread(_keep, file, digest, bytes(piece))
-                piece.clear()
+            buffer += chunk
+            if len(buffer) >= WRITE_BYTES:
+                await asyncio.to_thread(_write, file, digest, bytes(buffer))
+                buffer.clear()
     except ClientDisconnect as error:
-        raise BadRequest("The file broke off.") from error
-    await asyncio.to_thread(_keep, file, digest, bytes(piece))
+        raise BadRequest("The upload was interrupted.") from error
+    await asyncio.to_thread(_write, file, digest, bytes(buffer))
     return digest.hexdigest()
 
 
-def _keep(file: IO[bytes], digest: Any, piece: bytes) -> None:
-    digest.update(piece)
-    file.write(piece)
+def _write(file: IO[bytes], digest: Any, data: bytes) -> None:
+    digest.update(data)
+    file.write(data)
     file.flush()
 
 
 class ReaderSlots(asyncio.Semaphore):
-    """Limits how many readers run at once in this process: each may take a gigabyte."""
+    """Limits how many readers run at the same time: each may use a gigabyte of memory."""
 
     def __init__(self) -> None:
-        super().__init__(AT_ONCE)
+        super().__init__(MAX_READERS)
 
 
-async def read(kind: str, file: IO[bytes], rows: IO[bytes], limit: int) -> Reading:
-    """Every row of `file` as a line of JSON in `rows`, or BadRequest."""
+async def parse_file(kind: str, file: IO[bytes], rows: IO[bytes], limit: int) -> ParsedFile:
+    """Write every row of the Parquet `file` to `rows` as a line of JSON. Raises BadRequest."""
     file.seek(0)
     reader = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "app.datasets.parquet_reader", kind, str(SWELL * limit)),
+        *(sys.executable, "-m", "app.datasets.parquet_reader", kind, str(MAX_UNPACK_RATIO * limit)),
         stdin=file,
         stdout=rows,
         stderr=asyncio.subprocess.PIPE,
         cwd=REPOSITORY,
     )
     try:
-        async with asyncio.timeout(SECONDS):
-            _, told = await reader.communicate()
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            _, stderr = await reader.communicate()
     except TimeoutError as error:
         raise BadRequest("The file took too long to read.", code="invalid_parquet") from error
     finally:
         if reader.returncode is None:
             reader.kill()
             await reader.wait()
-    return _verdict(told)
+    return _parse_result(stderr)
 
 
-def _verdict(told: bytes) -> Reading:
+def _parse_result(stderr: bytes) -> ParsedFile:
     try:
-        verdict = orjson.loads(told.strip().rpartition(b"\n")[2] or b"null")
-        if "refused" not in verdict:
-            return Reading(verdict["rows"], verdict["left_out"])
+        result = orjson.loads(stderr.strip().rpartition(b"\n")[2] or b"null")
+        if "error" not in result:
+            return ParsedFile(result["rows"], result["left_out"])
     except (orjson.JSONDecodeError, TypeError, KeyError) as error:
-        log.warning("a reader of Parquet died: %s", told[-2000:].decode(errors="replace"))
+        log.warning("a Parquet reader crashed: %s", stderr[-2000:].decode(errors="replace"))
         raise BadRequest("The file is not a Parquet file that can be read.", code="invalid_parquet") from error
-    raise BadRequest(verdict["refused"], param=verdict.get("column"), code="invalid_parquet")
+    raise BadRequest(result["error"], param=result.get("column"), code="invalid_parquet")
 
 
-async def chunks(rows: IO[bytes]) -> AsyncIterator[list[dict[str, Any]]]:
-    """What `read` wrote, a bounded number of rows at a time."""
+async def read_chunks(rows: IO[bytes]) -> AsyncIterator[list[dict[str, Any]]]:
+    """Yield the rows that `parse_file` wrote, in chunks of limited size."""
     rows.seek(0)
-    while chunk := await asyncio.to_thread(_chunk, rows):
+    while chunk := await asyncio.to_thread(_read_chunk, rows):
         yield chunk
 
 
-def _chunk(rows: IO[bytes]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _read_chunk(rows: IO[bytes]) -> list[dict[str, Any]]:
+    chunk: list[dict[str, Any]] = []
     size = 0
-    while len(found) < CHUNK_ROWS and size < CHUNK_BYTES and (line := rows.readline()):
+    while len(chunk) < CHUNK_ROWS and size < CHUNK_BYTES and (line := rows.readline()):
         size += len(line)
-        found.append(orjson.loads(line))
-    return found
+        chunk.append(orjson.loads(line))
+    return chunk

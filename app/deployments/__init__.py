@@ -1,1 +1,1 @@
-"""Which version answers whom: routing, releases, canaries, shadow deployments and pins."""
+"""Which version answers which request: deployments, routing, canaries, shadow deployments and pins."""

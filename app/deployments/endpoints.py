@@ -1,17 +1,21 @@
-"""/v1/policies/{name}/deployment, /deploy, /canary, /shadow and /delivery: which version reaches whom."""
+"""/v1/policies/{name}/deployment, /deploy, /rollback, /canary, /shadow and /delivery: which version serves whom."""
+
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel
 from sqlalchemy import null
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.release.canary import CanaryConfig
-from alignment.release.shadow import idle
-from app.core.errors import DOCUMENTED, BadRequest, Conflict
-from app.core.http import JsonBody, parse_body, request_body_schema
+from alignment.release.shadow import disabled_reason
+from app.core.errors import ERROR_RESPONSES, BadRequest, Conflict
+from app.core.http import json_body
 from app.core.services import services_of, settings_of
 from app.core.settings import Settings
-from app.deployments import canary_metrics, shadow, shadow_metrics
+from app.deployments import canary as canaries
 from app.deployments import service as deployment_service
+from app.deployments import shadow as shadows
 from app.deployments.router import VersionRouter
 from app.deployments.schemas import (
     ArmView,
@@ -19,215 +23,255 @@ from app.deployments.schemas import (
     DeliveryRequest,
     DeploymentView,
     DeployRequest,
+    RollbackRequest,
+    RollbackResult,
     ShadowView,
 )
-from app.models import ConversationRouting, Deployment, Policy, Version, record_audit
+from app.models import AuditAction, ConversationRouting, Deployment, Policy, Version, record_audit
 from app.policies import repository, service
-from app.policies.endpoints import PolicyName
+from app.policies.references import PolicyName, version_name
 from app.projects.auth import AdminCaller, DatabaseDep
-from app.training.policy_rewards import rewards_of
+from app.training.reward_config import effective_rewards
 from app.training.schemas import Reason
 
-ENDED = "its shadow deployment was ended by hand"
-router = APIRouter(prefix="/v1/policies/{name}", tags=["deployment"], responses=DOCUMENTED)
+SHADOW_ABORTED = "an operator aborted its shadow deployment"
+router = APIRouter(prefix="/v1/policies/{name}", tags=["deployment"], responses=ERROR_RESPONSES)
+ReasonBody = Annotated[Reason, json_body(Reason)]
 
 
 @router.get("/deployment")
 async def get_deployment(name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep) -> DeploymentView:
-    """Who is answered by what, and how the canary does."""
+    """Return which version serves, and the statistics of the canary and of the shadow deployment."""
     async with db.read() as session:
-        return await _view(session, await service.named(session, caller.project_id, name), settings_of(request))
+        policy = await service.get_policy(session, caller.project_id, name)
+        return await _view_deployment(session, policy, settings_of(request))
 
 
-@router.post("/deploy", openapi_extra=request_body_schema(DeployRequest))
+@router.post("/deploy")
 async def deploy(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
+    name: PolicyName,
+    request: Request,
+    caller: AdminCaller,
+    db: DatabaseDep,
+    body: Annotated[DeployRequest, json_body(DeployRequest)],
 ) -> DeploymentView:
-    """A version for everybody, or with `share` for some. Adapters: nothing is reloaded; running replies end on theirs.
-    Full weights: new requests wait until an engine has them."""
-    asked = parse_body(DeployRequest, body)
-    actor, reason = caller.key_prefix, asked.reason
-    if asked.share is not None:
-        service.refuse_beside(settings_of(request), "A canary")
+    """Deploy a version to everybody, or with `share` to some.
+
+    With adapters nothing is reloaded and running replies finish on their version. With full weights new requests wait
+    until an engine has the weights.
+    """
+    if body.share is not None:
+        service.require_adapters(settings_of(request), "A canary")
+    audit: dict[str, Any] = {"actor": caller.key_prefix, "reason": body.reason}
     async with db.write() as session:
-        policy = await service.named(session, caller.project_id, name)
-        if asked.share is None:
-            await deployment_service.deploy(session, policy, asked.version, actor=actor, reason=reason)
+        policy = await service.get_policy(session, caller.project_id, name)
+        if body.share is None:
+            await deployment_service.deploy(session, policy, body.version, **audit)
         else:
-            await deployment_service.locked(session, policy)
-            version = await deployment_service.heard(session, policy, asked.version)
-            await deployment_service.begin_canary(
-                session, policy, version, asked.share, watched=asked.watch, actor=actor, reason=reason
-            )
-    return await _moved(name, request, caller.project_id, db)
+            await deployment_service.lock_deployment(session, policy)
+            version = await deployment_service.get_served_version(session, policy, body.version)
+            await deployment_service.start_canary(session, policy, version, body.share, watched=body.watch, **audit)
+    return await _view_changed_deployment(name, request, caller.project_id, db)
 
 
-@router.post("/canary/promote", openapi_extra=request_body_schema(Reason))
-async def promote(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
-) -> DeploymentView:
-    """The canary for everybody. 409 when none is out."""
-    asked = parse_body(Reason, body)
+@router.post("/rollback")
+async def roll_back(
+    name: PolicyName,
+    request: Request,
+    caller: AdminCaller,
+    db: DatabaseDep,
+    body: Annotated[RollbackRequest, json_body(RollbackRequest)],
+) -> RollbackResult:
+    """Undo the latest release, or return to an older version; training continues from there."""
     async with db.write() as session:
-        policy = await service.named(session, caller.project_id, name)
-        deployment = await deployment_service.locked(session, policy)
+        policy = await service.get_policy(session, caller.project_id, name)
+        rolled_back, serving = await deployment_service.roll_back(
+            session,
+            policy,
+            body.version,
+            from_version=body.from_version,
+            actor=caller.key_prefix,
+            reason=body.reason,
+        )
+    services_of(request).get(VersionRouter).forget()
+    return RollbackResult(
+        policy=name, rolled_back=version_name(policy, rolled_back), serving=version_name(policy, serving)
+    )
+
+
+@router.post("/canary/promote")
+async def promote_canary(
+    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
+) -> DeploymentView:
+    """Deploy the canary to everybody. 409 without a canary."""
+    async with db.write() as session:
+        policy = await service.get_policy(session, caller.project_id, name)
+        deployment = await deployment_service.lock_deployment(session, policy)
         if deployment.canary_version_id is None:
-            raise _none_out(policy)
-        version = await repository.version(session, deployment.canary_version_id)
-        await deployment_service.deploy(session, policy, version.number, actor=caller.key_prefix, reason=asked.reason)
-    return await _moved(name, request, caller.project_id, db)
+            raise _no_canary(policy)
+        version = await repository.get_version(session, deployment.canary_version_id)
+        await deployment_service.deploy(session, policy, version.number, actor=caller.key_prefix, reason=body.reason)
+    return await _view_changed_deployment(name, request, caller.project_id, db)
 
 
-@router.post("/canary/abort", openapi_extra=request_body_schema(Reason))
-async def end(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
+@router.post("/canary/abort")
+async def abort_canary(
+    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
 ) -> DeploymentView:
-    """Everybody back on what serves. 409 when no canary is out."""
-    asked = parse_body(Reason, body)
+    """Return everybody to the version that serves. 409 without a canary."""
     async with db.write() as session:
-        policy = await service.named(session, caller.project_id, name)
-        await deployment_service.locked(session, policy)
-        if await deployment_service.end_canary(session, policy, actor=caller.key_prefix, reason=asked.reason) is None:
-            raise _none_out(policy)
-    return await _moved(name, request, caller.project_id, db)
+        policy = await service.get_policy(session, caller.project_id, name)
+        await deployment_service.lock_deployment(session, policy)
+        if await deployment_service.abort_canary(session, policy, actor=caller.key_prefix, reason=body.reason) is None:
+            raise _no_canary(policy)
+    return await _view_changed_deployment(name, request, caller.project_id, db)
 
 
-@router.post("/shadow/promote", openapi_extra=request_body_schema(Reason))
+@router.post("/shadow/promote")
 async def promote_shadow(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
+    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
 ) -> DeploymentView:
-    """It has shown enough: it goes out as new versions do, to a canary's share or to all. 409 when there is none."""
-    asked = parse_body(Reason, body)
+    """Publish the version in shadow, as a canary or to everybody, as new versions are. 409 without one."""
     async with db.write() as session:
-        policy, version = await _shadow_version(session, caller.project_id, name)
-        shadow.passed(session, policy, version, actor=caller.key_prefix, reason=asked.reason)
-    return await _moved(name, request, caller.project_id, db)
+        policy, version = await _lock_shadow_version(session, caller.project_id, name)
+        shadows.pass_shadow(session, policy, version, actor=caller.key_prefix, reason=body.reason)
+    return await _view_changed_deployment(name, request, caller.project_id, db)
 
 
-@router.post("/shadow/abort", openapi_extra=request_body_schema(Reason))
-async def end_shadow(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
+@router.post("/shadow/abort")
+async def abort_shadow(
+    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
 ) -> DeploymentView:
-    """The version is rejected, and learning goes back to what serves. 409 when there is none."""
-    asked = parse_body(Reason, body)
+    """Reject the version in shadow; training continues from the version that serves. 409 without one."""
     async with db.write() as session:
-        policy, version = await _shadow_version(session, caller.project_id, name)
-        reason = asked.reason or ENDED
-        await deployment_service.reject(session, policy, version, actor=caller.key_prefix, reason=reason)
-    return await _moved(name, request, caller.project_id, db)
+        policy, version = await _lock_shadow_version(session, caller.project_id, name)
+        await deployment_service.reject_version(
+            session, policy, version, actor=caller.key_prefix, reason=body.reason or SHADOW_ABORTED
+        )
+    return await _view_changed_deployment(name, request, caller.project_id, db)
 
 
-@router.put("/delivery", openapi_extra=request_body_schema(DeliveryRequest))
+@router.put("/delivery")
 async def put_delivery(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
+    name: PolicyName,
+    request: Request,
+    caller: AdminCaller,
+    db: DatabaseDep,
+    body: Annotated[DeliveryRequest, json_body(DeliveryRequest)],
 ) -> DeploymentView:
-    """From the next request and the next version on. A canary that is out stays as it is; a shadow deployment goes on, and is
-    held to what is set now."""
-    asked = parse_body(DeliveryRequest, body)
-    if asked.canary is not None:
-        service.refuse_beside(settings_of(request), "A canary")
-    if asked.shadow is not None:
-        service.refuse_beside(settings_of(request), "A shadow")
-    if asked.conversations == ConversationRouting.STICKY:
-        service.refuse_beside(settings_of(request), "A conversation that stays on its version")
+    """Set how new versions are released, from the next request and the next version on.
+
+    The current canary stays as it is. The current shadow deployment goes on under the new setting.
+    """
+    settings = settings_of(request)
+    if body.canary is not None:
+        service.require_adapters(settings, "A canary")
+    if body.shadow is not None:
+        service.require_adapters(settings, "A shadow")
+    if body.conversations == ConversationRouting.STICKY:
+        service.require_adapters(settings, "A conversation that stays on its version")
     async with db.write() as session:
-        policy = await service.named(session, caller.project_id, name)
-        await deployment_service.locked(session, policy)
-        if asked.shadow is not None and (told := idle(asked.shadow, rewards_of(policy, settings_of(request)))):
-            raise BadRequest(f"No version could run in shadow: {told}.", param="shadow")
-        policy.conversations = asked.conversations
-        own = None if asked.canary is None else asked.canary.model_dump(mode="json")
-        policy.canary = null() if own is None else own  # None would be kept as JSON's
-        shadow_config = None if asked.shadow is None else asked.shadow.model_dump(mode="json")
+        policy = await service.get_policy(session, caller.project_id, name)
+        await deployment_service.lock_deployment(session, policy)
+        if body.shadow is not None and (reason := disabled_reason(body.shadow, effective_rewards(policy, settings))):
+            raise BadRequest(f"No version could run in shadow: {reason}.", param="shadow")
+        policy.conversations = body.conversations
+        canary_config, shadow_config = _to_json(body.canary), _to_json(body.shadow)
+        policy.canary = null() if canary_config is None else canary_config  # None would be stored as JSON null
         policy.shadow = null() if shadow_config is None else shadow_config
         record_audit(
             session,
             caller.key_prefix,
-            "set delivery",
+            AuditAction.DELIVERY_UPDATED,
             policy.name,
             project_id=policy.project_id,
-            conversations=asked.conversations,
-            canary=own,
+            conversations=body.conversations,
+            canary=canary_config,
             shadow=shadow_config,
         )
-    return await _moved(name, request, caller.project_id, db)
+    return await _view_changed_deployment(name, request, caller.project_id, db)
 
 
-async def _moved(name: str, request: Request, project_id: str, db: DatabaseDep) -> DeploymentView:
+def _to_json(config: BaseModel | None) -> dict[str, Any] | None:
+    return None if config is None else config.model_dump(mode="json")
+
+
+async def _view_changed_deployment(name: str, request: Request, project_id: str, db: DatabaseDep) -> DeploymentView:
     services_of(request).get(VersionRouter).forget()
     async with db.read() as session:
-        return await _view(session, await service.named(session, project_id, name), settings_of(request))
+        policy = await service.get_policy(session, project_id, name)
+        return await _view_deployment(session, policy, settings_of(request))
 
 
-async def _view(session: AsyncSession, policy: Policy, settings: Settings) -> DeploymentView:
-    deployment = await repository.deployment_of(session, policy.id)
-    serving = service.label(policy, await repository.version(session, deployment.version_id))
-    previous = deployment.previous_version_id
-    config = canary_metrics.config_of(policy, settings)
+async def _view_deployment(session: AsyncSession, policy: Policy, settings: Settings) -> DeploymentView:
+    deployment = await repository.get_deployment(session, policy.id)
+    serving = version_name(policy, await repository.get_version(session, deployment.version_id))
+    previous_id = deployment.previous_version_id
+    config = canaries.effective_canary(policy, settings)
     return DeploymentView(
         policy=policy.name,
         serving=serving,
-        previous=service.label(policy, await repository.version(session, previous)) if previous else None,
-        canary=await _canary(session, policy, deployment, config or CanaryConfig(), serving),
-        shadow=await _shadow(session, policy, deployment, settings, serving),
+        previous=version_name(policy, await repository.get_version(session, previous_id)) if previous_id else None,
+        canary=await _view_canary(session, policy, deployment, config or CanaryConfig(), serving),
+        shadow=await _view_shadow(session, policy, deployment, settings, serving),
         epoch=deployment.epoch,
         changed_at=deployment.changed_at,
         conversations=policy.conversations,
-        own_canary=policy.canary is not None,
+        canary_overridden=policy.canary is not None,
         canary_config=config,
-        own_shadow=policy.shadow is not None,
-        shadow_config=shadow.config_of(policy, settings),
+        shadow_overridden=policy.shadow is not None,
+        shadow_config=shadows.effective_shadow(policy, settings),
     )
 
 
-async def _canary(
+async def _view_canary(
     session: AsyncSession, policy: Policy, deployment: Deployment, config: CanaryConfig, serving: str
 ) -> CanaryView | None:
     if deployment.canary_version_id is None or deployment.canary_since is None:
         return None
-    version = await repository.version(session, deployment.canary_version_id)
-    candidate, stable, verdict = await canary_metrics.judged(session, deployment, config)
+    version = await repository.get_version(session, deployment.canary_version_id)
+    candidate, stable, decision = await canaries.evaluate_canary(session, deployment, config)
     return CanaryView.of(
         share=deployment.canary_share,
         since=deployment.canary_since,
         until=deployment.canary_since + config.patience_seconds,
         watched=deployment.canary_watched,
-        candidate=ArmView.of(service.label(policy, version), candidate),
+        candidate=ArmView.of(version_name(policy, version), candidate),
         stable=ArmView.of(serving, stable),
-        verdict=verdict,
+        decision=decision,
     )
 
 
-async def _shadow(
+async def _view_shadow(
     session: AsyncSession, policy: Policy, deployment: Deployment, settings: Settings, serving: str
 ) -> ShadowView | None:
-    version = await shadow.under_way(session, policy.id)
+    version = await repository.find_shadow_version(session, policy.id)
     if version is None or version.shadow_since is None:
         return None
-    config, rewards = shadow.kept(policy, settings), rewards_of(policy, settings)
-    candidate, stable, counted, verdict = await shadow_metrics.judged(
+    config, rewards = shadows.active_shadow_config(policy, settings), effective_rewards(policy, settings)
+    candidate, stable, pairs, decision = await shadows.evaluate_shadow(
         session, version, deployment.version_id, config, rewards
     )
     return ShadowView.of(
         share=config.share,
         since=version.shadow_since,
-        candidate=ArmView.of(service.label(policy, version), candidate),
+        candidate=ArmView.of(version_name(policy, version), candidate),
         stable=ArmView.of(serving, stable),
-        pairs=counted,
-        idle=idle(config, rewards),
-        verdict=verdict,
+        pairs=pairs,
+        disabled_reason=disabled_reason(config, rewards),
+        decision=decision,
     )
 
 
-async def _shadow_version(session: AsyncSession, project_id: str, name: str) -> tuple[Policy, Version]:
-    """With the policy's lock. Raises Conflict where none is."""
-    policy = await service.named(session, project_id, name)
-    await deployment_service.locked(session, policy)
-    version = await shadow.under_way(session, policy.id)
+async def _lock_shadow_version(session: AsyncSession, project_id: str, name: str) -> tuple[Policy, Version]:
+    """Lock the policy; return it and its version in shadow. Raises Conflict without one."""
+    policy = await service.get_policy(session, project_id, name)
+    await deployment_service.lock_deployment(session, policy)
+    version = await repository.find_shadow_version(session, policy.id)
     if version is None:
         raise Conflict(f"No version of '{policy.name}' is in shadow.", code="no_shadow")
     return policy, version
 
 
-def _none_out(policy: Policy) -> Conflict:
-    return Conflict(f"No canary of '{policy.name}' is out.", code="no_canary")
+def _no_canary(policy: Policy) -> Conflict:
+    return Conflict(f"Policy '{policy.name}' has no canary.", code="no_canary")

@@ -1,6 +1,8 @@
-"""Resolving: what a model's name means just now, and which engines hold it; read in one statement each."""
+"""Model names → versions: what a name means at this moment, and which engines have that version loaded.
 
-import re
+Both are read with one statement each, for every chat request that misses the router's cache.
+"""
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,42 +22,42 @@ from app.models import (
     Version,
     VersionState,
 )
+from app.policies.references import format_reference, parse_reference
 
-# Nobody hears these, whatever a request names.
-UNHEARD = (VersionState.SHADOW, VersionState.SHADOW_PASSED, VersionState.REJECTED)
-NUMBER = "v#"  # no alias is called so
-NUMBERED = re.compile(r"v(\d{1,9})")
-Holders = tuple[tuple[str, str], ...]  # name and url of each ready engine that holds a version
+# Versions in these states never answer a request, whatever it names.
+NOT_SERVABLE = (VersionState.SHADOW, VersionState.SHADOW_PASSED, VersionState.REJECTED)
+BY_NUMBER = "v#"  # a key of SELECT_BY_ALIAS that is no alias
+EngineAddresses = tuple[tuple[str, str], ...]  # name and URL of each ready engine that has loaded a version
 
 
 @dataclass(frozen=True)
-class Named:
-    """What `policy`, `policy@stable`, `policy@previous`, `policy@canary` or `policy@v12` means just now."""
+class ResolvedModel:
+    """The version that `policy`, `policy@stable`, `policy@previous`, `policy@canary` or `policy@v12` means now."""
 
     policy: str
     policy_id: str
     base_model: str
     version_id: str
     number: int
-    adapter: str | None  # as of Version
-    weights: str | None
+    adapter: str | None  # as Version.adapter
+    weights: str | None  # as Version.weights
     state: str
     created_at: float
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether a conversation may stay on it. What was taken back is left by everybody who is not pinned to it."""
+    def can_continue(self) -> bool:
+        """Whether a sticky conversation may stay on the version; it leaves one that was rolled back."""
         return self.state in (VersionState.LIVE, VersionState.SUPERSEDED, VersionState.CANARY)
 
     @property
-    def label(self) -> str:
+    def name(self) -> str:
         """Example: "assistant@v12"."""
-        return f"{self.policy}@v{self.number}"
+        return format_reference(self.policy, self.number)
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What a policy has beside its pointer. Of a request that names a version nothing of it counts."""
+class RoutingRules:
+    """What may send a request to another version than the one that serves. Empty for a request that names a version."""
 
     canary_version_id: str | None = None
     canary_share: float = 0.0
@@ -65,85 +67,94 @@ class Beside:
 
 @dataclass(frozen=True)
 class Route:
-    named: Named
-    engines: Holders  # none only where something beside it may answer instead
+    model: ResolvedModel
+    engines: EngineAddresses  # empty only where the rules may select another version
     route_reason: str = RouteReason.REQUESTED
-    beside: Beside = Beside()
-
-
-def route(connection: Connection, project_id: str, model: str) -> Route:
-    row = _meant(connection, project_id, model)
-    named = _named(row, "@" in model)
-    holders = _ready(connection, named)
-    if "@" in model:
-        alias = model.partition("@")[2]
-        # Full weights that served before are brought to nobody; and the base model is everywhere, or is those.
-        brought = alias in MEANT and not (alias == "previous" and named.adapter is None)
-        return Route(named, _some(holders, named, pointed=brought))
-    beside = Beside(row.canary_version_id, row.canary_share, row.pins, row.conversations == ConversationRouting.STICKY)
-    return Route(named, holders, RouteReason.STABLE, beside)
-
-
-def route_to(connection: Connection, version_id: str) -> Route:
-    row = connection.execute(EXACTLY, {"version": version_id}).one_or_none()
-    if row is None:
-        raise NotFound("This version is not there.", code="model_not_found", param="model")
-    named = _named(row, True)
-    return Route(named, _some(_ready(connection, named), named))
-
-
-def _ready(connection: Connection, named: Named) -> Holders:
-    """The ready engines that hold it, if any do."""
-    engines = connection.execute(READY).all()
-    if not engines:
-        raise Unavailable("No engine is ready; try again in a moment.")
-    return tuple((row.name, row.url) for row in engines if _holds(row, named))
-
-
-def _holds(engine: Any, named: Named) -> bool:
-    """As service.holds, of the columns that are read here."""
-    if engine.swapping_until is not None or engine.weights != named.weights:
-        return False
-    return named.adapter in (None, *engine.loaded)
-
-
-def _some(holders: Holders, named: Named, *, pointed: bool = False) -> Holders:
-    """`pointed`: that nobody holds it is no fault of who asks; the sweep is bringing it."""
-    if not holders and pointed:
-        raise unheld(named)
-    if not holders:
-        raise NotFound(f"{named.label} is not loaded.", code="model_not_found", param="model")
-    return holders
+    rules: RoutingRules = RoutingRules()
 
 
 class VersionNotLoaded(Unavailable):
-    """Engines are ready, and none has what was asked for just now."""
+    """Engines are ready, and none of them has loaded the requested version."""
 
 
-def unheld(named: Named) -> VersionNotLoaded:
-    return VersionNotLoaded(f"No ready engine holds {named.label} yet; try again in a moment.")
+def version_not_loaded(model: ResolvedModel) -> VersionNotLoaded:
+    return VersionNotLoaded(f"No ready engine has loaded {model.name} yet; try again in a moment.")
 
 
-def resolve(connection: Connection, project_id: str, model: str) -> Named:
-    """Raises NotFound, which says whether it is the policy or the version that is not there."""
-    return _named(_meant(connection, project_id, model), "@" in model)
+def read_route(connection: Connection, project_id: str, model: str) -> Route:
+    """Return the route of a model name. Raises NotFound, Unavailable."""
+    row = _read_model_row(connection, project_id, model)
+    reference = parse_reference(model)
+    resolved = _resolved_model(row, reference.names_version)
+    engines = _engines_with(connection, resolved)
+    if reference.names_version:
+        # The reconciler loads the stable, the previous and the canary version, but no full weights that served before.
+        # The base model needs no adapter, so every engine has it, or it is a version of full weights.
+        managed = reference.alias in SELECT_BY_ALIAS and not (
+            reference.alias == "previous" and resolved.adapter is None
+        )
+        return Route(resolved, _require_engines(engines, resolved, managed=managed))
+    rules = RoutingRules(
+        row.canary_version_id, row.canary_share, row.pins, row.conversations == ConversationRouting.STICKY
+    )
+    return Route(resolved, engines, RouteReason.STABLE, rules)
 
 
-def _meant(connection: Connection, project_id: str, model: str) -> Any:
-    name, _, alias = model.partition("@")
-    numbered = NUMBERED.fullmatch(alias)
-    asked = {"project": project_id, "name": name, "number": int(numbered[1]) if numbered else -1}
-    meant = MEANT.get(NUMBER if numbered else alias or "stable")
-    found = connection.execute(meant, asked).one_or_none() if meant is not None else None
-    if found is not None:
-        return found
-    known = connection.execute(MINE, asked).one_or_none()
-    told = f"Policy '{name}' has no version '{alias}'." if known else f"There is no policy named '{name}'."
-    raise NotFound(told, code="model_not_found", param="model")
+def read_version_route(connection: Connection, version_id: str) -> Route:
+    """Return the route of one version. Raises NotFound, also where no ready engine has loaded it."""
+    row = connection.execute(SELECT_BY_ID, {"version": version_id}).one_or_none()
+    if row is None:
+        raise NotFound("This version does not exist.", code="model_not_found", param="model")
+    resolved = _resolved_model(row, True)
+    return Route(resolved, _require_engines(_engines_with(connection, resolved), resolved))
 
 
-def _named(row: Any, by_version: bool) -> Named:
-    return Named(
+def resolve_model(connection: Connection, project_id: str, model: str) -> ResolvedModel:
+    """Return what a model name means. Raises NotFound, which says whether the policy or the version is unknown."""
+    return _resolved_model(_read_model_row(connection, project_id, model), parse_reference(model).names_version)
+
+
+def _engines_with(connection: Connection, model: ResolvedModel) -> EngineAddresses:
+    """Return the ready engines that have loaded the version. Raises Unavailable when no engine is ready."""
+    engines = connection.execute(SELECT_READY_ENGINES).all()
+    if not engines:
+        raise Unavailable("No engine is ready; try again in a moment.")
+    return tuple((row.name, row.url) for row in engines if _is_loaded(row, model))
+
+
+def _is_loaded(engine: Any, model: ResolvedModel) -> bool:
+    """As `app.policies.service.is_loaded`, on the columns that this module reads."""
+    if engine.swapping_until is not None or engine.weights != model.weights:
+        return False
+    return model.adapter in (None, *engine.loaded)
+
+
+def _require_engines(engines: EngineAddresses, model: ResolvedModel, *, managed: bool = False) -> EngineAddresses:
+    """Raise if there are none: Unavailable for a version that the reconciler loads (`managed`), else NotFound."""
+    if not engines and managed:
+        raise version_not_loaded(model)
+    if not engines:
+        raise NotFound(f"{model.name} is not loaded.", code="model_not_found", param="model")
+    return engines
+
+
+def _read_model_row(connection: Connection, project_id: str, model: str) -> Any:
+    name, alias, number = parse_reference(model)
+    params = {"project": project_id, "name": name, "number": -1 if number is None else number}
+    query = SELECT_BY_ALIAS.get(BY_NUMBER if number is not None else alias or "stable")
+    row = connection.execute(query, params).one_or_none() if query is not None else None
+    if row is not None:
+        return row
+    policy_exists = connection.execute(SELECT_POLICY, params).one_or_none() is not None
+    if policy_exists:
+        message = f"Policy '{name}' has no version '{alias or 'stable'}'."
+    else:
+        message = f"There is no policy named '{name}'."
+    raise NotFound(message, code="model_not_found", param="model")
+
+
+def _resolved_model(row: Any, names_version: bool) -> ResolvedModel:
+    return ResolvedModel(
         policy=row.policy,
         policy_id=row.policy_id,
         base_model=row.base_model,
@@ -152,23 +163,23 @@ def _named(row: Any, by_version: bool) -> Named:
         adapter=None if row.full_weights else row.adapter_name,
         weights=row.adapter_name if row.full_weights else None,
         state=row.state,
-        created_at=row.version_made if by_version else row.policy_made,
+        created_at=row.version_created_at if names_version else row.policy_created_at,
     )
 
 
-def _statement(*meant: ColumnElement[bool]) -> Executable:
-    statement: Executable = (
+def _select_model(*conditions: ColumnElement[bool]) -> Executable:
+    query: Executable = (
         select(
             Policy.name.label("policy"),
             Policy.id.label("policy_id"),
             Policy.base_model,
-            Policy.created_at.label("policy_made"),
+            Policy.created_at.label("policy_created_at"),
             Version.id.label("version_id"),
             Version.number,
             Version.adapter_name,
             Version.full_weights,
             Version.state,
-            Version.created_at.label("version_made"),
+            Version.created_at.label("version_created_at"),
             Deployment.canary_version_id,
             Deployment.canary_share,
             Policy.conversations,
@@ -176,31 +187,31 @@ def _statement(*meant: ColumnElement[bool]) -> Executable:
         )
         .join(Deployment, Deployment.policy_id == Policy.id)
         .join(Version, Version.policy_id == Policy.id)
-        .where(*meant, Version.state.not_in(UNHEARD))
+        .where(*conditions, Version.state.not_in(NOT_SERVABLE))
     )
-    return statement
+    return query
 
 
-# Built once: making a statement anew costs more than running it.
-OWN = and_(Policy.project_id == bindparam("project"), Policy.name == bindparam("name"))
-MINE = select(Policy.id).where(OWN)
-MEANT = {
-    "stable": _statement(OWN, Version.id == Deployment.version_id),
-    "previous": _statement(OWN, Version.id == Deployment.previous_version_id),
-    "canary": _statement(OWN, Version.id == Deployment.canary_version_id),
-    NUMBER: _statement(OWN, Version.number == bindparam("number")),
+# Built once: building a statement costs more than running it.
+_POLICY_MATCHES = and_(Policy.project_id == bindparam("project"), Policy.name == bindparam("name"))
+SELECT_POLICY = select(Policy.id).where(_POLICY_MATCHES)
+SELECT_BY_ALIAS = {
+    "stable": _select_model(_POLICY_MATCHES, Version.id == Deployment.version_id),
+    "previous": _select_model(_POLICY_MATCHES, Version.id == Deployment.previous_version_id),
+    "canary": _select_model(_POLICY_MATCHES, Version.id == Deployment.canary_version_id),
+    BY_NUMBER: _select_model(_POLICY_MATCHES, Version.number == bindparam("number")),
 }
-EXACTLY = _statement(Version.id == bindparam("version"))
-PINNED = (
+SELECT_BY_ID = _select_model(Version.id == bindparam("version"))
+SELECT_PIN = (
     select(Pin.version_id)
     .where(
         Pin.policy_id == bindparam("policy"),
         or_(*(and_(Pin.kind == kind, Pin.subject == bindparam(kind.value)) for kind in PinKind)),
     )
-    .order_by(case({kind: at for at, kind in enumerate(PinKind)}, value=Pin.kind))
+    .order_by(case({kind: rank for rank, kind in enumerate(PinKind)}, value=Pin.kind))
     .limit(1)
 )
-READY = (
+SELECT_READY_ENGINES = (
     select(Engine.name, Engine.url, Engine.loaded, Engine.weights, Engine.swapping_until)
     .where(Engine.state == EngineState.READY)
     .order_by(Engine.name)

@@ -1,12 +1,13 @@
-"""Routing: which version is meant and which engines hold it, read from the database a few times a second at most.
+"""The version router: which version answers a request, and which engines have it loaded.
 
-A request that names a policy and nothing more is answered by the first of these that there is: a pin of its
-conversation, its user or its key; the version its conversation began with, where conversations are sticky; the canary,
-if it is in its share; what the pointer points to.
+A request that names a policy only is answered by the first of these that applies:
+
+1. a pin of its conversation, its end user or its API key;
+2. where conversations are sticky, the version of the conversation's previous turn;
+3. the canary, if the end user or the conversation falls in its share;
+4. the version that the deployment serves.
 """
 
-import asyncio
-import time
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
@@ -14,106 +15,131 @@ from hashlib import blake2b
 
 from sqlalchemy.engine import Connection
 
+from app.core.cache import SingleFlightCache
 from app.core.database import Database
 from app.core.errors import AttuneError, NotFound, Unavailable
-from app.deployments.resolution import PINNED, Beside, Route, route, route_to, unheld
+from app.deployments.resolution import (
+    SELECT_PIN,
+    Route,
+    RoutingRules,
+    read_route,
+    read_version_route,
+    version_not_loaded,
+)
 from app.models import PinKind, RouteReason
 
-KNOWN = 1024  # routes kept; more names than this in 20 ms are somebody's guesses
+MAX_ROUTES = 1024  # more names than this within the cache's lifetime are guesses of a client
 
 
 @dataclass(frozen=True)
 class RequestIdentity:
-    """Who asks, as far as pins and shares go. `before` is the version of the turn before, if it was this policy's."""
+    """What pins and canary shares look at: the caller, the conversation and the end user.
+
+    `previous_version_id` is the version of the conversation's previous turn, if that was this policy's.
+    """
 
     key_id: str
     conversation_id: str
     end_user: str | None = None
-    before: str | None = None
+    previous_version_id: str | None = None
 
     @property
-    def unit(self) -> str:
-        """Who is in a canary's share, or is not: a person, or a conversation where nobody says who speaks."""
+    def split_key(self) -> str:
+        """What is assigned to the canary or to the stable version: the end user, else the conversation."""
         return self.end_user or self.conversation_id
 
 
 class VersionRouter:
-    """A route is at most `seconds` old when it is used: so long may a moved pointer stay unseen by this process.
+    """Finds the route of a request. Routes are cached for `seconds`.
 
-    Requests that come together share one reading; a request that comes alone reads for itself.
+    Another process sees a changed deployment after `seconds` at most. Requests that come together share one read.
     """
 
     def __init__(self, db: Database, seconds: float) -> None:
-        self._db, self._seconds = db, seconds
-        self._found: dict[tuple[str, str], tuple[float, asyncio.Task[Route]]] = {}
+        self._db = db
+        # Errors are kept like routes: many requests may ask for a version that no engine has loaded.
+        self._routes: SingleFlightCache[tuple[str, str], Route | AttuneError] = SingleFlightCache(
+            seconds, max_size=MAX_ROUTES, share_seconds=seconds
+        )
 
-    async def find(self, project_id: str, model: str) -> Route:
-        """Raises NotFound for a name that cannot be asked for, Unavailable when no engine is ready."""
-        return await self._read((project_id, model), lambda connection: route(connection, project_id, model))
+    async def resolve(self, project_id: str, model: str) -> Route:
+        """Return the route of a model name.
 
-    async def choose(self, found: Route, speaker: RequestIdentity) -> Route:
-        """The version for this very request. Raises Unavailable when no engine holds it, or the one it is pinned to."""
-        chosen = await self._choose(found, speaker)
-        if not chosen.engines:
-            raise unheld(chosen.named)
-        return chosen
+        Raises NotFound for a name that cannot be requested, Unavailable when no engine is ready.
+        """
+        return await self._read((project_id, model), lambda connection: read_route(connection, project_id, model))
 
-    async def _choose(self, found: Route, speaker: RequestIdentity) -> Route:
-        beside = found.beside
-        if beside.pins and (pinned := await self._pinned(found.named.policy_id, speaker)) is not None:
-            if pinned == found.named.version_id:
-                return replace(found, route_reason=RouteReason.PINNED)
-            if (held := await self._version(pinned)) is None:
+    async def select_version(self, route: Route, identity: RequestIdentity) -> Route:
+        """Return the route of the version that answers this request, by the policy's routing rules.
+
+        Raises Unavailable when no engine has loaded that version, or the version that the request is pinned to.
+        """
+        selected = await self._select(route, identity)
+        if not selected.engines:
+            raise version_not_loaded(selected.model)
+        return selected
+
+    async def _select(self, route: Route, identity: RequestIdentity) -> Route:
+        rules = route.rules
+        if rules.pins and (pinned := await self._pinned_version_id(route.model.policy_id, identity)) is not None:
+            if pinned == route.model.version_id:
+                return replace(route, route_reason=RouteReason.PINNED)
+            if (other := await self._version_route(pinned)) is None:
                 raise Unavailable("The version that this request is pinned to is not loaded yet.", retry_after=1)
-            return replace(held, route_reason=RouteReason.PINNED)
-        if beside.sticky and speaker.before is not None:
-            if speaker.before == found.named.version_id:
-                return found
-            held = await self._version(speaker.before)
-            return (
-                replace(held, route_reason=RouteReason.STICKY) if held is not None and held.named.may_go_on else found
-            )
-        if beside.canary_version_id is None or not in_share(beside, speaker.unit):
-            return found
-        held = await self._version(beside.canary_version_id)
-        return found if held is None else replace(held, route_reason=RouteReason.CANARY)
+            return replace(other, route_reason=RouteReason.PINNED)
+        if rules.sticky and identity.previous_version_id is not None:
+            if identity.previous_version_id == route.model.version_id:
+                return route
+            other = await self._version_route(identity.previous_version_id)
+            if other is None or not other.model.can_continue:
+                return route
+            return replace(other, route_reason=RouteReason.STICKY)
+        if rules.canary_version_id is None or not is_in_canary(rules, identity.split_key):
+            return route
+        other = await self._version_route(rules.canary_version_id)
+        return route if other is None else replace(other, route_reason=RouteReason.CANARY)
 
     def forget(self) -> None:
-        """The pointer was moved by this very process."""
-        self._found.clear()
+        """Drop every cached route: this process has changed a deployment."""
+        self._routes.forget()
 
-    async def _version(self, version_id: str) -> Route | None:
-        """None when it is not on a ready engine."""
+    async def _version_route(self, version_id: str) -> Route | None:
+        """Return the route of one version; None when no ready engine has loaded it."""
         try:
-            return await self._read(("", version_id), lambda connection: route_to(connection, version_id))
+            return await self._read(("", version_id), lambda connection: read_version_route(connection, version_id))
         except NotFound:
             return None
 
-    async def _pinned(self, policy_id: str, speaker: RequestIdentity) -> str | None:
-        asked = {
+    async def _pinned_version_id(self, policy_id: str, identity: RequestIdentity) -> str | None:
+        params = {
             "policy": policy_id,
-            PinKind.CONVERSATION.value: speaker.conversation_id,
-            PinKind.USER.value: speaker.end_user,
-            PinKind.KEY.value: speaker.key_id,
+            PinKind.CONVERSATION.value: identity.conversation_id,
+            PinKind.USER.value: identity.end_user,
+            PinKind.KEY.value: identity.key_id,
         }
-        return await self._db.run_read(lambda connection: connection.execute(PINNED, asked).scalar())
+        return await self._db.run_read(lambda connection: connection.execute(SELECT_PIN, params).scalar())
 
-    async def _read(self, what: tuple[str, str], read: Callable[[Connection], Route]) -> Route:
-        read_at, reading = self._found.get(what, (0.0, None))
-        if reading is None or time.monotonic() - read_at > self._seconds:
-            if len(self._found) >= KNOWN:
-                self._found.clear()
-            reading = asyncio.create_task(self._db.run_read(read))
-            self._found[what] = (time.monotonic(), reading)
-        try:
-            return await asyncio.shield(reading)  # whoever leaves early must not take it from the others
-        except AttuneError as error:
-            raise copy(error) from None  # each request adds its own headers to it
+    async def _read(self, key: tuple[str, str], read: Callable[[Connection], Route]) -> Route:
+        async def read_or_error() -> Route | AttuneError:
+            try:
+                return await self._db.run_read(read)
+            except AttuneError as error:
+                return error
+
+        result = await self._routes.get(key, read_or_error)
+        assert result is not None
+        if isinstance(result, AttuneError):
+            raise copy(result)  # each request adds its own headers to it
+        return result
 
 
-def in_share(beside: Beside, unit: str) -> bool:
-    """Always the same for a unit and a canary; who is in stays in when the share grows. Another canary takes others."""
-    # Not a checksum: of ids that count up its bits are in step, so neighbours come together, and in some canaries the
-    # very users of the one before.
-    drawn = blake2b(f"{beside.canary_version_id}/{unit}".encode(), digest_size=4).digest()
-    return int.from_bytes(drawn) < beside.canary_share * 2**32
+def is_in_canary(rules: RoutingRules, split_key: str) -> bool:
+    """Whether this end user or conversation is in the canary's share.
+
+    The answer for one key and one canary never changes from True to False when the share grows. Another canary selects
+    other keys.
+    """
+    # A cryptographic hash, because checksums of consecutive ids are correlated: neighbours would be selected together,
+    # and some canaries would select the same end users as the canary before.
+    digest = blake2b(f"{rules.canary_version_id}/{split_key}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest) < rules.canary_share * 2**32

@@ -1,57 +1,94 @@
-"""How versions reach people, on the wire."""
+"""Request and response bodies of the deployments, canary, shadow, rollback and pins APIs."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from alignment.release.canary import Arm, CanaryConfig, Verdict
-from alignment.release.shadow import Pairs, ShadowConfig
-from app.models import ConversationRouting
+from alignment.release.canary import Arm, CanaryConfig, Decision
+from alignment.release.shadow import PairCounts, ShadowConfig
+from app.models import ConversationRouting, Pin, PinKind, Policy, Version
+from app.policies.references import version_name
 
-Number = Field(ge=0, le=999_999_999)
+MAX_VERSION = 999_999_999
+MAX_CONVERSATION_ID = 255  # characters; the length of the turns' column
 
 
 class DeployRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    version: int = Number
+    version: int = Field(ge=0, le=MAX_VERSION)
     share: float | None = Field(
-        None, gt=0, lt=1, description="of the conversations; the version is a canary then. Unset: everybody's"
+        None, gt=0, lt=1, description="share of the conversations, which makes the version a canary; null: all of them"
     )
-    watch: bool = Field(True, description="the canary goes live or is taken back by itself, as its figures say")
+    watch: bool = Field(True, description="whether the canary is promoted or aborted automatically, by its statistics")
     reason: str | None = Field(None, min_length=1, max_length=2000, description="kept in the audit log")
 
 
 class DeliveryRequest(BaseModel):
-    """How versions of this policy reach people from now on."""
+    """How versions of this policy are released from now on."""
 
     model_config = ConfigDict(extra="forbid")
 
     conversations: ConversationRouting = Field(
-        ConversationRouting.FOLLOW, description="follow the pointer, or stay on the version they began with"
+        ConversationRouting.FOLLOW,
+        description="follow the version that serves, or stay on the version of the previous turn",
     )
     canary: CanaryConfig | None = Field(
-        None, description="each new version answers a share first and is watched; the deployment's setting when null"
+        None, description="each new version first serves a share; null: the deployment's setting"
     )
     shadow: ShadowConfig | None = Field(
-        None, description="before that it answers beside what serves, unheard; the deployment's setting when null"
+        None, description="each new version first runs in shadow; null: the deployment's setting"
     )
+
+
+class RollbackRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    version: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_VERSION,
+        description="number of the version to return to; if null a canary is aborted, else the parent version serves",
+    )
+    from_version: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_VERSION,
+        description="number of the version to roll back. Idempotent; 409 if another version serves now. "
+        "Exclusive with `version`",
+    )
+    reason: str | None = Field(None, max_length=2000)
+
+    @model_validator(mode="after")
+    def _check_exclusive(self) -> Self:
+        if self.version is not None and self.from_version is not None:
+            raise ValueError("give either `version`, to return to, or `from_version`, to roll back")
+        return self
+
+
+class RollbackResult(BaseModel):
+    object: Literal["rollback"] = "rollback"
+    policy: str
+    rolled_back: str = Field(description='the version that was rolled back, such as "assistant@v12"')
+    serving: str
 
 
 class ArmView(BaseModel):
-    """One side of the comparison, since the canary is out or the shadow deployment began."""
+    """One side of the comparison, since the canary or the shadow deployment began."""
 
     version: str
-    turns: int = Field(description="users, or conversations where requests name no user, that it answered; each once")
-    failed: int = Field(description="of them, those of whom a reply failed")
-    rated: int = Field(description="raters, each of whom has one vote; of a shadow deployment its judged pairs")
+    turns: int = Field(
+        description="end users that it answered, each once; conversations where requests name no end user"
+    )
+    failed: int = Field(description="how many of them had a reply that failed")
+    rated: int = Field(description="raters, each with one vote; of a shadow deployment its judged pairs")
     good: int
     approval: float | None
-    mean_length: float | None
+    mean_length: float | None = Field(description="tokens")
     seconds_per_token: float | None
 
     @classmethod
-    def of(cls, version: str, arm: Arm) -> "ArmView":
+    def of(cls, version: str, arm: Arm) -> Self:
         return cls(
             version=version,
             turns=arm.turns,
@@ -69,11 +106,11 @@ class CanaryView(BaseModel):
     version: str
     share: float
     since: float
-    until: float = Field(description="when patience ends: what was heard by then decides, if it is watched")
+    until: float = Field(description="when the statistics decide at the latest, if the canary is watched")
     watched: bool
     candidate: ArmView
     stable: ArmView
-    verdict: str = Field(description="what its figures say now: wait, promote or roll_back")
+    verdict: str = Field(description="by the statistics so far: wait, promote or roll_back")
     reason: str
     figures: dict[str, Any]
 
@@ -87,8 +124,8 @@ class CanaryView(BaseModel):
         watched: bool,
         candidate: ArmView,
         stable: ArmView,
-        verdict: Verdict,
-    ) -> "CanaryView":
+        decision: Decision,
+    ) -> Self:
         return cls(
             version=candidate.version,
             share=share,
@@ -97,24 +134,24 @@ class CanaryView(BaseModel):
             watched=watched,
             candidate=candidate,
             stable=stable,
-            verdict=verdict.action,
-            reason=verdict.reason,
-            figures=dict(verdict.figures),
+            verdict=decision.action,
+            reason=decision.reason,
+            figures=dict(decision.figures),
         )
 
 
 class ShadowView(BaseModel):
     object: Literal["shadow"] = "shadow"
     version: str
-    share: float = Field(description="of the replies of what serves")
+    share: float = Field(description="share of the served replies that the candidate answers too")
     since: float
     candidate: ArmView
     stable: ArmView
-    better: int = Field(description="pairs, each speaker's once, of which the candidate's reply was judged better")
-    alike: int
+    better: int = Field(description="pairs, one per end user, in which the candidate's reply was judged better")
+    tied: int
     worse: int
-    idle: str | None = Field(description="why it cannot be passed; null if it can")
-    verdict: str = Field(description="what its figures say now: wait, promote, reject or lapse (too little was heard)")
+    disabled_reason: str | None = Field(description="why the version cannot pass; null if it can")
+    verdict: str = Field(description="by the statistics so far: wait, promote, reject or lapse (too few judged pairs)")
     reason: str
     figures: dict[str, Any]
 
@@ -126,10 +163,10 @@ class ShadowView(BaseModel):
         since: float,
         candidate: ArmView,
         stable: ArmView,
-        pairs: Pairs,
-        idle: str | None,
-        verdict: Verdict,
-    ) -> "ShadowView":
+        pairs: PairCounts,
+        disabled_reason: str | None,
+        decision: Decision,
+    ) -> Self:
         return cls(
             version=candidate.version,
             share=share,
@@ -137,12 +174,12 @@ class ShadowView(BaseModel):
             candidate=candidate,
             stable=stable,
             better=pairs.better,
-            alike=pairs.alike,
+            tied=pairs.tied,
             worse=pairs.worse,
-            idle=idle,
-            verdict=verdict.action,
-            reason=verdict.reason,
-            figures=dict(verdict.figures),
+            disabled_reason=disabled_reason,
+            verdict=decision.action,
+            reason=decision.reason,
+            figures=dict(decision.figures),
         )
 
 
@@ -153,12 +190,67 @@ class DeploymentView(BaseModel):
     previous: str | None
     canary: CanaryView | None
     shadow: ShadowView | None
-    epoch: int = Field(description="moves of the pointer so far")
+    epoch: int = Field(description="how often the deployment has changed")
     changed_at: float | None
     conversations: ConversationRouting
-    own_canary: bool = Field(description="whether the policy has a canary setting of its own")
-    canary_config: CanaryConfig | None = Field(description="how a new version goes out; null when it goes live at once")
-    own_shadow: bool = Field(description="whether the policy has a shadow deployment setting of its own")
-    shadow_config: ShadowConfig | None = Field(
-        description="how a new version runs in shadow first; null when it does not"
+    canary_overridden: bool = Field(description="whether the policy overrides the deployment's canary setting")
+    canary_config: CanaryConfig | None = Field(description="null: new versions go live at once")
+    shadow_overridden: bool = Field(description="whether the policy overrides the deployment's shadow setting")
+    shadow_config: ShadowConfig | None = Field(description="null: new versions do not run in shadow")
+
+
+class PinRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    kind: PinKind
+    subject: str = Field(
+        min_length=1,
+        max_length=512,
+        description="a conversation's id, an end user as requests name them, or an API key's id or visible prefix",
     )
+    version: int = Field(
+        strict=True, ge=0, le=MAX_VERSION, description="number of a version that has served traffic, or of the canary"
+    )
+    reason: str | None = Field(None, max_length=2000, description="kept with the pin and in the audit log")
+
+    @field_validator("subject")
+    @classmethod
+    def _check_length(cls, subject: str, info: ValidationInfo) -> str:
+        if info.data.get("kind") == PinKind.CONVERSATION and len(subject) > MAX_CONVERSATION_ID:
+            raise ValueError(f"a conversation's id has {MAX_CONVERSATION_ID} characters at most")
+        return subject
+
+
+class PinView(BaseModel):
+    object: Literal["pin"] = "pin"
+    id: str
+    policy: str
+    kind: PinKind
+    subject: str = Field(description="for an API key its id")
+    version: str = Field(description='such as "assistant@v12"')
+    loaded: bool = Field(
+        description="whether a ready engine has loaded the version; if not, the reconciler has it loaded"
+    )
+    reason: str | None
+    created_at: float = Field(description="when it was set or last changed; `reason` and `created_by` likewise")
+    created_by: str = Field(description="the prefix of the API key that set it")
+
+    @classmethod
+    def of(cls, policy: Policy, row: Pin, version: Version, *, loaded: bool) -> Self:
+        return cls(
+            id=row.id,
+            policy=policy.name,
+            kind=PinKind(row.kind),
+            subject=row.subject,
+            version=version_name(policy, version),
+            loaded=loaded,
+            reason=row.reason,
+            created_at=row.created_at,
+            created_by=row.actor,
+        )
+
+
+class PinDeleted(BaseModel):
+    object: Literal["pin.deleted"] = "pin.deleted"
+    id: str
+    deleted: Literal[True] = True

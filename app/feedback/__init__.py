@@ -1,1 +1,1 @@
-"""Feedback: what people say about a turn, durable before it is acknowledged, counted once."""
+"""Feedback about turns and conversations: committed before it is acknowledged, recorded once for each key."""

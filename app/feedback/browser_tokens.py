@@ -1,4 +1,4 @@
-"""Tokens for browsers: a signed leave to say certain things about one reply, until it runs out. They read nothing."""
+"""Browser tokens: signed, short-lived permissions to submit certain feedback about one reply. They cannot read."""
 
 import re
 import secrets
@@ -13,41 +13,43 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.database import Database
 from app.core.errors import Forbidden, Unauthorized
 from app.feedback.kinds import FeedbackCreate
-from app.feedback.repository import Found
-from app.feedback.schemas import Choice, ChoiceIndex, CompletionId, Name, Source, SourceId, Strict
-from app.models import Project, new_id
+from app.feedback.repository import TargetTurn
+from app.feedback.schemas import Choice, ChoiceIndex, CompletionId, Name, Source, SourceId, StrictModel
+from app.models import Project, SourceKind, new_id
 
 ISSUER, AUDIENCE, ALGORITHM = "attune", "attune.feedback", "HS256"
-LONGEST, LONGEST_HEADER = 8192, 256
-WEEK = 7 * 24 * 3600
+MAX_TOKEN_LENGTH, MAX_HEADER_LENGTH = 8192, 256
+MAX_LIFETIME_SECONDS = 7 * 24 * 3600
 PROJECT_ID = re.compile(r"[A-Za-z0-9_-]{1,48}")
 Kind = Literal["binary", "rating", "score", "categorical", "comment", "correction"]
 
 
-class TokenRequest(Strict):
-    """What the holder of the token may say, and about which reply."""
+class TokenRequest(StrictModel):
+    """The feedback that the token's holder may submit, and the reply that it is about."""
 
     completion_id: CompletionId
     choice_index: ChoiceIndex = 0
     kinds: list[Kind] = Field(min_length=1, max_length=6)
     names: list[Name] = Field(["default"], min_length=1, max_length=16)
-    source_id: SourceId | None = Field(None, description="who is at the browser; the feedback's source is HUMAN")
-    expires_in: Annotated[StrictInt, Field(ge=60, le=WEEK)] | None = Field(None, description="in seconds")
+    source_id: SourceId | None = Field(None, description="id of the browser's user; the feedback's source is HUMAN")
+    expires_in: Annotated[StrictInt, Field(ge=60, le=MAX_LIFETIME_SECONDS)] | None = Field(
+        None, description="in seconds"
+    )
 
 
 class TokenView(BaseModel):
     object: Literal["feedback.token"] = "feedback.token"
     token: str
     expires_at: int = Field(description="seconds since the epoch")
-    url: str = Field(description="where to send feedback, with the token as bearer")
+    url: str = Field(description="where to send feedback, with the token as bearer token")
 
 
 class TokenClaims(BaseModel):
-    """The claims of a token that was found to be good."""
+    """The claims of a verified token."""
 
     project_id: str
     jti: str
-    sub: str = Field(description="the turn")
+    sub: str = Field(description="id of the turn")
     completion_id: str
     choice_index: int
     kinds: list[str]
@@ -55,15 +57,17 @@ class TokenClaims(BaseModel):
     source_id: str | None = None
 
     @property
-    def space(self) -> str:
-        """Keys of one person's browser about one reply: they neither meet the backend's keys nor another's."""
+    def key_namespace(self) -> str:
+        """The namespace of the idempotency keys of one user about one reply, separate from all other keys."""
         return f"{self.sub}/{self.source_id or ''}"
 
 
-def mint(project_id: str, secret: str, turn: Found, request: TokenRequest, seconds: float) -> tuple[str, int]:
-    """The token and when it runs out."""
+def create_token(
+    project_id: str, secret: str, turn: TargetTurn, request: TokenRequest, lifetime_seconds: float
+) -> tuple[str, int]:
+    """Return a signed token and its expiry, in seconds since the epoch."""
     now = int(time.time())
-    expires_at = now + int(seconds)
+    expires_at = now + int(lifetime_seconds)
     claims = {
         "iss": ISSUER,
         "aud": AUDIENCE,
@@ -80,34 +84,34 @@ def mint(project_id: str, secret: str, turn: Found, request: TokenRequest, secon
     return jwt.encode(claims, secret, algorithm=ALGORITHM, headers={"kid": project_id}), expires_at
 
 
-async def secret_of(session: AsyncSession, project_id: str) -> str:
-    """The project's, made at its first use: of several who come first, one wins and all read the winner's."""
-    asked = select(Project.token_secret).where(Project.id == project_id)
-    if known := await session.scalar(asked):
-        return known
+async def get_or_create_secret(session: AsyncSession, project_id: str) -> str:
+    """Return the project's signing secret, created at its first use. Concurrent callers all get the same one."""
+    query = select(Project.token_secret).where(Project.id == project_id)
+    if secret := await session.scalar(query):
+        return secret
     await session.execute(
         update(Project)
         .where(Project.id == project_id, Project.token_secret.is_(None))
         .values(token_secret=secrets.token_hex(32))
         .execution_options(synchronize_session=False)
     )
-    made = await session.scalar(asked)
-    assert made is not None, f"project {project_id} is not there"
-    return made
+    secret = await session.scalar(query)
+    assert secret is not None, f"project {project_id} does not exist"
+    return secret
 
 
-def looks_like_one(bearer: str) -> bool:
-    """Three parts with dots between; an API key has none."""
+def is_browser_token(bearer: str) -> bool:
+    """Return whether the bearer token is a JWT: three parts separated by dots. An API key has no dot."""
     return bearer.count(".") == 2
 
 
-async def verify(db: Database, token: str) -> TokenClaims:
-    """Raises Unauthorized: why a token is no good is told only of one that we did sign."""
-    project_id = _project(token)
+async def verify_token(db: Database, token: str) -> TokenClaims:
+    """Return the claims. Raises Unauthorized, with a specific reason only for a token that this project signed."""
+    project_id = _project_id(token)
     async with db.read() as session:
         secret = await session.scalar(select(Project.token_secret).where(Project.id == project_id))
     if secret is None:
-        raise _bad()
+        raise _invalid_token()
     try:
         claims = jwt.decode(
             token,
@@ -123,33 +127,34 @@ async def verify(db: Database, token: str) -> TokenClaims:
     except jwt.ExpiredSignatureError as error:
         raise Unauthorized("This feedback token has expired.", code="token_expired") from error
     except (jwt.PyJWTError, ValidationError) as error:
-        raise _bad() from error
+        raise _invalid_token() from error
 
 
-def _project(token: str) -> str:
-    """Whose the token says it is. Nothing in it is believed yet, so nothing long or deep is even parsed."""
-    if len(token) > LONGEST or token.index(".") > LONGEST_HEADER:
-        raise _bad()
+def _project_id(token: str) -> str:
+    """Return the project that an unverified token names. Nothing long or deeply nested is parsed before the check."""
+    if len(token) > MAX_TOKEN_LENGTH or token.index(".") > MAX_HEADER_LENGTH:
+        raise _invalid_token()
     try:
         project_id: Any = jwt.get_unverified_header(token).get("kid")
     except jwt.PyJWTError as error:
-        raise _bad() from error
+        raise _invalid_token() from error
     if not isinstance(project_id, str) or not PROJECT_ID.fullmatch(project_id):
-        raise _bad()
+        raise _invalid_token()
     return project_id
 
 
-def _bad() -> Unauthorized:
+def _invalid_token() -> Unauthorized:
     return Unauthorized("This feedback token is not valid.", code="invalid_token")
 
 
-def within(leave: TokenClaims, said: FeedbackCreate) -> FeedbackCreate:
-    """What was said, as by the person the token is for. Raises Forbidden for anything that the token does not allow."""
-    about = said.about()
-    if about != Choice(completion_id=leave.completion_id, choice_index=leave.choice_index):
+def restrict_to_claims(claims: TokenClaims, request: FeedbackCreate) -> FeedbackCreate:
+    """Return the request with the token's user as its source. Raises Forbidden for what the token does not allow."""
+    if request.get_target() != Choice(completion_id=claims.completion_id, choice_index=claims.choice_index):
         raise Forbidden("This feedback token is for another completion.", code="token_scope", param="completion_id")
-    if said.kind not in leave.kinds:
-        raise Forbidden(f"This feedback token does not allow the kind '{said.kind}'.", code="token_scope", param="kind")
-    if said.name not in leave.names:
-        raise Forbidden(f"This feedback token does not allow the name '{said.name}'.", code="token_scope", param="name")
-    return said.model_copy(update={"source": Source(kind="HUMAN", id=leave.source_id)})
+    if request.kind not in claims.kinds:
+        message = f"This feedback token does not allow the kind '{request.kind}'."
+        raise Forbidden(message, code="token_scope", param="kind")
+    if request.name not in claims.names:
+        message = f"This feedback token does not allow the name '{request.name}'."
+        raise Forbidden(message, code="token_scope", param="name")
+    return request.model_copy(update={"source": Source(kind=SourceKind.HUMAN, id=claims.source_id)})

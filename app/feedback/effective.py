@@ -1,4 +1,4 @@
-"""Which feedback counts: the latest of its sort, target, name and source, unless it was taken back."""
+"""Effective feedback: the latest of its class, target, name and source, unless it was withdrawn."""
 
 from collections.abc import Collection
 from typing import Any
@@ -6,26 +6,28 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, case, exists, func
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from app.feedback.kinds import NUMBERS
 from app.feedback.schemas import WITHDRAWAL
-from app.models import Feedback
+from app.models import NUMERIC_KINDS, Feedback
 
 
 def is_effective(
-    kinds: Collection[str] | None = None, by: InstrumentedAttribute[float] | None = None
+    kinds: Collection[str] | None = None, as_of: InstrumentedAttribute[float] | None = None
 ) -> ColumnElement[bool]:
-    """Does this Feedback count, among the given `kinds` (all of them if unset)? As reads of feedback say.
+    """Return the condition that a Feedback row is effective, in the same sense as the views of the API.
 
-    `by` is a moment of another table in the statement: what came later had not been said then. Withdrawing the latest
-    does not bring back the one before.
+    Withdrawing the latest feedback does not make the one before effective again.
+
+    Args:
+        kinds: Only these kinds matter; all kinds if None.
+        as_of: A time column of another table in the statement; later feedback is ignored.
     """
-    later, tombstone = aliased(Feedback), aliased(Feedback)
+    later, withdrawal = aliased(Feedback), aliased(Feedback)
 
-    def said(row: Any, *more: ColumnElement[bool]) -> ColumnElement[bool]:
-        return and_(*more, *([] if by is None else [row.created_at <= by]))
+    def exists_by_then(row: Any, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+        return and_(*conditions, *([] if as_of is None else [row.created_at <= as_of]))
 
-    def heard(row: Any) -> ColumnElement[bool]:
-        return said(row, row.kind != WITHDRAWAL if kinds is None else row.kind.in_(kinds))
+    def is_relevant(row: Any) -> ColumnElement[bool]:
+        return exists_by_then(row, row.kind != WITHDRAWAL if kinds is None else row.kind.in_(kinds))
 
     newer = exists().where(
         later.project_id == Feedback.project_id,
@@ -33,20 +35,20 @@ def is_effective(
         later.name == Feedback.name,
         later.source_kind == Feedback.source_kind,
         func.coalesce(later.source_id, "") == func.coalesce(Feedback.source_id, ""),
-        _sort(later.kind) == _sort(Feedback.kind),
+        _kind_class(later.kind) == _kind_class(Feedback.kind),
         later.seq > Feedback.seq,
-        heard(later),
+        is_relevant(later),
     )
     withdrawn = exists().where(
-        tombstone.project_id == Feedback.project_id,
-        tombstone.target == Feedback.target,
-        tombstone.request_metadata["withdraws"].as_string() == Feedback.id,
-        said(tombstone, tombstone.kind == WITHDRAWAL),
+        withdrawal.project_id == Feedback.project_id,
+        withdrawal.target == Feedback.target,
+        withdrawal.request_metadata["withdraws"].as_string() == Feedback.id,
+        exists_by_then(withdrawal, withdrawal.kind == WITHDRAWAL),
     )
-    outside = [Feedback] if by is None else [Feedback, by.class_]
-    return and_(heard(Feedback), ~newer.correlate(*outside), ~withdrawn.correlate(*outside))
+    outer = [Feedback] if as_of is None else [Feedback, as_of.class_]
+    return and_(is_relevant(Feedback), ~newer.correlate(*outer), ~withdrawn.correlate(*outer))
 
 
-def _sort(kind: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[str]:
-    """A comment does not take back a thumb."""
-    return case((kind.in_(NUMBERS), "number"), else_=kind)
+def _kind_class(kind: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[str]:
+    """Return the class of a kind: a comment, for example, does not replace a rating."""
+    return case((kind.in_(NUMERIC_KINDS), "number"), else_=kind)

@@ -1,62 +1,63 @@
-"""What feedback carries whatever its kind, and what it looks like when it is read back."""
+"""Fields that all kinds of feedback share, and the views of feedback."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StringConstraints
 
 from app.core.pagination import Page
+from app.models import SourceKind
 
 
-def completion_id(id: Any) -> Any:
-    """A response of /v1/responses is a completion under another prefix: resp_9f… is chatcmpl-9f…"""
+def to_completion_id(id: Any) -> Any:
+    """Return the completion's id for the id of a response. Example: "resp_9f…" -> "chatcmpl-9f…"."""
     return "chatcmpl-" + id.removeprefix("resp_") if isinstance(id, str) and id.startswith("resp_") else id
 
 
-CompletionId = Annotated[str, BeforeValidator(completion_id), StringConstraints(min_length=1, max_length=255)]
+CompletionId = Annotated[str, BeforeValidator(to_completion_id), StringConstraints(min_length=1, max_length=255)]
 ConversationId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 ChoiceIndex = Annotated[StrictInt, Field(ge=0, le=127)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[\w.-]+$")]
-OwnId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
+ClientId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 SourceId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 Key = Annotated[str, StringConstraints(max_length=64)]
-Pairs = dict[Key, Annotated[str, StringConstraints(max_length=512)]]
+Metadata = dict[Key, Annotated[str, StringConstraints(max_length=512)]]
 WITHDRAWAL = "withdrawal"
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Source(Strict):
-    kind: Literal["HUMAN", "LLM_JUDGE", "CODE"] = "HUMAN"
+class Source(StrictModel):
+    kind: SourceKind = SourceKind.HUMAN
     id: SourceId | None = None
 
 
-class Choice(Strict):
-    """One reply. Of a completion with several choices, `choice_index` says which."""
+class Choice(StrictModel):
+    """One reply. `choice_index` selects one of several choices of the completion."""
 
     completion_id: CompletionId
     choice_index: ChoiceIndex = 0
 
 
-class ConversationTarget(Strict):
+class ConversationTarget(StrictModel):
     conversation_id: ConversationId
 
 
-class MetadataTarget(Strict):
-    """Pairs that were given as `metadata` of the chat request. All must match; of several turns the newest counts."""
+class MetadataTarget(StrictModel):
+    """Pairs of the chat request's `metadata`. All must match; the newest matching turn is the target."""
 
-    metadata: Pairs = Field(min_length=1, max_length=16)
+    metadata: Metadata = Field(min_length=1, max_length=16)
 
 
 class FeedbackView(BaseModel):
-    """`value` is the number that was understood (null for kinds without one), `said` the value as it was sent."""
+    """`value` is the feedback as a number (null for kinds without one), `raw_value` the value as sent."""
 
     object: Literal["feedback"] = "feedback"
     id: str
-    completion_id: str | None = Field(description="null when it is about a conversation, a comparison or a ranking")
+    completion_id: str | None = Field(description="null for feedback about a conversation, a comparison or a ranking")
     choice_index: int | None
-    conversation_id: str | None = Field(description="set when it is about the conversation as a whole")
+    conversation_id: str | None = Field(description="set for feedback about the conversation as a whole")
     kind: str
     value: float | None
     raw_value: Any
@@ -65,16 +66,18 @@ class FeedbackView(BaseModel):
     source: Source
     metadata: dict[str, Any]
     created_at: float
-    counts: bool | None = Field(None, description="no later word of this source has replaced it; on reads only")
-    withdrawn: bool | None = Field(None, description="on reads only")
+    effective: bool | None = Field(
+        None, description="neither withdrawn nor replaced by later feedback of its source; only when read"
+    )
+    withdrawn: bool | None = Field(None, description="only when read")
 
 
 class FeedbackPage(Page[FeedbackView]):
     pass
 
 
-class FeedbackBatch(Strict):
-    """Each item is read on its own, as a body of `POST /v1/feedback`."""
+class FeedbackBatch(StrictModel):
+    """Each item is validated on its own, as a body of `POST /v1/feedback`."""
 
     items: list[Any] = Field(min_length=1, max_length=1000)
 
@@ -86,13 +89,13 @@ class BatchResult(BaseModel):
     error: dict[str, Any] | None = None
 
 
-class BatchAnswer(BaseModel):
+class BatchResults(BaseModel):
     object: Literal["list"] = "list"
     data: list[BatchResult]
 
 
-def seen(row: dict[str, Any], choice: tuple[str, int] | None, **more: bool) -> dict[str, Any]:
-    """A FeedbackView as plain JSON: this is on the way of every acknowledgement."""
+def feedback_view(row: dict[str, Any], choice: tuple[str, int] | None, **more: bool) -> dict[str, Any]:
+    """Return a FeedbackView as a dict; building the model would slow down every acknowledgement."""
     return {
         "object": "feedback",
         "id": row["id"],

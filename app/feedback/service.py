@@ -1,181 +1,139 @@
-"""Take feedback once: the row and its idempotency key are one insert, and a whole group is one transaction."""
+"""Submit feedback, singly or in batches, and withdraw it."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy.engine import Connection
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.core.errors import AttuneError, NotFound, Unprocessable
+from app.core.database import Database
+from app.core.errors import AttuneError, BadRequest
 from app.core.jobs import enqueue_after_commit
-from app.feedback import repository
-from app.feedback.repository import Found
-from app.feedback.schemas import Choice, ConversationTarget, seen
-from app.feedback.submission import Item
-from app.models import new_id
+from app.feedback import browser_tokens, queries, repository
+from app.feedback.browser_tokens import TokenClaims
+from app.feedback.feedback_writer import FeedbackWriter, SubmissionResult, submit_many
+from app.feedback.kinds import FeedbackCreate, parse_feedback
+from app.feedback.schemas import WITHDRAWAL, Choice, MetadataTarget
+from app.feedback.submission import build_submission
+from app.models import NUMERIC_KINDS, RANKING_KINDS, Feedback, new_id
 
-ProjectKey = tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What is on record, as it is shown, and whether it was there before."""
-
-    view: dict[str, Any]
-    replayed: bool
+COPIED_COLUMNS = ("project_id", "turn_id", "conversation_id", "target", "name", "source_kind", "source_id")
 
 
-@dataclass(slots=True)
-class Group:
-    """What one transaction knows: keys that came before, turns and conversations that are there, rows to be written."""
+async def submit(
+    db: Database,
+    writer: FeedbackWriter,
+    project_id: str,
+    body: dict[str, Any],
+    *,
+    header_key: str | None,
+    token_claims: TokenClaims | None = None,
+) -> SubmissionResult:
+    """Validate and record one piece of feedback; return when it is committed.
 
-    known: dict[ProjectKey, dict[str, Any]]
-    turns: dict[tuple[str, str, int], Found]
-    conversations: set[tuple[str, str]]
-    fresh: dict[ProjectKey, tuple[dict[str, Any], Found | None]] = field(default_factory=dict)
-    ranks: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
-
-
-def submit_many(connection: Connection, items: Sequence[Item]) -> list[Receipt | AttuneError]:
-    """One outcome for each item, in order. The number of statements does not depend on the number of items."""
-    group = _look_around(connection, items)
-    refused: dict[int, AttuneError] = {}
-    mine: dict[ProjectKey, int] = {}
-    for number, item in enumerate(items):
-        key = (item.project_id, item.key)
-        if key in group.fresh:
-            continue
-        try:
-            _plan(group, key, item)
-            mine[key] = number
-        except NotFound as error:
-            refused[number] = error
-    _remember(connection, group, items, refused)
-    _write(connection, group)
-    return [
-        refused.get(number) or _outcome(group, item, first=mine.get((item.project_id, item.key)) == number)
-        for number, item in enumerate(items)
-    ]
-
-
-def _look_around(connection: Connection, items: Sequence[Item]) -> Group:
-    completions, conversations = set(), set()
-    for item in items:
-        completions |= {choice.completion_id for choice in _choices(item)}
-        if isinstance(item.about, ConversationTarget):
-            conversations.add((item.project_id, item.about.conversation_id))
-    turns = repository.turns(connection, completions) if completions else []
-    return Group(
-        known={},
-        turns={(turn.project_id, turn.completion_id, turn.choice_index): turn for turn in turns},
-        conversations=repository.conversations(connection, conversations) if conversations else set(),
+    Raises BadRequest, NotFound for an unknown target, Forbidden for what the browser's token does not allow, and
+    Unprocessable for a reused key with another body.
+    """
+    request = parse_feedback(body)
+    if token_claims is not None:
+        request = browser_tokens.restrict_to_claims(token_claims, request)
+    [metadata_match] = await _resolve_metadata_targets(db, project_id, [request])
+    submission = build_submission(
+        project_id,
+        request,
+        body,
+        header_key=header_key,
+        metadata_match=metadata_match,
+        key_namespace=token_claims.key_namespace if token_claims else None,
     )
+    return await writer.submit(submission)
 
 
-def _remember(connection: Connection, group: Group, items: Sequence[Item], refused: dict[int, AttuneError]) -> None:
-    """What was said once is answered as then, though its target is gone by now. All other replays show when they are
-    written: so the usual case, something new, costs no look at old keys."""
-    keys = {(items[number].project_id, items[number].key) for number in refused if items[number].keyed}
-    if keys:
-        group.known |= repository.with_keys(connection, keys)
-        for number in [number for number in refused if (items[number].project_id, items[number].key) in group.known]:
-            del refused[number]
+async def submit_batch(
+    db: Database, project_id: str, bodies: list[Any], header_key: str | None
+) -> list[dict[str, Any]]:
+    """Record many pieces of feedback in one transaction. Returns one result for each, in order; all are committed.
 
-
-def _choices(item: Item) -> list[Choice]:
-    return [item.about] if isinstance(item.about, Choice) else [choice for _, choice in item.request.ranks()]
-
-
-def _plan(group: Group, key: ProjectKey, item: Item) -> None:
-    """The row that this item becomes. Raises NotFound for a target that the project does not have."""
-    request, turn, conversation, id = item.request, None, None, new_id("fb")
-    if isinstance(item.about, Choice):
-        turn = _turn(group, item.project_id, item.about)
-        target = turn.id
-    elif isinstance(item.about, ConversationTarget):
-        conversation = item.about.conversation_id
-        if (item.project_id, conversation) not in group.conversations:
-            raise NotFound(f"There is no conversation '{conversation}'.", param="conversation_id")
-        target = f"conversation:{conversation}"
-    elif ranks := [(rank, _turn(group, item.project_id, choice).id) for rank, choice in request.ranks()]:
-        target = _same_set(turn_id for _, turn_id in ranks)
-        group.ranks[id] = ranks
-    else:
-        raise NotFound("There is no completion with this metadata.", param="target.metadata")
-    row = {
-        "id": id,
-        "project_id": item.project_id,
-        "turn_id": turn and turn.id,
-        "conversation_id": conversation,
-        "target": target,
-        "kind": request.kind,
-        "name": request.name,
-        "value": request.number(),
-        "raw_value": item.said,
-        "comment": request.comment,
-        "source_kind": request.source.kind,
-        "source_id": request.source.id,
-        "request_metadata": request.metadata,
-        "idempotency_key": item.key,
-        "fingerprint": item.fingerprint,
-        "processed": request.number() is None and turn is None and not group.ranks.get(id),  # words alone
-    }
-    group.fresh[key] = (row, turn)
-
-
-def _same_set(turn_ids: Iterable[str]) -> str:
-    """The same turns judged again replace what was said before, in whichever order they are named."""
-    return "ranking:" + hashlib.sha256("\n".join(sorted(turn_ids)).encode()).hexdigest()
-
-
-def _turn(group: Group, project_id: str, choice: Choice) -> Found:
-    turn = group.turns.get((project_id, choice.completion_id, choice.choice_index))
-    if turn is None:
-        of = f"There is no completion '{choice.completion_id}'"
-        with_choice = f"{of} with a choice {choice.choice_index}" if choice.choice_index else of
-        raise NotFound(f"{with_choice}.", param="completion_id")
-    return turn
-
-
-def _write(connection: Connection, group: Group) -> None:
-    """What another process has written under the same key meanwhile becomes known instead."""
-    if not group.fresh:
-        return
-    repository.in_turn(connection, {project for project, _ in group.fresh})
-    taken = repository.add(connection, [row for row, _ in group.fresh.values()])
-    lost = set()
-    for key, (row, _) in group.fresh.items():
-        if row["id"] in taken:
-            row["seq"], row["created_at"] = taken[row["id"]]
-        else:
-            lost.add(key)
-    if lost:
-        group.known |= repository.with_keys(connection, lost)
-        for key in lost:
-            group.ranks.pop(group.fresh.pop(key)[0]["id"], None)
-    if group.ranks:
-        repository.rank(
-            connection,
-            [
-                {"feedback_seq": taken[id][0], "turn_id": turn_id, "rank": rank}
-                for id, ranks in group.ranks.items()
-                for rank, turn_id in ranks
-            ],
+    An invalid item gets an error as its result and does not affect the others.
+    """
+    outcomes: dict[int, SubmissionResult | AttuneError] = {}
+    requests: dict[int, FeedbackCreate] = {}
+    for index, body in enumerate(bodies):
+        try:
+            requests[index] = _parse_item(body)
+        except BadRequest as error:
+            outcomes[index] = error
+    matches = dict(zip(requests, await _resolve_metadata_targets(db, project_id, list(requests.values())), strict=True))
+    submissions = {
+        index: build_submission(
+            project_id,
+            request,
+            bodies[index],
+            header_key=_item_key(request, header_key, index),
+            metadata_match=matches[index],
         )
-    if any(not row["processed"] for row, _ in group.fresh.values()):
-        enqueue_after_commit(connection, "curate")
+        for index, request in requests.items()
+    }
+    if submissions:
+        results = await db.run_write(lambda connection: submit_many(connection, list(submissions.values())))
+        outcomes |= zip(submissions, results, strict=True)
+    return [_item_result(index, outcomes[index]) for index in range(len(bodies))]
 
 
-def _outcome(group: Group, item: Item, *, first: bool) -> Receipt | AttuneError:
-    key = (item.project_id, item.key)
-    choice: tuple[str, int] | None
-    if key in group.fresh:
-        row, turn = group.fresh[key]
-        choice = (turn.completion_id, turn.choice_index) if turn else None
-    else:
-        row, first = group.known[key], False
-        choice = (row["completion_id"], row["choice_index"]) if row["turn_id"] else None
-    if row["fingerprint"] != item.fingerprint:
-        return Unprocessable("This id was used before with another body.", code="idempotency_key_reused", param="id")
-    return Receipt(seen(row, choice), replayed=not first)
+def _parse_item(body: Any) -> FeedbackCreate:
+    if not isinstance(body, dict):
+        raise BadRequest("An item must be a JSON object.", code="invalid_value")
+    return parse_feedback(body)
+
+
+def _item_key(request: FeedbackCreate, header_key: str | None, index: int) -> str | None:
+    """Return the key of an item without an `id`. Example: ("nightly", 7) -> "nightly/7"."""
+    return None if header_key is None or request.id is not None else f"{header_key}/{index}"
+
+
+def _item_result(index: int, outcome: SubmissionResult | AttuneError) -> dict[str, Any]:
+    if isinstance(outcome, AttuneError):
+        return {"index": index, "status": outcome.status, **outcome.body()}
+    return {"index": index, "status": 200 if outcome.is_replay else 201, "feedback": outcome.view}
+
+
+async def _resolve_metadata_targets(
+    db: Database, project_id: str, requests: list[FeedbackCreate]
+) -> list[Choice | None]:
+    """Return the turn that each request's metadata leads to; None for a request that names its target itself."""
+    metadata_by_index = {
+        index: target.metadata
+        for index, request in enumerate(requests)
+        if isinstance(target := request.get_target(), MetadataTarget)
+    }
+    if not metadata_by_index:
+        return [None] * len(requests)
+    async with db.read() as session:
+        turns = await repository.find_newest_turns(session, project_id, list(metadata_by_index.values()))
+    turn_by_index = dict(zip(metadata_by_index, turns, strict=True))
+    return [turn_by_index.get(index) for index in range(len(requests))]
+
+
+async def withdraw(session: AsyncSession, project_id: str, feedback_id: str) -> dict[str, Any]:
+    """Withdraw feedback by a new row and return its view. Feedback that is no longer effective stays as it is."""
+    await (await session.connection()).run_sync(repository.lock_projects, [project_id])
+    row = await queries.get_feedback(session, project_id, feedback_id)
+    [view] = await queries.to_views(session, project_id, [row])
+    if not view["effective"]:
+        return view
+    affects_reward = row["kind"] in (*NUMERIC_KINDS, *RANKING_KINDS)
+    session.add(_withdrawal(row, processed=not affects_reward))
+    if affects_reward:
+        enqueue_after_commit(session, "curate")
+    return view | {"effective": False, "withdrawn": True}
+
+
+def _withdrawal(row: queries.Row, *, processed: bool) -> Feedback:
+    return Feedback(
+        id=new_id("fb"),
+        kind=WITHDRAWAL,
+        request_metadata={"withdraws": row["id"]},
+        idempotency_key=new_id("auto"),
+        fingerprint=hashlib.sha256(row["id"].encode()).hexdigest(),
+        processed=processed,
+        **{column: row[column] for column in COPIED_COLUMNS},
+    )

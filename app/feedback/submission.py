@@ -1,4 +1,4 @@
-"""One piece of feedback on its way in: what was said, about what, and under which key."""
+"""One submitted piece of feedback: its request, its target and its idempotency key."""
 
 import hashlib
 from dataclasses import dataclass
@@ -7,50 +7,63 @@ from typing import Any
 import orjson
 
 from app.core.errors import BadRequest
-from app.feedback.kinds import FeedbackCreate, Order, Rating
+from app.feedback.kinds import FeedbackCreate, OrderedFeedback, Rating
 from app.feedback.schemas import Choice, ConversationTarget, MetadataTarget
 from app.models import new_id
 
-LONGEST_KEY = 250  # of the header: the column holds 255, which leaves room for what a batch adds
+MAX_KEY_LENGTH = 250  # of the header; the column holds 255 characters, and a batch appends an index
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """`about` is settled: pairs of metadata have become the choice they point at, or None if nothing has them."""
+class Submission:
+    """Feedback that is ready to be written.
+
+    `target` is resolved: a metadata target has become the turn that matches, or None if there is none.
+    """
 
     project_id: str
     request: FeedbackCreate
-    said: Any
-    about: Choice | ConversationTarget | None
+    raw_value: Any
+    target: Choice | ConversationTarget | None
     key: str
-    keyed: bool  # the caller chose the key, so that it may have come before
-    fingerprint: str
+    has_client_key: bool  # the client chose the key, so the submission may be a replay
+    fingerprint: str  # SHA-256 of the meaning of the body
 
 
-def make(
+def build_submission(
     project_id: str,
     request: FeedbackCreate,
     body: dict[str, Any],
     *,
     header_key: str | None = None,
-    found: Choice | None = None,
-    space: str | None = None,
-) -> Item:
-    """`found` is what a metadata target points at. `space` keeps the keys of browsers apart from all others."""
-    key = _key(request, header_key)
-    about = request.about()
-    return Item(
-        project_id,
-        request,
-        _said(request, body),
-        found if isinstance(about, MetadataTarget) else about,
-        new_id("auto") if key is None else key if space is None else _apart(space, key),
-        key is not None,
-        _fingerprint(request, body),
+    metadata_match: Choice | None = None,
+    key_namespace: str | None = None,
+) -> Submission:
+    """Return the submission for a validated request. Raises BadRequest for contradictory keys.
+
+    Args:
+        header_key: The Idempotency-Key header.
+        metadata_match: The turn that a metadata target matches.
+        key_namespace: Separates the keys of one browser from all others.
+    """
+    client_key = _client_key(request, header_key)
+    if client_key is None:
+        key = new_id("auto")
+    else:
+        key = client_key if key_namespace is None else _namespaced_key(key_namespace, client_key)
+    target = request.get_target()
+    return Submission(
+        project_id=project_id,
+        request=request,
+        raw_value=_raw_value(request, body),
+        target=metadata_match if isinstance(target, MetadataTarget) else target,
+        key=key,
+        has_client_key=client_key is not None,
+        fingerprint=_fingerprint(request, body),
     )
 
 
-def _key(request: FeedbackCreate, header_key: str | None) -> str | None:
+def _client_key(request: FeedbackCreate, header_key: str | None) -> str | None:
     if header_key is not None and "\x00" in header_key:
         raise BadRequest("An Idempotency-Key cannot hold a NUL character.", param="Idempotency-Key")
     if request.id is not None and header_key is not None and request.id != header_key:
@@ -58,20 +71,23 @@ def _key(request: FeedbackCreate, header_key: str | None) -> str | None:
     return request.id or header_key
 
 
-def _apart(space: str, key: str) -> str:
-    return f"browser:{hashlib.sha256(orjson.dumps([space, key])).hexdigest()}"
+def _namespaced_key(namespace: str, key: str) -> str:
+    return f"browser:{hashlib.sha256(orjson.dumps([namespace, key])).hexdigest()}"
 
 
-def _said(request: FeedbackCreate, body: dict[str, Any]) -> Any:
-    """The value as it was sent; with its scale, if one was."""
+def _raw_value(request: FeedbackCreate, body: dict[str, Any]) -> Any:
+    """Return the value as it was sent, with its scale if one was sent."""
     if isinstance(request, Rating) and "scale" in body:
         return {"value": body["value"], "scale": body["scale"]}
     return body["value"]
 
 
 def _fingerprint(request: FeedbackCreate, body: dict[str, Any]) -> str:
-    """Of what the body means: a field left at its default, or not there yet when the row was written, adds nothing."""
-    about = request.about()
+    """Return a hash of the body's meaning.
+
+    Fields at their defaults do not change it; nor do fields that were added to the API after a row was written.
+    """
+    target = request.get_target()
     meaning: dict[str, Any] = {
         "kind": body["kind"],
         "value": body["value"],
@@ -80,14 +96,16 @@ def _fingerprint(request: FeedbackCreate, body: dict[str, Any]) -> str:
         "source": {"kind": request.source.kind, "id": request.source.id},
         "metadata": request.metadata,
     }
-    if isinstance(about, Choice):
-        meaning["completion_id"] = about.completion_id
-        if about.choice_index:
-            meaning["choice_index"] = about.choice_index
-    elif about is not None:
-        meaning["target"] = about.model_dump()
-    elif isinstance(request, Order):
-        meaning["value"] = [[rank, one.completion_id, one.choice_index] for rank, one in request.ranks()]
+    if isinstance(target, Choice):
+        meaning["completion_id"] = target.completion_id
+        if target.choice_index:
+            meaning["choice_index"] = target.choice_index
+    elif target is not None:
+        meaning["target"] = target.model_dump()
+    elif isinstance(request, OrderedFeedback):
+        meaning["value"] = [
+            [rank, choice.completion_id, choice.choice_index] for rank, choice in request.ranked_choices()
+        ]
     if isinstance(request, Rating) and request.scale != (1, 5):
         meaning["scale"] = request.scale
     return hashlib.sha256(orjson.dumps(meaning, option=orjson.OPT_SORT_KEYS)).hexdigest()

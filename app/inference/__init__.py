@@ -1,1 +1,1 @@
-"""All we know about SGLang, for those who talk to a replica; workers.engine knows how to start one."""
+"""The client of SGLang engines. Only this package and workers.engine, which starts engines, know SGLang."""

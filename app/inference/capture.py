@@ -1,4 +1,4 @@
-"""Capture: one reply in tokens, exactly as the engine saw and said it. Recorded, never reconstructed."""
+"""Capture: one reply in tokens, exactly as the engine processed it. Tokens are recorded, never reconstructed."""
 
 import math
 from collections.abc import Sequence
@@ -10,9 +10,10 @@ from app.inference.request import ChatCall
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """`flaw` is the reason, in words, why this reply must not be trained on; None when it may be.
+    """The tokens of one reply.
 
-    A flawed capture still holds whatever was seen. An absent log-prob is NaN.
+    `exclusion_reason` says why the reply must not be trained on; None when it may be. An excluded capture still holds
+    everything that was received. A missing log-prob is NaN.
     """
 
     prompt_ids: list[int]
@@ -21,7 +22,7 @@ class Capture:
     text: str
     tool_calls: list[dict[str, Any]]
     finish_reason: str | None
-    weight_versions: list[dict[str, Any]]  # spans of output tokens: {version, start, end}; with full weights alone
+    weight_versions: list[dict[str, Any]]  # spans of output tokens: {version, start, end}; with full weights only
     exclusion_reason: str | None
 
     @property
@@ -34,7 +35,7 @@ class Capture:
         return message
 
 
-def take(
+def build_capture(
     call: ChatCall,
     *,
     prompt_ids: Sequence[int] | None,
@@ -44,20 +45,23 @@ def take(
     tool_calls: list[dict[str, Any]],
     finish_reason: str | None,
     weight_versions: list[dict[str, Any]],
-    broken: str | None = None,
+    interruption: str | None = None,
 ) -> Capture:
-    """`broken` says what ended the reply before its time, if something did: the first flaw to be named."""
-    exclusion_reason = broken or _exclusion_reason(
+    """Return the capture of a reply.
+
+    `interruption` says what ended the reply early, if anything did; it takes precedence as the exclusion reason.
+    """
+    exclusion_reason = interruption or _exclusion_reason(
         call, prompt_ids, output_ids, logprobs, finish_reason, weight_versions
     )
-    if exclusion_reason is None and len(tool_calls) > call.most_tool_calls:
-        exclusion_reason = "of several tool calls only the first was sent"
+    if exclusion_reason is None and len(tool_calls) > call.max_tool_calls:
+        exclusion_reason = "the reply holds several tool calls and only the first was sent to the client"
     return Capture(
         prompt_ids=list(prompt_ids or ()),
         output_ids=list(output_ids or ()),
         logprobs=[math.nan if value is None else value for value in logprobs],
         text=text,
-        tool_calls=tool_calls[: call.most_tool_calls],
+        tool_calls=tool_calls[: call.max_tool_calls],
         finish_reason=finish_reason,
         weight_versions=weight_versions if call.weights is not None else [],
         exclusion_reason=exclusion_reason,
@@ -72,19 +76,19 @@ def _exclusion_reason(
     finish_reason: str | None,
     weight_versions: list[dict[str, Any]],
 ) -> str | None:
-    if finish_reason is None:  # "abort" is an end: what was said until then was said by the policy
-        return "the reply has no end"
+    if finish_reason is None:  # "abort" is a valid end: the policy generated all tokens before it
+        return "the reply has no finish reason"
     if not prompt_ids or not output_ids:
         return "the engine sent no token ids"
     if len(output_ids) != len(logprobs):
         return f"{len(output_ids)} output ids came with {len(logprobs)} log-probs"
     if not all(value is not None and math.isfinite(value) for value in logprobs):
         return "a log-prob is not a finite number"
-    if call.constrained:
+    if call.is_grammar_constrained:
         return "a grammar constrained the reply: its log-probs are not the model's own"
-    spoken = [span["version"] for span in weight_versions]
-    if len(set(spoken)) > 1:
-        return f"the base weights changed during the reply: {', '.join(spoken)}"
-    if call.weights is not None and spoken and spoken[0] != call.weights:
-        return f"the weights of {spoken[0]} spoke, and not those of {call.weights}"
+    versions = [span["version"] for span in weight_versions]
+    if len(set(versions)) > 1:
+        return f"the base weights changed during the reply: {', '.join(versions)}"
+    if call.weights is not None and versions and versions[0] != call.weights:
+        return f"the weights of {versions[0]} generated the reply, not those of {call.weights}"
     return None

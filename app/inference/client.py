@@ -1,4 +1,4 @@
-"""EngineClient: everything there is to ask of one SGLang replica."""
+"""EngineClient: all requests to one SGLang engine."""
 
 import asyncio
 import math
@@ -10,9 +10,9 @@ from typing import Any
 
 import anyio
 
-from app.inference.capture import Capture, take
+from app.inference.capture import Capture, build_capture
 from app.inference.errors import EngineRefused, EngineUnavailable
-from app.inference.request import ChatCall, plain_messages
+from app.inference.request import ChatCall, engine_messages
 from app.inference.stream import ChatStream
 from app.inference.transport import EngineTransport
 
@@ -22,14 +22,18 @@ ADAPTER_SECONDS = 60.0
 UNLOAD_SECONDS = 30.0
 WEIGHTS_SECONDS = 600.0
 PAUSE_SECONDS = 30.0
-FROM_TENSORS, NEWER, OLDER = "/load_lora_adapter_from_tensors", "serialized_named_tensors", "serialized_tensors"
-SHAPES: dict[str, str] = {}  # which of them an engine takes, by its address
-BASE_WEIGHTS = "default"  # what SGLang calls the weights that it was started with
+LOAD_FROM_TENSORS, TENSORS_FIELD_LIST, TENSORS_FIELD_TEXT = (
+    "/load_lora_adapter_from_tensors",
+    "serialized_named_tensors",
+    "serialized_tensors",
+)
+TENSORS_FIELDS: dict[str, str] = {}  # the field that each engine accepts, by its URL
+BASE_WEIGHTS = "default"  # SGLang's name of the weights that it was started with
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole reply: OpenAI's choice fields and usage for the client, the capture for the record."""
+    """A whole reply: OpenAI's choice fields and usage for the client, and the capture for the turn's record."""
 
     message: dict[str, Any]
     finish_reason: str
@@ -40,15 +44,18 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class Payload:
-    """An adapter whole: PEFT's configuration, and its tensors as SGLang unpickles them, in base64."""
+class AdapterPayload:
+    """An adapter to send in a request: PEFT's configuration, and its tensors as SGLang unpickles them, in base64."""
 
     config: Mapping[str, Any]
-    coded: str
+    tensors_base64: str
 
 
 class EngineClient:
-    """Lives long, one per replica and event loop. `patience`: the longest silence in a chat, in seconds."""
+    """A long-lived client, one for each engine and event loop.
+
+    `read_timeout`: the longest time without data during a chat, in seconds.
+    """
 
     def __init__(
         self,
@@ -56,212 +63,228 @@ class EngineClient:
         api_key: str | None = None,
         admin_key: str | None = None,
         *,
-        patience: float = 120.0,
+        read_timeout: float = 120.0,
     ) -> None:
         self.url = url
-        self.patience = patience
+        self.read_timeout = read_timeout
         self._api_key = api_key
         self._admin_key = admin_key
-        self._wire = EngineTransport(url)
+        self._transport = EngineTransport(url)
 
     async def aclose(self) -> None:
-        await self._wire.aclose()
+        await self._transport.aclose()
 
     # Chat.
 
     async def complete(self, call: ChatCall) -> Completion:
-        """One whole reply.
+        """Return one whole reply.
 
-        To end it early and keep what was said, `abort(call.rid)` from elsewhere: this then returns the part
-        that was generated, with the finish reason "abort".
+        To end it early and keep what was generated, call `abort(call.rid)` from another task: this then returns the
+        tokens generated until then, with the finish reason "abort".
         """
         body = call.body(stream=False)
-        answer = await self._chat("POST", "/v1/chat/completions", body)
-        choice = answer["choices"][0]
+        response = await self._request("POST", "/v1/chat/completions", body)
+        choice = response["choices"][0]
         meta = choice["meta_info"]
         message = choice["message"]
-        capture = take(
+        capture = build_capture(
             call,
             prompt_ids=choice["prompt_token_ids"],
             output_ids=choice["response_token_ids"],
             logprobs=[logprob for logprob, _, _ in meta["output_token_logprobs"]],
             text=message["content"] or "",
-            tool_calls=[_tool_call(made) for made in message.get("tool_calls") or ()],
+            tool_calls=[_to_openai_tool_call(tool_call) for tool_call in message.get("tool_calls") or ()],
             finish_reason=choice["finish_reason"],
             weight_versions=[
                 {name: span[name] for name in ("version", "start", "end")} for span in meta.get("weight_versions") or ()
             ],
-            broken=_misaligned(choice["response_token_ids"], meta["output_token_logprobs"]),
+            interruption=_find_misalignment(choice["response_token_ids"], meta["output_token_logprobs"]),
         )
         return Completion(
             message=capture.message,
             finish_reason=choice["finish_reason"],
             logprobs=choice["logprobs"] if call.logprobs else None,
-            usage={name: answer["usage"][name] for name in USAGE_FIELDS},
-            created=answer["created"],
+            usage={name: response["usage"][name] for name in USAGE_FIELDS},
+            created=response["created"],
             capture=capture,
         )
 
     def stream(self, call: ChatCall) -> ChatStream:
-        """A reply as it comes.
+        """Return a reply as a stream.
 
         Example:
             async with engine.stream(call) as reply:
                 async for chunk in reply: ...       # OpenAI's chunks, as dicts
             reply.capture
         """
-        return ChatStream(self._wire, call, self.abort, key=self._api_key, patience=self.patience)
+        return ChatStream(self._transport, call, self.abort, key=self._api_key, read_timeout=self.read_timeout)
 
     async def tokenize(
-        self, call: ChatCall, messages: Sequence[Mapping[str, Any]] | None = None, *, open_reply: bool = True
+        self, call: ChatCall, messages: Sequence[Mapping[str, Any]] | None = None, *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """The prompt ids of the call, or of other messages under its tools. `open_reply` ends them as a prompt ends."""
+        """Return the prompt ids of the call, or of other messages with the call's tools.
+
+        `add_generation_prompt` appends the start of an assistant message, as in a prompt.
+        """
         body: dict[str, Any] = {
             "model": call.model,
-            "messages": plain_messages(call.messages if messages is None else messages),
+            "messages": engine_messages(call.messages if messages is None else messages),
             **call.tool_fields(),
         }
-        if not open_reply:
+        if not add_generation_prompt:
             body["add_generation_prompt"] = False
-        answer = await self._chat("POST", "/v1/tokenize", body, patience=PROBE_SECONDS)
-        ids: list[int] = answer["tokens"]
+        response = await self._request("POST", "/v1/tokenize", body, read_timeout=PROBE_SECONDS)
+        ids: list[int] = response["tokens"]
         return ids
 
     async def abort(self, rid: str) -> None:
-        """Ends the reply that has this id; no matter if there is none."""
-        await self._admin("POST", "/abort_request", {"rid": rid}, patience=PROBE_SECONDS)
+        """End the reply with this id, if there is one."""
+        await self._admin_request("POST", "/abort_request", {"rid": rid}, read_timeout=PROBE_SECONDS)
 
     # Health.
 
-    async def ready(self) -> bool:
-        """Cheap: is it up and not paused?"""
+    async def is_ready(self) -> bool:
+        """Return whether the engine is up and not paused. Cheap."""
         try:
-            await self._wire.ask("GET", "/ready", key=None, patience=PROBE_SECONDS)
+            await self._transport.request("GET", "/ready", key=None, read_timeout=PROBE_SECONDS)
         except (EngineUnavailable, EngineRefused):
             return False
         return True
 
-    async def generates(self, *, patience: float = 25.0) -> bool:
-        """Dear: does a token come out? Takes a second at least, and long behind a long queue."""
+    async def can_generate(self, *, read_timeout: float = 25.0) -> bool:
+        """Return whether the engine generates a token. Takes at least a second, and longer with a long queue."""
         try:
-            await self._wire.ask("GET", "/health_generate", key=None, patience=patience)
+            await self._transport.request("GET", "/health_generate", key=None, read_timeout=read_timeout)
         except (EngineUnavailable, EngineRefused):
             return False
         return True
 
-    # Adapters. A version never changes, so a name that is held already is the version that was meant.
+    # Adapters. A version never changes, so a loaded adapter of the same name is the same version.
 
-    async def adapters(self) -> set[str]:
-        """The names it holds."""
-        answer = await self._chat("GET", "/v1/models", None, patience=PROBE_SECONDS)
-        return {model["id"] for model in answer["data"] if model.get("parent") is not None}
+    async def list_adapters(self) -> set[str]:
+        """Return the names of the loaded adapters."""
+        response = await self._request("GET", "/v1/models", None, read_timeout=PROBE_SECONDS)
+        return {model["id"] for model in response["data"] if model.get("parent") is not None}
 
-    async def load_adapter(self, name: str, adapter: Path | Payload) -> None:
-        """From a folder, which the engine reads itself, or within the call. Verify it first: a wrong shape kills the
-        engine at first use."""
+    async def load_adapter(self, name: str, adapter: Path | AdapterPayload) -> None:
+        """Load an adapter from a folder that the engine reads, or from the request.
+
+        Verify the adapter first: tensors of a wrong shape crash the engine at their first use.
+        """
         try:
-            if isinstance(adapter, Payload):
-                await self._load_payload(name, adapter)
+            if isinstance(adapter, AdapterPayload):
+                await self._load_adapter_payload(name, adapter)
             else:
                 body = {"lora_name": name, "lora_path": str(adapter)}
-                await self._admin("POST", "/load_lora_adapter", body, patience=ADAPTER_SECONDS)
+                await self._admin_request("POST", "/load_lora_adapter", body, read_timeout=ADAPTER_SECONDS)
         except EngineRefused:
-            if name not in await self.adapters():
+            if name not in await self.list_adapters():
                 raise
 
-    async def _load_payload(self, name: str, adapter: Payload) -> None:
-        """Without `expected_checksums`: SGLang dies of one that is wrong. The probe finds wrong tensors, too."""
+    async def _load_adapter_payload(self, name: str, adapter: AdapterPayload) -> None:
+        """Send an adapter in the request. `expected_checksums` is left out, as a wrong one crashes SGLang; wrong
+        tensors are found by comparing log-probs afterwards."""
         body = {"lora_name": name, "config_dict": adapter.config}
         try:
-            # The patience of the wire begins when the body is written; a host that is lost may never take all of it.
+            # The read timeout starts after the body has been written, and an unreachable host may never accept it all.
             async with asyncio.timeout(ADAPTER_SECONDS):
-                shape = await self._tensors_shape()
-                # A copy for each rank of a group: ours have one.
-                body[shape] = adapter.coded if shape == OLDER else [adapter.coded]
-                await self._admin("POST", FROM_TENSORS, body, patience=ADAPTER_SECONDS)
+                field = await self._tensors_field()
+                # One copy for each tensor-parallel rank: our engines have one.
+                body[field] = adapter.tensors_base64 if field == TENSORS_FIELD_TEXT else [adapter.tensors_base64]
+                await self._admin_request("POST", LOAD_FROM_TENSORS, body, read_timeout=ADAPTER_SECONDS)
         except EngineRefused as refusal:
-            if any(other != shape and other in refusal.message for other in (OLDER, NEWER)):
-                SHAPES.pop(self.url, None)  # another release is there now
-                raise EngineUnavailable(f"The engine at {self.url} takes {name} in another shape.") from refusal
+            if any(other != field and other in refusal.message for other in (TENSORS_FIELD_TEXT, TENSORS_FIELD_LIST)):
+                TENSORS_FIELDS.pop(self.url, None)  # the engine now runs another release of SGLang
+                raise EngineUnavailable(
+                    f"The engine at {self.url} expects {name} in another field than '{field}'; try again."
+                ) from refusal
             raise
         except TimeoutError as error:
-            raise EngineUnavailable(f"The engine at {self.url} did not take {name} in time.") from error
+            raise EngineUnavailable(f"The engine at {self.url} did not accept {name} in time.") from error
 
-    async def _tensors_shape(self) -> str:
-        """SGLang has taken them as one text, and since 0.5.18 as a list of them. Asked without any, it says which it
-        misses; whole adapters would come back within the refusal."""
-        if self.url not in SHAPES:
+    async def _tensors_field(self) -> str:
+        """Return the field for an adapter's tensors that this engine's release accepts.
+
+        SGLang takes one text, and since 0.5.18 a list of texts. A request without either is refused with the name of
+        the missing field; a refusal of a whole adapter would repeat all of its tensors.
+        """
+        if self.url not in TENSORS_FIELDS:
             try:
-                await self._admin("POST", FROM_TENSORS, {"lora_name": "", "config_dict": {}}, patience=PROBE_SECONDS)
+                await self._admin_request(
+                    "POST", LOAD_FROM_TENSORS, {"lora_name": "", "config_dict": {}}, read_timeout=PROBE_SECONDS
+                )
             except EngineRefused as refusal:
-                for shape in (OLDER, NEWER):
-                    if shape in refusal.message:
-                        SHAPES[self.url] = shape
-        if self.url not in SHAPES:
+                for field in (TENSORS_FIELD_TEXT, TENSORS_FIELD_LIST):
+                    if field in refusal.message:
+                        TENSORS_FIELDS[self.url] = field
+        if self.url not in TENSORS_FIELDS:
             raise EngineUnavailable(
-                f"The engine at {self.url} takes no adapters within the call (ATTUNE_ADAPTER_DELIVERY)."
+                f"The engine at {self.url} does not accept adapters in a request; see ATTUNE_ADAPTER_DELIVERY."
             )
-        return SHAPES[self.url]
+        return TENSORS_FIELDS[self.url]
 
     async def unload_adapter(self, name: str) -> None:
-        """Waits for the replies that still use it."""
+        """Unload an adapter. Waits for the replies that still use it."""
         try:
-            await self._admin("POST", "/unload_lora_adapter", {"lora_name": name}, patience=UNLOAD_SECONDS)
+            await self._admin_request("POST", "/unload_lora_adapter", {"lora_name": name}, read_timeout=UNLOAD_SECONDS)
         except EngineRefused:
-            if name in await self.adapters():
+            if name in await self.list_adapters():
                 raise
 
-    async def warm(self, name: str) -> None:
-        """Loading leaves an adapter in host memory; its first token carries it to the device."""
+    async def warm_up_adapter(self, name: str) -> None:
+        """Generate one token with an adapter, which copies it from host memory to the device."""
         [_] = await self._generate(name, [[0]], new_tokens=1)
 
-    # Full weights. An engine has one version's at a time.
+    # Full weights. An engine holds those of one version at a time.
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """Replies under way wait, and so do those that are asked for; none is lost. However it is left, they go on.
+        """Pause generation inside the block. Running and new requests wait and continue afterwards; none is lost.
 
-        They keep their tokens and forget what the old weights made of them: that is computed anew.
+        Running replies keep their tokens, but their key-value cache is computed again with the new weights.
         """
         try:
-            await self._admin("POST", "/pause_generation", {"mode": "retract"}, patience=PAUSE_SECONDS)
+            await self._admin_request("POST", "/pause_generation", {"mode": "retract"}, read_timeout=PAUSE_SECONDS)
             yield
         finally:
             with anyio.CancelScope(shield=True):
-                # By default it empties the device's cache first, while everybody waits.
-                await self._admin("POST", "/continue_generation", {"torch_empty_cache": False}, patience=PAUSE_SECONDS)
+                # By default SGLang empties the device's cache first, while all requests wait.
+                await self._admin_request(
+                    "POST", "/continue_generation", {"torch_empty_cache": False}, read_timeout=PAUSE_SECONDS
+                )
 
     async def load_weights(self, path: Path, version: str) -> None:
-        """Only within `paused`: else it waits for every reply that runs. The engine reads the folder itself; one that
-        it cannot load costs it the weights that it had, so check it first, and put others there after a refusal.
+        """Load full weights from a folder that the engine reads. Call it inside `paused`.
 
-        `version` goes along in this very call: told in another, it would end all replies.
+        Outside of `paused` it waits for all running replies. A folder that cannot be loaded leaves the engine without
+        usable weights: check it first, and load others after a refusal. `version` is part of this request, because
+        SGLang's separate request for it ends all replies.
         """
         body = {
             "model_path": str(path),
             "weight_version": version,
             "abort_all_requests": False,
-            # A reply that ran on across an exchange has left states of two versions under the key of one.
+            # A reply that continued across a swap leaves cache entries of two versions under one key.
             "flush_cache": True,
             "torch_empty_cache": False,
         }
-        await self._admin("POST", "/update_weights_from_disk", body, patience=WEIGHTS_SECONDS)
+        await self._admin_request("POST", "/update_weights_from_disk", body, read_timeout=WEIGHTS_SECONDS)
 
     async def score(
         self, adapter: str | None, sequences: Sequence[Sequence[int]], *, extra_key: str | None = None
     ) -> list[list[float]]:
-        """Teacher-forced, at temperature 1: for each sequence, the log-prob of each token but the first.
+        """Return, for each sequence, the log-prob of every token but the first (teacher-forced, temperature 1).
 
-        A version that computes nonsense gives NaN here, not an error. `extra_key`: as of a ChatCall.
+        Broken weights give NaN, not an error. `extra_key`: see ChatCall.
         """
         if any(len(sequence) < 2 for sequence in sequences):
-            raise ValueError("a sequence to score needs two tokens at least")
-        answers = await self._generate(adapter, sequences, new_tokens=0, extra_key=extra_key)
+            raise ValueError("a sequence to score needs at least two tokens")
+        results = await self._generate(adapter, sequences, new_tokens=0, extra_key=extra_key)
         scores = []
-        for sequence, answer in zip(sequences, answers, strict=True):
-            tokens = answer["meta_info"]["input_token_logprobs"][1:]
-            # Only counted: SGLang shows the vocabulary's last id as 0 here, though it scores it rightly.
-            assert len(tokens) == len(sequence) - 1, "the engine scored other tokens"
+        for sequence, result in zip(sequences, results, strict=True):
+            tokens = result["meta_info"]["input_token_logprobs"][1:]
+            # The ids are not compared: SGLang reports the vocabulary's last id as 0, though it scores it correctly.
+            assert len(tokens) == len(sequence) - 1, "the engine scored another number of tokens"
             scores.append([math.nan if logprob is None else logprob for logprob, _, _ in tokens])
         return scores
 
@@ -283,23 +306,27 @@ class EngineClient:
             body["lora_path"] = [adapter] * len(sequences)
         if extra_key is not None:
             body["extra_key"] = [extra_key] * len(sequences)
-        answers: list[dict[str, Any]] = await self._chat("POST", "/generate", body)
-        return answers
+        results: list[dict[str, Any]] = await self._request("POST", "/generate", body)
+        return results
 
-    async def _chat(self, method: str, path: str, body: dict[str, Any] | None, *, patience: float | None = None) -> Any:
-        return await self._wire.ask(method, path, body, key=self._api_key, patience=patience or self.patience)
+    async def _request(
+        self, method: str, path: str, body: dict[str, Any] | None, *, read_timeout: float | None = None
+    ) -> Any:
+        return await self._transport.request(
+            method, path, body, key=self._api_key, read_timeout=read_timeout or self.read_timeout
+        )
 
-    async def _admin(self, method: str, path: str, body: dict[str, Any], *, patience: float) -> Any:
-        return await self._wire.ask(method, path, body, key=self._admin_key, patience=patience)
-
-
-def _tool_call(made: dict[str, Any]) -> dict[str, Any]:
-    """SGLang adds an index that OpenAI's whole replies do not have."""
-    function = {"name": made["function"]["name"], "arguments": made["function"]["arguments"]}
-    return {"id": made["id"], "type": "function", "function": function}
+    async def _admin_request(self, method: str, path: str, body: dict[str, Any], *, read_timeout: float) -> Any:
+        return await self._transport.request(method, path, body, key=self._admin_key, read_timeout=read_timeout)
 
 
-def _misaligned(output_ids: list[int], logprobs: list[tuple[float | None, int, str | None]]) -> str | None:
+def _to_openai_tool_call(tool_call: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool call without the index that SGLang adds to whole replies."""
+    function = {"name": tool_call["function"]["name"], "arguments": tool_call["function"]["arguments"]}
+    return {"id": tool_call["id"], "type": "function", "function": function}
+
+
+def _find_misalignment(output_ids: list[int], logprobs: list[tuple[float | None, int, str | None]]) -> str | None:
     if len(output_ids) == len(logprobs) and output_ids != [token_id for _, token_id, _ in logprobs]:
         return "the engine's log-probs belong to other tokens"
     return None

@@ -1,10 +1,10 @@
-"""What can go wrong between us and an engine.
+"""Errors of requests to an engine.
 
 AttuneError
 ├── Unavailable
-│   └── EngineUnavailable     down, refused, silent or broken off: ask another replica, or later
-│       └── AdapterMissing    alive, but it does not hold the version that was named
-└── EngineRefused             it understood and said no: asking again will not help
+│   └── EngineUnavailable     connection refused, lost or timed out: try another replica, or later
+│       └── AdapterMissing    the engine runs, but does not hold the requested version
+└── EngineRefused             the engine rejected the request: a retry will not help
 """
 
 from app.core.errors import AttuneError, Unavailable
@@ -19,8 +19,7 @@ class AdapterMissing(EngineUnavailable):
 
 
 class EngineRefused(AttuneError):
-    """What it finds wrong with a request is the client's to mend; anything else (a wrong key, say) is ours,
-    and leaves as 502."""
+    """The engine rejected a request. A mistake of the client results in 400, anything else (a wrong key) in 502."""
 
     def __init__(self, engine_status: int, message: str) -> None:
         super().__init__(message, code="engine_refused")

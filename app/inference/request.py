@@ -1,4 +1,4 @@
-"""ChatCall → the body that SGLang gets. An allow-list: what is not named here never reaches the engine."""
+"""Build the bodies of SGLang's chat requests. An allow-list: other fields never reach the engine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -10,7 +10,7 @@ FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Every value is sent, always: an engine's own defaults may come from the model's generation_config."""
+    """Sampling parameters. All of them are always sent: the engine's defaults may come from generation_config.json."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -43,22 +43,28 @@ class Sampling:
         return body
 
     @classmethod
-    def of(cls, body: Mapping[str, Any]) -> "Sampling":
-        """What `body` made, read back."""
-        told = {field.name: body[field.name] for field in fields(cls) if field.name in body}
-        return cls(**told | {"stop": tuple(body.get("stop", ()))})
+    def from_body(cls, body: Mapping[str, Any]) -> "Sampling":
+        """Return the parameters that `body` was made of."""
+        values = {field.name: body[field.name] for field in fields(cls) if field.name in body}
+        return cls(**values | {"stop": tuple(body.get("stop", ()))})
 
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """One reply to ask for.
+    """The request for one reply.
 
-    `rid` names it in the engine and is the reply's id; ids must have one fixed length, because the engine
-    aborts by prefix. `model` is only echoed in the reply; `adapter` (None: the bare base model) decides who
-    speaks. `prompt_ids` go in place of the rendered messages, when the exact tokens are known. `extra_key` keeps
-    prefix caches of different base weights apart. `response_format`, a demanded tool or a strict tool constrain
-    the reply by a grammar: its log-probs are then no longer the model's own, and the capture says so. `weights`:
-    whose full weights are to speak, where an engine's own weights are exchanged; the capture tells if others did.
+    A `response_format`, a required tool call or a strict tool constrains the reply by a grammar: its log-probs are then
+    not the model's own, and the capture is excluded from training.
+
+    Attributes:
+        rid: The request's id in the engine and the turn's id. All ids have the same length: SGLang aborts by prefix.
+        adapter: The adapter that generates the reply; None for the base model.
+        model: Only echoed in the reply.
+        extra_key: Separates the prefix caches of different base weights.
+        prompt_ids: Sent instead of the messages when the exact tokens are known.
+        weights: The version of full weights that must generate the reply, where the engine's weights are swapped. If
+            others did, the capture is excluded from training.
+        priority: Below 0: scheduled after chats, which have 0.
 
     Example: ChatCall(turn_id, [{"role": "user", "content": "Hi"}], Sampling(64), adapter="assistant-v3")
     """
@@ -78,26 +84,26 @@ class ChatCall:
     extra_key: str | None = None
     prompt_ids: Sequence[int] | None = None
     weights: str | None = None
-    priority: int | None = None  # below 0: after everybody else's; chats have 0
+    priority: int | None = None
 
     def __post_init__(self) -> None:
-        if ":" in self.model:  # SGLang would read an adapter's name behind the colon
-            raise ValueError(f"a model may not be called {self.model!r}: a colon is not allowed in its name")
+        if ":" in self.model:  # SGLang reads the part after a colon as an adapter's name
+            raise ValueError(f"a model's name must not contain a colon: {self.model!r}")
 
     @property
-    def most_tool_calls(self) -> int:
-        """SGLang heeds `parallel_tool_calls` under a grammar only."""
+    def max_tool_calls(self) -> int:
+        """The number of tool calls to pass on. SGLang obeys `parallel_tool_calls` only under a grammar."""
         return 128 if self.parallel_tool_calls else 1
 
     @property
-    def demands_a_tool(self) -> bool:
+    def requires_tool_call(self) -> bool:
         return self.tool_choice not in (None, "auto", "none")
 
     @property
-    def constrained(self) -> bool:
+    def is_grammar_constrained(self) -> bool:
         return (
             (self.response_format or {}).get("type", "text") != "text"
-            or self.demands_a_tool
+            or self.requires_tool_call
             or any(tool.get("function", {}).get("strict") for tool in self.tools)
         )
 
@@ -105,7 +111,7 @@ class ChatCall:
         body: dict[str, Any] = {
             "rid": self.rid,
             "model": self.model,
-            "messages": plain_messages(self.messages),
+            "messages": engine_messages(self.messages),
             **self.sampling.body(),
             "stream": stream,
             "logprobs": True,
@@ -137,32 +143,33 @@ class ChatCall:
         if not self.tools:
             return {}
         return {
-            "tools": [_tool(tool, strict=self.demands_a_tool) for tool in self.tools],
+            "tools": [_engine_tool(tool, strict=self.requires_tool_call) for tool in self.tools],
             "parallel_tool_calls": self.parallel_tool_calls,
             "tool_choice": self.tool_choice or "auto",
         }
 
 
-def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [_message(message) for message in messages]
+def engine_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [_engine_message(message) for message in messages]
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: message[name] for name in MESSAGE_FIELDS if message.get(name) is not None}
+def _engine_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    engine_message = {name: message[name] for name in MESSAGE_FIELDS if message.get(name) is not None}
     content = message.get("content")
     if isinstance(content, str) or content is None:
-        return {**kept, "content": content}
+        return {**engine_message, "content": content}
     parts = []
     for part in content:
         if part.get("type") != "text":
             raise ValueError(f"a message's content may hold text parts only, not {part.get('type')!r}")
         parts.append({"type": "text", "text": part["text"]})
-    return {**kept, "content": parts}
+    return {**engine_message, "content": parts}
 
 
-def _tool(tool: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
-    """A demanded call is written under a grammar anyway: unless that knows the parameters it lets any JSON pass."""
-    kept = {name: tool["function"][name] for name in FUNCTION_FIELDS if name in tool["function"]}
+def _engine_tool(tool: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    """Return the tool for SGLang. `strict` gives the grammar of a required call the parameters' schema, else it would
+    accept any JSON."""
+    function = {name: tool["function"][name] for name in FUNCTION_FIELDS if name in tool["function"]}
     if strict:
-        kept |= {"strict": True, "parameters": kept.get("parameters") or {"type": "object", "properties": {}}}
-    return {"type": "function", "function": kept}
+        function |= {"strict": True, "parameters": function.get("parameters") or {"type": "object", "properties": {}}}
+    return {"type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""ChatStream: one streamed reply, relayed as it comes and captured whole."""
+"""ChatStream: one streamed reply, passed on chunk by chunk and captured as a whole."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,59 +14,59 @@ from app.inference.capture import Capture
 from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.request import ChatCall
 from app.inference.stream_state import StreamState
-from app.inference.transport import EngineTransport, refusal
+from app.inference.transport import EngineTransport, to_engine_error
 
-FAREWELL_SECONDS = 5.0
-AGAIN_SECONDS = 0.5
+ABORT_TIMEOUT_SECONDS = 5.0
+ABORT_INTERVAL_SECONDS = 0.5
 
 
-async def insist(abort: Callable[[str], Awaitable[None]], rid: str, reply: asyncio.Task[Any]) -> None:
-    """Until the reply has ended. Raises what `abort` raises.
+async def abort_until_done(abort: Callable[[str], Awaitable[None]], rid: str, reply: asyncio.Task[Any]) -> None:
+    """Repeat the abort until the reply has ended. Raises what `abort` raises.
 
-    An abort may overtake the question it is about, and SGLang forgets an abort of what it has not heard yet.
+    An abort may arrive before the request that it belongs to, and SGLang ignores an abort of an unknown request.
     """
     while not reply.done():
         await abort(rid)
-        await asyncio.wait([reply], timeout=AGAIN_SECONDS)
+        await asyncio.wait([reply], timeout=ABORT_INTERVAL_SECONDS)
 
 
 class ChatStream:
-    """Enter it, iterate it, leave it: then `capture` holds what was said, however it ended.
+    """An async context manager and iterator of chunks; `capture` holds the tokens after it has been left.
 
-    Entering waits for the first token and raises what the engine refuses. Leaving early (a break, a
-    cancellation) aborts the engine's work and waits for the ids of what was generated until then. A task of
-    its own reads the wire, because a cancelled read would tear the connection and lose those ids.
+    Entering waits for the first token and raises the engine's refusal. Leaving early (by a break or a cancellation)
+    aborts the engine's work and waits for the ids of the tokens generated until then. A separate task reads the
+    connection, because a cancelled read would close it and lose those ids.
     """
 
     def __init__(
         self,
-        wire: EngineTransport,
+        transport: EngineTransport,
         call: ChatCall,
         abort: Callable[[str], Awaitable[None]],
         *,
         key: str | None,
-        patience: float,
+        read_timeout: float,
     ) -> None:
         self.call = call
-        self._wire = wire
-        self._key, self._patience = key, patience
+        self._transport = transport
+        self._key, self._read_timeout = key, read_timeout
         self._abort = abort
-        self._transcript = StreamState(call)
+        self._state = StreamState(call)
         self._chunks: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._opened = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
         self._capture: Capture | None = None
         self._left_early = False
-        self._begun = False
+        self._response_started = False
 
     @property
     def capture(self) -> Capture:
-        assert self._capture is not None, "a capture is there when the stream has been left"
+        assert self._capture is not None, "the capture exists only after the stream has been left"
         return self._capture
 
     @property
-    def captured(self) -> Capture | None:
-        """None while the stream runs, or when it was never entered."""
+    def capture_or_none(self) -> Capture | None:
+        """The capture; None while the stream runs or if it was never entered."""
         return self._capture
 
     async def __aenter__(self) -> Self:
@@ -74,31 +74,31 @@ class ChatStream:
         entered = False
         try:
             await self._opened.wait()
-            if not self._begun:
-                await self._reader  # raises what the engine refused
+            if not self._response_started:
+                await self._reader  # raises the engine's refusal
             entered = True
         finally:
             if not entered:
-                await self._leave()
+                await self._close()
         return self
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        assert self._reader is not None, "a stream must be entered first"
+        assert self._reader is not None, "enter the stream before iterating it"
         while (chunk := await self._chunks.get()) is not None:
             yield chunk
-        await self._reader  # raises what broke the reply off
+        await self._reader  # raises the error that broke off the reply
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._leave()
+        await self._close()
 
     async def _read(self) -> None:
         try:
             body = self.call.body(stream=True)
-            with self._wire.in_sentences():
-                async with self._wire.open(
-                    "POST", "/v1/chat/completions", body, key=self._key, patience=self._patience
+            with self._transport.translate_errors():
+                async with self._transport.open(
+                    "POST", "/v1/chat/completions", body, key=self._key, read_timeout=self._read_timeout
                 ) as response:
                     await self._relay(response)
         finally:
@@ -107,52 +107,52 @@ class ChatStream:
 
     async def _relay(self, response: aiohttp.ClientResponse) -> None:
         if response.status >= 400:
-            raise refusal(response.status, await response.read())
-        self._begun = True
+            raise to_engine_error(response.status, await response.read())
+        self._response_started = True
         self._opened.set()
-        async for data in _events(response):
+        async for data in _read_events(response):
             if data == b"[DONE]":
                 return
             chunk = orjson.loads(data)
             if "error" in chunk:
-                raise refusal(int(chunk["error"].get("code") or 500), data)
-            if (relayed := self._transcript.absorb(chunk)) is not None:
-                self._chunks.put_nowait(relayed)
-        raise EngineUnavailable(f"The engine at {self._wire.url} ended the reply before its end.")
+                raise to_engine_error(int(chunk["error"].get("code") or 500), data)
+            if (client_chunk := self._state.add_chunk(chunk)) is not None:
+                self._chunks.put_nowait(client_chunk)
+        raise EngineUnavailable(f"The engine at {self._transport.url} closed the stream before the reply was complete.")
 
-    async def _leave(self) -> None:
-        """Shielded: whoever leaves because he was cancelled must still come home with a capture."""
+    async def _close(self) -> None:
+        """Abort a running reply and build the capture. Shielded from cancellation, which is one way to leave."""
         assert self._reader is not None
         with anyio.CancelScope(shield=True):
             if not self._reader.done():
-                await self._cut()
-            self._capture = self._transcript.capture(broken=self._broken())
+                await self._abort_reply()
+            self._capture = self._state.capture(interruption=self._interruption())
 
-    async def _cut(self) -> None:
+    async def _abort_reply(self) -> None:
         assert self._reader is not None
         self._left_early = True
-        with anyio.move_on_after(FAREWELL_SECONDS):
+        with anyio.move_on_after(ABORT_TIMEOUT_SECONDS):
             with suppress(EngineUnavailable, EngineRefused):
-                await insist(self._abort, self.call.rid, self._reader)
+                await abort_until_done(self._abort, self.call.rid, self._reader)
         self._reader.cancel()
         await asyncio.wait([self._reader])
 
-    def _broken(self) -> str | None:
+    def _interruption(self) -> str | None:
         assert self._reader is not None
         if self._reader.cancelled():
-            return "the engine did not say what it had generated when the client left"
+            return "the client left and the engine did not report what it had generated"
         if (error := self._reader.exception()) is not None:
             return str(error)
-        if self._left_early and self._transcript.finish_reason is None:
-            return "the client left before the end"
+        if self._left_early and self._state.finish_reason is None:
+            return "the client left before the reply was complete"
         return None
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The data of each server-sent event; SGLang writes one line each."""
-    rest = b""
-    async for piece in response.content.iter_any():
-        *events, rest = (rest + piece).split(b"\n\n")
+async def _read_events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the data of each server-sent event. SGLang writes one `data:` line for each."""
+    buffer = b""
+    async for part in response.content.iter_any():
+        *events, buffer = (buffer + part).split(b"\n\n")
         for event in events:
             if event.startswith(b"data: "):
                 yield event[6:]

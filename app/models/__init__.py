@@ -1,20 +1,12 @@
-"""One table a file; this is the list that migrations and repositories import."""
+"""The tables, one subject per file. Migrations and repositories import them from here."""
 
-from app.models.audit import Audit, record_audit
+from app.models.audit import Audit, AuditAction, record_audit
 from app.models.base import Base, new_id
+from app.models.batch import Batch, BatchState
 from app.models.dataset import Dataset, DatasetKind, DatasetRow
 from app.models.engine import Engine, EngineState
-from app.models.feedback import Feedback, FeedbackRank
-from app.models.learning import (
-    WITHDRAWN,
-    Batch,
-    BatchState,
-    Judgement,
-    JudgementState,
-    Reward,
-    Sample,
-    SampleState,
-)
+from app.models.feedback import NUMERIC_KINDS, RANKING_KINDS, Feedback, FeedbackRank, SourceKind
+from app.models.judgement import Judgement, JudgementState
 from app.models.pin import Pin, PinKind
 from app.models.policy import (
     ONCE_LIVE,
@@ -29,19 +21,24 @@ from app.models.policy import (
 )
 from app.models.project import ApiKey, Project
 from app.models.rater import Rater, RaterStanding
+from app.models.reward import Reward
 from app.models.reward_model import RewardModel, RewardModelState, RewardModelTurn
 from app.models.rollout import PlanState, Rollout, RolloutPlan, RolloutState
+from app.models.sample import WITHDRAWN, Sample, SampleState
 from app.models.turn import LOST_REASON, SERVER_LOST, Origin, RouteReason, Turn, TurnMetadata, TurnState, lock_turns
 
 __all__ = [
     "LOST_REASON",
+    "NUMERIC_KINDS",
     "ONCE_LIVE",
     "PENDING_RELEASE",
+    "RANKING_KINDS",
     "SERVED_TRAFFIC",
     "SERVER_LOST",
     "WITHDRAWN",
     "ApiKey",
     "Audit",
+    "AuditAction",
     "Base",
     "Batch",
     "BatchState",
@@ -75,6 +72,7 @@ __all__ = [
     "RouteReason",
     "Sample",
     "SampleState",
+    "SourceKind",
     "Turn",
     "TurnMetadata",
     "TurnState",

@@ -1,4 +1,4 @@
-"""What every table shares: naming, ids, the clock, arrays of tokens and log-probs."""
+"""The base of every table: names of constraints, ids, creation times, and columns for arrays of numbers."""
 
 import secrets
 from array import array
@@ -33,7 +33,7 @@ class Created:
 
 
 class _Packed(TypeDecorator[list[Any]]):
-    """A list of numbers kept as little-endian bytes: exact, and a tenth of its size as JSON."""
+    """A list of numbers stored as little-endian bytes: exact, and a tenth of its size as JSON."""
 
     impl = LargeBinary
     cache_ok = True
@@ -61,5 +61,8 @@ class Logprobs(_Packed):
 
 
 def new_id(prefix: str) -> str:
-    """Example: new_id("fb") -> "fb-9f2c…" with 128 random bits; of fixed length, as the engine aborts by prefix."""
+    """Return a new random id of 128 bits. Example: new_id("fb") -> "fb-9f2c…"
+
+    Ids of one prefix have one length: SGLang aborts requests by the beginning of their ids.
+    """
     return f"{prefix}-{secrets.token_hex(16)}"

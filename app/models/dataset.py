@@ -1,4 +1,4 @@
-"""Dataset: prompts or preferences that were brought along, as rows to learn from."""
+"""Dataset: imported prompts or preferences to learn from."""
 
 from enum import StrEnum
 from typing import Any
@@ -22,13 +22,14 @@ class Dataset(Created, Base):
     name: Mapped[str] = mapped_column(String(63))
     kind: Mapped[str] = mapped_column(String(16))
     num_rows: Mapped[int] = mapped_column(Integer)
-    sha256: Mapped[str] = mapped_column(String(64), doc="of the file it came from: the same file is taken once")
+    sha256: Mapped[str] = mapped_column(String(64), doc="of the imported file: the same file is imported once")
 
     __table_args__ = (UniqueConstraint("project_id", "name"),)
 
 
 class DatasetRow(Base):
-    """prompts: `messages` and perhaps `reference`. preferences: `messages`, `chosen`, `rejected`."""
+    """One row. `content` holds `messages` and perhaps `reference` (prompts), or `messages`, `chosen` and `rejected`
+    (preferences)."""
 
     __tablename__ = "dataset_rows"
 

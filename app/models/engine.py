@@ -1,4 +1,4 @@
-"""Engine: one SGLang replica, and which versions it holds."""
+"""Engine: one SGLang replica and the versions that it has loaded."""
 
 from enum import StrEnum
 
@@ -15,10 +15,11 @@ class EngineState(StrEnum):
 
 
 class Engine(Base):
-    """`incarnation` grows with every start: a writer who saw an older one has nothing to say about this one.
+    """`incarnation` grows with every start, and a write that names an older one is refused.
 
-    Adapters lie beside each other; of full weights an engine has one version's. While they are exchanged, nobody is
-    sent there. Whoever exchanges them holds `moving_until`, to the digit; when that has passed, another may.
+    An engine holds several adapters, but the full weights of one version only. While its weights are swapped, no
+    request is routed to it. The process that swaps them owns the exact value of `swapping_until`; after that moment
+    another process may swap.
     """
 
     __tablename__ = "engines"
@@ -27,10 +28,12 @@ class Engine(Base):
     url: Mapped[str] = mapped_column(Text)
     state: Mapped[str] = mapped_column(String(16))
     incarnation: Mapped[int] = mapped_column(Integer, default=0)
-    loaded: Mapped[list[str]] = mapped_column(Json, default=list, doc="names of the adapters it holds")
+    loaded: Mapped[list[str]] = mapped_column(Json, default=list, doc="names of the loaded adapters")
     weights: Mapped[str | None] = mapped_column(
-        String(80), doc="the version whose full weights it has; the base model's own when null"
+        String(80), doc="the version whose full weights it has; null for the base model's weights"
     )
-    swapping_until: Mapped[float | None] = mapped_column(Float, doc="its weights are being exchanged; null when not")
+    swapping_until: Mapped[float | None] = mapped_column(
+        Float, doc="until then its weights are being swapped; null when they are not"
+    )
     heartbeat_at: Mapped[float | None] = mapped_column(Float)
     reason: Mapped[str | None] = mapped_column(Text)

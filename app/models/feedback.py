@@ -1,5 +1,6 @@
-"""Feedback: what somebody said about a turn. Append-only; the latest per target, name and source counts."""
+"""Feedback: append-only events. The latest per target, name and source is the effective one."""
 
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Boolean, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
@@ -7,9 +8,20 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from app.models.base import Base, Created, Json
 
+NUMERIC_KINDS = ("binary", "rating", "score")  # kinds of feedback whose value is a number in [-1, 1]
+RANKING_KINDS = ("comparison", "ranking")  # kinds of feedback that put several turns in order
+
+
+class SourceKind(StrEnum):
+    """Who gave the feedback."""
+
+    HUMAN = "HUMAN"
+    LLM_JUDGE = "LLM_JUDGE"
+    CODE = "CODE"
+
 
 class Feedback(Created, Base):
-    """About one turn, or one conversation, or (a comparison or ranking) the turns that `Ranked` lists."""
+    """What a source said about a turn, a conversation, or (comparisons and rankings) the turns of its FeedbackRanks."""
 
     __tablename__ = "feedback"
 
@@ -19,18 +31,20 @@ class Feedback(Created, Base):
     turn_id: Mapped[str | None] = mapped_column(ForeignKey("turns.id"), index=True)
     conversation_id: Mapped[str | None] = mapped_column(String(255))
     target: Mapped[str] = mapped_column(
-        String(300), nullable=True, doc="what it is about, in one word: the latest per target, name and source counts"
+        String(300),
+        nullable=True,
+        doc="what the feedback is about, as one string: the latest per target, name and source is effective",
     )
     kind: Mapped[str] = mapped_column(String(16))
     name: Mapped[str] = mapped_column(String(63))
     value: Mapped[float | None] = mapped_column(Float, doc="binary: 1 or -1; score and rating: in [-1, 1]")
-    raw_value: Mapped[Any | None] = mapped_column(Json, doc="the value as it was sent; null on a withdrawal")
+    raw_value: Mapped[Any | None] = mapped_column(Json, doc="the value as it was sent; null for a withdrawal")
     comment: Mapped[str | None] = mapped_column(Text)
     source_kind: Mapped[str] = mapped_column(String(16))
     source_id: Mapped[str | None] = mapped_column(String(255))
     request_metadata: Mapped[dict[str, Any]] = mapped_column(Json, default=dict, doc="the caller's metadata")
     idempotency_key: Mapped[str] = mapped_column(String(255))
-    fingerprint: Mapped[str] = mapped_column(String(64), doc="SHA-256 of the body that came under this key")
+    fingerprint: Mapped[str] = mapped_column(String(64), doc="SHA-256 of the request body with this key")
     processed: Mapped[bool] = mapped_column(Boolean, default=False)
 
     __table_args__ = (

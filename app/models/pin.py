@@ -1,4 +1,4 @@
-"""Pin: a conversation, user or key that is held on one version of a policy, whatever the pointer does."""
+"""Pin: a conversation, end user or API key that one version of a policy answers, whatever is deployed."""
 
 from enum import StrEnum
 
@@ -9,7 +9,7 @@ from app.models.base import Base, Created
 
 
 class PinKind(StrEnum):
-    """What is pinned; of several pins that fit a request the first of these counts."""
+    """What is pinned. If several pins match a request, the first kind in this order decides."""
 
     CONVERSATION = "conversation"
     USER = "user"
@@ -17,7 +17,7 @@ class PinKind(StrEnum):
 
 
 class Pin(Created, Base):
-    """`subject`: a conversation's id, an end user's as requests name them, or an API key's id."""
+    """`subject` is a conversation's id, an end user as requests name them, or an API key's id."""
 
     __tablename__ = "pins"
 
@@ -28,7 +28,7 @@ class Pin(Created, Base):
     subject: Mapped[str] = mapped_column(String(512))
     version_id: Mapped[str] = mapped_column(ForeignKey("versions.id"), index=True)
     reason: Mapped[str | None] = mapped_column(Text)
-    actor: Mapped[str] = mapped_column(String(63), doc="whose key set it")
+    actor: Mapped[str] = mapped_column(String(63), doc="the prefix of the API key that set it")
 
     __table_args__ = (
         Index("ix_pins_policy_id_kind_subject", "policy_id", "kind", "subject", unique=True),

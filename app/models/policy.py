@@ -1,4 +1,4 @@
-"""Policy, Version, Deployment: what is learned, its immutable results, and the pointer to the one that serves."""
+"""Policy, Version and Deployment: what is learned, its immutable results, and which of them serves."""
 
 from enum import StrEnum
 from typing import Any
@@ -11,22 +11,23 @@ from app.models.base import Base, Created, Json
 
 
 class LearningMode(StrEnum):
-    """How a policy learns; app/training/kl_guard.py holds the transitions."""
+    """How a policy learns. app/training/kl_guard.py makes the transitions."""
 
-    ASYNCHRONOUS = "asynchronous"  # samples of the last few versions
-    SYNCHRONOUS = "synchronous"  # after an alarm: one round on samples of the serving version alone
-    HALTED = "halted"  # alarm after alarm, or an operator's word: nothing is assembled
+    ASYNCHRONOUS = "asynchronous"  # on samples of the last few versions
+    SYNCHRONOUS = "synchronous"  # after an alarm: one update on samples of the serving version only
+    HALTED = "halted"  # after repeated alarms, or by an operator: no batch is assembled
 
 
 class ConversationRouting(StrEnum):
-    """What a conversation does when the pointer moves under it."""
+    """Which version continues a conversation when another version is deployed."""
 
-    FOLLOW = "follow"  # its next turn is the new version's
-    STICKY = "sticky"  # it ends on the version it began with, unless that is rolled back or no longer loaded
+    FOLLOW = "follow"  # the new version answers the next turn
+    STICKY = "sticky"  # the version that began it, unless that is rolled back or no longer loaded
 
 
 class Policy(Created, Base):
-    """A base model plus a line of versions. `head` is where learning goes on from; it may be ahead of what serves."""
+    """A base model with its versions. The head is the version that the next update starts from; it may be newer than
+    the serving one."""
 
     __tablename__ = "policies"
 
@@ -46,7 +47,9 @@ class Policy(Created, Base):
     )
     mode_reason: Mapped[str | None] = mapped_column(Text)
     mode_since: Mapped[float | None] = mapped_column(Float)
-    kl_alarms: Mapped[int] = mapped_column(Integer, default=0, server_default="0", doc="of the guard, in a row")
+    kl_alarms: Mapped[int] = mapped_column(
+        Integer, default=0, server_default="0", doc="consecutive alarms of the KL guard"
+    )
     conversations: Mapped[str] = mapped_column(
         String(16), default=ConversationRouting.FOLLOW, server_default=ConversationRouting.FOLLOW
     )
@@ -54,7 +57,7 @@ class Policy(Created, Base):
         Json, doc="its own alignment.release.canary.CanaryConfig; the deployment's when null"
     )
     shadow: Mapped[dict[str, Any] | None] = mapped_column(
-        Json, doc="its own alignment.release.shadow.RehearsalConfig; the deployment's when null"
+        Json, doc="its own alignment.release.shadow.ShadowConfig; the deployment's when null"
     )
 
     __table_args__ = (UniqueConstraint("project_id", "name"),)
@@ -63,9 +66,9 @@ class Policy(Created, Base):
 class VersionState(StrEnum):
     TRAINED = "trained"
     VERIFIED = "verified"
-    SHADOW = "shadow"  # it answers beside what serves, and nobody hears it
-    SHADOW_PASSED = "shadow_passed"  # and may go out
-    CANARY = "canary"  # some are answered by it, and it is watched
+    SHADOW = "shadow"  # it answers live prompts, and nobody sees its replies
+    SHADOW_PASSED = "shadow_passed"  # it may be published
+    CANARY = "canary"  # it answers a share of the users, and its metrics are watched
     LIVE = "live"
     SUPERSEDED = "superseded"
     ROLLED_BACK = "rolled_back"
@@ -77,9 +80,9 @@ PENDING_RELEASE = (
     VersionState.VERIFIED,
     VersionState.SHADOW,
     VersionState.SHADOW_PASSED,
-)  # on their way home
-ONCE_LIVE = (VersionState.LIVE, VersionState.SUPERSEDED, VersionState.ROLLED_BACK)  # what the pointer has pointed to
-SERVED_TRAFFIC = (*ONCE_LIVE, VersionState.CANARY)  # people have heard it, or hear it
+)
+ONCE_LIVE = (VersionState.LIVE, VersionState.SUPERSEDED, VersionState.ROLLED_BACK)  # was deployed to everybody
+SERVED_TRAFFIC = (*ONCE_LIVE, VersionState.CANARY)  # has answered users
 
 
 class Version(Created, LeaseMixin, Base):
@@ -97,33 +100,34 @@ class Version(Created, LeaseMixin, Base):
     adapter_name: Mapped[str | None] = mapped_column(String(80), unique=True)
     adapter_path: Mapped[str | None] = mapped_column(Text)
     full_weights: Mapped[bool] = mapped_column(
-        Boolean, default=False, server_default=false(), doc="all weights, and no adapter over the base model's"
+        Boolean, default=False, server_default=false(), doc="it holds all weights; otherwise an adapter"
     )
     manifest_sha256: Mapped[str | None] = mapped_column(String(64))
-    probe: Mapped[dict[str, Any] | None] = mapped_column(Json, doc="token ids and the trainer's log-probs of them")
+    probe: Mapped[dict[str, Any] | None] = mapped_column(Json, doc="token ids and their log-probs from the trainer")
     metrics: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
-    timings: Mapped[dict[str, Any]] = mapped_column(Json, default=dict, doc="seconds by phase, trained to served")
+    timings: Mapped[dict[str, Any]] = mapped_column(Json, default=dict, doc="seconds by phase, from trained to served")
     shadow_since: Mapped[float | None] = mapped_column(Float)
     live_at: Mapped[float | None] = mapped_column(Float)
     tainted_at: Mapped[float | None] = mapped_column(
-        Float, doc="since when it, or a version it stands on, has learned from what has been erased"
+        Float, doc="since when it, or one of its ancestors, has learned from data that is erased"
     )
 
     __table_args__ = (UniqueConstraint("policy_id", "number"),)
 
     @property
     def adapter(self) -> str | None:
-        """What an engine is asked by. None for the base model, and for full weights: those are the engine's own."""
+        """The adapter that a request to an engine names. None for the base model and for full weights."""
         return None if self.full_weights else self.adapter_name
 
     @property
     def weights(self) -> str | None:
-        """What an engine's own weights must be. None is the base model's."""
+        """The version whose full weights the engine must have. None for the base model's weights."""
         return self.adapter_name if self.full_weights else None
 
 
 class Deployment(Base):
-    """The pointer. Publishing and rolling back are one UPDATE of this row; `epoch` counts its moves."""
+    """Which version serves a policy, and which is its canary. Publishing and rolling back are one UPDATE of this row;
+    `epoch` counts them."""
 
     __tablename__ = "deployments"
 
@@ -139,5 +143,5 @@ class Deployment(Base):
         Boolean,
         default=False,
         server_default=false(),
-        doc="the watch ends it, one way or the other; else a person does",
+        doc="its metrics promote it or roll it back; otherwise a person does",
     )

@@ -1,4 +1,4 @@
-"""RewardModel: a head that has learned what people say of a policy's replies, and what it was fitted on."""
+"""RewardModel: a head fitted on the feedback about a policy's replies, and the turns that it was fitted on."""
 
 from enum import StrEnum
 from typing import Any
@@ -11,13 +11,13 @@ from app.models.base import Base, Created, Json
 
 
 class RewardModelState(StrEnum):
-    OPEN = "open"  # to be fitted; claimed while its lease runs
-    TRAINED = "trained"  # good enough, and told not to serve
-    SERVING = "serving"  # its word counts; one of a policy's at a time
-    DISABLED = "disabled"  # people disagreed with it, its files are damaged, or an operator's word
+    OPEN = "open"  # to be fitted; claimed while its lease is in force
+    TRAINED = "trained"  # good enough, but not requested to serve
+    SERVING = "serving"  # its rewards count; at most one per policy
+    DISABLED = "disabled"  # people disagreed with it, its files are damaged, or an operator disabled it
     RETIRED = "retired"  # a later one serves
     REFUSED = "refused"  # not good enough, or too little to learn from
-    FAILED = "failed"  # took the trainer down too often
+    FAILED = "failed"  # crashed the trainer too often
 
 
 class RewardModel(Created, LeaseMixin, Base):
@@ -27,24 +27,22 @@ class RewardModel(Created, LeaseMixin, Base):
     policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
     number: Mapped[int] = mapped_column(Integer)
     state: Mapped[str] = mapped_column(String(16), default=RewardModelState.OPEN)
-    actor: Mapped[str] = mapped_column(String(128), doc="who brought it into its state: a station, or a key's prefix")
-    reason: Mapped[str | None] = mapped_column(Text, doc="of its state")
+    actor: Mapped[str] = mapped_column(String(128), doc="who set its state: a worker, or an API key's prefix")
+    reason: Mapped[str | None] = mapped_column(Text, doc="why it has this state")
     serve_when_fitted: Mapped[bool] = mapped_column(
-        Boolean, default=True, doc="once it is fitted, if it is good enough"
+        Boolean, default=True, doc="it serves once it is fitted, if it is good enough"
     )
     path: Mapped[str | None] = mapped_column(Text)
     manifest_sha256: Mapped[str | None] = mapped_column(String(64))
-    metrics: Mapped[dict[str, Any]] = mapped_column(Json, default=dict, doc="on words that were held out")
+    metrics: Mapped[dict[str, Any]] = mapped_column(Json, default=dict, doc="on feedback that was held out")
     num_pairs: Mapped[int | None] = mapped_column(Integer)
     num_thumbs: Mapped[int | None] = mapped_column(Integer)
     num_raters: Mapped[int | None] = mapped_column(Integer)
-    last_feedback_seq: Mapped[int] = mapped_column(
-        Integer, default=0, doc="the last feedback there was when it was read"
-    )
-    data_read_at: Mapped[float | None] = mapped_column(Float, doc="when the words that it learns from were read")
-    settled_at: Mapped[float | None] = mapped_column(Float, doc="when its fit ended, however it did")
+    last_feedback_seq: Mapped[int] = mapped_column(Integer, default=0, doc="the last feedback when its data was read")
+    data_read_at: Mapped[float | None] = mapped_column(Float, doc="when its data was read")
+    settled_at: Mapped[float | None] = mapped_column(Float, doc="when its fit ended, with or without success")
     served_at: Mapped[float | None] = mapped_column(Float, doc="since when it serves, or last served")
-    tainted_at: Mapped[float | None] = mapped_column(Float, doc="since when it has learned from what has been erased")
+    tainted_at: Mapped[float | None] = mapped_column(Float, doc="since when some of its data is erased")
 
     __table_args__ = (
         UniqueConstraint("policy_id", "number"),
@@ -66,7 +64,7 @@ class RewardModel(Created, LeaseMixin, Base):
 
 
 class RewardModelTurn(Base):
-    """A turn that people had spoken of when the model was fitted: by it lineage and erasure find the model."""
+    """A turn whose feedback the model was fitted on. Lineage and erasure find the model by it."""
 
     __tablename__ = "reward_model_turns"
 

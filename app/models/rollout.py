@@ -1,4 +1,4 @@
-"""Rollout, RolloutPlan: replies that we ask for and no user sees, and the passes over a set of prompts."""
+"""Rollout and RolloutPlan: replies sampled for training, which no user sees, and passes over a set of prompts."""
 
 from enum import StrEnum
 from typing import Any
@@ -11,33 +11,37 @@ from app.models.base import Base, Created, Json
 
 
 class RolloutState(StrEnum):
-    OPEN = "open"  # to be asked; claimed while its lease runs
+    OPEN = "open"  # to be sampled; claimed while its lease is in force
     DONE = "done"
-    SKIPPED = "skipped"  # there was no reason to ask any more, or no budget
+    SKIPPED = "skipped"  # no longer needed, or no budget left
     FAILED = "failed"  # every attempt failed
 
 
 class Rollout(Created, LeaseMixin, Base):
-    """One reply to be sampled off the hot path. Its id is that of its turn, which is there before it is asked."""
+    """One reply to be sampled off the hot path. Its id is that of its turn, which exists before it is sampled."""
 
     __tablename__ = "rollouts"
 
     id: Mapped[str] = mapped_column(ForeignKey("turns.id"), primary_key=True)
     policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
-    origin: Mapped[str] = mapped_column(String(16), doc="its turn's")
-    plan_id: Mapped[str | None] = mapped_column(ForeignKey("rollout_plans.id"), doc="null for a shadow")
-    pass_number: Mapped[int | None] = mapped_column(Integer, doc="of the plan, from 0")
-    row_number: Mapped[int | None] = mapped_column(Integer, doc="of the dataset's row")
+    origin: Mapped[str] = mapped_column(String(16), doc="the origin of its turn")
+    plan_id: Mapped[str | None] = mapped_column(
+        ForeignKey("rollout_plans.id"), doc="null for a group sample or a shadow"
+    )
+    pass_number: Mapped[int | None] = mapped_column(Integer, doc="the pass of the plan, from 0")
+    row_number: Mapped[int | None] = mapped_column(Integer, doc="the row of the dataset")
     choice_index: Mapped[int] = mapped_column(Integer)
     state: Mapped[str] = mapped_column(String(16), default=RolloutState.OPEN)
-    engine: Mapped[str | None] = mapped_column(String(63), doc="that was asked last")
-    due_at: Mapped[float] = mapped_column(Float, doc="not to be asked before")
-    expires_at: Mapped[float] = mapped_column(Float, doc="until then the replies beside it wait for it; then skipped")
-    tokens: Mapped[int] = mapped_column(
-        Integer, default=0, server_default=text("0"), doc="that it may take while it is asked, that it took afterwards"
+    engine: Mapped[str | None] = mapped_column(String(63), doc="used last")
+    due_at: Mapped[float] = mapped_column(Float, doc="it is not sampled before")
+    expires_at: Mapped[float] = mapped_column(
+        Float, doc="until then the other replies to its prompt wait for it; then it is skipped"
     )
-    duration_seconds: Mapped[float | None] = mapped_column(Float, doc="from asking to the reply's end")
-    reward: Mapped[float | None] = mapped_column(Float, doc="the verifier's, in [-1, 1]")
+    tokens: Mapped[int] = mapped_column(
+        Integer, default=0, server_default=text("0"), doc="the budget while it is sampled, the tokens used afterwards"
+    )
+    duration_seconds: Mapped[float | None] = mapped_column(Float, doc="from the request to the end of the reply")
+    reward: Mapped[float | None] = mapped_column(Float, doc="of the verifier, in [-1, 1]")
     reason: Mapped[str | None] = mapped_column(Text, doc="why it was skipped or failed, or has no reward")
     settled_at: Mapped[float | None] = mapped_column(Float)
 
@@ -62,15 +66,15 @@ class PlanState(StrEnum):
 
 
 class RolloutPlan(Created, Base):
-    """Passes over a dataset of prompts, `n` replies to each. Whoever takes it further holds its row meanwhile, so no
-    prompt is asked twice in a pass."""
+    """Passes over a dataset of prompts, with `n` replies to each. A worker that advances it locks its row, so that no
+    prompt is sampled twice in a pass."""
 
     __tablename__ = "rollout_plans"
 
     id: Mapped[str] = mapped_column(String(48), primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
-    dataset_id: Mapped[str] = mapped_column(String(48), doc="which may be let go: then the plan fails")
+    dataset_id: Mapped[str] = mapped_column(String(48), doc="if the dataset is deleted, the plan fails")
     dataset: Mapped[str] = mapped_column(String(63), doc="its name")
     state: Mapped[str] = mapped_column(String(16), default=PlanState.RUNNING)
     reason: Mapped[str | None] = mapped_column(Text, doc="why it failed, was paused or cancelled")
@@ -79,12 +83,12 @@ class RolloutPlan(Created, Base):
     verifier: Mapped[dict[str, Any]] = mapped_column(Json, doc="an alignment.signals.verifiers.VerifierConfig")
     temperature: Mapped[float] = mapped_column(Float)
     max_tokens: Mapped[int] = mapped_column(Integer)
-    prompts_per_version: Mapped[int | None] = mapped_column(Integer, doc="null: what a batch has room for")
-    num_prompts: Mapped[int] = mapped_column(Integer, doc="of the dataset")
+    prompts_per_version: Mapped[int | None] = mapped_column(Integer, doc="null: as many as a batch needs")
+    num_prompts: Mapped[int] = mapped_column(Integer, doc="in the dataset")
     pass_number: Mapped[int] = mapped_column(Integer, default=0)
     position: Mapped[int] = mapped_column(Integer, default=0, doc="the next prompt of this pass")
-    version_id: Mapped[str | None] = mapped_column(String(48), doc="that was asked last")
-    version_prompts: Mapped[int] = mapped_column(Integer, default=0, doc="that it has been asked")
+    version_id: Mapped[str | None] = mapped_column(String(48), doc="used last")
+    version_prompts: Mapped[int] = mapped_column(Integer, default=0, doc="prompts sampled from that version")
     settled_at: Mapped[float | None] = mapped_column(Float)
 
     __table_args__ = (Index("ix_rollout_plans_policy_id_created_at", "policy_id", "created_at"),)

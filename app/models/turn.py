@@ -1,4 +1,4 @@
-"""Turn: one reply of the model, in tokens, exactly as the engine saw and said it; and the pairs it is found by."""
+"""Turn: one reply of the model with the exact tokens of the engine, and the metadata that it is found by."""
 
 from collections.abc import Collection
 from enum import StrEnum
@@ -18,12 +18,12 @@ SERVER_LOST = "server_lost"  # the finish reason of a turn whose process died
 class TurnState(StrEnum):
     OPEN = "open"  # being generated: the row exists before the first byte leaves
     DONE = "done"
-    ABORTED = "aborted"  # the client hung up, or the process died
+    ABORTED = "aborted"  # the client disconnected, or the process died
     FAILED = "failed"  # the engine failed
 
 
 class Origin(StrEnum):
-    """Whose wish a turn was. Only chats are shown to users; the others are rollouts, which nobody asked for but us."""
+    """Why a turn was generated. Only chats are shown to users; the others are rollouts of the service itself."""
 
     CHAT = "chat"
     GROUP_SAMPLE = "group_sample"  # another reply to a chat's prompt, sampled off the hot path
@@ -34,7 +34,7 @@ class Origin(StrEnum):
 class RouteReason(StrEnum):
     """Why this version answered."""
 
-    STABLE = "stable"  # it is what serves
+    STABLE = "stable"  # the deployed version
     CANARY = "canary"  # the request was in the canary's share
     PINNED = "pinned"
     STICKY = "sticky"  # its conversation began on it
@@ -42,7 +42,7 @@ class RouteReason(StrEnum):
 
 
 class Turn(Created, Base):
-    """Its id is the chat completion id. Of several choices each is a turn, and the first one gives the id."""
+    """Each choice of a completion is a turn. The id of the first one is the chat completion id."""
 
     __tablename__ = "turns"
 
@@ -54,18 +54,18 @@ class Turn(Created, Base):
     choice_index: Mapped[int] = mapped_column(Integer, default=0, server_default=text("0"))
     route_reason: Mapped[str] = mapped_column(String(16), default=RouteReason.STABLE, server_default=RouteReason.STABLE)
     origin: Mapped[str] = mapped_column(String(16), default=Origin.CHAT, server_default=Origin.CHAT)
-    conversation_id: Mapped[str | None] = mapped_column(String(255), doc="the caller's own, or one of ours")
+    conversation_id: Mapped[str | None] = mapped_column(String(255), doc="the caller's, or one that was generated")
     parent_id: Mapped[str | None] = mapped_column(String(48), index=True, doc="the turn before, in this conversation")
     shadow_of_id: Mapped[str | None] = mapped_column(
-        String(48), doc="of a shadow deployment: the chat's turn whose prompt it answers"
+        String(48), doc="of a shadow deployment: the chat turn whose prompt it answers"
     )
     prefix_reuse: Mapped[str | None] = mapped_column(
-        Text, doc="'exact' when the prompt begins with the parent's very tokens, else why not; null without a parent"
+        Text, doc="'exact' when the prompt begins with the parent's tokens, otherwise why not; null without a parent"
     )
-    prefix_hash: Mapped[str | None] = mapped_column(String(64), doc="hash of all messages up to and with the reply")
-    key_id: Mapped[str | None] = mapped_column(String(48), doc="the API key that asked")
+    prefix_hash: Mapped[str | None] = mapped_column(String(64), doc="hash of all messages including the reply")
+    key_id: Mapped[str | None] = mapped_column(String(48), doc="the API key of the request")
     end_user: Mapped[str | None] = mapped_column(String(512), doc="`safety_identifier` or `user` of the request")
-    request_sha256: Mapped[str | None] = mapped_column(String(64), doc="of the body, to know a client's retry by")
+    request_sha256: Mapped[str | None] = mapped_column(String(64), doc="of the body, to recognize a retry")
     request_metadata: Mapped[dict[str, Any]] = mapped_column(
         Json, default=dict, server_default=text("'{}'"), doc="the caller's metadata"
     )
@@ -78,7 +78,7 @@ class Turn(Created, Base):
         Json,
         default=dict,
         server_default=text("'{}'"),
-        doc="what else shaped the reply: tools, tool_choice, response_format, …",
+        doc="other parameters of the reply: tools, tool_choice, response_format, …",
     )
     prompt_ids: Mapped[list[int] | None] = mapped_column(TokenIds)
     output_ids: Mapped[list[int] | None] = mapped_column(TokenIds)
@@ -89,19 +89,22 @@ class Turn(Created, Base):
     num_output_tokens: Mapped[int | None] = mapped_column(Integer)
     length_penalty: Mapped[float | None] = mapped_column(
         Float,
-        doc="below 0 when its length is out of the range that was set; null when none was, or it was not finished",
+        doc="below 0 when the length is out of range; null when no range is set or the reply was not finished",
     )
     weight_versions: Mapped[list[dict[str, Any]] | None] = mapped_column(
         JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql"),
-        doc="of full weights, where the engine tells: spans of output tokens, {version, start, end}",
+        doc="with full weights, if the engine reports them: spans of output tokens, {version, start, end}",
     )
     exclusion_reason: Mapped[str | None] = mapped_column(Text, doc="why it must not be trained on; null when it may")
     first_token_at: Mapped[float | None] = mapped_column(Float)
     finished_at: Mapped[float | None] = mapped_column(Float)
     processed: Mapped[bool] = mapped_column(
-        Boolean, default=False, server_default=false(), doc="the sources that need no feedback have been told of it"
+        Boolean,
+        default=False,
+        server_default=false(),
+        doc="the reward sources that need no feedback have been requested",
     )
-    deleted_at: Mapped[float | None] = mapped_column(Float, doc="its content is gone; only that it was remains")
+    deleted_at: Mapped[float | None] = mapped_column(Float, doc="when its content was erased; the row remains")
 
     __table_args__ = (
         Index("ix_turns_completion_id_choice_index", "completion_id", "choice_index", unique=True),
@@ -134,7 +137,7 @@ class Turn(Created, Base):
 
 
 class TurnMetadata(Base):
-    """One pair of a turn's metadata, to find it by. Only a completion's first choice has them."""
+    """One key and value of a turn's metadata, to find it by. Only the first choice of a completion has them."""
 
     __tablename__ = "turn_metadata"
 
@@ -147,8 +150,12 @@ class TurnMetadata(Base):
 
 
 async def lock_turns(session: AsyncSession, turn_ids: Collection[str], *, key_share: bool = False) -> None:
-    """Before what hangs on them, and in one order, so that two who want the same ones cannot deadlock. With
-    `key_share` others may still refer to them."""
+    """Lock turns before the rows that refer to them.
+
+    They are locked in the order of their ids, so that two transactions cannot deadlock.
+
+    With `key_share` other transactions may still add rows that refer to them.
+    """
     await session.execute(
         select(Turn.id).where(Turn.id.in_(turn_ids)).order_by(Turn.id).with_for_update(key_share=key_share)
     )

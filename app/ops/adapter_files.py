@@ -1,4 +1,7 @@
-"""/v1/engines/versions: what an engine's host pulls as it starts. Not a tenant's: it takes the engines' admin key."""
+"""/v1/engines/versions: the files that an engine's host downloads when it starts.
+
+The caller is not a tenant: it presents the engines' admin key.
+"""
 
 import secrets
 from pathlib import Path
@@ -13,26 +16,26 @@ from starlette.responses import FileResponse
 from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, MANIFEST
 from app.core.errors import NotFound, Unauthorized
 from app.core.services import services_of
-from app.inference.keys import EngineKeys
+from app.inference.pool import EngineKeys
 from app.models import Version
 from app.projects.auth import DatabaseDep, bearer
 
 router = APIRouter(prefix="/v1/engines", include_in_schema=False)
-FILES = (MANIFEST, ADAPTER_CONFIG, ADAPTER)  # an optimizer's state is nobody's there
+FILES = (MANIFEST, ADAPTER_CONFIG, ADAPTER)  # not the optimizer's state
 
 
 @router.get("/versions/{name}/files/{file}")
-async def pull(
+async def get_file(
     request: Request, db: DatabaseDep, name: Annotated[str, InPath(max_length=80)], file: str
 ) -> FileResponse:
-    ours = services_of(request).get(EngineKeys).admin
-    if not secrets.compare_digest(bearer(request).encode(), ours.encode()):
-        raise Unauthorized("Versions are pulled with the engines' admin key.")
+    admin_key = services_of(request).get(EngineKeys).admin
+    if not secrets.compare_digest(bearer(request).encode(), admin_key.encode()):
+        raise Unauthorized("Send the engines' admin key as 'Authorization: Bearer …'.")
     async with db.read() as session:
         folder = await session.scalar(
             select(Version.adapter_path).where(Version.adapter_name == name, ~Version.full_weights)
         )
     path = Path(folder) / file if folder is not None and file in FILES else None
-    if path is None or not await anyio.Path(path).is_file():  # the storage may be away; nobody's chat waits for it
+    if path is None or not await anyio.Path(path).is_file():  # in a thread: the storage may hang
         raise NotFound(f"There is no file '{file}' of a version '{name}'.")
     return FileResponse(path, media_type="application/octet-stream")

@@ -1,40 +1,73 @@
-"""/v1/audit: a project's own entries, the newest first."""
+"""/v1/audit: the audit log of a project, the newest entries first."""
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Query
+from pydantic import BaseModel
 from sqlalchemy import select
 
-from app.core.errors import DOCUMENTED
+from app.core.errors import ERROR_RESPONSES
+from app.core.pagination import apply_keyset
 from app.models import Audit
-from app.ops.audit_schemas import AuditPage
 from app.projects.auth import AdminCaller, DatabaseDep
 
-router = APIRouter(prefix="/v1", tags=["audit"], responses=DOCUMENTED)
-Exactly = Annotated[str | None, Query(min_length=1, max_length=128)]
+router = APIRouter(prefix="/v1", tags=["audit"], responses=ERROR_RESPONSES)
+ExactFilter = Annotated[str | None, Query(min_length=1, max_length=128)]
 Seconds = Annotated[float | None, Query(ge=0, le=1e12, allow_inf_nan=False, description="unix seconds")]
 
 
+class AuditView(BaseModel):
+    object: Literal["audit.entry"] = "audit.entry"
+    number: int
+    created_at: float
+    actor: str
+    action: str
+    subject: str
+    reason: str | None
+    details: dict[str, Any]
+
+    @classmethod
+    def of(cls, row: Audit) -> Self:
+        fields = ("created_at", "actor", "action", "subject", "reason", "details")
+        return cls(number=row.seq, **{name: getattr(row, name) for name in fields})
+
+
+class AuditPage(BaseModel):
+    """`last_number` is the `after` of the next page."""
+
+    object: Literal["list"] = "list"
+    data: list[AuditView]
+    last_number: int | None
+    has_more: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[Audit], limit: int) -> Self:
+        """Build a page from up to `limit + 1` entries."""
+        data = [AuditView.of(row) for row in rows[:limit]]
+        return cls(data=data, last_number=data[-1].number if data else None, has_more=len(rows) > limit)
+
+
 @router.get("/audit")
-async def audit(
+async def list_audit(
     caller: AdminCaller,
     db: DatabaseDep,
-    action: Exactly = None,
-    subject: Exactly = None,
-    actor: Exactly = None,
+    action: ExactFilter = None,
+    subject: ExactFilter = None,
+    actor: ExactFilter = None,
     since: Seconds = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="an entry's number")] = None,
     order: Literal["asc", "desc"] = "desc",
 ) -> AuditPage:
-    asked = select(Audit).where(Audit.project_id == caller.project_id)
+    """The filters match exactly."""
+    query = select(Audit).where(Audit.project_id == caller.project_id)
     for column, value in ((Audit.action, action), (Audit.subject, subject), (Audit.actor, actor)):
         if value is not None:
-            asked = asked.where(column == value)
+            query = query.where(column == value)
     if since is not None:
-        asked = asked.where(Audit.created_at >= since)
-    if after is not None:
-        asked = asked.where(Audit.seq > after if order == "asc" else Audit.seq < after)
-    asked = asked.order_by(Audit.seq if order == "asc" else Audit.seq.desc()).limit(limit + 1)
+        query = query.where(Audit.created_at >= since)
+    last = None if after is None else (after,)
+    query = apply_keyset(query, (Audit.seq,), last, limit, descending=order == "desc")
     async with db.read() as session:
-        return AuditPage.of(list(await session.scalars(asked)), limit)
+        return AuditPage.of(list(await session.scalars(query)), limit)

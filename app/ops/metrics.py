@@ -1,4 +1,4 @@
-"""/metrics: what Prometheus scrapes."""
+"""/metrics, for Prometheus."""
 
 from typing import Annotated, Any
 
@@ -6,33 +6,33 @@ from fastapi import APIRouter, Depends, Request
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import Response
 
-from app.core.errors import DOCUMENTED
+from app.core.errors import ERROR_RESPONSES
 from app.core.services import services_of, settings_of
 from app.core.telemetry import Telemetry
 from app.ops import prometheus
-from app.ops.policy_metrics import standings
-from app.projects.auth import BEARER, DatabaseDep, identify
-from app.training.rollouts.repository import counts
+from app.projects.auth import BEARER, DatabaseDep, authenticate
+from app.training.rollouts.repository import count_by_state
 
-router = APIRouter(tags=["metrics"], responses=DOCUMENTED)
-PAGE: dict[int | str, dict[str, Any]] = {
+router = APIRouter(tags=["metrics"], responses=ERROR_RESPONSES)
+METRICS_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' text format"}
 }
 
 
-async def project_shown(request: Request, db: DatabaseDep, _: Any = BEARER) -> str | None:
-    """Whose figures the caller may read: an admin's own project's, or, where the page is open, everybody's (None)."""
+async def visible_project(request: Request, db: DatabaseDep, _: Any = BEARER) -> str | None:
+    """Return the project whose metrics the caller may read: an admin's own, or None (all) where the page is open."""
     if settings_of(request).metrics_open:
         return None
-    return (await identify(request, db, "admin")).project_id
+    return (await authenticate(request, db, "admin")).project_id
 
 
-@router.get("/metrics", response_class=Response, responses=PAGE)
+@router.get("/metrics", response_class=Response, responses=METRICS_RESPONSES)
 async def metrics(
-    request: Request, db: DatabaseDep, project_id: Annotated[str | None, Depends(project_shown)]
+    request: Request, db: DatabaseDep, project_id: Annotated[str | None, Depends(visible_project)]
 ) -> Response:
-    """This process's counters, and the newest trained version's metrics of each policy."""
-    found, rolled = await db.run_read(lambda connection: (standings(connection, project_id), counts(connection)))
-    return Response(
-        prometheus.render(services_of(request).get(Telemetry), found, rolled), media_type=CONTENT_TYPE_PLAIN_0_0_4
+    """The counters of this process, and the metrics of each policy's newest trained version."""
+    policies, rollouts = await db.run_read(
+        lambda connection: (prometheus.read_policy_metrics(connection, project_id), count_by_state(connection))
     )
+    content = prometheus.render(services_of(request).get(Telemetry), policies, rollouts)
+    return Response(content, media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -1,4 +1,4 @@
-"""/v1/status: what serves, what learns, what waits."""
+"""/v1/status: a project's policies, engines, queues and last events."""
 
 from typing import Any
 
@@ -7,34 +7,34 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from app.core.errors import DOCUMENTED
+from app.core.errors import ERROR_RESPONSES
 from app.models import Audit, Batch, Engine, Feedback, Origin, Rollout, Sample, Turn, Version
 from app.policies import endpoints as policies
 from app.policies import repository
 from app.projects.auth import AdminCaller, DatabaseDep
-from app.training.reward_models.repository import summary
+from app.training.reward_models.repository import summarize
 
-router = APIRouter(prefix="/v1", tags=["status"], responses=DOCUMENTED)
-EVENTS = 10
+router = APIRouter(prefix="/v1", tags=["status"], responses=ERROR_RESPONSES)
+MAX_EVENTS = 10
 
 
 @router.get("/status")
 async def status(caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
     async with db.read() as session:
-        rows = await repository.policies_of(session, caller.project_id)
-        mine = [policy.id for policy in rows]
+        rows = await repository.list_policies(session, caller.project_id)
+        policy_ids = [policy.id for policy in rows]
         return {
             "object": "status",
-            "policies": [await policies.view(session, policy) for policy in rows],
-            "engines": await _engines(session, mine),
-            "turns": await _count(session, Turn.state, Turn.policy_id.in_(mine), Turn.origin == Origin.CHAT),
-            "rollouts": await _count(session, Rollout.state, Rollout.policy_id.in_(mine)),
+            "policies": [await policies.view_policy(session, policy) for policy in rows],
+            "engines": await _engines(session, policy_ids),
+            "turns": await _count(session, Turn.state, Turn.policy_id.in_(policy_ids), Turn.origin == Origin.CHAT),
+            "rollouts": await _count(session, Rollout.state, Rollout.policy_id.in_(policy_ids)),
             "feedback": await _count(session, Feedback.kind, Feedback.project_id == caller.project_id),
-            "samples": await _count(session, Sample.state, Sample.policy_id.in_(mine)),
-            "batches": await _count(session, Batch.state, Batch.policy_id.in_(mine)),
-            "reward_models": await summary(session, rows),
+            "samples": await _count(session, Sample.state, Sample.policy_id.in_(policy_ids)),
+            "batches": await _count(session, Batch.state, Batch.policy_id.in_(policy_ids)),
+            "reward_models": await summarize(session, rows),
             "not_learned_from": await _count(
-                session, Sample.reason, Sample.policy_id.in_(mine), Sample.reason.is_not(None)
+                session, Sample.reason, Sample.policy_id.in_(policy_ids), Sample.reason.is_not(None)
             ),
             "events": [_event(row) for row in await _audit(session, caller.project_id)],
         }
@@ -48,13 +48,13 @@ async def _count(
 
 
 async def _engines(session: AsyncSession, policy_ids: list[str]) -> list[dict[str, Any]]:
-    """All engines, and of what they hold the caller's own."""
-    mine = set(await session.scalars(select(Version.adapter_name).where(Version.policy_id.in_(policy_ids))))
+    """Return all engines, each with those of the caller's versions that it has loaded."""
+    own = set(await session.scalars(select(Version.adapter_name).where(Version.policy_id.in_(policy_ids))))
     return [
         {
             "name": engine.name,
             "state": engine.state,
-            "loaded": [name for name in (*engine.loaded, engine.weights) if name is not None and name in mine],
+            "loaded": [name for name in (*engine.loaded, engine.weights) if name is not None and name in own],
             "heartbeat_at": engine.heartbeat_at,
             "reason": engine.reason,
         }
@@ -63,7 +63,7 @@ async def _engines(session: AsyncSession, policy_ids: list[str]) -> list[dict[st
 
 
 async def _audit(session: AsyncSession, project_id: str) -> list[Audit]:
-    rows = select(Audit).where(Audit.project_id == project_id).order_by(Audit.seq.desc()).limit(EVENTS)
+    rows = select(Audit).where(Audit.project_id == project_id).order_by(Audit.seq.desc()).limit(MAX_EVENTS)
     return list(await session.scalars(rows))
 
 

@@ -1,1 +1,1 @@
-"""Policies, their versions and the pointer to the one that serves."""
+"""The registry of policies and their versions."""

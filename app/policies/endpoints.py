@@ -1,100 +1,89 @@
-"""/v1/policies: list, versions, rollback."""
+"""/v1/policies: policies and their versions."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.core.errors import DOCUMENTED
-from app.core.http import JsonBody, parse_body, request_body_schema
-from app.core.services import services_of
-from app.deployments import service as deployment_service
-from app.deployments import shadow
-from app.deployments.router import VersionRouter
+from app.core.errors import ERROR_RESPONSES
 from app.models import Policy
-from app.policies import repository, service, taint
-from app.policies.schemas import PolicyView, RollbackRequest, RollbackResult, VersionView
+from app.policies import ancestry, repository, service
+from app.policies.references import PolicyName, version_name
+from app.policies.schemas import PolicyView, VersionView
 from app.projects.auth import AdminCaller, DatabaseDep
 
-PolicyName = Annotated[str, Path(min_length=1, max_length=128)]
-router = APIRouter(prefix="/v1/policies", tags=["policies"], responses=DOCUMENTED)
+router = APIRouter(prefix="/v1/policies", tags=["policies"], responses=ERROR_RESPONSES)
 
 
 @router.get("")
 async def list_policies(caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
+    """Return every policy of the project, by name."""
     async with db.read() as session:
-        views = [await view(session, policy) for policy in await repository.policies_of(session, caller.project_id)]
+        policies = await repository.list_policies(session, caller.project_id)
+        views = [await view_policy(session, policy) for policy in policies]
     return {"object": "list", "data": views}
 
 
 @router.get("/{name}")
 async def get_policy(name: PolicyName, caller: AdminCaller, db: DatabaseDep) -> PolicyView:
+    """Return a policy with the versions that serve, and its mode of learning."""
     async with db.read() as session:
-        return await view(session, await service.named(session, caller.project_id, name))
+        return await view_policy(session, await service.get_policy(session, caller.project_id, name))
 
 
 @router.get("/{name}/versions")
 async def list_versions(name: PolicyName, caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
+    """Return every version of a policy with its statistics, by number."""
     async with db.read() as session:
-        policy = await service.named(session, caller.project_id, name)
-        serving = (await repository.deployment_of(session, policy.id)).version_id
-        versions = await repository.versions_of(session, policy.id)
-        voices = await repository.version_stats(session, policy.id)
-        delays = await repository.delays(session, policy.id)
+        policy = await service.get_policy(session, caller.project_id, name)
+        serving_id = (await repository.get_deployment(session, policy.id)).version_id
+        versions = await repository.list_versions(session, policy.id)
+        stats = await repository.version_stats(session, policy.id)
+        delays = await repository.alignment_delays(session, policy.id)
     numbers = {version.id: version.number for version in versions}
-    stained = taint.stains(versions)
+    tainted = ancestry.tainted_since(versions)
     views = [
         VersionView.of(
             policy,
             version,
-            serving=version.id == serving,
+            serving=version.id == serving_id,
             parent=numbers.get(version.parent_id or ""),
-            voice=voices.get(version.id, {}),
+            stats=stats.get(version.id, {}),
             delay=delays.get(version.id),
-            erased_at=stained.get(version.id),
-            clean=taint.last_clean(version, versions, stained),
+            tainted_at=tainted.get(version.id),
+            untainted_ancestor=ancestry.last_untainted_ancestor(version, versions, tainted),
         )
         for version in versions
     ]
     return {"object": "list", "data": views}
 
 
-@router.post("/{name}/rollback", openapi_extra=request_body_schema(RollbackRequest))
-async def roll_back(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: JsonBody
-) -> RollbackResult:
-    asked = parse_body(RollbackRequest, body)
-    async with db.write() as session:
-        policy = await service.named(session, caller.project_id, name)
-        left, taken = await deployment_service.roll_back(
-            session, policy, asked.version, undo=asked.undo, actor=caller.key_prefix, reason=asked.reason
-        )
-    services_of(request).get(VersionRouter).forget()
-    return RollbackResult(policy=name, left=service.label(policy, left), serving=service.label(policy, taken))
+async def view_policy(session: AsyncSession, policy: Policy) -> PolicyView:
+    """Return the policy as the API shows it."""
+    deployment = await repository.get_deployment(session, policy.id)
+    serving = await repository.get_version(session, deployment.version_id)
+    head = await repository.get_version(session, policy.head_version_id or serving.id)
+    shadow = await repository.find_shadow_version(session, policy.id)
+    untainted = await ancestry.find_untainted_ancestor(session, policy.id, serving)
 
+    async def name_of(version_id: str | None) -> str | None:
+        return version_name(policy, await repository.get_version(session, version_id)) if version_id else None
 
-async def view(session: AsyncSession, policy: Policy) -> PolicyView:
-    deployment = await repository.deployment_of(session, policy.id)
-    serving = await repository.version(session, deployment.version_id)
-    head = await repository.version(session, policy.head_version_id or serving.id)
-    previous, canary = deployment.previous_version_id, deployment.canary_version_id
-    in_shadow = await shadow.under_way(session, policy.id)
-    back = await taint.way_back(session, policy.id, serving)
     return PolicyView(
         id=policy.id,
         name=policy.name,
         base_model=policy.base_model,
-        serving=service.label(policy, serving),
-        previous=service.label(policy, await repository.version(session, previous)) if previous else None,
-        canary=service.label(policy, await repository.version(session, canary)) if canary else None,
+        serving=version_name(policy, serving),
+        previous=await name_of(deployment.previous_version_id),
+        canary=await name_of(deployment.canary_version_id),
         canary_share=deployment.canary_share,
-        shadow=service.label(policy, in_shadow) if in_shadow else None,
-        head=service.label(policy, head),
+        shadow=version_name(policy, shadow) if shadow else None,
+        head=version_name(policy, head),
         epoch=deployment.epoch,
         created_at=policy.created_at,
         mode=policy.mode,
         mode_reason=policy.mode_reason,
         mode_since=policy.mode_since,
-        alarms=policy.kl_alarms,
-        clean=service.label(policy, back) if back else None,
+        kl_alarms=policy.kl_alarms,
+        untainted_ancestor=version_name(policy, untainted) if untainted else None,
     )

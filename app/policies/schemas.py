@@ -1,43 +1,11 @@
-"""What the policies API says and hears."""
+"""Response bodies of the policies API."""
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field
 
 from app.models import Policy, Version
-from app.policies.service import label
-
-
-class RollbackRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    version: int | None = Field(
-        None,
-        ge=0,
-        le=999_999_999,
-        description="the number to go back to; if unset a canary is ended, else the parent serves",
-    )
-    undo: int | None = Field(
-        None,
-        ge=0,
-        le=999_999_999,
-        description="the number of what is to be undone: said again it changes nothing, and it is a 409 when another "
-        "version serves by now. Not beside `version`",
-    )
-    reason: str | None = Field(None, max_length=2000)
-
-    @model_validator(mode="after")
-    def _one_way(self) -> "RollbackRequest":
-        if self.version is not None and self.undo is not None:
-            raise ValueError("say either `version`, to go back to, or `undo`, to be left")
-        return self
-
-
-class RollbackResult(BaseModel):
-    object: Literal["rollback"] = "rollback"
-    policy: str
-    left: str
-    serving: str
+from app.policies.references import version_name
 
 
 class VersionView(BaseModel):
@@ -58,8 +26,12 @@ class VersionView(BaseModel):
     alignment_delay: float | None
     metrics: dict[str, Any]
     timings: dict[str, Any]
-    erased_at: float | None = Field(description="since when it has learned from erased data, itself or before")
-    clean: str | None = Field(description="the version to go back to when this one has learned from erased data")
+    tainted_at: float | None = Field(
+        description="when data that the version or one of its ancestors learned from was erased"
+    )
+    untainted_ancestor: str | None = Field(
+        description="the version to roll back to if this one learned from erased data"
+    )
 
     @classmethod
     def of(
@@ -69,14 +41,14 @@ class VersionView(BaseModel):
         *,
         serving: bool,
         parent: int | None,
-        voice: dict[str, Any],
+        stats: dict[str, Any],
         delay: float | None,
-        erased_at: float | None = None,
-        clean: Version | None = None,
+        tainted_at: float | None = None,
+        untainted_ancestor: Version | None = None,
     ) -> "VersionView":
         return cls(
             id=version.id,
-            name=label(policy, version),
+            name=version_name(policy, version),
             number=version.number,
             parent=parent,
             state=version.state,
@@ -84,15 +56,15 @@ class VersionView(BaseModel):
             reason=version.reason,
             created_at=version.created_at,
             live_at=version.live_at,
-            turns=voice.get("turns", 0),
-            rated=voice.get("rated", 0),
-            approval=voice.get("approval"),
-            mean_length=voice.get("mean_length", 0.0),
+            turns=stats.get("turns", 0),
+            rated=stats.get("rated", 0),
+            approval=stats.get("approval"),
+            mean_length=stats.get("mean_length", 0.0),
             alignment_delay=delay,
             metrics=version.metrics,
             timings=version.timings,
-            erased_at=erased_at,
-            clean=label(policy, clean) if clean else None,
+            tainted_at=tainted_at,
+            untainted_ancestor=version_name(policy, untainted_ancestor) if untainted_ancestor else None,
         )
 
 
@@ -103,14 +75,16 @@ class PolicyView(BaseModel):
     base_model: str
     serving: str
     previous: str | None
-    canary: str | None = Field(description="the version that a share of the conversations gets")
+    canary: str | None = Field(description="the version that serves a share of the conversations")
     canary_share: float
-    shadow: str | None = Field(description="the version that answers beside what serves, unheard")
-    head: str
+    shadow: str | None = Field(description="the version whose replies to live prompts are judged but never returned")
+    head: str = Field(description="the version that the next update starts from")
     epoch: int
     created_at: float
-    mode: str = Field(description="how it learns: asynchronous, synchronous (after an alarm of the guard) or halted")
+    mode: str = Field(description="of learning: asynchronous, synchronous (after an alarm of the KL guard) or halted")
     mode_reason: str | None
     mode_since: float | None
-    alarms: int = Field(description="of the guard, in a row")
-    clean: str | None = Field(description="the version to go back to when what serves has learned from erased data")
+    kl_alarms: int = Field(description="alarms of the KL guard in a row")
+    untainted_ancestor: str | None = Field(
+        description="the version to roll back to if the serving one learned from erased data"
+    )

@@ -1,4 +1,4 @@
-"""Policies by name, the versions that may be asked for, and the engines that hold them."""
+"""Policies by name, and which engines have which version loaded."""
 
 from collections.abc import Sequence
 
@@ -12,67 +12,71 @@ from app.models import SERVED_TRAFFIC, Engine, EngineState, Policy, Version, Ver
 from app.policies import repository
 
 
-async def named(session: AsyncSession, project_id: str, name: str) -> Policy:
-    policy = await repository.policy_named(session, project_id, name)
+async def get_policy(session: AsyncSession, project_id: str, name: str) -> Policy:
+    """Return the policy. Raises NotFound."""
+    policy = await repository.find_policy(session, project_id, name)
     if policy is None:
         raise NotFound(f"There is no policy named '{name}'.", code="model_not_found", param="model")
     return policy
 
 
-async def askable(session: AsyncSession, project_id: str) -> list[tuple[Policy, Version]]:
-    """Versions that people have heard and that a ready engine holds: what `policy@vN` may name now."""
+async def list_loaded_versions(session: AsyncSession, project_id: str) -> list[tuple[Policy, Version]]:
+    """Return the versions that a request may name as `policy@vN`: they served traffic, and a ready engine has them."""
     rows = await session.execute(
         select(Policy, Version)
         .join(Version, Version.policy_id == Policy.id)
         .where(Policy.project_id == project_id, Version.state.in_(SERVED_TRAFFIC))
         .order_by(Policy.name, Version.number)
     )
-    engines = await ready_engines(session)
-    return [(policy, version) for policy, version in rows if any(holds(e, version) for e in engines)]
+    engines = await list_ready_engines(session)
+    return [(policy, version) for policy, version in rows if any(is_loaded(engine, version) for engine in engines)]
 
 
-def label(policy: Policy, version: Version) -> str:
-    """Example: "assistant@v12"."""
-    return f"{policy.name}@v{version.number}"
+async def list_ready_engines(session: AsyncSession, *, lock: bool = False) -> list[Engine]:
+    """Return the ready engines, by name. With `lock`, their rows stay as they are until the transaction ends."""
+    query = select(Engine).where(Engine.state == EngineState.READY).order_by(Engine.name)
+    if lock:
+        query = query.with_for_update(read=True).execution_options(populate_existing=True)
+    return list(await session.scalars(query))
 
 
-def holds(engine: Engine, version: Version) -> bool:
-    """Its own weights are the version's and stay so, and it has the adapter, if the version is one."""
+def is_loaded(engine: Engine, version: Version) -> bool:
+    """Whether the engine can serve the version.
+
+    The engine's own weights are the version's base or full weights, no weight swap is under way, and the engine has
+    loaded the version's adapter, if the version is one.
+    """
     if engine.swapping_until is not None or engine.weights != version.weights:
         return False
     return version.adapter is None or version.adapter in engine.loaded
 
 
-def enough(holders: Sequence[Engine], engines: Sequence[Engine]) -> bool:
-    """Whether so many of the ready engines may answer alone: half of them, and one at least. A replica that is slow or
-    hangs must not hold the others up; requests go to those that hold what they ask for."""
+def has_quorum(holders: Sequence[Engine], engines: Sequence[Engine]) -> bool:
+    """Whether `holders` are at least half of the ready `engines`, and at least one.
+
+    A replica that is slow or hangs must not delay the others: requests go to the engines that have the version.
+    """
     return bool(holders) and 2 * len(holders) >= len(engines)
 
 
-async def proving(session: AsyncSession, engine: Engine) -> bool:
-    """Its own weights are a version's that is about to go live, or about to be found unfit."""
-    coming = or_(
+def is_loaded_on_quorum(version: Version, engines: Sequence[Engine]) -> bool:
+    """Whether enough of these engines have loaded the version for it to serve."""
+    return has_quorum([engine for engine in engines if is_loaded(engine, version)], engines)
+
+
+async def is_verifying(session: AsyncSession, engine: Engine) -> bool:
+    """Whether the engine holds full weights that are being verified, or that are verified and about to go live."""
+    pending = or_(
         Version.state == VersionState.VERIFIED, (Version.state == VersionState.TRAINED) & ~lease_is_free(Version)
     )
-    asked = select(exists().where(Version.adapter_name == engine.weights, Version.full_weights, coming))
-    return engine.swapping_until is None and bool(await session.scalar(asked))
+    query = select(exists().where(Version.adapter_name == engine.weights, Version.full_weights, pending))
+    return engine.swapping_until is None and bool(await session.scalar(query))
 
 
-def carried(version: Version, engines: Sequence[Engine]) -> bool:
-    """Whether enough of these engines hold it."""
-    return enough([engine for engine in engines if holds(engine, version)], engines)
-
-
-def refuse_beside(settings: Settings, what: str) -> None:
-    """Raises Conflict where an engine has one version's weights at a time."""
+def require_adapters(settings: Settings, feature: str) -> None:
+    """Raise Conflict where versions are full weights: `feature` needs several versions on one engine."""
     if settings.adaptation == "full":
-        told = f"{what} needs several versions side by side; of full weights an engine has one at a time."
-        raise Conflict(told, code="full_weights")
-
-
-async def ready_engines(session: AsyncSession, *, lock: bool = False) -> list[Engine]:
-    """`lock`: what they hold stays as it is until the transaction ends."""
-    rows = select(Engine).where(Engine.state == EngineState.READY).order_by(Engine.name)
-    if lock:
-        rows = rows.with_for_update(read=True).execution_options(populate_existing=True)
-    return list(await session.scalars(rows))
+        raise Conflict(
+            f"{feature} needs several versions on one engine, and an engine holds one version of full weights.",
+            code="full_weights",
+        )

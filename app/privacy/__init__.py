@@ -1,1 +1,1 @@
-"""Subjects: the people behind turns and feedback; what is on record of one, and its erasure."""
+"""Data subjects: what is stored of a person, its export and its erasure, and which versions learned from it."""

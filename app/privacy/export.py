@@ -1,4 +1,4 @@
-"""Everything on record of one subject, a line of JSON each, page by page."""
+"""The export of a data subject: every row as one line of JSON, read page by page."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.database import Database
 from app.models import Base, Feedback, FeedbackRank, Judgement, Reward, Sample, Turn
 from app.privacy import repository
-from app.privacy.identities import Names
+from app.privacy.identities import SubjectNames
 
-PAGE = 64  # turns in memory at a time
-# What is the service's own, and no word of theirs.
-INTERNAL = {
+PAGE_SIZE = 64  # turns in memory at a time
+# Columns of the service that say nothing about the subject.
+INTERNAL_COLUMNS = {
     "lease_owner",
     "lease_until",
     "heartbeat_at",
@@ -26,24 +26,24 @@ INTERNAL = {
 }
 
 
-async def lines(db: Database, names: Names) -> AsyncIterator[bytes]:
-    """Raters and pins, then turn by turn what belongs to it, then what they said of others."""
+async def export_lines(db: Database, names: SubjectNames) -> AsyncIterator[bytes]:
+    """Yield raters and pins, then the turns with the rows that belong to them, then feedback on others' turns."""
     async with db.read() as session:
-        found = await repository.found(session, names)
-        yield _written("rater", await repository.raters(session, names))
-        yield _written("pin", await _rows(session, repository.pins_of(names)))
-    for start in range(0, len(found.turns), PAGE):
-        ids = found.turns[start : start + PAGE]
+        records = await repository.find_records(session, names)
+        yield _to_lines("rater", await repository.list_raters(session, names))
+        yield _to_lines("pin", await _read_rows(session, repository.select_pins(names)))
+    for start in range(0, len(records.turns), PAGE_SIZE):
+        ids = records.turns[start : start + PAGE_SIZE]
         async with db.read() as session:
-            for kind, asked in _of_turns(ids).items():
-                yield _written(kind, await _rows(session, asked))
-    for start in range(0, len(found.words), PAGE):
-        seqs = found.words[start : start + PAGE]
+            for kind, query in _turn_queries(ids).items():
+                yield _to_lines(kind, await _read_rows(session, query))
+    for start in range(0, len(records.feedback), PAGE_SIZE):
+        seqs = records.feedback[start : start + PAGE_SIZE]
         async with db.read() as session:
-            yield _written("feedback", await _rows(session, select(Feedback).where(Feedback.seq.in_(seqs))))
+            yield _to_lines("feedback", await _read_rows(session, select(Feedback).where(Feedback.seq.in_(seqs))))
 
 
-def _of_turns(ids: Sequence[str]) -> dict[str, Select[Any]]:
+def _turn_queries(ids: Sequence[str]) -> dict[str, Select[Any]]:
     ranked = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(ids))
     return {
         "turn": select(Turn).where(Turn.id.in_(ids)).order_by(Turn.created_at),
@@ -54,11 +54,11 @@ def _of_turns(ids: Sequence[str]) -> dict[str, Select[Any]]:
     }
 
 
-async def _rows(session: AsyncSession, asked: Select[Any]) -> Sequence[Base]:
-    return (await session.scalars(asked)).all()
+async def _read_rows(session: AsyncSession, query: Select[Any]) -> Sequence[Base]:
+    return (await session.scalars(query)).all()
 
 
-def _written(kind: str, rows: Sequence[Base]) -> bytes:
+def _to_lines(kind: str, rows: Sequence[Base]) -> bytes:
     """Example: {"object": "turn", "id": "chatcmpl-…", "messages": […], …}"""
     return b"".join(
         orjson.dumps({"object": kind, **{name: getattr(row, name) for name in _columns(row)}}) + b"\n" for row in rows
@@ -66,4 +66,4 @@ def _written(kind: str, rows: Sequence[Base]) -> bytes:
 
 
 def _columns(row: Base) -> list[str]:
-    return [column.key for column in type(row).__table__.columns if column.key not in INTERNAL]
+    return [column.key for column in type(row).__table__.columns if column.key not in INTERNAL_COLUMNS]

@@ -1,4 +1,4 @@
-"""Queries on one subject: their turns, their words, what they left elsewhere."""
+"""Queries on one data subject: turns, feedback, pins and raters."""
 
 from collections.abc import Collection
 from typing import Any, NamedTuple
@@ -7,111 +7,133 @@ from sqlalchemy import CompoundSelect, Select, and_, exists, func, or_, select, 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from app.models import Audit, Feedback, FeedbackRank, Judgement, Origin, Pin, PinKind, Rater, Reward, Sample, Turn
-from app.privacy.identities import Names
+from app.models import (
+    Audit,
+    AuditAction,
+    Feedback,
+    FeedbackRank,
+    Judgement,
+    Origin,
+    Pin,
+    PinKind,
+    Rater,
+    Reward,
+    Sample,
+    Turn,
+)
+from app.privacy.identities import SubjectNames
 
-ERASED = "erase subject"  # of the audit
 
+class SubjectRecords(NamedTuple):
+    """The ids of the subject's turns, the latest first, and the sequence numbers of the feedback that names them.
 
-class Found(NamedTuple):
-    """Ids of turns, the latest first: what goes on from a turn goes before it. And what feedback names them."""
+    The order puts every turn before the turns that it continues.
+    """
 
     turns: list[str]
-    words: list[int]
+    feedback: list[int]
 
     def __bool__(self) -> bool:
-        return bool(self.turns or self.words)
+        return bool(self.turns or self.feedback)
 
 
-def turns_of(names: Names) -> CompoundSelect[Any]:
-    """Turns that name them, and those without a name that go on from such a turn: their messages hold its messages.
-    And the rollouts beside any of these."""
-    mine = select(Turn.id).where(names.asked(), Turn.deleted_at.is_(None)).cte("mine", recursive=True)
-    after = aliased(Turn)
-    followed = select(after.id).join(mine, after.parent_id == mine.c.id)
-    nameless = followed.where(
-        after.end_user.is_(None), after.deleted_at.is_(None), after.project_id == names.project_id
+def select_turns(names: SubjectNames) -> CompoundSelect[Any]:
+    """Return a query for the ids of the subject's turns.
+
+    These are the turns that name the subject; the turns without an end user that continue one of them, because their
+    messages contain its messages; and the group samples and shadow replies of all of these.
+    """
+    mine = select(Turn.id).where(names.turns_filter(), Turn.deleted_at.is_(None)).cte("mine", recursive=True)
+    child = aliased(Turn)
+    continued = (
+        select(child.id)
+        .join(mine, child.parent_id == mine.c.id)
+        .where(child.end_user.is_(None), child.deleted_at.is_(None), child.project_id == names.project_id)
     )
-    named = select(mine.union(nameless).c.id)
-    there = select(Turn.id).where(Turn.project_id == names.project_id, Turn.deleted_at.is_(None))
-    group_samples = there.where(Turn.completion_id.in_(named), Turn.origin == Origin.GROUP_SAMPLE)
-    return union(
-        named, group_samples, there.where(Turn.shadow_of_id.in_(named))
-    )  # one statement with OR would use no index
+    chats = select(mine.union(continued).c.id)
+    existing = select(Turn.id).where(Turn.project_id == names.project_id, Turn.deleted_at.is_(None))
+    group_samples = existing.where(Turn.completion_id.in_(chats), Turn.origin == Origin.GROUP_SAMPLE)
+    shadow_replies = existing.where(Turn.shadow_of_id.in_(chats))
+    return union(chats, group_samples, shadow_replies)  # one statement with OR would use no index
 
 
-def pins_of(names: Names) -> Select[Pin]:
-    """Pins that hold them, or a conversation of theirs."""
-    talks = select(Turn.conversation_id).where(Turn.id.in_(turns_of(names)), Turn.conversation_id.is_not(None))
-    held = and_(Pin.kind == PinKind.USER, Pin.subject.in_(names.end_users))
-    talk = and_(Pin.kind == PinKind.CONVERSATION, Pin.subject.in_(talks))
-    return select(Pin).where(Pin.project_id == names.project_id, or_(held, talk)).order_by(Pin.created_at, Pin.id)
-
-
-async def found(session: AsyncSession, names: Names) -> Found:
-    ids = await session.scalars(
-        select(Turn.id).where(Turn.id.in_(turns_of(names))).order_by(Turn.created_at.desc(), Turn.id.desc())
+def select_pins(names: SubjectNames) -> Select[Pin]:
+    """Return a query for the pins of the subject and of the subject's conversations."""
+    conversations = select(Turn.conversation_id).where(
+        Turn.id.in_(select_turns(names)), Turn.conversation_id.is_not(None)
     )
-    words = await session.scalars(select(Feedback.seq).where(names.said()).order_by(Feedback.seq))
-    return Found(list(ids), list(words))
+    of_user = and_(Pin.kind == PinKind.USER, Pin.subject.in_(names.end_users))
+    of_conversation = and_(Pin.kind == PinKind.CONVERSATION, Pin.subject.in_(conversations))
+    query = select(Pin).where(Pin.project_id == names.project_id, or_(of_user, of_conversation))
+    return query.order_by(Pin.created_at, Pin.id)
 
 
-async def erased_at(session: AsyncSession, names: Names) -> float | None:
-    """When this name was erased, if it was."""
-    rows = select(func.max(Audit.created_at)).where(
-        Audit.project_id == names.project_id, Audit.action == ERASED, Audit.subject == names.sha256
+async def find_records(session: AsyncSession, names: SubjectNames) -> SubjectRecords:
+    turn_ids = await session.scalars(
+        select(Turn.id).where(Turn.id.in_(select_turns(names))).order_by(Turn.created_at.desc(), Turn.id.desc())
     )
-    return await session.scalar(rows)
+    seqs = await session.scalars(select(Feedback.seq).where(names.feedback_filter()).order_by(Feedback.seq))
+    return SubjectRecords(list(turn_ids), list(seqs))
 
 
-async def words(
-    session: AsyncSession, names: Names, turn_ids: Collection[str], seqs: Collection[int]
+async def last_erased_at(session: AsyncSession, names: SubjectNames) -> float | None:
+    """Return when a subject of this id was last erased, if it was."""
+    query = select(func.max(Audit.created_at)).where(
+        Audit.project_id == names.project_id, Audit.action == AuditAction.SUBJECT_ERASED, Audit.subject == names.sha256
+    )
+    return await session.scalar(query)
+
+
+async def lock_feedback(
+    session: AsyncSession, names: SubjectNames, turn_ids: Collection[str], seqs: Collection[int]
 ) -> list[Feedback]:
-    """Locked: feedback about these turns, whoever said it, and these words. What was said of a conversation as a whole
-    goes with its last turn."""
-    left = aliased(Turn)
-    others = exists().where(
-        left.project_id == Turn.project_id,
-        left.conversation_id == Turn.conversation_id,
-        left.deleted_at.is_(None),
-        left.id.not_in(turn_ids),
+    """Lock and return the feedback with these sequence numbers, and all feedback on these turns.
+
+    Feedback on a whole conversation is included if these are the conversation's last turns.
+    """
+    remaining = aliased(Turn)
+    has_remaining = exists().where(
+        remaining.project_id == Turn.project_id,
+        remaining.conversation_id == Turn.conversation_id,
+        remaining.deleted_at.is_(None),
+        remaining.id.not_in(turn_ids),
     )
-    over = select(Turn.conversation_id).where(Turn.id.in_(turn_ids), Turn.conversation_id.is_not(None), ~others)
-    ways = (
+    ended = select(Turn.conversation_id).where(Turn.id.in_(turn_ids), Turn.conversation_id.is_not(None), ~has_remaining)
+    queries = (
         select(Feedback.seq).where(Feedback.turn_id.in_(turn_ids)),
         select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(turn_ids)),
         select(Feedback.seq).where(
-            Feedback.project_id == names.project_id, Feedback.turn_id.is_(None), Feedback.conversation_id.in_(over)
+            Feedback.project_id == names.project_id, Feedback.turn_id.is_(None), Feedback.conversation_id.in_(ended)
         ),
         select(Feedback.seq).where(Feedback.seq.in_(seqs)),
     )
-    rows = select(Feedback).where(Feedback.project_id == names.project_id, Feedback.seq.in_(union_all(*ways)))
+    rows = select(Feedback).where(Feedback.project_id == names.project_id, Feedback.seq.in_(union_all(*queries)))
     return list(await session.scalars(rows.order_by(Feedback.seq).with_for_update()))
 
 
-async def raters(session: AsyncSession, names: Names) -> list[Rater]:
-    rows = select(Rater).where(Rater.project_id == names.project_id, Rater.name.in_(names.raters))
-    return list(await session.scalars(rows.order_by(Rater.name)))
+async def list_raters(session: AsyncSession, names: SubjectNames) -> list[Rater]:
+    query = select(Rater).where(Rater.project_id == names.project_id, Rater.name.in_(names.raters))
+    return list(await session.scalars(query.order_by(Rater.name)))
 
 
-async def on_record(session: AsyncSession, names: Names) -> bool:
-    """Is anything known of them beside turns and words?"""
-    if await raters(session, names):
+async def has_other_records(session: AsyncSession, names: SubjectNames) -> bool:
+    """Whether the subject has a rater or a pin."""
+    if await list_raters(session, names):
         return True
-    return await session.scalar(pins_of(names).limit(1)) is not None
+    return await session.scalar(select_pins(names).limit(1)) is not None
 
 
-async def counts(session: AsyncSession, names: Names) -> dict[str, int]:
-    """What is on record. `feedback` is theirs, or about their turns."""
-    ids = turns_of(names)
+async def count_records(session: AsyncSession, names: SubjectNames) -> dict[str, int]:
+    """Return the number of rows by kind. `feedback` counts the subject's, and others' on the subject's turns."""
+    ids = select_turns(names)
     ranked = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(ids))
-    said = or_(names.said(), Feedback.turn_id.in_(ids), Feedback.seq.in_(ranked))
-    asked = {
+    feedback = or_(names.feedback_filter(), Feedback.turn_id.in_(ids), Feedback.seq.in_(ranked))
+    queries = {
         "turns": select(func.count()).select_from(Turn).where(Turn.id.in_(ids)),
-        "feedback": select(func.count()).select_from(Feedback).where(Feedback.project_id == names.project_id, said),
+        "feedback": select(func.count()).select_from(Feedback).where(Feedback.project_id == names.project_id, feedback),
         "rewards": select(func.count()).select_from(Reward).where(Reward.turn_id.in_(ids)),
         "judgements": select(func.count()).select_from(Judgement).where(Judgement.turn_id.in_(ids)),
         "samples": select(func.count()).select_from(Sample).where(Sample.turn_id.in_(ids)),
-        "pins": select(func.count()).select_from(pins_of(names).order_by(None).subquery()),
+        "pins": select(func.count()).select_from(select_pins(names).order_by(None).subquery()),
     }
-    return {name: int(await session.scalar(query) or 0) for name, query in asked.items()}
+    return {name: int(await session.scalar(query) or 0) for name, query in queries.items()}

@@ -1,4 +1,4 @@
-"""Rows of one part of an erasure → gone, or emptied where their number or their place is still needed."""
+"""Deletes the rows of one chunk of an erasure, or empties those that others refer to or count."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -7,10 +7,11 @@ from sqlalchemy import case, delete, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.chat import repository as chats
-from app.deployments.pins.service import PINNED, whose
+from app.deployments.pins import subject_hash
 from app.feedback.schemas import WITHDRAWAL
 from app.models import (
     Audit,
+    AuditAction,
     Feedback,
     FeedbackRank,
     Judgement,
@@ -20,33 +21,40 @@ from app.models import (
     Rater,
     Reward,
     Sample,
+    SourceKind,
     Turn,
     TurnState,
     new_id,
 )
-from app.privacy.identities import Names
+from app.privacy.identities import SubjectNames
 from app.raters import names as rater_names
 from app.training.unlearning import ERASED
 
 
-async def rewards(session: AsyncSession, names: Names, own: Collection[str], touched: Collection[str]) -> int:
-    """All of their own turns; of others' turns those that they gave."""
-    theirs = Reward.turn_id.in_(touched) & Reward.rater.in_(names.raters)
-    gone = await session.execute(
+async def delete_rewards(
+    session: AsyncSession, names: SubjectNames, own: Collection[str], others: Collection[str]
+) -> int:
+    """Delete the rewards of the subject's `own` turns and the subject's on `others`' turns; return how many."""
+    theirs = Reward.turn_id.in_(others) & Reward.rater.in_(names.raters)
+    deleted = await session.execute(
         delete(Reward).where(or_(Reward.turn_id.in_(own), theirs)).execution_options(synchronize_session=False)
     )
-    return int(gone.rowcount)  # type: ignore[attr-defined]
+    return int(deleted.rowcount)  # type: ignore[attr-defined]
 
 
-async def words(session: AsyncSession, project_id: str, said: Sequence[Feedback], touched: Collection[str]) -> None:
-    """Whole rows, with their idempotency keys. What is left behind on others' turns says only that they are to be
-    judged anew."""
-    seqs = [row.seq for row in said]
+async def delete_feedback(
+    session: AsyncSession, project_id: str, feedback: Sequence[Feedback], others: Collection[str]
+) -> None:
+    """Delete whole rows, with their idempotency keys.
+
+    A withdrawal without content is added to each of the `others`' turns, so that they are processed again.
+    """
+    seqs = [row.seq for row in feedback]
     await session.execute(delete(FeedbackRank).where(FeedbackRank.feedback_seq.in_(seqs)))
     await session.execute(delete(Feedback).where(Feedback.seq.in_(seqs)).execution_options(synchronize_session=False))
-    for row in said:
-        session.expunge(row)  # SQLite gives the last numbers out again
-    for turn_id in sorted(touched):
+    for row in feedback:
+        session.expunge(row)  # SQLite may reuse the last sequence numbers
+    for turn_id in sorted(others):
         session.add(
             Feedback(
                 id=new_id("fb"),
@@ -55,7 +63,7 @@ async def words(session: AsyncSession, project_id: str, said: Sequence[Feedback]
                 target=turn_id,
                 kind=WITHDRAWAL,
                 name=ERASED,
-                source_kind="CODE",
+                source_kind=SourceKind.CODE,
                 request_metadata={"withdraws": None},
                 idempotency_key=new_id("auto"),
                 fingerprint="",
@@ -64,9 +72,9 @@ async def words(session: AsyncSession, project_id: str, said: Sequence[Feedback]
     await session.flush()
 
 
-async def judgements(session: AsyncSession, own: Collection[str], parents: Collection[str]) -> None:
-    """An answer may quote what it judged; one about the turn before may quote what came after it."""
-    emptied: dict[str, Any] = {
+async def empty_judgements(session: AsyncSession, own: Collection[str], parents: Collection[str]) -> None:
+    """Clear the content of judgements: their details may quote the turn, or the turn that continues it."""
+    empty: dict[str, Any] = {
         "details": {},
         "reason": None,
         "state": case((Judgement.state == JudgementState.OPEN, JudgementState.SKIPPED), else_=Judgement.state),
@@ -74,50 +82,53 @@ async def judgements(session: AsyncSession, own: Collection[str], parents: Colle
         "lease_owner": None,
         "lease_until": None,
     }
-    asked: list[tuple[Collection[str], dict[str, Any]]] = [(parents, {}), (own, {"value": None})]
-    for turn_ids, more in asked:
+    updates: list[tuple[Collection[str], dict[str, Any]]] = [(parents, {}), (own, {"value": None})]
+    for turn_ids, values in updates:
         await session.execute(
             update(Judgement)
             .where(Judgement.turn_id.in_(turn_ids))
-            .values(**emptied, **more)
+            .values(**empty, **values)
             .execution_options(synchronize_session=False)
         )
 
 
-async def turns(session: AsyncSession, project_id: str, own: Sequence[Turn]) -> None:
-    """As one completion is deleted; and no name of theirs, no stop string, stays with it."""
+async def erase_turns(session: AsyncSession, project_id: str, turns: Sequence[Turn]) -> None:
+    """Empty the turns as the deletion of a completion does, and their conversation ids and sampling parameters too."""
     for is_open in (True, False):
-        alike = [turn for turn in own if (turn.state == TurnState.OPEN) is is_open]
-        if alike:
-            await chats.erase(session, alike)
-    named = {turn.conversation_id for turn in own} - {None}
-    emptied: dict[str, Any] = {"conversation_id": None, "sampling": {}, "prefix_reuse": None}
-    mine = or_(Turn.id.in_([turn.id for turn in own]), Turn.conversation_id.in_(named))
+        in_state = [turn for turn in turns if (turn.state == TurnState.OPEN) is is_open]
+        if in_state:
+            await chats.erase(session, in_state)
+    conversation_ids = {turn.conversation_id for turn in turns} - {None}
+    empty: dict[str, Any] = {"conversation_id": None, "sampling": {}, "prefix_reuse": None}
+    matches = or_(Turn.id.in_([turn.id for turn in turns]), Turn.conversation_id.in_(conversation_ids))
     await session.execute(
         update(Turn)
-        .where(Turn.project_id == project_id, mine, Turn.deleted_at.is_not(None))
-        .values(**emptied)
+        .where(Turn.project_id == project_id, matches, Turn.deleted_at.is_not(None))
+        .values(**empty)
         .execution_options(synchronize_session=False)
     )
 
 
-async def over(session: AsyncSession, project_id: str, own: Sequence[Turn]) -> set[str]:
-    """Conversations of which nothing is left."""
-    talks = {turn.conversation_id for turn in own if turn.conversation_id is not None}
-    left = await session.scalars(
+async def find_ended_conversations(session: AsyncSession, project_id: str, turns: Sequence[Turn]) -> set[str]:
+    """Return the conversations that have no turns but these."""
+    conversation_ids = {turn.conversation_id for turn in turns if turn.conversation_id is not None}
+    remaining = await session.scalars(
         select(Turn.conversation_id).where(
             Turn.project_id == project_id,
-            Turn.conversation_id.in_(talks),
+            Turn.conversation_id.in_(conversation_ids),
             Turn.deleted_at.is_(None),
-            Turn.id.not_in([turn.id for turn in own]),
+            Turn.id.not_in([turn.id for turn in turns]),
         )
     )
-    return talks - set(left)
+    return conversation_ids - set(remaining)
 
 
-async def raters(session: AsyncSession, names: Names, own: Sequence[Turn], over: Collection[str]) -> None:
-    """As whom they have spoken: by name, or as the voice of a conversation that is over."""
-    nameless = [rater_names.of_conversation(one) for one in over] + [rater_names.of_turn(turn.id) for turn in own]
+async def delete_raters(
+    session: AsyncSession, names: SubjectNames, turns: Sequence[Turn], ended: Collection[str]
+) -> None:
+    """Delete the subject's raters, and the nameless ones of these turns and of the `ended` conversations."""
+    nameless = [rater_names.conversation_rater(id) for id in ended]
+    nameless += [rater_names.single_turn_rater(turn.id) for turn in turns]
     await session.execute(
         delete(Rater)
         .where(Rater.project_id == names.project_id, Rater.name.in_([*names.raters, *nameless]))
@@ -125,31 +136,36 @@ async def raters(session: AsyncSession, names: Names, own: Sequence[Turn], over:
     )
 
 
-async def pins(session: AsyncSession, names: Names, over: Collection[str]) -> int:
-    """On them, and on conversations that are over. An admin's reason may name them, also that of an earlier pin."""
-    held = [(PinKind.USER, name) for name in names.end_users] + [(PinKind.CONVERSATION, one) for one in over]
-    gone = await session.execute(
+async def delete_pins(session: AsyncSession, names: SubjectNames, ended: Collection[str]) -> int:
+    """Delete the pins of the subject and of the `ended` conversations; return how many.
+
+    The reasons in their audit entries are cleared, also those of earlier pins, because a reason may name the subject.
+    """
+    subjects = [(PinKind.USER, name) for name in names.end_users] + [(PinKind.CONVERSATION, id) for id in ended]
+    deleted = await session.execute(
         delete(Pin)
-        .where(Pin.project_id == names.project_id, tuple_(Pin.kind, Pin.subject).in_(held))
+        .where(Pin.project_id == names.project_id, tuple_(Pin.kind, Pin.subject).in_(subjects))
         .execution_options(synchronize_session=False)
     )
-    masks = [whose(names.project_id, kind, subject) for kind, subject in held]
+    hashes = [subject_hash(names.project_id, kind, subject) for kind, subject in subjects]
     await session.execute(
         update(Audit)
         .where(
-            Audit.project_id == names.project_id, Audit.action == PINNED, Audit.details["whose"].as_string().in_(masks)
+            Audit.project_id == names.project_id,
+            Audit.action == AuditAction.PIN_SET,
+            Audit.details["subject_sha256"].as_string().in_(hashes),
         )
         .values(reason=None, details={})
         .execution_options(synchronize_session=False)
     )
-    return int(gone.rowcount)  # type: ignore[attr-defined]
+    return int(deleted.rowcount)  # type: ignore[attr-defined]
 
 
-async def mentions(session: AsyncSession, names: Names, touched: Collection[str]) -> None:
-    """Where others' rows speak of them: samples that waited for their word, what admins did about them."""
+async def delete_mentions(session: AsyncSession, names: SubjectNames, others: Collection[str]) -> None:
+    """Remove the subject's name from the samples of `others`' turns and from the audit log."""
     await session.execute(
         update(Sample)
-        .where(Sample.turn_id.in_(touched), Sample.rater.in_(names.raters))
+        .where(Sample.turn_id.in_(others), Sample.rater.in_(names.raters))
         .values(rater=None)
         .execution_options(synchronize_session=False)
     )

@@ -1,31 +1,31 @@
-"""Subjects on the wire."""
+"""Response bodies of the subjects API."""
 
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from app.privacy.lineage.schemas import LearnerView
+from app.privacy.lineage.schemas import TrainedVersionView
 
 
 class SubjectView(BaseModel):
     object: Literal["subject"] = "subject"
     id: str
-    turns: int = Field(description="that name them as end user, or go on from one that does")
-    feedback: int = Field(description="theirs, and about their turns")
+    turns: int = Field(description="turns that name the subject as end user, or continue one that does")
+    feedback: int = Field(description="feedback by the subject, and on the subject's turns")
     rewards: int
     judgements: int
     samples: int
-    pins: int = Field(description="that hold them, or a conversation of theirs")
-    raters: list[str] = Field(description="the names under which their word is weighed")
-    versions: list[LearnerView] = Field(description="that have learned from it, the descendants too")
+    pins: int = Field(description="pins of the subject and of the subject's conversations")
+    raters: list[str] = Field(description="the names under which the subject's feedback is weighted")
+    versions: list[TrainedVersionView] = Field(description="versions that learned from it, with their descendants")
 
 
-class WayBack(BaseModel):
-    """To the last version that has learned nothing erased: POST /v1/policies/{policy}/rollback {"version": number}."""
+class RollbackTarget(BaseModel):
+    """The last version without erased data: POST /v1/policies/{policy}/rollback {"version": number}."""
 
     policy: str
     serving: str
-    clean: str
+    untainted_ancestor: str
     version: int
 
 
@@ -35,9 +35,9 @@ class SubjectErased(BaseModel):
     turns: int
     feedback: int
     rewards: int
-    pins: int = Field(description="that held them, or a conversation of which nothing is left")
-    batches: list[str] = Field(description="that held samples of theirs and were refused; the other samples are open")
-    versions: list[LearnerView] = Field(description="that had learned from them, the descendants too")
-    reward_models: list[str] = Field(description="that had learned from them: none of them serves any more")
-    rollback: list[WayBack] = Field(description="where what serves has learned from erased data")
-    scrubbed: bool = Field(description="false: the database's files still hold copies; ask again in a moment")
+    pins: int = Field(description="pins of the subject, and of conversations of which no turn is left")
+    batches: list[str] = Field(description="batches with the subject's samples: refused, their other samples reopened")
+    versions: list[TrainedVersionView] = Field(description="versions that had learned from it, with their descendants")
+    reward_models: list[str] = Field(description="reward models that had learned from it; none of them serves any more")
+    rollback: list[RollbackTarget] = Field(description="for policies whose serving version learned from erased data")
+    purged: bool = Field(description="false: the database's files still contain copies; repeat the request")

@@ -1,4 +1,4 @@
-"""API keys: made once, shown once, kept as a hash."""
+"""API keys: created once, shown once, stored as a hash."""
 
 import hashlib
 import math
@@ -16,18 +16,21 @@ SCOPES = ("chat", "feedback", "admin")
 
 
 @dataclass(frozen=True)
-class Found:
+class ActiveKey:
+    """A key that is neither revoked nor expired, with its project's consent to train."""
+
     key: ApiKey
-    project_trains: bool
-    lives_for: float  # seconds, on the database's clock
+    project_train: bool
+    remaining_seconds: float  # until it expires, on the database's clock; infinite for a key that does not expire
 
 
 def digest(key: str) -> str:
+    """Return the SHA-256 of a key, as hex."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def alive() -> ColumnElement[bool]:
-    """Neither revoked nor expired, on the database's clock."""
+def is_active() -> ColumnElement[bool]:
+    """Return the condition that an ApiKey is neither revoked nor expired, on the database's clock."""
     return ApiKey.revoked_at.is_(None) & or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now())
 
 
@@ -39,7 +42,7 @@ async def create(
     expires_in: float | None = None,
     **values: Any,
 ) -> tuple[ApiKey, str]:
-    """The row and, this one time, the key itself."""
+    """Add a key. Returns its row and the key itself, which cannot be read again."""
     key = f"sk-attune-{secrets.token_urlsafe(32)}"
     row = ApiKey(
         id=new_id("key"),
@@ -56,14 +59,14 @@ async def create(
     return row, key
 
 
-async def find(session: AsyncSession, sha256: str) -> Found | None:
-    """By hash alone: the key itself never reaches the database."""
-    asked = (
-        select(ApiKey, Project.train, (ApiKey.expires_at - now()).label("lives_for"))
+async def find_active(session: AsyncSession, sha256: str) -> ActiveKey | None:
+    """Return the active key with this hash. The key itself never reaches the database."""
+    query = (
+        select(ApiKey, Project.train, (ApiKey.expires_at - now()).label("remaining_seconds"))
         .join(Project, Project.id == ApiKey.project_id)
-        .where(ApiKey.sha256 == sha256, alive())
+        .where(ApiKey.sha256 == sha256, is_active())
     )
-    row = (await session.execute(asked)).one_or_none()
+    row = (await session.execute(query)).one_or_none()
     if row is None:
         return None
-    return Found(row[0], row[1], math.inf if row.lives_for is None else row.lives_for)
+    return ActiveKey(row[0], row[1], math.inf if row.remaining_seconds is None else row.remaining_seconds)

@@ -1,4 +1,4 @@
-"""What the keys API says and hears."""
+"""Request and response bodies of /v1/keys and /v1/project."""
 
 from typing import Annotated, Literal
 
@@ -17,16 +17,20 @@ TEN_YEARS = 10 * 366 * 86_400
 class KeyRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    name: Name | None = Field(None, description="what its owner calls it")
+    name: Name | None = Field(None, description="a label for the owner's own use")
     scopes: list[Scope] = Field(["chat", "feedback", "admin"], min_length=1, max_length=len(SCOPES))
-    expires_in: Annotated[StrictInt, Field(ge=1, le=TEN_YEARS)] | None = Field(None, description="seconds; null: never")
-    train: StrictBool | None = Field(None, description="consent of this key's turns; the project's when null")
+    expires_in: Annotated[StrictInt, Field(ge=1, le=TEN_YEARS)] | None = Field(
+        None, description="seconds until the key expires; null: never"
+    )
+    train: StrictBool | None = Field(None, description="consent to train on this key's turns; the project's when null")
     requests_per_minute: Count | None = Field(None, description="the deployment's limit when null")
-    max_concurrency: Count | None = Field(None, description="likewise, in each API process")
+    max_concurrency: Count | None = Field(
+        None, description="requests at the same time, in each API process; the deployment's limit when null"
+    )
 
     @field_validator("scopes")
     @classmethod
-    def each_once(cls, scopes: list[str]) -> list[str]:
+    def remove_duplicates(cls, scopes: list[str]) -> list[str]:
         return [scope for scope in SCOPES if scope in scopes]
 
 
@@ -49,20 +53,20 @@ class KeyView(BaseModel):
 
 
 class NewKeyView(KeyView):
-    key: str = Field(description="shown this once")
+    key: str = Field(description="the key itself; it cannot be read again")
 
 
 class KeyList(Page[KeyView]):
     @classmethod
     def of(cls, rows: list[ApiKey], limit: int) -> "KeyList":
-        """From up to one row more than was asked for."""
-        return cls.cut([KeyView.of(row) for row in rows], limit)
+        """Build a page from up to `limit + 1` rows."""
+        return cls.from_rows([KeyView.of(row) for row in rows], limit)
 
 
 class ProjectRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    train: StrictBool = Field(description="consent: may its turns be learned from? Keys and requests may differ")
+    train: StrictBool = Field(description="consent to train on the project's turns; keys and requests may differ")
 
 
 class ProjectView(BaseModel):

@@ -1,1 +1,1 @@
-"""Who gives feedback, how far they are believed, and what of theirs waits for an admin."""
+"""Raters: who gives feedback, how far they are trusted, and which samples are quarantined because of them."""

@@ -1,24 +1,24 @@
-"""/v1/raters and /v1/held: whom an admin believes, and what waits for that."""
+"""Endpoints of raters (/v1/raters) and quarantined samples (/v1/quarantine)."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from app.core.errors import DOCUMENTED
-from app.core.http import JsonBody, parse_body, request_body_schema
+from app.core.errors import ERROR_RESPONSES
+from app.core.http import json_body
 from app.models import RaterStanding
 from app.projects.auth import AdminCaller, DatabaseDep, UnboundedDatabaseDep
 from app.raters import repository, service
 from app.raters.schemas import (
     NAME,
-    JudgedRaterView,
     QuarantineList,
     RaterList,
+    RaterStandingView,
     RaterView,
     StandingRequest,
 )
 
-router = APIRouter(prefix="/v1", tags=["raters"], responses=DOCUMENTED)
+router = APIRouter(prefix="/v1", tags=["raters"], responses=ERROR_RESPONSES)
 RaterName = Annotated[str, Path(min_length=3, max_length=320, pattern=NAME)]
 Limit = Annotated[int, Query(ge=1, le=100)]
 
@@ -31,34 +31,37 @@ async def list_raters(
     limit: Limit = 20,
     after: Annotated[str | None, Query(min_length=1, max_length=320, pattern=NAME)] = None,
 ) -> RaterList:
+    """List the raters by name."""
     async with db.read() as session:
-        rows = await repository.raters(session, caller.project_id, standing, after, limit + 1)
+        rows = await repository.list_raters(session, caller.project_id, standing, after, limit)
     return RaterList.of(rows, limit)
 
 
-@router.put("/raters/{rater:path}", openapi_extra=request_body_schema(StandingRequest))
-async def judge_rater(
-    rater: RaterName, caller: AdminCaller, db: UnboundedDatabaseDep, body: JsonBody
-) -> JudgedRaterView:
-    """Idempotent. Samples that are in a batch already are left there."""
-    asked = parse_body(StandingRequest, body)
-    standing = RaterStanding(asked.standing)
-    row, moved = await db.retry_on_deadlock(
-        lambda session: service.judge(
-            session, caller.project_id, rater, standing, asked.reason, actor=caller.key_prefix
+@router.put("/raters/{rater:path}")
+async def set_rater_standing(
+    rater: RaterName,
+    caller: AdminCaller,
+    db: UnboundedDatabaseDep,
+    body: Annotated[StandingRequest, json_body(StandingRequest)],
+) -> RaterStandingView:
+    """Set the standing of a rater. Idempotent. Samples that are already in a batch stay there."""
+    standing = RaterStanding(body.standing)
+    row, num_samples = await db.retry_on_deadlock(
+        lambda session: service.set_standing(
+            session, caller.project_id, rater, standing, body.reason, actor=caller.key_prefix
         )
     )
-    return JudgedRaterView(**RaterView.of(row).model_dump(), samples=moved)
+    return RaterStandingView(**RaterView.of(row).model_dump(), samples=num_samples)
 
 
-@router.get("/held")
+@router.get("/quarantine")
 async def list_quarantine(
     caller: AdminCaller,
     db: DatabaseDep,
     limit: Limit = 20,
     after: Annotated[str | None, Query(min_length=1, max_length=48)] = None,
 ) -> QuarantineList:
-    """Samples that wait for an admin's word on their rater, the oldest first."""
+    """List the samples that are quarantined until an admin decides on their rater, the oldest first."""
     async with db.read() as session:
-        rows = await service.quarantined(session, caller.project_id, after, limit + 1)
+        rows = await service.list_quarantined(session, caller.project_id, after, limit)
     return QuarantineList.of(rows, limit)

@@ -1,40 +1,48 @@
-"""What raters are called: as the feedback names them, or for whose turn it was."""
+"""Names of raters, derived from the source of the feedback or from the turn that it is about."""
 
-PERSON = "HUMAN"
+import hashlib
+
+from app.models import SourceKind
+
 END_USER = "end-user"
-PROGRAMS = ("CODE/", "LLM_JUDGE/")
-LONGEST = 320  # as the tables hold them
+PROGRAM_PREFIXES = (f"{SourceKind.CODE}/", f"{SourceKind.LLM_JUDGE}/")
+MAX_LENGTH = 320  # of the database's columns
 
 
-def spoken(kind: str, source_id: str | None) -> str:
-    """Example: ("HUMAN", "user-7") -> "HUMAN/user-7"; a program may do without an id."""
+def feedback_rater(kind: str, source_id: str | None) -> str:
+    """Return the rater of feedback. Example: ("HUMAN", "user-7") -> "HUMAN/user-7"; a program may have no id."""
     return f"{kind}/{source_id or ''}"
 
 
-def end_user(name: str) -> str:
-    return f"{END_USER}/{name}"[:LONGEST]
+def end_user_rater(name: str) -> str:
+    return f"{END_USER}/{name}"[:MAX_LENGTH]
 
 
-def voice(end_user_name: str | None, conversation_id: str | None, turn_id: str) -> str:
-    """The person at the other end of a turn, as far as it tells."""
+def turn_rater(end_user_name: str | None, conversation_id: str | None, turn_id: str) -> str:
+    """Return the rater for a turn's own user: the end user, else the conversation, else the turn."""
     if end_user_name:
-        return end_user(end_user_name)
-    return of_conversation(conversation_id) if conversation_id else of_turn(turn_id)
+        return end_user_rater(end_user_name)
+    return conversation_rater(conversation_id) if conversation_id else single_turn_rater(turn_id)
 
 
-def of_conversation(conversation_id: str) -> str:
+def conversation_rater(conversation_id: str) -> str:
     return f"conversation/{conversation_id}"
 
 
-def of_turn(turn_id: str) -> str:
+def single_turn_rater(turn_id: str) -> str:
     return f"turn/{turn_id}"
 
 
-def comes_back(name: str) -> bool:
-    """Whoever is named after a single turn never does: a row of theirs would be a row a thumb."""
+def is_recurring(name: str) -> bool:
+    """Return whether this rater can appear again. One named after a single turn cannot, and needs no row."""
     return not name.startswith("turn/")
 
 
 def is_person(name: str | None) -> bool:
-    """Programs and judges are answered for by the key that lets them in."""
-    return name is not None and not name.startswith(PROGRAMS)
+    """Return whether the rater is a person. Programs and judges are trusted through their API key."""
+    return name is not None and not name.startswith(PROGRAM_PREFIXES)
+
+
+def hash_name(project_id: str, name: str) -> str:
+    """Return the SHA-256 that the audit log keeps in place of a name; the project's id prevents look-up tables."""
+    return hashlib.sha256(f"{project_id}/{name}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What the raters API says and hears."""
+"""Requests and views of the raters API."""
 
 from typing import Annotated, Literal
 
@@ -16,9 +16,9 @@ class StandingRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     standing: Literal["normal", "trusted", "quarantined", "blocked"] = Field(
-        description="normal: what was held is released; trusted: never doubted; blocked: never learned from"
+        description="normal: releases quarantined samples; trusted: never quarantined; blocked: excluded from training"
     )
-    reason: Reason | None = Field(None, description="kept with the rater and in the audit log")
+    reason: Reason | None = Field(None, description="stored with the rater and in the audit log")
 
 
 class RaterView(BaseModel):
@@ -30,8 +30,8 @@ class RaterView(BaseModel):
     num_down: int
     agreed: float
     disagreed: float
-    reliability: float = Field(description="how likely this rater is to agree with others, 0.7 for a newcomer")
-    weight: float = Field(description="how far the rater is believed, 0 to 1, as feedback alone has it")
+    reliability: float = Field(description="probability of agreement with other raters; 0.7 for a new rater")
+    weight: float = Field(description="trust in the rater, 0 to 1, computed from feedback alone")
     created_at: float
 
     @classmethod
@@ -45,20 +45,20 @@ class RaterView(BaseModel):
             agreed=row.agreement_weight,
             disagreed=row.disagreement_weight,
             reliability=rater_trust.reliability(row.agreement_weight, row.disagreement_weight),
-            weight=rater_trust.weight(row.agreement_weight, row.disagreement_weight),
+            weight=rater_trust.rater_weight(row.agreement_weight, row.disagreement_weight),
             created_at=row.created_at,
         )
 
 
-class JudgedRaterView(RaterView):
-    samples: int = Field(description="that were held, released or dropped by this")
+class RaterStandingView(RaterView):
+    samples: int = Field(description="number of samples that were quarantined, released or dropped by this request")
 
 
 class RaterList(Page[RaterView]):
     @classmethod
     def of(cls, rows: list[Rater], limit: int) -> "RaterList":
-        """From up to one row more than was asked for."""
-        return cls.cut([RaterView.of(row) for row in rows], limit, id="name")
+        """Build a page from up to `limit + 1` rows."""
+        return cls.from_rows([RaterView.of(row) for row in rows], limit, id="name")
 
 
 class QuarantineView(BaseModel):
@@ -68,7 +68,7 @@ class QuarantineView(BaseModel):
     policy: str
     reward: float
     reason: str | None
-    rater: str | None = Field(description="the person whose word weighs most in it")
+    rater: str | None = Field(description="the rater whose reward has the largest weight")
     conversation_id: str | None
     created_at: float
 
@@ -89,4 +89,4 @@ class QuarantineView(BaseModel):
 class QuarantineList(Page[QuarantineView]):
     @classmethod
     def of(cls, rows: list[tuple[Sample, str, str]], limit: int) -> "QuarantineList":
-        return cls.cut([QuarantineView.of(*row) for row in rows], limit, id="turn_id")
+        return cls.from_rows([QuarantineView.of(*row) for row in rows], limit, id="turn_id")

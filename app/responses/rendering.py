@@ -1,4 +1,4 @@
-"""Rendering: a chat completion as the response object that says the same."""
+"""Render a chat completion as a response object."""
 
 import time
 from typing import Any
@@ -6,19 +6,19 @@ from typing import Any
 from app.responses.schemas import ResponsesRequest
 
 STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete", "content_filter": "incomplete"}
-INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 def response_id(completion_id: str) -> str:
-    """Example: "chatcmpl-9f2c…" -> "resp_9f2c…"; feedback is given under the completion's id."""
+    """Return the response's id. Example: "chatcmpl-9f2c…" -> "resp_9f2c…"; feedback accepts both."""
     return "resp_" + completion_id.partition("-")[2]
 
 
-class Rendering:
-    """One reply on its way out: everything a response object says beside the reply itself, and how its items look."""
+class ResponseRenderer:
+    """Builds the response object of one reply and the items of its output."""
 
-    def __init__(self, asked: ResponsesRequest, completion_id: str, model: str, created: int) -> None:
-        self._asked = asked
+    def __init__(self, request: ResponsesRequest, completion_id: str, model: str, created: int) -> None:
+        self._request = request
         self._completion_id = completion_id
         self._suffix = completion_id.partition("-")[2]
         self._model = model
@@ -46,34 +46,34 @@ class Rendering:
             "model": self._model,
             "output": output,
             "usage": usage,
-            **self._echo(),
+            **self._echoed_params(),
         }
 
-    def _echo(self) -> dict[str, Any]:
-        asked = self._asked
-        choice = asked.tool_choice
+    def _echoed_params(self) -> dict[str, Any]:
+        request = self._request
+        choice = request.tool_choice
         return {
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "metadata": asked.metadata or {},
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata or {},
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
-            "safety_identifier": asked.safety_identifier,
+            "safety_identifier": request.safety_identifier,
             "store": False,
-            "temperature": 1.0 if asked.temperature is None else asked.temperature,
-            "text": self._text(),
+            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "text": self._text_config(),
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump() if choice else "auto",
-            "tools": [tool.model_dump() | {"strict": bool(tool.strict)} for tool in asked.tools or ()],
-            "top_logprobs": asked.top_logprobs or 0,
-            "top_p": 1.0 if asked.top_p is None else asked.top_p,
+            "tools": [tool.model_dump() | {"strict": bool(tool.strict)} for tool in request.tools or ()],
+            "top_logprobs": request.top_logprobs or 0,
+            "top_p": 1.0 if request.top_p is None else request.top_p,
             "truncation": "disabled",
-            "user": asked.user,
+            "user": request.user,
         }
 
-    def _text(self) -> dict[str, Any]:
-        wanted = self._asked.text.format if self._asked.text else None
-        return {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)}
+    def _text_config(self) -> dict[str, Any]:
+        text_format = self._request.text.format if self._request.text else None
+        return {"format": {"type": "text"} if text_format is None else text_format.model_dump(by_alias=True)}
 
     def message(self, index: int, status: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -95,24 +95,26 @@ class Rendering:
         }
 
 
-def render(asked: ResponsesRequest, completion: dict[str, Any]) -> dict[str, Any]:
-    """A whole chat completion as a response."""
+def render_response(request: ResponsesRequest, completion: dict[str, Any]) -> dict[str, Any]:
+    """Return a whole chat completion as a response object."""
     [choice] = completion["choices"]
     message, reason = choice["message"], choice["finish_reason"]
     status = STATUS.get(reason, "failed")
-    rendering = Rendering(asked, completion["id"], completion["model"], completion["created"])
-    said, calls = message.get("content"), message.get("tool_calls") or []
-    ended = "completed" if status == "completed" else "incomplete"
-    output = [rendering.message(0, ended, [text_part(said or "", shown(choice))])] if said or not calls else []
+    renderer = ResponseRenderer(request, completion["id"], completion["model"], completion["created"])
+    text, calls = message.get("content"), message.get("tool_calls") or []
+    item_status = "completed" if status == "completed" else "incomplete"
+    output = []
+    if text or not calls:
+        output.append(renderer.message(0, item_status, [text_part(text or "", choice_logprobs(choice))]))
     for call in calls:
-        function = call["function"]
-        output.append(rendering.function_call(len(output), ended, call["id"], function["name"], function["arguments"]))
-    return rendering.response(
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        output.append(renderer.function_call(len(output), item_status, call["id"], name, arguments))
+    return renderer.response(
         status,
         output,
-        usage=usage(completion.get("usage")),
-        incomplete=INCOMPLETE.get(reason),
-        error="The reply was broken off." if status == "failed" else None,
+        usage=response_usage(completion.get("usage")),
+        incomplete=INCOMPLETE_REASONS.get(reason),
+        error="The reply ended before it was complete." if status == "failed" else None,
     )
 
 
@@ -120,31 +122,32 @@ def text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def shown(choice: dict[str, Any]) -> list[dict[str, Any]]:
-    """The log-probs of a choice. The Responses wire knows no token without bytes."""
+def choice_logprobs(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the log-probs of a choice. The Responses API requires `bytes` and `top_logprobs` for every token."""
     return [
         token
         | {
             "bytes": token.get("bytes") or [],
-            "top_logprobs": [_top(other) for other in token.get("top_logprobs") or ()],
+            "top_logprobs": [_with_bytes(other) for other in token.get("top_logprobs") or ()],
         }
         for token in (choice.get("logprobs") or {}).get("content") or ()
     ]
 
 
-def _top(token: dict[str, Any]) -> dict[str, Any]:
+def _with_bytes(token: dict[str, Any]) -> dict[str, Any]:
     return token | {"bytes": token.get("bytes") or []}
 
 
-def usage(counted: dict[str, Any] | None) -> dict[str, Any] | None:
-    if counted is None:
+def response_usage(usage: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a chat completion's usage in the form of the Responses API."""
+    if usage is None:
         return None
-    cached = (counted.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    reasoning = (counted.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    reasoning = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     return {
-        "input_tokens": counted["prompt_tokens"],
+        "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": counted["completion_tokens"],
+        "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": reasoning},
-        "total_tokens": counted["total_tokens"],
+        "total_tokens": usage["total_tokens"],
     }

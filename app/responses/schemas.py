@@ -1,17 +1,112 @@
-"""The request on the Responses wire: what is taken, what is a hint, what is refused because it changes meaning."""
+"""Request of OpenAI's Responses API and its input items.
+
+Parameters that would change the reply and are not supported are refused; hints that cannot change it are ignored.
+"""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag
 
-from app.chat.schemas import Pair, PairKey
+from app.chat.schemas import MetadataKey, MetadataValue
 from app.core.errors import UnsupportedParameter
 from app.core.http import parse_body
-from app.responses.items import InputItem, as_items
+
+ALTERNATIVES = {
+    "item_reference": "items are not stored: send the item itself",
+    "reasoning": "this model's replies hold no reasoning items: leave them out",
+    "input_image": "the model reads text only: send a description as 'input_text'",
+    "input_file": "the model reads text only: send the file's text as 'input_text'",
+    "input_audio": "the model reads text only: send a transcript as 'input_text'",
+}
+
+
+class Item(BaseModel):
+    model_config = ConfigDict(extra="ignore")  # clients send a reply's items back with their ids and states
+
+
+class Text(Item):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class Refusal(Item):
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+Part = Annotated[Text | Refusal, Field(discriminator="type")]
+
+
+def to_parts(value: Any) -> Any:
+    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
+
+
+Content = Annotated[list[Part], BeforeValidator(to_parts, json_schema_input_type=str | list[Part])]
+
+
+class Message(Item):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class FunctionCall(Item):
+    type: Literal["function_call"]
+    call_id: str = Field(min_length=1, max_length=255)
+    name: str = Field(min_length=1, max_length=64)
+    arguments: str
+
+
+class FunctionCallOutput(Item):
+    type: Literal["function_call_output"]
+    call_id: str = Field(min_length=1, max_length=255)
+    output: Content
+
+
+ITEM_TYPES = ("message", "function_call", "function_call_output")
+PART_TYPES = ("input_text", "output_text", "text", "refusal")
+
+
+def item_type(item: Any) -> Any:
+    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+
+
+InputItem = Annotated[
+    Annotated[Message, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    Discriminator(item_type),
+]
+
+
+def to_items(value: Any) -> Any:
+    """Return the input as items: a string is one user message. Raises UnsupportedParameter for unknown types."""
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    for index, item in enumerate(value if isinstance(value, list) else ()):
+        if isinstance(item, dict):
+            _check_type(item, ITEM_TYPES, f"input.{index}", "message")
+            for name in ("content", "output"):
+                parts = item.get(name)
+                for at, part in enumerate(parts if isinstance(parts, list) else ()):
+                    _check_type(part, PART_TYPES, f"input.{index}.{name}.{at}", "text")
+    return value
+
+
+def _check_type(item: Any, known: tuple[str, ...], param: str, default: str) -> None:
+    type = item.get("type", default) if isinstance(item, dict) else default
+    if isinstance(type, str) and type not in known:
+        alternative = ALTERNATIVES.get(type, f"the supported types here are {', '.join(known)}")
+        raise UnsupportedParameter(f"'{type}' is not supported: {alternative}.", param=param)
+
 
 LOGPROBS = "message.output_text.logprobs"
-# Asking for these would change the reply: the values that change nothing, and what to do instead.
-NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
+# Unsupported parameters: the values that have no effect and are therefore accepted, and what to do instead.
+UNSUPPORTED_UNLESS: dict[str, tuple[tuple[Any, ...], str]] = {
     "previous_response_id": ((), "responses are stateless here: send the whole conversation as 'input'"),
     "conversation": ((), "responses are stateless here: send the whole conversation as 'input'"),
     "background": ((False,), "leave it out and wait for the reply, or stream it"),
@@ -20,12 +115,12 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "context_management": (([],), "send a shorter 'input'"),
     "moderation": ((), "leave it out"),
 }
-FUNCTIONS_ONLY = "only tools of type 'function' are supported: offer your own function that does it"
+FUNCTIONS_ONLY = "only tools of type 'function' are supported; define a function of your own instead"
 
 
-class Function(BaseModel):
-    """`strict` is off unless asked for: a strict call is held to its schema by a grammar, and nothing is learned from
-    a reply that was held."""
+class FunctionTool(BaseModel):
+    """A function tool. `strict` is off by default: a grammar would constrain the call to its schema, and constrained
+    replies are excluded from training."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -36,20 +131,20 @@ class Function(BaseModel):
     strict: StrictBool | None = None
 
 
-class Named(BaseModel):
+class NamedToolChoice(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
 
 
-class Plain(BaseModel):
+class PlainFormat(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     type: Literal["text", "json_object"]
 
 
-class JsonSchema(BaseModel):
+class JsonSchemaFormat(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     type: Literal["json_schema"]
@@ -62,12 +157,12 @@ class JsonSchema(BaseModel):
 class TextConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    format: Annotated[Plain | JsonSchema, Field(discriminator="type")] | None = None
-    verbosity: str | None = Field(None, description="a hint that changes nothing")
+    format: Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
+    verbosity: str | None = Field(None, description="accepted and ignored")
 
 
 Items = Annotated[list[InputItem], Field(min_length=1, max_length=2000)]
-Input = Annotated[Items, BeforeValidator(as_items, json_schema_input_type=str | Items)]
+Input = Annotated[Items, BeforeValidator(to_items, json_schema_input_type=str | Items)]
 
 
 class ResponsesRequest(BaseModel):
@@ -76,8 +171,8 @@ class ResponsesRequest(BaseModel):
     model: str = Field(min_length=1, max_length=128)
     input: Input
     instructions: str | None = None
-    tools: list[Function] | None = Field(None, max_length=128)
-    tool_choice: Literal["none", "auto", "required"] | Named | None = None
+    tools: list[FunctionTool] | None = Field(None, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: StrictBool | None = None
     text: TextConfig | None = None
     temperature: float | None = Field(None, ge=0, le=2)
@@ -85,10 +180,10 @@ class ResponsesRequest(BaseModel):
     max_output_tokens: int | None = Field(None, ge=1)
     top_logprobs: int | None = Field(None, ge=0, le=20)
     stream: StrictBool | None = None
-    metadata: dict[PairKey, Pair] | None = Field(None, max_length=16)
+    metadata: dict[MetadataKey, MetadataValue] | None = Field(None, max_length=16)
     user: str | None = Field(None, max_length=512)
     safety_identifier: str | None = Field(None, max_length=512)
-    include: list[str] | None = Field(None, description=f"'{LOGPROBS}' is heard; there is nothing else to include")
+    include: list[str] | None = Field(None, description=f"only '{LOGPROBS}' has an effect")
 
     previous_response_id: None = None
     conversation: None = None
@@ -97,7 +192,7 @@ class ResponsesRequest(BaseModel):
     truncation: Literal["disabled"] | None = None
     context_management: Annotated[list[Any], Field(max_length=0)] | None = None
     moderation: None = None
-    # Hints to a service of another making; a reply without them is as right.
+    # Accepted and ignored.
     store: StrictBool | None = None
     reasoning: dict[str, Any] | None = None
     max_tool_calls: int | None = None
@@ -108,12 +203,13 @@ class ResponsesRequest(BaseModel):
     prompt_cache_options: dict[str, Any] | None = None
 
     @property
-    def shows_logprobs(self) -> bool:
+    def include_logprobs(self) -> bool:
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
 
-def read(body: dict[str, Any]) -> ResponsesRequest:
-    for name, (neutral, instead) in NEUTRAL.items():
+def parse_responses_request(body: dict[str, Any]) -> ResponsesRequest:
+    """Return the request. Raises BadRequest, or UnsupportedParameter that says what to do instead."""
+    for name, (neutral, instead) in UNSUPPORTED_UNLESS.items():
         if body.get(name) is not None and body[name] not in neutral:
             raise UnsupportedParameter(f"'{name}' with this value is not supported: {instead}.", param=name)
     tools = body.get("tools")
@@ -122,5 +218,7 @@ def read(body: dict[str, Any]) -> ResponsesRequest:
             raise UnsupportedParameter(f"'{tool['type']}': {FUNCTIONS_ONLY}.", param=f"tools.{index}")
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and isinstance(choice.get("type"), str) and choice["type"] != "function":
-        raise UnsupportedParameter(f"'{choice['type']}': {FUNCTIONS_ONLY}, by its name.", param="tool_choice")
+        raise UnsupportedParameter(
+            f"'{choice['type']}': {FUNCTIONS_ONLY}, and refer to it by its name.", param="tool_choice"
+        )
     return parse_body(ResponsesRequest, body)

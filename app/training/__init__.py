@@ -1,1 +1,1 @@
-"""How a policy learns: state, control, rewards, batch caps, the KL guard, rollouts and reward models."""
+"""How a policy learns: status and control, rewards, batch caps, the KL guard, rollouts and reward models."""

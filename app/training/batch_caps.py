@@ -1,4 +1,4 @@
-"""Nobody's share of a batch is more than fair: the numbers, for those who choose and those who tell what is missing."""
+"""Caps on the share of a batch that one rater, conversation or prompt cluster may have."""
 
 import math
 
@@ -9,39 +9,40 @@ from app.core.database import now
 from app.core.settings import Settings
 from app.models import Policy, Sample, SampleState
 
-FEW = 5  # raters: fewer than that are nobody's crowd, and each keeps to a rater's share
+MIN_RATERS_FOR_EVEN_SHARE = 5
 
 
-def cap(share: float, size: int) -> int:
-    """How many samples of a batch of `size` may be one rater's, conversation's or cluster's. One always may."""
+def max_samples(share: float, size: int) -> int:
+    """Return how many samples of a batch of `size` one rater, conversation or cluster may have; at least one."""
     return max(1, int(share * size))
 
 
-def even(size: int, raters: int) -> int:
-    """An even share, which is everybody's; 1 where there are too few raters to speak of a crowd."""
-    return math.ceil(size / raters) if raters >= FEW else 1
+def even_share(size: int, raters: int) -> int:
+    """Return a batch's size divided by the number of raters, rounded up; 1 where there are too few raters."""
+    return math.ceil(size / raters) if raters >= MIN_RATERS_FOR_EVEN_SHARE else 1
 
 
-async def fitting(
+async def count_selectable(
     session: AsyncSession, policy: Policy, version_ids: list[str], size: int, raters: int, settings: Settings
 ) -> tuple[int, str]:
-    """At most so many of the ripe samples go into one batch of `size`, and whose share it is that bounds them most.
+    """Return an upper bound of the ready samples that fit into one batch of `size`, and the cap that sets it.
 
-    Each share by itself: all of them together, and raters who are not fully believed yet, may leave room for fewer.
-    Replies to one prompt count once, as they come together.
+    The cap is "rater", "conversation", "cluster", or "" if none of them limits the batch. Each cap is applied by
+    itself: all of them together, and raters of reduced trust, may leave fewer. Replies to one prompt count once, since
+    they are selected together.
     """
-    together = func.coalesce(Sample.group_id, Sample.turn_id)
-    least, whose = size, ""
-    for name, column, most in (
-        ("rater", Sample.rater, max(cap(settings.max_rater_share, size), even(size, raters))),
-        ("conversation", Sample.conversation_id, cap(settings.max_conversation_share, size)),
-        ("cluster", Sample.cluster, cap(settings.max_cluster_share, size)),
+    group = func.coalesce(Sample.group_id, Sample.turn_id)
+    fewest, limiting = size, ""
+    for name, column, limit in (
+        ("rater", Sample.rater, max(max_samples(settings.max_rater_share, size), even_share(size, raters))),
+        ("conversation", Sample.conversation_id, max_samples(settings.max_conversation_share, size)),
+        ("cluster", Sample.cluster, max_samples(settings.max_cluster_share, size)),
     ):
         if name == "rater" and settings.max_rater_share >= 1.0:
             continue
-        place = func.dense_rank().over(partition_by=column, order_by=together)
-        ripe = (
-            select(column.label("whose"), place.label("place"))
+        rank = func.dense_rank().over(partition_by=column, order_by=group)
+        ready = (
+            select(column.label("owner"), rank.label("rank"))
             .where(
                 Sample.policy_id == policy.id,
                 Sample.state == SampleState.OPEN,
@@ -50,9 +51,9 @@ async def fitting(
             )
             .subquery()
         )
-        fits = await session.scalar(
-            select(func.count()).where(ripe.c.whose.is_(None) | (ripe.c.place <= most)).select_from(ripe)
+        count = await session.scalar(
+            select(func.count()).where(ready.c.owner.is_(None) | (ready.c.rank <= limit)).select_from(ready)
         )
-        if (fits or 0) < least:
-            least, whose = int(fits or 0), name
-    return least, whose
+        if (count or 0) < fewest:
+            fewest, limiting = int(count or 0), name
+    return fewest, limiting

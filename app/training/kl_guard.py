@@ -1,11 +1,11 @@
-"""The guard of a policy's learning: an explicit state machine, every move of it on record.
+"""The KL guard of a policy's learning: a state machine that audits every change of its mode.
 
     asynchronous ──alarm──▶ synchronous ──a version goes live──▶ asynchronous
-         ▲                      │ alarm, `kl_alarms` in a row
-         └──── resume ──── halted ◀── halt (an operator; the trainer, when what it starts from is damaged)
+         ▲                      │ `kl_alarms` alarms in a row
+         └──── resume ──── halted ◀── halt (an operator; the trainer, when the weights it starts from are damaged)
 
-An alarm rejects the version that moved too far and takes learning back to the one that serves. In the synchronous
-round only samples of the serving version are learned from. Halted, nothing is assembled.
+An alarm rejects the version whose KL is too high and returns training to the version that serves. In the synchronous
+mode only samples of the serving version are used. In the halted mode no batch is assembled.
 """
 
 from sqlalchemy import update
@@ -14,53 +14,57 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.database import now
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
-from app.models import LearningMode, Policy, Version, record_audit
+from app.models import AuditAction, LearningMode, Policy, Version, record_audit
 
-KL = "guard/kl"
+KL_METRIC = "guard/kl"
 
 
-def too_far(version: Version, settings: Settings) -> str | None:
-    """Why this version must not be published; None when it may. Versions without the figure are not held to it."""
-    distance = version.metrics.get(KL)
-    if distance is None or distance <= settings.kl_guard:
+def describe_violation(version: Version, settings: Settings) -> str | None:
+    """Return why the version's KL forbids publishing it, else None. A version without the metric is allowed."""
+    kl = version.metrics.get(KL_METRIC)
+    if kl is None or kl <= settings.kl_guard:
         return None
-    return f"KL to the version before it is {distance:.3g} a token (k3; the guard stands at {settings.kl_guard:g})"
+    return f"its KL from the parent version is {kl:.3g} per token (k3); the limit `kl_guard` is {settings.kl_guard:g}"
 
 
-async def alarm(session: AsyncSession, policy: Policy, reason: str, settings: Settings) -> None:
-    """A version was rejected for its distance. The caller has taken the head back to what serves."""
+async def raise_alarm(session: AsyncSession, policy: Policy, reason: str, settings: Settings) -> None:
+    """Count the rejection of a version for its KL. The caller has set the head to the version that serves."""
     policy.kl_alarms += 1
     if policy.mode == LearningMode.HALTED:
         return
-    last_straw = policy.kl_alarms >= settings.kl_alarms
-    told = f"{reason}; {policy.kl_alarms} alarms in a row" if last_straw else reason
-    await _move(
-        session, policy, LearningMode.HALTED if last_straw else LearningMode.SYNCHRONOUS, actor="guard", reason=told
-    )
+    if policy.kl_alarms >= settings.kl_alarms:
+        mode, reason = LearningMode.HALTED, f"{reason}; {policy.kl_alarms} alarms in a row"
+    else:
+        mode = LearningMode.SYNCHRONOUS
+    await _set_mode(session, policy, mode, actor="guard", reason=reason)
 
 
-async def went_live(session: AsyncSession, policy: Policy, label: str) -> None:
-    """A version that kept its distance serves: the synchronous round is over."""
+async def record_release(session: AsyncSession, policy: Policy, version: str) -> None:
+    """Reset the alarms after a version went live; it ends the synchronous mode. `version` is its name."""
     policy.kl_alarms = 0
     if policy.mode == LearningMode.SYNCHRONOUS:
-        await _move(session, policy, LearningMode.ASYNCHRONOUS, actor="guard", reason=f"{label} kept its distance")
+        await _set_mode(
+            session, policy, LearningMode.ASYNCHRONOUS, actor="guard", reason=f"{version} stayed within the KL limit"
+        )
 
 
 async def halt(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
-    """An operator's word, or the trainer's where nothing can be learned on. What is under way is finished; nothing new
-    is assembled."""
-    await _move(session, policy, LearningMode.HALTED, actor=actor, reason=reason)
+    """Stop learning: the current update is finished, and no batch is assembled until `resume`."""
+    await _set_mode(session, policy, LearningMode.HALTED, actor=actor, reason=reason)
 
 
 async def resume(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
+    """Return to the asynchronous mode and reset the alarms."""
     policy.kl_alarms = 0
-    await _move(session, policy, LearningMode.ASYNCHRONOUS, actor=actor, reason=reason)
+    await _set_mode(session, policy, LearningMode.ASYNCHRONOUS, actor=actor, reason=reason)
     enqueue_after_commit(session, "assemble")
 
 
-async def _move(session: AsyncSession, policy: Policy, mode: LearningMode, *, actor: str, reason: str | None) -> None:
-    left = policy.mode
-    if left == mode:
+async def _set_mode(
+    session: AsyncSession, policy: Policy, mode: LearningMode, *, actor: str, reason: str | None
+) -> None:
+    previous = policy.mode
+    if previous == mode:
         return
     policy.mode, policy.mode_reason = mode, reason
     await session.flush()
@@ -68,10 +72,10 @@ async def _move(session: AsyncSession, policy: Policy, mode: LearningMode, *, ac
     record_audit(
         session,
         actor,
-        f"learning {mode}",
+        AuditAction(f"training.{mode}"),
         policy.name,
         reason,
         project_id=policy.project_id,
-        left=left,
-        alarms=policy.kl_alarms,
+        previous=previous,
+        kl_alarms=policy.kl_alarms,
     )

@@ -1,5 +1,4 @@
-"""A policy's own rewards, as its admins set them: valid, importing nothing, and no way to carry the deployment's keys
-off."""
+"""The rewards of a policy: its own or the deployment's, and the checks on those that an admin sets."""
 
 from importlib.metadata import entry_points
 from typing import Any
@@ -13,19 +12,30 @@ from alignment.signals.rules import ENTRY_POINTS, RULES
 from app.core.errors import BadRequest
 from app.core.http import validation_error
 from app.core.settings import Settings
+from app.models import Policy
+from app.policies.overrides import effective_config
 
 
-def read(body: dict[str, Any], settings: Settings) -> RewardsConfig:
-    """Raises BadRequest, which names the first field that is wrong."""
-    try:  # as JSON, so that lists are tuples and nothing else is taken for what it is not
+def effective_rewards(policy: Policy, settings: Settings) -> RewardsConfig:
+    """Return the policy's own rewards, or the deployment's."""
+    return effective_config(policy.rewards, settings.rewards, RewardsConfig)
+
+
+def parse_rewards(body: dict[str, Any], settings: Settings) -> RewardsConfig:
+    """Return the rewards in a request body.
+
+    A policy's own rewards may import no code, and may send the deployment's keys only where the deployment sends them.
+    Raises BadRequest, which names the first invalid field.
+    """
+    try:  # as JSON, so that arrays become tuples while strict mode allows no other conversion
         config = RewardsConfig.model_validate_json(orjson.dumps(body), strict=True)
     except ValidationError as error:
         raise validation_error(error, tag=2) from error
-    for place, source in enumerate(config.sources):
+    for index, source in enumerate(config.sources):
         if isinstance(source, RuleSource):
-            _check_rule(source, f"sources.{place}.function")
+            _check_rule(source, f"sources.{index}.function")
         if isinstance(source, EndpointConfig):
-            _check_endpoint(source, f"sources.{place}", settings)
+            _check_endpoint(source, f"sources.{index}", settings)
     return config
 
 
@@ -42,11 +52,13 @@ def _check_rule(source: RuleSource, param: str) -> None:
 
 
 def _check_endpoint(source: EndpointConfig, param: str, settings: Settings) -> None:
-    """The deployment's keys go where the deployment sends them, and not to a tenant's own server."""
+    """Refuse passwords in addresses, and the deployment's keys for any address but the deployment's own."""
     if "@" in urlsplit(source.url).netloc:
-        raise BadRequest(f"{param}.url: an address holds no password.", param=f"{param}.url", code="invalid_value")
-    theirs = {(one.url, one.key) for one in settings.rewards.sources if isinstance(one, EndpointConfig)}
-    if source.key is not None and (source.url, source.key) not in theirs:
+        raise BadRequest(
+            f"{param}.url: an address must not contain a password.", param=f"{param}.url", code="invalid_value"
+        )
+    allowed = {(own.url, own.key) for own in settings.rewards.sources if isinstance(own, EndpointConfig)}
+    if source.key is not None and (source.url, source.key) not in allowed:
         raise BadRequest(
             f"{param}.key: a key is sent only to the address that the deployment's own rewards send it to.",
             param=f"{param}.key",
@@ -54,8 +66,8 @@ def _check_endpoint(source: EndpointConfig, param: str, settings: Settings) -> N
         )
 
 
-def shown(config: RewardsConfig) -> dict[str, Any]:
-    """Names of keys, never keys; nor what an address may hold of one."""
+def redact_rewards(config: RewardsConfig) -> dict[str, Any]:
+    """Return the rewards as JSON: keys appear by name, and addresses without user, password and query."""
     view = config.model_dump(mode="json")
     for source in view["sources"]:
         if "url" in source:

@@ -1,4 +1,4 @@
-"""How learning is shown and steered, on the wire."""
+"""Request and response bodies of the training and rewards APIs."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Self
@@ -7,7 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.core.pagination import Page
 from app.models import Batch, Policy
-from app.training.service import Waiting
+from app.policies.references import format_reference
+from app.training.service import SampleCounts
 
 
 class Reason(BaseModel):
@@ -17,20 +18,20 @@ class Reason(BaseModel):
 
 
 class SamplesView(BaseModel):
-    open: int = Field(description="ripe: they may go into the next batch")
-    not_ready: int = Field(description="late words are waited for")
-    quarantined: int = Field(description="an admin has to look at them")
+    open: int = Field(description="ready for the next batch")
+    not_ready: int = Field(description="waiting for late feedback")
+    quarantined: int = Field(description="waiting for an admin's decision")
 
 
 class UpdateView(BaseModel):
-    """A batch, and what became of it."""
+    """A batch and the result of its update."""
 
     object: Literal["update"] = "update"
     id: str
     state: str
     reason: str | None
-    parent: str = Field(description="the version that it starts from")
-    version: str | None = Field(description="the version that it became")
+    parent: str = Field(description="the version that the update starts from")
+    version: str | None = Field(description="the version that it produced")
     samples: int
     raters: int | None
     attempt: int
@@ -41,12 +42,13 @@ class UpdateView(BaseModel):
 
     @classmethod
     def of(cls, policy: Policy, row: Batch, numbers: Mapping[str, int]) -> Self:
-        became = numbers.get(row.version_id or "")
-        same = ("id", "state", "reason", "attempt", "created_at", "claimed_at", "settled_at", "metrics")
+        """`numbers`: the numbers of versions by id."""
+        number = numbers.get(row.version_id or "")
+        copied = ("id", "state", "reason", "attempt", "created_at", "claimed_at", "settled_at", "metrics")
         return cls(
-            **{name: getattr(row, name) for name in same},
-            parent=f"{policy.name}@v{numbers[row.parent_id]}",
-            version=None if became is None else f"{policy.name}@v{became}",
+            **{name: getattr(row, name) for name in copied},
+            parent=format_reference(policy.name, numbers[row.parent_id]),
+            version=None if number is None else format_reference(policy.name, number),
             samples=row.num_samples,
             raters=row.num_raters,
         )
@@ -61,27 +63,27 @@ class TrainingView(BaseModel):
     policy: str
     mode: Literal["asynchronous", "synchronous", "halted"]
     reason: str | None
-    since: float | None = Field(description="when it came into this mode; null if it was never in another")
-    alarms: int = Field(description="of the guard, in a row")
+    since: float | None = Field(description="when the mode last changed; null if it never did")
+    kl_alarms: int = Field(description="alarms of the KL guard in a row")
     samples: SamplesView
-    raters: int = Field(description="distinct ones behind the open samples; what machines judged counts one each")
+    raters: int = Field(description="distinct raters of the open samples; a sample without a rater counts as one")
     batch_size: int
-    triggered: bool = Field(description="a batch of two samples is enough, until one is frozen")
-    missing: str = Field(description="what the next batch waits for")
-    updates: list[UpdateView] = Field(description="the last ones, without their metrics")
+    triggered: bool = Field(description="whether two samples are enough for the next batch")
+    waiting_for: str = Field(description="what the next batch waits for")
+    updates: list[UpdateView] = Field(description="the latest ones, without their metrics")
 
     @classmethod
-    def of(cls, policy: Policy, waits: Waiting, **more: Any) -> Self:
+    def of(cls, policy: Policy, counts: SampleCounts, **fields: Any) -> Self:
         return cls.model_validate(
             {
                 "policy": policy.name,
                 "mode": policy.mode,
                 "reason": policy.mode_reason,
                 "since": policy.mode_since,
-                "alarms": policy.kl_alarms,
-                "samples": SamplesView(open=waits.ripe, not_ready=waits.unripe, quarantined=waits.held),
-                "raters": waits.raters,
-                **more,
+                "kl_alarms": policy.kl_alarms,
+                "samples": SamplesView(open=counts.ready, not_ready=counts.not_ready, quarantined=counts.quarantined),
+                "raters": counts.raters,
+                **fields,
             }
         )
 
@@ -89,5 +91,5 @@ class TrainingView(BaseModel):
 class RewardsView(BaseModel):
     object: Literal["rewards"] = "rewards"
     policy: str
-    own: bool = Field(description="false: the deployment's")
+    overridden: bool = Field(description="whether the policy overrides the deployment's rewards")
     rewards: dict[str, Any]

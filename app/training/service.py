@@ -1,4 +1,4 @@
-"""How a policy's learning stands: its mode, the samples that wait, what is missing for the next batch; and a nudge."""
+"""The state of a policy's learning: the samples that wait, what the next batch waits for, and its trigger."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -9,10 +9,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.database import now
 from app.core.errors import Conflict, NotFound
 from app.core.jobs import enqueue_after_commit
+from app.core.pagination import apply_keyset
 from app.core.settings import Settings
 from app.models import (
     ONCE_LIVE,
     Audit,
+    AuditAction,
     Batch,
     BatchState,
     LearningMode,
@@ -24,126 +26,137 @@ from app.models import (
     record_audit,
 )
 from app.policies import repository, service
+from app.policies.ancestry import list_ancestors
+from app.policies.references import version_name
 from app.training import batch_caps
 
-TRIGGER = "trigger batch"  # of the audit: a batch of two samples is enough, until one is frozen
-FEWEST = 2
+MIN_TRIGGERED_SAMPLES = 2
 
 
-class Waiting(NamedTuple):
-    """Samples that may still be learned from. `ripe` ones may go into the next batch, `unripe` ones wait for late
-    words, `held` ones for an admin. `raters`: distinct ones behind the ripe, each machine's sample counting as one."""
+class SampleCounts(NamedTuple):
+    """The samples that training may still use.
 
-    ripe: int
-    unripe: int
-    held: int
+    `ready` samples may go into the next batch, `not_ready` ones wait for late feedback, and `quarantined` ones for an
+    admin. `raters` are the distinct raters of the ready samples; a sample without a rater counts as one.
+    """
+
+    ready: int
+    not_ready: int
+    quarantined: int
     raters: int
-    since: float | None  # when the first of them was ripe
-    clock: float
+    oldest_ready_at: float | None
+    now: float
 
 
-async def waiting(session: AsyncSession, policy: Policy, settings: Settings) -> Waiting:
-    ripe = (Sample.state == SampleState.OPEN) & (Sample.ready_at <= now())
-    asked = select(
-        func.count(case((ripe, 1))),
+async def count_samples(session: AsyncSession, policy: Policy, settings: Settings) -> SampleCounts:
+    ready = (Sample.state == SampleState.OPEN) & (Sample.ready_at <= now())
+    query = select(
+        func.count(case((ready, 1))),
         func.count(case(((Sample.state == SampleState.OPEN) & (Sample.ready_at > now()), 1))),
         func.count(case((Sample.state == SampleState.QUARANTINED, 1))),
-        func.count(case((ripe, Sample.rater)).distinct()) + func.count(case((ripe & Sample.rater.is_(None), 1))),
-        func.min(case((ripe, Sample.ready_at))),
+        func.count(case((ready, Sample.rater)).distinct()) + func.count(case((ready & Sample.rater.is_(None), 1))),
+        func.min(case((ready, Sample.ready_at))),
         now(),
     ).where(
         Sample.policy_id == policy.id,
         Sample.state.in_((SampleState.OPEN, SampleState.QUARANTINED)),
-        Sample.version_id.in_(await _speakers(session, policy, settings)),
+        Sample.version_id.in_(await _fresh_version_ids(session, policy, settings)),
     )
-    return Waiting(*(await session.execute(asked)).one())
+    return SampleCounts(*(await session.execute(query)).one())
 
 
-async def _speakers(session: AsyncSession, policy: Policy, settings: Settings) -> list[str]:
-    """The versions whose samples are fresh enough; after an alarm the head alone."""
+async def _fresh_version_ids(session: AsyncSession, policy: Policy, settings: Settings) -> list[str]:
+    """Return the versions whose samples are recent enough; in the synchronous mode the head alone."""
     steps = 0 if policy.mode == LearningMode.SYNCHRONOUS else settings.max_staleness
-    return [version.id for version in await repository.ancestry(session, policy.head_version_id or "", steps)]
+    return [version.id for version in await list_ancestors(session, policy.head_version_id or "", steps)]
 
 
-async def missing(session: AsyncSession, policy: Policy, waits: Waiting, settings: Settings, *, at_once: bool) -> str:
-    """What the next batch waits for, in words. `at_once`: somebody has asked for it."""
+async def describe_wait(
+    session: AsyncSession, policy: Policy, counts: SampleCounts, settings: Settings, *, triggered: bool
+) -> str:
+    """Return what the next batch waits for, as a sentence. `triggered`: an operator has requested a batch."""
     if policy.mode == LearningMode.HALTED:
         return "Learning is halted until an operator resumes it."
-    under_way = await session.scalar(
+    open_batch_id = await session.scalar(
         select(Batch.id).where(Batch.policy_id == policy.id, Batch.state == BatchState.OPEN).limit(1)
     )
-    if under_way is not None:
-        return f"An update is under way: {under_way}."
-    head = await repository.version(session, policy.head_version_id or "")
+    if open_batch_id is not None:
+        return f"An update is running: {open_batch_id}."
+    head = await repository.get_version(session, policy.head_version_id or "")
     if head.state == VersionState.CANARY:
-        return f"{service.label(policy, head)} is a canary: learning goes on when it is live, or taken back."
+        return f"{version_name(policy, head)} is a canary: learning continues when it is live or rolled back."
     if head.state == VersionState.SHADOW:
-        return f"{service.label(policy, head)} is in shadow: learning goes on when it is live, or rejected."
+        return f"{version_name(policy, head)} is in shadow: learning continues when it is live or rejected."
     if head.state not in ONCE_LIVE:
-        return f"{service.label(policy, head)} has yet to be published."
-    smallest = FEWEST if at_once else settings.smallest_batch
-    if waits.ripe < smallest:
-        return f"{smallest - waits.ripe} more ripe samples."
-    if waits.raters < settings.min_raters:
-        return f"{settings.min_raters - waits.raters} more raters."
-    size = min(waits.ripe, settings.batch_size)
-    speakers = await _speakers(session, policy, settings)
-    fits, whose = await batch_caps.fitting(session, policy, speakers, settings.batch_size, waits.raters, settings)
-    if fits < size:
-        size = fits
-        if fits < smallest:
+        return f"{version_name(policy, head)} is not published yet."
+    min_size = MIN_TRIGGERED_SAMPLES if triggered else settings.smallest_batch
+    if counts.ready < min_size:
+        return f"{min_size - counts.ready} more ready samples."
+    if counts.raters < settings.min_raters:
+        return f"{settings.min_raters - counts.raters} more raters."
+    size = min(counts.ready, settings.batch_size)
+    version_ids = await _fresh_version_ids(session, policy, settings)
+    selectable, limiting = await batch_caps.count_selectable(
+        session, policy, version_ids, settings.batch_size, counts.raters, settings
+    )
+    if selectable < size:
+        size = selectable
+        if selectable < min_size:
             return (
-                f"{smallest - fits} more ripe samples of other {whose}s at least: of the {waits.ripe} ripe ones no "
-                f"more than {fits} may be in one batch (ATTUNE_MAX_{whose.upper()}_SHARE)."
+                f"At least {min_size - selectable} more ready samples of other {limiting}s: of the {counts.ready} "
+                f"ready samples at most {selectable} may be in one batch (ATTUNE_MAX_{limiting.upper()}_SHARE)."
             )
-    left = settings.max_wait_seconds - (waits.clock - (waits.clock if waits.since is None else waits.since))
-    if size < settings.batch_size and not at_once and left > 0:
-        more = settings.batch_size - size
-        of_others = f" of other {whose}s" if size < waits.ripe else ""
-        return f"{more} more ripe samples{of_others}; in {left:.0f} s those that are there will do."
+    waited = 0.0 if counts.oldest_ready_at is None else counts.now - counts.oldest_ready_at
+    remaining = settings.max_wait_seconds - waited
+    if size < settings.batch_size and not triggered and remaining > 0:
+        of_others = f" of other {limiting}s" if size < counts.ready else ""
+        return f"{settings.batch_size - size} more ready samples{of_others}; in {remaining:.0f} s fewer are enough."
     return (
-        f"Nothing that is counted here: {size} ripe samples are within each share. They may be fewer within all shares "
-        "at once, in a batch that is smaller, and where a rater is not fully believed (ATTUNE_TRUST) or many samples "
-        "are a prompt set's."
+        f"Nothing that is counted here: {size} ready samples are within each cap. All caps together may allow fewer, "
+        "also in a smaller batch, where a rater has reduced trust (ATTUNE_TRUST), and where many samples come from a "
+        "prompt set."
     )
 
 
-async def locked(session: AsyncSession, project_id: str, name: str) -> Policy:
-    """For whoever changes how it learns: assembling and publishing take the same lock."""
-    policy = await service.named(session, project_id, name)
+async def lock_policy(session: AsyncSession, project_id: str, name: str) -> Policy:
+    """Return the policy with its row locked. Assembling and publishing take the same lock. Raises NotFound."""
+    policy = await service.get_policy(session, project_id, name)
     return await session.get_one(Policy, policy.id, with_for_update={"key_share": True}, populate_existing=True)
 
 
 async def trigger(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
-    """Raises Conflict while learning is halted."""
+    """Let the next batch have as few as two samples. Raises Conflict while learning is halted."""
     if policy.mode == LearningMode.HALTED:
         raise Conflict(f"Learning of '{policy.name}' is halted; resume it first.", code="learning_halted")
-    record_audit(session, actor, TRIGGER, policy.name, reason, project_id=policy.project_id)
+    record_audit(session, actor, AuditAction.TRAINING_TRIGGERED, policy.name, reason, project_id=policy.project_id)
     enqueue_after_commit(session, "curate", "assemble")
 
 
-async def triggered(session: AsyncSession, policy: Policy) -> bool:
-    """Has somebody asked for a batch since the last one was frozen? The entry in the audit is the flag."""
-    asked = select(func.max(Audit.created_at)).where(
-        Audit.project_id == policy.project_id, Audit.action == TRIGGER, Audit.subject == policy.name
+async def is_triggered(session: AsyncSession, policy: Policy) -> bool:
+    """Whether the policy was triggered after its latest batch was frozen. The audit entry is the flag."""
+    triggered = select(func.max(Audit.created_at)).where(
+        Audit.project_id == policy.project_id,
+        Audit.action == AuditAction.TRAINING_TRIGGERED,
+        Audit.subject == policy.name,
     )
     frozen = select(func.max(Batch.created_at)).where(Batch.policy_id == policy.id)
-    at, last = await session.scalar(asked), await session.scalar(frozen)
-    return at is not None and (last is None or at > last)
+    triggered_at, frozen_at = await session.scalar(triggered), await session.scalar(frozen)
+    return triggered_at is not None and (frozen_at is None or triggered_at > frozen_at)
 
 
-async def updates(session: AsyncSession, policy: Policy, after: str | None, limit: int) -> list[Batch]:
-    """Batches, the newest first; one more than `limit` tells that there is more. Raises NotFound."""
-    asked = select(Batch).where(Batch.policy_id == policy.id)
+async def list_batches(session: AsyncSession, policy: Policy, after: str | None, limit: int) -> list[Batch]:
+    """Return up to `limit + 1` batches, the newest first. Raises NotFound."""
+    query, last = select(Batch).where(Batch.policy_id == policy.id), None
     if after is not None:
-        last = await session.scalar(asked.where(Batch.id == after))
-        if last is None:
+        batch = await session.scalar(query.where(Batch.id == after))
+        if batch is None:
             raise NotFound(f"There is no update '{after}'.", param="after")
-        older = (Batch.created_at == last.created_at) & (Batch.id < last.id)
-        asked = asked.where((Batch.created_at < last.created_at) | older)
-    return list(await session.scalars(asked.order_by(Batch.created_at.desc(), Batch.id.desc()).limit(limit + 1)))
+        last = (batch.created_at, batch.id)
+    query = apply_keyset(query, (Batch.created_at, Batch.id), last, limit, descending=True)
+    return list(await session.scalars(query))
 
 
-async def numbers(session: AsyncSession, ids: Collection[str | None]) -> dict[str, int]:
+async def version_numbers(session: AsyncSession, ids: Collection[str | None]) -> dict[str, int]:
+    """Return the numbers of versions by id."""
     rows = await session.execute(select(Version.id, Version.number).where(Version.id.in_(ids)))
     return {id: number for id, number in rows}

@@ -1,12 +1,17 @@
-"""Turns → no more learning from them: open samples go, frozen batches break up, versions that learned are marked."""
+"""Removes erased and withdrawn turns from learning.
 
-from collections.abc import Collection, Sequence
+Open samples are dropped, frozen batches with these turns are refused, and versions and reward models that learned from
+them are marked as tainted.
+"""
 
-from sqlalchemy import select, update
+from collections.abc import Collection, Mapping, Sequence
+
+from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
 from app.core.jobs import enqueue_after_commit
+from app.core.settings import Settings
 from app.models import (
     WITHDRAWN,
     Batch,
@@ -15,67 +20,82 @@ from app.models import (
     Rater,
     RaterStanding,
     Reward,
+    RewardModel,
+    RewardModelState,
+    RewardModelTurn,
     Sample,
     SampleState,
     Turn,
     Version,
     lock_turns,
 )
-from app.privacy.lineage.repository import line_of
+from app.policies.ancestry import select_descendants
+from app.training.reward_config import effective_rewards
+from app.training.reward_models import repository, service
 
 ERASED = "erased"
-BROKEN_UP = "some of its samples were erased"
+SAMPLES_ERASED = "some of its samples were erased"
+REWARD_MODEL_DATA_ERASED = "some of the data it learned from was erased"
 
 
-async def lock(session: AsyncSession, project_id: str, turn_ids: Collection[str]) -> None:
-    """The policies before anything else, as assembling and committing do: no batch is frozen or trained meanwhile."""
-    mine = select(Policy.id).where(Policy.project_id == project_id)
-    await session.execute(mine.order_by(Policy.id).with_for_update(key_share=True))
+async def lock_policies_and_turns(session: AsyncSession, project_id: str, turn_ids: Collection[str]) -> None:
+    """Lock the project's policies, then the turns.
+
+    Assembling and committing an update lock the policy first too, so no batch is frozen or trained meanwhile.
+    """
+    policies = select(Policy.id).where(Policy.project_id == project_id)
+    await session.execute(policies.order_by(Policy.id).with_for_update(key_share=True))
     await lock_turns(session, turn_ids)
 
 
-async def forget(session: AsyncSession, own: Collection[str], touched: Collection[str]) -> list[str]:
-    """`own` turns are never learned from again; `touched` ones wait until they have been judged anew. Returns the
-    batches that were broken up."""
-    broken = await break_up(session, [*own, *touched])
-    await drop(session, own, (SampleState.OPEN, SampleState.QUARANTINED), ERASED)
-    doubted = await _doubted(session, touched)
-    await drop(session, set(touched) - doubted, (SampleState.OPEN, SampleState.QUARANTINED), WITHDRAWN)
-    await drop(session, doubted, (SampleState.OPEN,), WITHDRAWN)
+async def unlearn_turns(session: AsyncSession, erased: Collection[str], affected: Collection[str]) -> list[str]:
+    """Drop the samples of these turns, and return the ids of the batches that were refused.
+
+    Args:
+        erased: Turns that must never be learned from again.
+        affected: Turns that are processed again, because feedback that counted for them is gone.
+    """
+    refused = await break_up_batches(session, [*erased, *affected])
+    await drop_samples(session, erased, (SampleState.OPEN, SampleState.QUARANTINED), ERASED)
+    quarantined = await _turns_of_quarantined_raters(session, affected)
+    await drop_samples(session, set(affected) - quarantined, (SampleState.OPEN, SampleState.QUARANTINED), WITHDRAWN)
+    await drop_samples(session, quarantined, (SampleState.OPEN,), WITHDRAWN)
     await session.execute(
         update(Sample)
-        .where(Sample.turn_id.in_(own))
+        .where(Sample.turn_id.in_(erased))
         .values(conversation_id=None, rater=None, cluster=None, group_id=None)
         .execution_options(synchronize_session=False)
     )
     enqueue_after_commit(session, "curate", "assemble")
-    return broken
+    return refused
 
 
-async def _doubted(session: AsyncSession, turn_ids: Collection[str]) -> set[str]:
-    """Turns on which somebody who is held has a word: their samples go on waiting for an admin."""
-    words = (
+async def _turns_of_quarantined_raters(session: AsyncSession, turn_ids: Collection[str]) -> set[str]:
+    """Return those of the turns with a reward by a quarantined rater: their samples still wait for an admin."""
+    query = (
         select(Reward.turn_id)
         .join(Turn, Turn.id == Reward.turn_id)
         .join(Rater, (Rater.project_id == Turn.project_id) & (Rater.name == Reward.rater))
         .where(Reward.turn_id.in_(turn_ids), Rater.standing == RaterStanding.QUARANTINED)
     )
-    return set(await session.scalars(words))
+    return set(await session.scalars(query))
 
 
-async def break_up(session: AsyncSession, turn_ids: Collection[str]) -> list[str]:
-    """Batches with these turns are refused under a fresh fence, so that a trainer that holds one cannot commit; their
-    samples are open again."""
-    frozen = select(Sample.batch_id).where(
+async def break_up_batches(session: AsyncSession, turn_ids: Collection[str]) -> list[str]:
+    """Refuse the open batches with these turns, reopen their samples, and return the batches' ids.
+
+    The fencing token changes, so that a trainer that has claimed such a batch cannot commit it.
+    """
+    query = select(Sample.batch_id).where(
         Sample.turn_id.in_(turn_ids), Sample.state == SampleState.BATCHED, Sample.batch_id.is_not(None)
     )
-    batch_ids = set(await session.scalars(frozen))
+    batch_ids = set(await session.scalars(query))
     refused = await session.execute(
         update(Batch)
         .where(Batch.id.in_(batch_ids), Batch.state == BatchState.OPEN)
         .values(
             state=BatchState.REFUSED,
-            reason=BROKEN_UP,
+            reason=SAMPLES_ERASED,
             settled_at=now(),
             fence=Batch.fence + 1,
             lease_owner=None,
@@ -84,17 +104,20 @@ async def break_up(session: AsyncSession, turn_ids: Collection[str]) -> list[str
         .returning(Batch.id)
         .execution_options(synchronize_session=False)
     )
-    broken = sorted(refused.scalars())
+    refused_ids = sorted(refused.scalars())
     await session.execute(
         update(Sample)
-        .where(Sample.batch_id.in_(broken), Sample.state == SampleState.BATCHED)
+        .where(Sample.batch_id.in_(refused_ids), Sample.state == SampleState.BATCHED)
         .values(state=SampleState.OPEN, batch_id=None)
         .execution_options(synchronize_session=False)
     )
-    return broken
+    return refused_ids
 
 
-async def drop(session: AsyncSession, turn_ids: Collection[str], states: Sequence[SampleState], reason: str) -> None:
+async def drop_samples(
+    session: AsyncSession, turn_ids: Collection[str], states: Sequence[SampleState], reason: str
+) -> None:
+    """Drop the samples of these turns that are in one of `states`."""
     await session.execute(
         update(Sample)
         .where(Sample.turn_id.in_(turn_ids), Sample.state.in_(states))
@@ -103,12 +126,70 @@ async def drop(session: AsyncSession, turn_ids: Collection[str], states: Sequenc
     )
 
 
-async def mark(session: AsyncSession, version_ids: Collection[str]) -> None:
-    """These versions, and all that stand on them, have learned from what is erased now."""
-    line = line_of(version_ids)
+async def mark_tainted(session: AsyncSession, version_ids: Collection[str]) -> None:
+    """Mark these versions and all their descendants: they have learned from data that is erased now."""
+    descendants = select_descendants(version_ids)
     await session.execute(
         update(Version)
-        .where(Version.id.in_(select(line.c.id)), Version.tainted_at.is_(None))
+        .where(Version.id.in_(select(descendants.c.id)), Version.tainted_at.is_(None))
         .values(tainted_at=now())
         .execution_options(synchronize_session=False)
     )
+
+
+async def unlearn_reward_models(session: AsyncSession, turns: Mapping[str, float], settings: Settings) -> list[str]:
+    """Taint the reward models that learned from these turns, and return their names.
+
+    A fit that is running loses its lease and reads the remaining data again. A reward model that serves is disabled,
+    and another fit is requested. The caller holds the locks of the policies.
+
+    Args:
+        turns: For each turn id, when the erased feedback on it was given (Unix seconds).
+    """
+    tainted: list[str] = []
+    for row in await repository.lock_fitted_on(session, turns):
+        policy = await session.get_one(Policy, row.policy_id)
+        if row.state == RewardModelState.OPEN:
+            await _restart_fit(session, row)
+        elif row.path is not None and await _has_read(session, row, turns):
+            tainted.append(repository.reward_model_name(policy, row))
+            await _taint(session, policy, row, settings)
+    return tainted
+
+
+async def restart_fits(session: AsyncSession, turn_ids: Collection[str]) -> None:
+    """Make running fits that read feedback on these turns lose their lease and read the remaining data again."""
+    for row in await repository.lock_fitted_on(session, turn_ids):
+        if row.state == RewardModelState.OPEN:
+            await _restart_fit(session, row)
+
+
+async def _has_read(session: AsyncSession, row: RewardModel, turns: Mapping[str, float]) -> bool:
+    """Whether the reward model read its data after the feedback on one of these turns was given."""
+    fitted_on = await session.scalars(
+        select(RewardModelTurn.turn_id).where(
+            RewardModelTurn.reward_model_id == row.id, RewardModelTurn.turn_id.in_(turns)
+        )
+    )
+    return row.data_read_at is not None and any(turns[turn_id] <= row.data_read_at for turn_id in fitted_on)
+
+
+async def _restart_fit(session: AsyncSession, row: RewardModel) -> None:
+    row.fence += 1  # a trainer that has claimed the fit must not commit it
+    row.attempt = max(0, row.attempt - 1)
+    row.lease_owner = row.lease_until = None
+    await session.execute(delete(RewardModelTurn).where(RewardModelTurn.reward_model_id == row.id))
+    enqueue_after_commit(session, "train")
+
+
+async def _taint(session: AsyncSession, policy: Policy, row: RewardModel, settings: Settings) -> None:
+    was_serving = row.state == RewardModelState.SERVING
+    if row.tainted_at is None:
+        row.tainted_at = now()
+    if not was_serving:
+        return
+    await service.disable(session, policy, row, actor=service.ERASURE, reason=REWARD_MODEL_DATA_ERASED)
+    open_fit = await repository.find_in_state(session, policy.id, RewardModelState.OPEN)
+    if open_fit is None and effective_rewards(policy, settings).learned is not None:
+        reason = f"{repository.reward_model_name(policy, row)}: {REWARD_MODEL_DATA_ERASED}"
+        await service.create_fit(session, policy, actor=service.ERASURE, reason=reason)

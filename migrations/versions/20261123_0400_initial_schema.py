@@ -1,6 +1,6 @@
 """Create every table.
 
-Later revisions expand first, backfill apart and contract last, so that old code still runs meanwhile.
+Later changes take three revisions (expand, backfill, contract), so that old code runs during the migration.
 """
 
 import sqlalchemy as sa

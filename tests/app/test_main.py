@@ -1,26 +1,115 @@
-"""The API process: what it holds, and for how long."""
+"""The API process: its lifetime, its routes, and CORS."""
 
 import gc
 import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx2
+import pytest
+from fastapi import APIRouter
 
 from app.core.database import Database
 from app.core.settings import Settings
-from app.main import create_app
+from app.main import CORS_RESPONSE_HEADERS, create_app
+from tests.support.deployment import Harness
+
+SHOP = "https://shop.example"
+CORS_HEADERS = ["access-control-allow-origin", "access-control-expose-headers", "access-control-allow-methods"]
 
 
-async def test_an_app_that_ended_is_let_go(settings: Settings) -> None:
+async def test_app_is_freed_after_its_lifespan(settings: Settings) -> None:
     app = create_app(settings)
     async with app.router.lifespan_context(app):
         assert app.services.get(Database)
-    held = weakref.ref(app.services.get(Database))
+    database = weakref.ref(app.services.get(Database))
     del app
     gc.collect()
-    assert held() is None
+    assert database() is None
 
 
-def test_routes_are_shared_and_what_an_app_adds_is_its_own(settings: Settings) -> None:
+def test_apps_share_routes_but_not_added_ones(settings: Settings) -> None:
     one, other = create_app(settings), create_app(settings)
     assert len(one.routes) == len(other.routes)
     assert one.openapi()["paths"].keys() == other.openapi()["paths"].keys()
     one.add_api_route("/of-its-own", lambda: None)
     assert "/of-its-own" not in create_app(settings).openapi()["paths"]
+
+
+@asynccontextmanager
+async def serve_with_origins(settings: Settings, origins: list[str]) -> AsyncIterator[httpx2.AsyncClient]:
+    app = create_app(settings.model_copy(update={"cors_origins": origins}))
+    broken = APIRouter()
+
+    @broken.get("/broken")
+    async def fails() -> None:
+        raise RuntimeError("a bug")
+
+    app.include_router(broken)
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    async with app.router.lifespan_context(app), httpx2.AsyncClient(transport=transport, base_url="http://a") as api:
+        yield api
+
+
+def preflight(origin: str, headers: str = "authorization,content-type", method: str = "POST") -> dict[str, str]:
+    return {
+        "origin": origin,
+        "access-control-request-method": method,
+        "access-control-request-headers": headers,
+    }
+
+
+async def test_allowed_origin_may_send_and_read(harness: Harness) -> None:
+    sent = "authorization, content-type, idempotency-key, x-stainless-lang, x-stainless-retry-count"
+    async with serve_with_origins(harness.settings, [SHOP]) as api:
+        preflight_response = await api.options("/v1/feedback", headers=preflight(SHOP, sent))
+        assert (preflight_response.status_code, preflight_response.headers["access-control-allow-origin"]) == (
+            200,
+            SHOP,
+        )
+        assert "POST" in preflight_response.headers["access-control-allow-methods"]
+        answer = await api.get("/v1/models", headers={"origin": SHOP, "authorization": f"Bearer {harness.key}"})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, SHOP)
+    assert answer.headers["access-control-expose-headers"].split(", ") == CORS_RESPONSE_HEADERS
+    assert "Origin" in answer.headers["vary"] and "access-control-allow-credentials" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v1/models", 401), ("/nowhere", 404), ("/livez?x=%00", 400), ("/readyz", 200), ("/broken", 500)],
+)
+async def test_errors_are_readable_and_have_one_request_id(harness: Harness, path: str, status: int) -> None:
+    async with serve_with_origins(harness.settings, [SHOP]) as api:
+        answer = await api.get(path, headers={"origin": SHOP})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, SHOP)
+    assert len(answer.headers.get_list("x-request-id")) == 1
+    if status >= 400:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_other_origins_are_refused(harness: Harness) -> None:
+    async with serve_with_origins(harness.settings, [SHOP]) as api:
+        preflight_response = await api.options("/v1/feedback", headers=preflight("https://evil.example"))
+        answer = await api.get("/livez", headers={"origin": "https://evil.example"})
+        header = await api.options("/v1/feedback", headers=preflight(SHOP, "x-other"))
+        method = await api.options("/v1/feedback", headers=preflight(SHOP, method="PUT"))
+    assert preflight_response.status_code == header.status_code == method.status_code == 400
+    assert "access-control-allow-origin" not in preflight_response.headers | answer.headers
+
+
+async def test_all_origins_can_be_allowed(harness: Harness) -> None:
+    async with serve_with_origins(harness.settings, ["*"]) as api:
+        preflight_response = await api.options("/v1/feedback", headers=preflight("https://any.example"))
+        answer = await api.get("/livez", headers={"origin": "https://any.example"})
+    assert (
+        preflight_response.headers["access-control-allow-origin"]
+        == answer.headers["access-control-allow-origin"]
+        == "*"
+    )
+
+
+async def test_without_origins_there_are_no_cors_headers(harness: Harness) -> None:
+    preflight_response = await harness.api.options("/v1/feedback", headers=preflight(SHOP))
+    answer = await harness.api.get("/livez", headers={"origin": SHOP})
+    assert preflight_response.status_code == 405 and answer.status_code == 200
+    assert not any(name in preflight_response.headers or name in answer.headers for name in CORS_HEADERS)

@@ -15,29 +15,29 @@ TRIES = 4
 
 
 def again(test: Callable[..., Any]) -> Callable[..., Any]:
-    """Up to four tries; the last one's failure is the test's."""
+    """Run a test up to four times; a failure of the last attempt fails the test."""
     if inspect.iscoroutinefunction(test):
 
         @functools.wraps(test)
-        async def tried_async(**given: Any) -> None:
+        async def run_with_retries_async(**kwargs: Any) -> None:
             for left in reversed(range(TRIES)):
                 try:
-                    return await test(**given)
+                    return await test(**kwargs)
                 except asyncio.CancelledError:
                     raise
                 except Exception:
                     if not left:
                         raise
 
-        return tried_async
+        return run_with_retries_async
 
     @functools.wraps(test)
-    def tried(**given: Any) -> None:
+    def run_with_retries(**kwargs: Any) -> None:
         for left in reversed(range(TRIES)):
             try:
-                return test(**given)
+                return test(**kwargs)
             except Exception:
                 if not left:
                     raise
 
-    return tried
+    return run_with_retries

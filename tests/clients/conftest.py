@@ -1,4 +1,4 @@
-"""A running Attune over the real engine, for stock clients: `attune`, once a run. `record` shows what it wrote down."""
+"""A running Attune with the real engine (`attune`, one for the run), and its database (`record`)."""
 
 import asyncio
 import shutil
@@ -18,7 +18,7 @@ from app.main import create_app
 from app.models import Engine, EngineState, Feedback, Turn
 from app.projects.bootstrap import bootstrap
 from tests.support.engine_fixture import DEMO_MODEL, RunningEngine
-from tests.support.scripted_engine import serving
+from tests.support.scripted_engine import serve
 
 POLICY = "shop"
 CONSTRAINED = "a grammar constrained the reply: its log-probs are not the model's own"
@@ -26,7 +26,7 @@ CONSTRAINED = "a grammar constrained the reply: its log-probs are not the model'
 
 @dataclass(frozen=True)
 class Running:
-    """Where a client is pointed at, and with which key."""
+    """The URL and the API key for a client."""
 
     url: str
     key: str
@@ -39,18 +39,18 @@ class Running:
 
 @dataclass(frozen=True)
 class Record:
-    """What is in the database, read as plainly as can be."""
+    """Direct read access to the database."""
 
     connection: Connection
 
     def turns(self, completion_id: str) -> list[Turn]:
-        """Of one completion, by choice."""
+        """Return the turns of a completion, ordered by choice."""
         with Session(self.connection, expire_on_commit=False) as session:
             found = select(Turn).where(Turn.completion_id == completion_id).order_by(Turn.choice_index)
             return list(session.scalars(found))
 
     def turn(self, completion_id: str, *, exclusion_reason: str | None = None) -> Turn:
-        """The one turn of this completion, captured exactly; trainable unless a flaw is named."""
+        """Return the only turn of a completion. Asserts an exact capture with this exclusion reason."""
         [turn] = self.turns(completion_id)
         assert_exact(turn, exclusion_reason=exclusion_reason)
         return turn
@@ -79,12 +79,12 @@ def attune(engine: RunningEngine, blank_sqlite: Path, tmp_path_factory: pytest.T
         engine_api_key=engine.spec.api_key,
         engine_admin_key=engine.spec.admin_key,
     )
-    key = asyncio.run(_furnish(settings, engine.spec.url))
-    with serving(create_app(settings), lifespan="on") as url:
+    key = asyncio.run(_create_project(settings, engine.spec.url))
+    with serve(create_app(settings), lifespan="on") as url:
         yield Running(url, key, settings)
 
 
-async def _furnish(settings: Settings, engine_url: str) -> str:
+async def _create_project(settings: Settings, engine_url: str) -> str:
     db = Database(settings.database)
     async with db.write() as session:
         key = await bootstrap(session, settings.policy, settings.model)
@@ -103,7 +103,7 @@ def record(attune: Running) -> Iterator[Record]:
 
 @pytest.fixture(autouse=True)
 def no_stray_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that finds a key or an address of its own accord would not be tested against ours."""
+    """Remove keys and URLs from the environment, so that clients use the ones of the test."""
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE", "ATTUNE_API_KEY", "ATTUNE_URL"):
         monkeypatch.delenv(name, raising=False)
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):

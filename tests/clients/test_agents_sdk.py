@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK with its default model class, which speaks Responses: a function tool, whole and streamed."""
+"""The OpenAI Agents SDK with its default model class, which uses the Responses API, whole and streamed."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -36,13 +36,13 @@ async def model(attune: Running) -> AsyncIterator[OpenAIResponsesModel]:
 
 
 def support(model: OpenAIResponsesModel, tool: Any, choice: str) -> Agent[Any]:
-    """The SDK forgets a demanded tool after its first call, so that the model answers next."""
+    """Return an agent. The SDK drops a required tool choice after the first call, so the model answers next."""
     settings = ModelSettings(temperature=0.3, max_tokens=120, tool_choice=choice)
     return Agent(name="support", instructions=SYSTEM, model=model, tools=[tool], model_settings=settings)
 
 
 def assert_recorded(result: RunResultBase, record: Record, *, first_exclusion_reason: str | None) -> None:
-    """Every response of the run is a turn, and each is the next one's parent."""
+    """Assert that every response of the run is a turn, and each one is the parent of the next."""
     assert len(result.raw_responses) >= 2 and isinstance(result.final_output, str)
     ids = [f"chatcmpl-{(response.response_id or '').removeprefix('resp_')}" for response in result.raw_responses]
     turns = [record.turn(id, exclusion_reason=None if at else first_exclusion_reason) for at, id in enumerate(ids)]
@@ -53,13 +53,13 @@ def assert_recorded(result: RunResultBase, record: Record, *, first_exclusion_re
 
 
 @again
-async def test_a_tool_loop_runs_and_is_recorded(model: OpenAIResponsesModel, record: Record) -> None:
+async def test_tool_loop_is_recorded(model: OpenAIResponsesModel, record: Record) -> None:
     result = await Runner.run(support(model, order_status, "order_status"), QUESTION, run_config=QUIET, max_turns=6)
     assert_recorded(result, record, first_exclusion_reason=CONSTRAINED)
 
 
 @again
-async def test_a_streamed_tool_loop_runs_and_is_recorded(model: OpenAIResponsesModel, record: Record) -> None:
+async def test_streamed_tool_loop_is_recorded(model: OpenAIResponsesModel, record: Record) -> None:
     result = Runner.run_streamed(support(model, order_status, "order_status"), QUESTION, run_config=QUIET, max_turns=6)
     kinds = [event.data.type async for event in result.stream_events() if event.type == "raw_response_event"]
     assert {"response.function_call_arguments.delta", "response.output_text.delta", "response.completed"} <= set(kinds)
@@ -67,9 +67,7 @@ async def test_a_streamed_tool_loop_runs_and_is_recorded(model: OpenAIResponsesM
 
 
 @again
-async def test_the_sdks_own_strict_tools_work_but_are_not_learned_from(
-    model: OpenAIResponsesModel, record: Record
-) -> None:
+async def test_strict_tools_work_and_are_excluded(model: OpenAIResponsesModel, record: Record) -> None:
     result = await Runner.run(support(model, strict_status, "auto"), QUESTION, run_config=QUIET, max_turns=6)
     for response in result.raw_responses:
         record.turn("chatcmpl-" + (response.response_id or "").removeprefix("resp_"), exclusion_reason=CONSTRAINED)

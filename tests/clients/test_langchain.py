@@ -1,4 +1,4 @@
-"""LangChain: the plain ChatOpenAI works; ChatAttune also keeps the completion id, so that every reply can be judged."""
+"""LangChain: ChatOpenAI works; ChatAttune also keeps the completion id, so every reply can get feedback."""
 
 import subprocess
 import sys
@@ -47,34 +47,34 @@ def order_status(order_id: str) -> str:
 
 @pytest.fixture
 def plain(attune: Running) -> ChatOpenAI:
-    given: Any = {"base_url": attune.base_url, "api_key": attune.key, "max_retries": 0}
-    return ChatOpenAI(model="shop", max_completion_tokens=160, temperature=0.3, **given)
+    options: Any = {"base_url": attune.base_url, "api_key": attune.key, "max_retries": 0}
+    return ChatOpenAI(model="shop", max_completion_tokens=160, temperature=0.3, **options)
 
 
 @pytest.fixture
 def model(attune: Running) -> ChatAttune:
-    given: Any = {"base_url": attune.base_url, "api_key": attune.key, "max_retries": 0}
-    return ChatAttune(model="shop", max_completion_tokens=64, temperature=0.3, **given)
+    options: Any = {"base_url": attune.base_url, "api_key": attune.key, "max_retries": 0}
+    return ChatAttune(model="shop", max_completion_tokens=64, temperature=0.3, **options)
 
 
-def together(chunks: Sequence[BaseMessage]) -> Any:
+def join(chunks: Sequence[BaseMessage]) -> Any:
     whole: Any = chunks[0]
     for chunk in chunks[1:]:
         whole = whole + chunk
     return whole
 
 
-def test_the_plain_model_is_invoked_and_streamed(plain: ChatOpenAI, record: Record) -> None:
+def test_chat_openai_is_invoked_and_streamed(plain: ChatOpenAI, record: Record) -> None:
     reply = plain.invoke(MESSAGES)
     assert reply.response_metadata["model_name"] == "shop@v0"
     turn = record.turn(reply.response_metadata["id"])
     assert turn.reply == {"role": "assistant", "content": reply.text}
     chunks = list(plain.stream(MESSAGES))
-    assert len(chunks) > 4 and together(chunks).response_metadata["finish_reason"] in ("stop", "length")
+    assert len(chunks) > 4 and join(chunks).response_metadata["finish_reason"] in ("stop", "length")
 
 
 @again
-def test_the_plain_model_calls_tools(plain: ChatOpenAI, record: Record) -> None:
+def test_chat_openai_calls_tools(plain: ChatOpenAI, record: Record) -> None:
     reply = plain.bind_tools([order_status], tool_choice="any").invoke(ORDER)
     [call] = reply.tool_calls
     assert call["name"] == "order_status" and call["args"].keys() == {"order_id"}
@@ -87,27 +87,27 @@ def test_the_plain_model_calls_tools(plain: ChatOpenAI, record: Record) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "wanted", "messages"),
+    ("method", "schema", "messages"),
     [("json_schema", Opening, MESSAGES), ("function_calling", Order, ORDER)],
     ids=["json_schema", "function_calling"],
 )
 @again
-def test_the_plain_model_fills_in_a_pydantic_model(
-    plain: ChatOpenAI, record: Record, method: Any, wanted: type[BaseModel], messages: Any
+def test_chat_openai_returns_structured_output(
+    plain: ChatOpenAI, record: Record, method: Any, schema: type[BaseModel], messages: Any
 ) -> None:
-    bound = plain.with_structured_output(wanted, method=method, include_raw=True)
+    bound = plain.with_structured_output(schema, method=method, include_raw=True)
     answer: Any = bound.invoke(messages)
-    assert isinstance(answer["parsed"], wanted), answer
+    assert isinstance(answer["parsed"], schema), answer
     record.turn(answer["raw"].response_metadata["id"], exclusion_reason=CONSTRAINED)
 
 
-def test_with_the_plain_model_a_streamed_reply_is_judged_by_its_metadata(
+def test_feedback_by_metadata_on_streamed_reply_of_chat_openai(
     attune: Running, plain: ChatOpenAI, record: Record
 ) -> None:
-    """A streamed reply of the stock model has lost its id; what the caller named it by is left."""
+    """ChatOpenAI loses the id of a streamed reply; the request's metadata still identifies it."""
     turn = uuid4().hex
     marks = {"thread_id": "ada", "turn": turn}
-    reply = together(list(plain.bind(extra_body={"metadata": marks}).stream(MESSAGES)))
+    reply = join(list(plain.bind(extra_body={"metadata": marks}).stream(MESSAGES)))
     assert "id" not in reply.response_metadata
     with openai.OpenAI(base_url=attune.base_url, api_key=attune.key) as client:
         body = {"target": {"metadata": {"turn": turn}}, "kind": "binary", "value": True}
@@ -117,30 +117,32 @@ def test_with_the_plain_model_a_streamed_reply_is_judged_by_its_metadata(
     assert [row.value for row in record.feedback(stored.id)] == [1.0]
 
 
-def judged(model: ChatAttune, message: BaseMessage, record: Record, *, exclusion_reason: str | None = None) -> None:
-    """The message leads to its turn, by way of feedback."""
-    said = model.feedback(message, "up", comment="thanks", source={"kind": "HUMAN", "id": "ada"})
+def assert_feedback(
+    model: ChatAttune, message: BaseMessage, record: Record, *, exclusion_reason: str | None = None
+) -> None:
+    """Assert that feedback on the message reaches its turn."""
+    recorded = model.feedback(message, "up", comment="thanks", source={"kind": "HUMAN", "id": "ada"})
     completion_id = message.response_metadata["id"]
     assert message.response_metadata["model_name"] == "shop@v0"
     turn = record.turn(completion_id, exclusion_reason=exclusion_reason)
     assert turn.reply is not None and (turn.reply["content"] or "") == message.text
     [row] = record.feedback(completion_id)
-    assert (row.id, row.value, row.comment, row.source_id) == (said["id"], 1.0, "thanks", "ada")
+    assert (row.id, row.value, row.comment, row.source_id) == (recorded["id"], 1.0, "thanks", "ada")
 
 
-def test_an_invoked_reply_is_judged(model: ChatAttune, record: Record) -> None:
-    judged(model, model.invoke(MESSAGES), record)
+def test_feedback_on_invoked_reply(model: ChatAttune, record: Record) -> None:
+    assert_feedback(model, model.invoke(MESSAGES), record)
 
 
-def test_a_streamed_reply_is_judged(model: ChatAttune, record: Record) -> None:
-    reply = together(list(model.stream(MESSAGES)))
-    judged(model, reply, record)
+def test_feedback_on_streamed_reply(model: ChatAttune, record: Record) -> None:
+    reply = join(list(model.stream(MESSAGES)))
+    assert_feedback(model, reply, record)
     assert reply.usage_metadata["output_tokens"] == record.turn(reply.response_metadata["id"]).num_output_tokens
 
 
 @pytest.mark.asyncio(loop_scope="session")  # LangChain keeps one connection pool for all its models
-async def test_awaited_replies_are_judged(model: ChatAttune, record: Record) -> None:
-    streamed = together([chunk async for chunk in model.astream(MESSAGES)])
+async def test_feedback_on_awaited_replies(model: ChatAttune, record: Record) -> None:
+    streamed = join([chunk async for chunk in model.astream(MESSAGES)])
     invoked = await model.ainvoke(MESSAGES)
     for reply in (streamed, invoked):
         await model.afeedback(reply, False)
@@ -148,24 +150,24 @@ async def test_awaited_replies_are_judged(model: ChatAttune, record: Record) -> 
 
 
 @again
-def test_a_streamed_call_of_a_tool_is_judged(model: ChatAttune, record: Record) -> None:
+def test_feedback_on_streamed_tool_call(model: ChatAttune, record: Record) -> None:
     forced = model.bind_tools([order_status], tool_choice="order_status")
-    reply = together(list(forced.stream(ORDER)))
+    reply = join(list(forced.stream(ORDER)))
     assert isinstance(reply, AIMessageChunk) and reply.tool_calls[0]["name"] == "order_status"
-    judged(model, reply, record, exclusion_reason=CONSTRAINED)
+    assert_feedback(model, reply, record, exclusion_reason=CONSTRAINED)
 
 
 @again
-def test_a_structured_reply_is_judged_whole_and_streamed(model: ChatAttune, record: Record) -> None:
+def test_feedback_on_structured_reply(model: ChatAttune, record: Record) -> None:
     bound = model.with_structured_output(Opening, include_raw=True)
     answer: Any = bound.invoke(MESSAGES)
     assert isinstance(answer["parsed"], Opening)
-    judged(model, answer["raw"], record, exclusion_reason=CONSTRAINED)
+    assert_feedback(model, answer["raw"], record, exclusion_reason=CONSTRAINED)
     raw = [part["raw"] for part in bound.stream(MESSAGES) if "raw" in part]  # type: ignore[operator]
-    judged(model, together(raw), record, exclusion_reason=CONSTRAINED)
+    assert_feedback(model, join(raw), record, exclusion_reason=CONSTRAINED)
 
 
-def test_feedback_sent_twice_counts_once(model: ChatAttune, record: Record) -> None:
+def test_repeated_feedback_is_recorded_once(model: ChatAttune, record: Record) -> None:
     reply, key = model.invoke(MESSAGES, max_completion_tokens=8), uuid4().hex
     first = model.feedback(reply, True, idempotency_key=key)
     again = model.feedback(reply.response_metadata["id"], True, idempotency_key=key)
@@ -174,19 +176,19 @@ def test_feedback_sent_twice_counts_once(model: ChatAttune, record: Record) -> N
         model.feedback(reply, False, idempotency_key=key)
 
 
-def test_second_thoughts_are_new_feedback(model: ChatAttune, record: Record) -> None:
+def test_changed_feedback_is_new_feedback(model: ChatAttune, record: Record) -> None:
     reply = model.invoke(MESSAGES, max_completion_tokens=8)
     for value in (True, False, True):
         model.feedback(reply, value)
     assert [row.value for row in record.feedback(reply.response_metadata["id"])] == [1.0, -1.0, 1.0]
 
 
-def test_a_message_from_elsewhere_cannot_be_judged(model: ChatAttune) -> None:
+def test_feedback_on_foreign_message_is_refused(model: ChatAttune) -> None:
     with pytest.raises(ValueError, match="no completion id"):
         model.feedback(AIMessage("hello"), True)
 
 
-def test_the_environment_says_where_attune_is(attune: Running, monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
+def test_url_and_key_come_from_environment(attune: Running, monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
     with pytest.raises(ValueError, match="ATTUNE_API_KEY"):
         ChatAttune()
     monkeypatch.setenv("ATTUNE_URL", attune.url)
@@ -195,13 +197,13 @@ def test_the_environment_says_where_attune_is(attune: Running, monkeypatch: pyte
     record.turn(reply.response_metadata["id"])
 
 
-def test_the_class_brings_nothing_of_the_server_along() -> None:
+def test_client_does_not_import_server() -> None:
     program = "import sys, app.langchain; print(sorted({'sqlalchemy', 'fastapi', 'celery', 'app.core.settings'} & set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
     assert loaded.stdout.strip() == "[]", loaded.stdout + loaded.stderr
 
 
-def test_without_langchain_the_extra_is_named() -> None:
+def test_missing_langchain_names_the_extra() -> None:
     program = "import sys; sys.modules['langchain_openai'] = None; import app.langchain"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
     assert "ImportError: app.langchain needs LangChain: pip install 'attune[langchain]'" in loaded.stderr

@@ -1,4 +1,4 @@
-"""LangGraph: the example agent over the real engine, invoked and streamed; every reply is judged by its id."""
+"""LangGraph: the example agent with the real engine, invoked and streamed, with feedback on each reply."""
 
 import re
 from typing import Any
@@ -15,25 +15,25 @@ from demo.shop import ORDERS
 from tests.clients.again import again
 from tests.clients.conftest import CONSTRAINED, Record, Running
 
-ASKED: Any = {"messages": [HumanMessage("Where is my order 4321?")]}
+REQUEST: Any = {"messages": [HumanMessage("Where is my order 4321?")]}
 
 
 @pytest.fixture
 def model(attune: Running) -> ChatAttune:
-    given: Any = {"base_url": attune.base_url, "api_key": attune.key, "max_retries": 0}
-    return ChatAttune(model="shop", max_completion_tokens=120, temperature=0.3, **given)
+    options: Any = {"base_url": attune.base_url, "api_key": attune.key, "max_retries": 0}
+    return ChatAttune(model="shop", max_completion_tokens=120, temperature=0.3, **options)
 
 
 def thread(name: str) -> Any:
     return {"configurable": {"thread_id": name}, "recursion_limit": 8}
 
 
-def said(messages: list[Any]) -> list[AIMessage]:
+def replies_of(messages: list[Any]) -> list[AIMessage]:
     return [message for message in messages if isinstance(message, AIMessage)]
 
 
 def assert_judged(model: ChatAttune, replies: list[AIMessage], record: Record) -> None:
-    """The first reply was made to call the tool; the last one answers, in the same conversation."""
+    """Assert feedback on each reply: the first calls the tool, the last answers in the same conversation."""
     assert len(replies) >= 2
     assert [call["name"] for call in replies[0].tool_calls] == ["order_status"] and not replies[-1].tool_calls
     turns = []
@@ -48,25 +48,25 @@ def assert_judged(model: ChatAttune, replies: list[AIMessage], record: Record) -
 
 
 @again
-def test_a_turn_of_the_agent_is_judged_when_invoked(model: ChatAttune, record: Record) -> None:
-    state = example.build(model, force=True).invoke(ASKED, thread("invoked"))
-    assert_judged(model, said(state["messages"]), record)
+def test_feedback_on_invoked_agent(model: ChatAttune, record: Record) -> None:
+    state = example.build(model, force=True).invoke(REQUEST, thread("invoked"))
+    assert_judged(model, replies_of(state["messages"]), record)
 
 
 @again
-def test_a_turn_of_the_agent_is_judged_when_streamed_by_steps(model: ChatAttune, record: Record) -> None:
-    steps = list(example.build(model, force=True).stream(ASKED, thread("steps"), stream_mode="values"))
-    assert_judged(model, said(steps[-1]["messages"]), record)
+def test_feedback_on_agent_streamed_by_steps(model: ChatAttune, record: Record) -> None:
+    steps = list(example.build(model, force=True).stream(REQUEST, thread("steps"), stream_mode="values"))
+    assert_judged(model, replies_of(steps[-1]["messages"]), record)
 
 
 @again
-def test_a_turn_of_the_agent_is_judged_when_streamed_by_tokens(model: ChatAttune, record: Record) -> None:
-    """LangGraph's `messages` mode streams, though the node invokes: the stock model loses its id there."""
+def test_feedback_on_agent_streamed_by_tokens(model: ChatAttune, record: Record) -> None:
+    """LangGraph's `messages` mode streams although the node invokes; ChatOpenAI loses the id there."""
     agent = example.build(model, force=True)
-    pieces = [piece for piece, _ in agent.stream(ASKED, thread("tokens"), stream_mode="messages")]
+    pieces = [piece for piece, _ in agent.stream(REQUEST, thread("tokens"), stream_mode="messages")]
     chunks = [piece for piece in pieces if isinstance(piece, AIMessageChunk)]
     assert len(chunks) > 8, "it came as it was said"
-    replies = said(agent.get_state(thread("tokens")).values["messages"])
+    replies = replies_of(agent.get_state(thread("tokens")).values["messages"])
     assert_judged(model, replies, record)
     shown = {chunk.response_metadata["id"] for chunk in chunks if "id" in chunk.response_metadata}
     assert shown == {reply.response_metadata["id"] for reply in replies}, "the last chunk of each reply has it too"
@@ -74,36 +74,34 @@ def test_a_turn_of_the_agent_is_judged_when_streamed_by_tokens(model: ChatAttune
 
 @pytest.mark.asyncio(loop_scope="session")  # LangChain keeps one connection pool for all its models
 @again
-async def test_a_turn_of_the_agent_is_judged_when_awaited(model: ChatAttune, record: Record) -> None:
+async def test_feedback_on_awaited_agent(model: ChatAttune, record: Record) -> None:
     agent = example.build(model, force=True)
-    async for _ in agent.astream(ASKED, thread("awaited"), stream_mode="messages"):
+    async for _ in agent.astream(REQUEST, thread("awaited"), stream_mode="messages"):
         pass
-    assert_judged(model, said((await agent.aget_state(thread("awaited"))).values["messages"]), record)
+    assert_judged(model, replies_of((await agent.aget_state(thread("awaited"))).values["messages"]), record)
 
 
 @again
-def test_with_the_stock_model_the_last_reply_is_judged_by_the_callers_own_name_for_it(
-    attune: Running, record: Record
-) -> None:
-    """No id survives there; the newest turn that carries the pair is the one that is meant."""
+def test_feedback_by_metadata_with_chat_openai(attune: Running, record: Record) -> None:
+    """ChatOpenAI keeps no id; the newest turn with this metadata is the target."""
     turn = uuid4().hex
-    given: Any = {"base_url": attune.base_url, "api_key": attune.key, "extra_body": {"metadata": {"turn": turn}}}
-    agent = example.build(ChatOpenAI(model="shop", max_completion_tokens=120, temperature=0.3, **given), force=True)
-    for _ in agent.stream(ASKED, thread("stock"), stream_mode="messages"):
+    options: Any = {"base_url": attune.base_url, "api_key": attune.key, "extra_body": {"metadata": {"turn": turn}}}
+    agent = example.build(ChatOpenAI(model="shop", max_completion_tokens=120, temperature=0.3, **options), force=True)
+    for _ in agent.stream(REQUEST, thread("stock"), stream_mode="messages"):
         pass
-    replies = said(agent.get_state(thread("stock")).values["messages"])
+    replies = replies_of(agent.get_state(thread("stock")).values["messages"])
     assert len(replies) >= 2 and all("id" not in reply.response_metadata for reply in replies)
     with openai.OpenAI(base_url=attune.base_url, api_key=attune.key) as client:
         body = {"target": {"metadata": {"turn": turn}}, "kind": "binary", "value": True}
-        told: Any = client.post("/feedback", body=body, cast_to=object)
-    last = record.turn(told["completion_id"])
+        result: Any = client.post("/feedback", body=body, cast_to=object)
+    last = record.turn(result["completion_id"])
     assert last.reply == {"role": "assistant", "content": replies[-1].text}
 
 
 @again
-def test_left_to_itself_the_model_finds_the_tool(model: ChatAttune, record: Record) -> None:
+def test_model_chooses_the_tool(model: ChatAttune, record: Record) -> None:
     agent = example.build(model)
-    turns = [said(agent.invoke(ASKED, thread(f"free-{number}"))["messages"]) for number in range(3)]
+    turns = [replies_of(agent.invoke(REQUEST, thread(f"free-{number}"))["messages"]) for number in range(3)]
     assert any(replies[0].tool_calls for replies in turns)
     for replies in turns:
         for reply in replies:
@@ -111,7 +109,7 @@ def test_left_to_itself_the_model_finds_the_tool(model: ChatAttune, record: Reco
 
 
 @again
-def test_the_example_runs_as_it_is_shown(
+def test_example_runs(
     attune: Running, record: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ATTUNE_URL", attune.url)
@@ -122,7 +120,7 @@ def test_the_example_runs_as_it_is_shown(
     assert re.search(r"shop@v0, [2-9] judged (good|bad)", shown), shown
 
 
-def test_the_books_know_every_order_and_the_judge_reads_them() -> None:
+def test_example_orders_and_judge_agree() -> None:
     assert {example.state_of(str(number)) for number in range(1000, 1010)} == set(ORDERS)
     question = "Where is my order 4321?"
     assert example.helped(question, f"It takes {ORDERS[example.state_of('4321')]}.")

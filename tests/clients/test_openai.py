@@ -1,4 +1,4 @@
-"""The stock `openai` client, chat completions: sync, async, streamed, structured, with tools, and refused."""
+"""The `openai` client's chat completions: sync, async, streamed, structured, with tools, and errors."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -37,7 +37,7 @@ async def async_client(attune: Running) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-def test_a_reply_is_whole_and_recorded(client: openai.OpenAI, record: Record) -> None:
+def test_reply_is_recorded(client: openai.OpenAI, record: Record) -> None:
     reply = client.chat.completions.create(model="shop", messages=MESSAGES)
     assert (reply.object, reply.model) == ("chat.completion", "shop@v0")
     assert reply.usage is not None
@@ -49,14 +49,14 @@ def test_a_reply_is_whole_and_recorded(client: openai.OpenAI, record: Record) ->
     )
 
 
-def test_the_headers_name_the_completion_and_the_version(client: openai.OpenAI) -> None:
+def test_headers_name_completion_and_version(client: openai.OpenAI) -> None:
     raw = client.chat.completions.with_raw_response.create(model="shop@v0", messages=MESSAGES, max_tokens=8)
     assert raw.headers["x-completion-id"] == raw.parse().id
     assert raw.headers["x-policy-version"] == "shop@v0"
     assert raw.headers["x-request-id"] == raw.parse()._request_id
 
 
-def test_a_reply_streams(client: openai.OpenAI, record: Record) -> None:
+def test_streamed_reply_is_recorded(client: openai.OpenAI, record: Record) -> None:
     stream = client.chat.completions.create(
         model="shop", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
     )
@@ -71,16 +71,16 @@ def test_a_reply_streams(client: openai.OpenAI, record: Record) -> None:
     assert turn.num_output_tokens == chunks[-1].usage.completion_tokens
 
 
-async def test_async_both_ways(async_client: openai.AsyncOpenAI, record: Record) -> None:
-    asked: Any = {"model": "shop", "messages": MESSAGES, "max_tokens": 16}
-    reply = await async_client.chat.completions.create(**asked)
+async def test_async_client(async_client: openai.AsyncOpenAI, record: Record) -> None:
+    params: Any = {"model": "shop", "messages": MESSAGES, "max_tokens": 16}
+    reply = await async_client.chat.completions.create(**params)
     record.turn(reply.id)
-    stream = await async_client.chat.completions.create(**asked, stream=True)
+    stream = await async_client.chat.completions.create(**params, stream=True)
     chunks = [chunk async for chunk in stream]
     record.turn(chunks[0].id)
 
 
-def test_the_stream_helper_puts_the_reply_together(client: openai.OpenAI, record: Record) -> None:
+def test_stream_helper(client: openai.OpenAI, record: Record) -> None:
     with client.chat.completions.stream(model="shop", messages=MESSAGES) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
@@ -90,7 +90,7 @@ def test_the_stream_helper_puts_the_reply_together(client: openai.OpenAI, record
 
 
 @again
-def test_a_pydantic_model_is_filled_in(client: openai.OpenAI, record: Record) -> None:
+def test_structured_output(client: openai.OpenAI, record: Record) -> None:
     reply = client.chat.completions.parse(model="shop", messages=MESSAGES, response_format=Opening, max_tokens=64)
     assert isinstance(reply.choices[0].message.parsed, Opening)
     turn = record.turn(reply.id, exclusion_reason=CONSTRAINED)
@@ -98,7 +98,7 @@ def test_a_pydantic_model_is_filled_in(client: openai.OpenAI, record: Record) ->
 
 
 @again
-def test_a_pydantic_model_is_filled_in_as_it_streams(client: openai.OpenAI, record: Record) -> None:
+def test_streamed_structured_output(client: openai.OpenAI, record: Record) -> None:
     with client.chat.completions.stream(
         model="shop", messages=MESSAGES, response_format=Opening, max_tokens=64
     ) as stream:
@@ -107,7 +107,7 @@ def test_a_pydantic_model_is_filled_in_as_it_streams(client: openai.OpenAI, reco
     record.turn(final.id, exclusion_reason=CONSTRAINED)
 
 
-def test_a_json_object_is_json(client: openai.OpenAI, record: Record) -> None:
+def test_json_object_format(client: openai.OpenAI, record: Record) -> None:
     reply = client.chat.completions.create(
         model="shop", messages=MESSAGES, response_format={"type": "json_object"}, max_tokens=80
     )
@@ -117,7 +117,7 @@ def test_a_json_object_is_json(client: openai.OpenAI, record: Record) -> None:
 
 
 @again
-def test_the_model_may_call_a_tool_and_its_answer_comes_back(client: openai.OpenAI, record: Record) -> None:
+def test_tool_call_and_result(client: openai.OpenAI, record: Record) -> None:
     tools: Any = [ORDER_STATUS]
     for seed in range(8):
         reply = client.chat.completions.create(model="shop", messages=ORDER, tools=tools, seed=seed, temperature=0.7)
@@ -139,8 +139,8 @@ def test_the_model_may_call_a_tool_and_its_answer_comes_back(client: openai.Open
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 @again
-def test_a_demanded_tool_is_called(client: openai.OpenAI, record: Record, choice: Any, stream: bool) -> None:
-    asked: Any = {
+def test_required_tool_is_called(client: openai.OpenAI, record: Record, choice: Any, stream: bool) -> None:
+    params: Any = {
         "model": "shop",
         "messages": ORDER,
         "tools": [ORDER_STATUS],
@@ -148,10 +148,10 @@ def test_a_demanded_tool_is_called(client: openai.OpenAI, record: Record, choice
         "temperature": 0.3,
     }
     if stream:
-        with client.chat.completions.stream(**asked) as events:
+        with client.chat.completions.stream(**params) as events:
             reply: Any = events.until_done().get_final_completion()
     else:
-        reply = client.chat.completions.create(**asked)
+        reply = client.chat.completions.create(**params)
     call = reply.choices[0].message.tool_calls[0]
     assert call.function.name == "order_status" and json.loads(call.function.arguments).keys() == {"order_id"}
     turn = record.turn(reply.id, exclusion_reason=CONSTRAINED)
@@ -159,7 +159,7 @@ def test_a_demanded_tool_is_called(client: openai.OpenAI, record: Record, choice
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_of_three_choices_each_is_a_turn(client: openai.OpenAI, record: Record, stream: bool) -> None:
+def test_three_choices_are_three_turns(client: openai.OpenAI, record: Record, stream: bool) -> None:
     if stream:
         with client.chat.completions.stream(model="shop", messages=MESSAGES, n=3) as events:
             reply: Any = events.until_done().get_final_completion()
@@ -175,14 +175,14 @@ def test_of_three_choices_each_is_a_turn(client: openai.OpenAI, record: Record, 
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_log_probs_are_shown_as_recorded(client: openai.OpenAI, record: Record, stream: bool) -> None:
-    asked: Any = {"model": "shop", "messages": MESSAGES, "logprobs": True, "top_logprobs": 3, "max_tokens": 16}
+def test_returned_log_probs_equal_recorded_ones(client: openai.OpenAI, record: Record, stream: bool) -> None:
+    params: Any = {"model": "shop", "messages": MESSAGES, "logprobs": True, "top_logprobs": 3, "max_tokens": 16}
     if stream:
-        chunks = list(client.chat.completions.create(**asked, stream=True))
+        chunks = list(client.chat.completions.create(**params, stream=True))
         logprobs = [choice.logprobs for chunk in chunks for choice in chunk.choices if choice.logprobs]
         shown, completion_id = [token for each in logprobs for token in each.content or ()], chunks[0].id
     else:
-        reply = client.chat.completions.create(**asked)
+        reply = client.chat.completions.create(**params)
         shown, completion_id = reply.choices[0].logprobs.content, reply.id
     turn = record.turn(completion_id)
     assert [token.logprob for token in shown] == pytest.approx(turn.logprobs, abs=1e-6)
@@ -191,22 +191,22 @@ def test_log_probs_are_shown_as_recorded(client: openai.OpenAI, record: Record, 
     assert all(other.logprob >= token.logprob - 1e-6 for other, token in zip(best, shown, strict=True))
 
 
-def test_sampling_fields_do_what_they_say(client: openai.OpenAI, record: Record) -> None:
+def test_sampling_parameters(client: openai.OpenAI, record: Record) -> None:
     capped = client.chat.completions.create(model="shop", messages=MESSAGES, max_completion_tokens=3)
     assert capped.choices[0].finish_reason == "length"
     assert record.turn(capped.id).num_output_tokens == 3
-    asked: Any = {"model": "shop", "messages": MESSAGES, "temperature": 0}
-    greedy = client.chat.completions.create(**asked)
+    params: Any = {"model": "shop", "messages": MESSAGES, "temperature": 0}
+    greedy = client.chat.completions.create(**params)
     text = greedy.choices[0].message.content or ""
-    assert record.turn(greedy.id, exclusion_reason="greedy: nothing was sampled")
-    stopped = client.chat.completions.create(**asked, stop=[text[10:13]])
+    assert record.turn(greedy.id, exclusion_reason="greedy decoding: the reply was not sampled")
+    stopped = client.chat.completions.create(**params, stop=[text[10:13]])
     assert stopped.choices[0].message.content == text[: text.index(text[10:13])]
-    [first, *_] = record.turn(greedy.id, exclusion_reason="greedy: nothing was sampled").output_ids or []
-    banned = client.chat.completions.create(**asked, logit_bias={str(first): -100}, max_tokens=4)
+    [first, *_] = record.turn(greedy.id, exclusion_reason="greedy decoding: the reply was not sampled").output_ids or []
+    banned = client.chat.completions.create(**params, logit_bias={str(first): -100}, max_tokens=4)
     assert first not in (record.turns(banned.id)[0].output_ids or [])
 
 
-def test_refusals_say_what_is_wrong_in_four_words(client: openai.OpenAI) -> None:
+def test_errors_name_code_and_parameter(client: openai.OpenAI) -> None:
     wrong: list[tuple[dict[str, Any], type[openai.APIStatusError], str, str]] = [
         ({"model": "nobody"}, openai.NotFoundError, "model", "model_not_found"),
         ({"model": "shop@v9"}, openai.NotFoundError, "model", "model_not_found"),
@@ -215,22 +215,22 @@ def test_refusals_say_what_is_wrong_in_four_words(client: openai.OpenAI) -> None
         ({"function_call": "auto"}, openai.BadRequestError, "function_call", "unsupported_parameter"),
     ]
     for fields, kind, param, code in wrong:
-        asked: Any = {"model": "shop", "messages": MESSAGES, **fields}
+        params: Any = {"model": "shop", "messages": MESSAGES, **fields}
         with pytest.raises(kind) as refused:
-            client.chat.completions.create(**asked)
+            client.chat.completions.create(**params)
         assert isinstance(refused.value.body, dict)
         assert refused.value.body.keys() == {"message", "type", "param", "code"}
         assert (refused.value.param, refused.value.code) == (param, code)
 
 
-def test_a_wrong_key_is_said_so(attune: Running) -> None:
+def test_wrong_key_is_authentication_error(attune: Running) -> None:
     with openai.OpenAI(base_url=attune.base_url, api_key="sk-attune-wrong", max_retries=0) as stranger:
         with pytest.raises(openai.AuthenticationError) as refused:
             stranger.models.list()
         assert refused.value.code == "invalid_api_key"
 
 
-def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
+def test_list_and_get_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["shop", "shop@v0"]
     assert client.models.retrieve("shop").owned_by == "attune"
     assert client.models.retrieve("shop@v0").id == "shop@v0"
@@ -238,35 +238,37 @@ def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
         client.models.retrieve("nobody")
 
 
-def test_stored_completions_are_found_listed_and_deleted(client: openai.OpenAI, record: Record) -> None:
+def test_stored_completions(client: openai.OpenAI, record: Record) -> None:
     marks = {"visit": "stored"}
-    made = [
+    created_completions = [
         client.chat.completions.create(model="shop", messages=MESSAGES, metadata=marks, store=True, max_tokens=8)
         for _ in range(3)
     ]
     stored = client.chat.completions
-    found = stored.retrieve(made[0].id)
-    assert found.choices[0].message.content == made[0].choices[0].message.content
+    found = stored.retrieve(created_completions[0].id)
+    assert found.choices[0].message.content == created_completions[0].choices[0].message.content
     assert (found.model, found.usage and found.usage.total_tokens) == (
         "shop@v0",
-        made[0].usage and made[0].usage.total_tokens,
+        created_completions[0].usage and created_completions[0].usage.total_tokens,
     )
-    assert [message.content for message in stored.messages.list(made[0].id)] == [m["content"] for m in MESSAGES]
-    ids = {completion.id for completion in made}
+    assert [message.content for message in stored.messages.list(created_completions[0].id)] == [
+        m["content"] for m in MESSAGES
+    ]
+    ids = {completion.id for completion in created_completions}
     assert {completion.id for completion in stored.list(metadata=marks)} == ids
     assert {completion.id for completion in stored.list(metadata=marks, limit=2)} == ids, "page by page"
     assert list(stored.list(metadata={"visit": "nobody's"})) == []
-    deleted = stored.delete(made[0].id)
-    assert deleted.deleted and deleted.id == made[0].id
+    deleted = stored.delete(created_completions[0].id)
+    assert deleted.deleted and deleted.id == created_completions[0].id
     with pytest.raises(openai.NotFoundError):
-        stored.retrieve(made[0].id)
-    assert {completion.id for completion in stored.list(metadata=marks)} == ids - {made[0].id}
+        stored.retrieve(created_completions[0].id)
+    assert {completion.id for completion in stored.list(metadata=marks)} == ids - {created_completions[0].id}
 
 
-def test_a_conversation_is_threaded_without_ceremony(client: openai.OpenAI, record: Record) -> None:
+def test_conversation_is_recognized(client: openai.OpenAI, record: Record) -> None:
     first = client.chat.completions.create(model="shop", messages=MESSAGES, max_tokens=24)
-    said: Any = [*MESSAGES, first.choices[0].message, {"role": "user", "content": "And on Sunday?"}]
-    second = client.chat.completions.create(model="shop", messages=said, max_tokens=8)
+    history: Any = [*MESSAGES, first.choices[0].message, {"role": "user", "content": "And on Sunday?"}]
+    second = client.chat.completions.create(model="shop", messages=history, max_tokens=8)
     before, after = record.turn(first.id), record.turn(second.id)
     assert after.parent_id == before.id and after.conversation_id == before.conversation_id
     assert after.prefix_reuse is not None

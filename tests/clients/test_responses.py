@@ -1,4 +1,4 @@
-"""The stock `openai` client, responses: created, streamed, parsed, with tools; and feedback on what was said."""
+"""The `openai` client's responses: created, streamed, parsed, with tools, and feedback on them."""
 
 import json
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def completion_id(response: Response) -> str:
 
 
 @again
-def test_a_response_is_a_completion_on_record(client: openai.OpenAI, record: Record) -> None:
+def test_response_is_recorded_as_completion(client: openai.OpenAI, record: Record) -> None:
     raw = client.responses.with_raw_response.create(
         model="shop", instructions=SYSTEM, input=QUESTION, metadata={"visit": "responses"}
     )
@@ -52,7 +52,7 @@ def test_a_response_is_a_completion_on_record(client: openai.OpenAI, record: Rec
 
 
 @again
-def test_a_response_streams_in_typed_events(client: openai.OpenAI, record: Record) -> None:
+def test_streamed_response_has_typed_events(client: openai.OpenAI, record: Record) -> None:
     with client.responses.stream(model="shop", instructions=SYSTEM, input=QUESTION) as stream:
         events = list(stream)
         final = stream.get_final_response()
@@ -68,7 +68,7 @@ def test_a_response_streams_in_typed_events(client: openai.OpenAI, record: Recor
 
 
 @again
-def test_a_pydantic_model_is_filled_in(client: openai.OpenAI, record: Record) -> None:
+def test_structured_output(client: openai.OpenAI, record: Record) -> None:
     response = client.responses.parse(model="shop", input=QUESTION, text_format=Opening, max_output_tokens=64)
     assert isinstance(response.output_parsed, Opening)
     record.turn(completion_id(response), exclusion_reason=CONSTRAINED)
@@ -76,10 +76,10 @@ def test_a_pydantic_model_is_filled_in(client: openai.OpenAI, record: Record) ->
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @again
-def test_a_tool_loop_keeps_its_thread(client: openai.OpenAI, record: Record, stream: bool) -> None:
-    asked: Any = {"model": "shop", "instructions": SYSTEM, "tools": [TOOL], "temperature": 0.3}
-    said: list[Any] = [{"role": "user", "content": ORDER}]
-    forced = {**asked, "input": said, "tool_choice": NAMED}
+def test_tool_loop_is_one_conversation(client: openai.OpenAI, record: Record, stream: bool) -> None:
+    params: Any = {"model": "shop", "instructions": SYSTEM, "tools": [TOOL], "temperature": 0.3}
+    input_items: list[Any] = [{"role": "user", "content": ORDER}]
+    forced = {**params, "input": input_items, "tool_choice": NAMED}
     if stream:
         with client.responses.stream(**forced) as events:
             first: Response = events.get_final_response()
@@ -88,15 +88,18 @@ def test_a_tool_loop_keeps_its_thread(client: openai.OpenAI, record: Record, str
     [call] = first.output
     assert isinstance(call, ResponseFunctionToolCall) and call.name == "order_status"
     assert json.loads(call.arguments).keys() == {"order_id"}
-    said += [*first.output, {"type": "function_call_output", "call_id": call.call_id, "output": '{"state": "shipped"}'}]
-    second = client.responses.create(**asked, input=said, max_output_tokens=160)
+    input_items += [
+        *first.output,
+        {"type": "function_call_output", "call_id": call.call_id, "output": '{"state": "shipped"}'},
+    ]
+    second = client.responses.create(**params, input=input_items, max_output_tokens=160)
     assert second.status == "completed" and second.output
     before = record.turn(completion_id(first), exclusion_reason=CONSTRAINED)
     after = record.turn(completion_id(second))
     assert after.parent_id == before.id
 
 
-def test_a_capped_response_is_incomplete(client: openai.OpenAI, record: Record) -> None:
+def test_response_at_token_limit_is_incomplete(client: openai.OpenAI, record: Record) -> None:
     response = client.responses.create(model="shop", input=QUESTION, max_output_tokens=3, top_logprobs=2)
     assert response.status == "incomplete" and response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
@@ -108,7 +111,7 @@ def test_a_capped_response_is_incomplete(client: openai.OpenAI, record: Record) 
     assert all(len(token.top_logprobs) == 2 for token in shown)
 
 
-def test_feedback_finds_a_response(client: openai.OpenAI, record: Record) -> None:
+def test_feedback_on_response(client: openai.OpenAI, record: Record) -> None:
     response: Any = client.responses.create(model="shop", input=QUESTION, max_output_tokens=8)
     assert response.completion_id == completion_id(response)
     body = {"completion_id": response.completion_id, "kind": "binary", "value": True}
@@ -116,7 +119,7 @@ def test_feedback_finds_a_response(client: openai.OpenAI, record: Record) -> Non
     assert [row.value for row in record.feedback(response.completion_id)] == [1.0]
 
 
-def test_refusals_say_what_to_do_instead(client: openai.OpenAI) -> None:
+def test_errors_name_the_alternative(client: openai.OpenAI) -> None:
     wrong: list[tuple[dict[str, Any], type[openai.APIStatusError], str, str]] = [
         ({"previous_response_id": "resp_1"}, openai.BadRequestError, "previous_response_id", "unsupported_parameter"),
         ({"background": True}, openai.BadRequestError, "background", "unsupported_parameter"),
@@ -124,9 +127,9 @@ def test_refusals_say_what_to_do_instead(client: openai.OpenAI) -> None:
         ({"model": "nobody"}, openai.NotFoundError, "model", "model_not_found"),
     ]
     for fields, kind, param, code in wrong:
-        asked: Any = {"model": "shop", "input": QUESTION, **fields}
+        params: Any = {"model": "shop", "input": QUESTION, **fields}
         with pytest.raises(kind) as refused:
-            client.responses.create(**asked)
+            client.responses.create(**params)
         assert isinstance(refused.value.body, dict)
         assert refused.value.body.keys() == {"message", "type", "param", "code"}
         assert (refused.value.param, refused.value.code) == (param, code)

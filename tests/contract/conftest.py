@@ -1,4 +1,4 @@
-"""One house for all contract tests, and how many cases it met, printed at the end of the run."""
+"""A deployment for each module of contract tests, and the number of cases, printed at the end of the run."""
 
 import shutil
 from collections import Counter
@@ -8,27 +8,27 @@ from pathlib import Path
 import pytest
 
 from app.core.settings import Settings
-from tests.contract.deployment_rows import House, house
+from tests.contract.harness import ContractHarness, contract_harness
 
-UNLIMITED = {"requests_per_minute": 10**9, "max_concurrency": 10**6}  # what is under test is not the limit
-asked: Counter[str] = Counter()
+UNLIMITED = {"requests_per_minute": 10**9, "max_concurrency": 10**6}  # rate limits are not under test
+num_cases: Counter[str] = Counter()
 
 
 @pytest.fixture(scope="module")
-def small_house(
+def deployment(
     blank_sqlite: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[House]:
+) -> Iterator[ContractHarness]:
     home = tmp_path_factory.mktemp("contract")
     shutil.copy(blank_sqlite, home / "attune.db")
-    with house(Settings(home=home, policy="shop", **UNLIMITED)) as built:
-        yield built
+    with contract_harness(Settings(home=home, policy="shop", **UNLIMITED)) as harness:
+        yield harness
         name = request.module.__name__.rpartition(".")[2]
-        asked.update({f"{name} {status}": count for status, count in built.statuses.items()})
+        num_cases.update({f"{name} {status}": count for status, count in harness.statuses.items()})
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if asked:
+    if num_cases:
         terminalreporter.section("contract")
         terminalreporter.write_line(
-            f"{asked.total()} cases: " + ", ".join(f"{k} {v}" for k, v in sorted(asked.items()))
+            f"{num_cases.total()} cases: " + ", ".join(f"{k} {v}" for k, v in sorted(num_cases.items()))
         )

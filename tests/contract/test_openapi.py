@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from app.core.settings import Settings
 from app.main import create_app
-from tests.contract.deployment_rows import HOME, Door, House, exclusion_reason
+from tests.contract.harness import KNOWN_NAMES, ContractHarness, HarnessAdapter, find_body_error
 
 EXAMPLES = int(os.environ.get("ATTUNE_FUZZ_EXAMPLES", "10"))
 # A rule across fields ("one of these two", "no empty stop string") makes a 400 of what each field's schema allows.
@@ -25,48 +25,50 @@ document = create_app(Settings(home=Path("/nowhere"))).openapi()
 schema = schemathesis.openapi.from_dict(document)
 
 
-class AnotherShape(Failure):
-    """An error that is not in OpenAI's shape."""
+class InvalidErrorBody(Failure):
+    """An error body that does not have OpenAI's form."""
 
 
 @schemathesis.check
 def error_has_four_keys(ctx: Any, response: Any, case: Any) -> None:
-    if response.status_code >= 400 and (told := exclusion_reason(response.content)):
-        raise AnotherShape(operation=case.operation.label, title="Not OpenAI's error", message=told)
+    if response.status_code >= 400 and (reason := find_body_error(response.content)):
+        raise InvalidErrorBody(operation=case.operation.label, title="Not OpenAI's error", message=reason)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def door(small_house: House) -> Iterator[None]:
-    """Some checks ask again by themselves, with a session of their own: that too goes to the house."""
-    door = Door(small_house)
+def door(deployment: ContractHarness) -> Iterator[None]:
+    """Send the requests of checks that open a session of their own to the harness, too."""
+    door = HarnessAdapter(deployment)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(requests.Session, "get_adapter", lambda session, url: door)
         yield
 
 
 @schemathesis.serializer("application/vnd.apache.parquet")
-def as_it_is(ctx: Any, value: Any) -> bytes:
-    """A file that is none, mostly: what a file may hold is tested where files are read."""
+def send_bytes(ctx: Any, value: Any) -> bytes:
+    """Send the value as bytes, mostly not a valid file: tests of the Parquet reader cover files."""
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")
 
 
-def spoils_the_key(case: Any) -> bool:
+def has_invalid_key(case: Any) -> bool:
     part = case.meta.components.get(ParameterLocation.HEADER)
     return part is not None and part.mode.is_negative
 
 
-def at_home(case: Any) -> None:
-    """Names made up at random are all unknown: name what there is, so that a case gets further than a 404."""
+def use_known_names(case: Any) -> None:
+    """Use existing names, so that a case gets further than a 404: random names are all unknown."""
     for part in (case.path_parameters, case.query, case.body):
         if isinstance(part, dict):
-            part.update({name: value for name, value in HOME.items() if name in part and isinstance(part[name], str)})
+            part.update(
+                {name: value for name, value in KNOWN_NAMES.items() if name in part and isinstance(part[name], str)}
+            )
 
 
 @schema.parametrize()
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=EXAMPLES <= 50, suppress_health_check=list(HealthCheck))
-def test_every_operation_keeps_its_word(case: Any, small_house: House) -> None:
-    made_of = repr((case.path_parameters, case.query, case.body))
-    if case.meta.generation.mode.is_positive and zlib.crc32(made_of.encode("utf-8", "replace")) % 3:
-        at_home(case)
-    headers = {} if spoils_the_key(case) else {"Authorization": f"Bearer {small_house.key}"}
+def test_every_operation_conforms_to_the_document(case: Any, deployment: ContractHarness) -> None:
+    content = repr((case.path_parameters, case.query, case.body))
+    if case.meta.generation.mode.is_positive and zlib.crc32(content.encode("utf-8", "replace")) % 3:
+        use_known_names(case)
+    headers = {} if has_invalid_key(case) else {"Authorization": f"Bearer {deployment.key}"}
     case.call_and_validate(base_url="http://attune", headers=headers, excluded_checks=ACROSS_FIELDS)

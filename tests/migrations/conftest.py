@@ -1,4 +1,4 @@
-"""Empty databases of both kinds, for migrations to run on."""
+"""Empty databases of both kinds, for the migrations."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +11,8 @@ from tests.conftest import POSTGRES, missing
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of a database without a table."""
+def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Yield the URL of a database without tables."""
     if request.param == "sqlite":
         yield f"sqlite+aiosqlite:///{tmp_path}/attune.db"
         return

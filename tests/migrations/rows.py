@@ -1,4 +1,4 @@
-"""A row in every table of whatever schema a database has, so that migrations run over data."""
+"""Insert a row into every table of a database, whatever its schema, so that migrations run over data."""
 
 import math
 from typing import Any
@@ -8,28 +8,28 @@ import sqlalchemy as sa
 Rows = dict[str, list[dict[str, Any]]]
 
 
-def tables(connection: sa.Connection) -> list[sa.Table]:
-    """As they are in the database; referred ones first."""
+def reflect_tables(connection: sa.Connection) -> list[sa.Table]:
+    """Return the tables of the database, referenced tables first."""
     metadata = sa.MetaData()
     metadata.reflect(connection)
     return [table for table in metadata.sorted_tables if table.name != "alembic_version"]
 
 
-def fill(connection: sa.Connection, mark: str) -> None:
-    """One more row in every table, every column set, foreign keys to the rows of the same `mark`."""
-    made: dict[str, dict[str, Any]] = {}
-    for table in tables(connection):
-        made[table.name] = {}
+def insert_rows(connection: sa.Connection, mark: str) -> None:
+    """Insert a row into every table, with every column set and foreign keys to the rows of the same `mark`."""
+    inserted: dict[str, dict[str, Any]] = {}
+    for table in reflect_tables(connection):
+        inserted[table.name] = {}
         for column in table.columns:
             refers = next((key.column for key in column.foreign_keys), None)
             if refers is None:
-                made[table.name][column.name] = value(column, mark)
+                inserted[table.name][column.name] = make_value(column, mark)
             elif refers.table is not table:
-                made[table.name][column.name] = made[refers.table.name][refers.name]
-        connection.execute(sa.insert(table), made[table.name])
+                inserted[table.name][column.name] = inserted[refers.table.name][refers.name]
+        connection.execute(sa.insert(table), inserted[table.name])
 
 
-def value(column: sa.Column[Any], mark: str) -> Any:
+def make_value(column: sa.Column[Any], mark: str) -> Any:
     kind = column.type
     if isinstance(kind, sa.JSON):
         return {"mark": mark}
@@ -43,30 +43,30 @@ def value(column: sa.Column[Any], mark: str) -> Any:
         return 0.5
     if isinstance(kind, sa.LargeBinary):
         return b"\x01\x00\x00\x00"
-    raise AssertionError(f"{column}: say in tests/migrations/rows.py what a {kind!r} may hold")
+    raise AssertionError(f"{column}: add a value for {kind!r} to tests/migrations/rows.py")
 
 
-def kept(connection: sa.Connection) -> Rows:
-    """Everything there is."""
+def read_rows(connection: sa.Connection) -> Rows:
+    """Return every row of every table."""
     return {
         table.name: [dict(row) for row in connection.execute(sa.select(table)).mappings()]
-        for table in tables(connection)
+        for table in reflect_tables(connection)
     }
 
 
-def lost(before: Rows, after: Rows) -> list[str]:
-    """What was there before and is not now, in the tables and columns that both schemas have."""
+def find_lost_rows(before: Rows, after: Rows) -> list[str]:
+    """Return the rows of `before` that `after` lacks, in the tables and columns that both schemas have."""
     return [
         f"{name}: {row}"
         for name in before.keys() & after.keys()
         for row in before[name]
-        if not any(same(row, other) for other in after[name])
+        if not any(rows_match(row, other) for other in after[name])
     ]
 
 
-def same(row: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(equal(row[name], other[name]) for name in row.keys() & other.keys())
+def rows_match(row: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(values_equal(row[name], other[name]) for name in row.keys() & other.keys())
 
 
-def equal(one: Any, other: Any) -> bool:
+def values_equal(one: Any, other: Any) -> bool:
     return math.isclose(one, other) if isinstance(one, float) and isinstance(other, float) else bool(one == other)

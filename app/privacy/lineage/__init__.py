@@ -1,1 +1,1 @@
-"""Lineage: which feedback taught which version, and back."""
+"""Lineage: which feedback a version learned from, and which versions learned from a feedback or a completion."""

@@ -1,1 +1,1 @@
-"""Reward models of a policy: which one serves, how it stands with people, and who said so."""
+"""Reward models of a policy: their fits, which one serves, and how well it agrees with people."""

@@ -1,1 +1,1 @@
-"""Rollouts: what the learner asks for itself, shown and steered. workers.rollouts does the asking."""
+"""Rollouts: replies that the trainer requests itself, by group sampling and by plans over prompt sets."""

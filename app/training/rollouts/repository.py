@@ -1,4 +1,4 @@
-"""Queries on rollouts: what they came to, what they cost, which plans there are."""
+"""Queries on rollouts and rollout plans."""
 
 from typing import Any, NamedTuple
 
@@ -8,10 +8,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
 from app.core.errors import NotFound
+from app.core.pagination import apply_keyset
 from app.models import Origin, Policy, Rollout, RolloutPlan, RolloutState
 
 
-class Tally(NamedTuple):
+class RolloutCounts(NamedTuple):
+    """Rollouts by state, their tokens and seconds, the number of verified ones and the sum of their rewards."""
+
     open: int = 0
     done: int = 0
     skipped: int = 0
@@ -23,7 +26,7 @@ class Tally(NamedTuple):
 
 
 STATES = tuple(RolloutState)
-COUNTED: tuple[ColumnElement[Any], ...] = (
+COUNT_COLUMNS: tuple[ColumnElement[Any], ...] = (
     *(func.count(case((Rollout.state == state, 1))) for state in STATES),
     func.coalesce(func.sum(Rollout.tokens), 0),
     func.coalesce(func.sum(Rollout.duration_seconds), 0.0),
@@ -32,48 +35,47 @@ COUNTED: tuple[ColumnElement[Any], ...] = (
 )
 
 
-async def tally(session: AsyncSession, *which: ColumnElement[bool]) -> Tally:
-    return Tally(*(await session.execute(select(*COUNTED).where(*which))).one())
+async def count_rollouts(session: AsyncSession, *conditions: ColumnElement[bool]) -> RolloutCounts:
+    return RolloutCounts(*(await session.execute(select(*COUNT_COLUMNS).where(*conditions))).one())
 
 
-async def of_plans(session: AsyncSession, plan_ids: list[str]) -> dict[str, Tally]:
+async def count_by_plan(session: AsyncSession, plan_ids: list[str]) -> dict[str, RolloutCounts]:
     rows = await session.execute(
-        select(Rollout.plan_id, *COUNTED).where(Rollout.plan_id.in_(plan_ids)).group_by(Rollout.plan_id)
+        select(Rollout.plan_id, *COUNT_COLUMNS).where(Rollout.plan_id.in_(plan_ids)).group_by(Rollout.plan_id)
     )
-    return {str(row[0]): Tally(*row[1:]) for row in rows}
+    return {str(row[0]): RolloutCounts(*row[1:]) for row in rows}
 
 
-async def spent(session: AsyncSession, policy_id: str, origin: Origin) -> int:
-    """Tokens of the policy's rollouts of this origin in the last hour, with those that the ones under way may take."""
+async def count_recent_tokens(session: AsyncSession, policy_id: str, origin: Origin) -> int:
+    """Return the tokens of the policy's rollouts of this origin in the last hour, with the budget of running ones."""
     recent = or_(Rollout.settled_at > now() - 3600, and_(Rollout.settled_at.is_(None), Rollout.tokens > 0))
-    asked = select(func.coalesce(func.sum(Rollout.tokens), 0)).where(
+    query = select(func.coalesce(func.sum(Rollout.tokens), 0)).where(
         Rollout.policy_id == policy_id, Rollout.origin == origin, recent
     )
-    return int(await session.scalar(asked) or 0)
+    return int(await session.scalar(query) or 0)
 
 
-async def plan(session: AsyncSession, policy_id: str, plan_id: str, *, lock: bool = False) -> RolloutPlan:
-    """Raises NotFound."""
-    asked = select(RolloutPlan).where(RolloutPlan.id == plan_id, RolloutPlan.policy_id == policy_id)
-    found = await session.scalar(asked.with_for_update() if lock else asked)
-    if found is None:
+async def get_plan(session: AsyncSession, policy_id: str, plan_id: str, *, lock: bool = False) -> RolloutPlan:
+    """Return the plan, with its row locked if `lock`. Raises NotFound."""
+    query = select(RolloutPlan).where(RolloutPlan.id == plan_id, RolloutPlan.policy_id == policy_id)
+    plan = await session.scalar(query.with_for_update() if lock else query)
+    if plan is None:
         raise NotFound(f"There is no plan '{plan_id}'.", param="plan_id")
-    return found
+    return plan
 
 
-async def plans(session: AsyncSession, policy_id: str, after: str | None, limit: int) -> list[RolloutPlan]:
-    """The newest first; one more than `limit` tells that there is more. Raises NotFound."""
-    asked = select(RolloutPlan).where(RolloutPlan.policy_id == policy_id)
+async def list_plans(session: AsyncSession, policy_id: str, after: str | None, limit: int) -> list[RolloutPlan]:
+    """Return up to `limit + 1` plans, the newest first. Raises NotFound."""
+    query, last = select(RolloutPlan).where(RolloutPlan.policy_id == policy_id), None
     if after is not None:
-        last = await plan(session, policy_id, after)
-        older = (RolloutPlan.created_at == last.created_at) & (RolloutPlan.id < last.id)
-        asked = asked.where((RolloutPlan.created_at < last.created_at) | older)
-    rows = await session.scalars(asked.order_by(RolloutPlan.created_at.desc(), RolloutPlan.id.desc()).limit(limit + 1))
-    return list(rows)
+        row = await get_plan(session, policy_id, after)
+        last = (row.created_at, row.id)
+    query = apply_keyset(query, (RolloutPlan.created_at, RolloutPlan.id), last, limit, descending=True)
+    return list(await session.scalars(query))
 
 
-def counts(connection: Connection) -> list[tuple[str, str, str, int, int]]:
-    """For the page of metrics, of all policies: policy, origin, state, how many, and their tokens."""
+def count_by_state(connection: Connection) -> list[tuple[str, str, str, int, int]]:
+    """Return (policy id, origin, state, number of rollouts, tokens) of all policies, for the metrics."""
     rows = connection.execute(
         select(Rollout.policy_id, Rollout.origin, Rollout.state, func.count(), func.sum(Rollout.tokens))
         .join(Policy, Policy.id == Rollout.policy_id)

@@ -1,4 +1,4 @@
-"""Chat over HTTP: OpenAI's wire outside, every turn recorded in tokens inside."""
+"""Chat over HTTP: OpenAI's API for clients, and every turn recorded in tokens."""
 
 import asyncio
 import json
@@ -20,34 +20,32 @@ async def ask(harness: Harness, **fields: Any) -> httpx2.Response:
     return await harness.api.post("/v1/chat/completions", json={"model": "shop", "messages": MESSAGES, **fields})
 
 
-def chunks(answer: httpx2.Response) -> list[dict[str, Any]]:
-    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+def chunks(response: httpx2.Response) -> list[dict[str, Any]]:
+    lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
 
 
-async def test_a_reply_is_recorded_exactly_as_the_engine_said_it(harness: Harness, scripted: ScriptedEngine) -> None:
-    answer = await ask(harness, temperature=0.7, max_tokens=50)
-    body = answer.json()
+async def test_reply_is_recorded_exactly(harness: Harness, scripted: ScriptedEngine) -> None:
+    response = await ask(harness, temperature=0.7, max_tokens=50)
+    body = response.json()
     turn: Turn = await harness.get(Turn, body["id"])
-    assert (answer.status_code, body["model"], body["choices"][0]["finish_reason"]) == (200, "shop@v0", "stop")
-    assert answer.headers["x-completion-id"] == body["id"] == scripted.heard[0]["rid"]
-    assert answer.headers["x-policy-version"] == "shop@v0"
+    assert (response.status_code, body["model"], body["choices"][0]["finish_reason"]) == (200, "shop@v0", "stop")
+    assert response.headers["x-completion-id"] == body["id"] == scripted.requests[0]["rid"]
+    assert response.headers["x-policy-version"] == "shop@v0"
     assert turn.state == TurnState.DONE and turn.exclusion_reason is None
     assert len(turn.output_ids or []) == len(turn.logprobs or []) == body["usage"]["completion_tokens"]
-    assert turn.prompt_ids and turn.reply == {"role": "assistant", "content": scripted.say}
+    assert turn.prompt_ids and turn.reply == {"role": "assistant", "content": scripted.reply_text}
     assert (turn.sampling["temperature"], turn.sampling["max_tokens"]) == (0.7, 50)
 
 
-async def test_a_streamed_reply_comes_in_chunks_and_is_recorded_the_same(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
+async def test_streamed_reply_is_recorded_exactly(harness: Harness, scripted: ScriptedEngine) -> None:
     whole = await ask(harness)
-    answer = await ask(harness, stream=True, stream_options={"include_usage": True})
-    parts = chunks(answer)
+    response = await ask(harness, stream=True, stream_options={"include_usage": True})
+    parts = chunks(response)
     text = "".join(choice["delta"].get("content") or "" for part in parts for choice in part["choices"])
-    assert text == scripted.say
-    assert {part["id"] for part in parts} == {answer.headers["x-completion-id"]}
+    assert text == scripted.reply_text
+    assert {part["id"] for part in parts} == {response.headers["x-completion-id"]}
     assert {part["model"] for part in parts} == {"shop@v0"}
     assert parts[-1]["choices"] == [] and parts[-1]["usage"]["completion_tokens"] > 0
     assert all("sglext" not in part for part in parts)
@@ -60,101 +58,99 @@ async def test_a_streamed_reply_comes_in_chunks_and_is_recorded_the_same(
     assert (second.reply, second.finish_reason, second.exclusion_reason) == (first.reply, "stop", None)
 
 
-async def test_the_turn_is_on_record_before_the_first_byte_leaves(harness: Harness, scripted: ScriptedEngine) -> None:
-    scripted.pace = 0.05
+async def test_turn_is_recorded_before_first_byte(harness: Harness, scripted: ScriptedEngine) -> None:
+    scripted.seconds_per_token = 0.05
     body = {"model": "shop", "messages": MESSAGES, "stream": True}
-    async with harness.api.stream("POST", "/v1/chat/completions", json=body) as answer:
-        assert (await harness.thumb(answer.headers["x-completion-id"])).status_code == 201
+    async with harness.api.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert (await harness.thumb(response.headers["x-completion-id"])).status_code == 201
 
 
-async def test_the_version_that_serves_is_the_one_that_is_asked(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_request_goes_to_serving_version(harness: Harness, scripted: ScriptedEngine) -> None:
     first = await publish(harness)
     await publish(harness)
     scripted.adapters = {"shop-v1": "/nowhere/shop-v1", "shop-v2": "/nowhere/shop-v2"}
-    asked = {
+    request_models = {
         "shop": "shop-v2",
         "shop@stable": "shop-v2",
         "shop@previous": "shop-v1",
         "shop@v1": "shop-v1",
         "shop@v0": None,
     }
-    for model, adapter in asked.items():
-        answer = await ask(harness, model=model)
-        assert scripted.heard[-1].get("lora_path") == adapter
-        assert answer.headers["x-policy-version"] == f"shop@v{adapter[-1] if adapter else 0}"
+    for model, adapter in request_models.items():
+        response = await ask(harness, model=model)
+        assert scripted.requests[-1].get("lora_path") == adapter
+        assert response.headers["x-policy-version"] == f"shop@v{adapter[-1] if adapter else 0}"
     turn = await harness.get(Turn, (await ask(harness, model="shop@v1")).json()["id"])
     assert turn.version_id == first.id
 
 
 @pytest.mark.parametrize("model", ["nobody", "shop@v9", "shop@canary", "shop@previous", "shop@", "shop@v1x"])
-async def test_an_unknown_version_is_a_404(harness: Harness, scripted: ScriptedEngine, model: str) -> None:
-    answer = await ask(harness, model=model)
+async def test_unknown_version_is_404(harness: Harness, scripted: ScriptedEngine, model: str) -> None:
+    response = await ask(harness, model=model)
     if model == "shop@":
-        assert answer.status_code == 200
+        assert response.status_code == 200
         return
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
     assert await harness.all(Turn) == []
 
 
-async def test_a_version_that_no_engine_holds_is_a_404_and_what_serves_but_is_not_held_a_503(
+async def test_unloaded_version_is_404_and_unloaded_serving_version_503(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     version = await publish(harness, loaded=False)
-    answer = await ask(harness)
-    assert answer.status_code == 503 and "retry-after" in answer.headers, "that is no fault of who asks"
-    answer = await ask(harness, model=f"shop@v{version.number}")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    response = await ask(harness)
+    assert response.status_code == 503 and "retry-after" in response.headers, "that is no fault of who asks"
+    response = await ask(harness, model=f"shop@v{version.number}")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
     rejected = await harness.version(VersionState.REJECTED)
     assert (await ask(harness, model=f"shop@v{rejected.number}")).status_code == 404
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_is_down_is_a_503_with_retry_after_and_on_record(harness: Harness, stream: bool) -> None:
-    answer = await ask(harness, stream=stream)
-    assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-    turn = await harness.get(Turn, answer.headers["x-completion-id"])
-    assert turn.state == TurnState.FAILED and "does not answer" in turn.exclusion_reason
+async def test_unreachable_engine_is_503_with_retry_after_and_recorded(harness: Harness, stream: bool) -> None:
+    response = await ask(harness, stream=stream)
+    assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    turn = await harness.get(Turn, response.headers["x-completion-id"])
+    assert turn.state == TurnState.FAILED and "cannot be reached" in turn.exclusion_reason
 
 
-async def test_without_a_ready_engine_a_chat_is_a_503(harness: Harness) -> None:
+async def test_chat_without_ready_engine_is_503(harness: Harness) -> None:
     async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).state = EngineState.STARTING
-    answer = await ask(harness)
-    assert answer.status_code == 503 and "retry-after" in answer.headers
+    response = await ask(harness)
+    assert response.status_code == 503 and "retry-after" in response.headers
 
 
-async def test_an_engine_that_breaks_off_ends_the_stream_with_an_error(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
-    scripted.die_after = 3
-    answer = await ask(harness, stream=True)
-    parts = chunks(answer)
-    assert answer.status_code == 200 and set(parts[-1]["error"]) == {"message", "type", "param", "code"}
-    turn = await harness.get(Turn, answer.headers["x-completion-id"])
+async def test_broken_engine_connection_ends_stream_with_error(harness: Harness, scripted: ScriptedEngine) -> None:
+    scripted.drop_after_tokens = 3
+    response = await ask(harness, stream=True)
+    parts = chunks(response)
+    assert response.status_code == 200 and set(parts[-1]["error"]) == {"message", "type", "param", "code"}
+    turn = await harness.get(Turn, response.headers["x-completion-id"])
     assert (turn.state, turn.finish_reason) == (TurnState.FAILED, "error")
     assert turn.exclusion_reason and turn.reply["content"], "what was said is on record"
 
 
-async def test_what_the_engine_refuses_is_a_400(harness: Harness, scripted: ScriptedEngine) -> None:
-    scripted.refuse = 400
+async def test_engine_refusal_is_400(harness: Harness, scripted: ScriptedEngine) -> None:
+    scripted.refuse_status = 400
     for stream in (False, True):
-        answer = await ask(harness, stream=stream)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+        response = await ask(harness, stream=stream)
+        assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 @pytest.mark.parametrize(
-    ("switch", "exclusion_reason"), [({"nan_at": 2}, "not a finite number"), ({"lose_logprob": True}, "log-probs")]
+    ("switch", "exclusion_reason"), [({"nan_at": 2}, "not a finite number"), ({"omit_last_logprob": True}, "log-probs")]
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_flawed_capture_is_answered_but_marked(
+async def test_incomplete_capture_is_answered_and_excluded(
     harness: Harness, scripted: ScriptedEngine, switch: dict[str, Any], exclusion_reason: str, stream: bool
 ) -> None:
     for name, value in switch.items():
         setattr(scripted, name, value)
-    answer = await ask(harness, stream=stream)
-    assert answer.status_code == 200
-    assert exclusion_reason in (await harness.get(Turn, answer.headers["x-completion-id"])).exclusion_reason
+    response = await ask(harness, stream=stream)
+    assert response.status_code == 200
+    assert exclusion_reason in (await harness.get(Turn, response.headers["x-completion-id"])).exclusion_reason
 
 
 @pytest.mark.parametrize(
@@ -166,7 +162,7 @@ async def test_a_flawed_capture_is_answered_but_marked(
         ({"temperature": 0.7, "seed": 3, "stop": ["."]}, None),
     ],
 )
-async def test_sampling_that_is_not_the_policys_own_is_marked(
+async def test_modified_sampling_is_excluded(
     harness: Harness, scripted: ScriptedEngine, fields: dict[str, Any], exclusion_reason: str | None
 ) -> None:
     turn = await harness.get(Turn, (await ask(harness, **fields)).json()["id"])
@@ -213,62 +209,64 @@ async def test_sampling_that_is_not_the_policys_own_is_marked(
         ({"custom_logit_processor": "x"}, "unknown_parameter"),
     ],
 )
-async def test_what_is_wrong_or_unsupported_is_refused_by_name(
+async def test_invalid_or_unsupported_parameter_is_named(
     harness: Harness, scripted: ScriptedEngine, fields: dict[str, Any], code: str
 ) -> None:
-    answer = await ask(harness, **fields)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
-    assert scripted.heard == [] and await harness.all(Turn) == []
+    response = await ask(harness, **fields)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, code)
+    assert scripted.requests == [] and await harness.all(Turn) == []
 
 
 @pytest.mark.parametrize(
     "content", ['{"model": "shop", "temperature": NaN}', '{"model": "\\ud800"}', "[]", "nonsense", ""]
 )
-async def test_a_body_that_is_not_json_is_a_400(harness: Harness, content: str) -> None:
-    answer = await harness.api.post("/v1/chat/completions", content=content)
-    assert answer.status_code == 400
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+async def test_invalid_json_is_400(harness: Harness, content: str) -> None:
+    response = await harness.api.post("/v1/chat/completions", content=content)
+    assert response.status_code == 400
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_hints_that_change_nothing_are_taken(harness: Harness, scripted: ScriptedEngine) -> None:
-    answer = await ask(harness, user="ada", metadata={"k": "v"}, n=1, store=True, service_tier="auto", temperature=None)
-    assert answer.status_code == 200
-    assert "user" not in scripted.heard[0] and "metadata" not in scripted.heard[0]
+async def test_hints_are_accepted(harness: Harness, scripted: ScriptedEngine) -> None:
+    response = await ask(
+        harness, user="ada", metadata={"k": "v"}, n=1, store=True, service_tier="auto", temperature=None
+    )
+    assert response.status_code == 200
+    assert "user" not in scripted.requests[0] and "metadata" not in scripted.requests[0]
 
 
-async def test_a_stored_completion_is_read_back(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_stored_completion_can_be_read(harness: Harness, scripted: ScriptedEngine) -> None:
     body = (await ask(harness)).json()
     stored = (await harness.api.get(f"/v1/chat/completions/{body['id']}")).json()
     assert (stored["id"], stored["model"], stored["usage"]) == (body["id"], "shop@v0", body["usage"])
-    assert stored["choices"][0]["message"]["content"] == scripted.say
+    assert stored["choices"][0]["message"]["content"] == scripted.reply_text
     assert (await harness.api.get("/v1/chat/completions/chatcmpl-nobody")).status_code == 404
 
 
-async def test_every_reply_has_a_request_id_and_the_error_shape(harness: Harness) -> None:
+async def test_every_error_has_request_id_and_error_object(harness: Harness) -> None:
     for path in ("/v1/models", "/v1/models/nobody", "/nowhere", "/readyz"):
-        answer = await harness.api.get(path)
-        assert answer.headers["x-request-id"]
-        if answer.status_code >= 400:
-            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        response = await harness.api.get(path)
+        assert response.headers["x-request-id"]
+        if response.status_code >= 400:
+            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_the_stock_client_works(harness: Harness, scripted: ScriptedEngine, served: str) -> None:
+async def test_openai_client_works(harness: Harness, scripted: ScriptedEngine, served: str) -> None:
     async with openai.AsyncOpenAI(base_url=f"{served}/v1", api_key=harness.key) as client:
         whole = await client.chat.completions.create(model="shop", messages=MESSAGES)  # type: ignore[arg-type]
-        assert whole.choices[0].message.content == scripted.say
+        assert whole.choices[0].message.content == scripted.reply_text
         stream = await client.chat.completions.create(model="shop", messages=MESSAGES, stream=True)  # type: ignore[arg-type]
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
-        assert text == scripted.say
+        assert text == scripted.reply_text
         assert [model.id async for model in client.models.list()] == ["shop", "shop@v0"]
         with pytest.raises(openai.NotFoundError):
             await client.chat.completions.create(model="nobody", messages=MESSAGES)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_hangs_up_ends_the_engines_work_and_the_turn_is_recorded(
+async def test_client_disconnect_aborts_engine_and_records_turn(
     harness: Harness, scripted: ScriptedEngine, served: str, stream: bool
 ) -> None:
-    scripted.say, scripted.pace = "word " * 400, 0.02
+    scripted.reply_text, scripted.seconds_per_token = "word " * 400, 0.02
     body = {"model": "shop", "messages": MESSAGES, "stream": stream, "max_tokens": 500}
     headers = {"authorization": f"Bearer {harness.key}"}
     async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
@@ -289,67 +287,63 @@ async def test_a_client_that_hangs_up_ends_the_engines_work_and_the_turn_is_reco
 async def test_malformed_tools_are_refused(
     harness: Harness, scripted: ScriptedEngine, tools: Any, stream: bool
 ) -> None:
-    answer = await ask(harness, tools=tools, stream=stream)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
+    response = await ask(harness, tools=tools, stream=stream)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_value")
     assert await harness.all(Turn) == []
 
 
-async def test_a_tool_call_is_relayed_and_recorded(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_tool_call_is_returned_and_recorded(harness: Harness, scripted: ScriptedEngine) -> None:
     scripted.tool_call = ("order_status", '{"order_id": "7"}')
     tools = [{"type": "function", "function": {"name": "order_status", "parameters": {"type": "object"}}}]
     for stream in (False, True):
-        answer = await ask(harness, tools=tools, stream=stream)
-        turn = await harness.get(Turn, answer.headers["x-completion-id"])
+        response = await ask(harness, tools=tools, stream=stream)
+        turn = await harness.get(Turn, response.headers["x-completion-id"])
         [call] = turn.reply["tool_calls"]
         assert (turn.finish_reason, call["function"]["name"]) == ("tool_calls", "order_status")
-        assert scripted.heard[-1]["tools"][0]["function"]["name"] == "order_status"
+        assert scripted.requests[-1]["tools"][0]["function"]["name"] == "order_status"
 
 
-async def test_a_reply_with_nul_is_kept_as_text_without_and_as_tokens_with(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
-    scripted.say = "before\x00after"
-    answer = await ask(harness)
-    turn = await harness.get(Turn, answer.json()["id"])
-    assert (answer.status_code, turn.state, turn.reply["content"]) == (200, TurnState.DONE, "before\ufffdafter")
+async def test_nul_is_replaced_in_text_and_kept_in_tokens(harness: Harness, scripted: ScriptedEngine) -> None:
+    scripted.reply_text = "before\x00after"
+    response = await ask(harness)
+    turn = await harness.get(Turn, response.json()["id"])
+    assert (response.status_code, turn.state, turn.reply["content"]) == (200, TurnState.DONE, "before\ufffdafter")
     assert turn.exclusion_reason is None and turn.output_ids
 
 
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions/a%00b", "/v1/models/%00", "/v1/policies/%00", "/v1/feedback?completion_id=%00"]
 )
-async def test_an_address_with_nul_is_a_400(harness: Harness, path: str) -> None:
-    answer = await harness.api.get(path)
-    assert answer.status_code == 400 and answer.headers["x-request-id"]
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+async def test_path_with_nul_is_400(harness: Harness, path: str) -> None:
+    response = await harness.api.get(path)
+    assert response.status_code == 400 and response.headers["x-request-id"]
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
 @pytest.mark.parametrize("fields", [{"stop": "User:"}, {"stream": None}, {"logprobs": None}, {"stop": ["a", "b"]}])
-async def test_what_stock_clients_send_is_taken(
+async def test_messages_of_openai_clients_are_accepted(
     harness: Harness, scripted: ScriptedEngine, fields: dict[str, Any]
 ) -> None:
     assert (await ask(harness, **fields)).status_code == 200
 
 
-async def test_a_reply_that_outlived_the_sweep_is_not_lost(
-    harness: Harness, scripted: ScriptedEngine, served: str
-) -> None:
-    scripted.held = lambda reply: True
+async def test_turn_marked_lost_can_still_finish(harness: Harness, scripted: ScriptedEngine, served: str) -> None:
+    scripted.is_blocked = lambda reply: True
     body = {"model": "shop", "messages": MESSAGES, "stream": True}
     headers = {"authorization": f"Bearer {harness.key}"}
     async with (
         httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client,
-        client.stream("POST", "/v1/chat/completions", json=body) as answer,
+        client.stream("POST", "/v1/chat/completions", json=body) as response,
     ):
         async with harness.db.write() as session:
-            turn = await session.get_one(Turn, answer.headers["x-completion-id"])
+            turn = await session.get_one(Turn, response.headers["x-completion-id"])
             turn.state, turn.finish_reason = TurnState.ABORTED, "server_lost"
-        scripted.held = lambda reply: False
-        await answer.aread()
+        scripted.is_blocked = lambda reply: False
+        await response.aread()
     assert (await harness.get(Turn, turn.id)).state == TurnState.DONE
 
 
-async def test_every_api_process_follows_the_pointer_at_once(
+async def test_all_api_processes_follow_deployment_immediately(
     harness: Harness, scripted: ScriptedEngine, served: str
 ) -> None:
     await publish(harness)
@@ -362,5 +356,5 @@ async def test_every_api_process_follows_the_pointer_at_once(
             assert moved.status_code == 200
             await asyncio.sleep(2 * harness.settings.route_cache_seconds)
             for api in (other, harness.api):
-                answer = await api.post("/v1/chat/completions", json=body)
-                assert answer.headers["x-policy-version"] == f"shop@v{number}"
+                response = await api.post("/v1/chat/completions", json=body)
+                assert response.headers["x-policy-version"] == f"shop@v{number}"

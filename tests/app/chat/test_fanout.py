@@ -1,4 +1,4 @@
-"""Choices side by side: they begin in order, whichever engine request was the quickest."""
+"""StreamFanout: choices start in order, whichever engine request is the fastest."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ from app.chat.fanout import StreamFanout
 
 
 class Paced:
-    """A stream that says three words, the first after `delay` seconds."""
+    """A stream of three chunks, the first after `delay` seconds."""
 
     captured = None
 
@@ -33,17 +33,17 @@ class Client:
         return Paced(call)
 
 
-async def test_the_slowest_choice_may_be_the_first() -> None:
+async def test_chunks_start_in_choice_order() -> None:
     choices = StreamFanout(Client(), [0.1, 0.05, 0.0])  # type: ignore[arg-type]
     choices.start()
-    await choices.begun()
-    came = [chunk async for chunk in choices]
-    await choices.leave()
-    indices = [chunk["choices"][0]["index"] for chunk in came[:-1]]
+    await choices.wait_until_started()
+    received = [chunk async for chunk in choices]
+    await choices.close()
+    indices = [chunk["choices"][0]["index"] for chunk in received[:-1]]
     assert [index for at, index in enumerate(indices) if index not in indices[:at]] == [0, 1, 2]
     for index in range(3):
         words = [
-            chunk["choices"][0]["delta"]["content"] for chunk in came[:-1] if chunk["choices"][0]["index"] == index
+            chunk["choices"][0]["delta"]["content"] for chunk in received[:-1] if chunk["choices"][0]["index"] == index
         ]
         assert words == ["a", "b", "c"]
-    assert came[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
+    assert received[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}

@@ -1,4 +1,4 @@
-"""n choices: n engine requests, n turns, one completion."""
+"""A completion with n choices: n engine requests and n turns."""
 
 import asyncio
 from typing import Any
@@ -12,21 +12,21 @@ from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
 
 
-async def test_each_choice_is_a_turn_of_its_own(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_each_choice_is_a_turn(harness: Harness, scripted: ScriptedEngine) -> None:
     body = (await ask(harness, n=3, seed=5)).json()
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
     turns = sorted(await harness.all(Turn), key=lambda turn: turn.choice_index)
     assert {turn.completion_id for turn in turns} == {turns[0].id} == {body["id"]}
-    assert [heard["seed"] for heard in scripted.heard] == [5, 6, 7]
-    assert {heard["n"] for heard in scripted.heard} == {1}
+    assert [engine_body["seed"] for engine_body in scripted.requests] == [5, 6, 7]
+    assert {engine_body["n"] for engine_body in scripted.requests} == {1}
     assert all(turn.state == TurnState.DONE and turn.exclusion_reason is None for turn in turns)
-    said = sum(len(turn.output_ids) for turn in turns)
-    assert body["usage"]["completion_tokens"] == said
+    num_output = sum(len(turn.output_ids) for turn in turns)
+    assert body["usage"]["completion_tokens"] == num_output
     assert body["usage"]["prompt_tokens"] == len(turns[0].prompt_ids)
 
 
-async def test_streamed_choices_come_side_by_side(harness: Harness, scripted: ScriptedEngine) -> None:
-    scripted.pace = 0.1  # long beside any pause of a busy machine
+async def test_choices_stream_concurrently(harness: Harness, scripted: ScriptedEngine) -> None:
+    scripted.seconds_per_token = 0.1  # long beside any pause of a busy machine
     parts = chunks(await ask(harness, n=3, stream=True, stream_options={"include_usage": True}))
     text = {0: "", 1: "", 2: ""}
     finished = []
@@ -34,7 +34,7 @@ async def test_streamed_choices_come_side_by_side(harness: Harness, scripted: Sc
         for choice in part["choices"]:
             text[choice["index"]] += choice["delta"].get("content") or ""
             finished += [choice["index"]] if choice["finish_reason"] else []
-    assert set(text.values()) == {scripted.say} and sorted(finished) == [0, 1, 2]
+    assert set(text.values()) == {scripted.reply_text} and sorted(finished) == [0, 1, 2]
     usages = [part["usage"] for part in parts if part.get("usage")]
     assert len(usages) == 1 and parts[-1]["choices"] == []
     turns = await harness.all(Turn)
@@ -44,24 +44,22 @@ async def test_streamed_choices_come_side_by_side(harness: Harness, scripted: Sc
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_when_one_choice_fails_the_completion_does(
-    harness: Harness, scripted: ScriptedEngine, stream: bool
-) -> None:
-    scripted.die_after, scripted.pace = 3, 0.002
-    answer = await ask(harness, n=2, stream=stream)
+async def test_failed_choice_fails_completion(harness: Harness, scripted: ScriptedEngine, stream: bool) -> None:
+    scripted.drop_after_tokens, scripted.seconds_per_token = 3, 0.002
+    response = await ask(harness, n=2, stream=stream)
     if stream:
-        assert chunks(answer)[-1]["error"]["code"] == "engine_unavailable"
+        assert chunks(response)[-1]["error"]["code"] == "engine_unavailable"
     else:
-        assert answer.status_code == 503
+        assert response.status_code == 503
     turns = await harness.all(Turn)
     assert {turn.state for turn in turns} == {TurnState.FAILED} and all(turn.exclusion_reason for turn in turns)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_ends_every_choice(
+async def test_client_disconnect_aborts_every_choice(
     harness: Harness, scripted: ScriptedEngine, served: str, stream: bool
 ) -> None:
-    scripted.say, scripted.pace = "word " * 400, 0.02
+    scripted.reply_text, scripted.seconds_per_token = "word " * 400, 0.02
     body: dict[str, Any] = {"model": "shop", "messages": MESSAGES, "stream": stream, "max_tokens": 500, "n": 3}
     headers = {"authorization": f"Bearer {harness.key}"}
     async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
@@ -79,17 +77,17 @@ async def test_a_client_that_leaves_ends_every_choice(
     assert {turn.finish_reason for turn in turns} == {"client_disconnect"}
 
 
-async def test_what_constrains_the_reply_is_sent_on_and_marks_it(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_grammar_is_sent_to_engine_and_excludes_turn(harness: Harness, scripted: ScriptedEngine) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}, "strict": True}}
     body = (await ask(harness, response_format=schema)).json()
     turn = await harness.get(Turn, body["id"])
-    assert scripted.heard[-1]["response_format"] == schema
+    assert scripted.requests[-1]["response_format"] == schema
     assert "grammar" in turn.exclusion_reason and turn.request_params["response_format"] == schema
     assert (
         await harness.get(Turn, (await ask(harness, response_format={"type": "text"})).json()["id"])
     ).exclusion_reason is None
 
 
-async def test_a_logit_bias_reaches_the_engine_and_marks_the_turn(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_logit_bias_is_sent_to_engine_and_excludes_turn(harness: Harness, scripted: ScriptedEngine) -> None:
     turn = await harness.get(Turn, (await ask(harness, logit_bias={"7": -100})).json()["id"])
-    assert scripted.heard[-1]["logit_bias"] == {"7": -100} and "bias" in turn.exclusion_reason
+    assert scripted.requests[-1]["logit_bias"] == {"7": -100} and "bias" in turn.exclusion_reason

@@ -1,4 +1,4 @@
-"""Stored completions: by id, by metadata, page by page, re-labelled, deleted."""
+"""Stored completions: get, list in pages, filter and update metadata, delete."""
 
 from typing import Any
 
@@ -8,22 +8,22 @@ from app.models import Sample, SampleState, Turn, TurnMetadata
 from tests.app.chat.test_endpoints import ask
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
-from workers.feedback.curate import curate
+from workers.curate import curate
 
 ROOT = "/v1/chat/completions"
 
 
-async def test_a_completion_is_found_with_all_its_choices(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_completion_has_all_choices(harness: Harness, scripted: ScriptedEngine) -> None:
     body = (await ask(harness, n=2, metadata={"ticket": "7"}, user="anna", seed=1)).json()
-    answer = await harness.api.get(f"{ROOT}/{body['id']}")
-    kept = answer.json()
-    assert kept["choices"] == [choice | {"logprobs": None, "length_penalty": None} for choice in body["choices"]]
-    assert (kept["usage"], kept["metadata"], kept["input_user"]) == (body["usage"], {"ticket": "7"}, "anna")
-    assert (kept["status"], kept["seed"]) == ("done", 1)
-    assert answer.headers["x-completion-id"] == body["id"]
+    response = await harness.api.get(f"{ROOT}/{body['id']}")
+    stored = response.json()
+    assert stored["choices"] == [choice | {"logprobs": None, "length_penalty": None} for choice in body["choices"]]
+    assert (stored["usage"], stored["metadata"], stored["input_user"]) == (body["usage"], {"ticket": "7"}, "anna")
+    assert (stored["status"], stored["seed"]) == ("done", 1)
+    assert response.headers["x-completion-id"] == body["id"]
 
 
-async def test_pages_run_in_both_directions_without_gap_or_repeat(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_pages_are_complete_in_both_directions(harness: Harness, scripted: ScriptedEngine) -> None:
     ids = [(await ask(harness)).json()["id"] for _ in range(5)]
     for order, expected in (("asc", ids), ("desc", ids[::-1])):
         seen: list[str] = []
@@ -37,7 +37,7 @@ async def test_pages_run_in_both_directions_without_gap_or_repeat(harness: Harne
         assert seen == expected
 
 
-async def test_metadata_finds_and_can_be_replaced(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_filter_by_metadata_and_replace_it(harness: Harness, scripted: ScriptedEngine) -> None:
     seven = (await ask(harness, metadata={"ticket": "7", "team": "a"})).json()["id"]
     eight = (await ask(harness, metadata={"ticket": "8", "team": "a"})).json()["id"]
 
@@ -53,7 +53,7 @@ async def test_metadata_finds_and_can_be_replaced(harness: Harness, scripted: Sc
     assert await found(ticket="9") == [seven] and await found(team="a") == [eight]
 
 
-async def test_its_messages_are_listed(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_list_messages(harness: Harness, scripted: ScriptedEngine) -> None:
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     id = (await ask(harness, messages=messages)).json()["id"]
     listed = (await harness.api.get(f"{ROOT}/{id}/messages")).json()
@@ -63,7 +63,7 @@ async def test_its_messages_are_listed(harness: Harness, scripted: ScriptedEngin
     assert (await harness.api.get(f"{ROOT}/{id}/messages", params={"after": "nobody"})).status_code == 404
 
 
-async def test_by_model_and_version(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_filter_by_model_and_version(harness: Harness, scripted: ScriptedEngine) -> None:
     id = (await ask(harness)).json()["id"]
     for model in ("shop", "shop@v0", "shop@stable"):
         rows = (await harness.api.get(ROOT, params={"model": model})).json()["data"]
@@ -72,7 +72,7 @@ async def test_by_model_and_version(harness: Harness, scripted: ScriptedEngine) 
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-async def test_a_deleted_completion_is_gone_and_never_learned_from(
+async def test_deleted_completion_is_erased_and_excluded(
     harness: Harness, scripted: ScriptedEngine, frozen: bool
 ) -> None:
     id = (await ask(harness, metadata={"ticket": "7"}, user="anna")).json()["id"]
@@ -81,8 +81,8 @@ async def test_a_deleted_completion_is_gone_and_never_learned_from(
     if frozen:
         async with harness.db.write() as session:
             (await session.get_one(Sample, id)).state = SampleState.BATCHED
-    answer = await harness.api.delete(f"{ROOT}/{id}")
-    assert answer.json() == {"object": "chat.completion.deleted", "id": id, "deleted": True}
+    response = await harness.api.delete(f"{ROOT}/{id}")
+    assert response.json() == {"object": "chat.completion.deleted", "id": id, "deleted": True}
     turn = await harness.get(Turn, id)
     assert (turn.messages, turn.reply, turn.prompt_ids, turn.output_ids, turn.request_metadata) == (
         [],

@@ -1,4 +1,4 @@
-"""However a reply ends, its turn is closed, says how, and keeps what was known against it."""
+"""TurnWriter: every turn is finished, however its reply ends, and keeps its exclusion reason."""
 
 import asyncio
 from typing import Any
@@ -7,7 +7,7 @@ import httpx2
 import pytest
 from sqlalchemy import update
 
-from app.chat.turn_writer import STOPPED, TurnStart, TurnWriter
+from app.chat.turn_writer import SERVER_STOPPED, TurnStart, TurnWriter
 from app.inference.stream_state import StreamState
 from app.main import create_app
 from app.models import SERVER_LOST, Turn, TurnState
@@ -18,7 +18,7 @@ from workers.reconcile import reconcile
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_client_that_gives_up_before_the_first_token_takes_its_request_along(
+async def test_disconnect_before_first_token_aborts_request(
     harness: Harness, scripted: ScriptedEngine, served: str, n: int
 ) -> None:
     scripted.hang = True
@@ -26,7 +26,7 @@ async def test_a_client_that_gives_up_before_the_first_token_takes_its_request_a
     headers = {"authorization": f"Bearer {harness.key}"}
     async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-        while len(scripted.heard) < n:
+        while len(scripted.requests) < n:
             await asyncio.sleep(0.02)
         scripted.hang = False  # for the abort
         asking.cancel()
@@ -40,15 +40,15 @@ async def test_a_client_that_gives_up_before_the_first_token_takes_its_request_a
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_abort_that_overtakes_the_question_is_said_again(
+async def test_abort_is_repeated_until_engine_knows_request(
     harness: Harness, scripted: ScriptedEngine, served: str, stream: bool
 ) -> None:
-    scripted.say, scripted.pace, scripted.deaf = "word " * 2000, 0.02, 0.3
+    scripted.reply_text, scripted.seconds_per_token, scripted.accept_seconds = "word " * 2000, 0.02, 0.3
     body = {"model": "shop", "messages": MESSAGES, "stream": stream, "max_tokens": 2000}
     headers = {"authorization": f"Bearer {harness.key}"}
     async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-        while not scripted.heard:
+        while not scripted.requests:
             await asyncio.sleep(0.01)
         asking.cancel()
         await asyncio.wait([asking])
@@ -60,41 +60,39 @@ async def test_an_abort_that_overtakes_the_question_is_said_again(
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_nobody_understands_ends_the_reply(
+async def test_malformed_engine_response_fails_turn(
     harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, stream: bool, n: int
 ) -> None:
-    def odd(*args: Any) -> None:
+    def raise_unexpected(*args: Any) -> None:
         raise IndexError("SGLang has changed its shapes")
 
-    monkeypatch.setattr(StreamState, "absorb", odd)
-    monkeypatch.setattr("app.inference.client.take", odd)
+    monkeypatch.setattr(StreamState, "add_chunk", raise_unexpected)
+    monkeypatch.setattr("app.inference.client.build_capture", raise_unexpected)
     async with asyncio.timeout(20):
-        answer = await ask(harness, stream=stream, n=n)
-    error = chunks(answer)[-1]["error"] if stream else answer.json()["error"]
-    assert error["code"] == "engine_unavailable" and "not understood" in error["message"]
+        response = await ask(harness, stream=stream, n=n)
+    error = chunks(response)[-1]["error"] if stream else response.json()["error"]
+    assert error["code"] == "engine_unavailable" and "could not be processed" in error["message"]
     turns = await harness.all(Turn)
     assert len(turns) == n and {turn.state for turn in turns} == {TurnState.FAILED}
 
 
-async def test_what_was_known_against_a_turn_outlives_the_sweeps_mistake(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
-    scripted.held = lambda reply: True
+async def test_exclusion_reason_survives_being_marked_lost(harness: Harness, scripted: ScriptedEngine) -> None:
+    scripted.is_blocked = lambda reply: True
     asking = [asyncio.create_task(ask(harness, temperature=temperature)) for temperature in (0.0, 1.0)]
-    while len(scripted.heard) < 2 or len(await harness.all(Turn)) < 2:
+    while len(scripted.requests) < 2 or len(await harness.all(Turn)) < 2:
         await asyncio.sleep(0.02)
     async with harness.db.write() as session:
         await session.execute(update(Turn).values(created_at=Turn.created_at - 10_000))
     await reconcile(harness.db, harness.settings)
     assert {turn.finish_reason for turn in await harness.all(Turn)} == {SERVER_LOST}
-    scripted.held = lambda reply: False
+    scripted.is_blocked = lambda reply: False
     greedy, sampled = [(await task).json()["id"] for task in asking]
     late = [await harness.get(Turn, id) for id in (greedy, sampled)]
     assert {turn.state for turn in late} == {TurnState.DONE}
     assert "greedy" in late[0].exclusion_reason and late[1].exclusion_reason is None
 
 
-async def test_a_server_that_stops_closes_what_it_opened(harness: Harness) -> None:
+async def test_drain_ends_open_turns(harness: Harness) -> None:
     old = await harness.get(Turn, (await harness.turn()).id)
     opened = {column.key: getattr(old, column.key) for column in Turn.__table__.columns if column.key != "state"}
     ids = [f"chatcmpl-{at:032x}" for at in range(2)]
@@ -102,8 +100,12 @@ async def test_a_server_that_stops_closes_what_it_opened(harness: Harness) -> No
     async with app.router.lifespan_context(app):
         records = app.services.get(TurnWriter)
         for id in ids:
-            await records.open(TurnStart([opened | {"id": id, "completion_id": id, "finished_at": None}]))
-        records.settle = lambda seconds: TurnWriter.settle(records, 0.2)  # type: ignore[method-assign]
+            await records.record_start(TurnStart([opened | {"id": id, "completion_id": id, "finished_at": None}]))
+        records.drain = lambda seconds: TurnWriter.drain(records, 0.2)  # type: ignore[method-assign]
     for id in ids:
         turn = await harness.get(Turn, id)
-        assert (turn.state, turn.finish_reason, turn.exclusion_reason) == (TurnState.ABORTED, STOPPED, STOPPED)
+        assert (turn.state, turn.finish_reason, turn.exclusion_reason) == (
+            TurnState.ABORTED,
+            SERVER_STOPPED,
+            SERVER_STOPPED,
+        )

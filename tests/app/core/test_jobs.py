@@ -1,4 +1,4 @@
-"""Nudges: after the commit, never after a rollback, never at a request's cost."""
+"""Jobs: tasks are sent after the commit, never after a rollback, and never delay a request."""
 
 import threading
 import time
@@ -9,63 +9,63 @@ import pytest
 from kombu import Connection, Queue
 
 from app.core.database import Database
-from app.core.jobs import SCHEME, TaskName, TaskSender, enqueue_after_commit, make_celery
+from app.core.jobs import EMBEDDED_SCHEME, TaskName, TaskSender, enqueue_after_commit, make_celery
 
 
-class Notes:
+class RecordingSender:
     def __init__(self) -> None:
-        self.rung: list[TaskName] = []
+        self.enqueued: list[TaskName] = []
 
-    def enqueue(self, stations: Iterable[TaskName]) -> None:
-        self.rung += stations
+    def enqueue(self, tasks: Iterable[TaskName]) -> None:
+        self.enqueued += tasks
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "bell"
+    path = tmp_path / "broker"
     path.mkdir()
     return path
 
 
 def connection(folder: Path) -> Connection:
     options = {"data_folder_in": str(folder), "data_folder_out": str(folder), "control_folder": str(folder / "control")}
-    return Connection(f"{SCHEME}://", transport_options=options)
+    return Connection(f"{EMBEDDED_SCHEME}://", transport_options=options)
 
 
-async def test_a_nudge_rings_after_the_commit_and_is_forgotten_on_rollback(database_url: str) -> None:
-    notes = Notes()
-    db = Database(database_url, notes)  # type: ignore[arg-type]
+async def test_tasks_are_sent_after_the_commit_and_dropped_on_rollback(database_url: str) -> None:
+    sender = RecordingSender()
+    db = Database(database_url, sender)  # type: ignore[arg-type]
     async with db.write() as session:
         enqueue_after_commit(session, "curate")
-        assert notes.rung == []
-    assert notes.rung == ["curate"]
+        assert sender.enqueued == []
+    assert sender.enqueued == ["curate"]
     with pytest.raises(RuntimeError):
         async with db.write() as session:
             enqueue_after_commit(session, "assemble")
             raise RuntimeError("the request failed")
-    assert notes.rung == ["curate"]
+    assert sender.enqueued == ["curate"]
     await db.close()
 
 
-def test_a_broker_that_hangs_costs_a_request_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bell = TaskSender(celery := make_celery("redis://127.0.0.1:1/0", tmp_path))
-    over, asked = threading.Event(), threading.Event()
+def test_hanging_broker_does_not_delay_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_sender = TaskSender(celery := make_celery("redis://127.0.0.1:1/0", tmp_path))
+    released, called = threading.Event(), threading.Event()
 
     def send(*args: object, **options: object) -> None:
-        asked.set()
-        assert over.wait(60)
+        called.set()
+        assert released.wait(60)
 
     monkeypatch.setattr(celery, "send_task", send)
-    bell.enqueue(["curate", "train"] * 50)  # it only queues; the thread waits
-    assert asked.wait(60)
-    bell.enqueue(["curate", "train"] * 50)
-    assert not over.is_set()
-    over.set()
-    bell.close()
+    task_sender.enqueue(["curate", "train"] * 50)  # it only queues; the thread waits
+    assert called.wait(60)
+    task_sender.enqueue(["curate", "train"] * 50)
+    assert not released.is_set()
+    released.set()
+    task_sender.close()
 
 
-def test_messages_of_the_embedded_broker_appear_whole(folder: Path) -> None:
-    """Kombu's own transport lets a reader take a file before it is written; a worker dies of that."""
+def test_embedded_broker_messages_appear_whole(folder: Path) -> None:
+    """Kombu's own transport lets a reader take a file before it is written, and the worker fails."""
     messages = 300
 
     def write() -> None:
@@ -90,7 +90,7 @@ def test_messages_of_the_embedded_broker_appear_whole(folder: Path) -> None:
     assert sorted(numbers) == list(range(messages))
 
 
-def test_a_bell_that_nobody_answers_does_not_fill_the_disk(folder: Path) -> None:
+def test_unread_queue_does_not_fill_the_disk(folder: Path) -> None:
     with connection(folder) as sender:
         producer = sender.Producer()
         for number in range(200):

@@ -1,4 +1,4 @@
-"""What is wrong with a file is told with its row and column."""
+"""The Parquet reader: errors name the row and the column, and malicious files cannot exhaust memory."""
 
 import io
 import random
@@ -12,8 +12,8 @@ import pytest
 
 from app.core.errors import BadRequest
 from app.datasets import parquet_reader, upload
-from app.datasets.row_validation import Refused
-from tests.support.parquet_files import parquet
+from app.datasets.row_validation import InvalidFile
+from tests.support.parquet_files import to_parquet
 
 NONE = pa.array([], pa.string())
 
@@ -23,7 +23,7 @@ def message(content: str, role: str = "user") -> dict[str, str]:
 
 
 def preference(**changed: object) -> bytes:
-    return parquet({"prompt": ["a", "Hi"], "chosen": ["b", "Hello!"], "rejected": ["c", "What?"]} | changed)
+    return to_parquet({"prompt": ["a", "Hi"], "chosen": ["b", "Hello!"], "rejected": ["c", "What?"]} | changed)
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,17 @@ def preference(**changed: object) -> bytes:
         (preference(prompt=[[message("a")], [None]]), "prompt", "message 0 is missing"),
         (preference(prompt=[[message("a")], [message("b", "robot")]]), "prompt", "role that is none of user"),
         (preference(prompt=[[message("a")], [message("")]]), "prompt", "message 0 has no content"),
-        (preference(prompt=[[message("a")], [message("b") | {"image": "x"}]]), "prompt", "cannot be kept: 'image'"),
-        (preference(chosen=["b", "a\x00b"]), "chosen", "Row 1, column 'chosen': the text holds a NUL"),
+        (preference(prompt=[[message("a")], [message("b") | {"image": "x"}]]), "prompt", "cannot be stored: 'image'"),
+        (preference(chosen=["b", "a\x00b"]), "chosen", "Row 1, column 'chosen': the text has a NUL"),
         (preference(chosen=[[message("b", "assistant")], [message("Hello!")]]), "chosen", "must be the assistant's"),
         (preference(rejected=["c", "Hello!"]), "rejected", "Row 1: 'chosen' and 'rejected' are the same"),
         (preference(score=[1.0, float("inf")]), "score", "Row 1, column 'score': inf is not a finite number"),
-        (preference(score=["x", "a\x00b"]), "score", "holds a NUL"),
+        (preference(score=["x", "a\x00b"]), "score", "has a NUL"),
         (preference(**{"a\x00b": [1, 2]}), None, "NUL"),
         (preference(prompt=["a", "x" * 1_100_000]), None, "Row 1 holds more than"),
-        (parquet({"prompt": ["a"], "chosen": ["b"]}), "rejected", "There is no column 'rejected'"),
-        (parquet({"prompt": [], "chosen": [], "rejected": []}), "prompt", "must hold text"),
-        (parquet({"prompt": NONE, "chosen": NONE, "rejected": NONE}), None, "The file has 0 rows"),
+        (to_parquet({"prompt": ["a"], "chosen": ["b"]}), "rejected", "There is no column 'rejected'"),
+        (to_parquet({"prompt": [], "chosen": [], "rejected": []}), "prompt", "must hold text"),
+        (to_parquet({"prompt": NONE, "chosen": NONE, "rejected": NONE}), None, "The file has 0 rows"),
         (preference().replace(b"PAR1", b"PAR2"), None, "not a Parquet file"),
         (preference()[:-20], None, "not a Parquet file"),
         (preference()[100:], None, "not a Parquet file"),
@@ -56,19 +56,19 @@ def preference(**changed: object) -> bytes:
         (b"{}" * 5000, None, "not a Parquet file"),
     ],
 )
-def test_what_is_wrong_is_refused_by_row_and_column(file: bytes, column: str | None, words: str) -> None:
-    told = verdict(file)
-    assert told["column"] == column
-    assert words in told["refused"]
+def test_invalid_file_is_refused_by_row_and_column(file: bytes, column: str | None, words: str) -> None:
+    result = read_file(file)
+    assert result["column"] == column
+    assert words in result["error"]
 
 
-def verdict(file: bytes, kind: str = "preferences") -> dict[str, object]:
+def read_file(file: bytes, kind: str = "preferences") -> dict[str, object]:
     try:
         return parquet_reader.convert(kind, io.BytesIO(file), io.BytesIO(), 10_000_000)
-    except Refused as error:
-        return {"refused": str(error), "column": error.column}
+    except InvalidFile as error:
+        return {"error": str(error), "column": error.column}
     except (pa.ArrowException, OSError, ValueError):
-        return {"refused": "not a Parquet file", "column": None}
+        return {"error": "not a Parquet file", "column": None}
 
 
 MEASURED = """
@@ -76,48 +76,48 @@ import resource, subprocess, sys
 done = subprocess.run([sys.executable, *sys.argv[1:]])
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)
 sys.exit(done.returncode)
-"""  # a small process between: what this one has grown to would count as its child's peak
+"""  # in a small process between, because this process's own memory would count as its child's peak
 
 
-def read_apart(file: bytes, kind: str = "prompts") -> tuple[int, dict[str, object], int]:
-    """As an import does it, in a process of its own: how that ended, its verdict, and its peak memory in bytes."""
+def read_in_subprocess(file: bytes, kind: str = "prompts") -> tuple[int, dict[str, object], int]:
+    """Read the file as an import does; return the exit code, the result and the peak memory in bytes."""
     command = [sys.executable, "-c", MEASURED, "-m", "app.datasets.parquet_reader", kind, str(10_000_000)]
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as rows:
         source.write(file)
         source.seek(0)
         done = subprocess.run(command, stdin=source, stdout=rows, stderr=subprocess.PIPE, timeout=300)
-    *_, told, peak = done.stderr.splitlines()
-    return done.returncode, orjson.loads(told), int(peak) * 1024
+    *_, result, peak = done.stderr.splitlines()
+    return done.returncode, orjson.loads(result), int(peak) * 1024
 
 
-def test_a_kilobyte_that_unpacks_to_a_terabyte_is_refused_in_bounded_memory() -> None:
+def test_decompression_bomb_is_refused_in_bounded_memory() -> None:
     indices, words = pa.array([0] * 300_000, pa.int32()), pa.array(["x" * 4_000_000])
-    bomb = parquet({"prompt": pa.DictionaryArray.from_arrays(indices, words)}, compression="zstd")
+    bomb = to_parquet({"prompt": pa.DictionaryArray.from_arrays(indices, words)}, compression="zstd")
     assert len(bomb) < 10_000
-    code, told, peak = read_apart(bomb)
-    assert (code, "too much memory" in str(told["refused"])) == (0, True)
+    code, result, peak = read_in_subprocess(bomb)
+    assert (code, "too much memory" in str(result["error"])) == (0, True)
     assert peak < 1.5 * parquet_reader.MEMORY_BYTES
 
 
-def test_nonsense_nested_deeply_is_refused() -> None:
+def test_deeply_nested_column_is_refused() -> None:
     kind = pa.string()
     for _ in range(60):
         kind = pa.list_(kind)
-    code, told, _ = read_apart(parquet({"prompt": pa.array([None], kind)}))
-    assert (code, "refused" in told) == (0, True)
+    code, result, _ = read_in_subprocess(to_parquet({"prompt": pa.array([None], kind)}))
+    assert (code, "error" in result) == (0, True)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_flipped_bytes_are_rows_or_refused_and_nothing_else(seed: int) -> None:
+def test_corrupted_file_is_read_or_refused(seed: int) -> None:
     dice = random.Random(seed)
     for _ in range(60):
         file = bytearray(preference(prompt=[[message("a")], [message("b")]]))
         for _ in range(dice.choice([1, 2, 5, 20])):
             file[dice.randrange(len(file))] = dice.randrange(256)
-        verdict(bytes(file))  # any other error than those it knows fails this test
+        read_file(bytes(file))  # any other exception fails the test
 
 
-@pytest.mark.parametrize("told", [b"", b"\n", b"terminate called\nAborted\n", b"null", b'{"rows": 1}', b"[]", b"7"])
-async def test_a_reader_that_dies_is_a_bad_file(told: bytes) -> None:
+@pytest.mark.parametrize("stderr", [b"", b"\n", b"terminate called\nAborted\n", b"null", b'{"rows": 1}', b"[]", b"7"])
+async def test_crashed_reader_is_a_bad_request(stderr: bytes) -> None:
     with pytest.raises(BadRequest):
-        upload._verdict(told)
+        upload._parse_result(stderr)

@@ -1,4 +1,4 @@
-"""A download that breaks off leaves nothing open and nothing on disk."""
+"""The Parquet writer: an interrupted download leaves no open file, and memory is bounded by a row group."""
 
 from pathlib import Path
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from app.datasets.columns import PREFERENCES
 from app.datasets.parquet_writer import ParquetResponse, ParquetWriter
+from app.datasets.preference_pairs import PREFERENCES_SCHEMA
 
 ROW = {
     "prompt": [{"role": "user", "content": "x" * 100}],
@@ -16,8 +16,8 @@ ROW = {
 }
 
 
-async def test_a_client_who_leaves_closes_the_file(tmp_path: Path) -> None:
-    sheet = ParquetWriter(tmp_path, PREFERENCES)
+async def test_disconnected_client_closes_the_file(tmp_path: Path) -> None:
+    sheet = ParquetWriter(tmp_path, PREFERENCES_SCHEMA)
     await sheet.add([ROW] * 10)
     response = ParquetResponse(await sheet.finish(), "a.parquet")
     assert (sheet.num_rows, list(tmp_path.iterdir())) == (10, [])
@@ -34,11 +34,9 @@ async def test_a_client_who_leaves_closes_the_file(tmp_path: Path) -> None:
     assert sheet._file.closed
 
 
-async def test_a_sheet_holds_no_more_than_a_row_group_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_writer_keeps_at_most_one_row_group_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.datasets.parquet_writer.GROUP_BYTES", 1000)
-    sheet = ParquetWriter(tmp_path, PREFERENCES)
+    sheet = ParquetWriter(tmp_path, PREFERENCES_SCHEMA)
     for _ in range(50):
         await sheet.add([ROW])
         assert len(sheet._rows) < 10

@@ -1,4 +1,4 @@
-"""Rolling back: one pointer move, nothing reloaded, learning goes on from the good version."""
+"""Rollback: the deployment changes, nothing is reloaded, and training continues from the older version."""
 
 import pytest
 
@@ -15,24 +15,28 @@ async def publish(harness: Harness, *, loaded: bool = True) -> Version:
         if loaded:
             engine = await session.get_one(Engine, "engine-0")
             engine.loaded = [*engine.loaded, row.adapter_name]
-        await service.point_to(session, policy, row, actor="test", reason="test")
+        await service.set_live(session, policy, row, actor="test", reason="test")
     return version
 
 
-async def test_rollback_returns_to_the_parent_and_learning_follows(harness: Harness) -> None:
+async def test_rollback_returns_to_the_parent_and_training_continues_there(harness: Harness) -> None:
     first, second = await publish(harness), await publish(harness)
     answer = await harness.api.post("/v1/policies/shop/rollback", json={"reason": "rude"})
-    assert (answer.status_code, answer.json()["left"], answer.json()["serving"]) == (200, "shop@v2", "shop@v1")
+    assert (answer.status_code, answer.json()["rolled_back"], answer.json()["serving"]) == (200, "shop@v2", "shop@v1")
     assert (await harness.serving()).id == first.id
     assert (await harness.policy()).head_version_id == first.id
-    left = await harness.get(Version, second.id)
-    assert (left.state, left.reason) == (VersionState.ROLLED_BACK, "rude")
+    rolled_back = await harness.get(Version, second.id)
+    assert (rolled_back.state, rolled_back.reason) == (VersionState.ROLLED_BACK, "rude")
     deployment = await harness.get(Deployment, (await harness.policy()).id)
     assert (deployment.previous_version_id, deployment.epoch) == (second.id, 3)
-    assert [row.action for row in await harness.all(Audit)] == ["deploy", "deploy", "rollback"]
+    assert [row.action for row in await harness.all(Audit)] == [
+        "deployment.deployed",
+        "deployment.deployed",
+        "deployment.rolled_back",
+    ]
 
 
-async def test_rollback_to_a_number_and_again_changes_nothing(harness: Harness) -> None:
+async def test_rollback_to_a_number_is_idempotent(harness: Harness) -> None:
     await publish(harness)
     await publish(harness)
     for _ in range(2):
@@ -54,24 +58,24 @@ async def test_rollback_needs_no_body(harness: Harness) -> None:
         ({"version": -1}, 400),
         ({"version": "x"}, 400),
         ({"to": 1}, 400),
-        ({"undo": 99}, 404),
-        ({"undo": -1}, 400),
-        ({"undo": 0, "version": 0}, 400),
+        ({"from_version": 99}, 404),
+        ({"from_version": -1}, 400),
+        ({"from_version": 0, "version": 0}, 400),
     ],
 )
-async def test_a_rollback_to_nowhere_is_refused(harness: Harness, body: dict[str, object], status: int) -> None:
+async def test_rollback_to_unknown_version_is_refused(harness: Harness, body: dict[str, object], status: int) -> None:
     answer = await harness.api.post("/v1/policies/shop/rollback", json=body)
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_there_is_nothing_before_the_first_version(harness: Harness) -> None:
+async def test_first_version_cannot_be_rolled_back(harness: Harness) -> None:
     answer = await harness.api.post("/v1/policies/shop/rollback", json={})
     assert answer.status_code == 409
     assert answer.headers["x-should-retry"] == "false"
 
 
-async def test_a_version_that_no_engine_holds_is_not_rolled_back_to(harness: Harness) -> None:
+async def test_rollback_to_unloaded_version_is_refused(harness: Harness) -> None:
     await publish(harness, loaded=False)
     await publish(harness)
     answer = await harness.api.post("/v1/policies/shop/rollback", json={"version": 1})
@@ -79,34 +83,38 @@ async def test_a_version_that_no_engine_holds_is_not_rolled_back_to(harness: Har
     assert (await harness.serving()).number == 2
 
 
-async def test_a_version_that_never_served_is_not_rolled_back_to(harness: Harness) -> None:
+async def test_rollback_to_rejected_version_is_refused(harness: Harness) -> None:
     await publish(harness)
     rejected = await harness.version(VersionState.REJECTED)
     answer = await harness.api.post("/v1/policies/shop/rollback", json={"version": rejected.number})
     assert answer.status_code == 404
 
 
-async def test_what_is_to_be_undone_is_undone_once(harness: Harness) -> None:
+async def test_rollback_from_a_version_is_idempotent(harness: Harness) -> None:
     first, _ = await publish(harness), await publish(harness)
-    answers = [await harness.api.post("/v1/policies/shop/rollback", json={"undo": 2}) for _ in range(3)]
+    answers = [await harness.api.post("/v1/policies/shop/rollback", json={"from_version": 2}) for _ in range(3)]
     assert {answer.status_code for answer in answers} == {200}
-    assert {(answer.json()["left"], answer.json()["serving"]) for answer in answers} == {("shop@v2", "shop@v1")}
+    assert {(answer.json()["rolled_back"], answer.json()["serving"]) for answer in answers} == {("shop@v2", "shop@v1")}
     assert (await harness.serving()).id == first.id
-    assert [row.action for row in await harness.all(Audit)] == ["deploy", "deploy", "rollback"]
+    assert [row.action for row in await harness.all(Audit)] == [
+        "deployment.deployed",
+        "deployment.deployed",
+        "deployment.rolled_back",
+    ]
 
 
-async def test_what_no_longer_serves_is_not_undone_at_the_cost_of_another(harness: Harness) -> None:
+async def test_rollback_from_a_version_that_no_longer_serves_is_refused(harness: Harness) -> None:
     await publish(harness)
     await publish(harness)
-    answer = await harness.api.post("/v1/policies/shop/rollback", json={"undo": 1})
+    answer = await harness.api.post("/v1/policies/shop/rollback", json={"from_version": 1})
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "not_serving")
-    assert "shop@v2 serves by now" in answer.json()["error"]["message"]
+    assert "shop@v1 does not serve: shop@v2 serves now" in answer.json()["error"]["message"]
     assert (await harness.serving()).number == 2
 
 
 @pytest.fixture
 async def canary(harness: Harness) -> Version:
-    """The third version, for a fifth of the people; the second serves."""
+    """The third version as a canary with a share of 0.2; the second version serves."""
     await publish(harness)
     await publish(harness)
     third = await publish(harness)
@@ -116,14 +124,14 @@ async def canary(harness: Harness) -> Version:
     return third
 
 
-async def test_a_canary_is_undone_once(harness: Harness, canary: Version) -> None:
+async def test_rollback_from_a_canary_is_idempotent(harness: Harness, canary: Version) -> None:
     for _ in range(2):
-        answer = await harness.api.post("/v1/policies/shop/rollback", json={"undo": canary.number})
-        assert (answer.json()["left"], answer.json()["serving"]) == ("shop@v3", "shop@v2")
+        answer = await harness.api.post("/v1/policies/shop/rollback", json={"from_version": canary.number})
+        assert (answer.json()["rolled_back"], answer.json()["serving"]) == ("shop@v3", "shop@v2")
 
 
-async def test_what_serves_is_undone_and_the_canary_that_stands_on_it_ends(harness: Harness, canary: Version) -> None:
-    answer = await harness.api.post("/v1/policies/shop/rollback", json={"undo": 2})
-    assert (answer.json()["left"], answer.json()["serving"]) == ("shop@v2", "shop@v1")
+async def test_rollback_from_the_serving_version_aborts_its_canary(harness: Harness, canary: Version) -> None:
+    answer = await harness.api.post("/v1/policies/shop/rollback", json={"from_version": 2})
+    assert (answer.json()["rolled_back"], answer.json()["serving"]) == ("shop@v2", "shop@v1")
     deployment = await harness.get(Deployment, (await harness.policy()).id)
     assert deployment.canary_version_id is None

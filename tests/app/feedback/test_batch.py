@@ -1,14 +1,14 @@
-"""Batches: a result for each item, in order, and none of them spoils another."""
+"""Batches: one result for each item, in order; an invalid item does not affect the others."""
 
-from app.feedback.schemas import BatchAnswer
+from app.feedback.schemas import BatchResults
 from app.models import Feedback
 from tests.support.deployment import Harness
-from tests.support.feedback_users import tag
+from tests.support.feedback_users import add_metadata
 
 
 async def test_each_item_has_its_own_result(harness: Harness) -> None:
     a, b = [await harness.turn(conversation_id="c") for _ in range(2)]
-    await tag(harness, b.id, thread="t")
+    await add_metadata(harness, b.id, thread="t")
     items = [
         {"completion_id": a.id, "kind": "binary", "value": "up", "id": "k"},
         {"completion_id": "chatcmpl-nobody", "kind": "binary", "value": "up"},
@@ -24,10 +24,10 @@ async def test_each_item_has_its_own_result(harness: Harness) -> None:
         {"completion_id": "chatcmpl-nobody", "kind": "binary", "value": "up", "id": "late"},
         {"completion_id": a.id, "kind": "binary", "value": "up", "id": "late"},  # its first try never got in
     ]
-    answer = await harness.api.post("/v1/feedback/batch", json={"items": items})
-    assert answer.status_code == 200, answer.text
-    BatchAnswer.model_validate(answer.json())
-    results = answer.json()["data"]
+    response = await harness.api.post("/v1/feedback/batch", json={"items": items})
+    assert response.status_code == 200, response.text
+    BatchResults.model_validate(response.json())
+    results = response.json()["data"]
     assert [one["index"] for one in results] == list(range(len(items)))
     assert [one["status"] for one in results] == [201, 404, 400, 400, 200, 422, 201, 201, 201, 404, 400, 404, 201]
     assert results[4]["feedback"] == results[0]["feedback"]
@@ -39,7 +39,7 @@ async def test_each_item_has_its_own_result(harness: Harness) -> None:
     assert len(await harness.all(Feedback)) == 5
 
 
-async def test_a_batch_again_is_replayed_by_the_ids_of_its_items_or_by_its_key(harness: Harness) -> None:
+async def test_repeated_batch_is_replayed_by_item_ids_or_key(harness: Harness) -> None:
     turn = await harness.turn()
     thumb = {"completion_id": turn.id, "kind": "binary", "value": "up"}
     body = {"items": [thumb, thumb | {"id": "own"}]}
@@ -47,17 +47,17 @@ async def test_a_batch_again_is_replayed_by_the_ids_of_its_items_or_by_its_key(h
         await harness.api.post("/v1/feedback/batch", json=body, headers={"Idempotency-Key": "n" * 250})
         for _ in range(2)
     ]
-    first, again = [answer.json()["data"] for answer in answers]
+    first, again = [response.json()["data"] for response in answers]
     assert [one["status"] for one in first + again] == [201, 201, 200, 200]
     assert [one["feedback"] for one in first] == [one["feedback"] for one in again]
     assert len(await harness.all(Feedback)) == 2
 
 
-async def test_a_thousand_fit_and_one_more_does_not(harness: Harness) -> None:
+async def test_batch_holds_at_most_1000_items(harness: Harness) -> None:
     turn = await harness.turn()
     items = [{"completion_id": turn.id, "kind": "binary", "value": "up", "id": f"k{number}"} for number in range(1000)]
-    answer = await harness.api.post("/v1/feedback/batch", json={"items": items})
-    assert [one["status"] for one in answer.json()["data"]] == [201] * 1000
+    response = await harness.api.post("/v1/feedback/batch", json={"items": items})
+    assert [one["status"] for one in response.json()["data"]] == [201] * 1000
     rows = await harness.all(Feedback)
     assert [row.idempotency_key for row in sorted(rows, key=lambda row: row.seq)] == [one["id"] for one in items]
     more = await harness.api.post("/v1/feedback/batch", json={"items": [*items, items[0]]})
@@ -65,6 +65,6 @@ async def test_a_thousand_fit_and_one_more_does_not(harness: Harness) -> None:
     assert len(await harness.all(Feedback)) == 1000
 
 
-async def test_a_batch_that_is_none_is_refused(harness: Harness) -> None:
+async def test_malformed_batch_is_refused(harness: Harness) -> None:
     for body in ({}, {"items": []}, {"items": {}}, {"items": [{}], "more": 1}, {"items": None}):
         assert (await harness.api.post("/v1/feedback/batch", json=body)).status_code == 400

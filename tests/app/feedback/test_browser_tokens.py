@@ -1,4 +1,4 @@
-"""Tokens for browsers: one reply, the named kinds, until they run out. And nothing else, however they are bent."""
+"""Browser tokens: limited to one reply and the named kinds, and resistant to forgery."""
 
 import asyncio
 import base64
@@ -15,15 +15,15 @@ from app.core.http import parse_body
 from app.feedback.browser_tokens import TokenRequest
 from app.models import Feedback, Project
 from tests.support.deployment import Harness
-from tests.support.feedback_users import shape, stranger
+from tests.support.feedback_users import create_other_project_key, error_shape
 
 
 async def token(harness: Harness, completion_id: str, **fields: Any) -> str:
     body = {"completion_id": completion_id, "kinds": ["binary", "comment"], **fields}
-    answer = await harness.api.post("/v1/feedback/tokens", json=body)
-    assert answer.status_code == 201, answer.text
-    made: str = answer.json()["token"]
-    return made
+    response = await harness.api.post("/v1/feedback/tokens", json=body)
+    assert response.status_code == 201, response.text
+    new_token: str = response.json()["token"]
+    return new_token
 
 
 async def post(harness: Harness, bearer: str, **body: Any) -> httpx2.Response:
@@ -36,25 +36,25 @@ async def secret(harness: Harness) -> tuple[str, str]:
     return project.id, project.token_secret
 
 
-async def test_a_browser_says_what_it_may_and_is_the_person_it_was_made_for(harness: Harness) -> None:
+async def test_token_submits_feedback_as_its_user(harness: Harness) -> None:
     turn = await harness.turn()
     before = time.time()
-    made = (
+    new_token = (
         await harness.api.post(
             "/v1/feedback/tokens", json={"completion_id": turn.id, "kinds": ["binary"], "source_id": "ada"}
         )
     ).json()
-    assert set(made) == {"object", "token", "expires_at", "url"}
-    assert made["object"] == "feedback.token"
-    assert abs(made["expires_at"] - before - harness.settings.feedback_token_seconds) < 5
-    assert made["url"] == "http://attune/v1/feedback"
-    answer = await post(harness, made["token"], completion_id=turn.id, source={"kind": "CODE", "id": "root"})
-    assert answer.status_code == 201, answer.text
+    assert set(new_token) == {"object", "token", "expires_at", "url"}
+    assert new_token["object"] == "feedback.token"
+    assert abs(new_token["expires_at"] - before - harness.settings.feedback_token_seconds) < 5
+    assert new_token["url"] == "http://attune/v1/feedback"
+    response = await post(harness, new_token["token"], completion_id=turn.id, source={"kind": "CODE", "id": "root"})
+    assert response.status_code == 201, response.text
     [row] = await harness.all(Feedback)
     assert (row.turn_id, row.value, row.source_kind, row.source_id) == (turn.id, 1.0, "HUMAN", "ada")
 
 
-async def test_what_a_token_does_not_name_it_does_not_allow(harness: Harness) -> None:
+async def test_token_allows_only_its_claims(harness: Harness) -> None:
     turn, other = await harness.turn(conversation_id="c"), await harness.turn()
     await harness.turn(completion_id=turn.id, choice_index=1)
     bearer = await token(harness, turn.id, names=["tone"])
@@ -68,19 +68,19 @@ async def test_what_a_token_does_not_name_it_does_not_allow(harness: Harness) ->
         {"target": {"metadata": {"k": "v"}}, "name": "tone"},
         {"kind": "comparison", "value": [turn.id, other.id], "name": "tone"},
     ):
-        assert shape(await post(harness, bearer, **body)) == (403, {"message", "type", "param", "code"}), body
+        assert error_shape(await post(harness, bearer, **body)) == (403, {"message", "type", "param", "code"}), body
     assert await harness.all(Feedback) == []
     assert (await post(harness, bearer, completion_id=turn.id, name="tone")).status_code == 201
 
 
-async def test_a_token_reads_nothing_and_makes_nothing(harness: Harness) -> None:
+async def test_token_cannot_read_or_create_tokens(harness: Harness) -> None:
     turn = await harness.turn()
     headers = {"authorization": f"Bearer {await token(harness, turn.id)}"}
-    said = (await harness.thumb(turn.id)).json()["id"]
+    feedback_id = (await harness.thumb(turn.id)).json()["id"]
     for method, path, body in [
         ("GET", f"/v1/feedback?completion_id={turn.id}", None),
-        ("GET", f"/v1/feedback/{said}", None),
-        ("DELETE", f"/v1/feedback/{said}", None),
+        ("GET", f"/v1/feedback/{feedback_id}", None),
+        ("DELETE", f"/v1/feedback/{feedback_id}", None),
         ("POST", "/v1/feedback/batch", {"items": [{"completion_id": turn.id, "kind": "binary", "value": True}]}),
         ("POST", "/v1/feedback/tokens", {"completion_id": turn.id, "kinds": ["binary"]}),
         ("POST", "/v1/chat/completions", {"model": "shop", "messages": [{"role": "user", "content": "hi"}]}),
@@ -89,21 +89,21 @@ async def test_a_token_reads_nothing_and_makes_nothing(harness: Harness) -> None
         assert (await harness.api.request(method, path, json=body, headers=headers)).status_code == 401, path
 
 
-async def test_a_token_is_exactly_once_too_and_its_ids_are_apart_from_the_keys_of_the_backend(harness: Harness) -> None:
+async def test_token_submissions_are_idempotent_in_their_own_namespace(harness: Harness) -> None:
     turn = await harness.turn()
     mine = await harness.thumb(turn.id, "down", id="k")
     bearer = await token(harness, turn.id, source_id="ada")
     first = await post(harness, bearer, completion_id=turn.id, id="k")
     again = await post(harness, await token(harness, turn.id, source_id="ada"), completion_id=turn.id, id="k")
     other = await post(harness, bearer, completion_id=turn.id, id="k", value="down")
-    assert [answer.status_code for answer in (mine, first, again, other)] == [201, 201, 200, 422]
+    assert [response.status_code for response in (mine, first, again, other)] == [201, 201, 200, 422]
     assert again.json() == first.json()
     bob = await post(harness, await token(harness, turn.id, source_id="bob"), completion_id=turn.id, id="k")
     assert bob.status_code == 201
     assert len(await harness.all(Feedback)) == 3
 
 
-async def test_forged_bent_and_expired_tokens_are_a_401(harness: Harness) -> None:
+async def test_forged_malformed_and_expired_tokens_are_401(harness: Harness) -> None:
     turn = await harness.turn()
     good = await token(harness, turn.id)
     project_id, key = await secret(harness)
@@ -111,8 +111,8 @@ async def test_forged_bent_and_expired_tokens_are_a_401(harness: Harness) -> Non
     kid = {"kid": project_id}
 
     def signed(secret: str = key, header: dict[str, Any] = kid, algorithm: str = "HS256", **other: Any) -> str:
-        said = {name: value for name, value in (claims | other).items() if value is not None}
-        return jwt.encode(said, secret, algorithm=algorithm, headers=header)
+        feedback_id = {name: value for name, value in (claims | other).items() if value is not None}
+        return jwt.encode(feedback_id, secret, algorithm=algorithm, headers=header)
 
     def raw(header: Any) -> str:
         parts = (base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in (header, b"{}"))
@@ -147,32 +147,32 @@ async def test_forged_bent_and_expired_tokens_are_a_401(harness: Harness) -> Non
         "x" * 300 + "." + "y" * 20_000 + ".z",
     ]
     for bearer in bent:
-        answer = await post(harness, bearer, completion_id=turn.id)
-        assert shape(answer) == (401, {"message", "type", "param", "code"}), bearer
+        response = await post(harness, bearer, completion_id=turn.id)
+        assert error_shape(response) == (401, {"message", "type", "param", "code"}), bearer
     assert len(await harness.all(Feedback)) == 1
 
 
-async def test_an_expired_token_says_so(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_expired_token_has_its_own_code(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = await harness.turn()
     past = time.time() - 61
     monkeypatch.setattr("app.feedback.browser_tokens.time.time", lambda: past)
     bearer = await token(harness, turn.id, expires_in=60)
     monkeypatch.undo()
-    answer = await post(harness, bearer, completion_id=turn.id)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "token_expired")
+    response = await post(harness, bearer, completion_id=turn.id)
+    assert (response.status_code, response.json()["error"]["code"]) == (401, "token_expired")
 
 
-async def test_tokens_asked_for_at_once_share_the_secret_that_the_first_one_made(harness: Harness) -> None:
+async def test_concurrent_token_requests_share_one_secret(harness: Harness) -> None:
     turn = await harness.turn()
-    made = await asyncio.gather(*[token(harness, turn.id) for _ in range(8)])
-    assert len(set(made)) == 8
-    for bearer in made:
+    new_token = await asyncio.gather(*[token(harness, turn.id) for _ in range(8)])
+    assert len(set(new_token)) == 8
+    for bearer in new_token:
         assert (await post(harness, bearer, completion_id=turn.id)).status_code == 201
 
 
-async def test_tokens_are_for_ones_own_turns(harness: Harness) -> None:
+async def test_tokens_are_for_own_turns_only(harness: Harness) -> None:
     turn = await harness.turn()
-    headers = await stranger(harness)
+    headers = await create_other_project_key(harness)
     foreign = await harness.api.post(
         "/v1/feedback/tokens", json={"completion_id": turn.id, "kinds": ["binary"]}, headers=headers
     )
@@ -196,6 +196,6 @@ async def test_tokens_are_for_ones_own_turns(harness: Harness) -> None:
         {"kinds": ["binary"], "scope": "admin"},
     ],
 )
-def test_a_wish_that_is_none_is_refused(fields: dict[str, Any]) -> None:
+def test_malformed_token_request_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         parse_body(TokenRequest, {"completion_id": "a", **fields})

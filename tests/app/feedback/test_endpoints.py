@@ -1,4 +1,4 @@
-"""Feedback over HTTP: durable before 201, once and only once, and a clear answer to everything that is wrong."""
+"""Feedback over HTTP: committed before 201, recorded once, and clear errors."""
 
 import asyncio
 
@@ -8,23 +8,23 @@ from app.models import Feedback
 from tests.support.deployment import Harness
 
 
-async def test_a_thumb_is_on_record_before_it_is_acknowledged(harness: Harness) -> None:
+async def test_feedback_is_committed_before_acknowledgement(harness: Harness) -> None:
     turn = await harness.turn()
-    answer = await harness.thumb(turn.id, "down", comment="no", source={"kind": "HUMAN", "id": "ada"})
-    assert answer.status_code == 201
+    response = await harness.thumb(turn.id, "down", comment="no", source={"kind": "HUMAN", "id": "ada"})
+    assert response.status_code == 201
     [row] = await harness.all(Feedback)
     assert (row.turn_id, row.value, row.comment, row.source_id) == (turn.id, -1.0, "no", "ada")
-    assert answer.json()["id"] == row.id
+    assert response.json()["id"] == row.id
 
 
-async def test_a_score_is_a_number_between_minus_one_and_one(harness: Harness) -> None:
+async def test_score_is_between_minus_one_and_one(harness: Harness) -> None:
     turn = await harness.turn()
-    answer = await harness.api.post("/v1/feedback", json={"completion_id": turn.id, "kind": "score", "value": 0.25})
-    assert (answer.status_code, answer.json()["value"]) == (201, 0.25)
+    response = await harness.api.post("/v1/feedback", json={"completion_id": turn.id, "kind": "score", "value": 0.25})
+    assert (response.status_code, response.json()["value"]) == (201, 0.25)
 
 
 @pytest.mark.parametrize("where", ["id", "header"])
-async def test_the_same_key_twice_is_one_feedback(harness: Harness, where: str) -> None:
+async def test_repeated_key_is_one_feedback(harness: Harness, where: str) -> None:
     turn = await harness.turn()
     body = {"completion_id": turn.id, "kind": "binary", "value": True}
     headers = {"Idempotency-Key": "k-1"} if where == "header" else {}
@@ -39,38 +39,38 @@ async def test_the_same_key_twice_is_one_feedback(harness: Harness, where: str) 
     assert len(await harness.all(Feedback)) == 1
 
 
-async def test_ten_retries_at_once_are_one_feedback(harness: Harness) -> None:
+async def test_ten_concurrent_retries_are_one_feedback(harness: Harness) -> None:
     turn = await harness.turn()
     answers = await asyncio.gather(*[harness.thumb(turn.id, id="k-2") for _ in range(10)])
-    assert sorted(answer.status_code for answer in answers) == [200] * 9 + [201]
-    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert sorted(response.status_code for response in answers) == [200] * 9 + [201]
+    assert len({response.json()["id"] for response in answers}) == 1
     assert len(await harness.all(Feedback)) == 1
 
 
-async def test_an_unknown_completion_is_a_404_in_the_error_shape(harness: Harness) -> None:
-    answer = await harness.thumb("chatcmpl-nobody")
-    assert answer.status_code == 404
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+async def test_unknown_completion_is_404(harness: Harness) -> None:
+    response = await harness.thumb("chatcmpl-nobody")
+    assert response.status_code == 404
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_feedback_is_read_back_by_completion(harness: Harness) -> None:
+async def test_feedback_is_listed_by_completion(harness: Harness) -> None:
     turn = await harness.turn()
     await harness.thumb(turn.id, "up")
     await harness.thumb(turn.id, "down")
-    answer = await harness.api.get("/v1/feedback", params={"completion_id": turn.id})
-    assert [row["value"] for row in answer.json()["data"]] == [1.0, -1.0]
+    response = await harness.api.get("/v1/feedback", params={"completion_id": turn.id})
+    assert [row["value"] for row in response.json()["data"]] == [1.0, -1.0]
 
 
 @pytest.mark.parametrize(
     "value",
     ["2.0", "-1.01", "NaN", "Infinity", "1e999", "true", '"up"', "null", "[]", "{}", '"\\ud800"', '"\\u0000"', ""],
 )
-async def test_a_score_that_is_none_is_refused_and_never_a_500(harness: Harness, value: str) -> None:
+async def test_invalid_score_is_refused(harness: Harness, value: str) -> None:
     turn = await harness.turn()
     content = f'{{"completion_id": "{turn.id}", "kind": "score", "value": {value}}}'
-    answer = await harness.api.post("/v1/feedback", content=content)
-    assert answer.status_code == 400
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    response = await harness.api.post("/v1/feedback", content=content)
+    assert response.status_code == 400
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     assert await harness.all(Feedback) == []
 
 
@@ -90,29 +90,29 @@ async def test_a_score_that_is_none_is_refused_and_never_a_500(harness: Harness,
         {"id": "x" * 300},
     ],
 )
-async def test_wrong_fields_are_refused_by_name(harness: Harness, fields: dict[str, object]) -> None:
+async def test_invalid_field_is_named(harness: Harness, fields: dict[str, object]) -> None:
     import json
 
     turn = await harness.turn()
     body = {"completion_id": turn.id, "kind": "binary", "value": True, **fields}
-    answer = await harness.api.post("/v1/feedback", content=json.dumps(body))
-    assert answer.status_code == 400, answer.text
+    response = await harness.api.post("/v1/feedback", content=json.dumps(body))
+    assert response.status_code == 400, response.text
     assert await harness.all(Feedback) == []
 
 
-async def test_a_body_of_ten_megabytes_is_a_413(harness: Harness) -> None:
+async def test_body_of_ten_megabytes_is_413(harness: Harness) -> None:
     turn = await harness.turn()
-    answer = await harness.thumb(turn.id, comment="x" * 10_000_000)
-    assert answer.status_code == 413
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    response = await harness.thumb(turn.id, comment="x" * 10_000_000)
+    assert response.status_code == 413
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_a_deeply_nested_body_is_refused(harness: Harness) -> None:
-    answer = await harness.api.post("/v1/feedback", content='{"metadata": ' + "[" * 900 + "]" * 900 + "}")
-    assert answer.status_code == 400
+async def test_deeply_nested_body_is_refused(harness: Harness) -> None:
+    response = await harness.api.post("/v1/feedback", content='{"metadata": ' + "[" * 900 + "]" * 900 + "}")
+    assert response.status_code == 400
 
 
 @pytest.mark.parametrize("headers", [{"authorization": ""}, {"authorization": "Bearer nope"}, {"authorization": "x"}])
-async def test_without_a_known_key_nothing_is_said(harness: Harness, headers: dict[str, str]) -> None:
-    answer = await harness.api.post("/v1/feedback", json={}, headers=headers)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+async def test_unknown_api_key_is_401(harness: Harness, headers: dict[str, str]) -> None:
+    response = await harness.api.post("/v1/feedback", json={}, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")

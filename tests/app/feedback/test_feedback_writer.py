@@ -1,4 +1,4 @@
-"""Exactly once, whoever sends how often, in whatever order, through however many processes."""
+"""Feedback is recorded exactly once with many retries, orders and processes."""
 
 import asyncio
 import random
@@ -9,16 +9,16 @@ from sqlalchemy.engine import Connection
 
 from app.core.database import Database
 from app.core.group_commit import GroupCommit
-from app.feedback import kinds, service, submission
-from app.feedback.service import Receipt
-from app.feedback.submission import Item
+from app.feedback import feedback_writer, kinds, submission
+from app.feedback.feedback_writer import SubmissionResult
+from app.feedback.submission import Submission
 from app.models import Feedback
 from tests.support.deployment import Harness
 
 ITEMS, SENDS = 200, 10
 
 
-async def test_two_hundred_items_sent_ten_times_at_once_are_two_hundred_rows(harness: Harness) -> None:
+async def test_200_items_sent_ten_times_are_200_rows(harness: Harness) -> None:
     turns = [await harness.turn() for _ in range(4)]
     sends = [number for number in range(ITEMS) for _ in range(SENDS)]
     random.Random(7).shuffle(sends)
@@ -26,8 +26,8 @@ async def test_two_hundred_items_sent_ten_times_at_once_are_two_hundred_rows(har
 
     async def send(number: int) -> tuple[int, int, str]:
         async with line:
-            answer = await harness.thumb(turns[number % 4].id, id=f"k{number}")
-        return number, answer.status_code, answer.json()["id"]
+            response = await harness.thumb(turns[number % 4].id, id=f"k{number}")
+        return number, response.status_code, response.json()["id"]
 
     answers = await asyncio.gather(*[send(number) for number in sends])
     assert sorted(status for _, status, _ in answers) == [200] * ITEMS * (SENDS - 1) + [201] * ITEMS
@@ -36,7 +36,7 @@ async def test_two_hundred_items_sent_ten_times_at_once_are_two_hundred_rows(har
     assert all(rows[f"k{number}"] == id for number, _, id in answers)
 
 
-async def test_processes_that_hold_the_same_keys_in_another_order_do_not_lock_each_other_out(harness: Harness) -> None:
+async def test_same_keys_in_another_order_do_not_deadlock(harness: Harness) -> None:
     turn = await harness.turn()
     bodies = [
         {"completion_id": turn.id, "kind": "binary", "value": "up", "id": f"k{number}", "source": {"id": f"u{number}"}}
@@ -44,25 +44,30 @@ async def test_processes_that_hold_the_same_keys_in_another_order_do_not_lock_ea
     ]
     project = turn.project_id
 
-    async def process(seed: int) -> list[Receipt]:
+    async def process(seed: int) -> list[SubmissionResult]:
         db = Database(harness.settings.database)
-        gather: GroupCommit[Item, Receipt] = GroupCommit(db, service.submit_many, most=20)
-        mine = [submission.make(project, kinds.read(body), body) for body in bodies]
-        random.Random(seed).shuffle(mine)
+        group_commit: GroupCommit[Submission, SubmissionResult] = GroupCommit(
+            db, feedback_writer.submit_many, max_group_size=20
+        )
+        shuffled = [submission.build_submission(project, kinds.parse_feedback(body), body) for body in bodies]
+        random.Random(seed).shuffle(shuffled)
         try:
-            return await asyncio.gather(*[gather.submit(one) for one in mine])
+            return await asyncio.gather(*[group_commit.submit(item) for item in shuffled])
         finally:
             await db.close()
 
-    receipts = [receipt for several in await asyncio.gather(*map(process, range(3))) for receipt in several]
-    assert sorted(receipt.replayed for receipt in receipts) == [False] * 100 + [True] * 200
-    assert len({receipt.view["id"] for receipt in receipts}) == len(await harness.all(Feedback)) == 100
+    results = [result for results in await asyncio.gather(*map(process, range(3))) for result in results]
+    assert sorted(result.is_replay for result in results) == [False] * 100 + [True] * 200
+    assert len({result.view["id"] for result in results}) == len(await harness.all(Feedback)) == 100
 
 
-async def test_two_transactions_that_want_each_others_keys_take_turns(harness: Harness) -> None:
+async def test_two_transactions_with_shared_keys_are_serialized(harness: Harness) -> None:
     turn = await harness.turn()
     bodies = {key: {"completion_id": turn.id, "kind": "binary", "value": "up", "id": key} for key in ("a", "b")}
-    items = {key: submission.make(turn.project_id, kinds.read(body), body) for key, body in bodies.items()}
+    items = {
+        key: submission.build_submission(turn.project_id, kinds.parse_feedback(body), body)
+        for key, body in bodies.items()
+    }
 
     async def process(order: str) -> list[bool]:
         db = Database(harness.settings.database)
@@ -70,9 +75,9 @@ async def test_two_transactions_that_want_each_others_keys_take_turns(harness: H
 
         def work(connection: Connection) -> None:
             for key in order:
-                [receipt] = service.submit_many(connection, [items[key]])
-                assert isinstance(receipt, Receipt)
-                replayed.append(receipt.replayed)
+                [result] = feedback_writer.submit_many(connection, [items[key]])
+                assert isinstance(result, SubmissionResult)
+                replayed.append(result.is_replay)
                 time.sleep(0.2)
 
         await db.run_write(work)
@@ -83,7 +88,7 @@ async def test_two_transactions_that_want_each_others_keys_take_turns(harness: H
     assert sorted(both) == [[False, False], [True, True]]
 
 
-async def test_many_projects_and_kinds_share_a_commit_and_a_fixed_number_of_statements(harness: Harness) -> None:
+async def test_group_has_fixed_number_of_statements(harness: Harness) -> None:
     a, b = [await harness.turn(conversation_id="c") for _ in range(2)]
     bodies = [
         {"completion_id": a.id, "kind": "binary", "value": True, "id": "k"},
@@ -91,30 +96,30 @@ async def test_many_projects_and_kinds_share_a_commit_and_a_fixed_number_of_stat
         {"kind": "comparison", "value": [a.id, b.id]},
         {"kind": "rating", "value": 3, "target": {"conversation_id": "c"}},
     ]
-    items = [submission.make(a.project_id, kinds.read(body), body) for body in bodies]
-    foreign = [submission.make("proj-other", kinds.read(body), body) for body in bodies]
+    items = [submission.build_submission(a.project_id, kinds.parse_feedback(body), body) for body in bodies]
+    foreign = [submission.build_submission("proj-other", kinds.parse_feedback(body), body) for body in bodies]
     counts = []
     for times in (1, 20):
-        heard: list[str] = []
+        executed: list[str] = []
 
-        def work(connection: Connection, heard: list[str] = heard, times: int = times) -> Any:
-            listener = statements(connection, heard)
-            outcomes = service.submit_many(connection, (items + foreign) * times)
+        def work(connection: Connection, executed: list[str] = executed, times: int = times) -> Any:
+            listener = statements(connection, executed)
+            outcomes = feedback_writer.submit_many(connection, (items + foreign) * times)
             listener()
             return outcomes
 
         outcomes = await harness.db.run_write(work)
-        counts.append(len(heard))
+        counts.append(len(executed))
         assert [getattr(one, "status", 201) for one in outcomes[:8]] == [201] * 4 + [404] * 4
     assert counts[0] == counts[1] <= 6
 
 
-def statements(connection, heard):  # type: ignore[no-untyped-def]
-    """Collects what is sent to the database; returns how to stop."""
+def statements(connection, executed):  # type: ignore[no-untyped-def]
+    """Collect the statements that are sent to the database; return a function that stops it."""
     from sqlalchemy import event
 
     def note(conn, cursor, statement, parameters, context, executemany):  # type: ignore[no-untyped-def]
-        heard.append(statement)
+        executed.append(statement)
 
     event.listen(connection, "before_cursor_execute", note)
     return lambda: event.remove(connection, "before_cursor_execute", note)

@@ -1,4 +1,4 @@
-"""The eight kinds: what each one takes, what is stored, and what is refused by name."""
+"""The eight kinds of feedback: accepted values, stored values and refusals."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from app.core.errors import BadRequest
 from app.feedback import kinds, submission
 from app.models import Feedback, FeedbackRank
 from tests.support.deployment import Harness
-from tests.support.feedback_users import shape
+from tests.support.feedback_users import error_shape
 
 
 @pytest.mark.parametrize(
@@ -25,32 +25,30 @@ from tests.support.feedback_users import shape
         ("categorical", "off-topic", None),
     ],
 )
-async def test_what_was_said_is_kept_beside_the_number_it_means(
-    harness: Harness, kind: str, value: Any, number: float | None
-) -> None:
+async def test_raw_value_and_number_are_stored(harness: Harness, kind: str, value: Any, number: float | None) -> None:
     turn = await harness.turn()
-    answer = await harness.api.post("/v1/feedback", json={"completion_id": turn.id, "kind": kind, "value": value})
-    assert answer.status_code == 201, answer.text
-    assert (answer.json()["value"], answer.json()["raw_value"]) == (number, value)
+    response = await harness.api.post("/v1/feedback", json={"completion_id": turn.id, "kind": kind, "value": value})
+    assert response.status_code == 201, response.text
+    assert (response.json()["value"], response.json()["raw_value"]) == (number, value)
     [row] = await harness.all(Feedback)
     assert (row.turn_id, row.target, row.value, row.raw_value) == (turn.id, turn.id, number, value)
 
 
-async def test_a_rating_is_its_place_on_its_scale(harness: Harness) -> None:
+async def test_rating_is_position_on_scale(harness: Harness) -> None:
     turn = await harness.turn()
     body = {"completion_id": turn.id, "kind": "rating", "value": 2.5, "scale": [0, 10]}
-    answer = await harness.api.post("/v1/feedback", json=body)
-    assert answer.json()["value"] == -0.5  # a quarter of the way from -1 to 1
-    assert answer.json()["raw_value"] == {"value": 2.5, "scale": [0, 10]}
+    response = await harness.api.post("/v1/feedback", json=body)
+    assert response.json()["value"] == -0.5  # a quarter of the way from -1 to 1
+    assert response.json()["raw_value"] == {"value": 2.5, "scale": [0, 10]}
 
 
-async def test_a_ranking_stores_the_rank_of_each_turn_and_ties_share_one(harness: Harness) -> None:
+async def test_ranking_stores_ranks_and_ties(harness: Harness) -> None:
     a, b, c = [await harness.turn() for _ in range(3)]
     second = await harness.turn(completion_id=a.id, choice_index=1)
     value = [c.id, [a.id, {"completion_id": a.id, "choice_index": 1}], b.id]
-    answer = await harness.api.post("/v1/feedback", json={"kind": "ranking", "value": value})
-    assert answer.status_code == 201, answer.text
-    assert answer.json()["raw_value"] == value
+    response = await harness.api.post("/v1/feedback", json={"kind": "ranking", "value": value})
+    assert response.status_code == 201, response.text
+    assert response.json()["raw_value"] == value
     assert {row.turn_id: row.rank for row in await harness.all(FeedbackRank)} == {
         c.id: 0,
         a.id: 1,
@@ -61,7 +59,7 @@ async def test_a_ranking_stores_the_rank_of_each_turn_and_ties_share_one(harness
     assert (row.turn_id, row.value, row.processed) == (None, None, False)
 
 
-async def test_the_same_set_judged_again_is_about_the_same_thing(harness: Harness) -> None:
+async def test_same_set_of_turns_has_same_target(harness: Harness) -> None:
     a, b = [await harness.turn() for _ in range(2)]
     for value in ([a.id, b.id], [b.id, a.id], [[a.id, b.id]]):
         assert (await harness.api.post("/v1/feedback", json={"kind": "comparison", "value": value})).status_code == 201
@@ -70,10 +68,12 @@ async def test_the_same_set_judged_again_is_about_the_same_thing(harness: Harnes
     assert rows[0].target.startswith("ranking:")
 
 
-async def test_a_ranking_with_an_unknown_turn_is_a_404_and_leaves_nothing(harness: Harness) -> None:
+async def test_ranking_with_unknown_turn_is_404_and_writes_nothing(harness: Harness) -> None:
     turn = await harness.turn()
-    answer = await harness.api.post("/v1/feedback", json={"kind": "comparison", "value": [turn.id, "chatcmpl-nobody"]})
-    assert answer.status_code == 404
+    response = await harness.api.post(
+        "/v1/feedback", json={"kind": "comparison", "value": [turn.id, "chatcmpl-nobody"]}
+    )
+    assert response.status_code == 404
     assert await harness.all(Feedback) == await harness.all(FeedbackRank) == []
 
 
@@ -98,9 +98,9 @@ async def test_a_ranking_with_an_unknown_turn_is_a_404_and_leaves_nothing(harnes
         ({"kind": "comparison", "value": ["a", "b"]}, "completion_id"),  # its value names the turns
     ],
 )
-def test_a_wrong_word_is_refused_by_name(body: dict[str, Any], param: str | None) -> None:
+def test_invalid_feedback_names_the_field(body: dict[str, Any], param: str | None) -> None:
     with pytest.raises(BadRequest) as refused:
-        kinds.read({"completion_id": "chatcmpl-1", **body})
+        kinds.parse_feedback({"completion_id": "chatcmpl-1", **body})
     assert refused.value.param == param
     assert "~" not in refused.value.message
 
@@ -121,22 +121,22 @@ def test_a_wrong_word_is_refused_by_name(body: dict[str, Any], param: str | None
         "a",
     ],
 )
-def test_an_order_that_is_none_is_refused(value: Any) -> None:
+def test_invalid_ranking_is_refused(value: Any) -> None:
     with pytest.raises(BadRequest):
-        kinds.read({"kind": "ranking", "value": value})
+        kinds.parse_feedback({"kind": "ranking", "value": value})
 
 
 @pytest.mark.parametrize("value", [["a", "b", "c"], ["a", ["b", "c"]], [["a", "b", "c"]]])
-def test_a_comparison_takes_two(value: Any) -> None:
+def test_comparison_takes_two_completions(value: Any) -> None:
     with pytest.raises(BadRequest, match="two completions"):
-        kinds.read({"kind": "comparison", "value": value})
+        kinds.parse_feedback({"kind": "comparison", "value": value})
 
 
-def test_the_fingerprint_of_a_thumb_is_what_it_was_when_there_were_only_thumbs() -> None:
-    """Rows that were written by the first release must still be found by a retry today."""
+def test_fingerprint_of_binary_feedback_is_stable() -> None:
+    """A retry today must match the rows that the first release wrote."""
     body = {"completion_id": "chatcmpl-1", "kind": "binary", "value": "up", "id": "k"}
-    made = submission.make("proj-1", kinds.read(body), body)
-    assert made.fingerprint == "f1ad811cf470d47628aca25d81bbd7a2d47d0dd248fd7ea45aabc1f393ea162b"
+    submitted = submission.build_submission("proj-1", kinds.parse_feedback(body), body)
+    assert submitted.fingerprint == "f1ad811cf470d47628aca25d81bbd7a2d47d0dd248fd7ea45aabc1f393ea162b"
 
 
 @pytest.mark.parametrize(
@@ -148,22 +148,22 @@ def test_the_fingerprint_of_a_thumb_is_what_it_was_when_there_were_only_thumbs()
         {"scale": [1, 5]},
     ],
 )
-def test_a_default_that_is_spelled_out_is_the_same_body(other: dict[str, Any]) -> None:
+def test_explicit_default_has_same_fingerprint(other: dict[str, Any]) -> None:
     body = {"completion_id": "a", "kind": "rating", "value": 4}
     spelled = body | other
     assert (
-        submission.make("p", kinds.read(body), body).fingerprint
-        == submission.make("p", kinds.read(spelled), spelled).fingerprint
+        submission.build_submission("p", kinds.parse_feedback(body), body).fingerprint
+        == submission.build_submission("p", kinds.parse_feedback(spelled), spelled).fingerprint
     )
 
 
-def test_the_kinds_in_openapi_are_the_kinds_that_are_read() -> None:
+def test_openapi_kinds_equal_parsed_kinds() -> None:
     assert set(kinds.KINDS) == set(kinds.FeedbackRequest.model_json_schema()["discriminator"]["mapping"])
 
 
 async def test_every_error_has_four_keys(harness: Harness) -> None:
-    answer = await harness.api.post(
+    response = await harness.api.post(
         "/v1/feedback", json={"kind": "ranking", "value": ["a", ["b", {"completion_id": 7}]]}
     )
-    assert shape(answer) == (400, {"message", "type", "param", "code"})
-    assert answer.json()["error"]["param"] == "value.1.1.completion_id"
+    assert error_shape(response) == (400, {"message", "type", "param", "code"})
+    assert response.json()["error"]["param"] == "value.1.1.completion_id"

@@ -1,4 +1,4 @@
-"""Feedback read back by completion and by conversation, page by page."""
+"""Feedback read by completion and by conversation, in pages."""
 
 import pytest
 
@@ -7,13 +7,13 @@ from tests.support.deployment import Harness
 
 
 async def ids(harness: Harness, **params: str | int) -> list[str]:
-    answer = await harness.api.get("/v1/feedback", params=params)
-    assert answer.status_code == 200, answer.text
-    FeedbackPage.model_validate(answer.json())
-    return [row["id"] for row in answer.json()["data"]]
+    response = await harness.api.get("/v1/feedback", params=params)
+    assert response.status_code == 200, response.text
+    FeedbackPage.model_validate(response.json())
+    return [row["id"] for row in response.json()["data"]]
 
 
-async def test_by_completion_with_all_choices_and_what_ranks_them(harness: Harness) -> None:
+async def test_list_by_completion_with_choices_and_rankings(harness: Harness) -> None:
     first, other = await harness.turn(), await harness.turn()
     await harness.turn(completion_id=first.id, choice_index=1)
     one = (await harness.thumb(first.id)).json()["id"]
@@ -26,7 +26,7 @@ async def test_by_completion_with_all_choices_and_what_ranks_them(harness: Harne
     assert await ids(harness, completion_id=other.id) == [ranked]
 
 
-async def test_by_conversation_with_all_of_its_turns(harness: Harness) -> None:
+async def test_list_by_conversation_with_its_turns(harness: Harness) -> None:
     a, b = [await harness.turn(conversation_id="c") for _ in range(2)]
     elsewhere = await harness.turn(conversation_id="d")
     about_a = (await harness.thumb(a.id)).json()["id"]
@@ -38,10 +38,10 @@ async def test_by_conversation_with_all_of_its_turns(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-async def test_pages_join_without_gap_or_overlap(harness: Harness, order: str) -> None:
+async def test_pages_have_no_gap_or_overlap(harness: Harness, order: str) -> None:
     turn = await harness.turn()
-    said = [(await harness.thumb(turn.id, source={"id": f"u{number}"})).json()["id"] for number in range(5)]
-    await harness.api.delete(f"/v1/feedback/{said[2]}")  # tombstones are on no page
+    submitted = [(await harness.thumb(turn.id, source={"id": f"u{number}"})).json()["id"] for number in range(5)]
+    await harness.api.delete(f"/v1/feedback/{submitted[2]}")  # tombstones are on no page
     seen, params = [], {"completion_id": turn.id, "limit": 2, "order": order}
     for _ in range(3):
         page = (await harness.api.get("/v1/feedback", params=params)).json()
@@ -49,23 +49,23 @@ async def test_pages_join_without_gap_or_overlap(harness: Harness, order: str) -
         assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
         params["after"] = page["last_id"]
         assert page["has_more"] is (len(seen) < 5)
-    assert seen == (said if order == "asc" else said[::-1])
+    assert seen == (submitted if order == "asc" else submitted[::-1])
     rest = (await harness.api.get("/v1/feedback", params=params)).json()
     assert rest == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
 
 
-async def test_a_view_says_whether_it_counts_and_an_acknowledgement_does_not_pretend_to_know(harness: Harness) -> None:
+async def test_effective_is_set_on_reads_only(harness: Harness) -> None:
     turn = await harness.turn()
-    said = (await harness.thumb(turn.id, "up", comment="ok", metadata={"k": "v"})).json()
-    FeedbackView.model_validate(said)
+    submitted = (await harness.thumb(turn.id, "up", comment="ok", metadata={"k": "v"})).json()
+    FeedbackView.model_validate(submitted)
     await harness.thumb(turn.id, "down")
     [first, second] = (await harness.api.get("/v1/feedback", params={"completion_id": turn.id})).json()["data"]
-    assert first == said | {"counts": False, "withdrawn": False}
-    assert (second["counts"], second["withdrawn"]) == (True, False)
-    assert (await harness.api.get(f"/v1/feedback/{said['id']}")).json() == first
+    assert first == submitted | {"effective": False, "withdrawn": False}
+    assert (second["effective"], second["withdrawn"]) == (True, False)
+    assert (await harness.api.get(f"/v1/feedback/{submitted['id']}")).json() == first
 
 
-async def test_a_question_that_is_none_is_refused(harness: Harness) -> None:
+async def test_invalid_query_is_refused(harness: Harness) -> None:
     for params in (
         {},
         {"completion_id": "a", "conversation_id": "b"},
@@ -79,7 +79,7 @@ async def test_a_question_that_is_none_is_refused(harness: Harness) -> None:
         assert (await harness.api.get("/v1/feedback", params=params)).status_code == 400
 
 
-async def test_an_unknown_cursor_is_a_404(harness: Harness) -> None:
+async def test_unknown_cursor_is_404(harness: Harness) -> None:
     turn = await harness.turn()
-    answer = await harness.api.get("/v1/feedback", params={"completion_id": turn.id, "after": "fb-nobody"})
-    assert answer.status_code == 404
+    response = await harness.api.get("/v1/feedback", params={"completion_id": turn.id, "after": "fb-nobody"})
+    assert response.status_code == 404

@@ -1,4 +1,4 @@
-"""A scripted engine to talk to, and the same weights in transformers to compare with."""
+"""A scripted engine with a client, and the same weights in transformers as a reference."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from app.inference.client import EngineClient
-from tests.support.engine_adapters import Weights
-from tests.support.scripted_engine import ScriptedEngine, serving
+from tests.support.engine_adapters import ReferenceWeights
+from tests.support.scripted_engine import ScriptedEngine, serve
 
 
 @pytest.fixture
@@ -18,18 +18,18 @@ def scripted() -> ScriptedEngine:
 
 @pytest.fixture
 def scripted_url(scripted: ScriptedEngine) -> Iterator[str]:
-    with serving(scripted) as url:
+    with serve(scripted) as url:
         yield url
 
 
 @pytest.fixture
 async def client(scripted_url: str) -> AsyncIterator[EngineClient]:
-    client = EngineClient(scripted_url, "user", "admin", patience=60.0)
+    client = EngineClient(scripted_url, "user", "admin", read_timeout=60.0)
     yield client
     await client.aclose()
 
 
 @pytest.fixture(scope="session")
-def weights(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Weights:
+def weights(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) -> ReferenceWeights:
     torch.set_num_threads(1)
-    return Weights(engine_model, tmp_path_factory.mktemp("adapters"))
+    return ReferenceWeights(engine_model, tmp_path_factory.mktemp("adapters"))

@@ -1,14 +1,14 @@
-"""Adapters in the real engine: loaded while it speaks, scored as transformers scores them."""
+"""Adapters in the real engine: loaded during replies, scored as transformers scores them."""
 
 import asyncio
 
 import pytest
 import torch
 
-from alignment.artifacts import seal
-from app.inference.client import NEWER, SHAPES, EngineClient
+from alignment.artifacts import write_manifest
+from app.inference.client import TENSORS_FIELD_LIST, TENSORS_FIELDS, EngineClient
 from app.inference.errors import AdapterMissing, EngineRefused
-from workers.engine.adapter_payload import payload
+from workers.release.adapter_payload import build_payload
 
 pytestmark = pytest.mark.engine
 
@@ -23,17 +23,17 @@ async def test_scores_equal_those_of_transformers(engine_client, weights) -> Non
             torch.testing.assert_close(torch.tensor(score), weights.logprobs(name, sequence), atol=1e-4, rtol=0)
 
 
-async def test_the_vocabularys_last_token_is_scored_too(engine_client, weights) -> None:
+async def test_last_token_of_vocabulary_is_scored(engine_client, weights) -> None:
     last = weights._loaded[None].config.vocab_size - 1
     [score] = await engine_client.score(None, [[5, last, 7, last]])
     torch.testing.assert_close(torch.tensor(score), weights.logprobs(None, [5, last, 7, last]), atol=1e-4, rtol=0)
 
 
-async def test_an_adapter_loads_while_others_speak_and_changes_none_of_them(engine_client, weights, make_call) -> None:
+async def test_loading_adapter_does_not_affect_running_replies(engine_client, weights, make_call) -> None:
     speaking = [asyncio.create_task(engine_client.complete(make_call(f"{n}?", max_tokens=200))) for n in range(4)]
     path = weights.adapter("late-v1", seed=3)
     await engine_client.load_adapter("late-v1", path)
-    await engine_client.warm("late-v1")
+    await engine_client.warm_up_adapter("late-v1")
     fresh = await engine_client.complete(make_call(adapter="late-v1"))
     for capture, name in [(fresh.capture, "late-v1"), *[((await one).capture, None) for one in speaking]]:
         assert capture.exclusion_reason is None
@@ -41,27 +41,27 @@ async def test_an_adapter_loads_while_others_speak_and_changes_none_of_them(engi
         torch.testing.assert_close(torch.tensor(capture.logprobs), truth, atol=1e-4, rtol=0)
 
 
-async def test_loading_and_unloading_twice_is_no_error(engine_client, weights) -> None:
+async def test_loading_and_unloading_are_idempotent(engine_client, weights) -> None:
     path = weights.adapter("twice-v1", seed=4)
     await engine_client.load_adapter("twice-v1", path)
     await engine_client.load_adapter("twice-v1", path)
-    assert "twice-v1" in await engine_client.adapters()
+    assert "twice-v1" in await engine_client.list_adapters()
     await engine_client.unload_adapter("twice-v1")
     await engine_client.unload_adapter("twice-v1")
-    assert "twice-v1" not in await engine_client.adapters()
+    assert "twice-v1" not in await engine_client.list_adapters()
 
 
-async def test_a_folder_that_is_not_there_is_refused_and_the_engine_lives(engine_client, tmp_path) -> None:
+async def test_missing_folder_is_refused(engine_client, tmp_path) -> None:
     with pytest.raises(EngineRefused):
         await engine_client.load_adapter("ghost-v1", tmp_path / "ghost")
-    assert await engine_client.generates()
+    assert await engine_client.can_generate()
 
 
-async def test_an_adapter_within_the_call_is_the_one_of_the_folder(engine_client, weights) -> None:
+async def test_adapter_from_request_equals_adapter_from_folder(engine_client, weights) -> None:
     path = weights.adapter("carried-v1", seed=5)
-    carried = payload(path, seal(path, {}))
+    carried = build_payload(path, write_manifest(path, {}))
     await engine_client.load_adapter("carried-v1", carried)
-    assert SHAPES[engine_client.url] == NEWER
+    assert TENSORS_FIELDS[engine_client.url] == TENSORS_FIELD_LIST
     await engine_client.load_adapter("carried-v1", carried)
     await engine_client.load_adapter("by-path-v1", path)
     ids = list(range(5, 60))
@@ -70,7 +70,7 @@ async def test_an_adapter_within_the_call_is_the_one_of_the_folder(engine_client
     torch.testing.assert_close(torch.tensor(within), weights.logprobs("carried-v1", ids), atol=1e-4, rtol=0)
 
 
-async def test_an_adapter_never_loaded_is_missing(engine_client, make_call) -> None:
+async def test_unknown_adapter_is_adapter_missing(engine_client, make_call) -> None:
     with pytest.raises(AdapterMissing):
         await engine_client.complete(make_call(adapter="nobody-v1"))
     with pytest.raises(AdapterMissing):
@@ -80,7 +80,7 @@ async def test_an_adapter_never_loaded_is_missing(engine_client, make_call) -> N
         await engine_client.score("nobody-v1", [[1, 2, 3]])
 
 
-async def test_the_doors_are_locked(engine, make_call) -> None:
+async def test_engine_requires_keys(engine, make_call) -> None:
     stranger = EngineClient(engine.spec.url, "wrong", engine.spec.api_key)
     with pytest.raises(EngineRefused):
         await stranger.complete(make_call())

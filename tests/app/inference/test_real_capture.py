@@ -1,4 +1,4 @@
-"""Exactness: what the real engine says it sampled is what transformers would have sampled from."""
+"""Exact captures: the real engine's tokens and log-probs equal those of transformers."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def adapter(weights):
 @both_ways
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("name", [None, "exact-v1"])
-async def test_log_probs_are_those_of_the_distribution_sampled_from(
+async def test_log_probs_match_sampling_distribution(
     engine_client, weights, adapter, make_call, ask, temperature, name
 ) -> None:
     await engine_client.load_adapter("exact-v1", adapter)
@@ -52,7 +52,7 @@ async def test_log_probs_are_those_of_the_distribution_sampled_from(
 
 
 @both_ways
-async def test_a_conversation_of_several_turns_stays_exact(engine_client, weights, adapter, make_call, ask) -> None:
+async def test_several_turns_stay_exact(engine_client, weights, adapter, make_call, ask) -> None:
     await engine_client.load_adapter("exact-v1", adapter)
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What does a repair cost?"}]
     for question in ("And on Sundays?", "Thank you.", "Bye."):
@@ -62,15 +62,15 @@ async def test_a_conversation_of_several_turns_stays_exact(engine_client, weight
 
 
 @both_ways
-async def test_a_single_token_is_exact(engine_client, weights, make_call, ask) -> None:
+async def test_single_token_is_exact(engine_client, weights, make_call, ask) -> None:
     capture = await ask(engine_client, make_call(max_tokens=1))
     assert len(capture.output_ids) == 1
     assert_exact(weights, None, capture)
 
 
 @both_ways
-async def test_characters_of_several_tokens_are_exact(engine_client, weights, make_call, ask) -> None:
-    """Tokens without text of their own travel late in a stream: none of their log-probs may be lost."""
+async def test_multi_token_characters_are_exact(engine_client, weights, make_call, ask) -> None:
+    """Tokens without text arrive late in a stream: none of their log-probs may be lost."""
     leaning = {
         str(token): 4.0 for token in torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(0)).tolist()
     }
@@ -82,7 +82,7 @@ async def test_characters_of_several_tokens_are_exact(engine_client, weights, ma
 
 
 @both_ways
-async def test_a_stop_string_ends_the_text_but_not_the_record(engine_client, weights, make_call, ask) -> None:
+async def test_stop_string_is_cut_from_text_but_not_from_tokens(engine_client, weights, make_call, ask) -> None:
     plain = await ask(engine_client, make_call(max_tokens=48, temperature=0.0))
     stop = plain.text[len(plain.text) // 2 :][:2]
     capture = await ask(engine_client, make_call(max_tokens=48, temperature=0.0, stop=(stop,)))
@@ -92,7 +92,7 @@ async def test_a_stop_string_ends_the_text_but_not_the_record(engine_client, wei
 
 
 @both_ways
-async def test_the_end_of_turn_is_part_of_the_record(engine_client, weights, engine_model, make_call, ask) -> None:
+async def test_end_of_turn_token_is_recorded(engine_client, weights, engine_model, make_call, ask) -> None:
     end = json.loads((engine_model / "config.json").read_text())["eos_token_id"]
     capture = await ask(engine_client, make_call(max_tokens=512, logit_bias={str(end): 8.0}))
     assert capture.finish_reason == "stop" and capture.output_ids[-1] == end
@@ -100,7 +100,7 @@ async def test_the_end_of_turn_is_part_of_the_record(engine_client, weights, eng
 
 
 @both_ways
-async def test_thirty_two_at_once_are_each_exact(engine_client, weights, adapter, make_call, ask) -> None:
+async def test_thirty_two_concurrent_replies_are_exact(engine_client, weights, adapter, make_call, ask) -> None:
     await engine_client.load_adapter("exact-v1", adapter)
     names = [None, "exact-v1"] * 16
     calls = [make_call(f"Question {number}?", adapter=name, max_tokens=24) for number, name in enumerate(names)]
@@ -110,30 +110,30 @@ async def test_thirty_two_at_once_are_each_exact(engine_client, weights, adapter
 
 
 @again
-async def test_who_leaves_early_comes_home_with_exact_ids(engine_client, weights, make_call) -> None:
+async def test_leaving_early_captures_exact_ids(engine_client, weights, make_call) -> None:
     call = make_call(max_tokens=1500, temperature=1.5)
     async with engine_client.stream(call) as reply:
         async for _ in reply:
             break
     capture = reply.capture
     assert capture.finish_reason == "abort" and 0 < len(capture.output_ids) < 1500
-    said = len(capture.logprobs)
-    assert (capture.exclusion_reason is None) == (said == len(capture.output_ids))
+    num_tokens = len(capture.logprobs)
+    assert (capture.exclusion_reason is None) == (num_tokens == len(capture.output_ids))
     truth = weights.logprobs(None, capture.prompt_ids + capture.output_ids, temperature=1.5)
     first = len(capture.prompt_ids) - 1
-    torch.testing.assert_close(torch.tensor(capture.logprobs), truth[first : first + said], atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.tensor(capture.logprobs), truth[first : first + num_tokens], atol=1e-4, rtol=0)
 
 
 @again
-async def test_a_json_schema_is_obeyed_and_marked(engine_client, make_call) -> None:
+async def test_json_schema_is_obeyed_and_excluded(engine_client, make_call) -> None:
     schema = {
         "type": "object",
         "properties": {"open": {"type": "boolean"}},
         "required": ["open"],
         "additionalProperties": False,
     }
-    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    completion = await engine_client.complete(make_call(response_format=wanted, max_tokens=200))
+    json_schema_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    completion = await engine_client.complete(make_call(response_format=json_schema_format, max_tokens=200))
     assert completion.capture.exclusion_reason is not None and completion.capture.exclusion_reason.startswith(
         "a grammar"
     )
@@ -142,7 +142,7 @@ async def test_a_json_schema_is_obeyed_and_marked(engine_client, make_call) -> N
 
 @both_ways
 @again
-async def test_the_demo_models_tool_calls_are_read_by_the_parser(engine_client, engine_model, make_call, ask) -> None:
+async def test_parser_reads_tool_calls_of_demo_model(engine_client, engine_model, make_call, ask) -> None:
     if engine_model != DEMO_MODEL:
         pytest.skip("only the demo model knows the tool")
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Where is my order 4321?"}]
@@ -151,8 +151,8 @@ async def test_the_demo_models_tool_calls_are_read_by_the_parser(engine_client, 
         for seed in range(8)
     ]
     captures = [await ask(engine_client, call) for call in calls]
-    made = [tool["function"] for capture in captures for tool in capture.tool_calls]
-    assert len(made) >= 4, [capture.text for capture in captures]
-    assert {function["name"] for function in made} == {"order_status"}
-    assert all(json.loads(function["arguments"]).keys() == {"order_id"} for function in made)
+    functions = [tool["function"] for capture in captures for tool in capture.tool_calls]
+    assert len(functions) >= 4, [capture.text for capture in captures]
+    assert {function["name"] for function in functions} == {"order_status"}
+    assert all(json.loads(function["arguments"]).keys() == {"order_id"} for function in functions)
     assert all(capture.exclusion_reason is None for capture in captures), "exact, tool calls or not"

@@ -1,4 +1,4 @@
-"""What constrains a reply, on the real engine: it must hold, it must be marked, and nonsense must not kill anybody."""
+"""Grammar constraints on the real engine: obeyed, excluded from training, and safe with invalid schemas."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def schema(body: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "order", "schema": body, "strict": True}}
 
 
-async def said(client: EngineClient, call: ChatCall, stream: bool) -> Capture:
+async def generate(client: EngineClient, call: ChatCall, stream: bool) -> Capture:
     if not stream:
         return (await client.complete(call)).capture
     async with client.stream(call) as reply:
@@ -38,28 +38,28 @@ async def said(client: EngineClient, call: ChatCall, stream: bool) -> Capture:
 
 @pytest.mark.parametrize("stream", [False, True])
 @again
-async def test_a_schema_holds_and_is_marked(engine_client: EngineClient, make_call: MakeCall, stream: bool) -> None:
-    capture = await said(engine_client, make_call(response_format=schema(ORDER), max_tokens=64), stream)
-    told = json.loads(capture.text)
-    assert set(told) == {"order", "ready"} and isinstance(told["order"], int) and isinstance(told["ready"], bool)
+async def test_schema_is_obeyed_and_excluded(engine_client: EngineClient, make_call: MakeCall, stream: bool) -> None:
+    capture = await generate(engine_client, make_call(response_format=schema(ORDER), max_tokens=64), stream)
+    parsed = json.loads(capture.text)
+    assert set(parsed) == {"order", "ready"} and isinstance(parsed["order"], int) and isinstance(parsed["ready"], bool)
     assert len(capture.output_ids) == len(capture.logprobs) and "grammar" in (capture.exclusion_reason or "")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "order_status"}}])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_demanded_tool_is_called(
+async def test_required_tool_is_called(
     engine_client: EngineClient, make_call: MakeCall, choice: Any, stream: bool
 ) -> None:
     for _ in range(8):  # within a call's grammar white space is free, and so small a model may get lost in it
-        capture = await said(
+        capture = await generate(
             engine_client, make_call("My order?", tools=[TOOL], tool_choice=choice, max_tokens=300), stream
         )
         assert len(capture.output_ids) == len(capture.logprobs) and "grammar" in (capture.exclusion_reason or "")
         if capture.finish_reason == "tool_calls":
             break
-    [made] = capture.tool_calls
-    assert made["function"]["name"] == "order_status"
-    assert set(json.loads(made["function"]["arguments"])) == {"order", "ready"}
+    [tool_call] = capture.tool_calls
+    assert tool_call["function"]["name"] == "order_status"
+    assert set(json.loads(tool_call["function"]["arguments"])) == {"order", "ready"}
 
 
 @pytest.mark.parametrize(
@@ -82,25 +82,23 @@ async def test_a_demanded_tool_is_called(
         {"logit_bias": {"999999": 5.0}},
     ],
 )
-async def test_nonsense_is_refused_or_survived(
+async def test_invalid_schemas_are_refused_or_survived(
     engine_client: EngineClient, make_call: MakeCall, fields: dict[str, Any]
 ) -> None:
     with pytest.raises(EngineRefused) as refused:
         await engine_client.complete(make_call(max_tokens=4, **fields))
         raise EngineRefused(400, "it was survived")
     assert refused.value.status == 400
-    assert await engine_client.generates()
+    assert await engine_client.can_generate()
 
 
-async def test_what_the_template_renders_can_be_sent_back_as_tokens(
-    engine_client: EngineClient, make_call: MakeCall
-) -> None:
+async def test_rendered_prompt_can_be_sent_as_tokens(engine_client: EngineClient, make_call: MakeCall) -> None:
     call = make_call("Do you repair tyres?", max_tokens=8)
     ids = await engine_client.tokenize(call)
     assert (await engine_client.complete(call)).capture.prompt_ids == ids
     again = make_call("Do you repair tyres?", max_tokens=8, prompt_ids=[*ids[:-3], *ids[-3:]])
     assert (await engine_client.complete(again)).capture.prompt_ids == ids
-    shorter = await engine_client.tokenize(call, open_reply=False)
+    shorter = await engine_client.tokenize(call, add_generation_prompt=False)
     assert ids[: len(shorter)] == shorter and len(shorter) < len(ids)
     with pytest.raises((EngineRefused, EngineUnavailable)):
         await engine_client.tokenize(make_call(messages=[{"role": "user", "content": None}]))

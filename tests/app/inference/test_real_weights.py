@@ -1,4 +1,4 @@
-"""Full weights in the real engine: exchanged while it speaks, and never mixed."""
+"""Full weights in the real engine: swapped during replies and never mixed."""
 
 import asyncio
 import json
@@ -11,26 +11,32 @@ import torch
 
 from app.inference.client import BASE_WEIGHTS, EngineClient
 from app.inference.request import ChatCall
-from tests.support.engine_adapters import Weights
-from tests.support.engine_fixture import UNCHECKED, ListLedger, engine_spec, require_engine_environment, wait_until_told
+from tests.support.engine_adapters import ReferenceWeights
+from tests.support.engine_fixture import (
+    UNCHECKED,
+    InMemoryEngineRecord,
+    engine_spec,
+    require_engine_environment,
+    wait_for_event,
+)
 from tests.support.full_weights import make_weights
 from workers.engine.supervisor import Supervisor
-from workers.engine.version_files import AdapterRef
+from workers.engine.version_files import VersionRef
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
 async def client(engine_model: Path, tmp_path: Path) -> AsyncIterator[EngineClient]:
-    """An engine whose own weights are to be v1's when it is ready."""
+    """Yield a client of an engine that starts with the weights of v1."""
     require_engine_environment()
     versions = [tmp_path / f"shop-v{number}" for number in (1, 2)]
     sha256s = [make_weights(path, engine_model, seed=seed) for seed, path in enumerate(versions)]
-    ledger = ListLedger([AdapterRef("shop-v1", versions[0], sha256s[0], full=True)])
-    spec = replace(engine_spec(tmp_path, engine_model), adapters=False)
+    ledger = InMemoryEngineRecord([VersionRef("shop-v1", versions[0], sha256s[0], full_weights=True)])
+    spec = replace(engine_spec(tmp_path, engine_model), enable_lora=False)
     supervisor = Supervisor(spec, ledger, UNCHECKED)
     running = asyncio.create_task(supervisor.run())
-    await wait_until_told(ledger, "ready 1")
+    await wait_for_event(ledger, "ready 1")
     assert ledger.loaded == ["shop-v1"]
     client = EngineClient(spec.url, spec.api_key, spec.admin_key)
     yield client
@@ -39,28 +45,32 @@ async def client(engine_model: Path, tmp_path: Path) -> AsyncIterator[EngineClie
     await running
 
 
-def unending(model: Path) -> dict[str, float]:
+def bias_without_end(model: Path) -> dict[str, float]:
     return {str(json.loads((model / "config.json").read_text())["eos_token_id"]): -100.0}
 
 
-async def agrees(client: EngineClient, path: Path, key: str) -> None:
-    """The engine scores as transformers does with the weights of this folder."""
-    truth = Weights(path, path)
+async def assert_scores_match(client: EngineClient, path: Path, key: str) -> None:
+    """Assert that the engine scores as transformers does with the weights of this folder."""
+    truth = ReferenceWeights(path, path)
     sequences = [torch.randint(3, 300, (length,)).tolist() for length in (2, 60, 200)]
     for sequence, score in zip(sequences, await client.score(None, sequences, extra_key=key), strict=True):
         torch.testing.assert_close(torch.tensor(score), truth.logprobs(None, sequence), atol=1e-4, rtol=0)
 
 
-async def test_weights_are_exchanged_while_it_speaks_and_can_be_put_back(
+async def test_weights_are_swapped_during_replies_and_back(
     client: EngineClient, engine_model: Path, tmp_path: Path, make_call: Callable[..., ChatCall]
 ) -> None:
-    await agrees(client, tmp_path / "shop-v1", "shop-v1")
+    await assert_scores_match(client, tmp_path / "shop-v1", "shop-v1")
     prompt = {"text": "When do you open on Saturdays, and may I bring my bicycle?"}
     old = make_call(**prompt, extra_key="shop-v1", weights="shop-v1", max_tokens=8)
     assert (await client.complete(old)).capture.exclusion_reason is None
 
     call = make_call(
-        "Tell me all.", extra_key="shop-v1", weights="shop-v1", max_tokens=600, logit_bias=unending(engine_model)
+        "Tell me all.",
+        extra_key="shop-v1",
+        weights="shop-v1",
+        max_tokens=600,
+        logit_bias=bias_without_end(engine_model),
     )
     streamed = replace(call, rid=f"{call.rid[:-1]}z")
     whole = asyncio.create_task(client.complete(call))
@@ -69,14 +79,14 @@ async def test_weights_are_exchanged_while_it_speaks_and_can_be_put_back(
         for _ in range(5):
             await anext(chunks)
         async with client.paused():
-            assert not await client.ready()
+            assert not await client.is_ready()
             waiting = asyncio.create_task(
                 client.complete(make_call(**prompt, extra_key="shop-v2", weights="shop-v2", max_tokens=8))
             )
             await client.load_weights(tmp_path / "shop-v2", "shop-v2")
         async for _ in chunks:
             pass
-    assert await client.ready()
+    assert await client.is_ready()
     spanning = (await whole).capture
     assert [span["version"] for span in spanning.weight_versions] == ["shop-v1", "shop-v2"]
     assert spanning.weight_versions[-1]["end"] == len(spanning.output_ids) == 600
@@ -85,21 +95,21 @@ async def test_weights_are_exchanged_while_it_speaks_and_can_be_put_back(
 
     # What the first tokens were said by, and what the last ones.
     cut = spanning.weight_versions[0]["end"]
-    ids, said = spanning.prompt_ids + spanning.output_ids, torch.tensor(spanning.logprobs)
+    ids, captured_logprobs = spanning.prompt_ids + spanning.output_ids, torch.tensor(spanning.logprobs)
     for path, part in (("shop-v1", slice(0, cut)), ("shop-v2", slice(cut, None))):
-        truth = Weights(tmp_path / path, tmp_path).logprobs(None, ids)[-len(spanning.output_ids) :]
+        truth = ReferenceWeights(tmp_path / path, tmp_path).logprobs(None, ids)[-len(spanning.output_ids) :]
         # A bias bends the distribution by one token's share.
-        assert (said - truth)[part].abs().median() < 0.05, path
+        assert (captured_logprobs - truth)[part].abs().median() < 0.05, path
 
     new = (await waiting).capture
     assert (new.exclusion_reason, new.weight_versions[0]["version"]) == (None, "shop-v2")
-    truth = Weights(tmp_path / "shop-v2", tmp_path).logprobs(None, new.prompt_ids + new.output_ids)
+    truth = ReferenceWeights(tmp_path / "shop-v2", tmp_path).logprobs(None, new.prompt_ids + new.output_ids)
     torch.testing.assert_close(torch.tensor(new.logprobs), truth[-len(new.output_ids) :], atol=1e-4, rtol=0)
     late = (await client.complete(make_call(**prompt, extra_key="shop-v1", weights="shop-v1", max_tokens=8))).capture
-    assert late.exclusion_reason == "the weights of shop-v2 spoke, and not those of shop-v1"
-    await agrees(client, tmp_path / "shop-v2", "shop-v2")
+    assert late.exclusion_reason == "the weights of shop-v2 generated the reply, not those of shop-v1"
+    await assert_scores_match(client, tmp_path / "shop-v2", "shop-v2")
 
     for path, name in ((tmp_path / "shop-v1", "shop-v1"), (engine_model, BASE_WEIGHTS)):
         async with client.paused():
             await client.load_weights(path, name)
-        await agrees(client, path, name)
+        await assert_scores_match(client, path, name)

@@ -1,17 +1,17 @@
-"""What reaches the engine is what we name, and nothing else."""
+"""Only allow-listed fields reach the engine."""
 
 import pytest
 
 from app.inference.request import ChatCall, Sampling
 
 
-def test_every_sampling_value_is_sent_though_it_be_the_default(make_call) -> None:
+def test_default_sampling_values_are_sent(make_call) -> None:
     body = make_call().body(stream=False)
     assert body["temperature"] == 1.0 and body["top_p"] == 1.0 and body["top_k"] == -1
     assert body["min_p"] == 0.0 and body["repetition_penalty"] == 1.0 and body["n"] == 1
 
 
-def test_a_clients_own_fields_do_not_reach_the_engine(make_call) -> None:
+def test_unknown_message_fields_do_not_reach_the_engine(make_call) -> None:
     hostile = {
         "role": "system",
         "content": "hi",
@@ -25,13 +25,13 @@ def test_a_clients_own_fields_do_not_reach_the_engine(make_call) -> None:
     assert body["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
 
-def test_a_picture_is_refused(make_call) -> None:
+def test_image_is_refused(make_call) -> None:
     parts = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/secret"}}]
     with pytest.raises(ValueError, match="text parts only"):
         make_call(messages=[{"role": "user", "content": parts}]).body(stream=False)
 
 
-def test_a_colon_in_a_models_name_cannot_smuggle_an_adapter_in() -> None:
+def test_colon_in_model_name_is_refused() -> None:
     with pytest.raises(ValueError, match="colon"):
         ChatCall("chatcmpl-1", [], Sampling(1), model="base:someone-elses-v1")
 
@@ -48,5 +48,5 @@ def test_a_colon_in_a_models_name_cannot_smuggle_an_adapter_in() -> None:
         ({"tools": [{"function": {"name": "f"}}], "tool_choice": "none"}, False),
     ],
 )
-def test_a_call_knows_whether_a_grammar_constrains_it(make_call, fields, constrained) -> None:
-    assert make_call(**fields).constrained is constrained
+def test_is_grammar_constrained(make_call, fields, constrained) -> None:
+    assert make_call(**fields).is_grammar_constrained is constrained

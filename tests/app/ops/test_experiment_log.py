@@ -1,4 +1,4 @@
-"""The journal is whole whatever happened to who wrote it."""
+"""The experiment log stays readable when its writer is killed."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from app.core.settings import REPOSITORY
 from app.ops import experiment_log
 from app.ops.experiment_log import Entry
 
-WRITES_FOR_EVER = """
+WRITE_FOREVER = """
 import sys
 from itertools import count
 from pathlib import Path
@@ -29,7 +29,7 @@ def entry(number: int, **metrics: float) -> Entry:
     return Entry("shop", f"shop-3f2a1b-v{number}", number, f"batch-{number}", 1.5, metrics)
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_written_entries_are_read_again(tmp_path: Path) -> None:
     written = [entry(1, kl=0.1), entry(2, kl=1e-17, score=-3.0)]
     for one in written:
         experiment_log.append(tmp_path / "metrics", one)
@@ -39,46 +39,54 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         (1, "batch-1", 1.5, {"kl": 0.1}),
         (2, "batch-2", 1.5, {"kl": 1e-17, "score": -3.0}),
     ]
-    assert read.torn == 0 and path.read_bytes().count(b"\n") == 2
-    assert read.entries[0].line == "shop-3f2a1b"
+    assert read.num_incomplete == 0 and path.read_bytes().count(b"\n") == 2
+    assert read.entries[0].run_name == "shop-3f2a1b"
 
 
 @pytest.mark.parametrize("keep", [1, 10, 60])
-def test_a_torn_last_line_is_left_out_and_spoils_no_line_after_it(tmp_path: Path, keep: int) -> None:
+def test_incomplete_last_line_is_skipped_and_does_not_affect_later_lines(tmp_path: Path, keep: int) -> None:
     path = experiment_log.path_of(tmp_path, "shop")
     for number in (1, 2):
         experiment_log.append(tmp_path, entry(number, kl=0.1))
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + second[:keep])
-    assert [one.number for one in experiment_log.read(path).entries] == [1] and experiment_log.read(path).torn == 1
+    assert [one.number for one in experiment_log.read(path).entries] == [1] and experiment_log.read(
+        path
+    ).num_incomplete == 1
     experiment_log.append(tmp_path, entry(3, kl=0.3))
-    assert [one.number for one in experiment_log.read(path).entries] == [1, 3] and experiment_log.read(path).torn == 1
+    assert [one.number for one in experiment_log.read(path).entries] == [1, 3] and experiment_log.read(
+        path
+    ).num_incomplete == 1
 
 
-def test_a_last_line_that_lacks_only_its_end_counts(tmp_path: Path) -> None:
+def test_last_line_without_a_newline_is_complete(tmp_path: Path) -> None:
     path = experiment_log.path_of(tmp_path, "shop")
     experiment_log.append(tmp_path, entry(1, kl=0.1))
     path.write_bytes(path.read_bytes().rstrip())
     experiment_log.append(tmp_path, entry(2, kl=0.2))
-    assert [one.number for one in experiment_log.read(path).entries] == [1, 2] and experiment_log.read(path).torn == 0
+    assert [one.number for one in experiment_log.read(path).entries] == [1, 2] and experiment_log.read(
+        path
+    ).num_incomplete == 0
 
 
 @pytest.mark.parametrize("line", [b"null", b"[]", b"{}", b'{"policy": "shop"}', b"\xff", b'{"metrics": nan}'])
-def test_a_line_of_something_else_is_left_out(tmp_path: Path, line: bytes) -> None:
+def test_line_of_another_format_is_skipped(tmp_path: Path, line: bytes) -> None:
     path = experiment_log.path_of(tmp_path, "shop")
     path.write_bytes(line + b"\n")
     experiment_log.append(tmp_path, entry(1, kl=0.1))
-    assert [one.number for one in experiment_log.read(path).entries] == [1] and experiment_log.read(path).torn == 1
+    assert [one.number for one in experiment_log.read(path).entries] == [1] and experiment_log.read(
+        path
+    ).num_incomplete == 1
 
 
-def test_a_writer_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
+def test_killed_writer_leaves_complete_lines(tmp_path: Path) -> None:
     for attempt in range(3):
         folder = tmp_path / str(attempt)
-        program = [sys.executable, "-c", WRITES_FOR_EVER, str(folder)]
+        program = [sys.executable, "-c", WRITE_FOREVER, str(folder)]
         writer = subprocess.Popen(program, cwd=REPOSITORY, stdout=subprocess.PIPE, env=dict(os.environ))
         assert writer.stdout is not None and writer.stdout.readline() == b"go\n"
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         read = experiment_log.read(experiment_log.path_of(folder, "shop"))
         assert [one.number for one in read.entries] == list(range(1, len(read.entries) + 1))
-        assert len(read.entries) >= 50 and read.torn == 0
+        assert len(read.entries) >= 50 and read.num_incomplete == 0

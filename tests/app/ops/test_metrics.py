@@ -1,4 +1,4 @@
-"""/metrics as Prometheus sees it: who may read it, what it counts, and whose figures it shows."""
+"""/metrics as Prometheus sees it: who may read it, what it counts, and whose metrics it shows."""
 
 import asyncio
 import math
@@ -12,40 +12,40 @@ from app.projects import service
 from tests.app.chat.test_endpoints import ask
 from tests.app.deployments.test_rollback import publish
 from tests.support.deployment import Harness
-from tests.support.metrics_requests import calling, page
+from tests.support.metrics_requests import page, serve_with_settings
 from tests.support.scripted_engine import ScriptedEngine
 
 SHOP = {"project": "default", "policy": "shop"}
 
 
-async def test_only_an_admin_may_read_it(harness: Harness) -> None:
-    made = await harness.api.post("/v1/keys", json={"scopes": ["chat", "feedback"]})
-    asked = [
+async def test_only_an_admin_may_read_metrics(harness: Harness) -> None:
+    key_response = await harness.api.post("/v1/keys", json={"scopes": ["chat", "feedback"]})
+    responses = [
         await harness.api.get("/metrics", headers={"authorization": header})
-        for header in ("", "Bearer sk-attune-x", f"Bearer {made.json()['key']}", f"Bearer {harness.key}")
+        for header in ("", "Bearer sk-attune-x", f"Bearer {key_response.json()['key']}", f"Bearer {harness.key}")
     ]
-    assert [answer.status_code for answer in asked] == [401, 401, 403, 200]
+    assert [answer.status_code for answer in responses] == [401, 401, 403, 200]
 
 
-async def test_where_it_is_open_nobody_needs_a_key(harness: Harness) -> None:
-    async with calling(harness, metrics_open=True) as opened:
-        answer = await opened.api.get("/metrics", headers={"authorization": ""})
+async def test_open_metrics_need_no_key(harness: Harness) -> None:
+    async with serve_with_settings(harness, metrics_open=True) as open_harness:
+        answer = await open_harness.api.get("/metrics", headers={"authorization": ""})
     assert answer.status_code == 200 and 'attune_version{policy="shop",project="default"} 0.0' in answer.text
 
 
-async def test_replies_are_counted_by_how_they_ended(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_replies_are_counted_by_state(harness: Harness, scripted: ScriptedEngine) -> None:
     assert (await page(harness)).named("attune_turns_total") == {}
     await ask(harness, n=2)
     await ask(harness, stream=True)
-    scripted.die_after = 2
+    scripted.drop_after_tokens = 2
     await ask(harness, stream=True)
-    found = await page(harness)
-    assert found("attune_turns_total", **SHOP, state="done") == 3
-    assert found("attune_turns_total", **SHOP, state="failed") == 1
-    assert len(found.named("attune_turns_total")) == 2
+    samples = await page(harness)
+    assert samples("attune_turns_total", **SHOP, state="done") == 3
+    assert samples("attune_turns_total", **SHOP, state="failed") == 1
+    assert len(samples.named("attune_turns_total")) == 2
 
 
-async def test_a_client_that_hangs_up_is_counted_once_as_aborted(
+async def test_disconnected_client_is_counted_once_as_aborted(
     harness: Harness, scripted: ScriptedEngine, served: str
 ) -> None:
     scripted.hang = True
@@ -53,7 +53,7 @@ async def test_a_client_that_hangs_up_is_counted_once_as_aborted(
     headers = {"authorization": f"Bearer {harness.key}"}
     async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-        while not scripted.heard:
+        while not scripted.requests:
             await asyncio.sleep(0.02)
         scripted.hang = False
         asking.cancel()
@@ -62,12 +62,12 @@ async def test_a_client_that_hangs_up_is_counted_once_as_aborted(
             while (await harness.settled()).state != "aborted":
                 await asyncio.sleep(0.02)
             there = Harness(harness.settings, harness.db, harness.key, client)
-            while not (found := await page(there)).named("attune_turns_total"):
+            while not (samples := await page(there)).named("attune_turns_total"):
                 await asyncio.sleep(0.02)  # it is counted right after it is on record
-    assert found("attune_turns_total", **SHOP, state="aborted") == 1
+    assert samples("attune_turns_total", **SHOP, state="aborted") == 1
 
 
-async def test_feedback_is_counted_when_it_is_on_record_and_not_again_when_it_is_repeated(harness: Harness) -> None:
+async def test_repeated_feedback_is_counted_once(harness: Harness) -> None:
     turn = await harness.turn()
     for _ in range(3):
         await harness.thumb(turn.id, id="vote-1")
@@ -78,53 +78,53 @@ async def test_feedback_is_counted_when_it_is_on_record_and_not_again_when_it_is
         {"id": "vote-3", "completion_id": turn.id, "kind": "rating", "value": 4},
         {"id": "vote-4", "completion_id": turn.id, "kind": "rating", "value": 99},
     ]
-    told = (await harness.api.post("/v1/feedback/batch", json={"items": items})).json()
-    assert [result["status"] for result in told["data"]] == [200, 201, 400]
-    found = await page(harness)
-    assert found("attune_feedback_total", project="default", kind="binary") == 2
-    assert found("attune_feedback_total", project="default", kind="rating") == 1
+    response = (await harness.api.post("/v1/feedback/batch", json={"items": items})).json()
+    assert [result["status"] for result in response["data"]] == [200, 201, 400]
+    samples = await page(harness)
+    assert samples("attune_feedback_total", project="default", kind="binary") == 2
+    assert samples("attune_feedback_total", project="default", kind="rating") == 1
 
 
 async def test_requests_are_timed_by_route_and_status_to_the_last_byte(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    scripted.pace = 0.02  # eight tokens
+    scripted.seconds_per_token = 0.02  # eight tokens
     await ask(harness)
     await ask(harness, stream=True)
     await ask(harness, temperature=-1)
     await harness.thumb("chatcmpl-unknown")
     await harness.api.get("/v1/models")
     await harness.api.get("/v1/chat/completions")
-    found = await page(harness)
-    assert found("attune_request_seconds_count", route="chat", status="2xx") == 2
-    assert found("attune_request_seconds_bucket", route="chat", status="2xx", le="+Inf") == 2
-    assert found("attune_request_seconds_bucket", route="chat", status="2xx", le="0.1") == 0, "160 ms at least, each"
-    assert (found("attune_request_seconds_sum", route="chat", status="2xx") or 0) >= 0.32
-    assert found("attune_request_seconds_count", route="chat", status="4xx") == 1
-    assert found("attune_request_seconds_count", route="feedback", status="4xx") == 1
-    assert len(found.named("attune_request_seconds_count")) == 3, "nothing else is timed"
+    samples = await page(harness)
+    assert samples("attune_request_seconds_count", route="chat", status="2xx") == 2
+    assert samples("attune_request_seconds_bucket", route="chat", status="2xx", le="+Inf") == 2
+    assert samples("attune_request_seconds_bucket", route="chat", status="2xx", le="0.1") == 0, "160 ms at least, each"
+    assert (samples("attune_request_seconds_sum", route="chat", status="2xx") or 0) >= 0.32
+    assert samples("attune_request_seconds_count", route="chat", status="4xx") == 1
+    assert samples("attune_request_seconds_count", route="feedback", status="4xx") == 1
+    assert len(samples.named("attune_request_seconds_count")) == 3, "nothing else is timed"
 
 
-async def test_before_the_first_update_there_is_a_version_and_nothing_measured(harness: Harness) -> None:
-    found = await page(harness)
-    assert found("attune_version", **SHOP) == 0
-    assert found.named("attune_trained_version") == {}
+async def test_before_the_first_update_only_the_version_is_shown(harness: Harness) -> None:
+    samples = await page(harness)
+    assert samples("attune_version", **SHOP) == 0
+    assert samples.named("attune_trained_version") == {}
 
 
-async def test_the_newest_trained_version_tells_its_metrics_under_prometheus_names(harness: Harness) -> None:
+async def test_metrics_of_the_newest_trained_version_have_prometheus_names(harness: Harness) -> None:
     await publish(harness)
     await harness.version(metrics={"actor/ppo_kl": 0.5, "critic/score/mean": -0.25})
     newest = {"actor/ppo_kl": 0.125, "rollout_corr/kl": 2e-5, "reward_shaping/ratio": 0.08, "odd name/µ": 3, "no": "x"}
     await harness.version(VersionState.REJECTED, metrics=newest)
-    found = await page(harness)
-    assert (found("attune_version", **SHOP), found("attune_trained_version", **SHOP)) == (1, 3)
-    assert found("attune_actor_ppo_kl", **SHOP) == 0.125
-    assert math.isclose(found("attune_rollout_corr_kl", **SHOP) or 0, 2e-5)
-    assert found("attune_reward_shaping_ratio", **SHOP) == 0.08
-    assert found("attune_odd_name__", **SHOP) == 3
-    assert found("attune_critic_score_mean", **SHOP) is None, "an older version's"
-    assert found("attune_no", **SHOP) is None, "no number"
-    assert "actor/ppo_kl" in found.families["attune_actor_ppo_kl"].documentation
+    samples = await page(harness)
+    assert (samples("attune_version", **SHOP), samples("attune_trained_version", **SHOP)) == (1, 3)
+    assert samples("attune_actor_ppo_kl", **SHOP) == 0.125
+    assert math.isclose(samples("attune_rollout_corr_kl", **SHOP) or 0, 2e-5)
+    assert samples("attune_reward_shaping_ratio", **SHOP) == 0.08
+    assert samples("attune_odd_name__", **SHOP) == 3
+    assert samples("attune_critic_score_mean", **SHOP) is None, "an older version's"
+    assert samples("attune_no", **SHOP) is None, "no number"
+    assert "actor/ppo_kl" in samples.families["attune_actor_ppo_kl"].documentation
 
 
 @pytest.mark.parametrize(
@@ -135,29 +135,25 @@ async def test_the_newest_trained_version_tells_its_metrics_under_prometheus_nam
         {"trained/version": 9.0, "length_penalty/mean": 0.5, "response_length/p95": 12.0},
     ],
 )
-async def test_names_that_fall_together_make_no_page_that_prometheus_refuses(
-    harness: Harness, metrics: dict[str, Any]
-) -> None:
+async def test_colliding_names_do_not_break_the_page(harness: Harness, metrics: dict[str, Any]) -> None:
     await harness.version(metrics=metrics)
     await harness.api.post("/v1/feedback", json={})
-    found = await page(harness)  # would raise
-    assert found("attune_trained_version", **SHOP) == 1
-    assert found("attune_a_b_c", **SHOP) == metrics.get("a/b_c")
-    assert found("attune_version", **SHOP) == 0
+    samples = await page(harness)  # raises for an invalid page
+    assert samples("attune_trained_version", **SHOP) == 1
+    assert samples("attune_a_b_c", **SHOP) == metrics.get("a/b_c")
+    assert samples("attune_version", **SHOP) == 0
 
 
-async def test_an_admin_sees_the_own_project_alone_and_an_open_page_shows_all(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
+async def test_admin_sees_the_own_project_and_open_metrics_show_all(harness: Harness, scripted: ScriptedEngine) -> None:
     await harness.version(metrics={"actor/ppo_kl": 0.5})
     async with harness.db.write() as session:
         _, secret = await service.create_project(session, "bakery", "shop", harness.settings.model)
-    async with calling(harness, metrics_open=True) as opened:
-        theirs = {"authorization": f"Bearer {secret}"}
-        reply = await opened.api.post("/v1/chat/completions", json=CHAT, headers=theirs)
+    async with serve_with_settings(harness, metrics_open=True) as open_harness:
+        headers_of_bakery = {"authorization": f"Bearer {secret}"}
+        reply = await open_harness.api.post("/v1/chat/completions", json=CHAT, headers=headers_of_bakery)
         thumb = {"completion_id": reply.json()["id"], "kind": "binary", "value": True}
-        assert (await opened.api.post("/v1/feedback", json=thumb, headers=theirs)).status_code == 201
-        everybody = await page(opened)
+        assert (await open_harness.api.post("/v1/feedback", json=thumb, headers=headers_of_bakery)).status_code == 201
+        everybody = await page(open_harness)
     assert everybody("attune_turns_total", project="bakery", policy="shop", state="done") == 1
     assert everybody("attune_feedback_total", project="bakery", kind="binary") == 1
     assert everybody("attune_actor_ppo_kl", **SHOP) == 0.5
@@ -165,10 +161,10 @@ async def test_an_admin_sees_the_own_project_alone_and_an_open_page_shows_all(
 
     mine = await page(harness)
     assert {dict(labels)["project"] for labels in mine.named("attune_version")} == {"default"}
-    assert (await harness.api.post("/v1/chat/completions", json=CHAT, headers=theirs)).status_code == 200
-    assert (await page(harness)).named("attune_turns_total") == {}, "the baker's reply is nothing of ours"
-    their_page = await harness.api.get("/metrics", headers=theirs)
-    assert "default" not in their_page.text and 'project="bakery"' in their_page.text
+    assert (await harness.api.post("/v1/chat/completions", json=CHAT, headers=headers_of_bakery)).status_code == 200
+    assert (await page(harness)).named("attune_turns_total") == {}, "the reply belongs to another project"
+    bakery_page = await harness.api.get("/metrics", headers=headers_of_bakery)
+    assert "default" not in bakery_page.text and 'project="bakery"' in bakery_page.text
 
 
 CHAT = {"model": "shop", "messages": [{"role": "user", "content": "hi"}]}

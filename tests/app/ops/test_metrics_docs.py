@@ -1,4 +1,4 @@
-"""docs/metrics.md: its examples are what they look like, and every name in it is one that the page has."""
+"""docs/metrics.md: its examples are valid, and every metric that it names exists."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ from app.core.settings import REPOSITORY, Settings
 from app.models import Origin, Rollout, RolloutState
 from tests.app.chat.test_endpoints import ask
 from tests.support.deployment import Harness
-from tests.support.metrics_requests import calling, page
+from tests.support.metrics_requests import page, serve_with_settings
 from tests.support.scripted_engine import ScriptedEngine
 
 TEXT = (REPOSITORY / "docs" / "metrics.md").read_text()
@@ -22,41 +22,41 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in RULES["groups"] for rule in group["rules"]]
 
 
-async def test_every_name_is_on_the_page(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_every_documented_metric_is_on_the_page(harness: Harness, scripted: ScriptedEngine) -> None:
     await harness.version(metrics={"reward_shaping/ratio": 0.1, "actor/ppo_kl": 0.01})
-    async with calling(harness, length_range=(30, 80)) as told:
-        turn = (await ask(told)).json()["id"]
-        await told.thumb(turn)
+    async with serve_with_settings(harness, length_range=(30, 80)) as with_range:
+        turn = (await ask(with_range)).json()["id"]
+        await with_range.thumb(turn)
         await group_sample(harness)
-        found = await page(told)
-    shown = {name for name, _ in found.samples} | set(found.families)
-    assert not NAMES - shown
+        samples = await page(with_range)
+    names = {name for name, _ in samples.samples} | set(samples.families)
+    assert not NAMES - names
     assert len(NAMES) == 12
 
 
 async def group_sample(harness: Harness) -> None:
     turn = await harness.turn(origin=Origin.GROUP_SAMPLE, choice_index=1)
-    told = {"policy_id": turn.policy_id, "origin": turn.origin, "choice_index": 1, "due_at": 0.0, "expires_at": 0.0}
+    values = {"policy_id": turn.policy_id, "origin": turn.origin, "choice_index": 1, "due_at": 0.0, "expires_at": 0.0}
     async with harness.db.write() as session:
-        session.add(Rollout(id=turn.id, state=RolloutState.DONE, tokens=2, **told))
+        session.add(Rollout(id=turn.id, state=RolloutState.DONE, tokens=2, **values))
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_an_alert_has_what_prometheus_wants(rule: dict[str, Any]) -> None:
+def test_alerts_are_valid(rule: dict[str, Any]) -> None:
     assert set(rule) == {"alert", "expr", "for", "annotations"}
     assert set(re.findall(r"attune_\w+", rule["expr"])) <= NAMES
     assert re.fullmatch(r"\d+[mh]", rule["for"]) and rule["annotations"]["summary"]
     assert rule["expr"].count("(") == rule["expr"].count(")")
 
 
-def test_the_scrape_names_the_port_and_a_bearer_token() -> None:
+def test_scrape_config_names_the_port_and_a_bearer_token() -> None:
     [job] = SCRAPE["scrape_configs"]
     assert job["authorization"]["type"] == "Bearer"
     assert job["static_configs"][0]["targets"] == [f"127.0.0.1:{Settings().port}"]
-    assert "metrics_path" not in job, "ours is Prometheus' own default"
+    assert "metrics_path" not in job, "the default is right"
 
 
-def test_every_setting_that_is_named_is_one() -> None:
+def test_every_documented_setting_exists() -> None:
     named = set(re.findall(r"ATTUNE_([A-Z_]+[A-Z])", TEXT))
     assert named == {"TRACKERS", "HOME", "METRICS_OPEN", "LENGTH_RANGE"}
     assert {name.lower() for name in named} <= set(Settings.model_fields)

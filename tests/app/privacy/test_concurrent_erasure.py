@@ -1,4 +1,4 @@
-"""Erasures, blocked raters and curating at the same moment: whoever is in the other's way, all of it comes true."""
+"""Concurrent erasures, blocked raters and curate runs: each of them takes full effect."""
 
 import asyncio
 from collections import Counter
@@ -11,14 +11,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.database import Database
 from app.models import Feedback, Rater, RaterStanding, Reward, Sample, SampleState, Turn
 from tests.support.deployment import Harness
-from workers.feedback.curate import curate
+from workers.curate import curate
 
 PEOPLE = 6
 ROUNDS = 3
 pytestmark = pytest.mark.timeout(400)
 
 
-async def test_erasures_blocks_and_curating_at_once_all_come_true(harness: Harness) -> None:
+async def test_concurrent_erasures_blocks_and_curate_runs_take_effect(harness: Harness) -> None:
     settings = harness.settings.model_copy(update={"trust": True, "max_rater_day": 10**6})
     blocked = [f"troll-{number}" for number in range(PEOPLE)]
     statuses: Counter[int] = Counter()
@@ -32,7 +32,7 @@ async def test_erasures_blocks_and_curating_at_once_all_come_true(harness: Harne
             for step in range(3):
                 source = {"kind": "HUMAN", "id": blocked[(at + step) % PEOPLE]}
                 assert (await harness.thumb(turn_id, source=source)).status_code == 201
-        if round:  # the first round's words are new when they meet the others
+        if round:  # in the first round the feedback is not processed yet
             await curate(harness.db, settings)
             for turn_id in turns:
                 await harness.thumb(turn_id, "down", source={"kind": "HUMAN", "id": blocked[0]})
@@ -64,19 +64,19 @@ async def test_erasures_blocks_and_curating_at_once_all_come_true(harness: Harne
     assert len(erased) == ROUNDS * PEOPLE // 2 * 4
     assert not [row for row in await harness.all(Feedback) if row.turn_id in erased and row.comment is not None]
     assert not [row for row in await harness.all(Reward) if row.turn_id in erased]
-    assert all(row.weight == 0 for row in await harness.all(Reward)), "nobody who spoke is believed any more"
+    assert all(row.weight == 0 for row in await harness.all(Reward)), "every rater is blocked"
     assert not [
         row for row in await harness.all(Sample) if row.state == SampleState.QUARANTINED and row.turn_id in erased
     ]
-    open_ones = [row.turn_id for row in await harness.all(Sample) if row.state == SampleState.OPEN]
-    assert not set(open_ones) & erased
+    open_turn_ids = [row.turn_id for row in await harness.all(Sample) if row.state == SampleState.OPEN]
+    assert not set(open_turn_ids) & erased
 
 
-async def test_of_two_transactions_that_wait_for_each_other_both_are_written(db: Database, harness: Harness) -> None:
+async def test_two_deadlocked_transactions_are_both_committed(db: Database, harness: Harness) -> None:
     if db.embedded:
-        pytest.skip("SQLite has one writer, who cannot deadlock")
+        pytest.skip("SQLite has one writer and cannot deadlock")
     one, other = (await harness.turn()).id, (await harness.turn()).id
-    met, tries = asyncio.Barrier(2), Counter[str]()
+    both_locked, tries = asyncio.Barrier(2), Counter[str]()
 
     async def write(session: AsyncSession, first: str, second: str) -> None:
         tries[first] += 1
@@ -85,17 +85,17 @@ async def test_of_two_transactions_that_wait_for_each_other_both_are_written(db:
             turn.request_metadata = {**turn.request_metadata, first: "was here"}
             await session.flush()
             if id == first and sum(tries.values()) <= 2:
-                await met.wait()
+                await both_locked.wait()
 
     await asyncio.gather(
         db.retry_on_deadlock(lambda session: write(session, one, other)),
         db.retry_on_deadlock(lambda session: write(session, other, one)),
     )
-    assert sum(tries.values()) == 3, "one of them had to begin anew"
+    assert sum(tries.values()) == 3, "one of them was retried"
     assert [set(turn.request_metadata) for turn in await harness.all(Turn)] == [{one, other}] * 2
 
 
-async def test_what_is_no_deadlock_is_not_tried_again(db: Database) -> None:
+async def test_only_deadlocks_are_retried(db: Database) -> None:
     tries = 0
 
     async def work(session: AsyncSession) -> None:

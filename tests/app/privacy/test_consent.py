@@ -1,4 +1,4 @@
-"""Consent: without it nobody is asked about a turn, and nothing is learned from it, whatever is said of it."""
+"""Consent: a turn without it is neither judged nor trained on."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from app.models import Batch, Judgement, Reward, Sample, SampleState, Turn
 from tests.app.chat.test_endpoints import ask
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
-from workers.feedback.curate import curate
+from workers.curate import curate
 from workers.training.assemble import assemble
 
 REWARDS = {"sources": [{"type": "explicit"}, {"type": "rule", "name": "tools", "function": "tool_outcome"}]}
 
 
-async def refused(harness: Harness, by: str) -> None:
-    """Four replies without consent, each liked or not."""
+async def chat_without_consent(harness: Harness, by: str) -> None:
+    """Create four turns without consent, each with feedback."""
     headers: dict[str, str] = {}
     fields: dict[str, Any] = {}
     if by == "project":
@@ -33,11 +33,11 @@ async def refused(harness: Harness, by: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["project", "key", "request"])
-async def test_what_was_refused_is_neither_judged_nor_learned_from(
+async def test_turns_without_consent_are_neither_judged_nor_trained_on(
     harness: Harness, scripted: ScriptedEngine, by: str
 ) -> None:
     assert (await harness.api.put("/v1/policies/shop/rewards", json=REWARDS)).status_code == 200
-    await refused(harness, by)
+    await chat_without_consent(harness, by)
     settings = harness.settings.model_copy(update={"batch_size": 2, "max_rater_share": 1.0})
     await curate(harness.db, settings)
     assert await assemble(harness.db, settings) == 0
@@ -45,12 +45,10 @@ async def test_what_was_refused_is_neither_judged_nor_learned_from(
     assert {row.exclusion_reason for row in await harness.all(Turn)} == {"no consent to train"}
     samples = await harness.all(Sample)
     assert {(row.state, row.reason) for row in samples} == {(SampleState.DROPPED, "no consent to train")}
-    assert len(await harness.all(Reward)) == len(samples) == 4  # what people said is on record all the same
+    assert len(await harness.all(Reward)) == len(samples) == 4  # the feedback is recorded all the same
 
 
-async def test_the_same_turns_with_consent_are_judged_and_learned_from(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
+async def test_turns_with_consent_are_judged_and_trained_on(harness: Harness, scripted: ScriptedEngine) -> None:
     await harness.api.put("/v1/policies/shop/rewards", json=REWARDS)
     for number in range(4):
         id = (await ask(harness, messages=[{"role": "user", "content": f"hi {number}"}])).json()["id"]
@@ -63,7 +61,7 @@ async def test_the_same_turns_with_consent_are_judged_and_learned_from(
     assert await assemble(harness.db, settings) == 1
 
 
-async def test_consent_that_is_taken_back_before_a_batch_is_frozen_holds(
+async def test_consent_withdrawn_before_a_batch_is_frozen_excludes_the_turn(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     id = (await ask(harness)).json()["id"]

@@ -1,4 +1,4 @@
-"""Keys: kept as a hash, of one project, with scopes, and revocable."""
+"""API keys: stored as a hash, revocable, and valid for one project."""
 
 from app.core.database import now
 from app.models import ApiKey, Project
@@ -6,19 +6,19 @@ from app.projects import keys
 from tests.support.deployment import Harness
 
 
-async def test_only_the_hash_is_kept(harness: Harness) -> None:
+async def test_only_the_hash_is_stored(harness: Harness) -> None:
     [row] = await harness.all(ApiKey)
     assert row.sha256 == keys.digest(harness.key) and harness.key not in str(vars(row))
 
 
-async def test_a_revoked_key_is_unknown(harness: Harness) -> None:
+async def test_revoked_key_is_unknown(harness: Harness) -> None:
     async with harness.db.write() as session:
         [row] = await harness.all(ApiKey)
         (await session.get_one(ApiKey, row.id)).revoked_at = now()
     assert (await harness.api.get("/v1/models")).status_code == 401
 
 
-async def test_another_projects_completion_is_answered_like_an_unknown_one(harness: Harness) -> None:
+async def test_completion_of_another_project_is_like_an_unknown_one(harness: Harness) -> None:
     async with harness.db.write() as session:
         session.add(Project(id="proj-other", name="other"))
         await session.flush()

@@ -1,4 +1,4 @@
-"""An admin's word on raters, and the queue of what waits for it."""
+"""Standings of raters and the list of quarantined samples."""
 
 import json
 from collections.abc import Sequence
@@ -11,28 +11,31 @@ from app.cli.main import app
 from app.core.settings import Settings
 from app.models import Audit, Rater, RaterStanding, Reward, Sample, SampleState, Turn
 from app.projects.service import create_project
-from tests.app.cli.test_commands import at
+from tests.support.cli import cli_harness
 from tests.support.deployment import Harness
-from workers.feedback.curate import curate
+from workers.curate import curate
 
-__all__ = ["at"]
+__all__ = ["cli_harness"]
 LOUD = {"kind": "HUMAN", "id": "shop/7 ä"}
 NAME = "HUMAN/shop/7 ä"
 PATH = "/v1/raters/HUMAN/shop/7%20%C3%A4"
 
 
-def trusting(harness: Harness, **changed: int) -> Settings:
+def with_limits(harness: Harness, **changed: int) -> Settings:
     return harness.settings.model_copy(update={"trust": True, **changed})
 
 
 async def flood(harness: Harness, others: Sequence[str] = ()) -> list[str]:
-    """Three thumbs of one rater where two may be; on the first turn others have a word, too. Returns the turns."""
+    """Record three ratings of one rater where two are allowed, and ratings of others on the first turn.
+
+    Returns the turn ids.
+    """
     turns = [(await harness.turn()).id for _ in range(3)]
     for turn_id in turns:
         assert (await harness.thumb(turn_id, source=LOUD)).status_code == 201
     for other in others:
         await harness.thumb(turns[0], "down", source={"kind": "HUMAN", "id": other})
-    await curate(harness.db, trusting(harness, max_rater_day=2))
+    await curate(harness.db, with_limits(harness, max_rater_day=2))
     return turns
 
 
@@ -40,17 +43,17 @@ async def states(harness: Harness) -> dict[str, str]:
     return {sample.turn_id: sample.state for sample in await harness.all(Sample)}
 
 
-async def test_what_is_held_is_listed_with_its_reason_page_by_page(harness: Harness) -> None:
+async def test_quarantine_is_listed_in_pages_with_reasons(harness: Harness) -> None:
     turns = await flood(harness)
-    first = (await harness.api.get("/v1/held", params={"limit": 2})).json()
-    rest = (await harness.api.get("/v1/held", params={"after": first["last_id"]})).json()
-    told = first["data"] + rest["data"]
+    first = (await harness.api.get("/v1/quarantine", params={"limit": 2})).json()
+    rest = (await harness.api.get("/v1/quarantine", params={"after": first["last_id"]})).json()
+    listed = first["data"] + rest["data"]
     assert (first["has_more"], rest["has_more"]) == (True, False)
-    assert sorted(row["turn_id"] for row in told) == sorted(turns)
-    assert {(row["rater"], row["policy"], row["reason"]) for row in told} == {
-        (NAME, "shop", "3 rewards in a day, where 2 may be")
+    assert sorted(row["turn_id"] for row in listed) == sorted(turns)
+    assert {(row["rater"], row["policy"], row["reason"]) for row in listed} == {
+        (NAME, "shop", "3 rewards in a day, more than the limit of 2")
     }
-    unknown = await harness.api.get("/v1/held", params={"after": "chatcmpl-none"})
+    unknown = await harness.api.get("/v1/quarantine", params={"after": "chatcmpl-none"})
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "after")
 
 
@@ -65,38 +68,38 @@ async def test_raters_are_listed_by_name_and_standing(harness: Harness) -> None:
     assert 0 < held[0]["weight"] < 0.4, "two others have contradicted"
 
 
-async def test_a_release_lets_the_samples_go_and_is_on_record(harness: Harness) -> None:
+async def test_normal_standing_releases_samples_and_is_audited(harness: Harness) -> None:
     turns = await flood(harness)
-    answer = await harness.api.put(PATH, json={"standing": "normal", "reason": "a tester"})
-    assert (answer.status_code, answer.json()["samples"], answer.json()["reason"]) == (200, 3, "a tester")
+    response = await harness.api.put(PATH, json={"standing": "normal", "reason": "a tester"})
+    assert (response.status_code, response.json()["samples"], response.json()["reason"]) == (200, 3, "a tester")
     assert await states(harness) == dict.fromkeys(turns, SampleState.OPEN)
     assert {sample.reason for sample in await harness.all(Sample)} == {None}
-    audits = [row for row in await harness.all(Audit) if row.action == "normal rater"]
+    audits = [row for row in await harness.all(Audit) if row.action == "rater.normal"]
     assert [(row.subject, row.reason, row.details["samples"]) for row in audits] == [(NAME, "a tester", 3)]
     again = await harness.api.put(PATH, json={"standing": "normal"})
     assert (again.status_code, again.json()["samples"]) == (200, 0)
 
 
-async def test_a_block_drops_the_samples_and_what_comes_later(harness: Harness) -> None:
+async def test_block_drops_samples_and_later_ones(harness: Harness) -> None:
     turns = await flood(harness)
     assert (await harness.api.put(PATH, json={"standing": "blocked"})).json()["samples"] == 3
     assert await states(harness) == dict.fromkeys(turns, SampleState.DROPPED)
     later = await harness.turn()
     await harness.thumb(later.id, source=LOUD)
-    await curate(harness.db, trusting(harness))
+    await curate(harness.db, with_limits(harness))
     assert SampleState.OPEN not in (await states(harness)).values()
     assert {row.weight for row in await harness.all(Reward)} == {0.0}
 
 
-async def test_a_blocked_rater_does_not_take_others_words_along(harness: Harness) -> None:
+async def test_block_keeps_rewards_of_others(harness: Harness) -> None:
     turns = await flood(harness, others=["a"])
     assert (await harness.api.put(PATH, json={"standing": "blocked"})).json()["samples"] == 2
-    await curate(harness.db, trusting(harness))
+    await curate(harness.db, with_limits(harness))
     sample = await harness.get(Sample, turns[0])
     assert (sample.state, sample.reward, sample.rater) == (SampleState.OPEN, -1.0, "HUMAN/a")
 
 
-async def test_a_turn_that_two_held_raters_judged_waits_for_both(harness: Harness) -> None:
+async def test_sample_of_two_quarantined_raters_waits_for_both(harness: Harness) -> None:
     turns = await flood(harness, others=["a"])
     assert (await harness.api.put("/v1/raters/HUMAN/a", json={"standing": "quarantined"})).json()["samples"] == 0
     assert (await harness.api.put(PATH, json={"standing": "normal"})).json()["samples"] == 2
@@ -105,54 +108,54 @@ async def test_a_turn_that_two_held_raters_judged_waits_for_both(harness: Harnes
     assert (await states(harness))[turns[0]] == SampleState.OPEN
 
 
-async def test_a_sample_in_a_batch_stays_there(harness: Harness) -> None:
+async def test_batched_sample_stays_in_batch(harness: Harness) -> None:
     turn = await harness.turn()
     await harness.thumb(turn.id, source=LOUD)
-    await curate(harness.db, trusting(harness))
+    await curate(harness.db, with_limits(harness))
     async with harness.db.write() as session:
         (await session.get_one(Sample, turn.id)).state = SampleState.TRAINED
     assert (await harness.api.put(PATH, json={"standing": "blocked"})).json()["samples"] == 0
     assert await states(harness) == {turn.id: SampleState.TRAINED}
 
 
-async def test_a_rater_can_be_judged_before_a_first_word(harness: Harness) -> None:
-    answer = await harness.api.put("/v1/raters/HUMAN/tester", json={"standing": "trusted"})
-    assert (answer.json()["standing"], answer.json()["reason"]) == ("trusted", "trusted by an admin")
+async def test_standing_can_be_set_before_first_feedback(harness: Harness) -> None:
+    response = await harness.api.put("/v1/raters/HUMAN/tester", json={"standing": "trusted"})
+    assert (response.json()["standing"], response.json()["reason"]) == ("trusted", "trusted by an admin")
     await harness.thumb((await harness.turn()).id, source={"kind": "HUMAN", "id": "tester"})
-    await curate(harness.db, trusting(harness))
+    await curate(harness.db, with_limits(harness))
     assert [row.weight for row in await harness.all(Reward)] == [1.0]
 
 
 @pytest.mark.parametrize("name", ["everybody", "*", "/7", "HUMAN/a%00b"])
-async def test_a_name_that_is_none_is_refused(name: str, harness: Harness) -> None:
-    answer = await harness.api.put(f"/v1/raters/{name}", json={"standing": "quarantined"})
-    assert answer.status_code == 400
+async def test_invalid_rater_name_is_refused(name: str, harness: Harness) -> None:
+    response = await harness.api.put(f"/v1/raters/{name}", json={"standing": "quarantined"})
+    assert response.status_code == 400
     assert await harness.all(Rater) == []
 
 
-async def test_another_project_sees_and_moves_nothing(harness: Harness) -> None:
+async def test_other_project_sees_and_changes_nothing(harness: Harness) -> None:
     turns = await flood(harness)
     async with harness.db.write() as session:
         _, key = await create_project(session, "other", "shop", "model")
     theirs = {"headers": {"authorization": f"Bearer {key}"}}
     assert (await harness.api.get("/v1/raters", **theirs)).json()["data"] == []
-    assert (await harness.api.get("/v1/held", **theirs)).json()["data"] == []
-    assert (await harness.api.get("/v1/held", params={"after": turns[0]}, **theirs)).status_code == 404
+    assert (await harness.api.get("/v1/quarantine", **theirs)).json()["data"] == []
+    assert (await harness.api.get("/v1/quarantine", params={"after": turns[0]}, **theirs)).status_code == 404
     assert (await harness.api.put(PATH, json={"standing": "normal"}, **theirs)).json()["samples"] == 0
     assert set((await states(harness)).values()) == {SampleState.QUARANTINED}
 
 
-async def test_only_admins_may(harness: Harness) -> None:
-    made = (await harness.api.post("/v1/keys", json={"scopes": ["chat", "feedback"]})).json()
-    mere = {"authorization": f"Bearer {made['key']}"}
+async def test_admin_scope_is_required(harness: Harness) -> None:
+    new_key = (await harness.api.post("/v1/keys", json={"scopes": ["chat", "feedback"]})).json()
+    mere = {"authorization": f"Bearer {new_key['key']}"}
     assert (await harness.api.get("/v1/raters", headers=mere)).status_code == 403
-    assert (await harness.api.get("/v1/held", headers=mere)).status_code == 403
+    assert (await harness.api.get("/v1/quarantine", headers=mere)).status_code == 403
     assert (await harness.api.put(PATH, json={"standing": "trusted"}, headers=mere)).status_code == 403
 
 
-async def test_the_command_line_lists_trusts_holds_blocks_and_releases(at: Harness) -> None:
+async def test_cli_lists_and_sets_standings(cli_harness: Harness) -> None:
     run = CliRunner().invoke
-    await flood(at)
+    await flood(cli_harness)
     assert "3 rewards in a day" in run(app, ["raters", "list", "--standing", "quarantined"]).stdout
     for command, standing in (
         ("release", "normal"),
@@ -160,15 +163,15 @@ async def test_the_command_line_lists_trusts_holds_blocks_and_releases(at: Harne
         ("trust", "trusted"),
         ("block", "blocked"),
     ):
-        told = run(app, ["raters", command, NAME, "--reason", "as seen"]).stdout
-        assert told.strip() == f"{NAME} is {standing}; 3 samples moved"
+        listed = run(app, ["raters", command, NAME, "--reason", "as seen"]).stdout
+        assert listed.strip() == f"{NAME} is {standing}; 3 samples changed state"
     [row] = json.loads(run(app, ["raters", "list", "--json"]).stdout)
     assert (row["name"], row["standing"], row["reason"]) == (NAME, RaterStanding.BLOCKED, "as seen")
-    assert [rater.reason for rater in await at.all(Rater) if rater.name == NAME] == ["as seen"]
+    assert [rater.reason for rater in await cli_harness.all(Rater) if rater.name == NAME] == ["as seen"]
 
 
 @pytest.mark.timeout(600)
-async def test_a_flood_of_forty_thousand_is_held_released_and_dropped_at_once(harness: Harness) -> None:
+async def test_forty_thousand_samples_are_updated_at_once(harness: Harness) -> None:
     """More samples than a statement has parameters: 32,766 in SQLite, 65,535 in PostgreSQL's protocol."""
     many = 40_000
     like = await harness.get(Turn, (await harness.turn()).id)
@@ -200,8 +203,8 @@ async def test_a_flood_of_forty_thousand_is_held_released_and_dropped_at_once(ha
         ("quarantined", "quarantined"),
         ("blocked", "dropped"),
     ):
-        answer = await harness.api.put(PATH, json={"standing": standing})
-        assert (answer.status_code, answer.json().get("samples")) == (200, many), answer.text
+        response = await harness.api.put(PATH, json={"standing": standing})
+        assert (response.status_code, response.json().get("samples")) == (200, many), response.text
         async with harness.db.read() as session:
             counted = await session.execute(select(Sample.state, func.count()).group_by(Sample.state))
         assert {name: count for name, count in counted} == {state: many}

@@ -1,4 +1,4 @@
-"""POST /v1/responses over HTTP: the Responses wire outside, a recorded chat inside, however it ends."""
+"""POST /v1/responses: OpenAI's Responses API for clients, and a recorded chat behind it."""
 
 import asyncio
 import json
@@ -13,125 +13,130 @@ from app.models import Turn, TurnState
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
 
-ASKED: dict[str, Any] = {"model": "shop", "input": "When are you open?"}
+REQUEST: dict[str, Any] = {"model": "shop", "input": "When are you open?"}
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TOOL = {"type": "function", "name": "order_status", "parameters": {"type": "object"}}
 
 
 async def ask(harness: Harness, **fields: Any) -> httpx2.Response:
-    return await harness.api.post("/v1/responses", json=ASKED | fields)
+    return await harness.api.post("/v1/responses", json=REQUEST | fields)
 
 
-def happened(answer: httpx2.Response) -> list[dict[str, Any]]:
-    lines = answer.text.splitlines()
-    told = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
-    assert [line[7:] for line in lines if line.startswith("event: ")] == [event["type"] for event in told]
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    for event in told:
+def read_events(response: httpx2.Response) -> list[dict[str, Any]]:
+    lines = response.text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    assert [line[7:] for line in lines if line.startswith("event: ")] == [event["type"] for event in events]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    for event in events:
         EVENT.validate_python(event)
-    return told
+    return events
 
 
-async def test_a_response_is_recorded_as_the_completion_it_is(harness: Harness, scripted: ScriptedEngine) -> None:
-    answer = await ask(harness, instructions="Be kind.", temperature=0.7, max_output_tokens=50, metadata={"visit": "1"})
-    body = answer.json()
+async def test_response_is_recorded_as_completion(harness: Harness, scripted: ScriptedEngine) -> None:
+    response = await ask(
+        harness, instructions="Be kind.", temperature=0.7, max_output_tokens=50, metadata={"visit": "1"}
+    )
+    body = response.json()
     Response.model_validate(body)
     turn: Turn = await harness.get(Turn, body["completion_id"])
-    assert (answer.status_code, body["status"], body["model"]) == (200, "completed", "shop@v0")
-    assert answer.headers["x-completion-id"] == turn.id == "chatcmpl-" + body["id"].removeprefix("resp_")
-    assert answer.headers["x-policy-version"] == "shop@v0"
+    assert (response.status_code, body["status"], body["model"]) == (200, "completed", "shop@v0")
+    assert response.headers["x-completion-id"] == turn.id == "chatcmpl-" + body["id"].removeprefix("resp_")
+    assert response.headers["x-policy-version"] == "shop@v0"
     assert turn.state == TurnState.DONE and turn.exclusion_reason is None and not turn.stream
     assert (turn.sampling["temperature"], turn.sampling["max_tokens"]) == (0.7, 50)
-    assert body["output"][0]["content"][0]["text"] == scripted.say
+    assert body["output"][0]["content"][0]["text"] == scripted.reply_text
     assert len(turn.output_ids or []) == len(turn.logprobs or []) == body["usage"]["output_tokens"]
     assert turn.request_metadata == {"visit": "1"} == body["metadata"]
 
 
-async def test_streamed_it_ends_in_the_same_response(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_stream_ends_with_same_response(harness: Harness, scripted: ScriptedEngine) -> None:
     whole = (await ask(harness)).json()
-    told = happened(await ask(harness, stream=True))
-    assert [event["type"] for event in told[:2]] == ["response.created", "response.in_progress"]
-    ended = told[-1]["response"]
-    assert told[-1]["type"] == "response.completed"
-    text = "".join(event["delta"] for event in told if event["type"] == "response.output_text.delta")
-    assert text == ended["output"][0]["content"][0]["text"] == whole["output"][0]["content"][0]["text"] == scripted.say
+    events = read_events(await ask(harness, stream=True))
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    ended = events[-1]["response"]
+    assert events[-1]["type"] == "response.completed"
+    text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert (
+        text
+        == ended["output"][0]["content"][0]["text"]
+        == whole["output"][0]["content"][0]["text"]
+        == scripted.reply_text
+    )
     assert ended["usage"] == whole["usage"] and ended.keys() == whole.keys()
-    assert {event["response"]["id"] for event in told if "response" in event} == {ended["id"]}
+    assert {event["response"]["id"] for event in events if "response" in event} == {ended["id"]}
     turn: Turn = await harness.get(Turn, ended["completion_id"])
     assert turn.stream and (turn.state, turn.exclusion_reason) == (TurnState.DONE, None)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_call_is_an_item_and_its_output_goes_on(
+async def test_function_call_is_item_and_output_continues_conversation(
     harness: Harness, scripted: ScriptedEngine, stream: bool
 ) -> None:
     scripted.tool_call = ("order_status", '{"order_id": "7"}')
-    answer = await ask(harness, tools=[TOOL], stream=stream)
-    first = happened(answer)[-1]["response"] if stream else answer.json()
-    assert answer.status_code == 200, answer.text
+    response = await ask(harness, tools=[TOOL], stream=stream)
+    first = read_events(response)[-1]["response"] if stream else response.json()
+    assert response.status_code == 200, response.text
     [call] = first["output"]
     assert (call["type"], call["name"], call["arguments"]) == ("function_call", "order_status", '{"order_id": "7"}')
     scripted.tool_call = None
-    said = [{"role": "user", "content": ASKED["input"]}, call]
-    said.append({"type": "function_call_output", "call_id": call["call_id"], "output": "shipped"})
-    second = (await ask(harness, tools=[TOOL], input=said)).json()
+    input_items = [{"role": "user", "content": REQUEST["input"]}, call]
+    input_items.append({"type": "function_call_output", "call_id": call["call_id"], "output": "shipped"})
+    second = (await ask(harness, tools=[TOOL], input=input_items)).json()
     turn: Turn = await harness.get(Turn, second["completion_id"])
     assert turn.parent_id == first["completion_id"]
     assert [message["role"] for message in turn.messages] == ["user", "assistant", "tool"]
 
 
-async def test_a_conversation_goes_on_under_its_own_name(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_conversation_id_is_kept(harness: Harness, scripted: ScriptedEngine) -> None:
     body = (await ask(harness, metadata={"conversation_id": "ada-1"})).json()
     turn: Turn = await harness.get(Turn, body["completion_id"])
     assert turn.conversation_id == "ada-1"
 
 
-async def test_feedback_finds_it_by_its_completion_and_by_its_metadata(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
+async def test_feedback_by_completion_and_by_metadata(harness: Harness, scripted: ScriptedEngine) -> None:
     body = (await ask(harness, metadata={"visit": "1"})).json()
     assert (await harness.thumb(body["completion_id"])).status_code == 201
     target = {"target": {"metadata": {"visit": "1"}}, "kind": "binary", "value": False}
-    answer = await harness.api.post("/v1/feedback", json=target)
-    assert (answer.status_code, answer.json()["completion_id"]) == (201, body["completion_id"])
+    response = await harness.api.post("/v1/feedback", json=target)
+    assert (response.status_code, response.json()["completion_id"]) == (201, body["completion_id"])
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_what_the_engine_refuses_is_a_status_even_if_streamed(
+async def test_engine_refusal_is_http_status_also_when_streamed(
     harness: Harness, scripted: ScriptedEngine, stream: bool
 ) -> None:
-    scripted.refuse = 503
-    answer = await ask(harness, stream=stream)
-    assert answer.status_code == 503 and answer.headers["retry-after"]
-    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
-    assert answer.headers["x-completion-id"] == (await harness.settled()).id
+    scripted.refuse_status = 503
+    response = await ask(harness, stream=stream)
+    assert response.status_code == 503 and response.headers["retry-after"]
+    assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert response.headers["x-completion-id"] == (await harness.settled()).id
 
 
-async def test_a_stream_that_breaks_off_says_so_and_is_recorded(harness: Harness, scripted: ScriptedEngine) -> None:
-    scripted.die_after = 3
-    told = happened(await ask(harness, stream=True))
-    assert told[-1]["type"] == "response.failed" and told[-1]["response"]["status"] == "failed"
-    assert "broke off" in told[-1]["response"]["error"]["message"]
-    [message] = told[-1]["response"]["output"]
-    assert message["status"] == "incomplete" and scripted.say.startswith(message["content"][0]["text"])
+async def test_broken_stream_reports_failure_and_is_recorded(harness: Harness, scripted: ScriptedEngine) -> None:
+    scripted.drop_after_tokens = 3
+    events = read_events(await ask(harness, stream=True))
+    assert events[-1]["type"] == "response.failed" and events[-1]["response"]["status"] == "failed"
+    assert "closed the connection" in events[-1]["response"]["error"]["message"]
+    [message] = events[-1]["response"]["output"]
+    assert message["status"] == "incomplete" and scripted.reply_text.startswith(message["content"][0]["text"])
     turn = await harness.settled()
     assert (turn.state, turn.finish_reason) == (TurnState.FAILED, "error")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_who_hangs_up_ends_the_engines_work(
+async def test_client_disconnect_aborts_engine(
     harness: Harness, scripted: ScriptedEngine, served: str, stream: bool
 ) -> None:
-    scripted.pace, scripted.say = 0.05, "word " * 500
+    scripted.seconds_per_token, scripted.reply_text = 0.05, "word " * 500
     headers = {"authorization": f"Bearer {harness.key}"}
     async with httpx2.AsyncClient(base_url=served, headers=headers, trust_env=False) as client:
         if stream:
-            async with client.stream("POST", "/v1/responses", json=ASKED | {"stream": True}) as answer:
-                async for line in answer.aiter_lines():
+            async with client.stream("POST", "/v1/responses", json=REQUEST | {"stream": True}) as response:
+                async for line in response.aiter_lines():
                     if "output_text.delta" in line:
                         break
         else:
-            asking = asyncio.create_task(client.post("/v1/responses", json=ASKED, timeout=60))
+            asking = asyncio.create_task(client.post("/v1/responses", json=REQUEST, timeout=60))
             while not any(reply.output_ids for reply in list(scripted.running.values())):
                 await asyncio.sleep(0.02)
             asking.cancel()
@@ -142,12 +147,10 @@ async def test_who_hangs_up_ends_the_engines_work(
     assert turn.output_ids and len(turn.output_ids) < 450
 
 
-async def test_who_is_gone_before_the_first_byte_leaves_nothing_running(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
-    """The server cancels such a stream before it has begun."""
-    scripted.pace, scripted.say = 0.05, "word " * 500
-    body = json.dumps(ASKED | {"stream": True}).encode()
+async def test_disconnect_before_first_byte_aborts_engine(harness: Harness, scripted: ScriptedEngine) -> None:
+    """The server cancels the stream of such a client before it has started."""
+    scripted.seconds_per_token, scripted.reply_text = 0.05, "word " * 500
+    body = json.dumps(REQUEST | {"stream": True}).encode()
     coming = [{"type": "http.request", "body": body, "more_body": False}]
     scope = {
         "type": "http", "method": "POST", "path": "/v1/responses", "raw_path": b"/v1/responses", "query_string": b"",
@@ -166,7 +169,7 @@ async def test_who_is_gone_before_the_first_byte_leaves_nothing_running(
     assert turn.id in scripted.aborted
 
 
-async def test_refusals_have_four_keys_and_name_the_field(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_errors_have_four_keys_and_name_the_field(harness: Harness, scripted: ScriptedEngine) -> None:
     wrong = {
         "previous_response_id": ({"previous_response_id": "resp_1"}, 400, "unsupported_parameter"),
         "temperature": ({"temperature": 9}, 400, "invalid_value"),
@@ -174,16 +177,16 @@ async def test_refusals_have_four_keys_and_name_the_field(harness: Harness, scri
         "surprise": ({"surprise": 1}, 400, "unknown_parameter"),
     }
     for param, (fields, status, code) in wrong.items():
-        answer = await ask(harness, **fields)
-        assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
-        assert (answer.status_code, answer.json()["error"]["param"], answer.json()["error"]["code"]) == (
+        response = await ask(harness, **fields)
+        assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+        assert (response.status_code, response.json()["error"]["param"], response.json()["error"]["code"]) == (
             status,
             param,
             code,
         )
-    assert scripted.heard == [] and await harness.all(Turn) == []
+    assert scripted.requests == [] and await harness.all(Turn) == []
 
 
-async def test_a_key_is_needed(harness: Harness) -> None:
-    answer = await harness.api.post("/v1/responses", json=ASKED, headers={"authorization": "Bearer wrong"})
-    assert answer.status_code == 401
+async def test_api_key_is_required(harness: Harness) -> None:
+    response = await harness.api.post("/v1/responses", json=REQUEST, headers={"authorization": "Bearer wrong"})
+    assert response.status_code == 401

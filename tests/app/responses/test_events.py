@@ -1,4 +1,4 @@
-"""Streamed or whole, a reply is the same response, in the types of OpenAI's own client."""
+"""Streamed and whole replies give the same response, in the types of OpenAI's client."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from app.responses import schemas
-from app.responses.events import Telling
-from app.responses.rendering import Rendering, render
+from app.responses.events import ResponseEvents
+from app.responses.rendering import ResponseRenderer, render_response
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-ASKED = schemas.read({
+REQUEST = schemas.parse_responses_request({
     "model": "shop", "input": "hi", "metadata": {"a": "b"}, "tool_choice": "auto",
     "tools": [{"type": "function", "name": "weather"}],
     "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
@@ -38,16 +38,16 @@ def call(number: int, arguments: str, name: str | None = None) -> dict[str, Any]
     return chunk({"tool_calls": [piece]})
 
 
-def telling() -> Telling:
-    return Telling(Rendering(ASKED, ID, "shop@v3", 17))
+def response_events() -> ResponseEvents:
+    return ResponseEvents(ResponseRenderer(REQUEST, ID, "shop@v3", 17))
 
 
-def tell(*chunks: dict[str, Any]) -> list[dict[str, Any]]:
-    story = telling()
-    events = story.begin()
+def stream_events(*chunks: dict[str, Any]) -> list[dict[str, Any]]:
+    story = response_events()
+    events = story.start()
     for piece in chunks:
-        events += story.hear(piece)
-    events += story.end()
+        events += story.add_chunk(piece)
+    events += story.finish()
     for number, event in enumerate(events):
         assert event["sequence_number"] == number
         EVENT.validate_python(event)
@@ -62,7 +62,7 @@ def whole(message: dict[str, Any], finish: str, tokens: tuple[str, ...] = ()) ->
     logprobs = {"content": [token(text) for text in tokens]} if tokens else None
     choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": logprobs}
     completion = {"id": ID, "model": "shop@v3", "created": 17, "choices": [choice], "usage": USAGE}
-    response = render(ASKED, completion)
+    response = render_response(REQUEST, completion)
     Response.model_validate(response)
     return response
 
@@ -71,8 +71,8 @@ def same(streamed: dict[str, Any], rendered: dict[str, Any]) -> None:
     assert streamed | {"completed_at": 0} == rendered | {"completed_at": 0}
 
 
-def test_words_come_as_deltas_of_one_part() -> None:
-    events = tell(
+def test_text_arrives_as_deltas_of_one_part() -> None:
+    events = stream_events(
         chunk({"role": "assistant", "content": ""}),
         chunk({"content": "Hel"}, tokens=("Hel",)),
         chunk({}, tokens=("?",)),
@@ -89,8 +89,8 @@ def test_words_come_as_deltas_of_one_part() -> None:
     same(events[-1]["response"], whole(message, "stop", ("Hel", "?", "lo", "")))
 
 
-def test_calls_come_after_words_each_an_item_of_its_own() -> None:
-    events = tell(
+def test_tool_calls_follow_text_as_separate_items() -> None:
+    events = stream_events(
         chunk({"role": "assistant", "content": "Let me see."}),
         call(0, "", "weather"),
         call(0, '{"at":'),
@@ -107,23 +107,23 @@ def test_calls_come_after_words_each_an_item_of_its_own() -> None:
         "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
         "completed",
     ]  # fmt: skip
-    made = [
+    tool_calls = [
         {"id": f"call_{number}", "type": "function", "function": {"name": "weather", "arguments": arguments}}
         for number, arguments in enumerate(('{"at":1}', "{}"))
     ]
-    same(events[-1]["response"], whole({"content": "Let me see.", "tool_calls": made}, "tool_calls"))
+    same(events[-1]["response"], whole({"content": "Let me see.", "tool_calls": tool_calls}, "tool_calls"))
 
 
-def test_a_call_alone_has_no_message() -> None:
-    made = [{"id": "call_0", "type": "function", "function": {"name": "weather", "arguments": ""}}]
-    events = tell(call(0, "", "weather"), chunk({}, finish="tool_calls"), {"choices": [], "usage": USAGE})
-    same(events[-1]["response"], whole({"content": None, "tool_calls": made}, "tool_calls"))
+def test_tool_call_without_text_has_no_message() -> None:
+    tool_calls = [{"id": "call_0", "type": "function", "function": {"name": "weather", "arguments": ""}}]
+    events = stream_events(call(0, "", "weather"), chunk({}, finish="tool_calls"), {"choices": [], "usage": USAGE})
+    same(events[-1]["response"], whole({"content": None, "tool_calls": tool_calls}, "tool_calls"))
     assert [item["type"] for item in events[-1]["response"]["output"]] == ["function_call"]
 
 
 @pytest.mark.parametrize("text", ["", "We are op"])
-def test_a_reply_that_ran_out_of_tokens_is_incomplete(text: str) -> None:
-    events = tell(chunk({"content": text}), chunk({}, finish="length"), {"choices": [], "usage": USAGE})
+def test_reply_at_token_limit_is_incomplete(text: str) -> None:
+    events = stream_events(chunk({"content": text}), chunk({}, finish="length"), {"choices": [], "usage": USAGE})
     response = events[-1]["response"]
     assert events[-1]["type"] == "response.incomplete"
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -131,10 +131,10 @@ def test_a_reply_that_ran_out_of_tokens_is_incomplete(text: str) -> None:
     same(response, whole({"content": text}, "length"))
 
 
-def test_a_reply_that_broke_off_is_failed_and_keeps_what_was_said() -> None:
-    story = telling()
-    story.begin()
-    story.hear(chunk({"content": "We are op"}))
+def test_interrupted_reply_is_failed_and_keeps_output() -> None:
+    story = response_events()
+    story.start()
+    story.add_chunk(chunk({"content": "We are op"}))
     [event] = story.fail("The engine broke off.")
     EVENT.validate_python(event)
     assert event["type"] == "response.failed" and event["response"]["status"] == "failed"
@@ -142,14 +142,14 @@ def test_a_reply_that_broke_off_is_failed_and_keeps_what_was_said() -> None:
     assert event["response"]["output"][0]["content"][0]["text"] == "We are op"
 
 
-def test_a_reply_without_an_end_is_failed() -> None:
-    story = telling()
-    story.hear(chunk({"content": "We"}))
-    assert [event["type"] for event in story.end()] == ["response.failed"]
+def test_reply_without_finish_reason_is_failed() -> None:
+    story = response_events()
+    story.add_chunk(chunk({"content": "We"}))
+    assert [event["type"] for event in story.finish()] == ["response.failed"]
     assert whole({"content": "We"}, "abort")["status"] == "failed"
 
 
-def test_everything_asked_for_is_said_back() -> None:
+def test_request_parameters_are_echoed() -> None:
     response = whole({"content": "x"}, "stop")
     assert response["id"] == "resp_" + "0" * 32 and response["completion_id"] == ID
     assert response["metadata"] == {"a": "b"} and response["tools"][0]["strict"] is False

@@ -1,4 +1,4 @@
-"""A Responses request says the same as the chat request it becomes; what it cannot say is refused with advice."""
+"""Translation of Responses requests into chat requests, and refusals that name an alternative."""
 
 from typing import Any
 
@@ -6,24 +6,24 @@ import pytest
 
 from app.core.errors import BadRequest, UnsupportedParameter
 from app.responses import schemas
-from app.responses.request import chat_body
+from app.responses.request import to_chat_body
 
 WEATHER = {"type": "function", "name": "weather", "description": "Look out.", "parameters": {"type": "object"}}
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "weather", "arguments": "{}"}
 
 
-def asked(**fields: Any) -> dict[str, Any]:
-    return chat_body(schemas.read({"model": "shop", "input": "hi", **fields}))
+def to_chat(**fields: Any) -> dict[str, Any]:
+    return to_chat_body(schemas.parse_responses_request({"model": "shop", "input": "hi", **fields}))
 
 
-def test_a_string_is_a_message_of_the_user() -> None:
-    assert asked() == {"model": "shop", "messages": [{"role": "user", "content": "hi"}]}
+def test_string_input_is_user_message() -> None:
+    assert to_chat() == {"model": "shop", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def test_instructions_come_first() -> None:
-    said = asked(instructions="Be kind.")["messages"]
-    assert said == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}]
-    assert asked(instructions="")["messages"] == [{"role": "user", "content": "hi"}]
+    messages = to_chat(instructions="Be kind.")["messages"]
+    assert messages == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}]
+    assert to_chat(instructions="")["messages"] == [{"role": "user", "content": "hi"}]
 
 
 def test_parts_are_joined_and_roles_kept() -> None:
@@ -35,14 +35,14 @@ def test_parts_are_joined_and_roles_kept() -> None:
             {"type": "output_text", "text": "c", "annotations": []},
         ]},
     ]  # fmt: skip
-    assert asked(input=items)["messages"] == [
+    assert to_chat(input=items)["messages"] == [
         {"role": "developer", "content": "Be kind."},
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "bc"},
     ]
 
 
-def test_calls_belong_to_the_message_they_were_made_in() -> None:
+def test_function_calls_belong_to_preceding_message() -> None:
     items = [
         {"role": "user", "content": "Rain?"},
         {"role": "assistant", "content": "Let me see."},
@@ -52,49 +52,49 @@ def test_calls_belong_to_the_message_they_were_made_in() -> None:
         {"type": "function_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "dry"}]},
         CALL | {"call_id": "call_3"},
     ]
-    _, said, first, second, silent = asked(input=items)["messages"]
+    _, messages, first, second, silent = to_chat(input=items)["messages"]
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
-    assert said == {"role": "assistant", "content": "Let me see.", "tool_calls": [call, call | {"id": "call_2"}]}
+    assert messages == {"role": "assistant", "content": "Let me see.", "tool_calls": [call, call | {"id": "call_2"}]}
     assert first == {"role": "tool", "tool_call_id": "call_1", "content": "wet"}
     assert second == {"role": "tool", "tool_call_id": "call_2", "content": "dry"}
     assert silent == {"role": "assistant", "content": None, "tool_calls": [call | {"id": "call_3"}]}
 
 
-def test_tools_are_unfolded_and_strict_only_when_asked_for() -> None:
-    body = asked(tools=[WEATHER], tool_choice={"type": "function", "name": "weather"}, parallel_tool_calls=False)
+def test_tools_are_converted_and_strict_only_if_requested() -> None:
+    body = to_chat(tools=[WEATHER], tool_choice={"type": "function", "name": "weather"}, parallel_tool_calls=False)
     function = {"name": "weather", "description": "Look out.", "parameters": {"type": "object"}}
     assert body["tools"] == [{"type": "function", "function": function}]
     assert body["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
     assert body["parallel_tool_calls"] is False
-    assert asked(tools=[WEATHER | {"strict": True}])["tools"][0]["function"]["strict"] is True
+    assert to_chat(tools=[WEATHER | {"strict": True}])["tools"][0]["function"]["strict"] is True
 
 
-def test_the_format_of_the_text_is_the_response_format() -> None:
+def test_text_format_becomes_response_format() -> None:
     schema = {"type": "json_schema", "name": "answer", "schema": {"type": "object"}, "strict": True}
-    assert asked(text={"format": schema, "verbosity": "low"})["response_format"] == {
+    assert to_chat(text={"format": schema, "verbosity": "low"})["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True},
     }
-    assert asked(text={"format": {"type": "json_object"}})["response_format"] == {"type": "json_object"}
-    assert "response_format" not in asked(text={"format": {"type": "text"}})
+    assert to_chat(text={"format": {"type": "json_object"}})["response_format"] == {"type": "json_object"}
+    assert "response_format" not in to_chat(text={"format": {"type": "text"}})
 
 
-def test_sampling_and_bookkeeping_are_handed_on() -> None:
-    given = {"temperature": 0.5, "top_p": 0.9, "metadata": {"a": "b"}, "user": "u", "safety_identifier": "s"}
-    assert asked(**given, max_output_tokens=9).items() >= (given | {"max_completion_tokens": 9}).items()
-    assert asked(top_logprobs=2).items() >= {"logprobs": True, "top_logprobs": 2}.items()
-    assert asked(include=[schemas.LOGPROBS])["logprobs"] is True
-    assert asked(stream=True)["stream_options"] == {"include_usage": True}
+def test_sampling_and_metadata_are_copied() -> None:
+    copied = {"temperature": 0.5, "top_p": 0.9, "metadata": {"a": "b"}, "user": "u", "safety_identifier": "s"}
+    assert to_chat(**copied, max_output_tokens=9).items() >= (copied | {"max_completion_tokens": 9}).items()
+    assert to_chat(top_logprobs=2).items() >= {"logprobs": True, "top_logprobs": 2}.items()
+    assert to_chat(include=[schemas.LOGPROBS])["logprobs"] is True
+    assert to_chat(stream=True)["stream_options"] == {"include_usage": True}
 
 
-def test_hints_and_nulls_change_nothing() -> None:
+def test_hints_and_nulls_are_ignored() -> None:
     hints = {
         "store": True, "reasoning": {"effort": "low"}, "include": ["reasoning.encrypted_content"],
         "service_tier": "auto", "truncation": "disabled", "background": False, "prompt_cache_key": "k",
         "previous_response_id": None, "temperature": None, "tools": None, "text": None, "stream": None,
         "max_tool_calls": 3,
     }  # fmt: skip
-    assert asked(**hints) == asked()
+    assert to_chat(**hints) == to_chat()
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_hints_and_nulls_change_nothing() -> None:
         ),
     ],
 )
-def test_what_changes_meaning_is_refused_with_advice(fields: dict[str, Any], param: str, advice: str) -> None:
+def test_unsupported_parameter_is_refused_with_alternative(fields: dict[str, Any], param: str, advice: str) -> None:
     with pytest.raises(UnsupportedParameter) as refused:
-        asked(**fields)
+        to_chat(**fields)
     assert (refused.value.param, refused.value.code) == (param, "unsupported_parameter")
     assert advice in refused.value.message
 
@@ -139,6 +139,6 @@ def test_what_changes_meaning_is_refused_with_advice(fields: dict[str, Any], par
         {"n": 2},
     ],
 )
-def test_what_is_malformed_is_a_bad_request(fields: dict[str, Any]) -> None:
+def test_malformed_request_is_bad_request(fields: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
-        asked(**fields)
+        to_chat(**fields)

@@ -1,0 +1,135 @@
+"""Pins: conversations, end users and API keys that an admin holds on one version, from their next request on.
+
+Callers hold the policy's lock. So changes of one subject's pin do not overlap, and an erasure, which takes the lock
+too, neither taints the version nor removes the pin meanwhile.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Select, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.core.database import now
+from app.core.errors import Conflict, NotFound
+from app.core.jobs import enqueue_after_commit
+from app.core.pagination import apply_keyset
+from app.deployments.schemas import PinRequest
+from app.models import SERVED_TRAFFIC, ApiKey, AuditAction, Engine, Pin, PinKind, Policy, Version, new_id, record_audit
+from app.policies import repository
+from app.policies.references import version_name
+from app.policies.service import is_loaded, list_ready_engines
+from app.raters.names import hash_name
+
+
+async def set_pin(session: AsyncSession, policy: Policy, request: PinRequest, *, actor: str) -> tuple[Pin, Version]:
+    """Create or change the subject's pin. The same request again changes nothing. Raises NotFound, Conflict."""
+    version = await _get_pinnable_version(session, policy, request.version)
+    engines = await list_ready_engines(session)
+    if not engines or not all(is_loaded(engine, version) for engine in engines):
+        enqueue_after_commit(session, "reconcile")
+    is_key = request.kind == PinKind.KEY
+    subject = (await _get_key(session, policy.project_id, request.subject)).id if is_key else request.subject
+    pin, previous = await find_pin(session, policy.id, request.kind, subject) or (None, None)
+    if pin is not None and pin.version_id == version.id and request.reason in (None, pin.reason):
+        return pin, version
+    details: dict[str, Any] = {"policy": policy.name, "kind": request.kind, "version": version.number}
+    details |= {"previous": previous.number} if previous is not None else {}
+    if is_key:
+        details["key"] = subject
+    else:
+        details["subject_sha256"] = subject_hash(policy.project_id, request.kind, subject)
+    if pin is None:
+        pin = Pin(
+            id=new_id("pin"), project_id=policy.project_id, policy_id=policy.id, kind=request.kind, subject=subject
+        )
+        session.add(pin)
+    pin.version_id, pin.reason, pin.actor, pin.created_at = version.id, request.reason, actor, now()
+    await session.flush()
+    await session.refresh(pin)
+    record_audit(session, actor, AuditAction.PIN_SET, pin.id, request.reason, project_id=policy.project_id, **details)
+    return pin, version
+
+
+async def remove_pin(session: AsyncSession, policy: Policy, pin_id: str, *, actor: str) -> None:
+    """Raises NotFound."""
+    pin, version = await get_pin(session, policy.id, pin_id)
+    details: dict[str, Any] = {"policy": policy.name, "kind": pin.kind, "version": version.number}
+    await session.delete(pin)
+    record_audit(session, actor, AuditAction.PIN_REMOVED, pin.id, project_id=policy.project_id, **details)
+
+
+def is_loaded_somewhere(engines: Sequence[Engine], version: Version) -> bool:
+    """Whether one of these engines has loaded the version."""
+    return any(is_loaded(engine, version) for engine in engines)
+
+
+def subject_hash(project_id: str, kind: str, subject: str) -> str:
+    """Return what the audit log keeps of a conversation or an end user: an erasure can find the entry by it."""
+    return hash_name(project_id, f"{kind}/{subject}")
+
+
+async def _get_pinnable_version(session: AsyncSession, policy: Policy, number: int) -> Version:
+    version = await repository.find_version(session, policy.id, number)
+    if version is None:
+        raise NotFound(f"Policy '{policy.name}' has no version v{number}.", code="model_not_found", param="version")
+    name = version_name(policy, version)
+    if version.state not in SERVED_TRAFFIC:
+        raise Conflict(
+            f"{name} is {version.state}; a pin needs a version that has served traffic, or the canary.",
+            code="version_not_servable",
+            param="version",
+        )
+    if version.tainted_at is not None:
+        raise Conflict(
+            f"{name} has learned from erased data; it cannot be pinned.", code="version_tainted", param="version"
+        )
+    return version
+
+
+async def _get_key(session: AsyncSession, project_id: str, id_or_prefix: str) -> ApiKey:
+    keys = await find_keys(session, project_id, id_or_prefix)
+    if not keys:  # the message does not repeat the value, which may be a whole key
+        raise NotFound("There is no such API key in this project; send its id or its visible prefix.", param="subject")
+    if len(keys) > 1:
+        raise Conflict("Several API keys have this prefix; send the key's id.", param="subject")
+    return keys[0]
+
+
+async def get_pin(session: AsyncSession, policy_id: str, pin_id: str) -> tuple[Pin, Version]:
+    """Return a pin and its version. Raises NotFound."""
+    row = (await session.execute(_select_pins(policy_id).where(Pin.id == pin_id))).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no pin '{pin_id}'.", param="pin_id")
+    return row[0], row[1]
+
+
+async def find_pin(session: AsyncSession, policy_id: str, kind: str, subject: str) -> tuple[Pin, Version] | None:
+    query = _select_pins(policy_id).where(Pin.kind == kind, Pin.subject == subject)
+    row = (await session.execute(query)).one_or_none()
+    return None if row is None else (row[0], row[1])
+
+
+async def list_pins(
+    session: AsyncSession, policy_id: str, kind: str | None, after: str | None, limit: int
+) -> list[tuple[Pin, Version]]:
+    """Return up to `limit + 1` pins after the id `after`.
+
+    They are ordered by id, so that a pin which is changed or removed meanwhile does not shift the others.
+    """
+    query = _select_pins(policy_id)
+    if kind is not None:
+        query = query.where(Pin.kind == kind)
+    query = apply_keyset(query, (Pin.id,), None if after is None else (after,), limit)
+    return [(pin, version) for pin, version in await session.execute(query)]
+
+
+async def find_keys(session: AsyncSession, project_id: str, id_or_prefix: str) -> list[ApiKey]:
+    """Return at most two API keys with this id or this visible prefix, which two keys may share."""
+    matches = or_(ApiKey.id == id_or_prefix, ApiKey.prefix == id_or_prefix)
+    query = select(ApiKey).where(ApiKey.project_id == project_id, matches)
+    return list(await session.scalars(query.limit(2)))
+
+
+def _select_pins(policy_id: str) -> Select[Pin, Version]:
+    return select(Pin, Version).join(Version, Version.id == Pin.version_id).where(Pin.policy_id == policy_id)

@@ -1,1 +1,0 @@
-"""Pins: conversations, users and keys that are held on one version, whatever the pointer does."""

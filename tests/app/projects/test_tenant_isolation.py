@@ -1,0 +1,362 @@
+"""Tenant isolation: on every route, the response for an id of another project equals that for an unknown id.
+
+The first test checks that the table is complete: it reads the routes and their ids from the OpenAPI document.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import pytest
+from sqlalchemy import select
+
+from app.core.settings import Settings
+from app.main import create_app
+from app.models import (
+    ApiKey,
+    Batch,
+    Dataset,
+    DatasetKind,
+    DatasetRow,
+    Feedback,
+    Pin,
+    PinKind,
+    Policy,
+    Project,
+    RolloutPlan,
+    Sample,
+    SampleState,
+    Turn,
+    TurnMetadata,
+    Version,
+)
+from app.projects import service
+from tests.support.deployment import Harness
+
+THUMB = {"kind": "binary", "value": True}
+HELLO = [{"role": "user", "content": "hi"}]
+OWN = "<own>"  # a completion of the caller
+ID = "<id>"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A place of a route that takes an id. `kind` names the field of `OtherProject` that holds such an id."""
+
+    route: str
+    place: str
+    kind: str
+    query: dict[str, str] = field(default_factory=dict)
+    body: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.route} {self.place}"
+
+
+def path(route: str, name: str, kind: str, body: dict[str, Any] | None = None) -> Probe:
+    return Probe(route, f"path {name}", kind, body=body)
+
+
+def query(route: str, name: str, kind: str, **others: str) -> Probe:
+    return Probe(route, f"query {name}", kind, query={name: ID, **others})
+
+
+def body(route: str, name: str, kind: str, content: dict[str, Any]) -> Probe:
+    return Probe(route, f"body {name}", kind, body=content)
+
+
+COMPLETION = "/v1/chat/completions/{completion_id}"
+POLICY = "/v1/policies/{name}"
+PLANS = f"{POLICY}/rollouts/plans"
+PINS = f"{POLICY}/pins"
+PIN = {"kind": "user", "subject": "bob", "version": 0}
+VERBS = ("pause", "resume", "cancel")
+PROBES = [
+    body("POST /v1/chat/completions", "model", "policy", {"model": ID, "messages": HELLO}),
+    body("POST /v1/chat/completions", "model (a version)", "version", {"model": ID, "messages": HELLO}),
+    query("GET /v1/chat/completions", "model", "policy"),
+    query("GET /v1/chat/completions", "after", "completion"),
+    query("GET /v1/chat/completions", "metadata[order]", "order"),
+    path(f"GET {COMPLETION}", "completion_id", "completion"),
+    path(f"POST {COMPLETION}", "completion_id", "completion", {"metadata": {"a": "b"}}),
+    path(f"DELETE {COMPLETION}", "completion_id", "completion"),
+    path(f"GET {COMPLETION}/messages", "completion_id", "completion"),
+    Probe(f"GET {COMPLETION}/messages", "query after", "message", query={"after": ID}),
+    path("GET /v1/models/{name}", "name", "policy"),
+    path("GET /v1/models/{name}", "name (a version)", "version"),
+    body("POST /v1/responses", "model", "policy", {"model": ID, "input": "hi"}),
+    body("POST /v1/feedback", "completion_id", "completion", {"completion_id": ID, **THUMB}),
+    body("POST /v1/feedback", "target", "completion", {"target": {"completion_id": ID}, **THUMB}),
+    body("POST /v1/feedback", "target (a conversation)", "conversation", {"target": {"conversation_id": ID}, **THUMB}),
+    body("POST /v1/feedback", "target (metadata)", "order", {"target": {"metadata": {"order": ID}}, **THUMB}),
+    body("POST /v1/feedback", "value", "completion", {"kind": "comparison", "value": [OWN, ID]}),
+    body("POST /v1/feedback/batch", "items", "completion", {"items": [{"completion_id": ID, **THUMB}]}),
+    body("POST /v1/feedback/tokens", "completion_id", "completion", {"completion_id": ID, "kinds": ["binary"]}),
+    query("GET /v1/feedback", "completion_id", "completion"),
+    query("GET /v1/feedback", "conversation_id", "conversation"),
+    query("GET /v1/feedback", "after", "feedback", completion_id=OWN),
+    path("GET /v1/feedback/{feedback_id}", "feedback_id", "feedback"),
+    path("DELETE /v1/feedback/{feedback_id}", "feedback_id", "feedback"),
+    path(f"GET {POLICY}", "name", "policy"),
+    path(f"GET {POLICY}/versions", "name", "policy"),
+    path(f"POST {POLICY}/rollback", "name", "policy", {}),
+    path(f"GET {POLICY}/deployment", "name", "policy"),
+    path(f"POST {POLICY}/deploy", "name", "policy", {"version": 0}),
+    path(f"POST {POLICY}/canary/promote", "name", "policy", {}),
+    path(f"POST {POLICY}/canary/abort", "name", "policy", {}),
+    path(f"POST {POLICY}/shadow/promote", "name", "policy", {}),
+    path(f"POST {POLICY}/shadow/abort", "name", "policy", {}),
+    path(f"PUT {POLICY}/delivery", "name", "policy", {}),
+    path(f"GET {POLICY}/training", "name", "policy"),
+    path(f"POST {POLICY}/training/pause", "name", "policy", {}),
+    path(f"POST {POLICY}/training/resume", "name", "policy", {}),
+    path(f"POST {POLICY}/training/trigger", "name", "policy", {}),
+    path(f"GET {POLICY}/updates", "name", "policy"),
+    Probe(f"GET {POLICY}/updates", "query after", "batch", query={"after": ID}),
+    path(f"GET {POLICY}/rewards", "name", "policy"),
+    path(f"PUT {POLICY}/rewards", "name", "policy", {"sources": [{"type": "explicit"}]}),
+    path(f"DELETE {POLICY}/rewards", "name", "policy"),
+    path(f"GET {POLICY}/reward-models", "name", "policy"),
+    path(f"POST {POLICY}/reward-models", "name", "policy", {}),
+    path(f"POST {POLICY}/reward-models/{{number}}/serve", "name", "policy", {}),
+    path(f"POST {POLICY}/reward-models/{{number}}/disable", "name", "policy", {}),
+    path(f"GET {POLICY}/rollouts", "name", "policy"),
+    path(f"PUT {POLICY}/rollouts", "name", "policy", {"group_sampling": {"extra_replies": 1}}),
+    path(f"DELETE {POLICY}/rollouts", "name", "policy"),
+    path(f"GET {PLANS}", "name", "policy"),
+    query(f"GET {PLANS}", "after", "plan"),
+    path(f"POST {PLANS}", "name", "policy", {"dataset": "bread", "verifier": {"type": "number"}}),
+    path(f"GET {PLANS}/{{plan_id}}", "name", "policy"),
+    path(f"GET {PLANS}/{{plan_id}}", "plan_id", "plan"),
+    *(path(f"POST {PLANS}/{{plan_id}}/{verb}", "name", "policy", {}) for verb in VERBS),
+    *(path(f"POST {PLANS}/{{plan_id}}/{verb}", "plan_id", "plan", {}) for verb in VERBS),
+    path(f"PUT {PINS}", "name", "policy", PIN),
+    body(f"PUT {PINS}", "subject (a key)", "key", {**PIN, "kind": "key", "subject": ID}),
+    path(f"GET {PINS}", "name", "policy"),
+    path(f"DELETE {PINS}/{{pin_id}}", "name", "policy"),
+    path(f"DELETE {PINS}/{{pin_id}}", "pin_id", "pin"),
+    path(f"GET {POLICY}/versions/{{number}}/lineage", "name", "policy"),
+    path("GET /v1/feedback/{feedback_id}/lineage", "feedback_id", "feedback"),
+    path(f"GET {COMPLETION}/lineage", "completion_id", "completion"),
+    path("GET /v1/subjects/{id}", "id", "subject"),
+    path("GET /v1/subjects/{id}/export", "id", "subject"),
+    path("DELETE /v1/subjects/{id}", "id", "subject"),
+    query("GET /v1/quarantine", "after", "completion"),
+    query("GET /v1/keys", "after", "key"),
+    path("GET /v1/keys/{key_id}", "key_id", "key"),
+    path("DELETE /v1/keys/{key_id}", "key_id", "key"),
+    query("GET /v1/exports/turns", "policy", "policy"),
+    query("GET /v1/exports/preferences", "policy", "policy"),
+    query("GET /v1/datasets", "after", "dataset"),
+    path("GET /v1/datasets/{id}", "id", "dataset"),
+    path("GET /v1/datasets/{id}/rows", "id", "dataset"),
+    path("DELETE /v1/datasets/{id}", "id", "dataset"),
+]
+WITHOUT_IDS = {
+    "GET /v1/audit",
+    "GET /v1/models",
+    "GET /v1/policies",
+    "GET /v1/raters",
+    "PUT /v1/raters/{rater}",  # a name that the caller chooses: the row is created if there is none
+    "GET /v1/status",
+    "GET /v1/project",
+    "PATCH /v1/project",
+    "POST /v1/keys",
+    "POST /v1/datasets",
+    "GET /livez",
+    "GET /readyz",
+    "GET /metrics",
+}
+# Parameters and fields that name no stored object, or that the caller chooses. A tenant's version numbers, row numbers
+# and dataset names mean nothing outside of it.
+HARMLESS = {
+    *("limit", "order", "choice_index", "source_id", "since", "until", "trainable", "with_feedback", "version", "kind"),
+    *("number", "action", "actor"),
+    *(("GET /v1/raters", "standing"), ("GET /v1/raters", "after")),  # a place in a list
+    ("PUT /v1/raters/{rater}", "rater"),
+    *(("GET /v1/audit", "subject"), ("GET /v1/audit", "after")),  # of the caller's own entries
+    (f"GET {POLICY}/versions/{{number}}/lineage", "after"),  # a place in a list; nothing is looked up by it
+    ("GET /v1/datasets/{id}/rows", "after"),
+    (f"GET {PINS}", "after"),
+    ("POST /v1/datasets", "name"),
+    ("POST /v1/responses", "previous_response_id"),  # only null is accepted
+}
+METHODS = ("get", "post", "put", "patch", "delete")
+
+
+def operations() -> dict[str, dict[str, Any]]:
+    paths = create_app(Settings()).openapi()["paths"]
+    return {
+        f"{method.upper()} {path}": operation
+        for path, item in paths.items()
+        for method, operation in item.items()
+        if method in METHODS
+    }
+
+
+def id_places(operation: dict[str, Any]) -> set[str]:
+    """Return where ids go: all parameters of path and query, and the body's fields with the name of an id."""
+    places = {f"{one['in']} {one['name']}" for one in operation.get("parameters", []) if one["in"] in ("path", "query")}
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    for schema in (content, *content.get("oneOf", []), *content.get("anyOf", [])):
+        names = schema.get("properties", {})
+        places |= {f"body {name}" for name in names if name.endswith("_id") or name in ("model", "target", "items")}
+    return places
+
+
+def test_every_route_and_id_is_in_the_table() -> None:
+    probed = {(probe.route, probe.place.partition(" (")[0]) for probe in PROBES}
+    known = {probe.route for probe in PROBES} | WITHOUT_IDS
+    missing = []
+    for route, operation in operations().items():
+        if route not in known:
+            missing.append(
+                f"{route}: add a Probe for each of {sorted(id_places(operation))}, or list it in WITHOUT_IDS"
+            )
+            continue
+        for place in sorted(id_places(operation)):
+            name = place.partition(" ")[2]
+            if (route, place) not in probed and name not in HARMLESS and (route, name) not in HARMLESS:
+                missing.append(f"{route}: add a Probe for '{place}', or say in HARMLESS why none is needed")
+    assert not missing, "tests/app/projects/test_tenant_isolation.py does not know:\n" + "\n".join(missing)
+
+
+def test_table_lists_existing_routes_only() -> None:
+    assert ({probe.route for probe in PROBES} | WITHOUT_IDS) - set(operations()) == set()
+
+
+@dataclass(frozen=True)
+class OtherProject:
+    """The objects of another project. The harness's own project is the one that requests them."""
+
+    auth: dict[str, str]
+    own_completion: str  # a completion of the harness's own project
+    policy: str
+    version: str
+    completion: str
+    message: str
+    conversation: str
+    order: str
+    feedback: str
+    key: str
+    dataset: str
+    subject: str
+    batch: str
+    plan: str
+    pin: str
+
+
+@pytest.fixture
+async def other(harness: Harness) -> AsyncIterator[OtherProject]:
+    """Create a turn with feedback in the harness's project, and move both to another project."""
+    own_completion, turn = await harness.turn(), await harness.turn(conversation_id="conversation-0123456789")
+    feedback_id = (await harness.thumb(turn.id)).json()["id"]
+    async with harness.db.write() as session:
+        project, secret = await service.create_project(session, "bakery", "bread", "some/model")
+        policy = (await session.scalars(select(Policy).where(Policy.project_id == project.id))).one()
+        version = (await session.scalars(select(Version).where(Version.policy_id == policy.id))).one()
+        moved_turn = await session.get_one(Turn, turn.id)
+        moved_turn.project_id, moved_turn.policy_id, moved_turn.version_id = project.id, policy.id, version.id
+        moved_turn.end_user = "person-0123456789"
+        values = {"policy_id": policy.id, "version_id": version.id, "reward": 1.0, "state": SampleState.QUARANTINED}
+        session.add(Sample(turn_id=turn.id, rater="HUMAN/user-0123456789", **values))
+        session.add(Batch(id=f"bat-{'7' * 32}", policy_id=policy.id, parent_id=version.id, num_samples=2))
+        feedback = (await session.scalars(select(Feedback).where(Feedback.id == feedback_id))).one()
+        feedback.project_id = project.id
+        session.add(TurnMetadata(turn_id=turn.id, key="order", value="order-0123456789", project_id=project.id))
+        session.add(dataset(project))
+        await session.flush()
+        session.add(DatasetRow(dataset_id=dataset(project).id, row_number=0, content={"messages": HELLO}))
+        session.add(plan(policy))
+        session.add(pin(version, project))
+        key = (await session.scalars(select(ApiKey).where(ApiKey.project_id == project.id))).one()
+    yield OtherProject(
+        auth={"authorization": f"Bearer {secret}"},
+        own_completion=own_completion.id,
+        policy="bread",
+        version="bread@v0",
+        completion=turn.id,
+        message=f"{turn.id}-0",
+        conversation="conversation-0123456789",
+        order="order-0123456789",
+        feedback=feedback_id,
+        key=key.id,
+        dataset=dataset(project).id,
+        subject="person-0123456789",
+        batch=f"bat-{'7' * 32}",
+        plan=f"plan-{'7' * 32}",
+        pin=f"pin-{'7' * 32}",
+    )
+
+
+def dataset(project: Project) -> Dataset:
+    kind = DatasetKind.PROMPTS
+    return Dataset(id=f"ds-{'7' * 32}", project_id=project.id, name="bread", kind=kind, num_rows=1, sha256="0" * 64)
+
+
+def plan(policy: Policy) -> RolloutPlan:
+    return RolloutPlan(
+        id=f"plan-{'7' * 32}",
+        project_id=policy.project_id,
+        policy_id=policy.id,
+        dataset_id=f"ds-{'7' * 32}",
+        dataset="bread",
+        n=2,
+        passes=1,
+        verifier={"type": "number"},
+        temperature=1.0,
+        max_tokens=16,
+        num_prompts=1,
+    )
+
+
+def pin(version: Version, project: Project) -> Pin:
+    same = {"policy_id": version.policy_id, "version_id": version.id, "actor": "test"}
+    return Pin(id=f"pin-{'7' * 32}", project_id=project.id, kind=PinKind.USER, subject="user-0123456789", **same)
+
+
+def like(id: str) -> str:
+    """Return an unknown id of the same form. Example: "bread@v0" -> "bzzzz@v0"."""
+    name, at, version = id.partition("@")
+    length = 1 if at or len(name) < 10 else len(name) - 8
+    return name[:length] + "z" * (len(name) - length) + at + version
+
+
+def filled(template: Any, id: str, own: str) -> Any:
+    return json.loads(json.dumps(template).replace(ID, id).replace(OWN, own))
+
+
+async def ask(harness: Harness, probe: Probe, id: str, own: str, auth: dict[str, str] | None = None) -> httpx2.Response:
+    method, _, route = probe.route.partition(" ")
+    place, _, name = probe.place.partition(" (")[0].partition(" ")
+    route = route.replace(f"{{{name}}}", id) if place == "path" else route.replace("{completion_id}", own)
+    route = route.replace("{name}", "bread" if auth else "shop").replace(
+        "{number}", "1" if "reward-models" in route else "0"
+    )
+    params, content = filled(probe.query, id, own), filled(probe.body, id, own)
+    return await harness.api.request(method, route, params=params, json=content, headers=auth)
+
+
+def visible_parts(answer: httpx2.Response, id: str) -> tuple[int, dict[str, str], bytes]:
+    """Return what a client sees of a response, with the id that it sent masked."""
+    own = {
+        name: value for name, value in answer.headers.items() if not name.startswith(("x-request-id", "x-ratelimit"))
+    }
+    return answer.status_code, own, answer.content.replace(id.partition("@")[0].encode(), b"ID")
+
+
+@pytest.mark.parametrize("probe", PROBES, ids=str)
+async def test_id_of_another_project_is_like_an_unknown_id(harness: Harness, other: OtherProject, probe: Probe) -> None:
+    foreign: str = getattr(other, probe.kind)
+    there = visible_parts(await ask(harness, probe, foreign, other.own_completion), foreign)
+    nowhere = visible_parts(await ask(harness, probe, like(foreign), other.own_completion), like(foreign))
+    assert there == nowhere
+    assert there[0] in (200, 404)
+    # The owner gets another response: the object exists, and the other project has not changed it
+    theirs_nowhere = visible_parts(
+        await ask(harness, probe, like(foreign), other.completion, other.auth), like(foreign)
+    )
+    theirs_there = visible_parts(await ask(harness, probe, foreign, other.completion, other.auth), foreign)
+    assert theirs_there != theirs_nowhere
