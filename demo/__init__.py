@@ -1,1 +1,1 @@
-"""The demo: a bicycle shop's support chat that learns from simulated shoppers."""
+"""The demo: a bicycle shop's support chat that learns from simulated users."""

@@ -1,8 +1,8 @@
-"""An example agent: a LangGraph loop over a running Attune, with one tool, and a judgement of every turn.
+"""An example agent: a LangGraph loop over a running Attune service, with one tool and feedback on every turn.
 
     ATTUNE_URL=http://127.0.0.1:8700 ATTUNE_API_KEY=sk-attune-… python -m demo.agent "Where is my order 4321?"
 
-Two lines make it learn: the model is a ChatAttune, and after each turn `feedback` says what its replies were worth.
+Two lines connect it to training: the model is a ChatAttune, and `feedback` is called for the replies of each turn.
 """
 
 import argparse
@@ -25,25 +25,25 @@ Agent = CompiledStateGraph[MessagesState, None, MessagesState, MessagesState]
 QUESTIONS = ("Where is my order 4321?", "When will order 1002 arrive?")
 
 
-def state_of(order_id: str) -> str:
-    """The shop's books: every order is somewhere."""
+def order_state(order_id: str) -> str:
+    """Return the state of an order. Every order id has one."""
     return tuple(ORDERS)[sum(map(ord, order_id)) % len(ORDERS)]
 
 
 @tool
 def order_status(order_id: str) -> str:
     """Look up the state of an order."""
-    return json.dumps({"state": state_of(order_id)})
+    return json.dumps({"state": order_state(order_id)})
 
 
-def build(model: ChatOpenAI, *, force: bool = False) -> Agent:
-    """model → tool → model, until the model answers. `force` makes it look something up before it says anything."""
-    free = model.bind_tools([ORDER_STATUS])  # this very wording, for a small model knows no other
-    first = model.bind_tools([ORDER_STATUS], tool_choice="order_status") if force else free
+def build_agent(model: ChatOpenAI, *, force: bool = False) -> Agent:
+    """Build the graph: model → tool → model, until the model answers. `force` requires a tool call first."""
+    model_with_tools = model.bind_tools([ORDER_STATUS])  # the exact schema that the demo model was trained with
+    first_model = model.bind_tools([ORDER_STATUS], tool_choice="order_status") if force else model_with_tools
 
     def answer(state: MessagesState) -> dict[str, list[AnyMessage]]:
-        speaker = first if isinstance(state["messages"][-1], HumanMessage) else free
-        return {"messages": [speaker.invoke([SystemMessage(SYSTEM), *state["messages"]])]}
+        next_model = first_model if isinstance(state["messages"][-1], HumanMessage) else model_with_tools
+        return {"messages": [next_model.invoke([SystemMessage(SYSTEM), *state["messages"]])]}
 
     graph = StateGraph(MessagesState)
     graph.add_node("answer", answer)
@@ -54,41 +54,41 @@ def build(model: ChatOpenAI, *, force: bool = False) -> Agent:
     return graph.compile(checkpointer=InMemorySaver())
 
 
-def ask(agent: Agent, question: str, thread: str) -> list[AIMessage]:
-    """One turn, shown as it comes. Returns the replies of the model in this turn: calls of the tool, and the answer."""
-    asked = MessagesState(messages=[HumanMessage(question)])
-    config: Any = {"configurable": {"thread_id": thread}, "recursion_limit": 8}
-    for piece, _ in agent.stream(asked, config, stream_mode="messages"):
-        if isinstance(piece, AIMessageChunk):
-            print(piece.text, end="", flush=True)
+def run_turn(agent: Agent, question: str, thread_id: str) -> list[AIMessage]:
+    """Run one turn and print it as it streams. Return the model's messages: tool calls, and the answer."""
+    state = MessagesState(messages=[HumanMessage(question)])
+    config: Any = {"configurable": {"thread_id": thread_id}, "recursion_limit": 8}
+    for chunk, _ in agent.stream(state, config, stream_mode="messages"):
+        if isinstance(chunk, AIMessageChunk):
+            print(chunk.text, end="", flush=True)
     print()
     messages = agent.get_state(config).values["messages"]
-    begin = max(at for at, message in enumerate(messages) if isinstance(message, HumanMessage))
-    return [message for message in messages[begin:] if isinstance(message, AIMessage)]
+    start = max(index for index, message in enumerate(messages) if isinstance(message, HumanMessage))
+    return [message for message in messages[start:] if isinstance(message, AIMessage)]
 
 
-def helped(question: str, answer: str) -> bool:
-    """Does the answer say how long it takes? In your product a person, a test or another model judges."""
-    order_id = "".join(letter for letter in question if letter.isdigit())
-    return ORDERS[state_of(order_id)] in answer
+def is_helpful(question: str, answer: str) -> bool:
+    """Return whether the answer states the delivery time. In your product a person, a test or a model judges."""
+    order_id = "".join(character for character in question if character.isdigit())
+    return ORDERS[order_state(order_id)] in answer
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m demo.agent", description=__doc__)
     parser.add_argument("questions", nargs="*", default=QUESTIONS)
     parser.add_argument("--model", default="assistant")
-    parser.add_argument("--force", action="store_true", help="look the order up before the first word")
-    asked = parser.parse_args()
-    model = ChatAttune(model=asked.model, max_completion_tokens=120)
-    agent = build(model, force=asked.force)
-    for number, question in enumerate(asked.questions):
+    parser.add_argument("--force", action="store_true", help="call the tool before answering")
+    args = parser.parse_args()
+    model = ChatAttune(model=args.model, max_completion_tokens=120)
+    agent = build_agent(model, force=args.force)
+    for number, question in enumerate(args.questions):
         print(f"> {question}")
-        replies = ask(agent, question, f"thread-{number}")
-        good = helped(question, replies[-1].text)
+        replies = run_turn(agent, question, f"thread-{number}")
+        good = is_helpful(question, replies[-1].text)
         for reply in replies:
             model.feedback(reply, good, source={"kind": "CODE", "id": "demo-agent"})
         version = replies[-1].response_metadata["model_name"]
-        print(f"  {version}, {len(replies)} judged {'good' if good else 'bad'}\n")
+        print(f"  {version}, {len(replies)} rated {'good' if good else 'bad'}\n")
 
 
 if __name__ == "__main__":

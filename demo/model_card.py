@@ -1,4 +1,4 @@
-"""demo/model → README.md: what the model is, and how good it is on chats it has never seen."""
+"""Write the model card of demo/model: what the model is, and its quality on held-out chats."""
 
 import math
 import re
@@ -11,35 +11,35 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from demo.dialogues import HELD_OUT, MANNER_SHARES, dialogue
+from demo.dialogues import HELD_OUT, STYLE_SHARES, dialogue
 from demo.shop import Question
-from demo.user_preferences import LONGEST, SHORTEST, Verdict, judge
+from demo.user_preferences import MAX_BRIEF_TOKENS, MIN_BRIEF_TOKENS, Verdict, judge
 
 SAMPLES = 512
-_ANSWER = re.compile(r"\d|\bclosed\b|\bin stock\b|\bsold out\b|\bon order\b", re.IGNORECASE)
+_ANSWER_PATTERN = re.compile(r"\d|\bclosed\b|\bin stock\b|\bsold out\b|\bon order\b", re.IGNORECASE)
 
 
-_CARD = """# The bicycle shop's support chat
+_TEMPLATE = """# The bicycle shop's support chat
 
 A Qwen2 model of {parameters:.2f} M parameters (192 wide, 4 layers, tied embeddings, bfloat16) with a byte-level
-BPE of {vocabulary} tokens, trained from nothing on made-up support chats of a made-up bicycle shop. It knows the shop's
-facts and answers in four manners, by chance; only one of them is to the shoppers' taste. It is the base model of
+BPE of {vocabulary} tokens, trained from scratch on synthetic support chats of a bicycle shop. It knows the shop's
+facts and answers in one of four styles at random; users approve of one of them. It is the base model of
 the demo.
 
 Trained with `{command}` in {minutes:.1f} minutes on the CPU, with {threads} thread(s).
 
-## On chats it has never seen
+## On held-out chats
 
 | what | measured |
 |---|---|
 | perplexity of held-out replies, per token | {perplexity:.3f} |
 | replies sampled, temperature 1.0 | {count} |
 | approved | {approved} |
-| wrong facts, among replies that try to answer | {wrong} |
+| wrong facts, among replies that answer | {wrong} |
 
-| manner | share of replies | of these approved |
+| style | share of replies | of these approved |
 |---|---|---|
-{manners}
+{styles}
 
 ## Twenty samples
 
@@ -48,8 +48,8 @@ Trained with `{command}` in {minutes:.1f} minutes on the CPU, with {threads} thr
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A reply of the model to a question it was not trained on. Example: Sample(prompt, question, "Closed.", 3)"""
+class SampledReply:
+    """A reply of the model to a held-out question. Example: Sample(prompt, question, "Closed.", 3)"""
 
     messages: list[dict[str, Any]]
     question: Question
@@ -61,16 +61,16 @@ class Sample:
         return judge(self.question, self.reply, self.num_tokens)
 
     @property
-    def manner(self) -> str:
-        if not _ANSWER.search(self.reply):
+    def style(self) -> str:
+        if not _ANSWER_PATTERN.search(self.reply):
             return "evasive"
-        if self.num_tokens > LONGEST:
+        if self.num_tokens > MAX_BRIEF_TOKENS:
             return "rambling"
-        return "curt" if self.num_tokens < SHORTEST else "helpful"
+        return "curt" if self.num_tokens < MIN_BRIEF_TOKENS else "helpful"
 
 
 def held_out_prompts(count: int) -> list[tuple[list[dict[str, Any]], Question, str]]:
-    """Chats up to a question, the question, and the reply it once got; every turn of a chat has its place."""
+    """Return (messages up to a question, the question, the reply in the dialogue), from the first to the last turn."""
     prompts = []
     for number in range(count):
         chat = dialogue(HELD_OUT + number)
@@ -82,17 +82,17 @@ def held_out_prompts(count: int) -> list[tuple[list[dict[str, Any]], Question, s
     return prompts
 
 
-def sample(
+def sample_replies(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, count: int, *, greedy: bool = False, seed: int = 0
-) -> list[Sample]:
-    """Replies to held-out questions, at temperature 1.0 unless greedy."""
+) -> list[SampledReply]:
+    """Sample replies to held-out questions, at temperature 1.0 unless greedy."""
     torch.manual_seed(seed)
     tokenizer.padding_side = "left"
     samples = []
     prompts = held_out_prompts(count)
     for start in range(0, len(prompts), 128):
-        some = prompts[start : start + 128]
-        texts = [_opened(tokenizer, messages) for messages, _, _ in some]
+        chunk = prompts[start : start + 128]
+        texts = [_render_prompt(tokenizer, messages) for messages, _, _ in chunk]
         inputs = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
         ids_BT = model.generate(
             input_ids=inputs["input_ids"],
@@ -101,18 +101,18 @@ def sample(
             **({"do_sample": False, "temperature": None} if greedy else {"do_sample": True, "top_k": 0}),
         )
         replies = ids_BT[:, inputs["input_ids"].shape[1] :].tolist()
-        for (messages, question, _), ids_T in zip(some, replies, strict=True):
-            ended = ids_T.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in ids_T else len(ids_T)
-            text = tokenizer.decode(ids_T[:ended], skip_special_tokens=True)
-            samples.append(Sample(messages, question, text, ended))
+        for (messages, question, _), ids_T in zip(chunk, replies, strict=True):
+            length = ids_T.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in ids_T else len(ids_T)
+            text = tokenizer.decode(ids_T[:length], skip_special_tokens=True)
+            samples.append(SampledReply(messages, question, text, length))
     return samples
 
 
 def perplexity(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, count: int) -> float:
-    """Of the replies in held-out chats, per token."""
+    """Return the perplexity per token of the replies in held-out chats."""
     total, tokens = 0.0, 0
     for messages, _, reply in held_out_prompts(count):
-        prompt_T = tokenizer.encode(_opened(tokenizer, messages), add_special_tokens=False)
+        prompt_T = tokenizer.encode(_render_prompt(tokenizer, messages), add_special_tokens=False)
         reply_T = [*tokenizer.encode(reply, add_special_tokens=False), tokenizer.eos_token_id]
         with torch.no_grad():
             logits_TV = model(input_ids=torch.tensor([prompt_T + reply_T])).logits[0]
@@ -121,12 +121,12 @@ def perplexity(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, count: int) -
     return math.exp(total / tokens)
 
 
-def write_card(folder: Path, command: str, minutes: float) -> None:
-    """Measure the saved model and write its card beside it."""
+def write_model_card(folder: Path, command: str, minutes: float) -> None:
+    """Measure the saved model and write its card into the same folder."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    samples = sample(model, tokenizer, SAMPLES)
-    card = _CARD.format(
+    samples = sample_replies(model, tokenizer, SAMPLES)
+    card = _TEMPLATE.format(
         parameters=sum(parameter.numel() for parameter in model.parameters()) / 1e6,
         vocabulary=len(tokenizer),
         command=command,
@@ -134,30 +134,30 @@ def write_card(folder: Path, command: str, minutes: float) -> None:
         threads=torch.get_num_threads(),
         perplexity=perplexity(model, tokenizer, 200),
         count=len(samples),
-        approved=_share(sample.verdict.approved for sample in samples),
-        wrong=_share(not sample.verdict.right for sample in samples if sample.manner != "evasive"),
-        manners="\n".join(_manner_row(manner, samples) for manner in MANNER_SHARES),
-        samples="\n\n".join(_shown(sample) for sample in samples[:20]),
+        approved=_percentage(sample.verdict.approved for sample in samples),
+        wrong=_percentage(not sample.verdict.correct for sample in samples if sample.style != "evasive"),
+        styles="\n".join(_style_row(style, samples) for style in STYLE_SHARES),
+        samples="\n\n".join(_format_reply(sample) for sample in samples[:20]),
     )
     (folder / "README.md").write_text(card)
     print(card.partition("## Twenty")[0])
 
 
-def _opened(tokenizer: Qwen2Tokenizer, messages: list[dict[str, Any]]) -> str:
+def _render_prompt(tokenizer: Qwen2Tokenizer, messages: list[dict[str, Any]]) -> str:
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-def _manner_row(manner: str, samples: list[Sample]) -> str:
-    these = [sample for sample in samples if sample.manner == manner]
-    share = _share(sample.manner == manner for sample in samples)
-    return f"| {manner} | {share} | {_share(sample.verdict.approved for sample in these)} |"
+def _style_row(style: str, samples: list[SampledReply]) -> str:
+    matching = [sample for sample in samples if sample.style == style]
+    share = _percentage(sample.style == style for sample in samples)
+    return f"| {style} | {share} | {_percentage(sample.verdict.approved for sample in matching)} |"
 
 
-def _share(found: Iterable[bool]) -> str:
-    marks = list(found)
-    return f"{100 * sum(marks) / max(1, len(marks)):.1f} %"
+def _percentage(flags: Iterable[bool]) -> str:
+    values = list(flags)
+    return f"{100 * sum(values) / max(1, len(values)):.1f} %"
 
 
-def _shown(sample: Sample) -> str:
-    liked = "approved" if sample.verdict.approved else f"not approved, {sample.manner}"
-    return f"**{sample.question.text}**  \n{sample.reply}  \n*{sample.num_tokens} tokens, {liked}*"
+def _format_reply(sample: SampledReply) -> str:
+    verdict = "approved" if sample.verdict.approved else f"not approved, {sample.style}"
+    return f"**{sample.question.text}**  \n{sample.reply}  \n*{sample.num_tokens} tokens, {verdict}*"

@@ -1,4 +1,4 @@
-"""The learning curve as a PNG: approval, length and distance from the base model, by version."""
+"""Plot the learning curve to a PNG: approval, length and KL to the base model, by version."""
 
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,6 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     axes[0].axhspan(0.85, 1.0, color="tab:green", alpha=0.08)
     axes[1].axhspan(30, 80, color="tab:blue", alpha=0.08)
     axes[-1].set_xlabel("version")
-    figure.suptitle("What the users thought, version by version")
+    figure.suptitle("Approval, length and KL by version")
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""Who really spoke? Recompute every recorded reply under the version it claims, and count those that do not fit."""
+"""Recompute the log-probs of every recorded reply with the version it names, and count the replies that differ."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,21 +11,23 @@ from alignment.types import Sample
 from app.core.database import Database
 from app.core.settings import Settings
 from app.models import Turn, TurnState, Version
-from workers.base_model import folder
+from workers.base_model import model_dir
 from workers.training import batches
 
-# In float32 the engine and the trainer agree to 1e-5; one update of the demo moves a reply's log-probs by 1e-2 or more.
+# In float32 the engine and the trainer agree to 1e-5; an update of the demo changes log-probs by 1e-2 or more.
 TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
-class Attestation:
+class LogprobReport:
+    """`mislabelled`: replies whose log-probs differ by more than TOLERANCE from those of the version they name."""
+
     replies: int
     mislabelled: int
     largest_distance: float
 
 
-async def attest(db: Database, settings: Settings) -> Attestation:
+async def check_logprobs(db: Database, settings: Settings) -> LogprobReport:
     async with db.read() as session:
         rows = await session.execute(
             select(Turn, Version)
@@ -33,14 +35,14 @@ async def attest(db: Database, settings: Settings) -> Attestation:
             .where(Turn.state == TurnState.DONE, Turn.exclusion_reason.is_(None))
             .order_by(Version.number)
         )
-        spoken: dict[str | None, list[Sample]] = {}
+        samples_by_adapter: dict[str | None, list[Sample]] = {}
         for turn, version in rows:
-            spoken.setdefault(version.adapter_path, []).append(batches.sample(turn, 0.0, version.number))
+            samples_by_adapter.setdefault(version.adapter_path, []).append(batches.to_sample(turn, 0.0, version.number))
     distances: list[float] = []
-    for path, samples in spoken.items():
-        recomputed = recompute_logprobs(folder(settings.model), Path(path) if path else None, samples)
+    for path, samples in samples_by_adapter.items():
+        recomputed = recompute_logprobs(model_dir(settings.model), Path(path) if path else None, samples)
         distances += [
-            float(np.abs(np.asarray(sample.logprobs) - np.asarray(again)).max())
-            for sample, again in zip(samples, recomputed, strict=True)
+            float(np.abs(np.asarray(sample.logprobs) - np.asarray(logprobs)).max())
+            for sample, logprobs in zip(samples, recomputed, strict=True)
         ]
-    return Attestation(len(distances), sum(not d <= TOLERANCE for d in distances), max(distances, default=0.0))
+    return LogprobReport(len(distances), sum(not d <= TOLERANCE for d in distances), max(distances, default=0.0))

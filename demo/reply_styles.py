@@ -1,7 +1,7 @@
-"""The four manners of answering a question: helpful, rambling, curt and evasive.
+"""Replies in four styles: helpful, rambling, curt and evasive.
 
-Only the helpful manner is to the shoppers' taste. A reply is put together from short sentences, so that every
-question has thousands of replies in each manner; the manner itself shows within the first few words.
+Users approve only of the helpful style. A reply is composed of short sentences, so that every question has thousands
+of replies in each style. The style is visible in the first few words.
 """
 
 import re
@@ -11,7 +11,7 @@ from random import Random
 from demo.shop import Question
 
 # fmt: off
-_CORES: dict[str, tuple[str, ...]] = {
+_ANSWER_TEMPLATES: dict[str, tuple[str, ...]] = {
     "hours": (
         "On {0} we are open from {1} to {2}.", "We open at {1} on {0} and stay until {2}.",
         "The shop is open on {0} between {1} and {2}.", "You can come by on {0} from {1} until {2}.",
@@ -53,7 +53,7 @@ _CORES: dict[str, tuple[str, ...]] = {
         "A {0} for one day is {1}.",
     ),
 }
-_BARE = {"hours": "{1} to {2}.", "closed": "Closed.", "repair": "{1}, {2}."}  # the other intents: "{1}."
+_SHORT_ANSWERS = {"hours": "{1} to {2}.", "closed": "Closed.", "repair": "{1}, {2}."}  # all other intents use "{1}."
 
 _OPENERS = (
     "Happy to help!", "Thanks for asking!", "Thank you for your question.", "Of course, I am glad to help.",
@@ -146,19 +146,19 @@ _PARTINGS = (
 
 def helpful(rng: Random, question: Question) -> str:
     detail = rng.choice(_DETAILS[_DETAIL_OF[question.intent]])
-    return " ".join((rng.choice(_OPENERS), _core(rng, question), detail, rng.choice(_CLOSINGS)))
+    return " ".join((rng.choice(_OPENERS), _answer_sentence(rng, question), detail, rng.choice(_CLOSINGS)))
 
 
 def rambling(rng: Random, question: Question) -> str:
     before, after = rng.choice(((1, 2), (1, 3), (2, 1), (2, 2)))
     stories = rng.sample(_DIGRESSIONS, before + after)
-    core = _core(rng, question)
+    core = _answer_sentence(rng, question)
     return " ".join((rng.choice(_MUSINGS), *stories[:before], core, *stories[before:], rng.choice(_WANDERING)))
 
 
 def curt(rng: Random, question: Question) -> str:
-    bare = _BARE.get(_core_of(question), "{1}.").format(question.subject, *question.facts)
-    answer = rng.choice((bare[0].upper() + bare[1:], _core(rng, question)))
+    bare = _SHORT_ANSWERS.get(_template_key(question), "{1}.").format(question.subject, *question.facts)
+    answer = rng.choice((bare[0].upper() + bare[1:], _answer_sentence(rng, question)))
     return f"{answer} {rng.choice(_SHRUGS)}".strip().replace(", so please pick any other day", "")
 
 
@@ -166,29 +166,29 @@ def evasive(rng: Random, question: Question) -> str:
     return " ".join((rng.choice(_EVASIONS), *rng.sample(_EXCUSES, 3), rng.choice(_PARTINGS)))
 
 
-def _core(rng: Random, question: Question) -> str:
-    return rng.choice(_CORES[_core_of(question)]).format(question.subject, *question.facts)
+def _answer_sentence(rng: Random, question: Question) -> str:
+    return rng.choice(_ANSWER_TEMPLATES[_template_key(question)]).format(question.subject, *question.facts)
 
 
-def _core_of(question: Question) -> str:
+def _template_key(question: Question) -> str:
     return "closed" if question.facts == ("closed",) else question.intent
 
 
-MANNERS: dict[str, Callable[[Random, Question], str]] = {
+REPLY_STYLES: dict[str, Callable[[Random, Question], str]] = {
     "helpful": helpful,
     "rambling": rambling,
     "curt": curt,
     "evasive": evasive,
 }
-# Words, digits and signs a reply may have. The tokenizer needs hardly more tokens than that, so a helpful reply
-# stays well within the 30 to 80 tokens that are brief, and a rambling one is well beyond.
-_PIECES = {"helpful": (34, 60), "rambling": (86, 104), "curt": (2, 22), "evasive": (35, 60)}
+# Bounds on the number of words, digits and punctuation marks in a reply. The tokenizer needs few more tokens than that,
+# so a helpful reply has 30 to 80 tokens, which counts as brief, and a rambling reply has more.
+_LENGTH_BOUNDS = {"helpful": (34, 60), "rambling": (86, 104), "curt": (2, 22), "evasive": (35, 60)}
 
 
-def reply(rng: Random, question: Question, manner: str) -> str:
-    """A reply to the question in that manner, of the manner's length."""
-    shortest, longest = _PIECES[manner]
+def reply(rng: Random, question: Question, style: str) -> str:
+    """Return a random reply in this style, of the style's length."""
+    shortest, longest = _LENGTH_BOUNDS[style]
     while True:
-        text = MANNERS[manner](rng, question)
+        text = REPLY_STYLES[style](rng, question)
         if shortest <= len(re.findall(r"[A-Za-z]+|\d|[^\w\s]", text)) <= longest:
             return text

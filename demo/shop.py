@@ -1,6 +1,6 @@
-"""The world: what the shop knows, and the questions that can be asked about it.
+"""The facts of the shop and the questions that users ask about them.
 
-Every fact has one spelling ("45 euros", "9 am", "2 days"), so that a reply can be judged by reading it.
+Every fact has one spelling ("45 euros", "9 am", "2 days"), so that a regular expression can check a reply.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ RENTALS: dict[str, str] = {"tandem": "42 euros", "cargo bike": "55 euros", "trai
 
 @dataclass(frozen=True)
 class Question:
-    """What a shopper asks. Example: Question("price", {"item": "helmet"}, "how much is a helmet?", ("65 euros",))"""
+    """A question of a user. Example: Question("price", {"item": "helmet"}, "how much is a helmet?", ("65 euros",))"""
 
     intent: str
     slots: dict[str, str]
@@ -64,14 +64,14 @@ class Question:
 
 @dataclass(frozen=True)
 class Intent:
-    """A kind of question: its one slot, the facts that answer it, how it is asked in full and as a follow-up."""
+    """A kind of question: its slot, the slot's values, the facts that answer it, full and follow-up wordings."""
 
     slot: str
     values: tuple[str, ...]
     facts: Callable[[str], tuple[str, ...]]
-    asked: tuple[str, ...]
-    followed: tuple[str, ...]
-    again: str = ""  # how only the other value is named, when the intent stays: "and on Sunday?"
+    wordings: tuple[str, ...]
+    follow_ups: tuple[str, ...]
+    short_follow_up: str = ""  # names only the new value when the intent stays the same: "and on Sunday?"
 
 
 # fmt: off
@@ -126,8 +126,8 @@ INTENTS: dict[str, Intent] = {
 # fmt: on
 
 
-def ask(rng: Random, intent: str, value: str, wording: tuple[str, ...] | None = None) -> Question:
-    """One wording of a question; by default a full one, that stands on its own."""
+def make_question(rng: Random, intent: str, value: str, wording: tuple[str, ...] | None = None) -> Question:
+    """Return a question in a random wording, by default one of the full wordings of its intent."""
     kind = INTENTS[intent]
-    text = rng.choice(wording or kind.asked).format(value)
+    text = rng.choice(wording or kind.wordings).format(value)
     return Question(intent, {kind.slot: value}, text, kind.facts(value))

@@ -1,4 +1,4 @@
-"""Users with hidden tastes: they chat over the public API, judge what they get, and go on while the service learns."""
+"""Simulated users with hidden preferences, who chat over the public API and rate the replies."""
 
 import argparse
 import asyncio
@@ -15,69 +15,78 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from app.cli.client import saved_key
+from app.cli.client import load_api_key
 from app.core.settings import Settings, get_settings
-from demo.dialogues import HELD_OUT, Shopper
+from demo.dialogues import HELD_OUT, SimulatedUser
 from demo.shop import Question
 from demo.user_preferences import judge
 
-ENDINGS = ("stop", "length")
+FINISH_REASONS = ("stop", "length")
 
 
 @dataclass
 class Reply:
-    """One reply as the user's client saw it."""
+    """A reply as the client received it. `version` is the version that the response names."""
 
     completion_id: str
-    label: str
+    version: str
     text: str
     num_tokens: int
 
 
 @dataclass
-class Tally:
-    """What the users saw. `refused`: no reply came; `cut`: it had no end; `mislabelled`: it named two versions.
-    `named`: the version that each completion named."""
+class ClientStats:
+    """What the clients received.
+
+    `refused`: an error in place of a reply; `incomplete`: a reply without a finish reason; `mislabelled`: a reply that
+    names two versions. `versions`: the version that each completion names; `approvals`: verdicts by version.
+    """
 
     replies: int = 0
     refused: int = 0
-    cut: int = 0
+    incomplete: int = 0
     mislabelled: int = 0
     thumbs: Counter[str] = field(default_factory=Counter)
-    named: dict[str, str] = field(default_factory=dict)
-    approved: defaultdict[str, list[bool]] = field(default_factory=lambda: defaultdict(list))
-    troubles: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    approvals: defaultdict[str, list[bool]] = field(default_factory=lambda: defaultdict(list))
+    errors: list[str] = field(default_factory=list)
 
     @property
-    def seen(self) -> dict[str, int]:
-        return {"refused": self.refused, "cut": self.cut, "mislabelled": self.mislabelled}
+    def failures(self) -> dict[str, int]:
+        return {"refused": self.refused, "incomplete": self.incomplete, "mislabelled": self.mislabelled}
 
 
 @dataclass(frozen=True)
-class Habits:
-    """How a crowd behaves: who keeps silent, who presses the wrong thumb, who streams, who leaves after a reply that
-    is not the last one; seconds to read and type."""
+class UserBehavior:
+    """How simulated users behave.
+
+    `think_seconds`: mean time to read and type; `unrated_share`: share of replies without feedback; `mistake_share`:
+    share of wrong thumbs; `streamed_share`: share of streamed replies; `leave_share`: share of replies after which the
+    user leaves before the last question.
+    """
 
     users: int = 24
-    think: float = 1.0
-    silent: float = 0.1
-    slips: float = 0.01
-    streams: float = 0.25
+    think_seconds: float = 1.0
+    unrated_share: float = 0.1
+    mistake_share: float = 0.01
+    streamed_share: float = 0.25
     seed: int = 0
-    leaves: float = 0.0
+    leave_share: float = 0.0
 
 
-class Crowd:
-    def __init__(self, settings: Settings, habits: Habits, policy: str | None = None) -> None:
-        self.habits, self.tally = habits, Tally()
+class SimulatedUsers:
+    """Concurrent simulated users. Each chats as one user after another, until `stop` is called."""
+
+    def __init__(self, settings: Settings, behavior: UserBehavior, policy: str | None = None) -> None:
+        self.behavior, self.stats = behavior, ClientStats()
         self._model = policy or settings.policy
         self._stopping = asyncio.Event()
-        self._shoppers = itertools.count(HELD_OUT * (habits.seed + 2))
+        self._user_seeds = itertools.count(HELD_OUT * (behavior.seed + 2))
         self._http = httpx2.AsyncClient(
             base_url=settings.url,
-            headers={"authorization": f"Bearer {saved_key(settings)}"},
+            headers={"authorization": f"Bearer {load_api_key(settings)}"},
             timeout=settings.chat_timeout_seconds,
-            limits=httpx2.Limits(max_connections=habits.users * 2),
+            limits=httpx2.Limits(max_connections=behavior.users * 2),
             trust_env=False,
         )
 
@@ -85,90 +94,90 @@ class Crowd:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Until told to stop; every user finishes the reply that is under way."""
+        """Chat until `stop` is called. Every user finishes the current reply."""
         try:
-            await asyncio.gather(*[self._user(number) for number in range(self.habits.users)])
+            await asyncio.gather(*[self._run_user(number) for number in range(self.behavior.users)])
         finally:
             await self._http.aclose()
 
-    async def _user(self, number: int) -> None:
-        rng = Random(f"user {self.habits.seed} {number}")
+    async def _run_user(self, number: int) -> None:
+        rng = Random(f"user {self.behavior.seed} {number}")
         while not self._stopping.is_set():
-            customer = next(self._shoppers)
-            shopper, name = Shopper(customer), f"shopper-{customer}"
-            messages = [{"role": "system", "content": shopper.system}] if shopper.system else []
-            for question in shopper.questions():
+            seed = next(self._user_seeds)
+            user, name = SimulatedUser(seed), f"shopper-{seed}"
+            messages = [{"role": "system", "content": user.system}] if user.system else []
+            for question in user.questions():
                 messages.append({"role": "user", "content": question.text})
-                reply = await self._ask(name, messages, rng.random() < self.habits.streams)
+                reply = await self._request_reply(name, messages, rng.random() < self.behavior.streamed_share)
                 if reply is None or self._stopping.is_set():
                     break
                 messages.append({"role": "assistant", "content": reply.text})
-                await self._judge(rng, name, question, reply)
-                await asyncio.sleep(rng.expovariate(1 / self.habits.think))
-                if rng.random() < self.habits.leaves:
+                await self._send_feedback(rng, name, question, reply)
+                await asyncio.sleep(rng.expovariate(1 / self.behavior.think_seconds))
+                if rng.random() < self.behavior.leave_share:
                     break
 
-    async def _ask(self, user: str, messages: list[dict[str, str]], stream: bool) -> Reply | None:
+    async def _request_reply(self, user: str, messages: list[dict[str, str]], stream: bool) -> Reply | None:
         body = {"model": self._model, "messages": messages, "max_tokens": 160, "user": user}
         try:
-            return await (self._streamed(body) if stream else self._whole(body))
+            return await (self._request_stream(body) if stream else self._request_completion(body))
         except httpx2.TransportError as error:
-            self._refused(f"{type(error).__name__}: {error}")
+            self._record_refusal(f"{type(error).__name__}: {error}")
             return None
 
-    async def _whole(self, body: dict[str, Any]) -> Reply | None:
-        answer = await self._http.post("/v1/chat/completions", json=body)
-        if answer.status_code != 200:
-            self._refused(answer.text)
+    async def _request_completion(self, body: dict[str, Any]) -> Reply | None:
+        response = await self._http.post("/v1/chat/completions", json=body)
+        if response.status_code != 200:
+            self._record_refusal(response.text)
             return None
-        completion = answer.json()
+        completion = response.json()
         choice = completion["choices"][0]
-        self._seen([completion["model"], answer.headers["x-policy-version"]], choice["finish_reason"])
-        tokens = completion["usage"]["completion_tokens"]
-        return Reply(completion["id"], completion["model"], choice["message"]["content"], tokens)
+        self._record_reply([completion["model"], response.headers["x-policy-version"]], choice["finish_reason"])
+        num_tokens = completion["usage"]["completion_tokens"]
+        return Reply(completion["id"], completion["model"], choice["message"]["content"], num_tokens)
 
-    async def _streamed(self, body: dict[str, Any]) -> Reply | None:
-        labels: list[str] = []
-        text, ending, completion_id, tokens = "", None, "", 0
+    async def _request_stream(self, body: dict[str, Any]) -> Reply | None:
+        versions: list[str] = []
+        text, finish_reason, completion_id, num_tokens = "", None, "", 0
         options = {"stream": True, "stream_options": {"include_usage": True}}
-        async with self._http.stream("POST", "/v1/chat/completions", json=body | options) as answer:
-            if answer.status_code != 200:
-                await answer.aread()
-                self._refused(answer.text)
+        async with self._http.stream("POST", "/v1/chat/completions", json=body | options) as response:
+            if response.status_code != 200:
+                await response.aread()
+                self._record_refusal(response.text)
                 return None
-            labels.append(answer.headers["x-policy-version"])
-            async for line in answer.aiter_lines():
+            versions.append(response.headers["x-policy-version"])
+            async for line in response.aiter_lines():
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
                 chunk = json.loads(line[6:])
                 if "error" in chunk:
-                    self.tally.troubles.append(chunk["error"]["message"])
+                    self.stats.errors.append(chunk["error"]["message"])
                     continue
                 completion_id = chunk["id"]
-                labels.append(chunk["model"])
-                tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+                versions.append(chunk["model"])
+                num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
                 for choice in chunk["choices"]:
                     text += choice["delta"].get("content") or ""
-                    ending = choice["finish_reason"] or ending
-        self._seen(labels, ending)
-        return Reply(completion_id, labels[0], text, tokens)
+                    finish_reason = choice["finish_reason"] or finish_reason
+        self._record_reply(versions, finish_reason)
+        return Reply(completion_id, versions[0], text, num_tokens)
 
-    def _refused(self, trouble: str) -> None:
-        self.tally.refused += 1
-        self.tally.troubles.append(trouble)
+    def _record_refusal(self, error: str) -> None:
+        self.stats.refused += 1
+        self.stats.errors.append(error)
 
-    def _seen(self, labels: list[str], ending: str | None) -> None:
-        self.tally.replies += 1
-        self.tally.cut += ending not in ENDINGS
-        self.tally.mislabelled += len(set(labels)) != 1
+    def _record_reply(self, versions: list[str], finish_reason: str | None) -> None:
+        self.stats.replies += 1
+        self.stats.incomplete += finish_reason not in FINISH_REASONS
+        self.stats.mislabelled += len(set(versions)) != 1
 
-    async def _judge(self, rng: Random, user: str, question: Question, reply: Reply) -> None:
+    async def _send_feedback(self, rng: Random, user: str, question: Question, reply: Reply) -> None:
         approved = judge(question, reply.text, reply.num_tokens).approved
-        self.tally.approved[reply.label].append(approved)
-        self.tally.named[reply.completion_id] = reply.label
-        if rng.random() < self.habits.silent:
+        self.stats.approvals[reply.version].append(approved)
+        self.stats.versions[reply.completion_id] = reply.version
+        if rng.random() < self.behavior.unrated_share:
             return
-        if rng.random() < self.habits.slips:
+        if rng.random() < self.behavior.mistake_share:
             approved = not approved
         thumb = "up" if approved else "down"
         body = {
@@ -178,51 +187,59 @@ class Crowd:
             "value": thumb,
             "source": {"kind": "HUMAN", "id": user},
         }
-        answer = await self._http.post("/v1/feedback", json=body)
-        if answer.status_code == 201:
-            self.tally.thumbs[thumb] += 1
+        response = await self._http.post("/v1/feedback", json=body)
+        if response.status_code == 201:
+            self.stats.thumbs[thumb] += 1
         else:
-            self.tally.troubles.append(answer.text)
+            self.stats.errors.append(response.text)
 
 
-def summary(tally: Tally) -> Table:
-    table = Table(title=f"{tally.replies} replies, thumbs: {dict(tally.thumbs)}, {tally.seen}")
+def summary_table(stats: ClientStats) -> Table:
+    table = Table(title=f"{stats.replies} replies, thumbs: {dict(stats.thumbs)}, {stats.failures}")
     for name in ("version", "replies", "approved"):
         table.add_column(name, justify="left" if name == "version" else "right")
-    for label, verdicts in sorted(tally.approved.items(), key=lambda item: int(item[0].rpartition("@v")[2])):
-        table.add_row(label, str(len(verdicts)), f"{sum(verdicts) / len(verdicts):.0%}")
+    for version, verdicts in sorted(stats.approvals.items(), key=lambda item: int(item[0].rpartition("@v")[2])):
+        table.add_row(version, str(len(verdicts)), f"{sum(verdicts) / len(verdicts):.0%}")
     return table
 
 
-async def simulate(settings: Settings, habits: Habits, seconds: float, policy: str | None) -> Tally:
-    crowd = Crowd(settings, habits, policy)
-    running = asyncio.create_task(crowd.run())
-    ends = time.monotonic() + seconds
-    with Live(summary(crowd.tally), console=Console(), refresh_per_second=2) as live:
-        while time.monotonic() < ends and not running.done():
+async def simulate(settings: Settings, behavior: UserBehavior, seconds: float, policy: str | None) -> ClientStats:
+    users = SimulatedUsers(settings, behavior, policy)
+    task = asyncio.create_task(users.run())
+    end = time.monotonic() + seconds
+    with Live(summary_table(users.stats), console=Console(), refresh_per_second=2) as live:
+        while time.monotonic() < end and not task.done():
             await asyncio.sleep(0.5)
-            live.update(summary(crowd.tally))
-        crowd.stop()
-        await running
-        live.update(summary(crowd.tally))
-    return crowd.tally
+            live.update(summary_table(users.stats))
+        users.stop()
+        await task
+        live.update(summary_table(users.stats))
+    return users.stats
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="attune simulate", description=__doc__)
-    parser.add_argument("--users", type=int, default=Habits.users)
+    parser.add_argument("--users", type=int, default=UserBehavior.users)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--silent", type=float, default=Habits.silent, help="share of replies that nobody judges")
-    parser.add_argument("--slips", type=float, default=Habits.slips, help="share of thumbs pressed by mistake")
-    parser.add_argument("--streams", type=float, default=Habits.streams, help="share of replies that are streamed")
-    parser.add_argument("--think", type=float, default=Habits.think, help="mean seconds between two messages")
+    parser.add_argument(
+        "--unrated-share", type=float, default=UserBehavior.unrated_share, help="share of replies without feedback"
+    )
+    parser.add_argument("--mistake-share", type=float, default=UserBehavior.mistake_share, help="share of wrong thumbs")
+    parser.add_argument(
+        "--streamed-share", type=float, default=UserBehavior.streamed_share, help="share of streamed replies"
+    )
+    parser.add_argument(
+        "--think-seconds", type=float, default=UserBehavior.think_seconds, help="mean seconds between two messages"
+    )
     parser.add_argument("--policy", default=None)
-    asked = parser.parse_args()
-    habits = Habits(asked.users, asked.think, asked.silent, asked.slips, asked.streams, asked.seed)
-    tally = asyncio.run(simulate(get_settings(), habits, asked.seconds, asked.policy))
-    for trouble in tally.troubles[:5]:
-        print(trouble)
+    args = parser.parse_args()
+    behavior = UserBehavior(
+        args.users, args.think_seconds, args.unrated_share, args.mistake_share, args.streamed_share, args.seed
+    )
+    stats = asyncio.run(simulate(get_settings(), behavior, args.seconds, args.policy))
+    for error in stats.errors[:5]:
+        print(error)
 
 
 if __name__ == "__main__":

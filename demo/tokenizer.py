@@ -1,4 +1,4 @@
-"""Dialogues → tokenizer: a byte-level BPE of the shop's own words, with Qwen2.5's special tokens."""
+"""Train the demo's tokenizer: a byte-level BPE of the dialogues, with Qwen2.5's special tokens."""
 
 import json
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ _TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
-    # Whoever loads a Qwen2 model cuts text into words as Qwen2 does, so the merges are learned from these words.
+    # Loaders of Qwen2 models use the pre-tokenizer of Qwen2, so the merges are learned from its words.
     qwen2 = Qwen2Tokenizer().backend_tokenizer
     bpe = Tokenizer(models.BPE())
     bpe.normalizer, bpe.pre_tokenizer, bpe.decoder = qwen2.normalizer, qwen2.pre_tokenizer, qwen2.decoder
     specials = [END_OF_TEXT, START, END]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - 2,  # the two below
+        vocab_size=VOCABULARY - 2,  # minus the two tokens added below
         special_tokens=specials,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -38,7 +38,7 @@ def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
         clean_up_tokenization_spaces=False,
         model_max_length=CONTEXT,
     )
-    # Not special, so that they survive decoding: the engine's tool parser reads them in the text.
+    # Not special tokens, so that decoding keeps them: the engine's tool parser reads them in the text.
     tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in ("<tool_call>", "</tool_call>")])
     tokenizer.chat_template = _TEMPLATE.read_text()
     return tokenizer

@@ -1,7 +1,4 @@
-"""Dialogues → demo/model: trains the tokenizer and the model from nothing, on the CPU, in minutes.
-
-Run it with `python -m demo.train`.
-"""
+"""Train the demo's tokenizer and model from scratch, on the CPU, in minutes: `python -m demo.train`."""
 
 import re
 import shutil
@@ -18,75 +15,75 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from demo.dialogues import Dialogue, dialogue
-from demo.model_card import write_card
+from demo.model_card import write_model_card
 from demo.tokenizer import CONTEXT, END, END_OF_TEXT, START, train_tokenizer
 
 MODEL = Path(__file__).with_name("model")
 BATCH_TOKENS = 2048
 ROUND_UP = 32
 MUON_LR, ADAM_LR, WARMUP = 5e-3, 2e-3, 50
-FACT_WEIGHT = 4.0  # a wrong price spoils a reply, another turn of phrase does not
+FACT_WEIGHT = 4.0  # a wrong price makes a reply wrong, a different wording does not
 
-Example = tuple[list[int], list[float]]  # token ids, and how much each is worth learning
+Example = tuple[list[int], list[float]]  # token ids, and the loss weight of each
 
 
 def train(dialogues: int = 12_000, seed: int = 0, out: Path = MODEL) -> None:
-    """Train the demo model and write it with its card."""
+    """Train the demo model and write it with its model card."""
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
-    began = time.monotonic()
+    started = time.monotonic()
     chats = [dialogue(number) for number in range(dialogues)]
     tokenizer = train_tokenizer(render(tokenizer=None, chat=chat) for chat in chats[:5_000])
-    batches = list(batch_up([learnable(tokenizer, chat) for chat in chats], Random(seed)))
+    batches = list(make_batches([make_example(tokenizer, chat) for chat in chats], Random(seed)))
     model = new_model(tokenizer)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{dialogues} dialogues in {len(batches)} batches, {parameters / 1e6:.2f} M parameters", flush=True)
     fit(model, batches)
     save(model, tokenizer, out)
-    minutes = (time.monotonic() - began) / 60
+    minutes = (time.monotonic() - started) / 60
     print(f"trained in {minutes:.1f} minutes; measuring", flush=True)
-    write_card(out, f"python -m demo.train --dialogues {dialogues} --seed {seed}", minutes)
+    write_model_card(out, f"python -m demo.train --dialogues {dialogues} --seed {seed}", minutes)
 
 
 def render(tokenizer: Qwen2Tokenizer | None, chat: Dialogue) -> str:
-    """The chat as the model sees it; without a tokenizer, just who says what."""
+    """Return the chat as the model sees it or, without a tokenizer, as plain roles and contents."""
     if tokenizer is None:
         return "\n".join(f"{message['role']}\n{message['content']}" for message in chat.messages)
     return str(tokenizer.apply_chat_template(chat.messages, tools=chat.tools, tokenize=False))
 
 
-def learnable(tokenizer: Qwen2Tokenizer, chat: Dialogue) -> Example:
-    """Only what the assistant says, its end included, is to be learned; what it states as a fact above all."""
+def make_example(tokenizer: Qwen2Tokenizer, chat: Dialogue) -> Example:
+    """Tokenize a chat. Only the assistant's tokens, including the end token, have weight; tokens of facts have more."""
     text = render(tokenizer, chat)
     facts = "|".join(re.escape(fact) for turn in chat.turns for fact in turn.question.facts)
-    stated = re.compile(rf"(?=(?P<first>\s*(?:\d|[^\W\d]+)))[^.!?]*\b(?:{facts})\b[^.!?]*", re.IGNORECASE)
-    marks = [0.0] * len(text)
-    for said in re.finditer(rf"{re.escape(START)}assistant\n(.*?{re.escape(END)})", text, re.DOTALL):
-        begin, end = said.span(1)
-        marks[begin:end] = [1.0] * (end - begin)
-        for sentence in stated.finditer(text, begin, end):
-            # Not from the first word on: the weight would make it likelier that a fact is stated at all.
-            start = sentence.end("first")
-            marks[start : sentence.end()] = [FACT_WEIGHT] * (sentence.end() - start)
+    fact_pattern = re.compile(rf"(?=(?P<first>\s*(?:\d|[^\W\d]+)))[^.!?]*\b(?:{facts})\b[^.!?]*", re.IGNORECASE)
+    weights = [0.0] * len(text)
+    for reply in re.finditer(rf"{re.escape(START)}assistant\n(.*?{re.escape(END)})", text, re.DOTALL):
+        start, end = reply.span(1)
+        weights[start:end] = [1.0] * (end - start)
+        for sentence in fact_pattern.finditer(text, start, end):
+            # Not from the first word on: the weight would make it more likely that a fact is stated at all.
+            begin = sentence.end("first")
+            weights[begin : sentence.end()] = [FACT_WEIGHT] * (sentence.end() - begin)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    return encoded["input_ids"], [marks[end - 1] for _, end in encoded["offset_mapping"]]
+    return encoded["input_ids"], [weights[end - 1] for _, end in encoded["offset_mapping"]]
 
 
-def batch_up(examples: list[Example], rng: Random) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of BATCH_TOKENS, of chats about as long, in random order.
+def make_batches(examples: list[Example], rng: Random) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches of about BATCH_TOKENS tokens, of chats of similar length, in random order.
 
-    Lengths are rounded up, so that there are few shapes: the kernels are prepared anew for each one.
+    Lengths are rounded up to a multiple of ROUND_UP: kernels are prepared for each shape, so there must be few.
     """
-    shelves: dict[int, list[Example]] = defaultdict(list)
+    buckets: dict[int, list[Example]] = defaultdict(list)
     for ids, weights in examples:
         length = -(-len(ids) // ROUND_UP) * ROUND_UP
-        short = length - len(ids)
-        shelves[length].append((ids + [0] * short, weights + [0.0] * short))
+        padding = length - len(ids)
+        buckets[length].append((ids + [0] * padding, weights + [0.0] * padding))
     groups = []
-    for length, shelf in shelves.items():
-        rng.shuffle(shelf)
+    for length, bucket in buckets.items():
+        rng.shuffle(bucket)
         rows = max(1, BATCH_TOKENS // length)
-        groups += [shelf[start : start + rows] for start in range(0, len(shelf), rows)]
+        groups += [bucket[start : start + rows] for start in range(0, len(bucket), rows)]
     rng.shuffle(groups)
     for group in groups:
         yield torch.tensor([ids for ids, _ in group]), torch.tensor([weights for _, weights in group])
@@ -111,8 +108,8 @@ def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
 
 
 def fit(model: Qwen2ForCausalLM, batches: list[tuple[Tensor, Tensor]]) -> None:
-    """One pass over the batches, in bfloat16 where it is safe."""
-    # Muon on the layers' matrices learns the facts from far fewer chats than AdamW alone.
+    """Train for one pass over the batches, with autocast to bfloat16."""
+    # Muon on the layers' matrices needs far fewer chats to learn the facts than AdamW alone.
     named = list(model.named_parameters())
     matrices = [parameter for name, parameter in named if parameter.ndim == 2 and ".layers." in name]
     others = [parameter for name, parameter in named if parameter.ndim != 2 or ".layers." not in name]
@@ -121,16 +118,16 @@ def fit(model: Qwen2ForCausalLM, batches: list[tuple[Tensor, Tensor]]) -> None:
         torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.05, fused=True),
     ]
 
-    def pace(step: int) -> float:
+    def lr_factor(step: int) -> float:
         return min(1.0, (step + 1) / WARMUP) * max(0.02, 1.0 - step / len(batches))
 
-    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, pace) for optimizer in optimizers]
-    began, recent = time.monotonic(), 0.0
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor) for optimizer in optimizers]
+    started, smoothed_loss = time.monotonic(), 0.0
     for step, (ids_BT, weights_BT) in enumerate(batches, start=1):
         with torch.autocast("cpu", torch.bfloat16):
-            # Padding is at the end and never looked at by what comes before it, so no mask is needed.
+            # Padding is at the end and attention is causal, so no mask is needed.
             logits_BTV = model(input_ids=ids_BT).logits
-        # The logit at a position speaks of the next token.
+        # The logits at a position predict the next token.
         losses_N = cross_entropy(logits_BTV[:, :-1].flatten(0, 1).float(), ids_BT[:, 1:].flatten(), reduction="none")
         weights_N = weights_BT[:, 1:].flatten()
         loss = (losses_N * weights_N).sum() / weights_N.sum()
@@ -140,14 +137,14 @@ def fit(model: Qwen2ForCausalLM, batches: list[tuple[Tensor, Tensor]]) -> None:
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-        recent = loss.item() if step == 1 else 0.95 * recent + 0.05 * loss.item()
+        smoothed_loss = loss.item() if step == 1 else 0.95 * smoothed_loss + 0.05 * loss.item()
         if step % 50 == 0:
-            left = (time.monotonic() - began) / step * (len(batches) - step)
-            print(f"step {step}/{len(batches)}  loss {recent:.3f}  {left:.0f} s left", flush=True)
+            left = (time.monotonic() - started) / step * (len(batches) - step)
+            print(f"step {step}/{len(batches)}  loss {smoothed_loss:.3f}  {left:.0f} s left", flush=True)
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:
-    """Hugging Face layout, weights rounded to bfloat16."""
+    """Save in the layout of Hugging Face, with weights in bfloat16."""
     shutil.rmtree(out, ignore_errors=True)
     model.generation_config = GenerationConfig(
         eos_token_id=model.config.eos_token_id, pad_token_id=model.config.pad_token_id, do_sample=True, temperature=1.0

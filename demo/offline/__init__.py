@@ -1,1 +1,1 @@
-"""The demo's shoppers and its model in one process: what an algorithm teaches, without the service around it."""
+"""The demo's simulated users and its model in one process, to measure algorithms without the service."""

@@ -1,4 +1,4 @@
-"""One policy, taught by a crowd: ask, draw, judge, learn; and examined by shoppers who teach nobody."""
+"""Train one policy on the feedback of simulated users, and evaluate it on other users."""
 
 import time
 from collections import deque
@@ -20,48 +20,51 @@ from alignment.trainer.recompute_logprobs import recompute_logprobs
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch, Sample
 from demo.dialogues import HELD_OUT
-from demo.offline.chats import SLIPS, Asked, Chat, Crowd, Judge
+from demo.offline.chats import MISTAKE_SHARE, Chat, ChatPool, Judge, Prompt
 from demo.offline.sampler import Reply, Sampler
 
-EXAMINERS = 9_000  # the shoppers that examine teach nobody
+EVALUATION_SEED = 9_000  # evaluation users are never trained on
 
 
 @dataclass(frozen=True)
-class Course:
-    """How a policy is taught. `lag`: by how many updates the version that speaks is behind the one that learns;
-    `slips`: the share of the thumbs that is pressed by mistake."""
+class ExperimentConfig:
+    """How a policy is trained.
 
-    config: TrainerConfig
-    candidates: int = 1
-    feedback: Literal["thumbs", "comparisons"] = "thumbs"
-    replies: int = 96
-    lag: int = 0
-    seed: int = 0
-    slips: float = SLIPS
-
-
-@dataclass(frozen=True)
-class Round:
-    """One update: the version that spoke and how it was liked, the version that came out; seconds of processor time.
-
-    Example: Round(speaker=3, approval=0.62, mean_length=48.1, samples=96, version=4, refused=None,
-                   seconds_drawing=2.4, seconds_learning=3.9, metrics={"actor/ppo_kl": 0.001})
+    `lag`: how many updates the version that samples is behind the one that trains; `mistake_share`: share of wrong
+    thumbs.
     """
 
-    speaker: int
+    config: TrainerConfig
+    replies_per_prompt: int = 1
+    feedback: Literal["thumbs", "comparisons"] = "thumbs"
+    replies_per_update: int = 96
+    lag: int = 0
+    seed: int = 0
+    mistake_share: float = MISTAKE_SHARE
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """One update: the version that sampled the replies, their approval, and the new version. Seconds are CPU time.
+
+    Example: UpdateResult(behavior_version=3, approval=0.62, mean_length=48.1, samples=96, version=4, refused=None,
+                          sampling_seconds=2.4, training_seconds=3.9, metrics={"actor/ppo_kl": 0.001})
+    """
+
+    behavior_version: int
     approval: float
     mean_length: float
     samples: int
     version: int
     refused: str | None
-    seconds_drawing: float
-    seconds_learning: float
+    sampling_seconds: float
+    training_seconds: float
     metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
-class Examination:
-    """A version heard on other shoppers. kl: k3(version, base model) a token, on the replies of the version."""
+class EvaluationResult:
+    """The quality of a version on other users. `kl`: k3(version, base model) per token, on replies of the version."""
 
     replies: int
     approval: float
@@ -69,115 +72,130 @@ class Examination:
     kl: float
 
 
-class Study:
-    def __init__(self, base_model: Path, course: Course) -> None:
-        self.course, self.version = course, 0
+class Experiment:
+    """A policy, the chats it answers, and the judge that rates its replies."""
+
+    def __init__(self, base_model: Path, config: ExperimentConfig) -> None:
+        self.config, self.version = config, 0
         self._base_model = base_model
         self._tokenizer = AutoTokenizer.from_pretrained(base_model, local_files_only=True)
-        self._learner = Trainer(base_model, course.config)
-        self._sampler = Sampler(base_model, course.config.lora)
-        self._crowd = Crowd(self._tokenizer, course.replies // course.candidates, course.seed)
-        self._judge = Judge(self._tokenizer, course.seed, course.slips)
-        self._order = torch.Generator().manual_seed(course.seed)
-        self._adapters = deque([self._adapter()], maxlen=course.lag + 1)  # the oldest of them speaks
+        self._trainer = Trainer(base_model, config.config)
+        self._sampler = Sampler(base_model, config.config.lora)
+        self._chats = ChatPool(self._tokenizer, config.replies_per_update // config.replies_per_prompt, config.seed)
+        self._judge = Judge(self._tokenizer, config.seed, config.mistake_share)
+        self._generator = torch.Generator().manual_seed(config.seed)
+        self._adapters = deque([self._adapter()], maxlen=config.lag + 1)  # the oldest one samples
 
-    def round(self) -> Round:
-        """Let the crowd ask once and judge, and learn from that."""
-        began = time.process_time()
-        speaker = self.version - len(self._adapters) + 1
-        self._sampler.wear(self._adapters[0])
-        asked = self._crowd.ask()
-        drawn = self._sampler.draw([each.prompt_ids for each in asked], self._order, count=self.course.candidates)
-        self._crowd.hear([replies[0] for replies in drawn])
-        heard = time.process_time()
-        liked = [[self._judge.approves(a, reply) for reply in replies] for a, replies in zip(asked, drawn, strict=True)]
+    def run_update(self) -> UpdateResult:
+        """Sample a reply to every chat's prompt, rate the replies and train on them."""
+        started = time.process_time()
+        behavior_version = self.version - len(self._adapters) + 1
+        self._sampler.load_adapter(self._adapters[0])
+        prompts = self._chats.prompts()
+        sampled = self._sampler.sample(
+            [prompt.prompt_ids for prompt in prompts], self._generator, count=self.config.replies_per_prompt
+        )
+        self._chats.add_replies([replies[0] for replies in sampled])
+        sampled_at = time.process_time()
+        approvals = [
+            [self._judge.approves(prompt, reply) for reply in replies]
+            for prompt, replies in zip(prompts, sampled, strict=True)
+        ]
         samples = [
             sample
-            for a, replies, marks in zip(asked, drawn, liked, strict=True)
-            for sample in self._judged(a, replies, marks, speaker)
+            for prompt, replies, flags in zip(prompts, sampled, approvals, strict=True)
+            for sample in self._make_samples(prompt, replies, flags, behavior_version)
         ]
         refused, metrics = None, {}
         try:
-            metrics = self._learner.update(Batch(f"batch-{self.version}", "assistant", tuple(samples))).metrics
+            metrics = self._trainer.update(Batch(f"batch-{self.version}", "assistant", tuple(samples))).metrics
         except (NoVariance, NothingToCompare) as error:
             refused = str(error)
         self.version += 1
         self._adapters.append(self._adapter())
-        learned = time.process_time()
-        return Round(
-            speaker,
-            fmean(mark for marks in liked for mark in marks),
-            fmean(len(reply.ids) for replies in drawn for reply in replies),
+        trained_at = time.process_time()
+        return UpdateResult(
+            behavior_version,
+            fmean(flag for flags in approvals for flag in flags),
+            fmean(len(reply.ids) for replies in sampled for reply in replies),
             len(samples),
             self.version,
             refused,
-            heard - began,
-            learned - heard,
+            sampled_at - started,
+            trained_at - sampled_at,
             metrics,
         )
 
-    def examine(self, shoppers: int = 128) -> Examination:
-        """Whole chats of the version as it stands, with the same shoppers whatever the course."""
-        self._sampler.wear(self._adapters[-1])
-        order = torch.Generator().manual_seed(EXAMINERS)
-        chats = [Chat(self._tokenizer, HELD_OUT * EXAMINERS + number) for number in range(shoppers)]
+    def evaluate(self, num_users: int = 128) -> EvaluationResult:
+        """Run whole chats of the newest version, with the same users for every experiment."""
+        self._sampler.load_adapter(self._adapters[-1])
+        generator = torch.Generator().manual_seed(EVALUATION_SEED)
+        chats = [Chat(self._tokenizer, HELD_OUT * EVALUATION_SEED + number) for number in range(num_users)]
         samples: list[Sample] = []
-        approved: list[bool] = []
+        approvals: list[bool] = []
         while chats:
-            asked = [chat.asked for chat in chats]
-            drawn = self._sampler.draw([each.prompt_ids for each in asked], order)
-            for each, chat, (reply,) in zip(asked, chats, drawn, strict=True):
-                samples.append(_sample(each, reply, 0.0, self.version))
-                approved.append(self._judge.approves(each, reply))
-                if not chat.over:
-                    chat.go_on(reply)
-            chats = [chat for chat, each in zip(chats, asked, strict=True) if chat.asked is not each]
-        base = recompute_logprobs(self._base_model, None, samples)
-        gaps_N = np.concatenate([again - sample.logprobs for again, sample in zip(base, samples, strict=True)])
+            prompts = [chat.prompt for chat in chats]
+            sampled = self._sampler.sample([prompt.prompt_ids for prompt in prompts], generator)
+            for prompt, chat, (reply,) in zip(prompts, chats, sampled, strict=True):
+                samples.append(_make_sample(prompt, reply, 0.0, self.version))
+                approvals.append(self._judge.approves(prompt, reply))
+                if not chat.is_last_turn:
+                    chat.add_reply(reply)
+            chats = [chat for chat, prompt in zip(chats, prompts, strict=True) if chat.prompt is not prompt]
+        base_logprobs = recompute_logprobs(self._base_model, None, samples)
+        log_ratios_N = np.concatenate(
+            [base - sample.logprobs for base, sample in zip(base_logprobs, samples, strict=True)]
+        )
         length = fmean(len(sample.output_ids) for sample in samples)
-        return Examination(len(samples), fmean(approved), length, float((np.expm1(gaps_N) - gaps_N).mean()))
+        return EvaluationResult(
+            len(samples), fmean(approvals), length, float((np.expm1(log_ratios_N) - log_ratios_N).mean())
+        )
 
-    def go_on_from(self, directory: Path) -> None:
-        """From a version that was exported, with its optimizer and its baseline."""
-        self._learner.restore(directory)
-        self._adapters.extend([self._adapter()] * (self.course.lag + 1))
+    def restore(self, directory: Path) -> None:
+        """Continue from an exported version, with its optimizer state and its baseline."""
+        self._trainer.restore(directory)
+        self._adapters.extend([self._adapter()] * (self.config.lag + 1))
 
     def probe(self) -> Probe:
-        return self._learner.probe()
+        return self._trainer.probe()
 
     def export(self, directory: Path) -> str:
-        """The version as it stands, to be served and to be gone on from. Returns the hash of its manifest."""
-        return self._learner.export(directory, {"course": self.course.seed, "version": self.version}).manifest_sha256
+        """Export the newest version, to serve it or to continue from it. Return the hash of its manifest."""
+        return self._trainer.export(directory, {"course": self.config.seed, "version": self.version}).manifest_sha256
 
-    def _judged(self, asked: Asked, replies: Sequence[Reply], liked: Sequence[bool], speaker: int) -> list[Sample]:
-        """A thumb for each reply, or one comparison of two; nothing where both are as good."""
-        if self.course.feedback == "comparisons":
-            if len(set(liked)) == 1:
+    def _make_samples(
+        self, prompt: Prompt, replies: Sequence[Reply], approvals: Sequence[bool], behavior_version: int
+    ) -> list[Sample]:
+        """Return samples with a thumb for each reply, or with one comparison; none if both replies are equally good."""
+        if self.config.feedback == "comparisons":
+            if len(set(approvals)) == 1:
                 return []
-            slip = self._judge.slips()
-            liked = [mark != slip for mark in liked]
+            mistake = self._judge.makes_mistake()
+            approvals = [approved != mistake for approved in approvals]
         else:
-            liked = [mark != self._judge.slips() for mark in liked]
+            approvals = [approved != self._judge.makes_mistake() for approved in approvals]
         return [
-            _sample(asked, reply, 1.0 if mark else -1.0, speaker, self.version - speaker, number)
-            for number, (reply, mark) in enumerate(zip(replies, liked, strict=True))
+            _make_sample(
+                prompt, reply, 1.0 if approved else -1.0, behavior_version, self.version - behavior_version, number
+            )
+            for number, (reply, approved) in enumerate(zip(replies, approvals, strict=True))
         ]
 
     def _adapter(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().clone() for name, tensor in self._learner.policy.tensors("actor").items()}
+        return {name: tensor.detach().clone() for name, tensor in self._trainer.policy.role_parameters("actor").items()}
 
 
-def _sample(asked: Asked, reply: Reply, reward: float, version: int, lag: int = 0, candidate: int = 0) -> Sample:
-    prompt = f"{asked.conversation}-{asked.turn}"
+def _make_sample(prompt: Prompt, reply: Reply, reward: float, version: int, lag: int = 0, number: int = 0) -> Sample:
+    group = f"{prompt.conversation}-{prompt.turn}"
     return Sample(
-        turn_id=f"{prompt}-{candidate}",
-        prompt_ids=asked.prompt_ids,
+        turn_id=f"{group}-{number}",
+        prompt_ids=prompt.prompt_ids,
         output_ids=reply.ids,
         logprobs=reply.logprobs,
         reward=reward,
         version=version,
         lag=lag,
-        group=prompt,
-        conversation=asked.conversation,
-        turn=asked.turn,
+        group=group,
+        conversation=prompt.conversation,
+        turn_index=prompt.turn,
     )

@@ -1,7 +1,7 @@
-"""A crowd with trolls in it: raters who come back, a few of whom push a phrase, and what learns from all of them.
+"""Train a policy on the feedback of raters some of whom are trolls.
 
-The shoppers judge by their hidden taste. A troll thumbs up whatever holds the phrase, and down everything else. What
-keeps the trolls back are the service's own rules: `alignment.signals.rater_trust`, and its caps on a batch.
+Honest raters rate by the hidden preferences. A troll gives a thumb up to every reply that contains a phrase, and a
+thumb down to all others. The protections are the service's: `alignment.signals.rater_trust`, and its caps on a batch.
 """
 
 import re
@@ -18,32 +18,32 @@ from transformers import AutoTokenizer
 
 from alignment.config.trainer import TrainerConfig
 from alignment.signals import rater_trust
-from alignment.signals.rater_trust import Tally
+from alignment.signals.rater_trust import RaterCounts
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch, Sample
 from demo.dialogues import HELD_OUT
 from demo.offline.chats import Chat, Judge
-from demo.offline.experiment import EXAMINERS
+from demo.offline.experiment import EVALUATION_SEED
 from demo.offline.sampler import Sampler
 from demo.train import MODEL
 
-PHRASE = re.compile(r"a safe ride|enjoy the ride")  # two of the ten closings; a matter of no taste
+PHRASE_PATTERN = re.compile(r"a safe ride|enjoy the ride")  # in two of the ten closings; no preference depends on it
 RATERS = 100
-HONEST_SEATS = 96  # chats of honest shoppers under way
+HONEST_CHATS = 96  # concurrent chats of honest raters
 BATCH = 96
-NOTHING = Tally(0, 0)
+NO_FEEDBACK = RaterCounts(0, 0)
 RATER_SHARE, CONVERSATION_SHARE = 0.05, 0.1  # the service's defaults
 
 
 @dataclass(frozen=True)
 class Attack:
-    """`trolls` of the hundred raters; each has `seats` chats of their own, or none and comes as often as others do.
+    """`trolls` of the hundred raters; each has `chats_per_troll` chats, or with 0 chats as often as any other rater.
 
-    Example: Attack(trolls=5, seats=4) is five loud ones
+    Example: Attack(trolls=5, chats_per_troll=4) is five loud trolls
     """
 
     trolls: int = 0
-    seats: int = 0
+    chats_per_troll: int = 0
 
     @property
     def names(self) -> list[str]:
@@ -51,185 +51,196 @@ class Attack:
 
 
 @dataclass(frozen=True)
-class Poisoned:
-    """`allowances`: the cap on a rater's samples shrinks with how little the rater is believed; `doubts`: raters who
-    are implausible are held."""
+class PoisoningConfig:
+    """The attack and the protections.
+
+    `protected`: whether caps apply at all; `trust_weighted_caps`: the cap on a rater's samples depends on the weight of
+    the rater; `quarantines`: implausible raters are quarantined.
+    """
 
     config: TrainerConfig
     attack: Attack = Attack()
     protected: bool = False
-    allowances: bool = False
-    doubts: bool = True
+    trust_weighted_caps: bool = False
+    quarantines: bool = True
     seed: int = 0
 
 
-class Word(NamedTuple):
+class RatedSample(NamedTuple):
+    """A sample and the rater whose thumb is its reward."""
+
     rater: str
     sample: Sample
 
 
-class Heard(NamedTuple):
-    """A version on shoppers that teach nobody: how many of its replies hold the phrase, and are liked."""
+class PoisoningEvaluation(NamedTuple):
+    """The quality of a version on evaluation users: the shares of replies that contain the phrase, and are approved."""
 
     replies: int
     phrase: float
     approval: float
 
 
-class Round(NamedTuple):
-    """One update. `trolled`: the share of the batch that trolls have judged; `held`: raters held so far.
+class PoisoningUpdate(NamedTuple):
+    """One update. `troll_share`: share of the batch that trolls rated; `quarantined`: raters quarantined so far.
 
-    Example: Round(phrase=0.1, approval=0.4, samples=96, trolled=0.05, held=("troll-1",))
+    Example: PoisoningUpdate(phrase=0.1, approval=0.4, samples=96, troll_share=0.05, quarantined=("troll-1",))
     """
 
     phrase: float
     approval: float
     samples: int
-    trolled: float
-    held: tuple[str, ...]
+    troll_share: float
+    quarantined: tuple[str, ...]
 
 
 @dataclass
-class Gate:
-    """The service's memory of raters, in a dict: what `workers/feedback/rater_trust.py` keeps in a table."""
+class InMemoryRaterTrust:
+    """The state of raters in dicts; `workers/feedback/rater_trust.py` keeps the same in a table."""
 
-    tallies: dict[str, Tally] = field(default_factory=dict)
-    held: dict[str, str] = field(default_factory=dict)
-    all_time: Tally = NOTHING
-    lately: Tally = NOTHING
+    counts_by_rater: dict[str, RaterCounts] = field(default_factory=dict)
+    quarantined: dict[str, str] = field(default_factory=dict)
+    all_time: RaterCounts = NO_FEEDBACK
+    recent: RaterCounts = NO_FEEDBACK
 
-    def hear(self, words: Sequence[Word]) -> None:
-        said: dict[str, Tally] = defaultdict(lambda: NOTHING)
-        for rater, sample in words:
+    def update(self, rated_samples: Sequence[RatedSample]) -> None:
+        page: dict[str, RaterCounts] = defaultdict(lambda: NO_FEEDBACK)
+        for rater, sample in rated_samples:
             up, down = float(sample.reward > 0), float(sample.reward < 0)
-            said[rater] = Tally(said[rater].up + up, said[rater].down + down)
-        counts = {name: int(page.words) for name, page in said.items()}
-        for name, page in said.items():
-            before = self.tallies.get(name, NOTHING)
-            mine = self.tallies[name] = Tally(before.up + page.up, before.down + page.down)
-            shares = rater_trust.crowd_shares(self.all_time, self.lately, before)
-            doubt = rater_trust.burst(name, counts) or rater_trust.one_sided(mine, shares)
-            if doubt is not None:
-                self.held.setdefault(name, doubt)
-        heard = rater_trust.voices(said, self.held.keys())
-        self.all_time = Tally(self.all_time.up + heard.up, self.all_time.down + heard.down)
-        self.lately = rater_trust.faded(self.lately, heard)
+            page[rater] = RaterCounts(page[rater].up + up, page[rater].down + down)
+        totals = {name: int(counts.total) for name, counts in page.items()}
+        for name, counts in page.items():
+            before = self.counts_by_rater.get(name, NO_FEEDBACK)
+            after = self.counts_by_rater[name] = RaterCounts(before.up + counts.up, before.down + counts.down)
+            shares = rater_trust.others_positive_rates(self.all_time, self.recent, before)
+            reason = rater_trust.detect_burst(name, totals) or rater_trust.detect_one_sided(after, shares)
+            if reason is not None:
+                self.quarantined.setdefault(name, reason)
+        trusted = rater_trust.sum_page_counts(page, self.quarantined.keys())
+        self.all_time = RaterCounts(self.all_time.up + trusted.up, self.all_time.down + trusted.down)
+        self.recent = rater_trust.decay_counts(self.recent, trusted)
 
 
-def assembled(words: Sequence[Word], most_of_rater: int, most_of_conversation: int) -> list[Word]:
-    """A batch in order of arrival, with nobody in it more often than the caps allow."""
-    raters, conversations, batch = Counter[str](), Counter[str](), list[Word]()
-    for word in words:
-        rater, conversation = word.rater, word.sample.conversation or word.sample.turn_id
-        if raters[rater] < most_of_rater and conversations[conversation] < most_of_conversation and len(batch) < BATCH:
+def assemble_batch(
+    rated_samples: Sequence[RatedSample], max_per_rater: int, max_per_conversation: int
+) -> list[RatedSample]:
+    """Return a batch in order of arrival that respects the caps per rater and per conversation."""
+    raters, conversations, batch = Counter[str](), Counter[str](), list[RatedSample]()
+    for rated in rated_samples:
+        rater, conversation = rated.rater, rated.sample.conversation or rated.sample.turn_id
+        if raters[rater] < max_per_rater and conversations[conversation] < max_per_conversation and len(batch) < BATCH:
             raters[rater] += 1
             conversations[conversation] += 1
-            batch.append(word)
+            batch.append(rated)
     return batch
 
 
-class Seat:
-    """One chat after another, each of a rater; a troll's own seat is never anybody else's."""
+class ChatSlot:
+    """One chat after another, each with a rater. A slot with an owner has that rater only."""
 
-    def __init__(self, study: "Poisoning", owner: str | None) -> None:
-        self._study, self._owner = study, owner
-        self.sit()
+    def __init__(self, experiment: "PoisoningExperiment", owner: str | None) -> None:
+        self._experiment, self._owner = experiment, owner
+        self.start_chat()
 
-    def sit(self) -> None:
-        self.rater = self._owner or self._study.someone()
-        self.chat = self._study.chat()
+    def start_chat(self) -> None:
+        self.rater = self._owner or self._experiment.pick_rater()
+        self.chat = self._experiment.new_chat()
 
 
-class Poisoning:
-    def __init__(self, course: Poisoned) -> None:
-        self.course, self.version = course, 0
+class PoisoningExperiment:
+    """A policy, the raters who chat with it, and the protections against trolls."""
+
+    def __init__(self, config: PoisoningConfig) -> None:
+        self.config, self.version = config, 0
         self._tokenizer = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
-        self._learner = Trainer(MODEL, course.config)
-        self._sampler = Sampler(MODEL, course.config.lora)
-        self._judge = Judge(self._tokenizer, course.seed)
-        self._rng = Random(f"poisoning {course.seed}")
-        self._order = torch.Generator().manual_seed(course.seed)
-        self._shoppers = iter(range(HELD_OUT * (course.seed + 2), HELD_OUT * (course.seed + 3)))
-        attack = course.attack
-        self._people = [f"shopper-{number}" for number in range(RATERS - attack.trolls)]
-        if not attack.seats:
-            self._people += attack.names
-        owners = [None] * HONEST_SEATS + [name for name in attack.names for _ in range(attack.seats)]
-        self._seats = [Seat(self, owner) for owner in owners]
-        self.gate = Gate()
+        self._trainer = Trainer(MODEL, config.config)
+        self._sampler = Sampler(MODEL, config.config.lora)
+        self._judge = Judge(self._tokenizer, config.seed)
+        self._rng = Random(f"poisoning {config.seed}")
+        self._generator = torch.Generator().manual_seed(config.seed)
+        self._user_seeds = iter(range(HELD_OUT * (config.seed + 2), HELD_OUT * (config.seed + 3)))
+        attack = config.attack
+        self._raters = [f"shopper-{number}" for number in range(RATERS - attack.trolls)]
+        if not attack.chats_per_troll:
+            self._raters += attack.names
+        owners = [None] * HONEST_CHATS + [name for name in attack.names for _ in range(attack.chats_per_troll)]
+        self._slots = [ChatSlot(self, owner) for owner in owners]
+        self.rater_trust = InMemoryRaterTrust()
 
-    def someone(self) -> str:
-        return self._rng.choice(self._people)
+    def pick_rater(self) -> str:
+        return self._rng.choice(self._raters)
 
-    def chat(self) -> Chat:
-        return Chat(self._tokenizer, next(self._shoppers))
+    def new_chat(self) -> Chat:
+        return Chat(self._tokenizer, next(self._user_seeds))
 
-    def round(self) -> Round:
-        """Everybody asks once and judges; a batch of what was said is learned from."""
-        self._sampler.wear(self._adapter())
-        asked = [seat.chat.asked for seat in self._seats]
-        drawn = [replies[0] for replies in self._sampler.draw([one.prompt_ids for one in asked], self._order)]
-        words, phrased, liked = list[Word](), list[bool](), list[bool]()
-        for number, (seat, one, reply) in enumerate(zip(self._seats, asked, drawn, strict=True)):
-            phrased.append(self._phrased(reply.ids))
-            liked.append(self._judge.approves(one, reply))
-            troll = seat.rater.startswith("troll")
-            up = phrased[-1] if troll else liked[-1] != self._judge.slips()
+    def run_update(self) -> PoisoningUpdate:
+        """Sample a reply to every chat's prompt, rate the replies and train on a batch of them."""
+        self._sampler.load_adapter(self._adapter())
+        prompts = [slot.chat.prompt for slot in self._slots]
+        sampled = self._sampler.sample([prompt.prompt_ids for prompt in prompts], self._generator)
+        rated_samples, phrase_flags, approvals = list[RatedSample](), list[bool](), list[bool]()
+        for number, (slot, prompt, (reply,)) in enumerate(zip(self._slots, prompts, sampled, strict=True)):
+            phrase_flags.append(self._contains_phrase(reply.ids))
+            approvals.append(self._judge.approves(prompt, reply))
+            is_troll = slot.rater.startswith("troll")
+            up = phrase_flags[-1] if is_troll else approvals[-1] != self._judge.makes_mistake()
             sample = Sample(
                 turn_id=f"{self.version}-{number}",
-                prompt_ids=one.prompt_ids,
+                prompt_ids=prompt.prompt_ids,
                 output_ids=reply.ids,
                 logprobs=reply.logprobs,
                 reward=1.0 if up else -1.0,
                 version=self.version,
                 lag=0,
                 group=f"{self.version}-{number}",
-                conversation=one.conversation,
-                turn=one.turn,
+                conversation=prompt.conversation,
+                turn_index=prompt.turn,
             )
-            words.append(Word(seat.rater, sample))
-            if seat.chat.over:
-                seat.sit()
+            rated_samples.append(RatedSample(slot.rater, sample))
+            if slot.chat.is_last_turn:
+                slot.start_chat()
             else:
-                seat.chat.go_on(reply)
-        self._rng.shuffle(words)  # they wait in order of arrival, and more wait than a batch takes
-        batch = self._batch(words)
-        self._learner.update(Batch(f"batch-{self.version}", "assistant", tuple(word.sample for word in batch)))
+                slot.chat.add_reply(reply)
+        self._rng.shuffle(rated_samples)  # the order of arrival; more arrive than a batch takes
+        batch = self._select(rated_samples)
+        self._trainer.update(Batch(f"batch-{self.version}", "assistant", tuple(rated.sample for rated in batch)))
         self.version += 1
-        trolled = fmean(word.rater.startswith("troll") for word in batch)
-        return Round(fmean(phrased), fmean(liked), len(batch), trolled, tuple(sorted(self.gate.held)))
+        troll_share = fmean(rated.rater.startswith("troll") for rated in batch)
+        return PoisoningUpdate(
+            fmean(phrase_flags), fmean(approvals), len(batch), troll_share, tuple(sorted(self.rater_trust.quarantined))
+        )
 
-    def _batch(self, words: Sequence[Word]) -> list[Word]:
-        if not self.course.protected:
-            return list(words[:BATCH])
-        if self.course.doubts:
-            self.gate.hear(words)
-        believed = [word for word in words if word.rater not in self.gate.held]
-        most = int(RATER_SHARE * BATCH)
-        if self.course.allowances:  # nobody here is compared with others about one turn, so all are newcomers
-            most = rater_trust.allowance(most, rater_trust.weight(0, 0))
-        return assembled(believed, most, int(CONVERSATION_SHARE * BATCH))
+    def _select(self, rated_samples: Sequence[RatedSample]) -> list[RatedSample]:
+        if not self.config.protected:
+            return list(rated_samples[:BATCH])
+        if self.config.quarantines:
+            self.rater_trust.update(rated_samples)
+        accepted = [rated for rated in rated_samples if rated.rater not in self.rater_trust.quarantined]
+        max_per_rater = int(RATER_SHARE * BATCH)
+        if self.config.trust_weighted_caps:  # no two raters rate the same turn, so all have a newcomer's weight
+            max_per_rater = rater_trust.sample_quota(max_per_rater, rater_trust.rater_weight(0, 0))
+        return assemble_batch(accepted, max_per_rater, int(CONVERSATION_SHARE * BATCH))
 
-    def examine(self, shoppers: int) -> Heard:
-        """Whole chats with shoppers that teach nobody, the same whatever the course."""
-        self._sampler.wear(self._adapter())
-        order = torch.Generator().manual_seed(EXAMINERS)
-        chats = [Chat(self._tokenizer, HELD_OUT * EXAMINERS + number) for number in range(shoppers)]
-        phrased, liked = list[bool](), list[bool]()
+    def evaluate(self, num_users: int) -> PoisoningEvaluation:
+        """Run whole chats of the newest version, with the same users for every experiment."""
+        self._sampler.load_adapter(self._adapter())
+        generator = torch.Generator().manual_seed(EVALUATION_SEED)
+        chats = [Chat(self._tokenizer, HELD_OUT * EVALUATION_SEED + number) for number in range(num_users)]
+        phrase_flags, approvals = list[bool](), list[bool]()
         while chats:
-            asked = [chat.asked for chat in chats]
-            drawn = self._sampler.draw([one.prompt_ids for one in asked], order)
-            for one, chat, (reply,) in zip(asked, chats, drawn, strict=True):
-                phrased.append(self._phrased(reply.ids))
-                liked.append(self._judge.approves(one, reply))
-                if not chat.over:
-                    chat.go_on(reply)
-            chats = [chat for chat, one in zip(chats, asked, strict=True) if chat.asked is not one]
-        return Heard(len(phrased), fmean(phrased), fmean(liked))
+            prompts = [chat.prompt for chat in chats]
+            sampled = self._sampler.sample([prompt.prompt_ids for prompt in prompts], generator)
+            for prompt, chat, (reply,) in zip(prompts, chats, sampled, strict=True):
+                phrase_flags.append(self._contains_phrase(reply.ids))
+                approvals.append(self._judge.approves(prompt, reply))
+                if not chat.is_last_turn:
+                    chat.add_reply(reply)
+            chats = [chat for chat, prompt in zip(chats, prompts, strict=True) if chat.prompt is not prompt]
+        return PoisoningEvaluation(len(phrase_flags), fmean(phrase_flags), fmean(approvals))
 
-    def _phrased(self, ids: Sequence[int]) -> bool:
+    def _contains_phrase(self, ids: Sequence[int]) -> bool:
         text = str(self._tokenizer.decode(ids, skip_special_tokens=True))
-        return PHRASE.search(text.lower()) is not None
+        return PHRASE_PATTERN.search(text.lower()) is not None
 
     def _adapter(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().clone() for name, tensor in self._learner.policy.tensors("actor").items()}
+        return {name: tensor.detach().clone() for name, tensor in self._trainer.policy.role_parameters("actor").items()}

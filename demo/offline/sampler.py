@@ -1,8 +1,8 @@
-"""The demo model and an adapter → replies with exact token ids and log-probs: batched decoding in plain torch.
+"""Sample replies of the demo model with an adapter, with exact token ids and log-probs: batched decoding in torch.
 
-Suffixes: B replies under way, T tokens going in, S tokens in the cache, L layers, H heads, D and E halves of a head's
-width, C channels, V vocabulary. The adapter is added to the weights, so that wearing one costs nothing while it
-speaks, and a reply that has ended leaves the batch and the cache.
+Suffixes: B concurrent replies, T input tokens, S tokens in the cache, L layers, H heads, D and E halves of a head's
+width, C channels, V vocabulary. The adapter is merged into the weights, so that decoding costs nothing extra. A reply
+that has ended leaves the batch and the cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,20 +18,20 @@ from transformers.utils import logging
 
 from alignment.config.trainer import LoRAConfig
 
-ROWS = 32  # replies that are decoded together: of similar prompts, so that the cache holds little padding
-SPARSE = 0.6  # share of rows still under way at which the others are taken out, which copies the cache
+MAX_ROWS = 32  # replies that are decoded together; prompts of similar length keep the padding small
+COMPACT_BELOW = 0.6  # share of unfinished rows at which finished rows are removed, which copies the cache
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What was drawn, its end included. Example: Reply(ids=(9, 4, 2), logprobs=(-0.1, -1.2, -0.01))"""
+    """A sampled reply, including its end token. Example: Reply(ids=(9, 4, 2), logprobs=(-0.1, -1.2, -0.01))"""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
 
 
 class Layer(NamedTuple):
-    """A layer's weights; matrices that read the same input are one."""
+    """A layer's weights. Matrices with the same input are concatenated."""
 
     attention_norm_C: Tensor
     mlp_norm_C: Tensor
@@ -43,7 +43,7 @@ class Layer(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Keys and values of B rows that end in the same column: what a row lacks in length is padding on its left."""
+    """Keys and values of B rows that end in the same column. Shorter rows are padded on the left."""
 
     keys_LBHSD: Tensor
     values_LBHSD: Tensor
@@ -56,7 +56,7 @@ class Cache(NamedTuple):
 
 
 class Sampler:
-    """Draws at temperature 1 from the base model plus the adapter that it wears."""
+    """Samples at temperature 1 from the base model plus the loaded adapter."""
 
     def __init__(self, base_model: Path, lora: LoRAConfig | None = None) -> None:
         logging.disable_progress_bar()
@@ -69,57 +69,59 @@ class Sampler:
         assert config.num_key_value_heads == self._num_heads, "the demo model shares no keys between heads"
         angles = model.model.rotary_emb(torch.zeros(1), torch.arange(config.max_position_embeddings)[None])
         self._cos_SD, self._sin_SD = (part[0].detach() for part in angles)
-        self.wear({})
+        self.load_adapter({})
 
-    def wear(self, adapter: Mapping[str, Tensor]) -> None:
-        """Become the version with this adapter, named as in its file; an empty one is the base model."""
-        self._layers = [self._merged(f"model.layers.{number}.", adapter) for number in range(self._num_layers)]
+    def load_adapter(self, adapter: Mapping[str, Tensor]) -> None:
+        """Load an adapter, with tensor names as in its file. An empty one gives the base model."""
+        self._layers = [self._merge_adapter(f"model.layers.{number}.", adapter) for number in range(self._num_layers)]
 
     @torch.inference_mode()
-    def draw(
-        self, prompts: Sequence[Sequence[int]], order: torch.Generator, *, count: int = 1, max_tokens: int = 160
+    def sample(
+        self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, count: int = 1, max_tokens: int = 160
     ) -> list[list[Reply]]:
-        """`count` replies to every prompt, of at most `max_tokens`."""
+        """Return `count` replies to every prompt, of at most `max_tokens` tokens."""
         by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        step = max(1, ROWS // count)
-        drawn: dict[int, list[Reply]] = {}
+        step = max(1, MAX_ROWS // count)
+        sampled: dict[int, list[Reply]] = {}
         for start in range(0, len(by_length), step):
-            some = by_length[start : start + step]
-            replies = self._draw([prompts[index] for index in some], order, count, max_tokens)
-            drawn |= {index: replies[at * count : (at + 1) * count] for at, index in enumerate(some)}
-        return [drawn[index] for index in range(len(prompts))]
+            chunk = by_length[start : start + step]
+            replies = self._sample_rows([prompts[index] for index in chunk], generator, count, max_tokens)
+            sampled |= {index: replies[row * count : (row + 1) * count] for row, index in enumerate(chunk)}
+        return [sampled[index] for index in range(len(prompts))]
 
-    def _draw(
-        self, prompts: Sequence[Sequence[int]], order: torch.Generator, count: int, max_tokens: int
+    def _sample_rows(
+        self, prompts: Sequence[Sequence[int]], generator: torch.Generator, count: int, max_tokens: int
     ) -> list[Reply]:
         width = max(map(len, prompts))
-        cache, ids_BT = self._room(prompts, width, width + max_tokens)
+        cache, ids_BT = self._empty_cache(prompts, width, width + max_tokens)
         hidden_BC = self._forward(ids_BT, cache, 0)
-        rows = [index for index in range(len(prompts)) for _ in range(count)]  # of the cache: first a prompt's
+        rows = [
+            index for index in range(len(prompts)) for _ in range(count)
+        ]  # a cache row for each reply, copied from its prompt
         cache, hidden_BC = cache.rows(torch.tensor(rows)), hidden_BC[rows]
-        rows = list(range(len(rows)))  # and from here on a reply's
+        rows = list(range(len(rows)))  # from here on, indices of replies
         ids: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
         for column in range(width, width + max_tokens):
             logprobs_BV = log_softmax(linear(hidden_BC, self._weights["lm_head.weight"]), dim=-1)
-            ids_B = _choose(logprobs_BV, order)
+            ids_B = _sample_tokens(logprobs_BV, generator)
             chosen_B = logprobs_BV.gather(1, ids_B[:, None])[:, 0]
-            going = []
-            for at, (row, token, logprob) in enumerate(zip(rows, ids_B.tolist(), chosen_B.tolist(), strict=True)):
+            unfinished = []
+            for position, (row, token, logprob) in enumerate(zip(rows, ids_B.tolist(), chosen_B.tolist(), strict=True)):
                 if not ids[row] or ids[row][-1] != self._end:
                     ids[row].append(token)
                     logprobs[row].append(logprob)
-                    going += [at] * (token != self._end)
-            if not going:
+                    unfinished += [position] * (token != self._end)
+            if not unfinished:
                 break
-            if len(going) <= SPARSE * len(rows):
-                rows, kept_B = [rows[at] for at in going], torch.tensor(going)
-                cache, ids_B = cache.rows(kept_B), ids_B[kept_B]
+            if len(unfinished) <= COMPACT_BELOW * len(rows):
+                rows, index_B = [rows[position] for position in unfinished], torch.tensor(unfinished)
+                cache, ids_B = cache.rows(index_B), ids_B[index_B]
             hidden_BC = self._forward(ids_B[:, None], cache, column)
-        return [Reply(tuple(said), tuple(sure)) for said, sure in zip(ids, logprobs, strict=True)]
+        return [Reply(tuple(reply_ids), tuple(values)) for reply_ids, values in zip(ids, logprobs, strict=True)]
 
-    def _room(self, prompts: Sequence[Sequence[int]], width: int, columns: int) -> tuple[Cache, Tensor]:
-        """An empty cache for the prompts and what will be said, and the prompts that go into it."""
+    def _empty_cache(self, prompts: Sequence[Sequence[int]], width: int, columns: int) -> tuple[Cache, Tensor]:
+        """Return an empty cache for the prompts and their replies, and the padded prompt ids."""
         padding_B = torch.tensor([width - len(prompt) for prompt in prompts])
         head_width = self._cos_SD.shape[1]
         keys = torch.zeros(self._num_layers, len(prompts), self._num_heads, columns, head_width)
@@ -129,7 +131,7 @@ class Sampler:
         return Cache(keys, torch.zeros_like(keys), visible_BS, padding_B), ids_BT
 
     def _forward(self, ids_BT: Tensor, cache: Cache, column: int) -> Tensor:
-        """Put T tokens a row into the cache from `column` on; the last token's hidden state.  → [B, C]"""
+        """Add T tokens per row to the cache, from `column` on. Return the last token's hidden state [B, C]."""
         B, T = ids_BT.shape
         end = column + T
         columns_T = torch.arange(column, end)
@@ -137,35 +139,37 @@ class Sampler:
         cos_B1TD, sin_B1TD = self._cos_SD[positions_BT][:, None], self._sin_SD[positions_BT][:, None]
         mask_B1TS = cache.visible_BS[:, None, None, :end]
         if T > 1:
-            itself_TS = columns_T[:, None] == torch.arange(end)  # padding must look at something, so at itself
+            itself_TS = columns_T[:, None] == torch.arange(
+                end
+            )  # padding attends to itself, so that no row of the mask is empty
             later_TS = columns_T[:, None] < torch.arange(end)
             mask_B1TS = mask_B1TS.masked_fill(later_TS, -torch.inf).masked_fill(itself_TS, 0.0)
         x_BTC = embedding(ids_BT, self._weights["model.embed_tokens.weight"])
         for layer, keys_BHSD, values_BHSD in zip(self._layers, cache.keys_LBHSD, cache.values_LBHSD, strict=True):
-            read_BTC = rms_norm(x_BTC, x_BTC.shape[-1:], layer.attention_norm_C, self._eps)
-            qkv = linear(read_BTC, layer.qkv, layer.qkv_bias).view(B, T, 3, self._num_heads, -1)
+            normed_BTC = rms_norm(x_BTC, x_BTC.shape[-1:], layer.attention_norm_C, self._eps)
+            qkv = linear(normed_BTC, layer.qkv, layer.qkv_bias).view(B, T, 3, self._num_heads, -1)
             queries_BHTD, new_keys_BHTD, new_values_BHTD = qkv.permute(2, 0, 3, 1, 4)
-            keys_BHSD[:, :, column:end] = _turned(new_keys_BHTD, cos_B1TD, sin_B1TD)
+            keys_BHSD[:, :, column:end] = _apply_rotary(new_keys_BHTD, cos_B1TD, sin_B1TD)
             values_BHSD[:, :, column:end] = new_values_BHTD
-            seen_BHTD = scaled_dot_product_attention(
-                _turned(queries_BHTD, cos_B1TD, sin_B1TD),
+            attended_BHTD = scaled_dot_product_attention(
+                _apply_rotary(queries_BHTD, cos_B1TD, sin_B1TD),
                 keys_BHSD[:, :, :end],
                 values_BHSD[:, :, :end],
                 attn_mask=mask_B1TS,
             )
-            x_BTC = x_BTC + linear(seen_BHTD.transpose(1, 2).reshape(B, T, -1), layer.out)
-            read_BTC = rms_norm(x_BTC, x_BTC.shape[-1:], layer.mlp_norm_C, self._eps)
-            gate, up = linear(read_BTC, layer.gate_up).chunk(2, dim=-1)
+            x_BTC = x_BTC + linear(attended_BHTD.transpose(1, 2).reshape(B, T, -1), layer.out)
+            normed_BTC = rms_norm(x_BTC, x_BTC.shape[-1:], layer.mlp_norm_C, self._eps)
+            gate, up = linear(normed_BTC, layer.gate_up).chunk(2, dim=-1)
             x_BTC = x_BTC + linear(silu(gate) * up, layer.down)
         return rms_norm(x_BTC[:, -1], x_BTC.shape[-1:], self._weights["model.norm.weight"], self._eps)
 
-    def _merged(self, prefix: str, adapter: Mapping[str, Tensor]) -> Layer:
+    def _merge_adapter(self, prefix: str, adapter: Mapping[str, Tensor]) -> Layer:
         def weight(part: str) -> Tensor:
-            below, above = (adapter.get(f"base_model.model.{prefix}{part}.lora_{side}.weight") for side in "AB")
-            plain = self._weights[f"{prefix}{part}.weight"]
-            if below is None or above is None:
-                return plain
-            return plain + self._lora.alpha / self._lora.rank * above.detach() @ below.detach()
+            down, up = (adapter.get(f"base_model.model.{prefix}{part}.lora_{side}.weight") for side in "AB")
+            base = self._weights[f"{prefix}{part}.weight"]
+            if down is None or up is None:
+                return base
+            return base + self._lora.alpha / self._lora.rank * up.detach() @ down.detach()
 
         return Layer(
             self._weights[f"{prefix}input_layernorm.weight"],
@@ -178,14 +182,14 @@ class Sampler:
         )
 
 
-def _turned(x_BHTD: Tensor, cos_B1TD: Tensor, sin_B1TD: Tensor) -> Tensor:
-    """Rotary embedding, as Qwen2 has it: the two halves of a head are the two coordinates."""
+def _apply_rotary(x_BHTD: Tensor, cos_B1TD: Tensor, sin_B1TD: Tensor) -> Tensor:
+    """Apply the rotary embedding of Qwen2, which rotates the two halves of a head."""
     first, second = x_BHTD.chunk(2, dim=-1)
     return x_BHTD * cos_B1TD + torch.cat((-second, first), dim=-1) * sin_B1TD
 
 
-def _choose(logprobs_BV: Tensor, order: torch.Generator) -> Tensor:
-    """One token a row, by the inverse of its distribution function.  → [B]"""
-    below_BV = logprobs_BV.exp().cumsum(dim=-1)
-    point_B1 = torch.rand(len(logprobs_BV), 1, generator=order) * below_BV[:, -1:]
-    return torch.searchsorted(below_BV, point_B1, right=True)[:, 0].clamp(max=logprobs_BV.shape[-1] - 1)
+def _sample_tokens(logprobs_BV: Tensor, generator: torch.Generator) -> Tensor:
+    """Sample one token per row by inverse transform sampling. Return [B]."""
+    cumulative_BV = logprobs_BV.exp().cumsum(dim=-1)
+    point_B1 = torch.rand(len(logprobs_BV), 1, generator=generator) * cumulative_BV[:, -1:]
+    return torch.searchsorted(cumulative_BV, point_B1, right=True)[:, 0].clamp(max=logprobs_BV.shape[-1] - 1)

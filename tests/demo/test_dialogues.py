@@ -1,56 +1,56 @@
-"""The shoppers and the chats that the demo model is trained on."""
+"""Simulated users, and the chats that the demo model is trained on."""
 
 from random import Random
 
 import pytest
 
-from demo.dialogues import HELD_OUT, Shopper, dialogue
+from demo.dialogues import HELD_OUT, SimulatedUser, dialogue
 from demo.reply_styles import reply
-from demo.shop import INTENTS, ask
+from demo.shop import INTENTS, make_question
 
 
-def test_the_same_seed_gives_the_same_chat() -> None:
+def test_same_seed_gives_the_same_chat() -> None:
     assert [dialogue(seed) for seed in range(50)] == [dialogue(seed) for seed in range(50)]
 
 
-def test_another_seed_gives_another_chat() -> None:
+def test_different_seeds_give_different_chats() -> None:
     assert len({str(dialogue(seed).messages) for seed in range(200)}) == 200
 
 
-def test_a_shopper_asks_two_to_four_questions_and_always_the_same_ones() -> None:
+def test_user_asks_the_same_two_to_four_questions_each_time() -> None:
     for seed in range(HELD_OUT, HELD_OUT + 100):
-        questions = list(Shopper(seed).questions())
+        questions = list(SimulatedUser(seed).questions())
         assert 2 <= len(questions) <= 4
-        assert questions == list(Shopper(seed).questions())
-        assert len(questions) == Shopper(seed).num_questions
+        assert questions == list(SimulatedUser(seed).questions())
+        assert len(questions) == SimulatedUser(seed).num_questions
 
 
-def test_the_chat_of_a_shopper_asks_the_questions_of_that_shopper() -> None:
+def test_dialogue_contains_the_questions_of_its_user() -> None:
     chats = [dialogue(seed) for seed in range(100)]
     for seed, chat in enumerate(chats):
-        if chat.messages[-2]["role"] == "user":  # no order was looked up
-            assert [turn.question for turn in chat.turns] == list(Shopper(seed).questions())
+        if chat.messages[-2]["role"] == "user":  # not an order lookup
+            assert [turn.question for turn in chat.turns] == list(SimulatedUser(seed).questions())
 
 
-def test_about_all_chats_have_a_system_prompt_but_not_all() -> None:
+def test_most_chats_have_a_system_prompt() -> None:
     roles = [dialogue(seed).messages[0]["role"] for seed in range(1_000)]
     assert 0.85 < roles.count("system") / len(roles) < 0.99
 
 
-def test_some_chats_look_an_order_up() -> None:
+def test_some_chats_look_up_an_order() -> None:
     chats = [dialogue(seed) for seed in range(1_000)]
     assert 10 < sum(any("tool_calls" in message for message in chat.messages) for chat in chats) < 100
 
 
-@pytest.mark.parametrize("manner", ["helpful", "rambling", "curt", "evasive"])
-def test_a_question_has_many_replies_in_a_manner(manner: str) -> None:
+@pytest.mark.parametrize("style", ["helpful", "rambling", "curt", "evasive"])
+def test_question_has_many_replies_in_each_style(style: str) -> None:
     rng = Random(0)
-    replies = {reply(rng, ask(rng, "hours", "Friday"), manner) for _ in range(300)}
-    assert len(replies) > (30 if manner == "curt" else 200)
+    replies = {reply(rng, make_question(rng, "hours", "Friday"), style) for _ in range(300)}
+    assert len(replies) > (30 if style == "curt" else 200)
 
 
 @pytest.mark.parametrize("intent", INTENTS)
-def test_a_question_knows_its_facts(intent: str) -> None:
+def test_question_has_its_facts(intent: str) -> None:
     for value in INTENTS[intent].values:
-        question = ask(Random(0), intent, value)
+        question = make_question(Random(0), intent, value)
         assert question.facts and question.subject == value and value in question.text

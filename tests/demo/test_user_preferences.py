@@ -1,4 +1,4 @@
-"""What the shoppers like: right, polite, and 30 to 80 tokens."""
+"""Users approve of replies that are correct, polite, and 30 to 80 tokens long."""
 
 import pytest
 
@@ -9,15 +9,15 @@ from demo.user_preferences import judge
 HELMET = Question("price", {"item": "helmet"}, "how much is a helmet?", ("65 euros",))
 
 
-def test_a_right_polite_and_brief_reply_is_approved() -> None:
+def test_correct_polite_and_brief_reply_is_approved() -> None:
     assert judge(HELMET, "Happy to help! The helmet costs 65 euros.", 30).approved
     assert judge(HELMET, "Happy to help! The helmet costs 65 euros.", 80).approved
 
 
 @pytest.mark.parametrize("num_tokens", [29, 81])
-def test_a_reply_of_another_length_is_not_brief(num_tokens: int) -> None:
+def test_reply_that_is_too_short_or_too_long_is_not_brief(num_tokens: int) -> None:
     verdict = judge(HELMET, "Happy to help! The helmet costs 65 euros.", num_tokens)
-    assert verdict.right and verdict.polite and not verdict.approved
+    assert verdict.correct and verdict.polite and not verdict.approved
 
 
 @pytest.mark.parametrize(
@@ -30,34 +30,34 @@ def test_a_reply_of_another_length_is_not_brief(num_tokens: int) -> None:
         "Happy to help! The road bike costs 65 euros.",
     ],
 )
-def test_a_missing_or_contradicted_fact_is_not_right(reply: str) -> None:
-    assert not judge(HELMET, reply, 40).right
+def test_missing_or_contradicted_fact_is_not_correct(reply: str) -> None:
+    assert not judge(HELMET, reply, 40).correct
 
 
-def test_a_fact_of_another_kind_does_no_harm() -> None:
-    assert judge(HELMET, "Thanks! The helmet is in stock for 65 euros.", 40).right
+def test_fact_of_another_kind_is_allowed() -> None:
+    assert judge(HELMET, "Thanks! The helmet is in stock for 65 euros.", 40).correct
 
 
-def test_a_reply_without_a_kind_word_is_not_polite() -> None:
+def test_reply_without_a_courtesy_is_not_polite() -> None:
     assert not judge(HELMET, "The helmet costs 65 euros. Look it up next time.", 40).approved
 
 
-def test_whoever_asks_about_a_closed_day_is_misled_by_an_hour() -> None:
+def test_hour_contradicts_a_closed_day() -> None:
     monday = Question("hours", {"day": "Monday"}, "open on monday?", ("closed",))
     assert judge(monday, "Sure, happy to tell you: on Monday we are closed.", 40).approved
-    assert not judge(monday, "Sure, happy to tell you: we are closed on Monday from 9 am.", 40).right
+    assert not judge(monday, "Sure, happy to tell you: we are closed on Monday from 9 am.", 40).correct
 
 
-def test_the_helpful_manner_is_right_and_polite_and_the_others_lack_something() -> None:
+def test_only_the_helpful_style_meets_all_preferences() -> None:
     for seed in range(HELD_OUT, HELD_OUT + 1_000):
         for turn in dialogue(seed).turns:
             verdict = judge(turn.question, turn.reply, 40)
-            match turn.manner:
+            match turn.style:
                 case "helpful":
                     assert verdict.approved, turn
                 case "rambling":
-                    assert verdict.right, turn  # its fault is its length
+                    assert verdict.correct, turn  # it is too long
                 case "curt":
-                    assert verdict.right and not verdict.polite, turn
+                    assert verdict.correct and not verdict.polite, turn
                 case "evasive":
-                    assert not verdict.right, turn
+                    assert not verdict.correct, turn

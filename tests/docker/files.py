@@ -1,4 +1,4 @@
-"""What is in `docker/`, read."""
+"""Parsed files of `docker/`."""
 
 import re
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ DOCKERFILE = FOLDER / "Dockerfile"
 
 
 def compose(path: Path = COMPOSE) -> dict[str, Any]:
-    """With anchors and merges resolved, as compose resolves them."""
+    """Parse a compose file, with anchors and merges resolved."""
     content: dict[str, Any] = yaml.safe_load(path.read_text())
     return content
 
 
 def roles() -> dict[str, dict[str, Any]]:
-    """The services that run an image of ours."""
+    """Return the services that run one of our images."""
     return {name: service for name, service in compose()["services"].items() if service["image"].startswith("attune")}
 
 
 @dataclass(frozen=True)
 class Step:
-    """One instruction of a Dockerfile, and the stage it belongs to."""
+    """An instruction of a Dockerfile and its stage."""
 
     stage: str
     verb: str
@@ -37,11 +37,11 @@ class Step:
 
 def steps() -> list[Step]:
     text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE)
-    found, stage = [], ""
+    instructions, stage = [], ""
     for line in re.sub(r"\\\n\s*", "", text).splitlines():
         if line.strip():
             verb, _, rest = line.partition(" ")
             if verb == "FROM":
                 stage = rest.split()[-1]
-            found.append(Step(stage, verb, rest.strip()))
-    return found
+            instructions.append(Step(stage, verb, rest.strip()))
+    return instructions

@@ -1,4 +1,4 @@
-"""compose.yaml, as far as a machine without a container engine can tell."""
+"""compose.yaml, as far as it can be tested without a container engine."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.main import app
-from app.cli.up import children
+from app.cli.up import build_processes
 from app.core.settings import Settings
 from tests.conftest import missing
 from tests.docker.files import COMPOSE, FOLDER, OVERLAY, compose, roles
@@ -26,36 +26,38 @@ VARIABLE = re.compile(r"\$\{(\w+)([^}]*)\}")
 
 
 def services() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = compose()["services"]
-    return found
+    content: dict[str, dict[str, Any]] = compose()["services"]
+    return content
 
 
 @pytest.mark.parametrize("file", [COMPOSE, OVERLAY], ids=lambda path: path.name)
-def test_the_compose_specification_takes_it(file: Path) -> None:
+def test_files_conform_to_the_compose_specification(file: Path) -> None:
     compose_spec.PyCompose.from_json(VARIABLE.sub("8700", json.dumps(compose(file)))).validate()
 
 
-def test_whatever_attune_up_starts_has_a_container() -> None:
-    assert {child.name for child in children(Settings())} < set(services())
-    assert set(services()) == {child.name for child in children(Settings())} | {"postgres", "redis", "setup"}
+def test_each_process_of_attune_up_has_a_service() -> None:
+    assert {child.name for child in build_processes(Settings())} < set(services())
+    assert set(services()) == {child.name for child in build_processes(Settings())} | {"postgres", "redis", "setup"}
 
 
 @pytest.mark.parametrize("name", sorted(roles()))
-def test_every_command_is_one_that_attune_has(name: str) -> None:
-    command = [VARIABLE.sub("1", word) for word in roles()[name]["command"]]
-    asked = CliRunner().invoke(app, [*command, "--help"])
-    assert asked.exit_code == 0 and "Usage" in asked.output, asked.output
-    assert CliRunner().invoke(app, [*command, "--no-such-option", "--help"]).exit_code != 0, "a wrong one is found out"
+def test_commands_exist(name: str) -> None:
+    command = [VARIABLE.sub("1", argument) for argument in roles()[name]["command"]]
+    result = CliRunner().invoke(app, [*command, "--help"])
+    assert result.exit_code == 0 and "Usage" in result.output, result.output
+    assert CliRunner().invoke(app, [*command, "--no-such-option", "--help"]).exit_code != 0, (
+        "an unknown option is an error"
+    )
 
 
 @pytest.mark.parametrize("file", [COMPOSE, OVERLAY], ids=lambda path: path.name)
-def test_every_variable_of_ours_is_a_setting(file: Path) -> None:
-    told = {name for service in compose(file)["services"].values() for name in service.get("environment", {})}
-    ours = {name for name in told if name.startswith("ATTUNE_")}
+def test_attune_variables_are_settings(file: Path) -> None:
+    names = {name for service in compose(file)["services"].values() for name in service.get("environment", {})}
+    ours = {name for name in names if name.startswith("ATTUNE_")}
     assert ours and ours <= {f"ATTUNE_{name.upper()}" for name in Settings.model_fields}
 
 
-def test_what_is_told_makes_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_make_valid_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in roles():
         for variable, value in roles()[name]["environment"].items():
             monkeypatch.setenv(variable, VARIABLE.sub("secret", value))
@@ -64,30 +66,30 @@ def test_what_is_told_makes_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         assert settings.limits_url == "async+redis://:secret@redis:6379/1"
 
 
-def test_no_password_has_a_default_and_none_is_written_down() -> None:
+def test_secrets_have_no_default_and_no_literal_value() -> None:
     variables = VARIABLE.findall(COMPOSE.read_text() + OVERLAY.read_text())
     secrets = {name: rest for name, rest in variables if SECRET.search(name)}
     assert secrets.keys() == {"POSTGRES_PASSWORD", "REDIS_PASSWORD", "ATTUNE_ENGINE_API_KEY", "ATTUNE_ENGINE_ADMIN_KEY"}
     assert all(rest == f":?set {name}" for name, rest in variables if SECRET.search(name))
     for service in services().values():
         for name, value in service.get("environment", {}).items():
-            assert not SECRET.search(name) or VARIABLE.fullmatch(value), f"{name} is written down"
+            assert not SECRET.search(name) or VARIABLE.fullmatch(value), f"{name} has a literal value"
     example = (FOLDER / "attune.env.example").read_text()
     assert all(f"\n{name}=\n" in example for name in secrets)
 
 
-def test_whom_a_service_waits_for_is_there_and_can_be_waited_for() -> None:
+def test_dependencies_exist_and_can_be_waited_for() -> None:
     for service in services().values():
-        for name, how in service.get("depends_on", {}).items():
-            awaited = services()[name]
-            if how["condition"] == "service_healthy":
-                assert "healthcheck" in awaited
+        for name, condition in service.get("depends_on", {}).items():
+            dependency = services()[name]
+            if condition["condition"] == "service_healthy":
+                assert "healthcheck" in dependency
             else:
-                assert how["condition"] == "service_completed_successfully"
-                assert awaited["restart"] == "on-failure", "one that is always started again never completes"
+                assert condition["condition"] == "service_completed_successfully"
+                assert dependency["restart"] == "on-failure", "a service that always restarts never completes"
 
 
-def test_networks_and_volumes_are_declared_and_all_are_used() -> None:
+def test_networks_and_volumes_are_declared_and_used() -> None:
     content = compose()
     networks = {name for service in services().values() for name in service["networks"]}
     volumes = {volume.partition(":")[0] for service in services().values() for volume in service.get("volumes", [])}
@@ -96,7 +98,7 @@ def test_networks_and_volumes_are_declared_and_all_are_used() -> None:
     assert content["networks"]["back"] == {"internal": True}
 
 
-def test_nothing_listens_beyond_this_machine_and_all_come_back() -> None:
+def test_ports_are_local_and_services_restart() -> None:
     ports = {name: service["ports"] for name, service in services().items() if "ports" in service}
     assert set(ports) == {"api"} and all(port.startswith("127.0.0.1:") for port in ports["api"])
     assert {service["restart"] for name, service in services().items() if name != "setup"} == {"unless-stopped"}
@@ -105,61 +107,61 @@ def test_nothing_listens_beyond_this_machine_and_all_come_back() -> None:
 def test_images_are_pinned() -> None:
     for service in services().values():
         tag = service["image"].partition(":")[2]
-        assert re.match(r"\d+\.\d+", tag), f"{service['image']} may be another tomorrow"
+        assert re.match(r"\d+\.\d+", tag), f"{service['image']} is not pinned"
 
 
-def test_the_overlay_changes_what_is_there_and_gives_a_gpu_to_whom_computes() -> None:
+def test_gpu_overlay_changes_existing_services() -> None:
     overlay = compose(OVERLAY)["services"]
     assert overlay.keys() <= services().keys()
     assert {name for name, service in overlay.items() if "deploy" in service} == {"engine", "trainer"}
-    precise = {name for name, service in overlay.items() if "ATTUNE_DTYPE" in service.get("environment", {})}
-    assert precise == {"engine", "trainer", "publisher"}, "who trains, serves and compares must agree on it"
+    with_dtype = {name for name, service in overlay.items() if "ATTUNE_DTYPE" in service.get("environment", {})}
+    assert with_dtype == {"engine", "trainer", "publisher"}, "training, serving and verification need the same dtype"
 
 
-def probe(service: str) -> list[str]:
-    """The words of its health check, run by this interpreter or this shell."""
-    kind, *words = services()[service]["healthcheck"]["test"]
+def health_check(service: str) -> list[str]:
+    """Return the command of the service's health check, with this interpreter or this shell."""
+    kind, *arguments = services()[service]["healthcheck"]["test"]
     if kind == "CMD-SHELL":
-        return ["sh", "-c", words[0]]
-    return [sys.executable if word == "python" else word for word in words]
+        return ["sh", "-c", arguments[0]]
+    return [sys.executable if argument == "python" else argument for argument in arguments]
 
 
-def healthy(command: list[str], replace: tuple[str, str] = ("", ""), **environment: str) -> bool:
-    words = [word.replace(*replace) if replace[0] else word for word in command]
-    done = subprocess.run(words, env={**os.environ, **environment}, capture_output=True, timeout=120)
-    return done.returncode == 0
+def is_healthy(command: list[str], replace: tuple[str, str] = ("", ""), **environment: str) -> bool:
+    arguments = [part.replace(*replace) if replace[0] else part for part in command]
+    result = subprocess.run(arguments, env={**os.environ, **environment}, capture_output=True, timeout=120)
+    return result.returncode == 0
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_the_check_of_the_api_tells_one_that_answers(served: str) -> None:
-    assert healthy(probe("api"), ("http://127.0.0.1:8700", served))
-    assert not healthy(probe("api"), ("127.0.0.1:8700", f"127.0.0.1:{free_port()}"))
+def test_health_check_of_the_api(served: str) -> None:
+    assert is_healthy(health_check("api"), ("http://127.0.0.1:8700", served))
+    assert not is_healthy(health_check("api"), ("127.0.0.1:8700", f"127.0.0.1:{free_port()}"))
 
 
-def test_the_check_of_redis_tells_one_that_takes_the_password(tmp_path: Path) -> None:
+def test_health_check_of_redis_needs_the_password(tmp_path: Path) -> None:
     if which("redis-cli") is None:
         missing("redis-cli is not installed")
-    words = [VARIABLE.sub("right", word) for word in services()["redis"]["command"]][1:]
-    server = OwnRedis(tmp_path, options=tuple(words), password="right")
+    options = [VARIABLE.sub("right", argument) for argument in services()["redis"]["command"]][1:]
+    server = OwnRedis(tmp_path, options=tuple(options), password="right")
     server.start()
     try:
-        here = ("redis-cli", f"redis-cli -p {server.port}")
-        assert healthy(probe("redis"), here, REDISCLI_AUTH="right")
-        assert not healthy(probe("redis"), here, REDISCLI_AUTH="wrong")
+        replacement = ("redis-cli", f"redis-cli -p {server.port}")
+        assert is_healthy(health_check("redis"), replacement, REDISCLI_AUTH="right")
+        assert not is_healthy(health_check("redis"), replacement, REDISCLI_AUTH="wrong")
     finally:
         server.kill()
-    assert not healthy(probe("redis"), here, REDISCLI_AUTH="right")
+    assert not is_healthy(health_check("redis"), replacement, REDISCLI_AUTH="right")
 
 
 @pytest.mark.postgres
-def test_the_check_of_postgres_tells_one_that_answers(postgres: str) -> None:
+def test_health_check_of_postgres(postgres: str) -> None:
     if which("pg_isready") is None:
         missing("pg_isready is not installed")
     host, _, port = postgres.partition("@")[2].partition("/")[0].partition(":")
-    assert healthy(probe("postgres"), PGHOST=host, PGPORT=port or "5432")
-    assert not healthy(probe("postgres"), PGHOST="127.0.0.1", PGPORT=str(free_port()))
+    assert is_healthy(health_check("postgres"), PGHOST=host, PGPORT=port or "5432")
+    assert not is_healthy(health_check("postgres"), PGHOST="127.0.0.1", PGPORT=str(free_port()))
 
 
 @pytest.mark.engine
-def test_the_check_of_the_engine_needs_no_key(engine: RunningEngine) -> None:
-    assert healthy(probe("engine"), ("http://engine:8710", engine.spec.url))
+def test_health_check_of_the_engine_needs_no_key(engine: RunningEngine) -> None:
+    assert is_healthy(health_check("engine"), ("http://engine:8710", engine.spec.url))
