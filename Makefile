@@ -1,4 +1,4 @@
-# Everything a newcomer needs: `make demo` and `make test`. Both do all the set-up first; when nothing changed that costs nothing.
+# `make demo` and `make test` are the two commands to begin with. Both do all the set-up first; when nothing changed that costs nothing.
 PYTHON ?= python3.11
 # Where pip should look for torch, e.g. TORCH_ARGS="--index-url <the CPU wheels' index>" on a machine without a GPU.
 TORCH_ARGS ?=
@@ -7,13 +7,15 @@ ATTUNE_PARITY_FLAGS ?=
 ATTUNE_BENCH_FLAGS ?=
 ATTUNE_FAULTS_FLAGS ?=
 PYTEST_ARGS ?=
+# Test processes at a time. Tests of the real engine share one of them, and so one engine.
+TEST_WORKERS ?= 2
 
 MAIN := .venv
 ENGINE := .venv-engine
 PARITY := .venv-parity
 PIP_FLAGS := --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test faults lint model parity bench-trainer bench-learning bench-reward-model bench-scaling bench-overlap bench-poisoning bench-swap bench-swap-full bench-canary clean
+.PHONY: help setup demo test test-slow test-all smoke faults lint facts model parity bench-trainer bench-learning bench-staleness bench-reward-model bench-scaling bench-overlap bench-poisoning bench-swap bench-swap-full bench-canary clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -46,19 +48,33 @@ $(PARITY)/.done: requirements/parity.txt Makefile
 	@rm -rf $(PARITY)/lib/python*/site-packages/tests # the peers' own tests, which would be found before ours
 	@touch $@
 
-demo: setup ## the whole ring: simulated users chat, judge, and the service learns; then it is yours to chat with
+demo: setup ## simulated users chat and give feedback, and the service learns; afterwards it stays up for you to chat with
 	@$(MAIN)/bin/python -m demo.run $(ATTUNE_DEMO_FLAGS)
 
-test: setup ## every test; what a missing service skips is said at the end
-	@$(MAIN)/bin/python -m pytest $(PYTEST_ARGS)
+PYTEST = OMP_NUM_THREADS=1 $(MAIN)/bin/python -m pytest -n $(TEST_WORKERS) --dist loadgroup
 
-faults: setup ## kill -9 by the hundred (the real engine's too), services away, disks full, messages lost; hours, taken up where it stopped
+test: setup ## every promise once, in minutes; what a missing service skips is said at the end
+	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-slow: setup ## what `make test` leaves out: long fault suites, repetitions, both databases for every test
+	@$(PYTEST) -m slow $(PYTEST_ARGS)
+
+test-all: setup ## all tests, the slow ones too
+	@$(PYTEST) $(PYTEST_ARGS)
+
+smoke: setup $(PARITY)/.done ## every other target of this file in its shortest form, so that none stops working unseen
+	@bash tests/smoke.sh
+
+faults: setup ## kill -9 of every process, services that stop, full disks, lost messages; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.faults.suite.run $(ATTUNE_FAULTS_FLAGS)
 
-lint: $(MAIN)/.done ## ruff, mypy --strict, the walls
+lint: $(MAIN)/.done ## ruff, mypy --strict, import contracts
 	@$(MAIN)/bin/ruff check . && $(MAIN)/bin/ruff format --check .
 	@$(MAIN)/bin/mypy
 	@$(MAIN)/bin/lint-imports
+
+facts: $(MAIN)/.done ## modules, lines, import cycles, contracts, retired words, minutes of `make test`
+	@$(MAIN)/bin/python -m tests.architecture.facts
 
 model: $(MAIN)/.done ## train the demo model again, from nothing
 	@$(MAIN)/bin/python -m demo.train
@@ -66,32 +82,34 @@ model: $(MAIN)/.done ## train the demo model again, from nothing
 parity: $(PARITY)/.done ## our formulas against verl, TRL, OpenRLHF and AReaL: loss and gradient, on fresh random inputs
 	@OMP_NUM_THREADS=1 $(PARITY)/bin/python -m tests.parity.run $(ATTUNE_PARITY_FLAGS)
 
-bench-trainer: $(PARITY)/.done ## our GRPO step against TRL's, what each technique gives, and peak memory; the better part of an hour
+bench-trainer: $(PARITY)/.done ## a GRPO step against TRL's, the gain of each technique, and peak memory; most of an hour
 	@$(PARITY)/bin/python -m tests.benchmarks.trainer $(ATTUNE_BENCH_FLAGS)
 
-bench-learning: $(MAIN)/.done ## what each algorithm teaches the demo model, and what stale samples do; hours, taken up where it stopped
+bench-learning: $(MAIN)/.done ## what each algorithm teaches the demo model; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.learning $(ATTUNE_BENCH_FLAGS)
+
+bench-staleness: $(MAIN)/.done ## what stale samples do to learning; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.staleness $(ATTUNE_BENCH_FLAGS)
 
-bench-reward-model: $(MAIN)/.done ## what a reward model knows of the shoppers' taste, by how much it was told; an hour, taken up where it stopped
+bench-reward-model: $(MAIN)/.done ## the accuracy of a reward model by the amount of feedback; an hour, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.reward_model $(ATTUNE_BENCH_FLAGS)
 
 bench-scaling: $(MAIN)/.done ## curate and assemble beside 10 k, 100 k and 1 M old turns, on PostgreSQL
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.scaling $(ATTUNE_BENCH_FLAGS)
 
-bench-overlap: setup ## what is collected while the trainer works, by max_staleness, on the whole service; half an hour
+bench-overlap: setup ## feedback collected while the trainer works, by max_staleness, on the whole service; half an hour
 	@$(MAIN)/bin/python -m tests.benchmarks.overlap $(ATTUNE_BENCH_FLAGS)
 
-bench-swap: setup ## what people notice of a hundred publications, two replicas, beside pause, reload, resume; five minutes
+bench-swap: setup ## what users notice of 100 publications on two replicas, beside pause, reload, resume; five minutes
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.swap $(ATTUNE_BENCH_FLAGS)
 
 bench-swap-full: setup ## the same with full weights (docs/full-weights.md): thirty publications, twelve moves
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.swap --adaptation full --publications 30 --moves 12 $(ATTUNE_BENCH_FLAGS)
 
-bench-canary: setup ## what becomes of a worse, an equal and a better version that a few hear first; hours, taken up where it stopped
+bench-canary: setup ## a worse, an equal and a better version as canaries; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.canary $(ATTUNE_BENCH_FLAGS)
 
-bench-poisoning: $(MAIN)/.done ## what a few trolls teach the demo model, with the protections off and on; hours, taken up where it stopped
+bench-poisoning: $(MAIN)/.done ## what malicious raters teach the demo model, with protections off and on; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.poisoning $(ATTUNE_BENCH_FLAGS)
 
 clean: ## remove the environments and the demo's data (.attune/demo), nothing else

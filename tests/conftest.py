@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -20,7 +21,7 @@ from app.main import create_app
 from app.models import Base, Engine, EngineState
 from app.projects.bootstrap import bootstrap
 from tests.support.deployment import Harness
-from tests.support.scripted_engine import ScriptedEngine, serving
+from tests.support.scripted_engine import ScriptedEngine, serve
 
 pytest_plugins = ["tests.support.engine_fixture"]
 
@@ -33,14 +34,53 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("patient")
 
+TESTS = Path(__file__).parent
+STARTED = time.monotonic()
 REQUIRED = os.environ.get("ATTUNE_REQUIRE_SERVICES") == "1"
 POSTGRES = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
 
 
+# `make test` runs the PostgreSQL variant of these folders: their queries, locks and conflicts differ by database. Of all
+# other tests it runs the SQLite variant alone; `make test-all` and CI run both.
+POSTGRES_FOLDERS = (
+    "app/core",
+    "app/feedback",
+    "app/privacy",
+    "workers/feedback",
+    "workers/training/test_assemble",
+    "workers/training/test_batches",
+    "workers/test_reconcile",
+    "migrations",
+    "journeys",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--budget-minutes", type=float, default=None, help="skip the tests that have not begun after this many minutes"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow variants, and keep all tests of the real engine on one xdist worker, so that one engine serves them."""
+    for item in items:
+        place = item.path.relative_to(TESTS).as_posix()
+        if item.get_closest_marker("postgres") and not place.startswith(POSTGRES_FOLDERS):
+            item.add_marker(pytest.mark.slow)
+        if "engine" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("engine"))
+
+
 def pytest_collection_finish() -> None:
-    """The libraries never die: walking them again and again would take a tenth of the run."""
+    """Freeze the libraries' objects: they never die, and collecting them again and again takes a tenth of the run."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    budget = item.config.getoption("--budget-minutes")
+    if budget is not None and time.monotonic() - STARTED > 60 * budget:
+        pytest.skip(f"not run: the budget of {budget:g} minutes is spent")
 
 
 def missing(what: str) -> None:
@@ -156,7 +196,7 @@ async def harness(settings: Settings, db: Database) -> AsyncIterator[Harness]:
 async def scripted(harness: Harness) -> AsyncIterator[ScriptedEngine]:
     """A scripted engine behind the ring's API, holding no adapters yet."""
     engine = ScriptedEngine()
-    with serving(engine) as url:
+    with serve(engine) as url:
         async with harness.db.write() as session:
             (await session.get_one(Engine, "engine-0")).url = url
         yield engine
@@ -166,7 +206,7 @@ async def scripted(harness: Harness) -> AsyncIterator[ScriptedEngine]:
 async def second(harness: Harness, scripted: ScriptedEngine) -> AsyncIterator[ScriptedEngine]:
     """Another replica beside the first."""
     engine = ScriptedEngine()
-    with serving(engine) as url:
+    with serve(engine) as url:
         async with harness.db.write() as session:
             session.add(Engine(name="engine-1", url=url, state=EngineState.READY, incarnation=1, loaded=[]))
         yield engine
@@ -175,5 +215,5 @@ async def second(harness: Harness, scripted: ScriptedEngine) -> AsyncIterator[Sc
 @pytest.fixture
 def served(harness: Harness) -> Iterator[str]:
     """The ring's API on a real socket, for stock clients and for clients that hang up. Its own process state."""
-    with serving(create_app(harness.settings), lifespan="on") as url:
+    with serve(create_app(harness.settings), lifespan="on") as url:
         yield url

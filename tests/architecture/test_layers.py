@@ -1,4 +1,4 @@
-"""The walls: arrows point one way, and every word has one home."""
+"""The layers: import contracts, cycles, and which module may name which library."""
 
 import subprocess
 import sys
@@ -8,41 +8,70 @@ from alembic.command import check
 
 from app.core.migrate import alembic_config
 from app.core.settings import REPOSITORY
+from tests.architecture.source_tree import PACKAGES, Module, find_cycles, find_modules, import_graph, package_graph
 
-HEAVY = ("torch", "transformers", "peft", "sglang")
+TORCH_LIBRARIES = ("torch", "transformers", "peft", "sglang")
 
 
-def test_the_import_contracts_hold() -> None:
-    linted = subprocess.run(
+def test_import_contracts_hold() -> None:
+    result = subprocess.run(
         [Path(sys.executable).parent / "lint-imports"], cwd=REPOSITORY, capture_output=True, text=True
     )
-    assert linted.returncode == 0, linted.stdout
+    assert result.returncode == 0, result.stdout
 
 
-def test_the_front_of_house_starts_without_torch() -> None:
-    program = "import sys, app.main, app.cli.main; print([name for name in sys.argv[1:] if name in sys.modules])"
-    loaded = subprocess.run([sys.executable, "-c", program, *HEAVY], cwd=REPOSITORY, capture_output=True, text=True)
-    assert loaded.stdout.strip() == "[]", loaded.stdout + loaded.stderr
+def test_modules_have_no_import_cycle() -> None:
+    """Imports in functions and under TYPE_CHECKING count."""
+    assert find_cycles(import_graph(find_modules(*PACKAGES))) == []
 
 
-def test_only_two_rooms_name_sglang() -> None:
-    named = {
-        path.relative_to(REPOSITORY).parts[:2]
-        for folder in ("app", "alignment", "workers", "migrations")
-        for path in (REPOSITORY / folder).rglob("*.py")
-        if "import sglang" in (text := path.read_text()) or "from sglang" in text or "/load_lora_adapter" in text
+def test_packages_have_no_import_cycle() -> None:
+    """Imports in functions and under TYPE_CHECKING count. A package is the first two parts of a module's name."""
+    assert find_cycles(package_graph(import_graph(find_modules(*PACKAGES)))) == []
+
+
+def test_cycles_are_found(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    sources = {
+        "a": "import one.b",
+        "b": "def f():\n    from one import c",
+        "c": "from one.a import x",
+        "d": "import one.a",
     }
-    assert named <= {("app", "inference"), ("workers", "engine")}
+    for name, source in sources.items():
+        (tmp_path / "one" / f"{name}.py").write_text(source)
+    graph = import_graph(find_modules("one", root=tmp_path))
+    assert graph["one.b"] == {"one.c"}
+    assert find_cycles(graph) == [["one.a", "one.b", "one.c"]]
+    assert find_cycles({"x": {"y"}, "y": set()}) == []
+    assert find_cycles({"x": {"x"}}) == [["x"]]
+    assert package_graph({"p.q.r": {"p.s.t", "p.q.u"}}) == {"p.q": {"p.s"}}
+
+
+def test_app_starts_without_torch() -> None:
+    program = "import sys, app.main, app.cli.main; print([name for name in sys.argv[1:] if name in sys.modules])"
+    command = [sys.executable, "-c", program, *TORCH_LIBRARIES]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+def test_only_two_packages_name_sglang() -> None:
+    def names_sglang(module: Module) -> bool:
+        source = module.source
+        return any(text in source for text in ("import sglang", "from sglang", "/load_lora_adapter"))
+
+    modules = find_modules("app", "alignment", "workers", "migrations")
+    assert {module.package for module in modules if names_sglang(module)} <= {"app.inference", "workers.engine"}
 
 
 def test_only_the_settings_read_the_environment() -> None:
     readers = {
-        str(path.relative_to(REPOSITORY))
-        for path in (REPOSITORY / "app").rglob("*.py")
-        if "os.environ[" in (text := path.read_text()) or "os.environ.get" in text or "getenv" in text
+        str(module.path)
+        for module in find_modules("app")
+        if any(text in module.source for text in ("os.environ[", "os.environ.get", "getenv"))
     }
     assert readers == set()
 
 
-def test_the_migrations_make_the_tables_that_the_models_describe(database_url: str) -> None:
+def test_migrations_create_the_tables_of_the_models(database_url: str) -> None:
     check(alembic_config(database_url))

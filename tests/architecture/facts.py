@@ -1,0 +1,81 @@
+"""Print facts about the source tree that anyone can repeat: `make facts`.
+
+Counts are taken from the working tree. The minutes of `make test`, and the counts before issue 12, are measurements
+that are stored in docs/measurements/facts.json.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from app.core.settings import REPOSITORY
+from tests.architecture.source_tree import (
+    PACKAGES,
+    count_code_lines,
+    find_cycles,
+    find_modules,
+    import_graph,
+    package_graph,
+)
+from tests.architecture.vocabulary import REPLACEMENTS, SOURCE_FOLDERS, find_retired_names
+
+MEASUREMENTS = Path("docs/measurements/facts.json")
+
+
+def count_sources(root: Path = REPOSITORY) -> dict[str, dict[str, int]]:
+    """Return the number of modules and of code lines in each source folder."""
+    counts = {}
+    for folder in SOURCE_FOLDERS:
+        sources = [module.source for module in find_modules(folder, root=root)]
+        counts[folder] = {"modules": len(sources), "code_lines": sum(map(count_code_lines, sources))}
+    return counts
+
+
+def count_cycles() -> dict[str, int]:
+    graph = import_graph(find_modules(*PACKAGES))
+    return {"modules": len(find_cycles(graph)), "packages": len(find_cycles(package_graph(graph)))}
+
+
+def check_contracts() -> tuple[int, int]:
+    """Return how many import contracts are kept and broken."""
+    command = [Path(sys.executable).parent / "lint-imports"]
+    output = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout
+    match = re.search(r"Contracts: (\d+) kept, (\d+) broken", output)
+    if match is None:
+        raise RuntimeError(f"lint-imports did not report its contracts:\n{output}")
+    return int(match[1]), int(match[2])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make facts", description=__doc__)
+    parser.add_argument("--count", type=Path, metavar="ROOT", help="only count the sources of another tree, as JSON")
+    args = parser.parse_args()
+    if args.count is not None:
+        print(json.dumps(count_sources(args.count.resolve()), indent=2))
+        return
+    measurements: dict[str, Any] = json.loads((REPOSITORY / MEASUREMENTS).read_text())
+    before, now = measurements["before"]["sources"], count_sources()
+    print(f"{'folder':<12}{'modules':>9}{'before':>9}{'code lines':>13}{'before':>9}")
+    for folder, counts in now.items():
+        old = before[folder]
+        print(f"{folder:<12}{counts['modules']:>9}{old['modules']:>9}{counts['code_lines']:>13}{old['code_lines']:>9}")
+    totals = [
+        sum(counts[key] for counts in tree.values()) for key in ("modules", "code_lines") for tree in (now, before)
+    ]
+    print(f"{'total':<12}{totals[0]:>9}{totals[1]:>9}{totals[2]:>13}{totals[3]:>9}")
+    print(f"(before: {measurements['before']['commit']}; code lines: without docstrings, comments and blank lines)")
+    cycles = count_cycles()
+    print(f"import cycles: {cycles['modules']} among modules, {cycles['packages']} among packages")
+    kept, broken = check_contracts()
+    print(f"import contracts: {kept} kept, {broken} broken")
+    print(f"retired words: {len(find_retired_names())} names with one of {len(REPLACEMENTS)} words")
+    minutes = ", ".join(f"{run:.1f}" for run in measurements["make_test_minutes"]) or "not measured"
+    print(f"make test, minutes: {minutes} (before: {measurements['before']['make_test_minutes']})")
+
+
+if __name__ == "__main__":
+    main()
