@@ -1,4 +1,4 @@
-"""Where the base model lies, and what a version of it must look like."""
+"""The base model's directory, and the specs that its versions must match."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -9,8 +9,11 @@ from alignment.artifacts import AdapterSpec, WeightsSpec, check_adapter, check_w
 from alignment.config.trainer import LoRAConfig
 
 
-def folder(model: str, *, weights: bool = True) -> Path:
-    """A local folder as it is; of a hub name, its cached snapshot (without weights: the small files alone)."""
+def model_dir(model: str, *, weights: bool = True) -> Path:
+    """Return the directory of a local model, or of the cached snapshot of a Hugging Face model.
+
+    Without `weights` only the JSON files are downloaded.
+    """
     path = Path(model)
     if path.is_dir():
         return path
@@ -19,18 +22,18 @@ def folder(model: str, *, weights: bool = True) -> Path:
 
 @lru_cache(maxsize=8)
 def adapter_spec(model: str) -> AdapterSpec:
-    return AdapterSpec.of(folder(model, weights=False), LoRAConfig())
+    return AdapterSpec.from_base_model(model_dir(model, weights=False), LoRAConfig())
 
 
 @lru_cache(maxsize=2)
 def weights_spec(model: str) -> WeightsSpec:
-    return WeightsSpec.of(folder(model))
+    return WeightsSpec.from_base_model(model_dir(model))
 
 
-def check_version(model: str, directory: Path, manifest_sha256: str, *, full: bool = False) -> None:
-    """Refuse what an engine must not see: bytes that were not sealed, or that are not of the base model's shape."""
+def check_version(model: str, directory: Path, manifest_sha256: str, *, full_weights: bool = False) -> None:
+    """Raise DamagedAdapter unless the files are those that were sealed and match the base model's spec."""
     verify(directory, manifest_sha256)
-    if full:
+    if full_weights:
         check_weights(directory, weights_spec(model))
         return
     check_adapter(directory, adapter_spec(model))

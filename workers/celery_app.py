@@ -1,4 +1,4 @@
-"""The Celery shell: doorbells. Each task looks at the database and does what it finds there."""
+"""The Celery application of the workers. Each task looks for work in the database and does what it finds."""
 
 import sys
 from collections.abc import Callable
@@ -8,17 +8,17 @@ from celery import Celery
 from app.core.jobs import EXPIRES_SECONDS, make_celery
 from app.core.settings import get_settings
 from workers.context import WorkerContext
-from workers.engine.adapter_payload import prepare
-from workers.feedback.curate import curate
+from workers.curate import curate
 from workers.judging.judge import judge
 from workers.reconcile import reconcile
+from workers.release.adapter_payload import preload_torch
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
-from workers.rollouts.sample import roll_out
+from workers.rollouts.sampler import sample_rollouts
 from workers.training.assemble import assemble
 
 settings = get_settings()
-house = WorkerContext(settings)
+context = WorkerContext(settings)
 celery: Celery = make_celery(settings.broker_url, settings.broker_dir)
 celery.conf.beat_schedule = {
     "reconcile": {
@@ -27,80 +27,87 @@ celery.conf.beat_schedule = {
         "options": {"expires": EXPIRES_SECONDS},
     }
 }
-celery.conf.beat_scheduler = "celery.beat:Scheduler"  # the schedule is in code: nothing to persist
+celery.conf.beat_scheduler = "celery.beat:Scheduler"  # the schedule is in code, so nothing is stored
 
 
 @celery.task(name="attune.curate")
 def run_curate() -> None:
-    house.run(curate(house.db, settings))
+    context.run(curate(context.db, settings))
 
 
 @celery.task(name="attune.judge")
 def run_judge() -> None:
-    house.run(judge(house.db, settings, house.owner))
+    context.run(judge(context.db, settings, context.owner))
 
 
 @celery.task(name="attune.rollout")
 def run_rollout() -> None:
-    house.run(roll_out(house.db, settings, house.owner))
+    context.run(sample_rollouts(context.db, settings, context.owner))
 
 
 @celery.task(name="attune.assemble")
 def run_assemble() -> None:
-    house.run(assemble(house.db, settings))
+    context.run(assemble(context.db, settings))
 
 
 @celery.task(name="attune.evaluate")
 def run_evaluate() -> None:
-    house.run(evaluate(house.db, settings, house.owner))
+    context.run(evaluate(context.db, settings, context.owner))
 
 
 @celery.task(name="attune.publish")
 def run_publish() -> None:
-    house.run(publish(house.db, settings))
+    context.run(publish(context.db, settings))
 
 
 @celery.task(name="attune.reconcile")
 def run_reconcile() -> None:
-    house.run(reconcile(house.db, settings))
+    context.run(reconcile(context.db, settings))
 
 
-class Listener(celery.Worker):
-    """Waits for Redis in a plain loop. Celery's event loop forgets what it polled when a connection is lost while a
-    message is acknowledged, and then waits for nothing, for ever; the plain one subscribes anew at every turn."""
+class PollingWorker(celery.Worker):
+    """Polls Redis in a plain loop instead of Celery's event loop.
+
+    If the connection is lost while a message is acknowledged, the event loop forgets its subscriptions and waits for
+    ever. The plain loop subscribes again in every iteration.
+    """
 
     def should_use_eventloop(self) -> bool:
         on_redis = str(settings.broker_url).startswith("redis")
         return not on_redis and bool(super().should_use_eventloop())
 
 
-celery.Worker = Listener
+celery.Worker = PollingWorker
 
 
-def serve(queue: str, name: str) -> None:
-    """Answer one queue until told to stop. One process, one loop: a station is never run twice at once here."""
-    arguments = ["--pool", "solo", "--queues", queue, "--hostname", f"{name}@%h", "--loglevel", "WARNING"]
+def run_worker(queues: str, name: str) -> None:
+    """Consume these queues, separated by commas, until told to stop. This process runs one task at a time."""
+    arguments = ["--pool", "solo", "--queues", queues, "--hostname", f"{name}@%h", "--loglevel", "WARNING"]
     celery.worker_main(["worker", *arguments, "--without-gossip", "--without-mingle", "--without-heartbeat"])
 
 
-def serve_trainer(work: Callable[[], int]) -> None:
+def run_trainer(train: Callable[[], int]) -> None:
+    """Call `train` now, for the work that is pending at the start, and then for every message of the train queue."""
+
     @celery.task(name="attune.train")
     def run_train() -> None:
-        work()
+        train()
 
-    work()  # what was left over from before this start
-    serve("train", "trainer")
+    train()
+    run_worker("train", "trainer")
 
 
 def main() -> None:
-    """`beat`, or the queues to answer: `attune` (curate, assemble, sweep), `judge`, `rollout`, `publish` (evaluate,
-    publish)."""
+    """Run the scheduler (`beat`), or a worker that consumes the queues given as arguments, by default all.
+
+    Queues: `attune` (curate, assemble, reconcile), `judge`, `rollout`, `publish` (evaluate, publish).
+    """
     if sys.argv[1:] == ["beat"]:
         celery.Beat(loglevel="WARNING").run()
     else:
         if settings.adapter_delivery == "memory":
-            prepare()
-        serve(",".join(sys.argv[1:]) or "attune,judge,rollout,publish", "worker")
+            preload_torch()
+        run_worker(",".join(sys.argv[1:]) or "attune,judge,rollout,publish", "worker")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a worker process holds: settings, the database, the bell, and one event loop for all its life."""
+"""What a worker process holds: settings, the database, the task sender, and one event loop."""
 
 import asyncio
 import os
@@ -15,12 +15,17 @@ from app.core.settings import Settings, get_settings
 
 @dataclass
 class WorkerContext:
+    """Everything is built on first use. `owner` identifies this process in leases."""
+
     settings: Settings = field(default_factory=get_settings)
 
     @cached_property
+    def task_sender(self) -> TaskSender:
+        return TaskSender(make_celery(self.settings.broker_url, self.settings.broker_dir))
+
+    @cached_property
     def db(self) -> Database:
-        bell = TaskSender(make_celery(self.settings.broker_url, self.settings.broker_dir))
-        return Database(self.settings.database, bell, seconds=self.settings.database_job_seconds)
+        return Database(self.settings.database, self.task_sender, seconds=self.settings.database_job_seconds)
 
     @cached_property
     def runner(self) -> asyncio.Runner:
@@ -30,5 +35,6 @@ class WorkerContext:
     def owner(self) -> str:
         return f"{socket.gethostname()}:{os.getpid()}"
 
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.runner.run(work)
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine to completion on this process's event loop."""
+        return self.runner.run(coroutine)

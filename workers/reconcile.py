@@ -1,4 +1,4 @@
-"""Whatever was left lying → picked up again. Lose every message and this still finishes the work."""
+"""The reconciler: find work whose message was lost, and resume it. Without any message this still finishes the work."""
 
 import asyncio
 import logging
@@ -13,8 +13,7 @@ from app.core.leases import lease_is_free
 from app.core.settings import Settings
 from app.inference.client import EngineClient
 from app.inference.errors import EngineRefused, EngineUnavailable
-from app.inference.keys import engine_keys
-from app.inference.pool import EnginePool
+from app.inference.pool import EnginePool, load_engine_keys
 from app.models import (
     LOST_REASON,
     SERVER_LOST,
@@ -44,33 +43,37 @@ from workers.release import adapter_sync, canary, engine_inventory, publish, sha
 from workers.training import batches, reward_models
 
 log = logging.getLogger("attune.reconcile")
-LAST_CALL_FACTOR = 5  # of the time a route may be old: whoever was sent to a version just before is there by then
+# An adapter is unloaded so many times `route_cache_seconds` after the last chat can have been routed to it.
+UNLOAD_DELAY_FACTOR = 5
 
 
 async def reconcile(db: Database, settings: Settings) -> None:
+    """Close what was lost, enqueue the tasks that have work, and bring engines and releases up to date."""
     await batches.quarantine_poisoned(db, settings)
     async with db.write() as session:
         await _close_lost_turns(session, settings)
-        await _mark_silent_engines(session, settings)
-        enqueue_after_commit(session, *await _waiting(session, settings))
-        if settings.adaptation == "full" and await weight_swap.lagging(session):
+        await _mark_silent_engines_down(session, settings)
+        enqueue_after_commit(session, *await _tasks_with_work(session, settings))
+        if settings.adaptation == "full" and await weight_swap.has_outdated_engine(session):
             enqueue_after_commit(session, "evaluate")
-    await canary.watch(db, settings)
-    await shadow.watch(db, settings)
+    await canary.check_canaries(db, settings)
+    await shadow.check_shadow_deployments(db, settings)
     await adapter_sync.sync_adapters(db, settings)
-    await retire(db, settings)
-    await reward_models.reconcile(db, settings)  # the last: it looks through what people have said, and may take long
+    await unload_unused_adapters(db, settings)
+    await reward_models.reconcile(db, settings)  # last, since it reads much feedback and may take long
 
 
-async def _waiting(session: AsyncSession, settings: Settings) -> list[TaskName]:
-    """The stations that have work and might not have heard of it."""
-    due = exists().where(Judgement.state == JudgementState.OPEN, Judgement.due_at <= now(), lease_is_free(Judgement))
+async def _tasks_with_work(session: AsyncSession, settings: Settings) -> list[TaskName]:
+    """Return the tasks that have work, whether or not their message was lost."""
+    due_judgement = exists().where(
+        Judgement.state == JudgementState.OPEN, Judgement.due_at <= now(), lease_is_free(Judgement)
+    )
     work: dict[TaskName, ColumnElement[bool]] = {
         "curate": or_(
             exists().where(~Feedback.processed),
             exists().where(~Turn.processed, Turn.state != TurnState.OPEN),
         ),
-        "judge": due.where(Judgement.source != LEARNED),
+        "judge": due_judgement.where(Judgement.source != LEARNED),
         "rollout": or_(
             exists().where(Rollout.state == RolloutState.OPEN, Rollout.due_at <= now(), lease_is_free(Rollout)),
             exists().where(RolloutPlan.state == PlanState.RUNNING),
@@ -79,17 +82,17 @@ async def _waiting(session: AsyncSession, settings: Settings) -> list[TaskName]:
         "train": or_(
             exists().where(Batch.state == BatchState.OPEN, lease_is_free(Batch)),
             exists().where(RewardModel.state == RewardModelState.OPEN, lease_is_free(RewardModel)),
-            due.where(Judgement.source == LEARNED),
+            due_judgement.where(Judgement.source == LEARNED),
         ),
         "evaluate": exists().where(Version.state == VersionState.TRAINED, lease_is_free(Version)),
-        "publish": exists().where(Version.state.in_(publish.WAITS), lease_is_free(Version)),
+        "publish": exists().where(Version.state.in_(publish.PUBLISHABLE_STATES), lease_is_free(Version)),
     }
-    found = (await session.execute(select(*[condition.label(name) for name, condition in work.items()]))).one()
-    return [station for station, waits in zip(work, found, strict=True) if waits]
+    row = (await session.execute(select(*[condition.label(name) for name, condition in work.items()]))).one()
+    return [task for task, has_work in zip(work, row, strict=True) if has_work]
 
 
 async def _close_lost_turns(session: AsyncSession, settings: Settings) -> None:
-    """Turns whose process died mid-reply: nobody will ever finish them, and feedback on them waits."""
+    """Abort turns whose process died during the reply. Nothing else finishes them, and feedback on them waits."""
     await session.execute(
         update(Turn)
         .where(
@@ -107,71 +110,72 @@ async def _close_lost_turns(session: AsyncSession, settings: Settings) -> None:
     )
 
 
-async def _mark_silent_engines(session: AsyncSession, settings: Settings) -> None:
+async def _mark_silent_engines_down(session: AsyncSession, settings: Settings) -> None:
     await session.execute(
         update(Engine)
         .where(
             Engine.state == EngineState.READY,
             Engine.heartbeat_at < now() - 3 * settings.lease_seconds,
-            or_(
-                Engine.swapping_until.is_(None), Engine.swapping_until < now()
-            ),  # it is silent while weights are loaded
+            # An engine cannot answer while its weights are swapped.
+            or_(Engine.swapping_until.is_(None), Engine.swapping_until < now()),
         )
-        .values(state=EngineState.DOWN, reason="its supervisor fell silent")
+        .values(state=EngineState.DOWN, reason="no heartbeat of its supervisor")
         .execution_options(synchronize_session=False)
     )
 
 
-async def retire(db: Database, settings: Settings) -> None:
-    """Unload, one at a time and off the publish path, what nobody may ask for any more."""
-    asked = exists().where(Rollout.id == Turn.id, Rollout.lease_until > now())  # one that only waits must not hold it
+async def unload_unused_adapters(db: Database, settings: Settings) -> None:
+    """Unload the adapters that are neither wanted nor in use, one at a time, outside the publish task."""
+    # A rollout that only waits in the queue does not use its version.
+    is_running_rollout = exists().where(Rollout.id == Turn.id, Rollout.lease_until > now())
     async with db.read() as session:
-        busy = set(
+        in_use = set(
             await session.scalars(
                 select(Version.adapter_name)
                 .join(Turn, Turn.version_id == Version.id)
-                .where(Turn.state == TurnState.OPEN, or_(Turn.origin == Origin.CHAT, asked))
+                .where(Turn.state == TurnState.OPEN, or_(Turn.origin == Origin.CHAT, is_running_rollout))
             )
         )
-        kept = busy | {
-            version.adapter_name for version in await engine_inventory.wanted(session, settings.keep_versions)
+        needed = in_use | {
+            version.adapter_name for version in await engine_inventory.wanted_versions(session, settings.keep_versions)
         }
-        engines = await service.ready_engines(session)
-    pool = EnginePool(engine_keys(settings))
+        engines = await service.list_ready_engines(session)
+    pool = EnginePool(load_engine_keys(settings))
     try:
         for engine in engines:
-            client = pool.at(engine.url)
-            for name in sorted((set(engine.loaded) | await _unnoted(db, client, engine)) - kept):
-                await _retire(db, settings, client, engine, name)
+            client = pool.get(engine.url)
+            for name in sorted((set(engine.loaded) | await _unrecorded_adapters(db, client, engine)) - needed):
+                await _unload(db, settings, client, engine, name)
     finally:
         await pool.close()
 
 
-async def _unnoted(db: Database, client: EngineClient, engine: Engine) -> set[str]:
-    """Versions that it holds though the ledger does not know: their load came to an end after it was given up."""
+async def _unrecorded_adapters(db: Database, client: EngineClient, engine: Engine) -> set[str]:
+    """Return versions that the engine holds unrecorded: their load finished after its time-out."""
     try:
-        there = await client.adapters() - set(engine.loaded)
+        names = await client.list_adapters() - set(engine.loaded)
     except (EngineUnavailable, EngineRefused):
         return set()
-    if not there:
+    if not names:
         return set()
     async with db.read() as session:
-        ours = await session.scalars(select(Version.adapter_name).where(Version.adapter_name.in_(there)))
-        return {name for name in ours if name is not None}
+        versions = await session.scalars(select(Version.adapter_name).where(Version.adapter_name.in_(names)))
+        return {name for name in versions if name is not None}
 
 
-async def _retire(db: Database, settings: Settings, client: EngineClient, engine: Engine, name: str) -> None:
-    """First nobody is routed there, in the transaction that finds it unwanted; then it goes."""
+async def _unload(db: Database, settings: Settings, client: EngineClient, engine: Engine, name: str) -> None:
+    """Stop routing to the adapter in the transaction that finds it unwanted, wait for late requests, then unload it."""
     async with db.write() as session:
-        if (
-            await engine_inventory.locked(session, engine) is None
-        ):  # before we look, so that nobody points to it meanwhile
+        # Locked before the check, so that no deployment can point to the adapter in between.
+        if await engine_inventory.lock_engine(session, engine) is None:
             return
-        if name in {version.adapter_name for version in await engine_inventory.wanted(session, settings.keep_versions)}:
+        if name in {
+            version.adapter_name for version in await engine_inventory.wanted_versions(session, settings.keep_versions)
+        }:
             return
-        await engine_inventory.note(session, engine, removed=name)
-    await asyncio.sleep(LAST_CALL_FACTOR * settings.route_cache_seconds)
+        await engine_inventory.record_adapters(session, engine, removed=name)
+    await asyncio.sleep(UNLOAD_DELAY_FACTOR * settings.route_cache_seconds)
     try:
         await client.unload_adapter(name)
     except (EngineUnavailable, EngineRefused) as error:
-        log.warning("%s could not be unloaded from %s, the next sweep tries again: %s", name, engine.name, error)
+        log.warning("%s could not be unloaded from %s, the next reconcile tries again: %s", name, engine.name, error)

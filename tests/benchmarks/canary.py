@@ -18,11 +18,11 @@ import torch
 
 from alignment.release.canary import CanaryConfig
 from app.models import VersionState
-from demo.recompute_logprobs import attest
-from demo.simulate import Crowd, Habits
+from demo.recompute_logprobs import check_logprobs
+from demo.simulate import SimulatedUsers, UserBehavior
 from tests.benchmarks.canary_deployment import Harness, harness, progress
 from tests.benchmarks.canary_readings import misnamed, read
-from tests.benchmarks.canary_versions import Candidate, taught
+from tests.benchmarks.canary_versions import Candidate, trained_versions
 from tests.benchmarks.deployment import machine
 
 BEFORE, AFTER = 3.0, 6.0  # seconds that people chat before it goes out, and after it has ended
@@ -66,20 +66,22 @@ COLUMNS = {
 }
 
 
-async def run(there: Harness, name: str, candidates: dict[str, Candidate], seed: int, habits: Habits) -> Row:
+async def run(there: Harness, name: str, candidates: dict[str, Candidate], seed: int, behavior: UserBehavior) -> Row:
     """One canary, from going out to its end."""
     case = CASES[name]
     candidate, serving = candidates[case.candidate], candidates["serving"]
     await there.deliver(None if case.by_hand else case.config)
-    heard = await there.publish(candidate.made, VersionState.LIVE) if case.by_hand else None  # nobody is there yet
+    live_version = (
+        await there.publish(candidate.made, VersionState.LIVE) if case.by_hand else None
+    )  # nobody is there yet
     await there.post("rollback", version=there.stable)
-    crowd = Crowd(there.settings, habits)
+    crowd = SimulatedUsers(there.settings, behavior)
     talking = asyncio.create_task(crowd.run())
     try:
         await asyncio.sleep(BEFORE)
-        if heard is not None:
-            print(await there.command("deploy", str(heard.number), "--share", str(case.share)), flush=True)
-        out = heard or await there.publish(candidate.made, VersionState.CANARY)
+        if live_version is not None:
+            print(await there.command("deploy", str(live_version.number), "--share", str(case.share)), flush=True)
+        out = live_version or await there.publish(candidate.made, VersionState.CANARY)
         since = (await there.deployment()).canary_since
         assert since is not None
         await _ended(there, f"{name}, seed {seed}", 2 * case.config.patience_seconds)
@@ -87,8 +89,12 @@ async def run(there: Harness, name: str, candidates: dict[str, Candidate], seed:
     finally:
         crowd.stop()
         await talking
-    tally, readings = crowd.tally, await read(there.db, out.id, since, case.config)
-    wrong = {**tally.seen, "not done": readings.pop("not_done"), "misnamed": await misnamed(there.db, tally.named)}
+    tally, readings = crowd.stats, await read(there.db, out.id, since, case.config)
+    wrong = {
+        **tally.failures,
+        "not done": readings.pop("not_done"),
+        "misnamed": await misnamed(there.db, tally.versions),
+    }
     expected = there.stable if readings["end"] == "taken back" else out.number
     return {
         "case": name,
@@ -98,9 +104,9 @@ async def run(there: Harness, name: str, candidates: dict[str, Candidate], seed:
         "approval_beside": serving.approval,
         **readings,
         "replies": tally.replies,
-        "troubled": sum(wrong.values()) + len(tally.troubles),
+        "troubled": sum(wrong.values()) + len(tally.errors),
         "wrong": wrong,
-        "troubles": tally.troubles[:5],
+        "troubles": tally.errors[:5],
         "head_where_it_should_be": await there.head() == expected,
     }
 
@@ -123,25 +129,28 @@ async def _learned(there: Harness, serving: Candidate) -> Row:
     version = await there.learn_on()
     assert version.parent_id and version.batch_id and version.adapter_path
     parent = await there.version(version.parent_id)
-    spoken = {(await there.version(id)).number for id in await there.learned_from(version.batch_id)}
+    behavior_versions = {(await there.version(id)).number for id in await there.learned_from(version.batch_id)}
     before, after = progress(serving.made.folder), progress(Path(version.adapter_path))
-    return {"parent": parent.number, "spoke": sorted(spoken), "progress": [before, after]}
+    return {"parent": parent.number, "spoke": sorted(behavior_versions), "progress": [before, after]}
 
 
 async def bench(given: argparse.Namespace, seed: int, cases: Sequence[str]) -> None:
     """The cases of one seed, one after the other, on one ring; and at the end, who really spoke."""
-    candidates = await asyncio.to_thread(taught, given.out.parent / "canary", given.taught)
+    candidates = await asyncio.to_thread(trained_versions, given.out.parent / "canary", given.taught)
     async with harness(candidates["serving"].made, given.database, seed) as there:
         for number, name in enumerate(CASES):
             if name not in cases:
                 continue
-            habits = Habits(
-                users=given.people, think=given.think, leaves=given.leaves, seed=1 + len(CASES) * seed + number
+            behavior = UserBehavior(
+                users=given.people,
+                think_seconds=given.think,
+                leave_share=given.leaves,
+                seed=1 + len(CASES) * seed + number,
             )
-            keep(given.out, await run(there, name, candidates, seed, habits))
+            keep(given.out, await run(there, name, candidates, seed, behavior))
             if CASES[name].learns:
                 keep(given.out, {"learned after": name, "seed": seed, **await _learned(there, candidates["serving"])})
-        keep(given.out, {"attested": cases, "seed": seed, **asdict(await attest(there.db, there.settings))})
+        keep(given.out, {"attested": cases, "seed": seed, **asdict(await check_logprobs(there.db, there.settings))})
 
 
 def keep(out: Path, row: Row) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy import func, select
 
 from alignment.release.canary import CanaryConfig
 from alignment.trainer.checkpoint import STATE
-from app.cli.client import Api, save_key
+from app.cli.client import Api, save_api_key
 from app.core.database import Database
 from app.core.jobs import TaskSender, make_celery
 from app.core.migrate import upgrade
@@ -140,14 +140,14 @@ async def harness(serving: Made, kind: str, seed: int) -> AsyncIterator[Harness]
             max_rater_share=0.1,  # nobody comes often
             seed=seed,
         )
-        bell = TaskSender(make_celery(settings.broker_url, settings.broker_dir))
-        db = Database(url, bell)
+        task_sender = TaskSender(make_celery(settings.broker_url, settings.broker_dir))
+        db = Database(url, task_sender)
         async with db.write() as session:
             key = await bootstrap(session, settings.policy, settings.model)
         async with db.read() as session:
             policy_id = await session.scalar(select(Policy.id))
         assert key is not None and policy_id is not None
-        save_key(settings, key)
+        save_api_key(settings, key)
         with processes(settings) as running:
             await asyncio.to_thread(running.start, "engine", "worker", "publisher", "beat", "api")
 
@@ -161,4 +161,4 @@ async def harness(serving: Made, kind: str, seed: int) -> AsyncIterator[Harness]
             there.stable = (await there.publish(serving, VersionState.LIVE)).number
             yield there
         await db.close()
-        bell.close()
+        task_sender.close()

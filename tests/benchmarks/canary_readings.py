@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
-from alignment.release.canary import Arm, CanaryConfig, judge
+from alignment.release.canary import Arm, CanaryConfig, decide
 from app.core.database import Database
 from app.models import Audit, Feedback, Origin, RouteReason, Turn, TurnState, Version
 from tests.benchmarks.deployment import POLICY
 
-ENDINGS = {"canary ended": "taken back", "deploy": "live"}
+ENDINGS = {"canary.ended": "taken back", "deployment.deployed": "live"}
 
 
-class Word(NamedTuple):
+class RatedTurn(NamedTuple):
     """A thumb: of whom, about whose reply."""
 
     at: float
@@ -32,7 +32,7 @@ class Side:
     rated: int = 0
     good: int = 0
 
-    def hear(self, word: Word) -> None:
+    def hear(self, word: RatedTurn) -> None:
         before = self.votes[word.rater]
         self.votes[word.rater] = after = before + word.value
         self.rated += (after != 0) - (before != 0)
@@ -62,12 +62,12 @@ async def read(db: Database, version_id: str, since: float, config: CanaryConfig
             .where(Turn.created_at >= since, Feedback.created_at <= end.created_at)
             .order_by(Feedback.seq)
         )
-        words = [Word(at, rater, of == version_id, value) for at, rater, of, value in thumbs]
-    heard = [turn for turn in turns if turn.version_id == version_id and turn.route_reason == RouteReason.CANARY]
+        words = [RatedTurn(at, rater, of == version_id, value) for at, rater, of, value in thumbs]
+    canary_turns = [turn for turn in turns if turn.version_id == version_id and turn.route_reason == RouteReason.CANARY]
     meanwhile = [turn for turn in turns if turn.created_at <= end.created_at]
-    users, seen = {turn.end_user for turn in meanwhile}, {turn.end_user for turn in heard}
+    users, seen = {turn.end_user for turn in meanwhile}, {turn.end_user for turn in canary_turns}
     clear = clear_at(config, words, end.action)
-    last, over = max(turn.created_at for turn in heard), max(turn.finished_at for turn in heard)
+    last, over = max(turn.created_at for turn in canary_turns), max(turn.finished_at for turn in canary_turns)
     ended = end.created_at
     return {
         "end": ENDINGS[end.action],
@@ -77,7 +77,7 @@ async def read(db: Database, version_id: str, since: float, config: CanaryConfig
         "users": len(users),
         "share": len(seen & users) / len(users),
         "seen_by": len(seen),
-        "canary_turns": len(heard),
+        "canary_turns": len(canary_turns),
         "rated": len({word.rater for word in words if word.candidate}),
         "rated_beside": len({word.rater for word in words if not word.candidate}),
         "clear_to_end": None if clear is None else ended - clear,
@@ -88,13 +88,13 @@ async def read(db: Database, version_id: str, since: float, config: CanaryConfig
     }
 
 
-def clear_at(config: CanaryConfig, words: Iterable[Word], action: str) -> float | None:
+def clear_at(config: CanaryConfig, words: Iterable[RatedTurn], action: str) -> float | None:
     """When the thumb was accepted that the words were enough with for the end that it took. None: they never were."""
-    wanted = {"canary ended": "roll_back", "deploy": "promote"}[action]
+    wanted = {"canary.ended": "roll_back", "deployment.deployed": "promote"}[action]
     sides = {True: Side(), False: Side()}
     for word in words:
         sides[word.candidate].hear(word)
-        if judge(config, sides[True].arm, sides[False].arm, age_seconds=0.0).action == wanted:
+        if decide(config, sides[True].arm, sides[False].arm, age_seconds=0.0).action == wanted:
             return word.at
     return None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from demo.offline.experiment import Course, Study
+from demo.offline.experiment import Experiment, ExperimentConfig
 from demo.train import MODEL
 from tests.benchmarks.learning import COURSES
 from tests.benchmarks.swap_versions import Made
@@ -31,14 +31,14 @@ class Candidate:
     replies: int
 
 
-def taught(aside: Path, seed: int) -> dict[str, Candidate]:
+def trained_versions(aside: Path, seed: int) -> dict[str, Candidate]:
     """By name; from `aside` if they were taught before. `seed`: of the lessons; who chats with them later is another
     matter."""
     told = aside / f"seed-{seed}" / TOLD
     if not told.exists():
         shutil.rmtree(told.parent, ignore_errors=True)
         told.parent.mkdir(parents=True)
-        told.write_text(json.dumps(_teach(told.parent, seed)))
+        told.write_text(json.dumps(_train_versions(told.parent, seed)))
     rows = json.loads(told.read_text())
     return {
         name: Candidate(Made(told.parent / name, row["sha256"], row["probe"]), row["approval"], row["replies"])
@@ -46,26 +46,26 @@ def taught(aside: Path, seed: int) -> dict[str, Candidate]:
     }
 
 
-def _teach(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
+def _train_versions(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
     honest = replace(HONEST, seed=seed, config=HONEST.config.model_copy(update={"seed": seed}))
-    study, rows = Study(MODEL, honest), {}
-    rows["serving"] = _lesson(study, folder, "serving")
-    rows["better"] = _lesson(study, folder, "better")
-    spoilt: Course = replace(honest, slips=1.0)
-    study = Study(MODEL, spoilt)
-    study.go_on_from(folder / "serving")
-    rows["worse"] = _lesson(study, folder, "worse")
+    study, rows = Experiment(MODEL, honest), {}
+    rows["serving"] = _train_version(study, folder, "serving")
+    rows["better"] = _train_version(study, folder, "better")
+    spoilt: ExperimentConfig = replace(honest, mistake_share=1.0)
+    study = Experiment(MODEL, spoilt)
+    study.restore(folder / "serving")
+    rows["worse"] = _train_version(study, folder, "worse")
     return rows
 
 
-def _lesson(study: Study, folder: Path, name: str) -> dict[str, Any]:
+def _train_version(study: Experiment, folder: Path, name: str) -> dict[str, Any]:
     for _ in range(UPDATES[name]):
-        study.round()
-    probe, heard = study.probe(), study.examine(EXAMINERS)
-    print(f"{folder.name}, {name}: {heard.approval:.1%} of {heard.replies} replies approved", flush=True)
+        study.run_update()
+    probe, evaluation = study.probe(), study.evaluate(EXAMINERS)
+    print(f"{folder.name}, {name}: {evaluation.approval:.1%} of {evaluation.replies} replies approved", flush=True)
     return {
         "sha256": study.export(folder / name),
         "probe": {"ids": [list(ids) for ids in probe.ids], "logprobs": [list(row) for row in probe.logprobs]},
-        "approval": heard.approval,
-        "replies": heard.replies,
+        "approval": evaluation.approval,
+        "replies": evaluation.replies,
     }

@@ -1,4 +1,4 @@
-"""What the trainer's benchmark learns from: replies in token space, and the models that they are for."""
+"""Data of the trainer benchmark: tokenized replies, and the models that they are for."""
 
 import shutil
 from collections.abc import Iterator
@@ -11,25 +11,25 @@ from torch import Tensor
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
 
-from alignment.data.micro_batches import Scored
+from alignment.data.micro_batches import ScoredSequence
 from demo.dialogues import HELD_OUT, dialogue
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"
 N = 4  # candidates of a group
-WORDS = 32_000
+VOCABULARY = 32_000
 
 
 @dataclass(frozen=True)
 class Case:
-    """Sequences to score and what each is worth; where they are compared with TRL, groups of N in a row."""
+    """Sequences to score, and their advantages. In comparisons with TRL each group has N consecutive sequences."""
 
     name: str
     model: Path
-    sequences: list[Scored]
+    sequences: list[ScoredSequence]
 
     @property
     def tokens(self) -> int:
-        """Real ones: no padding, and what two sequences have in common counts twice."""
+        """Return the number of real tokens: without padding; common prefixes count for every sequence."""
         return sum(len(sequence.ids) for sequence in self.sequences)
 
     @property
@@ -46,11 +46,11 @@ class Case:
 
 
 def demo_groups(num_prompts: int) -> Case:
-    """N replies of 30 to 80 tokens to each of the demo's questions, whose prompts have 60 to 250."""
+    """Return N replies of 30 to 80 tokens to each of `num_prompts` demo prompts of 60 to 250 tokens."""
     random, replies = Random(0), [reply for *_, reply in _turns(400) if 30 <= len(reply) <= 80]
     prompts = [prompt for *_, prompt, _ in _turns(400) if 60 <= len(prompt) <= 250]
     sequences = [
-        Scored((*prompt, *reply), len(prompt))
+        ScoredSequence((*prompt, *reply), len(prompt))
         for prompt in random.sample(prompts, num_prompts)
         for reply in random.sample(replies, N)
     ]
@@ -58,33 +58,35 @@ def demo_groups(num_prompts: int) -> Case:
 
 
 def demo_conversations(num_conversations: int) -> Case:
-    """Every reply of the demo's conversations, each with all that was said before as its prompt."""
+    """Return every reply of the demo conversations, with all preceding messages as its prompt."""
     turns = [turn for turn in _turns(num_conversations) if len(turn[2]) > 0]
     return Case(
-        "demo model, whole conversations", DEMO, [Scored((*prompt, *out), len(prompt)) for _, prompt, out in turns]
+        "demo model, whole conversations",
+        DEMO,
+        [ScoredSequence((*prompt, *out), len(prompt)) for _, prompt, out in turns],
     )
 
 
 def wide_groups(directory: Path, num_prompts: int) -> Case:
-    """Random tokens for a model of 100 M parameters: prompts of 256 tokens, N replies of 64 to 256 to each."""
+    """Return random tokens for a model of 100 M parameters: prompts of 256 tokens, N replies of 64 to 256 each."""
     random = Random(0)
 
     def draw(length: int) -> tuple[int, ...]:
-        return tuple(random.randrange(WORDS) for _ in range(length))
+        return tuple(random.randrange(VOCABULARY) for _ in range(length))
 
     sequences = []
     for _ in range(num_prompts):
         prompt = draw(256)
-        sequences += [Scored((*prompt, *draw(random.randint(64, 256))), 256) for _ in range(N)]
+        sequences += [ScoredSequence((*prompt, *draw(random.randint(64, 256))), 256) for _ in range(N)]
     return Case(f"100 M model, groups of {N}", directory, sequences)
 
 
 def write_wide(directory: Path) -> None:
-    """Random weights, and the demo's tokenizer, because a learner wants one."""
+    """Write a model with random weights and the demo tokenizer, which a trainer needs."""
     logging.disable_progress_bar()
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=WORDS,
+        vocab_size=VOCABULARY,
         hidden_size=768,
         intermediate_size=2048,
         num_hidden_layers=12,
@@ -98,7 +100,7 @@ def write_wide(directory: Path) -> None:
 
 
 def _turns(num_conversations: int) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """Conversation, prompt and reply of every turn, as the demo's model would read and write them."""
+    """Yield the conversation number, prompt ids and reply ids of every turn, as the demo model tokenizes them."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO, local_files_only=True)
     for number in range(num_conversations):
         chat = dialogue(HELD_OUT + number)

@@ -102,7 +102,7 @@ async def deployment(
             lifted = {"requests_per_minute": 10**9, "max_concurrency": 10**6, **values}
             settings = Settings(home=home, database_url=url, policy=POLICY, **lifted)
             db = Database(url)
-            key = await furnish(db, settings, engine_url)
+            key = await create_project(db, settings, engine_url)
             with processes(settings) as running:
                 if api is not None:
                     running.children["api"].command = [sys.executable, "-m", api]
@@ -113,7 +113,7 @@ async def deployment(
         shutil.rmtree(home)
 
 
-async def furnish(db: Database, settings: Settings, engine_url: str) -> str:
+async def create_project(db: Database, settings: Settings, engine_url: str) -> str:
     async with db.write() as session:
         key = await bootstrap(session, settings.policy, settings.model)
         session.add(Engine(name="engine-0", url=engine_url, state=EngineState.READY, incarnation=1, loaded=[]))

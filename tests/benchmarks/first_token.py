@@ -23,10 +23,10 @@ from tests.support.engine_fixture import (
     DEMO_MODEL,
     START_SECONDS,
     UNCHECKED,
-    ListLedger,
+    InMemoryEngineRecord,
     RunningEngine,
     engine_spec,
-    wait_until_told,
+    wait_for_event,
 )
 from workers.engine.supervisor import Supervisor
 
@@ -39,9 +39,9 @@ def sglang(model: Path, seconds: float = START_SECONDS, **fields: Any) -> Iterat
     """`seconds`: to wait for it. `fields`: of its EngineSpec, where they differ from the tests'."""
     with TemporaryDirectory() as folder, start_blocking_portal() as portal:
         spec = replace(engine_spec(Path(folder), model), **fields)
-        supervisor = Supervisor(spec, ledger := ListLedger(), UNCHECKED)
+        supervisor = Supervisor(spec, ledger := InMemoryEngineRecord(), UNCHECKED)
         running = portal.start_task_soon(supervisor.run)
-        portal.call(wait_until_told, ledger, "ready 1", seconds)
+        portal.call(wait_for_event, ledger, "ready 1", seconds)
         try:
             yield RunningEngine(spec)
         finally:
@@ -60,9 +60,9 @@ def requests(there: Deployment, engine: RunningEngine) -> tuple[Request, Request
 
 async def first(wire: Wire, request: bytes) -> float:
     begun = time.perf_counter()
-    heard = await wire.ask(request)
-    assert heard.status == 200, heard.body[:300]
-    return 1000 * (heard.first_at - begun)
+    response = await wire.ask(request)
+    assert response.status == 200, response.body[:300]
+    return 1000 * (response.first_at - begun)
 
 
 async def burst(asked: Request, connections: int, each: int) -> list[float]:

@@ -31,13 +31,13 @@ from alignment.config.algorithm import (
     RLOOConfig,
 )
 from alignment.config.trainer import CriticConfig, OptimConfig, TrainerConfig
-from demo.offline.experiment import Course, Study
+from demo.offline.experiment import Experiment, ExperimentConfig
 from demo.train import MODEL
 
 UPDATES = 20
 LR = 1.5e-3  # of an adapter on 2 M parameters
 LAST = 5  # versions whose mean approval is told, beside the last one's
-FEW_SHOPPERS = 34  # about a hundred replies
+FEW_USERS = 34  # about a hundred replies
 ROOMS = ("algorithm", "optim")  # of the settings: what needs no room's name before it
 CURVES = ("reference_kl", "actor/ppo_kl", "actor/ppo_kl_k3", "actor/pg_clipfrac", "actor/grad_norm")
 CURVES += ("critic/vf_explained_var", "rollout_corr/kl", "rollout_corr/rollout_is_eff_sample_size", "kl")
@@ -48,18 +48,20 @@ def _config(algorithm: AlgorithmConfig, *, lr: float = LR, critic: CriticConfig 
 
 
 # One visible dict: a name, and how it is taught.
-COURSES: dict[str, Course] = {
-    "PPO, running baseline": Course(_config(PPOConfig(kl_coef=0.02))),
-    "PPO, critic": Course(_config(PPOConfig(estimator="gae", kl_coef=0.02))),
-    "GRPO": Course(_config(GRPOConfig(kl_coef=0.02)), candidates=4),
-    "RLOO": Course(_config(RLOOConfig(kl_coef=0.02)), candidates=4),
-    "REINFORCE++": Course(_config(ReinforcePlusPlusConfig(kl_coef=0.02))),
-    "REINFORCE++ baseline": Course(_config(ReinforcePlusPlusConfig(kl_coef=0.02, baseline="group")), candidates=4),
-    "KTO": Course(_config(KTOConfig())),
-    "DPO": Course(_config(DPOConfig(beta=0.5)), candidates=2, feedback="comparisons"),
-    "online DPO": Course(_config(OnlineDPOConfig(beta=0.5)), candidates=4),
-    "Dr.GRPO": Course(_config(DrGRPOConfig()), candidates=4),
-    "DAPO": Course(_config(DAPOConfig()), candidates=4),
+COURSES: dict[str, ExperimentConfig] = {
+    "PPO, running baseline": ExperimentConfig(_config(PPOConfig(kl_coef=0.02))),
+    "PPO, critic": ExperimentConfig(_config(PPOConfig(estimator="gae", kl_coef=0.02))),
+    "GRPO": ExperimentConfig(_config(GRPOConfig(kl_coef=0.02)), replies_per_prompt=4),
+    "RLOO": ExperimentConfig(_config(RLOOConfig(kl_coef=0.02)), replies_per_prompt=4),
+    "REINFORCE++": ExperimentConfig(_config(ReinforcePlusPlusConfig(kl_coef=0.02))),
+    "REINFORCE++ baseline": ExperimentConfig(
+        _config(ReinforcePlusPlusConfig(kl_coef=0.02, baseline="group")), replies_per_prompt=4
+    ),
+    "KTO": ExperimentConfig(_config(KTOConfig())),
+    "DPO": ExperimentConfig(_config(DPOConfig(beta=0.5)), replies_per_prompt=2, feedback="comparisons"),
+    "online DPO": ExperimentConfig(_config(OnlineDPOConfig(beta=0.5)), replies_per_prompt=4),
+    "Dr.GRPO": ExperimentConfig(_config(DrGRPOConfig()), replies_per_prompt=4),
+    "DAPO": ExperimentConfig(_config(DAPOConfig()), replies_per_prompt=4),
 }
 
 
@@ -93,23 +95,23 @@ class Result:
 @cache
 def base_approval() -> float:
     """Of the version that has learned nothing: the same in every course."""
-    return Study(MODEL, COURSES["PPO, running baseline"]).examine().approval
+    return Experiment(MODEL, COURSES["PPO, running baseline"]).evaluate().approval
 
 
-def run(name: str, course: Course, updates: int, tell: Callable[[str], None]) -> Result:
-    study, base = Study(MODEL, course), base_approval()
+def run(name: str, course: ExperimentConfig, updates: int, tell: Callable[[str], None]) -> Result:
+    study, base = Experiment(MODEL, course), base_approval()
     who = f"{name}, seed {course.seed}, lag {course.lag}"
     rounds, recent = [], []
     for _ in range(updates):
-        rounds.append(done := study.round())
+        rounds.append(done := study.run_update())
         tell(
-            f"{who}: v{done.speaker} {done.approval:.0%}, {done.samples} samples, "
-            f"drew {done.seconds_drawing:.1f} s, learned {done.seconds_learning:.1f} s → v{done.version}"
+            f"{who}: v{done.behavior_version} {done.approval:.0%}, {done.samples} samples, "
+            f"drew {done.sampling_seconds:.1f} s, learned {done.training_seconds:.1f} s → v{done.version}"
             + (f" (nothing: {done.refused})" if done.refused else "")
         )
         if updates - LAST < done.version < updates:
-            recent.append(study.examine(FEW_SHOPPERS).approval)
-    last = study.examine()
+            recent.append(study.evaluate(FEW_USERS).approval)
+    last = study.evaluate()
     tell(f"{who}: {base:.1%} → {last.approval:.1%}, KL {last.kl:.3f}")
     curves: dict[str, list[float]] = defaultdict(list)
     for done in rounds:
@@ -127,8 +129,8 @@ def run(name: str, course: Course, updates: int, tell: Callable[[str], None]) ->
         examined=last.replies,
         samples=sum(done.samples for done in rounds),
         refused=sum(done.refused is not None for done in rounds),
-        seconds_drawing=median(done.seconds_drawing for done in rounds),
-        seconds_learning=median(done.seconds_learning for done in rounds),
+        seconds_drawing=median(done.sampling_seconds for done in rounds),
+        seconds_learning=median(done.training_seconds for done in rounds),
         rounds=[done.approval for done in rounds],
         curves=dict(curves),
         settings=course.config.model_dump(mode="json"),
@@ -139,7 +141,7 @@ def finished(out: Path) -> list[Result]:
     return [Result(**json.loads(line)) for line in out.read_text().splitlines()] if out.exists() else []
 
 
-def run_all(courses: Iterable[tuple[str, Course]], updates: int, out: Path) -> list[Result]:
+def run_all(courses: Iterable[tuple[str, ExperimentConfig]], updates: int, out: Path) -> list[Result]:
     """Make what is missing in `out`; return all that is there."""
     out.parent.mkdir(parents=True, exist_ok=True)
     known = {(result.name, result.seed, result.lag, len(result.rounds)) for result in finished(out)}
@@ -151,7 +153,7 @@ def run_all(courses: Iterable[tuple[str, Course]], updates: int, out: Path) -> l
     return finished(out)
 
 
-def changed(course: Course, changes: Iterable[str]) -> Course:
+def changed(course: ExperimentConfig, changes: Iterable[str]) -> ExperimentConfig:
     """Example: changed(course, ["algorithm.beta=0.2", "optim.lr=0.003"])"""
     settings = course.config.model_dump(mode="json")
     for change in changes:

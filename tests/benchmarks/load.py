@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tests.benchmarks.wire import Heard, Wires
+from tests.benchmarks.wire import HttpResponse, Wires
 
 WARM_WIRES = 32
 
@@ -38,13 +38,13 @@ async def open_loop(url: str, request: bytes, rate: float, seconds: float, seed:
             nonlocal errors
             late.append(1000 * (time.perf_counter() - moment))
             try:
-                heard = await asyncio.wait_for(wires.ask(request), 30)
+                response = await asyncio.wait_for(wires.ask(request), 30)
             except (OSError, TimeoutError, asyncio.IncompleteReadError):
                 errors += 1
                 return
-            errors += heard.status != ok
-            first.append(1000 * (heard.first_at - moment))
-            whole.append(1000 * (heard.last_at - moment))
+            errors += response.status != ok
+            first.append(1000 * (response.first_at - moment))
+            whole.append(1000 * (response.last_at - moment))
 
         async with asyncio.TaskGroup() as group:
             for moment in moments:
@@ -67,9 +67,9 @@ async def closed_loop(
         async def one() -> None:
             nonlocal errors
             while (begun := time.perf_counter()) < ends:
-                heard: Heard = await wires.ask(make())
-                took.append(1000 * (heard.last_at - begun))
-                errors += heard.status not in ok
+                response: HttpResponse = await wires.ask(make())
+                took.append(1000 * (response.last_at - begun))
+                errors += response.status not in ok
 
         begun = time.perf_counter()
         async with asyncio.TaskGroup() as group:

@@ -19,12 +19,12 @@ from statistics import fmean, median
 
 from sqlalchemy import func, select
 
-from app.cli.up import Up
+from app.cli.up import LocalDeployment
 from app.core.database import Database
 from app.core.settings import Settings
 from app.models import Batch, BatchState, Sample, SampleState, Turn, Version
 from demo.run import RECIPE
-from demo.simulate import Crowd, Habits
+from demo.simulate import SimulatedUsers, UserBehavior
 from tests.support.engine_fixture import free_port
 
 ROWS = {
@@ -48,15 +48,15 @@ COLUMNS = {
 Figures = dict[str, float | tuple[float, ...]]
 
 
-async def talk(running: Up, settings: Settings, updates: int) -> None:
+async def talk(running: LocalDeployment, settings: Settings, updates: int) -> None:
     """Until `updates` versions have come home. Raises TimeoutError."""
-    crowd, db = Crowd(settings, Habits()), Database(settings.database)
+    crowd, db = SimulatedUsers(settings, UserBehavior()), Database(settings.database)
     talking = asyncio.create_task(crowd.run())
     until = time.monotonic() + MOST_SECONDS * (updates + 1)
     try:
         while True:
             await asyncio.sleep(0.5)
-            running.watch()
+            running.restart_dead_processes()
             if talking.done():
                 talking.result()
             async with db.read() as session:
@@ -131,7 +131,7 @@ def run(row: str, updates: int, seed: int) -> Figures:
             "OMP_NUM_THREADS": "1",
         }
         settings = Settings()
-        with Up(settings, lambda news: print(news, file=sys.stderr, flush=True)) as running:
+        with LocalDeployment(settings, lambda news: print(news, file=sys.stderr, flush=True)) as running:
             asyncio.run(talk(running, settings, updates))
             return asyncio.run(measure(settings, updates))
 

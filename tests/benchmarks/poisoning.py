@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from alignment.config.algorithm import PPOConfig
-from demo.offline.poisoning import Attack, Poisoned, Poisoning
+from demo.offline.poisoning import Attack, PoisoningConfig, PoisoningExperiment
 from tests.benchmarks.learning import _config
 
 UPDATES = 20
 EXAMINERS = 256  # about 720 replies: a share of a third has a standard error of 1.7 points
 LAST = 5  # rounds at the end whose replies are counted too, beside the examination
-PPO = Poisoned(_config(PPOConfig(kl_coef=0.02)))
+PPO = PoisoningConfig(_config(PPOConfig(kl_coef=0.02)))
 ATTACKS: dict[str, Attack] = {
     "nobody": Attack(),
     "5 loud": Attack(5, 4),
@@ -36,8 +36,8 @@ ATTACKS: dict[str, Attack] = {
 }
 PROTECTIONS: dict[str, dict[str, bool]] = {
     "off": {"protected": False},
-    "on": {"protected": True, "allowances": True},
-    "caps alone": {"protected": True, "doubts": False},
+    "on": {"protected": True, "trust_weighted_caps": True},
+    "caps alone": {"protected": True, "quarantines": False},
 }
 Result = dict[str, Any]
 
@@ -45,25 +45,25 @@ Result = dict[str, Any]
 def run(attack: str, protections: str, seed: int, updates: int, examiners: int) -> Result:
     config = PPO.config.model_copy(update={"seed": seed})
     course = replace(PPO, config=config, attack=ATTACKS[attack], seed=seed, **PROTECTIONS[protections])
-    began, study, rounds = time.process_time(), Poisoning(course), []
+    began, study, rounds = time.process_time(), PoisoningExperiment(course), []
     for _ in range(updates):
-        rounds.append(study.round())
+        rounds.append(study.run_update())
         last = rounds[-1]
         print(
             f"{attack}, {protections}, seed {seed}: v{study.version} phrase {last.phrase:.0%}, liked "
-            f"{last.approval:.0%}, {last.samples} samples, {last.trolled:.0%} of trolls, held {len(last.held)}, "
+            f"{last.approval:.0%}, {last.samples} samples, {last.troll_share:.0%} of trolls, held {len(last.quarantined)}, "
             f"{time.process_time() - began:.0f} s",
             flush=True,
         )
-    heard = study.examine(examiners)
+    evaluation = study.evaluate(examiners)
     return {
         "attack": attack,
         "protections": protections,
         "seed": seed,
         "updates": updates,
-        "heard": heard._asdict(),
+        "evaluation": evaluation._asdict(),
         "rounds": [one._asdict() for one in rounds],
-        "held": study.gate.held,
+        "held": study.rater_trust.quarantined,
         "seconds": time.process_time() - began,
     }
 
@@ -82,31 +82,31 @@ def table(results: Iterable[Result]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        beside = clean.get(("off", row["seed"]))
+        without_attack = clean.get(("off", row["seed"]))
         held = list(row["held"])
         trolls = [name for name in held if name.startswith("troll")]
         lines.append(
             f"| {row['attack']} | {row['protections']} | {row['seed']} | {row['updates']} | {_share(row)} "
-            f"| {_shift(row, beside)} | {fmean(one['phrase'] for one in row['rounds'][-LAST:]):.1%} "
-            f"| {row['heard']['approval']:.1%} | {fmean(one['trolled'] for one in row['rounds']):.1%} "
+            f"| {_shift(row, without_attack)} | {fmean(one['phrase'] for one in row['rounds'][-LAST:]):.1%} "
+            f"| {row['evaluation']['approval']:.1%} | {fmean(one['troll_share'] for one in row['rounds']):.1%} "
             f"| {len(trolls)} of {ATTACKS[row['attack']].trolls} | {len(held) - len(trolls)} |"
         )
     return "\n".join(lines)
 
 
 def _share(row: Result) -> str:
-    return f"{row['heard']['phrase']:.1%} ± {100 * _error(row):.1f}"
+    return f"{row['evaluation']['phrase']:.1%} ± {100 * _error(row):.1f}"
 
 
 def _error(row: Result) -> float:
-    share, replies = row["heard"]["phrase"], row["heard"]["replies"]
+    share, replies = row["evaluation"]["phrase"], row["evaluation"]["replies"]
     return math.sqrt(share * (1 - share) / replies)
 
 
 def _shift(row: Result, clean: Result | None) -> str:
     if clean is None or clean is row:
         return "–"
-    shift = row["heard"]["phrase"] - clean["heard"]["phrase"]
+    shift = row["evaluation"]["phrase"] - clean["evaluation"]["phrase"]
     return f"{100 * shift:+.1f} ± {100 * math.hypot(_error(row), _error(clean)):.1f}"
 
 

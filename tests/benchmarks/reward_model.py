@@ -22,15 +22,15 @@ from transformers import AutoTokenizer
 
 from alignment.config.trainer import RewardModelConfig, TrainerConfig
 from alignment.functional import auc, calibration_error
-from alignment.reward_model.dataset import BinaryLabel, Pair, PreferenceDataset, Reply
+from alignment.reward_model.dataset import BinaryLabel, PreferenceDataset, PreferencePair, Reply
 from alignment.reward_model.model import RewardModel
 from alignment.signals.agreement import Agreement
 from alignment.trainer.trainer import Trainer
-from demo.offline.chats import Crowd, Judge
+from demo.offline.chats import ChatPool, Judge
 from demo.offline.sampler import Sampler
 from demo.train import MODEL
 
-TAUGHT, ASKED = 4000, 600  # prompts
+TRAIN_PROMPTS, ASKED = 4000, 600  # prompts
 AT_ONCE = 48
 LR = 1.5e-3  # of an adapter on 2 M parameters, as the demo has it
 SIZES = {"thumbs": (200, 1000, 4000), "pairs": (200, 1000)}
@@ -63,17 +63,17 @@ class Result:
 
 def draw(count: int, seed: int, tell: str) -> list[Drawn]:
     tokenizer = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
-    sampler, crowd, judge = Sampler(MODEL), Crowd(tokenizer, AT_ONCE, seed), Judge(tokenizer, seed)
+    sampler, crowd, judge = Sampler(MODEL), ChatPool(tokenizer, AT_ONCE, seed), Judge(tokenizer, seed)
     order = torch.Generator().manual_seed(seed)
     found: list[Drawn] = []
     while len(found) < count:
-        asked = crowd.ask()
-        drawn = sampler.draw([each.prompt_ids for each in asked], order, count=2)
-        crowd.hear([replies[0] for replies in drawn])
+        asked = crowd.prompts()
+        drawn = sampler.sample([each.prompt_ids for each in asked], order, count=2)
+        crowd.add_replies([replies[0] for replies in drawn])
         for each, replies in zip(asked, drawn, strict=True):
             liked = [judge.approves(each, reply) for reply in replies]
             said = [list(reply.ids) for reply in replies]
-            slips = [judge.slips() for _ in replies]
+            slips = [judge.makes_mistake() for _ in replies]
             found.append(Drawn(each.conversation, list(each.prompt_ids), said, liked, slips))
         print(f"{tell}: {len(found)} of {count} prompts", flush=True)
     return found[:count]
@@ -99,7 +99,7 @@ def words(drawn: Sequence[Drawn], kind: str, count: int, *, slips: bool = True) 
             replies.append(Reply(f"{turn}-{candidate}", *ids, one.conversation))
         up = one.approved[0] != (slips and one.slips[0])
         if kind == "pairs":
-            pairs.append(Pair(at + (not up), at + up, rater=one.conversation, ranking=number))
+            pairs.append(PreferencePair(at + (not up), at + up, rater=one.conversation, ranking=number))
         else:
             thumbs.append(BinaryLabel(at, 1.0 if up else -1.0, rater=one.conversation))
     return PreferenceDataset(tuple(replies), tuple(pairs), tuple(thumbs))
@@ -108,10 +108,10 @@ def words(drawn: Sequence[Drawn], kind: str, count: int, *, slips: bool = True) 
 def examined(model: RewardModel, drawn: Sequence[Drawn]) -> dict[str, float]:
     """Against the taste itself."""
     replies, pairs = words(drawn, "thumbs", -1, slips=False), words(drawn, "pairs", -1, slips=False)
-    told, said = model.score(replies.replies), [thumb.value for thumb in replies.thumbs]
+    told, said = model.score(replies.replies), [thumb.value for thumb in replies.labels]
     scored = model.score(pairs.replies)
     margins = [scored[pair.chosen] - scored[pair.rejected] for pair in pairs.pairs]
-    agreement = Agreement.of(zip(said, told, strict=True), margins)
+    agreement = Agreement.count(zip(said, told, strict=True), margins)
     values, liked = torch.tensor(told), torch.tensor(said)
     return {
         "thumb_accuracy": (agreement.ups_right + agreement.downs_right) / (agreement.ups + agreement.downs),
@@ -122,9 +122,9 @@ def examined(model: RewardModel, drawn: Sequence[Drawn]) -> dict[str, float]:
     }
 
 
-def run(learner: Trainer, taught: list[Drawn], asked: list[Drawn], kind: str, count: int, seed: int) -> Result:
+def run(learner: Trainer, train_data: list[Drawn], asked: list[Drawn], kind: str, count: int, seed: int) -> Result:
     model, began = RewardModel(learner), time.process_time()
-    fit = model.fit(words(taught, kind, count))
+    fit = model.fit(words(train_data, kind, count))
     fitting = time.process_time() - began
     figures = examined(model, asked)
     some = words(asked, "thumbs", TIMED).replies
@@ -132,7 +132,7 @@ def run(learner: Trainer, taught: list[Drawn], asked: list[Drawn], kind: str, co
     model.score(some)
     seconds = time.process_time() - began
     return Result(
-        kind, len(words(taught, kind, count)), seed, fit.metrics, figures, 1000 * seconds / len(some), fitting
+        kind, len(words(train_data, kind, count)), seed, fit.metrics, figures, 1000 * seconds / len(some), fitting
     )
 
 
@@ -170,7 +170,7 @@ def main() -> None:
     torch.set_num_threads(1)
     told.out.mkdir(parents=True, exist_ok=True)
     asked = kept(told.out / "asked.json", ASKED, seed=1000)
-    taught = kept(told.out / "taught.json", TAUGHT, seed=0)
+    train_data = kept(told.out / "taught.json", TRAIN_PROMPTS, seed=0)
     finished = told.out / "results.jsonl"
     lines = finished.read_text().splitlines() if finished.exists() else []
     results = [Result(**json.loads(line)) for line in lines]
@@ -180,7 +180,7 @@ def main() -> None:
         for kind, sizes in SIZES.items():
             for count in sizes:
                 if (kind, count, seed) not in {(one.kind, one.words, one.seed) for one in results}:
-                    results.append(run(learner, taught, asked, kind, count, seed))
+                    results.append(run(learner, train_data, asked, kind, count, seed))
                     with finished.open("a") as file:
                         file.write(json.dumps(asdict(results[-1])) + "\n")
                     print(json.dumps(asdict(results[-1])), flush=True)

@@ -15,7 +15,7 @@ import torch
 
 from alignment.config.algorithm import CorrectionConfig, PPOConfig
 from alignment.config.trainer import OptimConfig, TrainerConfig
-from demo.offline.experiment import Course
+from demo.offline.experiment import ExperimentConfig
 from tests.benchmarks.learning import LR, UPDATES, Result, changed, run_all
 
 LAGS = (0, 1, 4, 8)
@@ -71,7 +71,7 @@ def main() -> None:
         for lag in asked.lags:
             for name in asked.losses:
                 config = TrainerConfig(algorithm=LOSSES[name], optim=OptimConfig(lr=LR), seed=seed)
-                course = changed(Course(config, lag=lag, seed=seed), asked.set)
+                course = changed(ExperimentConfig(config, lag=lag, seed=seed), asked.set)
                 courses.append((" ".join([name, *asked.set]), course))
     print(table(run_all(courses, asked.updates, asked.out)))
 

@@ -1,4 +1,4 @@
-"""A GRPO loss step of ours: forward, loss and backward, as it is and with one technique after the other left out."""
+"""A GRPO loss step (forward, loss, backward), complete and with single techniques left out."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -9,29 +9,29 @@ from torch import Tensor
 
 from alignment.config.trainer import TrainerConfig
 from alignment.data.collate import output_mask
-from alignment.data.micro_batches import Scored, plan, rows
+from alignment.data.micro_batches import ScoredSequence, make_micro_batches, make_model_inputs
 from alignment.data.prefix_sharing import Packing
 from alignment.functional import policy_loss
-from alignment.models.policy_model import PolicyModel, Rows
+from alignment.models.policy_model import ModelInputs, PolicyModel
 from tests.benchmarks.candidates import Case
 
 CPU = torch.device("cpu")
 BUDGET = TrainerConfig().microbatch_tokens
 CHUNK = TrainerConfig().logits_chunk
-AT_ONCE = 1 << 40
+NO_CHUNKS = 1 << 40
 
 
 def build(model: Path) -> PolicyModel:
-    """With an adapter that says something: the fresh one has gradients of 0."""
+    """Return a policy with a random adapter: half the gradients of an untrained one are 0."""
     policy = PolicyModel(model, TrainerConfig(device="cpu"), CPU)
     generator = torch.Generator().manual_seed(0)
-    fresh = policy.fresh("actor", 0).items()
-    policy.wear({name: one + 0.02 * torch.randn(one.shape, generator=generator) for name, one in fresh})
+    initial = policy.initial_tensors("actor", 0).items()
+    policy.load_adapter({name: one + 0.02 * torch.randn(one.shape, generator=generator) for name, one in initial})
     return policy
 
 
 def gradients(policy: PolicyModel) -> dict[str, Tensor]:
-    return {name: one.grad.clone() for name, one in policy.tensors("actor").items() if one.grad is not None}
+    return {name: one.grad.clone() for name, one in policy.role_parameters("actor").items() if one.grad is not None}
 
 
 def loss_of(case: Case, group: list[int], logprobs_N: Tensor) -> Tensor:
@@ -51,12 +51,12 @@ def loss_of(case: Case, group: list[int], logprobs_N: Tensor) -> Tensor:
 
 
 def step(policy: PolicyModel, case: Case, packing: Packing = "tree", chunk: int = CHUNK) -> float:
-    """As the trainer does it, the plan included."""
+    """Make the step as the trainer does, including the planning of micro-batches. Return the loss."""
     policy.zero_grad()
-    policy.trunk.logits_chunk = chunk
+    policy.base_lm.logits_chunk = chunk
     total = 0.0
-    for group in plan(case.sequences, BUDGET, packing=packing):
-        logprobs_N = policy(rows([case.sequences[index] for index in group], CPU, packing))
+    for group in make_micro_batches(case.sequences, BUDGET, packing=packing):
+        logprobs_N = policy(make_model_inputs([case.sequences[index] for index in group], CPU, packing))
         loss = loss_of(case, group, logprobs_N)
         loss.backward()
         total += float(loss.detach())
@@ -64,35 +64,37 @@ def step(policy: PolicyModel, case: Case, packing: Packing = "tree", chunk: int 
 
 
 def padded_step(policy: PolicyModel, case: Case, *, everywhere: bool) -> float:
-    """In the order given, every row as long as the longest of all; logits `everywhere`, or where a token is scored."""
+    """Make the step with rows in the given order, padded to the longest, logits `everywhere` or for scored tokens."""
     policy.zero_grad()
-    policy.trunk.logits_chunk = AT_ONCE
+    policy.base_lm.logits_chunk = NO_CHUNKS
     total, longest = 0.0, max(len(sequence.ids) for sequence in case.sequences)
     for group in _split(len(case.sequences), max(1, BUDGET // longest)):
-        laid, scored_N = _padded([case.sequences[index] for index in group], longest, everywhere)
-        loss = loss_of(case, group, policy(laid)[scored_N])
+        inputs, scored_N = _padded([case.sequences[index] for index in group], longest, everywhere)
+        loss = loss_of(case, group, policy(inputs)[scored_N])
         loss.backward()
         total += float(loss.detach())
     return total
 
 
 def end_to_end_step(policy: PolicyModel, case: Case, packing: Packing) -> float:
-    """Every micro-batch as one row: its trees one behind the other, and a mask that keeps them apart."""
+    """Make the step with each micro-batch as one row: its rows concatenated, with a mask that separates them."""
     policy.zero_grad()
-    policy.trunk.logits_chunk = CHUNK
+    policy.base_lm.logits_chunk = CHUNK
     total = 0.0
-    for group in plan(case.sequences, BUDGET, packing=packing):
-        laid = _end_to_end(rows([case.sequences[index] for index in group], CPU, packing))
-        loss = loss_of(case, group, policy(laid))
+    for group in make_micro_batches(case.sequences, BUDGET, packing=packing):
+        inputs = _end_to_end(make_model_inputs([case.sequences[index] for index in group], CPU, packing))
+        loss = loss_of(case, group, policy(inputs))
         loss.backward()
         total += float(loss.detach())
     return total
 
 
 def computed(case: Case, packing: Packing) -> tuple[int, int]:
-    """Tokens that go through the model for a step, padding included, and in how many micro-batches."""
-    groups = plan(case.sequences, BUDGET, packing=packing)
-    return sum(rows([case.sequences[i] for i in group], CPU, packing).ids_BT.numel() for group in groups), len(groups)
+    """Return the tokens that a step computes, padding included, and the number of micro-batches."""
+    groups = make_micro_batches(case.sequences, BUDGET, packing=packing)
+    return sum(
+        make_model_inputs([case.sequences[i] for i in group], CPU, packing).input_ids_BT.numel() for group in groups
+    ), len(groups)
 
 
 def _split(count: int, size: int) -> Iterator[list[int]]:
@@ -101,24 +103,28 @@ def _split(count: int, size: int) -> Iterator[list[int]]:
         yield group
 
 
-def _padded(sequences: list[Scored], longest: int, everywhere: bool) -> tuple[Rows, Tensor]:
-    laid = rows(sequences, CPU, "off")
-    ids_BT = torch.nn.functional.pad(laid.ids_BT, (0, longest - laid.ids_BT.shape[1]))
+def _padded(sequences: list[ScoredSequence], longest: int, everywhere: bool) -> tuple[ModelInputs, Tensor]:
+    inputs = make_model_inputs(sequences, CPU, "off")
+    ids_BT = torch.nn.functional.pad(inputs.input_ids_BT, (0, longest - inputs.input_ids_BT.shape[1]))
     if not everywhere:
-        return laid._replace(ids_BT=ids_BT), torch.arange(len(laid.rows_N))
+        return inputs._replace(input_ids_BT=ids_BT), torch.arange(len(inputs.rows_N))
     rows_N, columns_N = torch.ones_like(ids_BT[:, 1:]).nonzero(as_tuple=True)
-    every = Rows(ids_BT, rows_N, columns_N, ids_BT[rows_N, columns_N + 1], torch.ones(len(rows_N)))
-    return every, laid.rows_N * (longest - 1) + laid.columns_N
+    every = ModelInputs(ids_BT, rows_N, columns_N, ids_BT[rows_N, columns_N + 1], torch.ones(len(rows_N)))
+    return every, inputs.rows_N * (longest - 1) + inputs.columns_N
 
 
-def _end_to_end(laid: Rows) -> Rows:
-    size, width = laid.ids_BT.shape
-    positions_BT = torch.arange(width).repeat(size, 1) if laid.positions_BT is None else laid.positions_BT
-    blocks = [torch.ones(width, width, dtype=torch.bool).tril()] * size if laid.mask is None else laid.mask[:, 0]
-    return laid._replace(
-        ids_BT=laid.ids_BT.reshape(1, -1),
-        positions_BT=positions_BT.reshape(1, -1),
-        mask=torch.block_diag(*blocks).bool()[None, None],
-        rows_N=torch.zeros_like(laid.rows_N),
-        columns_N=laid.rows_N * width + laid.columns_N,
+def _end_to_end(inputs: ModelInputs) -> ModelInputs:
+    size, width = inputs.input_ids_BT.shape
+    positions_BT = torch.arange(width).repeat(size, 1) if inputs.position_ids_BT is None else inputs.position_ids_BT
+    blocks = (
+        [torch.ones(width, width, dtype=torch.bool).tril()] * size
+        if inputs.attention_mask is None
+        else inputs.attention_mask[:, 0]
+    )
+    return inputs._replace(
+        input_ids_BT=inputs.input_ids_BT.reshape(1, -1),
+        position_ids_BT=positions_BT.reshape(1, -1),
+        attention_mask=torch.block_diag(*blocks).bool()[None, None],
+        rows_N=torch.zeros_like(inputs.rows_N),
+        columns_N=inputs.rows_N * width + inputs.columns_N,
     )

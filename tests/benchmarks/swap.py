@@ -25,16 +25,16 @@ import httpx2
 from sqlalchemy import func, select
 
 from alignment.config.trainer import TrainerConfig
-from app.cli.processes import Child
 from app.core.database import Database
 from app.core.jobs import TaskSender, make_celery
 from app.core.migrate import upgrade
+from app.core.processes import ManagedProcess
 from app.core.settings import DEMO_MODEL, Settings
-from app.inference.keys import engine_keys
+from app.inference.pool import load_engine_keys
 from app.models import Audit, Engine, EngineState, Origin, Policy, Turn, Version, VersionState
-from app.policies.service import holds
+from app.policies.service import is_loaded
 from app.projects.bootstrap import bootstrap
-from demo.recompute_logprobs import attest
+from demo.recompute_logprobs import check_logprobs
 from tests.benchmarks.deployment import POLICY, database, machine
 from tests.benchmarks.load import quantile
 from tests.benchmarks.swap_users import STALL_SECONDS, Seen, Users
@@ -58,7 +58,7 @@ class Deployed:
     policy_id: str
     urls: list[str]
     engines: list[str]
-    supervisors: list[Child]
+    supervisors: list[ManagedProcess]
 
 
 @dataclass
@@ -87,23 +87,27 @@ async def deployed(kind: str, *, replicas: int, apis: int, **more: Any) -> Async
                 requests_per_minute=10**9,
                 **more,
             )
-            bell = TaskSender(make_celery(settings.broker_url, settings.broker_dir))
-            db = Database(url, bell)
+            task_sender = TaskSender(make_celery(settings.broker_url, settings.broker_dir))
+            db = Database(url, task_sender)
             async with db.write() as session:
                 key = await bootstrap(session, settings.policy, settings.model, settings.adaptation)
             async with db.read() as session:
                 policy_id = await session.scalar(select(Policy.id))
             assert key is not None and policy_id is not None
-            engine_keys(settings)  # made before the replicas race for it
+            load_engine_keys(settings)  # made before the replicas race for it
             with processes(settings) as running:
                 python, logs, urls = sys.executable, settings.logs_dir, [running.settings.url]
                 for number, port in enumerate(ports[1:], 1):
-                    child = Child(f"engine-{number}", [python, "-m", "workers.engine"], logs / f"engine-{number}.log")
+                    child = ManagedProcess(
+                        f"engine-{number}", [python, "-m", "workers.engine"], logs / f"engine-{number}.log"
+                    )
                     child.environment |= {"ATTUNE_ENGINE_NAME": f"engine-{number}", "ATTUNE_ENGINE_PORT": str(port)}
                     running.children[child.name] = child
                 for number in range(1, apis):
                     port = free_port()
-                    child = Child(f"api-{number}", [python, "-m", "app.cli.main", "serve"], logs / f"api-{number}.log")
+                    child = ManagedProcess(
+                        f"api-{number}", [python, "-m", "app.cli.main", "serve"], logs / f"api-{number}.log"
+                    )
                     running.children[child.name] = child
                     urls.append(f"http://127.0.0.1:{port}")
                     child.environment |= {"ATTUNE_PORT": str(port)}
@@ -119,7 +123,7 @@ async def deployed(kind: str, *, replicas: int, apis: int, **more: Any) -> Async
                 await ready(there, replicas)
                 yield there
             await db.close()
-            bell.close()
+            task_sender.close()
     finally:
         shutil.rmtree(home)
 
@@ -172,7 +176,7 @@ async def held(db: Database, version: Version, *, by: Callable[[Iterable[bool]],
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             async with db.read() as session:
-                if by(holds(engine, version) for engine in await session.scalars(select(Engine))):
+                if by(is_loaded(engine, version) for engine in await session.scalars(select(Engine))):
                     return
             await asyncio.sleep(0.02)
 
@@ -211,7 +215,7 @@ async def go_back_and_forth(there: Deployed, moves: int) -> tuple[list[float], l
 
 async def pause_reload_resume(there: Deployed, times: int, mode: str, seen: list[Seen]) -> list[float]:
     """What a peer does, on one replica that people talk to without us between: seconds of each."""
-    keys, url = engine_keys(there.settings), there.engines[0]
+    keys, url = load_engine_keys(there.settings), there.engines[0]
     users = Users([url], keys.api, "default", 4, seen=seen)
     talking = asyncio.create_task(users.talk(99))
     took = []
@@ -240,7 +244,9 @@ async def lags(there: Deployed) -> dict[str, list[float]]:
         moves = [
             (row.action, row.created_at)
             for row in await session.scalars(
-                select(Audit).where(Audit.action.in_(("deploy", "rollback"))).order_by(Audit.seq)
+                select(Audit)
+                .where(Audit.action.in_(("deployment.deployed", "deployment.rolled_back")))
+                .order_by(Audit.seq)
             )
         ]
         turns = (
@@ -254,10 +260,12 @@ async def lags(there: Deployed) -> dict[str, list[float]]:
         served = [
             int(subject.rpartition("v")[2])
             for subject in await session.scalars(
-                select(Audit.subject).where(Audit.action.in_(("deploy", "rollback"))).order_by(Audit.seq)
+                select(Audit.subject)
+                .where(Audit.action.in_(("deployment.deployed", "deployment.rolled_back")))
+                .order_by(Audit.seq)
             )
         ]
-    found: dict[str, list[float]] = {"deploy": [], "rollback": []}
+    found: dict[str, list[float]] = {"deployment.deployed": [], "deployment.rolled_back": []}
     ends = [moment for _, moment in moves[1:]] + [float("inf")]
     for (action, moment), until, number in zip(moves, ends, served, strict=True):
         late = [at - moment for at, of in turns if moment < at < until and of != number]
@@ -325,14 +333,14 @@ async def report(there: Deployed, seen: list[Seen], spans: Spans, calls: list[fl
     for phase in (phase for phase in phases if phase in versions[0].timings):
         print(f"| {phase} | {spread([1000 * version.timings[phase] for version in versions], 1)} |")
     moved = await lags(there)
-    print(f"| pointer move → last new turn on the old version | {spread(moved['deploy'], 1)} |")
-    print(f"| the same, rolling back | {spread(moved['rollback'], 1)} |")
+    print(f"| pointer move → last new turn on the old version | {spread(moved['deployment.deployed'], 1)} |")
+    print(f"| the same, rolling back | {spread(moved['deployment.rolled_back'], 1)} |")
     print(f"| the call of a rollback or deploy | {spread(calls, 1)} |")
     print(f"| from that call until a replica has the version | {spread(waited, 1)} |")
     print(f"| first words, while a version comes home | {spread(of_spans(seen, spans.busy))} |")
     print(f"| first words, quiet | {spread(of_spans(seen, spans.quiet))} |")
     print(f"| live → held by every replica | {spread(spans.held_by_all)} |")
-    attested, good = await attest(there.db, there.settings), sum(reply.trouble is None for reply in seen)
+    attested, good = await check_logprobs(there.db, there.settings), sum(reply.trouble is None for reply in seen)
     moments = sum(len(values) for values in moved.values())
     print(f"\n{len(versions)} publications, {moments} moves of the pointer: {people(seen)}")
     if there.settings.adaptation == "full":

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import orjson
 
-from demo.dialogues import HELD_OUT, SYSTEM, Shopper
+from demo.dialogues import HELD_OUT, SYSTEM, SimulatedUser
 
 STALL_SECONDS = 1.0  # between two pieces of a reply that is under way
 DATA = "data: "
@@ -51,7 +51,7 @@ class Users:
         headers = {"authorization": f"Bearer {self.key}"}
         async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False) as api:
             while not self.over:
-                question = next(Shopper(HELD_OUT + rng.randrange(100_000)).questions()).text
+                question = next(SimulatedUser(HELD_OUT + rng.randrange(100_000)).questions()).text
                 messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
                 body = {"model": self.policy, "messages": messages, "stream": True, "max_tokens": self.max_tokens}
                 self.seen.append(await listen(api, body))

@@ -12,11 +12,11 @@ from sqlalchemy import func, select
 
 from alignment.artifacts import ADAPTER, WEIGHTS, publish_directory
 from alignment.config.trainer import TrainerConfig
-from alignment.data.micro_batches import Scored
+from alignment.data.micro_batches import ScoredSequence
 from alignment.models.loading import pick_device
 from alignment.models.policy_model import PolicyModel
 from alignment.trainer.probe import probe_ids
-from alignment.trainer.scoring import score_alone
+from alignment.trainer.scoring import score_sequences
 from app.core.database import Database
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
@@ -49,8 +49,8 @@ def make(aside: Path, base_model: Path, count: int, config: TrainerConfig | None
             sha256 = make_weights(folder, base_model, seed=number, noise=0.02)
         else:
             sha256 = make_adapter(folder, base_model, seed=number, lora=config.lora)
-        policy.wear(load_file(folder / (WEIGHTS if full else ADAPTER)))
-        scores = score_alone(policy, [Scored(row, start=1) for row in ids], budget=2048).tolist()
+        policy.load_adapter(load_file(folder / (WEIGHTS if full else ADAPTER)))
+        scores = score_sequences(policy, [ScoredSequence(row, start=1) for row in ids], max_tokens=2048).tolist()
         logprobs = [row[: len(known) - 1] for row, known in zip(scores, ids, strict=True)]
         made.append(Made(folder, sha256, {"ids": [list(row) for row in ids], "logprobs": logprobs}, full))
     return made

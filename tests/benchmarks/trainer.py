@@ -1,8 +1,8 @@
-"""Our GRPO step against TRL's, what each technique gives, and what memory it takes: `make bench-trainer`.
+"""Compare a GRPO step with TRL's, and measure each technique and its memory: `make bench-trainer`.
 
-Both sides have the same weights, LoRA, sequences and threads, and take turns; a step is forward, loss and backward over
-all sequences, and both must come to the same loss and gradient. Tokens are the real ones of all sequences, whoever
-computes how many of them.
+Both sides have the same weights, LoRA, sequences and threads, and alternate. A step is forward, loss and backward over
+all sequences; both must give the same loss and gradient. Tokens are the real tokens of all sequences, without padding,
+no matter how many of them each side computes.
 """
 
 import argparse
@@ -37,21 +37,21 @@ def machine() -> str:
 
 
 def same_gradient(policy: PolicyModel, trainer: trl_step.GRPOTrainer, case: Case) -> str:
-    """Raises AssertionError where the two sides differ."""
+    """Return the differences of loss and gradient. Raises AssertionError if the two sides differ."""
     loss, other_loss = steps.step(policy, case), trl_step.step(trainer, case, len(case.sequences) // 2)
     ours, theirs = steps.gradients(policy), trl_step.gradients(trainer)
     if ours.keys() != theirs.keys():
         raise AssertionError("not the same parameters")
     largest = max(float(one.abs().max()) for one in theirs.values())
-    apart = max(float((one - theirs[name]).abs().max()) for name, one in ours.items())
-    if abs(loss - other_loss) > NEAR or apart > NEAR * largest:
-        raise AssertionError(f"losses {loss} and {other_loss}, gradients {apart} apart, the largest {largest}")
-    return f"losses {abs(loss - other_loss):.0e} apart, gradients {apart / largest:.0e} of the largest"
+    difference = max(float((one - theirs[name]).abs().max()) for name, one in ours.items())
+    if abs(loss - other_loss) > NEAR or difference > NEAR * largest:
+        raise AssertionError(f"losses {loss} and {other_loss}, gradients differ by {difference}, the largest {largest}")
+    return f"losses {abs(loss - other_loss):.0e} apart, gradients {difference / largest:.0e} of the largest"
 
 
 def against_trl(case: Case, threads: list[int], rounds: int) -> None:
     policy = steps.build(case.model)
-    trainer = trl_step.build(case.model, {name: one.detach() for name, one in policy.tensors("actor").items()})
+    trainer = trl_step.build(case.model, {name: one.detach() for name, one in policy.role_parameters("actor").items()})
     print(f"\n### {case.name}: {case}\n\n{same_gradient(policy, trainer, case)}\n")
     print("| threads | ours, tokens/s | TRL | ours to TRL | TRL, logits of replies only | ours to that | load |")
     print("|---|---|---|---|---|---|---|")
@@ -71,7 +71,7 @@ def against_trl(case: Case, threads: list[int], rounds: int) -> None:
 
 
 def best_batch_size(trainer: trl_step.GRPOTrainer, case: Case) -> int:
-    """TRL's fastest `per_device_train_batch_size`, of those that divide the batch."""
+    """Return TRL's fastest `per_device_train_batch_size` of those that divide the batch."""
     sizes = [size for size in (4, 8, 16, 32) if len(case.sequences) % size == 0]
     ways = {str(size): partial(trl_step.step, trainer, case, size) for size in sizes}
     timed = Timed.of(ways, rounds=2)
@@ -80,18 +80,18 @@ def best_batch_size(trainer: trl_step.GRPOTrainer, case: Case) -> int:
 
 def techniques(cases: list[Case], threads: int, rounds: int) -> None:
     torch.set_num_threads(threads)
-    print(f"\n## What each technique gives ({threads} threads)\n")
-    print("Each line has what the lines above have. Tokens/s, and in brackets tokens computed for one that is real.\n")
+    print(f"\n## The effect of each technique ({threads} threads)\n")
+    print("Each line includes the techniques above it. Tokens/s, and in brackets computed tokens per real token.\n")
     table: dict[str, list[str]] = {}
     for case in cases:
         policy = steps.build(case.model)
         padded, packed = partial(steps.padded_step, policy, case), partial(steps.step, policy, case)
         ways = {
-            "rows of the longest's length, logits of all tokens": partial(padded, everywhere=True),
+            "rows padded to the longest, logits of all tokens": partial(padded, everywhere=True),
             "logits of replies only": partial(padded, everywhere=False),
-            "rows of similar length (`off`)": partial(packed, "off", steps.AT_ONCE),
-            "turns in one row (`chain`)": partial(packed, "chain", steps.AT_ONCE),
-            "all that begins alike in one row (`tree`)": partial(packed, "tree", steps.AT_ONCE),
+            "rows of similar length (`off`)": partial(packed, "off", steps.NO_CHUNKS),
+            "turns of a conversation in one row (`chain`)": partial(packed, "chain", steps.NO_CHUNKS),
+            "common prefixes in one row (`tree`)": partial(packed, "tree", steps.NO_CHUNKS),
             "logits in chunks": packed,
         }
         timed = Timed.of(ways, rounds)
@@ -122,11 +122,11 @@ def layouts(cases: list[Case], threads: int, rounds: int) -> None:
 
 
 def masks(models: dict[str, Path], threads: list[int], rounds: int) -> None:
-    """What the rule of `trees.cost` is made from."""
+    """Measure the constants of `prefix_sharing.estimate_cost`."""
     print("\n## A mask against causal attention: ms for 2,048 tokens through the decoder and back\n")
     print("| model, threads | row | causal | bool mask | float mask |\n|---|---|---|---|---|")
     for name, model in models.items():
-        decoder = steps.build(model).trunk.model.get_decoder()
+        decoder = steps.build(model).base_lm.model.get_decoder()
         for count in threads:
             torch.set_num_threads(count)
             for width in (128, 256, 512, 1024, 2048):
@@ -143,8 +143,8 @@ def _attentions(decoder: Callable[..., Any], width: int) -> dict[str, Way]:
 
     def run(mask: torch.Tensor | None) -> float:
         positions_BT = None if mask is None else torch.arange(width).expand(size, width)
-        done = decoder(input_ids=ids_BT, attention_mask=mask, position_ids=positions_BT, use_cache=False)
-        hidden_BTD: torch.Tensor = done.last_hidden_state
+        output = decoder(input_ids=ids_BT, attention_mask=mask, position_ids=positions_BT, use_cache=False)
+        hidden_BTD: torch.Tensor = output.last_hidden_state
         hidden_BTD.mean().backward()
         return float(hidden_BTD.detach().mean())
 
@@ -155,14 +155,14 @@ def memory(model: Path, threads: int) -> None:
     plain = TrainerConfig(device="cpu", max_mismatch=100.0)
     print(f"\n## Peak memory of one update, 100 M model ({threads} threads)\n")
     print("MB, and in brackets how many times the base model alone, which scores the same batch without gradients.\n")
-    print("| | micro-batches, tokens | layers computed again | logits | malloc as it is | freed memory given back |")
+    print("| | micro-batches, tokens | activation checkpointing | logits | default malloc | freed memory returned |")
     print("|---|---|---|---|---|---|")
     base: dict[tuple[int, bool], int] = {}
     for tokens in (2048, 512):
         config = plain.model_copy(update={"microbatch_tokens": tokens})
-        for give_back in (False, True):
-            loaded, base[tokens, give_back] = peak.measure(model, "base", config, threads, give_back)
-        cells = " | ".join(f"{base[tokens, give_back] / MB:.0f}" for give_back in (False, True))
+        for return_memory in (False, True):
+            loaded, base[tokens, return_memory] = peak.measure(model, "base", config, threads, return_memory)
+        cells = " | ".join(f"{base[tokens, return_memory] / MB:.0f}" for return_memory in (False, True))
         print(f"| base model alone ({loaded / MB:.0f} when loaded) | {tokens:,} | | chunks | {cells} |", flush=True)
     algorithms = {
         "GRPO, reference": GRPOConfig(epochs=1, minibatches=1),
@@ -170,13 +170,13 @@ def memory(model: Path, threads: int) -> None:
     }
     ways = ((2048, False, False), (2048, False, True), (2048, True, True), (512, False, True), (512, True, True))
     for name, algorithm in algorithms.items():
-        for tokens, again, chunks in ways:
-            settings = {"algorithm": algorithm, "microbatch_tokens": tokens, "gradient_checkpointing": again}
-            config = plain.model_copy(update=settings | ({} if chunks else {"logits_chunk": steps.AT_ONCE}))
-            cells = [name, f"{tokens:,}", "yes" if again else "no", "chunks" if chunks else "at once"]
-            for give_back in (False, True):
-                _, most = peak.measure(model, "update", config, threads, give_back)
-                cells.append(f"{most / MB:.0f} ({most / base[tokens, give_back]:.2f})")
+        for tokens, checkpointing, chunks in ways:
+            settings = {"algorithm": algorithm, "microbatch_tokens": tokens, "gradient_checkpointing": checkpointing}
+            config = plain.model_copy(update=settings | ({} if chunks else {"logits_chunk": steps.NO_CHUNKS}))
+            cells = [name, f"{tokens:,}", "yes" if checkpointing else "no", "chunks" if chunks else "at once"]
+            for return_memory in (False, True):
+                _, most = peak.measure(model, "update", config, threads, return_memory)
+                cells.append(f"{most / MB:.0f} ({most / base[tokens, return_memory]:.2f})")
             print(f"| {' | '.join(cells)} |", flush=True)
 
 
@@ -190,26 +190,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--demo-prompts", type=int, default=8)
     parser.add_argument("--wide-prompts", type=int, default=2)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     print(f"# The trainer\n\n{machine()}", flush=True)
     with TemporaryDirectory() as directory:
         wide_model = Path(directory)
         candidates.write_wide(wide_model)
-        groups = candidates.demo_groups(given.demo_prompts)
-        conversations = candidates.demo_conversations(3 * given.demo_prompts)
-        wide = candidates.wide_groups(wide_model, given.wide_prompts)
-        if "trl" in given.tables:
+        groups = candidates.demo_groups(arguments.demo_prompts)
+        conversations = candidates.demo_conversations(3 * arguments.demo_prompts)
+        wide = candidates.wide_groups(wide_model, arguments.wide_prompts)
+        if "trl" in arguments.tables:
             print("\n## A GRPO loss step against TRL's")
             for case in (groups, wide):
-                against_trl(case, given.threads, given.rounds)
-        if "techniques" in given.tables:
-            techniques([groups, conversations, wide], given.threads[0], given.rounds)
-        if "layouts" in given.tables:
-            layouts([groups, conversations, wide], given.threads[0], given.rounds)
-        if "masks" in given.tables:
-            masks({"demo": candidates.DEMO, "100 M": wide_model}, given.threads, given.rounds)
-        if "memory" in given.tables:
-            memory(wide_model, given.threads[0])
+                against_trl(case, arguments.threads, arguments.rounds)
+        if "techniques" in arguments.tables:
+            techniques([groups, conversations, wide], arguments.threads[0], arguments.rounds)
+        if "layouts" in arguments.tables:
+            layouts([groups, conversations, wide], arguments.threads[0], arguments.rounds)
+        if "masks" in arguments.tables:
+            masks({"demo": candidates.DEMO, "100 M": wide_model}, arguments.threads, arguments.rounds)
+        if "memory" in arguments.tables:
+            memory(wide_model, arguments.threads[0])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The same step by TRL: a real GRPOTrainer's own loss on its own layout of the batch, and backward.
+"""The same step by TRL: the loss of a real GRPOTrainer on its own batch layout, and backward.
 
 TRL pads all prompts of a generation batch on the left and all replies on the right, each to the longest, and cuts
 that into micro-batches of `per_device_train_batch_size`.
@@ -44,22 +44,22 @@ def build(model: Path, adapter: dict[str, Tensor]) -> GRPOTrainer:
     )
     trainer.model.train()
     with torch.no_grad():
-        for name, parameter in _learned(trainer).items():
+        for name, parameter in _trainable(trainer).items():
             parameter.copy_(adapter[name])
     return trainer
 
 
-def _learned(trainer: GRPOTrainer) -> dict[str, torch.nn.Parameter]:
+def _trainable(trainer: GRPOTrainer) -> dict[str, torch.nn.Parameter]:
     named = trainer.model.named_parameters()
     return {name.replace(".default.", "."): parameter for name, parameter in named if parameter.requires_grad}
 
 
 def gradients(trainer: GRPOTrainer) -> dict[str, Tensor]:
-    return {name: one.grad.clone() for name, one in _learned(trainer).items() if one.grad is not None}
+    return {name: one.grad.clone() for name, one in _trainable(trainer).items() if one.grad is not None}
 
 
-def lay_out(case: Case) -> dict[str, Tensor]:
-    """What TRL makes of a generation batch."""
+def collate(case: Case) -> dict[str, Tensor]:
+    """Return the tensors that TRL makes of a generation batch."""
     prompts = [torch.tensor(sequence.ids[: sequence.start]) for sequence in case.sequences]
     outputs = [torch.tensor(sequence.ids[sequence.start :]) for sequence in case.sequences]
 
@@ -74,17 +74,18 @@ def lay_out(case: Case) -> dict[str, Tensor]:
 
 
 def step(trainer: GRPOTrainer, case: Case, batch_size: int, *, compact: bool = False) -> float:
-    """`compact` takes the logits of replies only, as TRL does on GPUs and does not elsewhere: we make it.
+    """Make one step and return the loss.
 
-    A log of the metrics is TRL's own habit in every loss; what has piled up is let go, as its logging does.
+    With `compact` TRL computes the logits of replies only, which by default it does on GPUs only. TRL collects metrics
+    in every loss; they are cleared, as its logging does.
     """
-    found = trl.trainer.utils._use_triton
+    use_triton = trl.trainer.utils._use_triton
     if compact:
         trl.trainer.utils._use_triton = lambda _device: True
     try:
-        return _step(trainer, lay_out(case), batch_size)
+        return _step(trainer, collate(case), batch_size)
     finally:
-        trl.trainer.utils._use_triton = found
+        trl.trainer.utils._use_triton = use_triton
 
 
 def _step(trainer: GRPOTrainer, batch: dict[str, Any], batch_size: int) -> float:

@@ -18,7 +18,7 @@ LARGEST = 2**24
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class HttpResponse:
     """`first_at`: when the first words of a stream came (or the first byte of the body), on `time.perf_counter`."""
 
     status: int
@@ -55,7 +55,7 @@ class Wire:
     def send(self, request: bytes) -> None:
         self._writer.write(request)
 
-    async def ask(self, request: bytes) -> Heard:
+    async def ask(self, request: bytes) -> HttpResponse:
         self.send(request)
         head = await self._reader.readuntil(b"\r\n\r\n")
         status = int(head[9:12])
@@ -66,7 +66,7 @@ class Wire:
             _, _, rest = small.partition(b"content-length: ")
             body = await self._reader.readexactly(int(rest[: rest.index(b"\r")]))
             first_at = time.perf_counter()
-        return Heard(status, head, body, first_at, time.perf_counter())
+        return HttpResponse(status, head, body, first_at, time.perf_counter())
 
     async def _chunks(self) -> tuple[bytes, float]:
         body, first_at = bytearray(), 0.0
@@ -115,6 +115,6 @@ class Wires:
             raise
         self._idle.append(wire)
 
-    async def ask(self, request: bytes) -> Heard:
+    async def ask(self, request: bytes) -> HttpResponse:
         async with self.one() as wire:
             return await wire.ask(request)

@@ -1,5 +1,4 @@
-"""One parent for all the processes that these tests fork: what it has imported once, no test imports again. And a door
-in front of PostgreSQL."""
+"""One parent process that these tests fork from, so that imports happen once; and a proxy in front of PostgreSQL."""
 
 from collections.abc import AsyncIterator, Iterator
 

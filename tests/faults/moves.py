@@ -18,9 +18,9 @@ from alignment.artifacts import MANIFEST
 from app.core.database import Database
 from app.core.settings import Settings
 from app.main import create_app
-from app.models import Audit, Deployment, Engine, Policy, Project, Version, VersionState, new_id
+from app.models import Audit, AuditAction, Deployment, Engine, Policy, Project, Version, VersionState, new_id
 from app.policies import repository
-from app.projects.bootstrap import first_policy
+from app.projects.bootstrap import create_policy
 from tests.support.adapters import make_adapter
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import logprob
@@ -115,7 +115,7 @@ async def line(harness: Harness, newest: VersionState) -> str:
     name = f"line-{next(NAMES)}"
     async with harness.db.write() as session:
         project = await session.scalar(select(Project.id))
-        await first_policy(session, project or "", name, harness.settings.model)
+        await create_policy(session, project or "", name, harness.settings.model)
         policy = (await session.scalars(select(Policy).where(Policy.name == name))).one()
         rows = [(await session.scalars(select(Version).where(Version.policy_id == policy.id))).one()]
         for number in range(1, 4):
@@ -154,7 +154,7 @@ async def state(harness: Harness, name: str) -> dict[str, Any]:
     """All that a move may change, by numbers, so that two lines can be compared."""
     async with harness.db.read() as session:
         policy = (await session.scalars(select(Policy).where(Policy.name == name))).one()
-        rows = await repository.versions_of(session, policy.id)
+        rows = await repository.list_versions(session, policy.id)
         pointer = await session.get_one(Deployment, policy.id)
         mine = select(Audit).where(Audit.subject.startswith(f"{name}@"))
         audit = list(await session.scalars(mine.order_by(Audit.seq)))
@@ -184,7 +184,11 @@ def keeps_the_rules(found: dict[str, Any]) -> None:
     ahead = (VersionState.LIVE, VersionState.CANARY, VersionState.VERIFIED, VersionState.TRAINED)
     assert states[found["head"]] in ahead, found
     assert (VersionState.CANARY in states) == (found["canary"][0] is not None), found
-    pointed = [subject for action, subject, _, _ in found["audit"] if action in ("deploy", "rollback")]
+    pointed = [
+        subject
+        for action, subject, _, _ in found["audit"]
+        if action in (AuditAction.DEPLOYMENT_DEPLOYED, AuditAction.DEPLOYMENT_ROLLED_BACK)
+    ]
     assert pointed == [] or pointed[-1] == f"v{found['serving']}", found
     assert found["epoch"] >= 2 + len(pointed), found
 

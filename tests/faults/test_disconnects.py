@@ -18,7 +18,7 @@ from app.models import Turn, TurnState
 from tests.benchmarks.wire import Wire, post
 from tests.support.deployment import Harness
 from tests.support.processes import processes, until
-from tests.support.scripted_engine import ScriptedEngine, serving
+from tests.support.scripted_engine import ScriptedEngine, serve
 
 FULL = os.environ.get("ATTUNE_FULL") == "1"
 ROUND = 500 if FULL else 50  # there are two
@@ -72,13 +72,13 @@ class Clients:
 
     async def ask_whole(self) -> None:
         """One short reply, heard to its end."""
-        say, self.engine.say = self.engine.say, ""
+        say, self.engine.reply_text = self.engine.reply_text, ""
         body = {"model": "shop", "messages": [{"role": "user", "content": "hi"}]}
         wire = await Wire.to(self.url)
         answer = await wire.ask(post(self.url, "/v1/chat/completions", body, {"authorization": f"Bearer {self.key}"}))
         wire.close()
         assert answer.status == 200
-        self.engine.say = say
+        self.engine.reply_text = say
 
     async def idle(self) -> None:
         async def nothing_runs() -> bool:
@@ -106,18 +106,18 @@ class Watched:
 @pytest.fixture
 def long_winded(scripted: ScriptedEngine) -> ScriptedEngine:
     """Fifty seconds a reply: were it not cut, it would outlast every bound of these tests."""
-    scripted.say, scripted.pace = "word " * 500, 0.1
+    scripted.reply_text, scripted.seconds_per_token = "word " * 500, 0.1
     return scripted
 
 
 @pytest.fixture
 def watched(harness: Harness) -> Iterator[tuple[str, Watched]]:
     watched = Watched(create_app(harness.settings))
-    with serving(watched, lifespan="on") as url:
+    with serve(watched, lifespan="on") as url:
         yield url, watched
 
 
-async def test_hung_up_replies_end_and_are_on_record(
+async def test_disconnected_replies_end_and_are_recorded(
     harness: Harness, long_winded: ScriptedEngine, watched: tuple[str, Watched]
 ) -> None:
     url, api = watched
@@ -131,11 +131,11 @@ async def test_hung_up_replies_end_and_are_on_record(
 
     await until(lambda: closed(harness), 60, "every turn is closed")
     turns = await harness.all(Turn)
-    heard = [body["messages"][-1]["content"] for body in long_winded.heard]
+    prompts = [body["messages"][-1]["content"] for body in long_winded.requests]
     asked = Counter(turn.messages[-1]["content"] for turn in turns)
-    assert set(heard) <= set(asked), "what the engine was asked is on record"
+    assert set(prompts) <= set(asked), "what the engine was asked is on record"
     assert len(turns) > len(clients.gone_at) / 4, "many of them were heard before they were gone"
-    assert set(asked.values()) == {1} == set(Counter(heard).values())
+    assert set(asked.values()) == {1} == set(Counter(prompts).values())
     assert {(turn.state, turn.finish_reason) for turn in turns} == {(TurnState.ABORTED, "client_disconnect")}
     late = sorted(clients.lateness.values(), reverse=True)[:5]
     print(f"\n{len(clients.gone_at)} hung up on {harness.db.engine.dialect.name}: {len(turns)} turns, latest {late} s")
@@ -152,7 +152,8 @@ async def closed(harness: Harness) -> bool:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_hang_ups_leave_no_descriptor_open(harness: Harness, long_winded: ScriptedEngine) -> None:
+@pytest.mark.slow
+async def test_disconnects_leave_no_file_descriptor_open(harness: Harness, long_winded: ScriptedEngine) -> None:
     with processes(harness.settings) as running:
         running.start("api")
         process = running.children["api"].process

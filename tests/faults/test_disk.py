@@ -1,4 +1,4 @@
-"""A disk that is full, broken or dies with its process, at every call of publishing a version."""
+"""A full or failing disk, or a kill, at every system call of an export."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,8 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_whatever_call_of_an_export_fails_the_version_is_whole_or_not_there(tmp_path: Path, fault: str) -> None:
+@pytest.mark.slow
+async def test_failed_export_leaves_a_complete_version_or_none(tmp_path: Path, fault: str) -> None:
     if shim.compiler() is None:
         missing("no C compiler for the shim that makes a disk fail")
     told = await disk(tmp_path, fault)

@@ -1,4 +1,4 @@
-"""One kill of the real engine, as `make faults` makes a hundred: two replicas, and people who talk."""
+"""One kill of the real engine with two replicas under load; `make faults` runs a hundred."""
 
 import pytest
 
@@ -8,7 +8,8 @@ from tests.support.engine_fixture import require_engine_environment
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 
-async def test_a_replica_is_killed_while_people_talk_and_versions_move() -> None:
+@pytest.mark.slow
+async def test_engine_killed_during_chats_and_releases() -> None:
     require_engine_environment()
     result = await storm(3, 1, 300.0, print, versions=8)
     assert result.wrong == []

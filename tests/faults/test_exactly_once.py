@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import func, select
 
 from app.models import Feedback
-from tests.benchmarks.wire import Heard, Wires, post
+from tests.benchmarks.wire import HttpResponse, Wires, post
 from tests.support.deployment import Harness
 from tests.support.processes import processes
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.timeout(3600 if FULL else 600)]
 
 @pytest.fixture
 def two_apis(harness: Harness) -> Iterator[tuple[str, str]]:
-    """Two processes over one database: a race between them is settled by the database or by nobody."""
+    """Two API processes on one database, so that only the database can resolve a race between them."""
     lifted = harness.settings.model_copy(update={"requests_per_minute": 10**9, "max_concurrency": 10**6})
     with processes(lifted) as one, processes(lifted) as other:
         one.start("api")
@@ -51,7 +51,7 @@ async def test_ten_concurrent_sends_of_one_feedback_are_one_row(harness: Harness
     print(f"\n{ITEMS} items x {SENDS} sends over two processes on {harness.db.engine.dialect.name}: {rows} rows")
 
 
-async def ten_times(harness: Harness, apis: list[Wires], turn: str, number: int) -> list[Heard]:
+async def ten_times(harness: Harness, apis: list[Wires], turn: str, number: int) -> list[HttpResponse]:
     body = {"id": f"item-{number}", "completion_id": turn, "kind": "binary", "value": number % 2 == 0}
     headers = {"authorization": f"Bearer {harness.key}"}
     doors = [apis[at % 2] for at in range(SENDS)]
@@ -59,7 +59,7 @@ async def ten_times(harness: Harness, apis: list[Wires], turn: str, number: int)
     return await asyncio.gather(*(door.ask(post(door.url, "/v1/feedback", body, headers)) for door in doors))
 
 
-def check(answers: list[Heard]) -> None:
+def check(answers: list[HttpResponse]) -> None:
     statuses = sorted(answer.status for answer in answers)
     assert statuses == [200] * (SENDS - 1) + [201], (statuses, [answer.body[:200] for answer in answers])
     assert len({answer.body for answer in answers}) == 1, "every sender is told the same"

@@ -1,4 +1,4 @@
-"""kill -9: what was acknowledged is kept, and nothing is used twice."""
+"""kill -9: acknowledged feedback is kept, and nothing is used twice."""
 
 import os
 import random
@@ -17,7 +17,7 @@ from app.models import Batch, BatchState, Feedback, Reward, Sample, SampleState,
 from tests.support.deployment import Harness
 from tests.support.processes import processes, until
 from tests.support.scripted_engine import ScriptedEngine
-from workers.feedback.curate import curate
+from workers.curate import curate
 from workers.reconcile import reconcile
 from workers.training.assemble import assemble
 
@@ -47,7 +47,8 @@ async def long_turns(harness: Harness, count: int) -> list[str]:
     return ids
 
 
-async def test_the_trainer_killed_in_mid_update_loses_nothing_and_uses_nothing_twice(harness: Harness) -> None:
+@pytest.mark.slow
+async def test_trainer_killed_during_an_update_loses_nothing_and_repeats_nothing(harness: Harness) -> None:
     settings = harness.settings.model_copy(
         update={"batch_size": SAMPLES, "lease_seconds": 3.0, "reconcile_seconds": 0.5}
     )
@@ -84,7 +85,7 @@ async def test_the_trainer_killed_in_mid_update_loses_nothing_and_uses_nothing_t
     assert {row.idempotency_key for row in await harness.all(Feedback)} == {f"thumb-{n}" for n in range(SAMPLES)}
 
 
-async def test_the_api_killed_in_mid_reply_keeps_every_acknowledged_feedback(
+async def test_api_killed_during_a_reply_keeps_acknowledged_feedback(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     headers = {"authorization": f"Bearer {harness.key}"}
@@ -95,7 +96,7 @@ async def test_the_api_killed_in_mid_reply_keeps_every_acknowledged_feedback(
         async with httpx2.AsyncClient(base_url=running.settings.url, headers=headers, timeout=60) as client:
             done = (await client.post("/v1/chat/completions", json=chat)).json()["id"]
             assert (await client.post("/v1/feedback", json=thumb(done, "one"))).status_code == 201
-            scripted.say, scripted.pace = "word " * 500, 0.02
+            scripted.reply_text, scripted.seconds_per_token = "word " * 500, 0.02
             with pytest.raises(httpx2.TransportError):
                 async with client.stream("POST", "/v1/chat/completions", json=chat | {"stream": True}) as reply:
                     cut = reply.headers["x-completion-id"]

@@ -1,24 +1,23 @@
-"""kill -9 of whoever asks for rollouts, in mid-reply: each prompt is asked for, and is on record once."""
+"""kill -9 of the rollout worker during a reply: every prompt is sampled, and recorded once."""
 
 import pytest
 
 from app.models import Reward, Rollout, RolloutPlan, RolloutState, Sample, Turn, TurnState
 from tests.support.deployment import Harness
 from tests.support.processes import processes, until
-from tests.support.rollout_rows import plan, prompts
+from tests.support.rollout_rows import create_plan, create_prompt_set
 from tests.support.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the default, with the embedded bell
 KILLS = 2
 
 
-async def test_a_plan_whose_worker_is_killed_in_mid_reply_comes_to_its_end(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
-    await prompts(harness, ("2 + 2?", "4"), ("3 + 4?", "7"))
-    scripted.say, scripted.held = "It is 4, I think.", lambda reply: True
+@pytest.mark.slow
+async def test_plan_finishes_after_its_worker_is_killed(harness: Harness, scripted: ScriptedEngine) -> None:
+    await create_prompt_set(harness, ("2 + 2?", "4"), ("3 + 4?", "7"))
+    scripted.reply_text, scripted.is_blocked = "It is 4, I think.", lambda reply: True
     settings = harness.settings.model_copy(update={"lease_seconds": 3.0, "max_attempts": 10})
-    await plan(harness)
+    await create_plan(harness)
 
     async def replying() -> bool:
         return bool(scripted.running)
@@ -32,9 +31,9 @@ async def test_a_plan_whose_worker_is_killed_in_mid_reply_comes_to_its_end(
             await until(replying, 60, "a reply is being made")
             running.kill("rollout")
             for reply in list(scripted.running.values()):
-                reply.cut = True  # whoever asked is gone
+                reply.is_aborted = True  # whoever asked is gone
             running.start("rollout")
-        scripted.held = lambda reply: False
+        scripted.is_blocked = lambda reply: False
         await until(done, 120, "the plan is done")
     rows = await harness.all(Rollout)
     assert {row.state for row in rows} == {RolloutState.DONE} and max(row.attempt for row in rows) > 1

@@ -1,4 +1,4 @@
-"""A short slice of `make faults`: every process kind killed under load, at random moments, all at once."""
+"""Every kind of process killed under load at random moments: a short part of `make faults`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +35,7 @@ async def learned(watch: Watch, load: Load) -> None:
     await watch.learned(LEARNED_SECONDS)
 
 
-async def test_every_process_killed_under_load_loses_nothing_and_uses_nothing_twice(
+async def test_kills_under_load_lose_nothing_and_repeat_nothing(
     tmp_path: Path, nursery: Nursery, urls: dict[str, str]
 ) -> None:
     settings = small(tmp_path / "home", judged=True, **urls)

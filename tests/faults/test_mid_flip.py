@@ -1,4 +1,4 @@
-"""The database is gone in the midst of a move: before any statement, before the commit, or before its answer."""
+"""The database connection is lost during a deployment change: before a statement, the commit, or its answer."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,8 @@ async def behind(harness: Harness, scripted: ScriptedEngine, door: Proxy) -> Asy
 
 @pytest.mark.parametrize("move", ["bring home", "publish", "roll back to v0", "deploy v1"])
 @pytest.mark.parametrize("lost", ["the question", "the answer"])
-async def test_a_move_whose_connection_is_cut_has_happened_or_not_and_the_next_attempt_finishes_it(
+@pytest.mark.slow
+async def test_operation_with_a_lost_connection_is_atomic_and_can_be_retried(
     harness: Harness, door: Proxy, behind: Side, move: str, lost: str
 ) -> None:
     async def cut() -> None:

@@ -1,4 +1,4 @@
-"""Publishing, deploying, rolling back and ending canaries at once: it ends as if one had come after the other."""
+"""Concurrent publish, deploy, rollback and canary operations end as if they had run one after the other."""
 
 import asyncio
 import os
@@ -9,21 +9,21 @@ import pytest
 
 from app.core.database import Database
 from app.core.settings import Settings
-from app.models import Audit, Deployment, Engine, Version, VersionState
+from app.models import Audit, AuditAction, Deployment, Engine, Version, VersionState
 from tests.faults.moves import Side, keeps_the_rules, meeting, one_after_the_other, side
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
-from tests.workers.release.test_publish import trained
+from tests.workers.release.test_publish import create_trained_version
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
 
 FULL = os.environ.get("ATTUNE_FULL") == "1"
 ROUNDS = 200 if FULL else 20
-NEW, PROVEN, OUT = VersionState.TRAINED, VersionState.VERIFIED, VersionState.CANARY
+NEW, VERIFIED, OUT = VersionState.TRAINED, VersionState.VERIFIED, VersionState.CANARY
 BACK = ("roll back", "roll back to v0", "deploy v1")
 MEETINGS = {
     NEW: ("bring home", *BACK),
-    PROVEN: ("publish", *BACK),
+    VERIFIED: ("publish", *BACK),
     OUT: (*BACK, "v1 as a canary", "promote", "end"),
 }
 ALL = [(newest, *pair) for newest, moves in MEETINGS.items() for pair in product(moves, moves)]
@@ -32,11 +32,11 @@ QUICK = [
     (NEW, "bring home", "roll back"),
     (NEW, "roll back", "bring home"),
     (NEW, "bring home", "deploy v1"),
-    (PROVEN, "publish", "publish"),
-    (PROVEN, "publish", "roll back"),
-    (PROVEN, "roll back", "publish"),
-    (PROVEN, "roll back", "deploy v1"),
-    (PROVEN, "deploy v1", "roll back"),
+    (VERIFIED, "publish", "publish"),
+    (VERIFIED, "publish", "roll back"),
+    (VERIFIED, "roll back", "publish"),
+    (VERIFIED, "roll back", "deploy v1"),
+    (VERIFIED, "deploy v1", "roll back"),
     (OUT, "promote", "roll back"),
     (OUT, "end", "deploy v1"),
 ]
@@ -56,7 +56,7 @@ async def sides(harness: Harness, scripted: ScriptedEngine) -> AsyncIterator[tup
 
 
 @pytest.mark.parametrize(("newest", "first", "second"), ALL if FULL else QUICK)
-async def test_two_moves_that_meet_anywhere_end_as_if_one_had_come_after_the_other(
+async def test_concurrent_operations_are_serializable(
     harness: Harness, sides: tuple[Side, Side], newest: VersionState, first: str, second: str
 ) -> None:
     one, other = (sides[0], first), (sides[1], second)
@@ -79,14 +79,14 @@ async def test_two_moves_that_meet_anywhere_end_as_if_one_had_come_after_the_oth
     assert at > 5, "there were points to meet at"
 
 
-async def test_two_who_bring_one_version_home_move_the_pointer_once(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_two_publishers_deploy_a_version_once(harness: Harness, scripted: ScriptedEngine) -> None:
     """Two evaluators, then two publishers, with connections of their own, set off at the same moment."""
     dbs = [Database(harness.settings.database) for _ in range(2)]
     for number in range(1, ROUNDS + 1):
-        version = await trained(harness, number)
+        version = await create_trained_version(harness, number)
         if number % 2:
             sums = await asyncio.gather(*(evaluate(db, harness.settings, f"worker-{at}") for at, db in enumerate(dbs)))
-            asked = [body for body in scripted.heard if f"shop-v{number}" in body["lora_path"]]
+            asked = [body for body in scripted.requests if f"shop-v{number}" in body["lora_path"]]
             assert len(asked) == 1, "scored once"
         else:
             async with harness.db.write() as session:
@@ -99,7 +99,9 @@ async def test_two_who_bring_one_version_home_move_the_pointer_once(harness: Har
         assert (home.state, home.lease_owner, home.fence) == (VersionState.LIVE, None, number % 2)
         deployment: Deployment = await harness.get(Deployment, home.policy_id)
         assert (deployment.version_id, deployment.epoch) == (version.id, number)
-    deploys = sorted((row.seq, row.subject) for row in await harness.all(Audit) if row.action == "deploy")
+    deploys = sorted(
+        (row.seq, row.subject) for row in await harness.all(Audit) if row.action == AuditAction.DEPLOYMENT_DEPLOYED
+    )
     assert [subject for _, subject in deploys] == [f"shop@v{number}" for number in range(1, ROUNDS + 1)]
     for db in dbs:
         await db.close()

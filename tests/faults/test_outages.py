@@ -1,4 +1,4 @@
-"""The database and the broker go away under load and come back: a short slice of `make faults`."""
+"""Outages of the database and the broker under load: a short part of `make faults`."""
 
 from pathlib import Path
 
@@ -13,7 +13,8 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.postgres]
 
 
 @pytest.mark.parametrize("case", ["database refuses", "database stalls", "broker killed -9, 10 minutes"])
-async def test_after_an_outage_all_that_was_acknowledged_is_there_and_work_goes_on(
+@pytest.mark.slow
+async def test_outage_loses_nothing_acknowledged_and_work_continues(
     tmp_path: Path, nursery: Nursery, case: str
 ) -> None:
     if not services.available():

@@ -22,8 +22,8 @@ from app.main import create_app
 from app.models import Batch, BatchState, Feedback, Turn
 from tests.faults.suite.proxy import Proxy
 from tests.support.deployment import Harness
-from tests.support.scripted_engine import ScriptedEngine, serving
-from workers.feedback.curate import curate
+from tests.support.scripted_engine import ScriptedEngine, serve
+from workers.curate import curate
 
 FULL = os.environ.get("ATTUNE_FULL") == "1"
 SECONDS = 1.0  # that a request waits for the database's word
@@ -103,13 +103,13 @@ def behind(harness: Harness, door: Proxy) -> Settings:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_requests_end_in_time_and_nothing_that_was_acknowledged_is_lost(
+async def test_requests_time_out_and_nothing_acknowledged_is_lost(
     harness: Harness, scripted: ScriptedEngine, door: Proxy, behind: Settings, fault: str
 ) -> None:
     turns = [(await harness.turn()).id for _ in range(4)]
     app = create_app(behind)
     headers = {"authorization": f"Bearer {harness.key}"}
-    with serving(app, lifespan="on") as url:
+    with serve(app, lifespan="on") as url:
         async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as api:
             load = Load(api)
             async with asyncio.TaskGroup() as group:
@@ -166,7 +166,7 @@ async def first_good(load: Load) -> float:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_worker_gives_a_silent_database_up_and_goes_on_later(
+async def test_worker_gives_up_a_silent_database_and_continues_later(
     harness: Harness, door: Proxy, behind: Settings, fault: str
 ) -> None:
     turn = await harness.turn()
@@ -189,7 +189,7 @@ async def test_a_worker_gives_a_silent_database_up_and_goes_on_later(
         await db.close()
 
 
-async def test_a_lease_outlives_a_beat_that_was_never_answered(harness: Harness, door: Proxy, behind: Settings) -> None:
+async def test_lease_survives_a_heartbeat_without_an_answer(harness: Harness, door: Proxy, behind: Settings) -> None:
     head = await harness.serving()
     async with harness.db.write() as session:
         session.add(
@@ -224,9 +224,7 @@ async def beaten(harness: Harness, before: float | None) -> float:
             await asyncio.sleep(0.05)
 
 
-async def test_a_lock_that_is_kept_for_ever_fails_the_request_and_not_the_connection(
-    harness: Harness, behind: Settings
-) -> None:
+async def test_lock_timeout_fails_the_request_and_keeps_the_connection(harness: Harness, behind: Settings) -> None:
     turn = await harness.turn()
     db = Database(behind.database, seconds=SECONDS)
     try:
@@ -245,7 +243,7 @@ async def test_a_lock_that_is_kept_for_ever_fails_the_request_and_not_the_connec
         await db.close()
 
 
-async def test_whoever_falls_silent_in_a_transaction_loses_its_locks(harness: Harness, behind: Settings) -> None:
+async def test_idle_transaction_loses_its_locks(harness: Harness, behind: Settings) -> None:
     turn = await harness.turn()
     db = Database(behind.database, seconds=SECONDS)
     try:
@@ -259,9 +257,7 @@ async def test_whoever_falls_silent_in_a_transaction_loses_its_locks(harness: Ha
         await db.close()
 
 
-async def test_what_may_take_long_is_not_cut_and_takes_no_request_its_connection(
-    harness: Harness, behind: Settings
-) -> None:
+async def test_long_queries_are_not_cut_and_take_no_request_connection(harness: Harness, behind: Settings) -> None:
     db = Database(behind.database, seconds=SECONDS)
     try:
         async with db.without_timeout.read() as session:
@@ -274,7 +270,7 @@ async def test_what_may_take_long_is_not_cut_and_takes_no_request_its_connection
         await db.close()
 
 
-async def test_a_pool_that_is_used_up_is_a_503(harness: Harness, behind: Settings) -> None:
+async def test_exhausted_pool_is_503(harness: Harness, behind: Settings) -> None:
     app = create_app(behind)
     async with (
         app.router.lifespan_context(app),

@@ -1,9 +1,9 @@
-"""The trainer on a GPU, on models of real size with random weights: tokens a second, peak memory, bfloat16's gap.
+"""Measure the trainer on a GPU, on models of real size with random weights: tokens/s, peak memory, bfloat16 error.
 
 python -m tests.gpu.trainer --size 1.5b          on a GPU (3b and 8b as well)
-python -m tests.gpu.trainer --size tiny --device cpu      to see that the script itself works
+python -m tests.gpu.trainer --size tiny --device cpu      to check the script itself
 
-Prints one Markdown table; nothing is downloaded.
+Prints one Markdown table and downloads nothing.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from alignment.trainer.recompute_logprobs import recompute_logprobs
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch, Sample
 
-SIZES = {  # as Qwen2.5's own: hidden, intermediate, layers, heads, key-value heads, vocabulary
+SIZES = {  # the sizes of Qwen2.5: hidden, intermediate, layers, heads, key-value heads, vocabulary
     "tiny": (64, 128, 2, 4, 2, 512),
     "1.5b": (1536, 8960, 28, 12, 2, 151_936),
     "3b": (2048, 11008, 36, 16, 2, 151_936),
@@ -58,7 +58,7 @@ def base_model(folder: Path, size: str, dtype: torch.dtype) -> Path:
 
 
 def groups(model: Path, count: int, prompt: int, longest: int, settings: dict[str, str]) -> Batch:
-    """`count` prompts with four replies each, recorded as the base model itself scores them."""
+    """Return `count` prompts with four replies each, with the log-probs of the base model."""
     vocabulary, order = Qwen2Config.from_pretrained(model).vocab_size, torch.Generator().manual_seed(1)
 
     def ids(length: int) -> tuple[int, ...]:
@@ -76,33 +76,33 @@ def groups(model: Path, count: int, prompt: int, longest: int, settings: dict[st
     return Batch("gpu", "random", tuple(samples))
 
 
-def measured(model: Path, batch: Batch, config: TrainerConfig) -> tuple[float, float]:
-    """Tokens a second in the median of the updates, and peak memory over the base weights."""
+def measure(model: Path, batch: Batch, config: TrainerConfig) -> tuple[float, float]:
+    """Return the median tokens/s of the updates, and peak memory divided by the size of the base weights."""
     cuda = torch.cuda.is_available() and config.device != "cpu"
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated() if cuda else 0
-    learner = Trainer(model, config)
+    trainer = Trainer(model, config)
     speeds = []
     for _ in range(ROUNDS + 1):
-        learner.restore(None)
-        began = time.perf_counter()
-        learner.update(batch)
+        trainer.restore(None)
+        started = time.perf_counter()
+        trainer.update(batch)
         if cuda:
             torch.cuda.synchronize()
-        speeds.append(sum(sample.num_tokens for sample in batch.samples) / (time.perf_counter() - began))
-    base = sum(p.numel() * p.element_size() for n, p in learner.policy.named_parameters() if "lora_" not in n)
+        speeds.append(sum(sample.num_tokens for sample in batch.samples) / (time.perf_counter() - started))
+    base = sum(p.numel() * p.element_size() for n, p in trainer.policy.named_parameters() if "lora_" not in n)
     peak = torch.cuda.max_memory_allocated() - before if cuda else float("nan")
     return median(speeds[1:]), peak / base
 
 
-def gap(model: Path, batch: Batch, device: str) -> float:
-    """The largest difference of a log-prob between bfloat16 and float32."""
+def bfloat16_error(model: Path, batch: Batch, device: str) -> float:
+    """Return the largest difference of a log-prob between bfloat16 and float32."""
     samples = batch.samples[:8]
-    exact = recompute_logprobs(model, None, samples, dtype="float32", device=device)
-    rough = recompute_logprobs(model, None, samples, dtype="bfloat16", device=device)
-    return max(float(abs(a - b).max()) for a, b in zip(exact, rough, strict=True))
+    float32 = recompute_logprobs(model, None, samples, dtype="float32", device=device)
+    bfloat16 = recompute_logprobs(model, None, samples, dtype="bfloat16", device=device)
+    return max(float(abs(a - b).max()) for a, b in zip(float32, bfloat16, strict=True))
 
 
 def main() -> None:
@@ -110,19 +110,20 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="1.5b")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--prompts", type=int, default=16)
-    asked = parser.parse_args()
-    small = asked.size == "tiny"
+    arguments = parser.parse_args()
+    small = arguments.size == "tiny"
     algorithms: dict[str, AlgorithmConfig] = {
         "GRPO with reference": GRPOConfig(),
         "PPO with critic and reference": PPOConfig(estimator="gae"),
     }
-    name = torch.cuda.get_device_name() if asked.device == "cuda" else platform.processor() or "CPU"
+    name = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or "CPU"
     with tempfile.TemporaryDirectory() as folder:
-        model = base_model(Path(folder), asked.size, torch.bfloat16)
-        settings = {"dtype": "bfloat16", "device": asked.device}
-        batch = groups(model, asked.prompts, 24 if small else 512, 32 if small else 512, settings)
-        print(f"{name}, torch {torch.__version__}, {asked.size}, {len(batch.samples)} replies, bfloat16\n")
-        print("| algorithm | rank | recomputes layers | tokens/s | peak memory / base weights |\n|---|---|---|---|---|")
+        model = base_model(Path(folder), arguments.size, torch.bfloat16)
+        settings = {"dtype": "bfloat16", "device": arguments.device}
+        batch = groups(model, arguments.prompts, 24 if small else 512, 32 if small else 512, settings)
+        print(f"{name}, torch {torch.__version__}, {arguments.size}, {len(batch.samples)} replies, bfloat16\n")
+        print("| algorithm | rank | activation checkpointing | tokens/s | peak memory / base weights |")
+        print("|---|---|---|---|---|")
         for label, algorithm in algorithms.items():
             for rank in (16, 64):
                 for checkpointing in (False, True):
@@ -133,12 +134,12 @@ def main() -> None:
                         microbatch_tokens=8192,
                         gradient_checkpointing=checkpointing,
                         dtype="bfloat16",
-                        device=asked.device,
+                        device=arguments.device,
                         max_mismatch=5.0,  # random weights in bfloat16: every log-prob is near −log(vocabulary)
                     )
-                    speed, peak = measured(model, batch, config)
+                    speed, peak = measure(model, batch, config)
                     print(f"| {label} | {rank} | {'yes' if checkpointing else 'no'} | {speed:,.0f} | {peak:.2f} × |")
-        print(f"\nLargest |bfloat16 − float32| of a log-prob: {gap(model, batch, asked.device):.3f}")
+        print(f"\nLargest |bfloat16 − float32| of a log-prob: {bfloat16_error(model, batch, arguments.device):.3f}")
 
 
 if __name__ == "__main__":

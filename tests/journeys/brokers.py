@@ -1,4 +1,4 @@
-"""Brokers for a test: a Redis or a RabbitMQ that is there, in a corner of its own, or a Redis of the test's own."""
+"""Brokers for tests: a running Redis or RabbitMQ, isolated by database or queues, or a Redis of the test's own."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ LEASE_SECONDS = 900
 
 @contextmanager
 def shared_redis() -> Iterator[str]:
-    """A database of the server that nobody uses, emptied afterwards. Runs side by side take one each."""
+    """Yield the URL of an unused database of the server, which is flushed afterwards. Parallel runs use different ones."""
     server = REDIS.rstrip("/")
     if server.rpartition("/")[2].isdigit():
         server = server.rpartition("/")[0]
@@ -43,7 +43,7 @@ def shared_redis() -> Iterator[str]:
 
 @contextmanager
 def shared_rabbitmq() -> Iterator[str]:
-    """The server's virtual host as it is; our queues are deleted before and after."""
+    """Yield the server's URL. Attune's queues are deleted before and after."""
     try:
         with Connection(RABBITMQ, connect_timeout=3) as connection:
             connection.ensure_connection(max_retries=1, interval_start=0.1)
@@ -62,7 +62,7 @@ def delete_queues(connection: Connection) -> None:
 
 @dataclass
 class OwnRedis:
-    """A server that can be killed. It keeps nothing on disk: what it held is lost with it."""
+    """A server that can be killed. It stores nothing on disk, so its messages are lost then."""
 
     folder: Path
     port: int = field(default_factory=free_port)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.cli.client import save_key
+from app.cli.client import save_api_key
 from app.core.database import Database
 from app.core.settings import Settings
 from app.models import Engine, EngineState
@@ -21,5 +21,5 @@ async def open_on(engine: RunningEngine, settings: Settings, db: Database) -> Ha
         key = await bootstrap(session, settings.policy, settings.model)
         session.add(Engine(name="engine-0", url=engine.spec.url, state=EngineState.READY, incarnation=1, loaded=[]))
     assert key is not None
-    save_key(settings, key)
+    save_api_key(settings, key)
     return Harness(settings=settings, db=db, key=key)

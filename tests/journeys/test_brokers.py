@@ -1,4 +1,4 @@
-"""Brokers that are not the embedded one: they ring too often, they forget, they go away and come back."""
+"""RabbitMQ and Redis: repeated messages, lost messages, and a broker that restarts."""
 
 import asyncio
 from collections import Counter
@@ -12,7 +12,7 @@ from app.core.settings import Settings
 from app.models import Batch, BatchState, Sample, SampleState, Version
 from tests.journeys.brokers import OwnRedis, shared_rabbitmq
 from tests.support.deployment import Harness
-from tests.support.frozen_batches import freeze
+from tests.support.frozen_batches import create_batch
 from tests.support.processes import Processes, processes, until
 
 pytestmark = [
@@ -30,7 +30,7 @@ async def trained(harness: Harness, batch_id: str) -> None:
 
 
 def pids(running: Processes) -> dict[str, int]:
-    """Of all that was started, torchrun's ranks included."""
+    """Return the process ids of all started processes, including torchrun's ranks."""
     found = {}
     for name in PROCESSES:
         process = running.children[name].process
@@ -46,18 +46,17 @@ def settings_for(harness: Harness, broker_url: str) -> Settings:
     )
 
 
-async def test_over_rabbitmq_a_batch_that_is_rung_for_twenty_times_is_applied_once(
-    harness: Harness, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+async def test_batch_enqueued_twenty_times_over_rabbitmq_is_applied_once(harness: Harness, tmp_path: Path) -> None:
     policy = (await harness.policy()).id
     with shared_rabbitmq() as url, processes(settings_for(harness, url)) as running:
         running.start(*PROCESSES)
-        batch_id = await freeze(harness.db, policy)
+        batch_id = await create_batch(harness.db, policy)
         celery = make_celery(url, tmp_path)
         for station in ("train", "assemble", "reconcile") * 20:
             celery.send_task(f"attune.{station}", queue=queue_name(station))  # type: ignore[arg-type]
         await trained(harness, batch_id)
-        await trained(harness, await freeze(harness.db, policy, seed=1))
+        await trained(harness, await create_batch(harness.db, policy, seed=1))
         celery.close()
     versions = [version for version in await harness.all(Version) if version.number]
     assert sorted(version.number for version in versions) == [1, 2]
@@ -67,7 +66,8 @@ async def test_over_rabbitmq_a_batch_that_is_rung_for_twenty_times_is_applied_on
     assert Counter(Counter(sample.batch_id for sample in samples).values()) == {8: 2}
 
 
-async def test_a_redis_that_was_killed_and_comes_back_empty_is_found_again(harness: Harness, tmp_path: Path) -> None:
+@pytest.mark.slow
+async def test_workers_reconnect_to_a_redis_that_comes_back_empty(harness: Harness, tmp_path: Path) -> None:
     policy = (await harness.policy()).id
     redis = OwnRedis(tmp_path)
     redis.start()
@@ -75,11 +75,11 @@ async def test_a_redis_that_was_killed_and_comes_back_empty_is_found_again(harne
         with processes(settings_for(harness, redis.url)) as running:
             running.start(*PROCESSES)
             for seed in range(2):  # the first may be found at the trainer's start; the second is rung for
-                await trained(harness, await freeze(harness.db, policy, seed=seed))
+                await trained(harness, await create_batch(harness.db, policy, seed=seed))
             before = pids(running)
             redis.kill()
             await asyncio.sleep(3)  # what had been rung before is answered
-            meanwhile = await freeze(harness.db, policy, seed=2)
+            meanwhile = await create_batch(harness.db, policy, seed=2)
             await asyncio.sleep(3)
             assert (await harness.get(Batch, meanwhile)).state == BatchState.OPEN, "nobody could ring for it"
             redis.start()

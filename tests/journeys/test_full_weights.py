@@ -8,14 +8,14 @@ import httpx2
 import psutil
 import pytest
 
-from app.cli.client import save_key
+from app.cli.client import save_api_key
 from app.core.database import Database
 from app.core.migrate import upgrade
 from app.core.settings import Settings
 from app.models import Engine, EngineState, Version, VersionState
 from app.projects.bootstrap import bootstrap
-from demo.recompute_logprobs import attest
-from demo.simulate import Crowd, Habits
+from demo.recompute_logprobs import check_logprobs
+from demo.simulate import SimulatedUsers, UserBehavior
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import free_port, require_engine_environment
 from tests.support.processes import Processes, processes, until
@@ -41,14 +41,15 @@ async def small(tmp_path: Path) -> Harness:
     async with db.write() as session:
         key = await bootstrap(session, settings.policy, settings.model, settings.adaptation)
     assert key is not None
-    save_key(settings, key)
+    save_api_key(settings, key)
     return Harness(settings=settings, db=db, key=key)
 
 
 @pytest.mark.engine
 @pytest.mark.journey
 @pytest.mark.timeout(1200)
-async def test_the_ring_turns_with_all_weights(small: Harness) -> None:
+@pytest.mark.slow
+async def test_training_loop_with_full_weights(small: Harness) -> None:
     async def ready() -> bool:
         return any(engine.state == EngineState.READY for engine in await small.all(Engine))
 
@@ -58,21 +59,21 @@ async def test_the_ring_turns_with_all_weights(small: Harness) -> None:
     with processes(small.settings) as running:
         running.start("engine", "trainer", "worker", "publisher", "beat", "api")
         await until(ready, 240, "the engine is ready")
-        crowd = Crowd(running.settings, Habits(users=8, seed=5))
+        crowd = SimulatedUsers(running.settings, UserBehavior(users=8, seed=5))
         chatting = asyncio.create_task(crowd.run())
         try:
             await until(live, 400, f"{UPDATES} versions are live")
         finally:
             crowd.stop()
             await chatting
-        assert crowd.tally.troubles == []
-        assert (crowd.tally.refused, crowd.tally.cut, crowd.tally.mislabelled) == (0, 0, 0)
+        assert crowd.stats.errors == []
+        assert (crowd.stats.refused, crowd.stats.incomplete, crowd.stats.mislabelled) == (0, 0, 0)
         await settled(small)
         await check_restart(small, running)
         await check_rollback(small, running.settings.url)
     for version in await small.all(Version):
         assert version.number == 0 or (version.full_weights and version.state != VersionState.REJECTED), version.reason
-    attested = await attest(small.db, small.settings)
+    attested = await check_logprobs(small.db, small.settings)
     assert attested.replies > 60 and attested.mislabelled == 0, attested
     await small.db.close()
 

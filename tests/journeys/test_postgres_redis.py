@@ -1,4 +1,4 @@
-"""The whole ring on PostgreSQL and Redis: people chat and judge, one update, and the next version answers."""
+"""The training loop on PostgreSQL and Redis: chats, feedback, one update, and the next version answers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,8 +11,8 @@ from sqlalchemy import func, select, text
 from app.core.database import Database
 from app.core.settings import Settings
 from app.models import Feedback, Sample, SampleState, Turn, Version
-from demo.recompute_logprobs import attest
-from demo.simulate import Crowd, Habits
+from demo.recompute_logprobs import check_logprobs
+from demo.simulate import SimulatedUsers, UserBehavior
 from tests.journeys.brokers import shared_redis
 from tests.journeys.opening import keys, open_on
 from tests.support.deployment import Harness
@@ -45,13 +45,13 @@ async def served(settings: Settings, db: Database, engine: RunningEngine) -> Asy
 @pytest.mark.engine
 @pytest.mark.journey
 @pytest.mark.postgres
-async def test_a_crowd_teaches_a_version_on_postgres_and_redis(served: Harness) -> None:
+async def test_training_loop_on_postgres_and_redis(served: Harness) -> None:
     async def live() -> bool:
         return (await served.serving()).number >= 1
 
     with processes(served.settings) as running:
         running.start("trainer", "worker", "publisher", "beat", "api")
-        crowd = Crowd(running.settings, Habits(users=8, seed=3))
+        crowd = SimulatedUsers(running.settings, UserBehavior(users=8, seed=3))
         chatting = asyncio.create_task(crowd.run())
         try:
             await until(live, 180, "version 1 is live")
@@ -60,13 +60,13 @@ async def test_a_crowd_teaches_a_version_on_postgres_and_redis(served: Harness) 
             await chatting
         answer = await ask(served, running.settings.url)
         limits = redis.Redis.from_url(served.settings.broker_url or "").keys("LIMITS*")
-    assert crowd.tally.troubles == []
-    assert (crowd.tally.refused, crowd.tally.cut, crowd.tally.mislabelled) == (0, 0, 0)
+    assert crowd.stats.errors == []
+    assert (crowd.stats.refused, crowd.stats.incomplete, crowd.stats.mislabelled) == (0, 0, 0)
     learned = [version for version in await served.all(Version) if version.live_at is not None and version.number]
     assert answer in {f"shop@v{version.number}" for version in learned}, "the next version may be there already"
     assert limits, "the API counts requests where all its processes see them"
     await check_rows(served)
-    attested = await attest(served.db, served.settings)
+    attested = await check_logprobs(served.db, served.settings)
     assert attested.replies > 20 and attested.mislabelled == 0, attested
 
 
@@ -87,8 +87,10 @@ async def check_rows(served: Harness) -> None:
         assert "PostgreSQL" in str(await session.scalar(text("SELECT version()")))
         assert await session.scalar(select(func.count()).select_from(Feedback)) >= served.settings.batch_size
         assert await session.scalar(select(func.count()).select_from(Turn)) >= served.settings.batch_size
-    proven = [version for version in versions if version.live_at is not None]  # the guard may refuse one before that
-    assert proven and all(version.timings["probe_distance"] < 1e-3 for version in proven)
+    live_versions = [
+        version for version in versions if version.live_at is not None
+    ]  # the guard may refuse one before that
+    assert live_versions and all(version.timings["probe_distance"] < 1e-3 for version in live_versions)
     trained = [sample for sample in await served.all(Sample) if sample.state == SampleState.TRAINED]
     assert len(trained) == served.settings.batch_size * len(versions)
     assert not (served.settings.home / "attune.db").exists() and not served.settings.broker_dir.exists()

@@ -1,4 +1,4 @@
-"""Replies that nobody asked for, on the real engine: group samples of a chat become a GRPO group, a prompt set a version."""
+"""Rollouts on the real engine: group samples of a chat become a GRPO group, a prompt set becomes a version."""
 
 import asyncio
 import zlib
@@ -22,21 +22,21 @@ from app.core.migrate import upgrade
 from app.core.settings import DEMO_MODEL, Settings
 from app.main import create_app
 from app.models import Origin, Rollout, RolloutPlan, RolloutState, Sample, SampleState, Turn, Version
-from demo.dialogues import HELD_OUT, SYSTEM, Shopper
+from demo.dialogues import HELD_OUT, SYSTEM, SimulatedUser
 from tests.journeys.opening import keys, open_on
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import RunningEngine
-from tests.support.judgements import Oracle, graded
+from tests.support.judgements import ScriptedEndpoint, grade_response
 from workers.context import WorkerContext
-from workers.feedback.curate import curate
+from workers.curate import curate
 from workers.judging.judge import judge
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
-from workers.rollouts.sample import roll_out
+from workers.rollouts.sampler import sample_rollouts
 from workers.training import batches
 from workers.training.assemble import assemble
-from workers.training.loop import work
-from workers.training.ranks import Group
+from workers.training.loop import run_pending_work
+from workers.training.ranks import RankGroup
 from workers.training.trackers import Trackers
 
 pytestmark = [pytest.mark.engine, pytest.mark.journey]
@@ -45,7 +45,7 @@ EXTRA_REPLIES = 3
 
 
 @pytest.fixture
-async def opened(tmp_path: Path, engine: RunningEngine) -> AsyncIterator[Harness]:
+async def journey(tmp_path: Path, engine: RunningEngine) -> AsyncIterator[Harness]:
     settings = Settings(
         home=tmp_path / "home",
         policy="shop",
@@ -53,7 +53,7 @@ async def opened(tmp_path: Path, engine: RunningEngine) -> AsyncIterator[Harness
         batch_size=16,
         max_wait_seconds=0.0,
         learning_rate=2e-3,
-        kl_guard=1.0,  # each update is to come home
+        kl_guard=1.0,  # every update must be released
         algorithm=GRPOConfig(),
         max_cluster_share=1.0,
         rollouts=RolloutsConfig.model_validate(
@@ -80,34 +80,38 @@ async def opened(tmp_path: Path, engine: RunningEngine) -> AsyncIterator[Harness
     await db.close()
 
 
-def opinion(body: dict[str, Any]) -> dict[str, Any]:
-    """A judge with a taste of its own: the same for the same words, another for others. The best grade it gives nobody,
-    so that the reply that a person likes stands out."""
-    return graded(1 + zlib.crc32(body["messages"][1]["content"].encode()) % 4)
+def grade_by_hash(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a grade that depends on the text of the reply only.
+
+    It is never the best grade, so that the reply that a person likes stands out.
+    """
+    return grade_response(1 + zlib.crc32(body["messages"][1]["content"].encode()) % 4)
 
 
-async def test_group_samples_of_a_chat_become_a_group_that_grpo_learns_from(opened: Harness) -> None:
-    with Oracle(opinion).at() as url:
+async def test_group_samples_of_a_chat_become_a_grpo_group(journey: Harness) -> None:
+    with ScriptedEndpoint(grade_by_hash).serve() as url:
         judges = {"sources": [{"type": "explicit"}, {"type": "judge", "url": url, "model": "wise"}]}
-        settings = opened.settings.model_copy(update={"rewards": RewardsConfig.model_validate(judges), "batch_size": 4})
+        settings = journey.settings.model_copy(
+            update={"rewards": RewardsConfig.model_validate(judges), "batch_size": 4}
+        )
         body = {"model": "shop", "messages": QUESTION, "max_tokens": 48, "temperature": 1.2}
-        answer = await opened.api.post("/v1/chat/completions", json=body)
+        answer = await journey.api.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         id = answer.json()["id"]
-        assert (await opened.thumb(id)).status_code == 201
-        await curate(opened.db, settings)
-        assert await roll_out(opened.db, settings, "me") == EXTRA_REPLIES
-        await curate(opened.db, settings)
-        await judge(opened.db, settings, "me")
-    spoken = await opened.get(Turn, id)
-    async with opened.db.read() as session:
+        assert (await journey.thumb(id)).status_code == 201
+        await curate(journey.db, settings)
+        assert await sample_rollouts(journey.db, settings, "me") == EXTRA_REPLIES
+        await curate(journey.db, settings)
+        await judge(journey.db, settings, "me")
+    chat_turn = await journey.get(Turn, id)
+    async with journey.db.read() as session:
         group_samples = list(await session.scalars(select(Turn).where(Turn.origin == Origin.GROUP_SAMPLE)))
     assert len(group_samples) == EXTRA_REPLIES and {turn.exclusion_reason for turn in group_samples} == {None}
-    assert all(turn.prompt_ids == spoken.prompt_ids for turn in group_samples), "the same prompt, to the token"
-    assert len({tuple(turn.output_ids) for turn in [spoken, *group_samples]}) > 1, "but not the same words"
+    assert all(turn.prompt_ids == chat_turn.prompt_ids for turn in group_samples), "the same prompt, to the token"
+    assert len({tuple(turn.output_ids) for turn in [chat_turn, *group_samples]}) > 1, "but not the same text"
     assert all(len(turn.logprobs) == len(turn.output_ids) > 0 for turn in group_samples)
-    assert await assemble(opened.db, settings) == 1
-    claimed = await batches.claim(opened.db, "me", settings)
+    assert await assemble(journey.db, settings) == 1
+    claimed = await batches.claim(journey.db, "me", settings)
     assert claimed is not None and {one.group for one in claimed.batch.samples} == {id}
     assert (
         len(claimed.batch.samples) == EXTRA_REPLIES + 1 and len({one.prompt_ids for one in claimed.batch.samples}) == 1
@@ -115,59 +119,61 @@ async def test_group_samples_of_a_chat_become_a_group_that_grpo_learns_from(open
     assert len({one.reward for one in claimed.batch.samples}) > 1
 
 
-def questions(count: int) -> bytes:
-    """Parquet: a shopper's first question each, and the fact that answers it."""
-    asked = [next(Shopper(HELD_OUT + number).questions()) for number in range(count)]
-    prompts = [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": one.text}] for one in asked]
+def build_questions(count: int) -> bytes:
+    """Return a Parquet file with the first question of simulated users, and the fact that answers it."""
+    questions = [next(SimulatedUser(HELD_OUT + number).questions()) for number in range(count)]
+    prompts = [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": one.text}] for one in questions]
     file = BytesIO()
-    pq.write_table(pa.table({"prompt": prompts, "reference": [one.facts[0] for one in asked]}), file)
+    pq.write_table(pa.table({"prompt": prompts, "reference": [one.facts[0] for one in questions]}), file)
     return file.getvalue()
 
 
-async def test_a_prompt_set_with_a_verifier_runs_to_its_end_and_grpo_learns_from_it(opened: Harness) -> None:
-    given = await opened.api.post("/v1/datasets", params={"name": "shoppers", "kind": "prompts"}, content=questions(8))
-    assert given.status_code == 201, given.text
+async def test_a_prompt_set_with_a_verifier_is_sampled_and_trained_on(journey: Harness) -> None:
+    upload = await journey.api.post(
+        "/v1/datasets", params={"name": "questions", "kind": "prompts"}, content=build_questions(8)
+    )
+    assert upload.status_code == 201, upload.text
     body = {
-        "dataset": "shoppers",
+        "dataset": "questions",
         "verifier": {"type": "contains"},
         "n": 4,
         "temperature": 1.0,
         "max_tokens": 64,
     }
-    told = await opened.api.post("/v1/policies/shop/rollouts/plans", json=body)
-    assert told.status_code == 201, told.text
-    settings = opened.settings
+    created = await journey.api.post("/v1/policies/shop/rollouts/plans", json=body)
+    assert created.status_code == 201, created.text
+    settings = journey.settings
     with ThreadPoolExecutor(1) as thread:
         loop = asyncio.get_running_loop()
-        group = await loop.run_in_executor(thread, Group, settings)
-        house = WorkerContext(settings)
+        group = await loop.run_in_executor(thread, RankGroup, settings)
+        context = WorkerContext(settings)
         try:
             async with asyncio.timeout(300):
-                while (await plan_of(opened)).state == "running":
-                    await roll_out(opened.db, settings, "me")
-                    await assemble(opened.db, settings)
-                    await loop.run_in_executor(thread, work, group, house, Trackers(settings))
-                    await evaluate(opened.db, settings, "me")
-                    await publish(opened.db, settings)
+                while (await read_plan(journey)).state == "running":
+                    await sample_rollouts(journey.db, settings, "me")
+                    await assemble(journey.db, settings)
+                    await loop.run_in_executor(thread, run_pending_work, group, context, Trackers(settings))
+                    await evaluate(journey.db, settings, "me")
+                    await publish(journey.db, settings)
         finally:
-            thread.submit(lambda: house.run(house.db.close())).result()
-    plan = await plan_of(opened)
+            thread.submit(lambda: context.run(context.db.close())).result()
+    plan = await read_plan(journey)
     assert (plan.state, plan.reason, plan.pass_number) == ("done", None, 1)
-    rollouts = await opened.all(Rollout)
+    rollouts = await journey.all(Rollout)
     assert len(rollouts) == 32 and {row.state for row in rollouts} == {RolloutState.DONE}
-    assert len({row.reward for row in rollouts}) == 2, "some are right and some are wrong"
-    trained = [sample for sample in await opened.all(Sample) if sample.state == SampleState.TRAINED]
-    versions = await opened.all(Version)
+    assert len({row.reward for row in rollouts}) == 2, "some replies are right and some are wrong"
+    trained = [sample for sample in await journey.all(Sample) if sample.state == SampleState.TRAINED]
+    versions = await journey.all(Version)
     assert len(trained) >= 16 and max(version.number for version in versions) >= 1
-    spoken = {turn.id: turn for turn in await opened.all(Turn)}
-    first = {spoken[sample.turn_id].completion_id for sample in trained}
-    assert len(first) == len(trained) / 4, "whole groups"
-    lineage = (await opened.api.get("/v1/policies/shop/versions/1/lineage")).json()["data"]
+    turns = {turn.id: turn for turn in await journey.all(Turn)}
+    groups = {turns[sample.turn_id].completion_id for sample in trained}
+    assert len(groups) == len(trained) / 4, "whole groups"
+    lineage = (await journey.api.get("/v1/policies/shop/versions/1/lineage")).json()["data"]
     assert {entry["origin"] for entry in lineage} == {"prompt_set"}
-    assert len({turn.version_id for turn in spoken.values()}) >= 2, "the later prompts were asked of a later version"
+    assert len({turn.version_id for turn in turns.values()}) >= 2, "later prompts are sampled from a later version"
 
 
-async def plan_of(harness: Harness) -> RolloutPlan:
+async def read_plan(harness: Harness) -> RolloutPlan:
     [row] = await harness.all(RolloutPlan)
     assert isinstance(row, RolloutPlan)
     return row

@@ -1,4 +1,4 @@
-"""A version in shadow, on the real engine: it is asked the very tokens that what serves was asked."""
+"""A shadow deployment on the real engine: the version gets the same prompt tokens as the serving version."""
 
 import asyncio
 from pathlib import Path
@@ -20,20 +20,20 @@ from tests.journeys.opening import keys, open_on
 from tests.journeys.test_rollouts import QUESTION
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import RunningEngine
-from tests.support.judgements import Oracle
-from workers.feedback.curate import curate
+from tests.support.judgements import ScriptedEndpoint
+from workers.curate import curate
 from workers.judging.judge import judge
-from workers.reconcile import retire
+from workers.reconcile import unload_unused_adapters
 from workers.release.evaluate import evaluate
-from workers.release.shadow import watch
-from workers.rollouts.sample import roll_out
+from workers.release.shadow import check_shadow_deployments
+from workers.rollouts.sampler import sample_rollouts
 
 pytestmark = [pytest.mark.engine, pytest.mark.journey]
 PEOPLE = 8
 
 
 def cautious(tmp_path: Path, engine: RunningEngine, url: str) -> Settings:
-    """Eight pairs of one mind are evidence enough; nothing hangs on how fast a machine is that tests share."""
+    """Eight unanimous pairs decide, and latency does not count, since tests share the machine."""
     held = {"share": 1.0, "alpha": 0.45, "margin": 0.5, "min_turns": 4, "min_rated": 4, "max_latency_ratio": 1e6}
     sources = {"sources": [{"type": "explicit"}, {"type": "http", "url": url}]}
     return Settings(
@@ -46,11 +46,9 @@ def cautious(tmp_path: Path, engine: RunningEngine, url: str) -> Settings:
     )
 
 
-async def test_a_version_is_heard_by_judges_alone_and_rejected_when_it_is_worse(
-    tmp_path: Path, engine: RunningEngine
-) -> None:
-    oracle = Oracle(lambda body: {"reward": -1.0 if body["turn"]["model"] == "stage@v1" else 1.0})
-    with oracle.at() as url:
+async def test_shadow_version_is_judged_and_rejected_when_it_is_worse(tmp_path: Path, engine: RunningEngine) -> None:
+    oracle = ScriptedEndpoint(lambda body: {"reward": -1.0 if body["turn"]["model"] == "stage@v1" else 1.0})
+    with oracle.serve() as url:
         settings = cautious(tmp_path, engine, url)
         settings.home.mkdir()
         await asyncio.to_thread(upgrade, settings.database)
@@ -58,7 +56,7 @@ async def test_a_version_is_heard_by_judges_alone_and_rejected_when_it_is_worse(
         client = EngineClient(engine.spec.url, engine.spec.api_key, engine.spec.admin_key)
         try:
             await run_in_shadow(await open_on(engine, settings, db), tmp_path)
-            assert "stage-v1" not in await client.adapters()
+            assert "stage-v1" not in await client.list_adapters()
         finally:
             await client.unload_adapter("stage-v1")
             await client.aclose()
@@ -82,18 +80,18 @@ async def run_in_shadow(harness: Harness, tmp_path: Path) -> None:
             answer = await api.post("/v1/chat/completions", json=body)
             assert (answer.status_code, answer.headers["x-policy-version"]) == (200, "stage@v0")
     await curate(db, settings)
-    assert await roll_out(db, settings, "me") == PEOPLE
+    assert await sample_rollouts(db, settings, "me") == PEOPLE
     await curate(db, settings)
     await judge(db, settings, "me")
     turns = {turn.id: turn for turn in await harness.all(Turn)}
-    beside = [turn for turn in turns.values() if turn.origin == Origin.SHADOW]
-    assert len(beside) == PEOPLE and {turn.version_id for turn in beside} == {version_id}
-    for turn in beside:
+    shadow_turns = [turn for turn in turns.values() if turn.origin == Origin.SHADOW]
+    assert len(shadow_turns) == PEOPLE and {turn.version_id for turn in shadow_turns} == {version_id}
+    for turn in shadow_turns:
         assert turn.exclusion_reason is None and turn.prompt_ids == turns[turn.shadow_of_id or ""].prompt_ids
         assert len(turn.logprobs or ()) == len(turn.output_ids or ()) > 0
     assert len(await harness.all(Judgement)) == 2 * PEOPLE
-    assert await watch(db, settings) == 1
+    assert await check_shadow_deployments(db, settings) == 1
     row: Version = await harness.get(Version, version_id)
     assert row.state == VersionState.REJECTED and "worse in 8" in (row.reason or "")
     assert (await harness.policy()).head_version_id == (await harness.serving()).id
-    await retire(db, settings)
+    await unload_unused_adapters(db, settings)

@@ -1,4 +1,4 @@
-"""The whole ring in small: people chat and judge, the real trainer learns, the real engine serves, one goes back."""
+"""The training loop with the real trainer and the real engine: chats, feedback, updates, and a rollback."""
 
 import asyncio
 import json
@@ -13,8 +13,8 @@ from app.core.database import Database
 from app.core.migrate import upgrade
 from app.core.settings import Settings
 from app.models import Batch, BatchState, Engine, Sample, SampleState, Turn, Version, VersionState
-from demo.recompute_logprobs import attest
-from demo.simulate import Crowd, Habits
+from demo.recompute_logprobs import check_logprobs
+from demo.simulate import SimulatedUsers, UserBehavior
 from tests.journeys.opening import keys, open_on
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import RunningEngine
@@ -42,13 +42,13 @@ async def small(tmp_path: Path, engine: RunningEngine) -> Harness:
 
 @pytest.mark.engine
 @pytest.mark.journey
-async def test_the_ring_turns_and_turns_back(small: Harness, engine: RunningEngine) -> None:
+async def test_training_loop_and_rollback(small: Harness, engine: RunningEngine) -> None:
     async def live() -> bool:
         return (await small.serving()).number >= UPDATES
 
     with processes(small.settings) as running:
         running.start("trainer", "worker", "publisher", "beat", "api")
-        crowd = Crowd(running.settings, Habits(users=16, seed=5))
+        crowd = SimulatedUsers(running.settings, UserBehavior(users=16, seed=5))
         chatting = asyncio.create_task(crowd.run())
         try:
             await until(live, 420, f"{UPDATES} versions are live")
@@ -56,16 +56,16 @@ async def test_the_ring_turns_and_turns_back(small: Harness, engine: RunningEngi
         finally:
             crowd.stop()
             await chatting
-        tally = crowd.tally
-        assert tally.troubles == []
-        assert (tally.refused, tally.cut, tally.mislabelled) == (0, 0, 0)
+        tally = crowd.stats
+        assert tally.errors == []
+        assert (tally.refused, tally.incomplete, tally.mislabelled) == (0, 0, 0)
         await come_to_rest(small)
         await check_lineage(small)
         first, last = await approval(small, 0, 0), await approval(small, UPDATES - 1, 99)
         assert last > first + 0.1, f"approval went from {first:.0%} to {last:.0%}"
         await check_rollback(small, engine, running.settings.url)
         await check_learning_goes_on(small, running.settings)
-    attested = await attest(small.db, small.settings)
+    attested = await check_logprobs(small.db, small.settings)
     assert attested.replies > 200 and attested.mislabelled == 0, attested
     await check_that_attesting_can_fail(small)
     await small.db.close()
@@ -79,14 +79,14 @@ async def check_learning_goes_on(small: Harness, settings: Settings) -> None:
     async def better() -> bool:
         return (await small.serving()).number > newest
 
-    crowd = Crowd(settings, Habits(users=16, seed=6))
+    crowd = SimulatedUsers(settings, UserBehavior(users=16, seed=6))
     chatting = asyncio.create_task(crowd.run())
     try:
         await until(better, 240, "a version on top of the one that was rolled back to")
     finally:
         crowd.stop()
         await chatting
-    assert (crowd.tally.refused, crowd.tally.cut, crowd.tally.mislabelled) == (0, 0, 0)
+    assert (crowd.stats.refused, crowd.stats.incomplete, crowd.stats.mislabelled) == (0, 0, 0)
     versions = {version.id: version for version in await small.all(Version)}
     step, steps = await small.serving(), 0
     while step.id != good.id:
@@ -107,7 +107,7 @@ async def check_that_attesting_can_fail(small: Harness) -> None:
     _, wrong, right, *_ = await line(small)
     async with small.db.write() as session:
         await session.execute(update(Turn).where(Turn.version_id == right.id).values(version_id=wrong.id))
-    attested = await attest(small.db, small.settings)
+    attested = await check_logprobs(small.db, small.settings)
     assert attested.mislabelled > 0
 
 
@@ -133,8 +133,8 @@ async def approval(small: Harness, first: int, last: int) -> float:
 
     policy = await small.policy()
     async with small.db.read() as session:
-        heard = await version_stats(session, policy.id)
-    told = [heard[row.id] for row in await small.all(Version) if first <= row.number <= last and row.id in heard]
+        stats = await version_stats(session, policy.id)
+    told = [stats[row.id] for row in await small.all(Version) if first <= row.number <= last and row.id in stats]
     rated = sum(one["rated"] for one in told)
     assert rated >= 30
     return sum(one["approval"] * one["rated"] for one in told if one["rated"]) / rated
@@ -165,7 +165,7 @@ async def check_rollback(small: Harness, engine: RunningEngine, url: str) -> Non
     parent: Version = await small.get(Version, left.parent_id)
     before = await small.all(Engine)
     client = engine.connect()
-    held = await client.adapters()
+    held = await client.list_adapters()
     headers = {"authorization": f"Bearer {small.key}"}
     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as api:
         answer = await api.post("/v1/policies/shop/rollback", json={"reason": "the journey goes back"})
@@ -173,7 +173,7 @@ async def check_rollback(small: Harness, engine: RunningEngine, url: str) -> Non
         chat = {"model": "shop", "messages": [{"role": "user", "content": "When are you open?"}], "max_tokens": 60}
         reply = await api.post("/v1/chat/completions", json=chat)
     assert reply.headers["x-policy-version"] == answer.json()["serving"] == f"shop@v{parent.number}"
-    assert await client.adapters() == held
+    assert await client.list_adapters() == held
     await client.aclose()
     assert [(row.incarnation, row.loaded) for row in await small.all(Engine)] == [
         (row.incarnation, row.loaded) for row in before

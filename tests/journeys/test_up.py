@@ -1,4 +1,4 @@
-"""`attune up` as a person runs it: one command, a service that chats, and nothing left behind."""
+"""`attune up`: one command starts a service that chats, and stopping it leaves no process."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import httpx2
 import psutil
 import pytest
 
-from app.cli.client import saved_key
+from app.cli.client import load_api_key
 from app.core.settings import REPOSITORY, Settings
 from tests.support.engine_fixture import free_port, require_engine_environment
 
@@ -49,7 +49,7 @@ def wait_for(log: Path, words: str, running: subprocess.Popen[bytes]) -> str:
 
 @pytest.mark.engine
 @pytest.mark.journey
-def test_one_command_starts_everything_and_ctrl_c_stops_it_cleanly(
+def test_up_starts_everything_and_ctrl_c_stops_it(
     up: subprocess.Popen[bytes], shell: dict[str, str], tmp_path: Path
 ) -> None:
     log = tmp_path / "up.log"
@@ -59,7 +59,7 @@ def test_one_command_starts_everything_and_ctrl_c_stops_it_cleanly(
     assert len(family) >= 6
 
     settings = Settings(home=Path(shell["ATTUNE_HOME"]), port=int(shell["ATTUNE_PORT"]))
-    headers = {"authorization": f"Bearer {saved_key(settings)}"}
+    headers = {"authorization": f"Bearer {load_api_key(settings)}"}
     chat = {"model": "assistant", "messages": [{"role": "user", "content": "When are you open?"}], "max_tokens": 60}
     with httpx2.Client(base_url=settings.url, headers=headers, timeout=120, trust_env=False) as client:
         reply = client.post("/v1/chat/completions", json=chat)

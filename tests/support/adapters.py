@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, AdapterSpec, seal
+from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, AdapterSpec, write_manifest
 from alignment.config.trainer import LoRAConfig
 
 
 def make_adapter(directory: Path, base_model: Path, seed: int = 0, lora: LoRAConfig | None = None) -> str:
-    """Random and small, of the shape that `base_model` takes. Returns the manifest's SHA-256."""
+    """Write a small random adapter that fits `base_model`. Returns the manifest's SHA-256."""
     lora, rng = lora or LoRAConfig(), np.random.default_rng(seed)
     directory.mkdir(parents=True)
-    shapes = AdapterSpec.of(base_model, lora).shapes
+    shapes = AdapterSpec.from_base_model(base_model, lora).shapes
     save_file(
         {name: rng.normal(0, 0.02, shape).astype(np.float32) for name, shape in shapes.items()}, directory / ADAPTER
     )
@@ -26,4 +26,4 @@ def make_adapter(directory: Path, base_model: Path, seed: int = 0, lora: LoRACon
         "base_model_name_or_path": str(base_model),
     }
     (directory / ADAPTER_CONFIG).write_text(json.dumps(config))
-    return seal(directory, {"made": "for a test"})
+    return write_manifest(directory, {"made": "for a test"})

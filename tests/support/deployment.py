@@ -10,7 +10,7 @@ from sqlalchemy import select
 from app.core.database import Database
 from app.core.settings import Settings
 from app.models import Deployment, Policy, Turn, TurnState, Version, VersionState, new_id
-from tests.support.turns import finished
+from tests.support.turns import make_turn
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Harness:
     async def turn(self, version: Version | None = None, **values: Any) -> Turn:
         """A finished turn of the serving version, trainable unless `values` say otherwise."""
         version = version or await self.serving()
-        turn = finished(await self.policy(), version, new_id("chatcmpl"), **values)
+        turn = make_turn(await self.policy(), version, new_id("chatcmpl"), **values)
         async with self.db.write() as session:
             session.add(turn)
         return turn

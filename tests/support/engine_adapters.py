@@ -1,4 +1,4 @@
-"""Adapters made with peft, and the log-probs that transformers gives under them: the truth to hold SGLang to."""
+"""Adapters made with peft, and their log-probs in transformers, which SGLang's must equal."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from workers.engine.launch import LORA_MODULES
 
 
-class Weights:
+class ReferenceWeights:
     def __init__(self, model: Path, folder: Path) -> None:
         self.model, self.folder = model, folder
         self._loaded: dict[str | None, PreTrainedModel | PeftModel] = {None: self._base()}
@@ -19,7 +19,7 @@ class Weights:
         return AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32).eval()
 
     def adapter(self, name: str, *, seed: int) -> Path:
-        """A random adapter that changes what the model says, but leaves it speaking."""
+        """Return the folder of a random adapter that changes the replies, but keeps them readable."""
         torch.manual_seed(seed)
         config = LoraConfig(r=8, lora_alpha=16, target_modules=list(LORA_MODULES))
         adapted = get_peft_model(self._base(), config)
@@ -33,6 +33,6 @@ class Weights:
 
     @torch.no_grad()
     def logprobs(self, adapter: str | None, ids: Sequence[int], *, temperature: float = 1.0) -> torch.Tensor:
-        """Of each token but the first."""
+        """Return the log-prob of each token but the first."""
         logits = self._loaded[adapter](torch.tensor([list(ids)])).logits[0, :-1].float() / temperature
         return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]

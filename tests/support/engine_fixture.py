@@ -1,4 +1,4 @@
-"""One real SGLang for a whole test run, clients of it and calls to make: `engine`, `engine_client`, `make_call`."""
+"""Fixtures of one real SGLang engine for a whole test run: `engine`, `engine_client`, `make_call`."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from app.inference.request import ChatCall, Sampling
 from tests.support.engine_model import make_tiny_model
 from workers.engine.launch import EngineSpec
 from workers.engine.supervisor import Supervisor
-from workers.engine.version_files import AdapterRef, in_place
+from workers.engine.version_files import VersionRef, local_versions
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = REPOSITORY / ".venv-engine" / "bin" / "python"
@@ -28,41 +28,41 @@ START_SECONDS = 180.0
 
 
 @dataclass
-class ListLedger:
-    """A ledger in memory: a list of what is wanted, and a diary of what was told."""
+class InMemoryEngineRecord:
+    """An engine record in memory: the wanted versions, and the events that the supervisor reported."""
 
-    adapters: list[AdapterRef] = field(default_factory=list)
+    wanted_versions: list[VersionRef] = field(default_factory=list)
     incarnation: int = 0
-    diary: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
-    beats: int = 0
+    num_heartbeats: int = 0
 
-    async def starting(self) -> int:
+    async def record_start(self) -> int:
         self.incarnation += 1
-        self.diary.append(f"starting {self.incarnation}")
+        self.events.append(f"starting {self.incarnation}")
         return self.incarnation
 
-    async def wanted(self) -> list[AdapterRef]:
-        return list(self.adapters)
+    async def read_wanted_versions(self) -> list[VersionRef]:
+        return list(self.wanted_versions)
 
-    async def ready(self, incarnation: int, loaded: list[str]) -> bool:
-        if not {adapter.name for adapter in self.adapters} <= set(loaded):
+    async def try_mark_ready(self, incarnation: int, loaded: list[str]) -> bool:
+        if not {adapter.name for adapter in self.wanted_versions} <= set(loaded):
             return False
         self.loaded = loaded
-        self.diary.append(f"ready {incarnation}")
+        self.events.append(f"ready {incarnation}")
         return True
 
-    async def moving(self, incarnation: int) -> bool:
+    async def is_swapping_weights(self, incarnation: int) -> bool:
         return False
 
-    async def beat(self, incarnation: int) -> None:
-        self.beats += 1
+    async def record_heartbeat(self, incarnation: int) -> None:
+        self.num_heartbeats += 1
 
-    async def down(self, incarnation: int, reason: str) -> None:
-        self.diary.append(f"down {incarnation}: {reason}")
+    async def mark_down(self, incarnation: int, reason: str) -> None:
+        self.events.append(f"down {incarnation}: {reason}")
 
 
-UNCHECKED = in_place(lambda path, sha256: None)
+UNCHECKED = local_versions(lambda path, sha256: None)
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,11 @@ def require_engine_environment() -> None:
 
 
 def free_port() -> int:
-    """One that nobody has, and below those that the kernel gives to whoever asks for any: whom it is meant for takes it
-    only seconds later."""
+    """Return a free port below the kernel's range of ephemeral ports: the engine binds it only seconds later."""
     while True:
         port = 10_000 + secrets.randbelow(20_000)
-        with socket.socket() as door, suppress(OSError):
-            door.bind(("127.0.0.1", port))
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
             return port
 
 
@@ -107,7 +106,7 @@ def engine_spec(folder: Path, model: Path) -> EngineSpec:
 
 @pytest.fixture(scope="session")
 def engine_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model where it is built, else a tiny random one."""
+    """The demo model if it is built, else a tiny random one."""
     if (DEMO_MODEL / "model.safetensors").exists():
         return DEMO_MODEL
     return make_tiny_model(tmp_path_factory.mktemp("model"))
@@ -117,19 +116,19 @@ def engine_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     require_engine_environment()
     spec = engine_spec(tmp_path_factory.mktemp("engine"), engine_model)
-    supervisor = Supervisor(spec, ledger := ListLedger(), UNCHECKED)
-    # A thread that lives as long as the run: the kernel takes the end of the starting thread for the parent's end.
+    supervisor = Supervisor(spec, ledger := InMemoryEngineRecord(), UNCHECKED)
+    # The thread must live as long as the run: the kernel treats the end of the starting thread as the parent's end.
     with start_blocking_portal() as portal:
         running = portal.start_task_soon(supervisor.run)
-        portal.call(wait_until_told, ledger, "ready 1")
+        portal.call(wait_for_event, ledger, "ready 1")
         yield RunningEngine(spec)
         portal.call(supervisor.stop)
         running.result()
 
 
-async def wait_until_told(ledger: ListLedger, entry: str, seconds: float = START_SECONDS) -> None:
+async def wait_for_event(ledger: InMemoryEngineRecord, entry: str, seconds: float = START_SECONDS) -> None:
     async with asyncio.timeout(seconds):
-        while entry not in ledger.diary:
+        while entry not in ledger.events:
             await asyncio.sleep(0.05)
 
 
@@ -142,7 +141,7 @@ async def engine_client(engine: RunningEngine) -> AsyncIterator[EngineClient]:
 
 @pytest.fixture
 def make_call() -> Callable[..., ChatCall]:
-    """A question for 64 tokens; fields of the call or of its sampling may be named."""
+    """Return a factory of calls for 64 tokens; it accepts fields of ChatCall and of Sampling."""
 
     def make(text: str = "When do you open?", **fields: Any) -> ChatCall:
         sampling = {"max_tokens": 64} | {

@@ -19,7 +19,7 @@ TEMPLATE = (
 
 
 def make_tiny_model(folder: Path, *, seed: int = 0) -> Path:
-    """Writes the model in Hugging Face layout; deterministic by seed."""
+    """Write the model in Hugging Face's format and return its folder. Deterministic for a seed."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()

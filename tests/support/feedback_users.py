@@ -1,4 +1,4 @@
-"""Who else is there, and what an answer looks like from far."""
+"""Other projects' keys, turn metadata and error shapes for feedback tests."""
 
 import httpx2
 
@@ -7,12 +7,12 @@ from app.projects import keys
 from tests.support.deployment import Harness
 
 
-def shape(answer: httpx2.Response) -> tuple[int, set[str]]:
+def error_shape(answer: httpx2.Response) -> tuple[int, set[str]]:
     return answer.status_code, set(answer.json()["error"])
 
 
-async def stranger(harness: Harness, **values: object) -> dict[str, str]:
-    """Headers of a key of another project."""
+async def create_other_project_key(harness: Harness, **values: object) -> dict[str, str]:
+    """Create another project and return headers with its API key."""
     async with harness.db.write() as session:
         project = Project(id=new_id("proj"), name=new_id("name"))
         session.add(project)
@@ -21,8 +21,8 @@ async def stranger(harness: Harness, **values: object) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-async def tag(harness: Harness, turn_id: str, **pairs: str) -> None:
-    """The turn's chat request came with these as metadata."""
+async def add_metadata(harness: Harness, turn_id: str, **pairs: str) -> None:
+    """Add metadata to a turn, as its chat request would have."""
     project_id = (await harness.policy()).project_id
     async with harness.db.write() as session:
         session.add_all(

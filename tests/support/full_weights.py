@@ -1,4 +1,4 @@
-"""Sealed full weights for the base model of a test: its own, and a little noise."""
+"""Sealed full weights for tests: the base model's weights plus noise."""
 
 import shutil
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from alignment.artifacts import WEIGHTS, seal, tensor_files
+from alignment.artifacts import WEIGHTS, tensor_files, write_manifest
 
 
 def make_weights(directory: Path, base_model: Path, seed: int = 0, noise: float = 0.1) -> str:
-    """`noise`: its deviation, in root mean squares of each tensor. Returns the manifest's SHA-256."""
+    """Write weights with noise, in units of each tensor's standard deviation. Return the manifest's SHA-256."""
     random = np.random.default_rng(seed)
     directory.mkdir(parents=True)
     for path in base_model.iterdir():
@@ -19,9 +19,11 @@ def make_weights(directory: Path, base_model: Path, seed: int = 0, noise: float 
     save_file(
         {
             name: tensor + random.normal(0, noise * tensor.std(), tensor.shape).astype(np.float32)
-            for name, tensor in tensor_files.read(base_model / WEIGHTS, tensor_files.shapes_of(base_model / WEIGHTS))
+            for name, tensor in tensor_files.read_tensors(
+                base_model / WEIGHTS, tensor_files.read_shapes(base_model / WEIGHTS)
+            )
         },
         directory / WEIGHTS,
         metadata={"format": "pt"},
     )
-    return seal(directory, {"made": "for a test"})
+    return write_manifest(directory, {"made": "for a test"})

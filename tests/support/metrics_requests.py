@@ -1,4 +1,4 @@
-"""The API of a ring with other settings, and its page of metrics, read as Prometheus reads it."""
+"""An API process with other settings for a harness, and its metrics as Prometheus parses them."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,21 +13,21 @@ from tests.support.deployment import Harness
 
 
 @asynccontextmanager
-async def calling(harness: Harness, **settings: Any) -> AsyncIterator[Harness]:
-    """The same deployment, served by a process that was told something else."""
-    told = harness.settings.model_copy(update=settings)
-    app = create_app(told)
+async def serve_with_settings(harness: Harness, **settings: Any) -> AsyncIterator[Harness]:
+    """Yield the harness with an API process of its own, which has other settings."""
+    changed = harness.settings.model_copy(update=settings)
+    app = create_app(changed)
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {harness.key}"}
     async with (
         app.router.lifespan_context(app),
         httpx2.AsyncClient(transport=transport, base_url="http://attune", headers=headers) as api,
     ):
-        yield replace(harness, settings=told, _api=api)
+        yield replace(harness, settings=changed, _api=api)
 
 
 class Page:
-    """Every sample by its name and labels. Two samples alike, which Prometheus refuses, are refused here."""
+    """All samples by name and labels. Duplicates, which Prometheus refuses, fail here."""
 
     def __init__(self, text: str) -> None:
         self.families = {family.name: family for family in text_string_to_metric_families(text)}

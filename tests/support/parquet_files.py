@@ -1,4 +1,4 @@
-"""Short ways to make Parquet, to read it back, and to put feedback on record."""
+"""Helpers that write and read Parquet files, and create replies and feedback."""
 
 import io
 from typing import Any
@@ -11,13 +11,13 @@ from app.models import Feedback, FeedbackRank, Turn, new_id
 from tests.support.deployment import Harness
 
 
-def parquet(columns: dict[str, Any], **options: Any) -> bytes:
+def to_parquet(columns: dict[str, Any], **options: Any) -> bytes:
     file = io.BytesIO()
     pq.write_table(pa.table(columns), file, **options)
     return file.getvalue()
 
 
-def rows_of(answer: httpx2.Response) -> list[dict[str, Any]]:
+def read_rows(answer: httpx2.Response) -> list[dict[str, Any]]:
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/vnd.apache.parquet"
     assert answer.headers["content-disposition"].startswith("attachment; filename=")
@@ -26,14 +26,14 @@ def rows_of(answer: httpx2.Response) -> list[dict[str, Any]]:
     return rows
 
 
-async def bring(
-    harness: Harness, content: bytes, *, name: str = "brought", kind: str = "preferences"
+async def import_file(
+    harness: Harness, content: bytes, *, name: str = "imported", kind: str = "preferences"
 ) -> httpx2.Response:
     return await harness.api.post("/v1/datasets", params={"name": name, "kind": kind}, content=content)
 
 
-async def say(harness: Harness, turn: Turn | None, kind: str = "binary", **values: Any) -> Feedback:
-    """Feedback on record, about a turn, or about `ranks` of turns."""
+async def create_feedback(harness: Harness, turn: Turn | None, kind: str = "binary", **values: Any) -> Feedback:
+    """Create feedback on a turn, or on `ranks` of turns."""
     ranks: list[tuple[Turn, int]] = values.pop("ranks", [])
     id = new_id("fb")
     row = Feedback(
@@ -58,6 +58,6 @@ async def say(harness: Harness, turn: Turn | None, kind: str = "binary", **value
     return row
 
 
-async def answered(harness: Harness, text: str, question: str = "Open?", **values: Any) -> Turn:
+async def create_reply(harness: Harness, text: str, question: str = "Open?", **values: Any) -> Turn:
     messages = [{"role": "user", "content": question}]
     return await harness.turn(messages=messages, reply={"role": "assistant", "content": text}, **values)

@@ -1,4 +1,4 @@
-"""Attune's own processes, run for a test as `attune up` runs them, over a home of the test's own."""
+"""Attune's processes, run for a test as `attune up` runs them, with the test's own home directory."""
 
 import asyncio
 import json
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import httpx2
 
-from app.cli.processes import Child
-from app.cli.up import children
+from app.cli.up import build_processes
+from app.core.processes import ManagedProcess
 from app.core.settings import Settings
 from tests.support.engine_fixture import free_port
 
@@ -20,11 +20,11 @@ READY_SECONDS = 120.0
 
 @dataclass
 class Processes:
-    """Chosen processes of one deployment. `environment` is what a person would export."""
+    """The processes of one deployment, with the settings as environment variables."""
 
     settings: Settings
     environment: dict[str, str]
-    children: dict[str, Child]
+    children: dict[str, ManagedProcess]
 
     def start(self, *names: str) -> None:
         for name in names:
@@ -66,7 +66,7 @@ def processes(settings: Settings) -> Iterator[Processes]:
         for name, value in given.items()
     }
     environment |= {"ATTUNE_PORT": str(settings.port), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
-    running = Processes(settings, environment, {child.name: child for child in children(settings)})
+    running = Processes(settings, environment, {child.name: child for child in build_processes(settings)})
     try:
         yield running
     finally:

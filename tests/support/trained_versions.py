@@ -1,4 +1,4 @@
-"""Batches and versions on record, as the assembler and the trainer would have left them."""
+"""Creates batches and versions as the assembler and the trainer do."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from app.models import Batch, BatchState, Sample, SampleState, Turn, Version, Ve
 from tests.support.deployment import Harness
 
 
-async def frozen(harness: Harness, *turns: Turn, **values: Any) -> Batch:
-    """An open batch of these turns' samples, which are there or made."""
+async def create_batch(harness: Harness, *turns: Turn, **values: Any) -> Batch:
+    """Create an open batch of these turns' samples; missing samples are created."""
     policy = await harness.policy()
     batch = Batch(
         **{
@@ -34,9 +34,9 @@ async def frozen(harness: Harness, *turns: Turn, **values: Any) -> Batch:
     return batch
 
 
-async def trained(harness: Harness, *turns: Turn, state: VersionState = VersionState.SUPERSEDED) -> Version:
-    """A version on top of the head that learned from these turns."""
-    batch = await frozen(harness, *turns)
+async def create_version(harness: Harness, *turns: Turn, state: VersionState = VersionState.SUPERSEDED) -> Version:
+    """Create a version whose parent is the head, trained on these turns."""
+    batch = await create_batch(harness, *turns)
     version = await harness.version(state, batch_id=batch.id)
     async with harness.db.write() as session:
         row = await session.get_one(Batch, batch.id)

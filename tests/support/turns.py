@@ -1,4 +1,4 @@
-"""A turn as it is on record once its reply has ended."""
+"""Recorded turns for tests."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ from app.core.database import now
 from app.models import Policy, Turn, TurnState, Version
 
 
-def finished(policy: Policy, version: Version, id: str, /, **values: Any) -> Turn:
-    """Trainable, unless `values` say otherwise."""
+def make_turn(policy: Policy, version: Version, id: str, /, **values: Any) -> Turn:
+    """Return a finished, trainable turn; `values` override its columns."""
     return Turn(
         **{
             "id": id,

@@ -1,12 +1,12 @@
-"""Batches small enough to work out by hand, as the learner lays them out."""
+"""Batches that are small enough to compute by hand, in the layout of the trainer."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from alignment.algorithms import MicroBatch, RLAlgorithm, TrainData
-from alignment.types import Sample
+from alignment.algorithms import RLAlgorithm
+from alignment.types import MicroBatch, Sample, TrainData
 
 
 def reply(reward: float, length: int = 2, group: str | None = None, **others: object) -> Sample:
@@ -14,27 +14,27 @@ def reply(reward: float, length: int = 2, group: str | None = None, **others: ob
     return Sample(output_ids=(5,) * length, logprobs=(-1.0,) * length, reward=reward, group=group, **fields)  # type: ignore[arg-type]
 
 
-def lay(samples: Sequence[Sample], **scored: Tensor) -> TrainData:
-    """Every policy gives every token a log-prob of −1, unless told otherwise."""
+def make_train_data(samples: Sequence[Sample], **tensors: Tensor) -> TrainData:
+    """Return a batch as tensors. Every log-prob is −1 unless given."""
     longest = max(len(sample.output_ids) for sample in samples)
     mask_BT = torch.tensor([[float(t < len(s.output_ids)) for t in range(longest)] for s in samples])
-    same_BT = -mask_BT
-    given = {"rollout_BT": same_BT, "parent_BT": same_BT, "reference_BT": same_BT} | scored
-    return TrainData(samples, mask_BT, torch.tensor([sample.reward for sample in samples]), **given)  # type: ignore[arg-type]
+    default_BT = -mask_BT
+    fields = {"rollout_logprobs_BT": default_BT, "old_logprobs_BT": default_BT, "ref_logprobs_BT": default_BT} | tensors
+    return TrainData(samples, mask_BT, torch.tensor([sample.reward for sample in samples]), **fields)  # type: ignore[arg-type]
 
 
-def whole(data: TrainData, scored_BT: Tensor | None = None) -> MicroBatch:
-    """The whole batch as one micro-batch, scored as the parent scores it unless told otherwise."""
+def one_micro_batch(data: TrainData, scored_BT: Tensor | None = None) -> MicroBatch:
+    """Return the batch as one micro-batch, by default with the old log-probs."""
     rows = tuple(range(len(data.samples)))
-    scored_BT = data.parent_BT if scored_BT is None else scored_BT
+    scored_BT = data.old_logprobs_BT if scored_BT is None else scored_BT
     assert scored_BT is not None
     return MicroBatch(data, rows, scored_BT, int(data.mask_BT.sum()), len(rows), rows)
 
 
 def gradient(algorithm: RLAlgorithm, data: TrainData, scored_BT: Tensor | None = None) -> Tensor:
-    """Of the loss by each log-prob."""
-    assert data.parent_BT is not None
-    leaf_BT = (data.parent_BT if scored_BT is None else scored_BT).clone().requires_grad_()
-    algorithm.compute_loss(whole(data, leaf_BT))["loss"].backward()
+    """Return the gradient of the loss with respect to each log-prob."""
+    assert data.old_logprobs_BT is not None
+    leaf_BT = (data.old_logprobs_BT if scored_BT is None else scored_BT).clone().requires_grad_()
+    algorithm.compute_loss(one_micro_batch(data, leaf_BT))["loss"].backward()
     assert leaf_BT.grad is not None
     return leaf_BT.grad

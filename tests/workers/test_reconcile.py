@@ -1,4 +1,4 @@
-"""The sweep: every message lost, and the work is finished all the same."""
+"""The reconciler finds all work without any message."""
 
 from collections.abc import Iterable
 
@@ -11,51 +11,51 @@ from workers.reconcile import reconcile
 from workers.training.assemble import assemble
 
 
-class DeafBell:
-    """Hears what is rung, and nobody else does."""
+class RecordingTaskSender:
+    """Records the tasks and sends nothing."""
 
     def __init__(self) -> None:
-        self.heard: list[TaskName] = []
+        self.tasks: list[TaskName] = []
 
-    def enqueue(self, stations: Iterable[TaskName]) -> None:
-        self.heard += stations
+    def enqueue(self, tasks: Iterable[TaskName]) -> None:
+        self.tasks += tasks
 
 
-async def rung(harness: Harness) -> list[TaskName]:
-    bell = DeafBell()
-    db = Database(harness.settings.database, bell)  # type: ignore[arg-type]
+async def reconcile_and_list_tasks(harness: Harness) -> list[TaskName]:
+    sender = RecordingTaskSender()
+    db = Database(harness.settings.database, sender)  # type: ignore[arg-type]
     await reconcile(db, harness.settings)
     await db.close()
-    return bell.heard
+    return sender.tasks
 
 
-async def test_every_station_with_work_is_rung(harness: Harness) -> None:
-    assert await rung(harness) == []
+async def test_every_task_with_work_is_enqueued(harness: Harness) -> None:
+    assert await reconcile_and_list_tasks(harness) == []
     turn = await harness.turn()
     await harness.thumb(turn.id)
-    assert await rung(harness) == ["curate"]
+    assert await reconcile_and_list_tasks(harness) == ["curate"]
     await rate(harness, "+-+-+-+")
-    assert await rung(harness) == ["assemble"]
+    assert await reconcile_and_list_tasks(harness) == ["assemble"]
     await assemble(harness.db, harness.settings)
-    assert await rung(harness) == ["train"]
+    assert await reconcile_and_list_tasks(harness) == ["train"]
     await harness.version(VersionState.TRAINED)
-    assert await rung(harness) == ["train", "evaluate"]
+    assert await reconcile_and_list_tasks(harness) == ["train", "evaluate"]
     await harness.version(VersionState.VERIFIED)
-    assert await rung(harness) == ["train", "evaluate", "publish"]
+    assert await reconcile_and_list_tasks(harness) == ["train", "evaluate", "publish"]
 
 
-async def test_an_engine_whose_supervisor_fell_silent_is_down(harness: Harness) -> None:
+async def test_engine_without_heartbeats_is_marked_down(harness: Harness) -> None:
     async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).heartbeat_at = 0.0
-    await rung(harness)
+    await reconcile_and_list_tasks(harness)
     [engine] = await harness.all(Engine)
-    assert (engine.state, engine.reason) == (EngineState.DOWN, "its supervisor fell silent")
+    assert (engine.state, engine.reason) == (EngineState.DOWN, "no heartbeat of its supervisor")
 
 
-async def test_a_turn_that_nobody_will_finish_is_closed(harness: Harness) -> None:
+async def test_lost_turn_is_aborted(harness: Harness) -> None:
     lost = await harness.turn(state=TurnState.OPEN, created_at=0.0)
     young = await harness.turn(state=TurnState.OPEN)
-    await rung(harness)
+    await reconcile_and_list_tasks(harness)
     states = {turn.id: (turn.state, turn.finish_reason) for turn in await harness.all(type(lost))}
     assert states[lost.id] == (TurnState.ABORTED, "server_lost")
     assert states[young.id][0] == TurnState.OPEN

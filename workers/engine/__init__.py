@@ -1,1 +1,1 @@
-"""One SGLang replica: how it is started, watched, and furnished with versions before it takes traffic."""
+"""One SGLang engine: start it, load the wanted versions before it takes traffic, monitor and restart it."""

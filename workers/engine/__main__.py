@@ -1,4 +1,4 @@
-"""`python -m workers.engine`: one supervised replica, as the settings describe it."""
+"""`python -m workers.engine`: run one supervised engine, configured by the settings."""
 
 import asyncio
 import logging
@@ -8,20 +8,20 @@ from alignment.artifacts import check_adapter
 from alignment.config.trainer import LoRAConfig
 from app.core.database import Database
 from app.core.settings import Settings, get_settings
-from app.inference.keys import engine_keys
-from workers.base_model import adapter_spec, check_version, folder
-from workers.engine.engine_record import DatabaseLedger
+from app.inference.pool import load_engine_keys
+from workers.base_model import adapter_spec, check_version, model_dir
+from workers.engine.engine_record import DatabaseEngineRecord
 from workers.engine.launch import EngineSpec
-from workers.engine.process import refuse_a_taken_port
+from workers.engine.process import require_free_port
 from workers.engine.supervisor import Supervisor, run_until_signalled
-from workers.engine.version_files import Bring, in_place, over_http
+from workers.engine.version_files import VersionOpener, downloaded_versions, local_versions
 
 
-def spec(settings: Settings) -> EngineSpec:
-    keys, lora = engine_keys(settings), LoRAConfig()
+def engine_spec(settings: Settings) -> EngineSpec:
+    keys, lora = load_engine_keys(settings), LoRAConfig()
     return EngineSpec(
         python=settings.engine_python,
-        model=str(folder(settings.model)),
+        model=str(model_dir(settings.model)),
         api_key=keys.api,
         admin_key=keys.admin,
         log_path=settings.logs_dir / f"{settings.engine_name}.sglang.log",
@@ -29,7 +29,7 @@ def spec(settings: Settings) -> EngineSpec:
         port=settings.engine_port,
         device=settings.engine_device,
         dtype=settings.dtype,
-        adapters=settings.adaptation == "lora",
+        enable_lora=settings.adaptation == "lora",
         lora_rank=lora.rank,
         lora_modules=lora.target_modules,
         lora_slots=settings.lora_slots,
@@ -37,23 +37,26 @@ def spec(settings: Settings) -> EngineSpec:
     )
 
 
-def bringing(settings: Settings) -> Bring:
-    def check(path: Path, manifest_sha256: str) -> None:
-        check_version(settings.model, path, manifest_sha256, full=settings.adaptation == "full")
+def version_opener(settings: Settings) -> VersionOpener:
+    """Return the opener of local files, or of downloaded files where `versions_url` is set."""
 
-    def check_pulled(path: Path) -> None:
+    def check(path: Path, manifest_sha256: str) -> None:
+        check_version(settings.model, path, manifest_sha256, full_weights=settings.adaptation == "full")
+
+    def check_downloaded(path: Path) -> None:
         check_adapter(path, adapter_spec(settings.model))
 
     if settings.versions_url is None:
-        return in_place(check)
-    return over_http(str(settings.versions_url), engine_keys(settings).admin, check_pulled, settings.pulled_dir)
+        return local_versions(check)
+    admin_key = load_engine_keys(settings).admin
+    return downloaded_versions(str(settings.versions_url), admin_key, check_downloaded, settings.pulled_dir)
 
 
 async def run(settings: Settings) -> None:
-    engine = spec(settings)
-    refuse_a_taken_port(engine)  # before the ledger hears of a start that would shut out the engine that runs
+    engine = engine_spec(settings)
+    require_free_port(engine)  # before a start is recorded, which would take the traffic from an engine that runs
     db = Database(settings.database, seconds=settings.database_job_seconds)
-    supervisor = Supervisor(engine, DatabaseLedger(db, settings, engine.url), bringing(settings))
+    supervisor = Supervisor(engine, DatabaseEngineRecord(db, settings, engine.url), version_opener(settings))
     try:
         await run_until_signalled(supervisor)
     finally:

@@ -1,4 +1,4 @@
-"""Wanted adapters → a running engine that holds them."""
+"""Keep one engine running with the versions that it should hold: start, load, monitor, restart."""
 
 import asyncio
 import logging
@@ -15,63 +15,70 @@ from app.inference.client import EngineClient
 from app.inference.errors import EngineRefused, EngineUnavailable
 from workers.engine.launch import EngineSpec
 from workers.engine.process import EngineProcess
-from workers.engine.version_files import AdapterRef, Bring
+from workers.engine.version_files import VersionOpener, VersionRef
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Ledger(Protocol):
-    """Where it is written which engine runs and what it must hold.
+class EngineRecord(Protocol):
+    """Stores which incarnation of the engine runs and what it must load.
 
-    `ready` answers False when the wanted set grew meanwhile: load more and ask again. `moving`: somebody exchanges the
-    engine's own weights, and it may be silent for as long as that takes.
+    `try_mark_ready` returns False if more versions are wanted meanwhile: they must be loaded first. While
+    `is_swapping_weights`, another process swaps the engine's weights, and the engine may not respond.
     """
 
-    async def starting(self) -> int: ...
-    async def wanted(self) -> list[AdapterRef]: ...
-    async def ready(self, incarnation: int, loaded: list[str]) -> bool: ...
-    async def moving(self, incarnation: int) -> bool: ...
-    async def beat(self, incarnation: int) -> None: ...
-    async def down(self, incarnation: int, reason: str) -> None: ...
+    async def record_start(self) -> int: ...
+    async def read_wanted_versions(self) -> list[VersionRef]: ...
+    async def try_mark_ready(self, incarnation: int, loaded: list[str]) -> bool: ...
+    async def is_swapping_weights(self, incarnation: int) -> bool: ...
+    async def record_heartbeat(self, incarnation: int) -> None: ...
+    async def mark_down(self, incarnation: int, reason: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds. A hang is seen within `silence`, or within `probe_every + probe`: 40 at most; the death of one of
-    SGLang's processes within two beats. Starts are `first_restart` apart at least, and ever more, up to
-    `longest_restart`, unless the engine was ready for `settled`."""
+class SupervisorTimeouts:
+    """Time-outs and intervals in seconds.
+
+    A hang is noticed within `response_timeout`, or within `probe_interval + probe`, so within 40 s; the end of one of
+    SGLang's processes within two heartbeats. The interval between two starts grows from `min_restart_interval` to
+    `max_restart_interval`, and is reset when the engine was ready for `stable_after`.
+    """
 
     start: float = 600.0
-    progress: float = 5.0
-    beat: float = 1.0
-    silence: float = 30.0
-    probe_every: float = 10.0
+    progress_interval: float = 5.0
+    heartbeat_interval: float = 1.0
+    response_timeout: float = 30.0
+    probe_interval: float = 10.0
     probe: float = 30.0
-    ledger: float = 1.0
-    note: float = 5.0
-    first_restart: float = 0.5
-    longest_restart: float = 30.0
-    settled: float = 10.0
+    retry_interval: float = 1.0
+    record_write: float = 5.0
+    min_restart_interval: float = 0.5
+    max_restart_interval: float = 30.0
+    stable_after: float = 10.0
 
 
 class Supervisor:
-    """Keeps one engine alive. `bring` refuses a damaged adapter with ValueError: SGLang would load it and die."""
+    """Keeps one engine running.
+
+    `open_version` raises ValueError for a damaged version, which SGLang would load and crash. `report` gets one line of
+    text per event.
+    """
 
     def __init__(
         self,
         spec: EngineSpec,
-        ledger: Ledger,
-        bring: Bring,
+        record: EngineRecord,
+        open_version: VersionOpener,
         *,
-        tell: Callable[[str], None] = log.info,
-        patience: Patience = Patience(),
+        report: Callable[[str], None] = log.info,
+        timeouts: SupervisorTimeouts = SupervisorTimeouts(),
     ) -> None:
         self._spec = spec
-        self._ledger = ledger
-        self._bring = bring
-        self._tell = tell
-        self._patience = patience
+        self._record = record
+        self._open_version = open_version
+        self._report = report
+        self._timeouts = timeouts
         self._stopping = asyncio.Event()
         self._ready_at: float | None = None
 
@@ -79,166 +86,176 @@ class Supervisor:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Until `stop`. However it is left, the engine's processes are gone then."""
-        delay = self._patience.first_restart
+        """Run until `stop` is called. No process of the engine is left when this returns or raises."""
+        interval = self._timeouts.min_restart_interval
         while not self._stopping.is_set():
-            incarnation = await self._insist(self._ledger.starting)
-            begun, self._ready_at = time.monotonic(), None
+            incarnation = await self._retry_until_recorded(self._record.record_start)
+            started, self._ready_at = time.monotonic(), None
             try:
                 process = await EngineProcess.start(self._spec)
             except ValueError as error:
                 reason = str(error)
             else:
                 try:
-                    reason = await self._attend(process, incarnation)
+                    reason = await self._run_until_end(process, incarnation)
                     if self._stopping.is_set():
-                        await process.end()
+                        await process.terminate()
                 finally:
                     process.kill()
-                await process.exited()
-            self._tell(f"engine down: {reason}")
-            await self._note(self._ledger.down(incarnation, reason))
+                await process.wait_for_exit()
+            self._report(f"engine down: {reason}")
+            await self._try_record(self._record.mark_down(incarnation, reason))
             ended = time.monotonic()
-            if self._ready_at is not None and ended - self._ready_at > self._patience.settled:
-                delay = self._patience.first_restart  # it lived: this is a new trouble
-            # Between two starts, and not after an end: who loads for longer than that hammers on nothing.
-            await self._pause(max(self._patience.first_restart, begun + delay - ended))
-            delay = min(2 * delay, self._patience.longest_restart)
+            if self._ready_at is not None and ended - self._ready_at > self._timeouts.stable_after:
+                interval = self._timeouts.min_restart_interval
+            # The interval counts from start to start: a start that took longer than that needs no further pause.
+            await self._pause(max(self._timeouts.min_restart_interval, started + interval - ended))
+            interval = min(2 * interval, self._timeouts.max_restart_interval)
 
-    async def _attend(self, process: EngineProcess, incarnation: int) -> str:
-        """Returns the reason why it is over."""
-        endings = [
-            asyncio.create_task(process.exited()),
-            asyncio.create_task(self._stopped()),
-            asyncio.create_task(self._bereaved(process)),
-            asyncio.create_task(self._care(incarnation)),
+    async def _run_until_end(self, process: EngineProcess, incarnation: int) -> str:
+        """Return the reason why the engine must end, or has ended."""
+        tasks = [
+            asyncio.create_task(process.wait_for_exit()),
+            asyncio.create_task(self._wait_for_stop()),
+            asyncio.create_task(self._wait_for_lost_child(process)),
+            asyncio.create_task(self._load_and_monitor(incarnation)),
         ]
         try:
-            done, _ = await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
-            # When it dies, its death is the reason, and not what the others make of it.
-            return next(ending.result() for ending in endings if ending in done)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # In this order: if the process has exited, that is the reason, and the other tasks report its symptoms.
+            return next(task.result() for task in tasks if task in done)
         finally:
-            for ending in endings:
-                ending.cancel()
-            await asyncio.wait(endings)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
-    async def _stopped(self) -> str:
+    async def _wait_for_stop(self) -> str:
         await self._stopping.wait()
         return "stopped"
 
-    async def _bereaved(self, process: EngineProcess) -> str:
-        while (lost := process.lost()) is None:
-            await asyncio.sleep(self._patience.beat)
-        await asyncio.sleep(self._patience.beat)  # if the head ends of it, its own last words say more
-        return f"the engine lost its process {lost}"
+    async def _wait_for_lost_child(self, process: EngineProcess) -> str:
+        while (name := process.find_lost_child()) is None:
+            await asyncio.sleep(self._timeouts.heartbeat_interval)
+        await asyncio.sleep(self._timeouts.heartbeat_interval)  # if the main process exits too, its log says more
+        return f"the engine lost its process {name}"
 
-    async def _care(self, incarnation: int) -> str:
+    async def _load_and_monitor(self, incarnation: int) -> str:
+        """Load the wanted versions, mark the engine ready and monitor it. Return why it must be restarted."""
         client = EngineClient(self._spec.url, self._spec.api_key, self._spec.admin_key)
         try:
-            if not await self._answers(client):
-                return f"the engine did not answer within {self._patience.start:.0f} s of its start"
+            if not await self._wait_until_ready(client):
+                return f"the engine did not answer within {self._timeouts.start:.0f} s of its start"
             try:
-                await self._furnish(client, incarnation)
+                await self._load_wanted_versions(client, incarnation)
             except (EngineUnavailable, EngineRefused) as error:
-                return f"the engine failed while it was furnished: {error}"
+                return f"the engine failed while versions were loaded: {error}"
             self._ready_at = time.monotonic()
-            self._tell(f"engine ready on {self._spec.url}")
-            return await self._watch(client, incarnation)
+            self._report(f"engine ready on {self._spec.url}")
+            return await self._monitor(client, incarnation)
         finally:
             await client.aclose()
 
-    async def _answers(self, client: EngineClient) -> bool:
-        begun = told = time.monotonic()
-        while (now := time.monotonic()) - begun < self._patience.start:
-            if await client.ready():
+    async def _wait_until_ready(self, client: EngineClient) -> bool:
+        started = reported = time.monotonic()
+        while (now := time.monotonic()) - started < self._timeouts.start:
+            if await client.is_ready():
                 return True
-            if now - told >= self._patience.progress:
-                self._tell(f"engine starting: {now - begun:.0f} s (log: {self._spec.log_path})")
-                told = now
+            if now - reported >= self._timeouts.progress_interval:
+                self._report(f"engine starting: {now - started:.0f} s (log: {self._spec.log_path})")
+                reported = now
             await asyncio.sleep(0.25)
         return False
 
-    async def _furnish(self, client: EngineClient, incarnation: int) -> None:
-        """Verifies, loads and warms every wanted adapter until the ledger agrees that nothing is missing."""
+    async def _load_wanted_versions(self, client: EngineClient, incarnation: int) -> None:
+        """Check, load and warm up every wanted version until the engine can be marked ready."""
         loaded: list[str] = []
-        pause = self._patience.ledger
+        pause = self._timeouts.retry_interval
         while True:
-            wanted = await self._insist(self._ledger.wanted)
-            for adapter in wanted:
-                if adapter.name not in loaded and await self._hold(client, adapter):
-                    loaded[:] = [adapter.name] if adapter.full else [*loaded, adapter.name]
-                    self._tell(f"engine holds {adapter.name}")
-            if await self._insist(lambda: self._ledger.ready(incarnation, list(loaded))):
+            wanted = await self._retry_until_recorded(self._record.read_wanted_versions)
+            for ref in wanted:
+                if ref.name not in loaded and await self._try_load(client, ref):
+                    loaded[:] = [ref.name] if ref.full_weights else [*loaded, ref.name]
+                    self._report(f"engine holds {ref.name}")
+            if await self._retry_until_recorded(lambda: self._record.try_mark_ready(incarnation, list(loaded))):
                 return
             await asyncio.sleep(pause)
-            # What is damaged, or cannot be pulled, is not hammered at.
-            failed = any(adapter.name not in loaded for adapter in wanted)
-            pause = min(2 * pause, self._patience.longest_restart) if failed else self._patience.ledger
+            # A version that is damaged or cannot be downloaded is tried again at growing intervals.
+            has_failed = any(ref.name not in loaded for ref in wanted)
+            pause = min(2 * pause, self._timeouts.max_restart_interval) if has_failed else self._timeouts.retry_interval
 
-    async def _hold(self, client: EngineClient, adapter: AdapterRef) -> bool:
+    async def _try_load(self, client: EngineClient, ref: VersionRef) -> bool:
+        """Load a version. Return False if its files are damaged or missing."""
         with ExitStack() as stack:
             try:
-                path = await asyncio.to_thread(stack.enter_context, self._bring(adapter))
+                path = await asyncio.to_thread(stack.enter_context, self._open_version(ref))
             except (ValueError, OSError) as error:
-                self._tell(f"{adapter.name} is not loaded: {error}")
+                self._report(f"{ref.name} is not loaded: {error}")
                 return False
-            if adapter.full:
+            if ref.full_weights:
                 async with client.paused():
-                    await client.load_weights(path, adapter.name)
+                    await client.load_weights(path, ref.name)
             else:
-                await client.load_adapter(adapter.name, path)
-                await client.warm(adapter.name)
+                await client.load_adapter(ref.name, path)
+                await client.warm_up_adapter(ref.name)
         return True
 
-    async def _watch(self, client: EngineClient, incarnation: int) -> str:
-        """Returns when it hangs: the front answers `ready`, the scheduler behind it only a real token."""
+    async def _monitor(self, client: EngineClient, incarnation: int) -> str:
+        """Return when the engine hangs, and how.
+
+        `is_ready` asks SGLang's HTTP server. Only a generated token shows that the scheduler behind it works.
+        """
         probe: asyncio.Task[bool] | None = None
-        heard = probed = time.monotonic()
+        answered_at = probed_at = time.monotonic()
         try:
             while True:
-                await asyncio.sleep(self._patience.beat)
-                if await client.ready():
-                    heard = time.monotonic()
-                    await self._note(self._ledger.beat(incarnation))
-                elif await self._moves(incarnation):
-                    heard = probed = time.monotonic()
-                if time.monotonic() - heard > self._patience.silence:
-                    return f"the engine was silent for {self._patience.silence:.0f} s"
-                if probe is None and time.monotonic() - probed > self._patience.probe_every:
-                    probe = asyncio.create_task(client.generates(patience=self._patience.probe))
+                await asyncio.sleep(self._timeouts.heartbeat_interval)
+                if await client.is_ready():
+                    answered_at = time.monotonic()
+                    await self._try_record(self._record.record_heartbeat(incarnation))
+                elif await self._is_swapping_weights(incarnation):
+                    answered_at = probed_at = time.monotonic()
+                if time.monotonic() - answered_at > self._timeouts.response_timeout:
+                    return f"the engine was silent for {self._timeouts.response_timeout:.0f} s"
+                if probe is None and time.monotonic() - probed_at > self._timeouts.probe_interval:
+                    probe = asyncio.create_task(client.can_generate(read_timeout=self._timeouts.probe))
                 if probe is not None and probe.done():
-                    if not probe.result() and not await self._moves(incarnation):
-                        return f"no token came within {self._patience.probe:.0f} s"
-                    probe, probed = None, time.monotonic()
+                    if not probe.result() and not await self._is_swapping_weights(incarnation):
+                        return f"no token came within {self._timeouts.probe:.0f} s"
+                    probe, probed_at = None, time.monotonic()
         finally:
             if probe is not None:
                 probe.cancel()
 
-    async def _moves(self, incarnation: int) -> bool:
+    async def _is_swapping_weights(self, incarnation: int) -> bool:
+        """Return whether the engine's weights are swapped, and False if the database cannot be reached."""
         try:
-            async with asyncio.timeout(self._patience.note):
-                return await self._ledger.moving(incarnation)
-        except (SQLAlchemyError, OSError):  # nobody can say so
+            async with asyncio.timeout(self._timeouts.record_write):
+                return await self._record.is_swapping_weights(incarnation)
+        except (SQLAlchemyError, OSError):
             return False
 
-    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The database may be away for a while; the engine outlives that."""
+    async def _retry_until_recorded(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Retry until the database can be reached; the engine keeps running meanwhile."""
         while True:
             try:
-                return await ask()
+                return await call()
             except (SQLAlchemyError, OSError) as error:
-                self._tell(f"the ledger cannot be reached, trying again: {error}")
-                await asyncio.sleep(self._patience.ledger)
+                self._report(f"the database cannot be reached, trying again: {error}")
+                await asyncio.sleep(self._timeouts.retry_interval)
 
-    async def _note(self, note: Awaitable[None]) -> None:
-        """What the next beat, or its absence, says as well: no reason to hold up a watch, a restart or a stop."""
+    async def _try_record(self, write: Awaitable[None]) -> None:
+        """Write once, and only report a failure.
+
+        The next heartbeat, or its absence, tells the same, so this must not delay monitoring, a restart or a stop.
+        """
         try:
-            async with asyncio.timeout(self._patience.note):
-                await note
-        except (SQLAlchemyError, OSError) as error:  # TimeoutError is one of the latter
-            self._tell(f"the ledger could not be told: {error}")
+            async with asyncio.timeout(self._timeouts.record_write):
+                await write
+        except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
+            self._report(f"the engine's state could not be recorded: {error}")
 
     async def _pause(self, seconds: float) -> None:
+        """Wait, but not longer than until `stop` is called."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
@@ -247,6 +264,7 @@ class Supervisor:
 
 
 async def run_until_signalled(supervisor: Supervisor) -> None:
+    """Run the supervisor until SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop)

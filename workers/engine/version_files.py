@@ -1,4 +1,4 @@
-"""Where an engine that starts finds a version's files: on storage that it shares, or pulled from the API."""
+"""Open a version's files for an engine that starts: from storage it shares with the trainer, or from the API."""
 
 import json
 import shutil
@@ -11,91 +11,98 @@ from urllib.parse import quote
 
 import httpx2
 
-from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, MANIFEST, sealed, unlike
+from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, MANIFEST, is_modified, read_manifest
 from alignment.errors import DamagedAdapter
 
-SILENCE_SECONDS = 10.0
-PIECE = 1 << 20
-MOST_MANIFEST_BYTES = 16 << 20
+READ_TIMEOUT_SECONDS = 10.0
+CHUNK_BYTES = 1 << 20
+MAX_MANIFEST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterRef:
-    """A version to hold: an adapter beside others, or with `full` the engine's own weights."""
+class VersionRef:
+    """A version to load: an adapter, or with `full_weights` the engine's own weights."""
 
     name: str
     path: Path
     manifest_sha256: str
-    full: bool = False
+    full_weights: bool = False
 
 
-# Yields a folder on this machine that was checked, and is there as long as it is being read. Raises ValueError (of
-# which DamagedAdapter is one) or OSError. Called in a thread.
-Bring = Callable[[AdapterRef], AbstractContextManager[Path]]
+# Yields a checked directory on this machine that exists until the context ends. Raises ValueError (DamagedAdapter is
+# one) or OSError. Called in a thread.
+VersionOpener = Callable[[VersionRef], AbstractContextManager[Path]]
 
 
-def in_place(check: Callable[[Path, str], None]) -> Bring:
-    """For engines that see the trainer's storage. `check` refuses what an engine must not see."""
+def local_versions(check: Callable[[Path, str], None]) -> VersionOpener:
+    """Return the opener for engines that share the trainer's storage. `check` raises for a damaged version."""
 
     @contextmanager
-    def bring(ref: AdapterRef) -> Iterator[Path]:
+    def open_version(ref: VersionRef) -> Iterator[Path]:
         check(ref.path, ref.manifest_sha256)
         yield ref.path
 
-    return bring
+    return open_version
 
 
-def over_http(url: str, key: str, check: Callable[[Path], None], room: Path) -> Bring:
-    """For those that do not: the two files that an engine reads, each with the sha256 that the manifest gives it, the
-    manifest with the one on record.
+def downloaded_versions(url: str, key: str, check: Callable[[Path], None], directory: Path) -> VersionOpener:
+    """Return the opener for engines that do not share the trainer's storage.
 
-    `url`: the API's address. `key`: the engines' admin key. `check`: as of an adapter's folder. `room`: a folder for
-    this alone. What is read there is taken away, and what a kill left there, at once. It is on disk, and not in
-    memory: SGLang keeps the file mapped, and pages of a disk's file can be let go.
+    It downloads the two files that an engine reads, and checks their sha256 against the manifest and the manifest's
+    against the database. The download is deleted after use; what a killed process left is deleted now. Files are on
+    disk, not in memory: SGLang keeps them mapped, and the kernel can evict pages of a file on disk.
+
+    Args:
+        url: the address of the API.
+        key: the engines' admin key.
+        check: raises for an adapter directory that does not match the base model.
+        directory: used by this opener only.
     """
-    shutil.rmtree(room, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
 
     @contextmanager
-    def bring(ref: AdapterRef) -> Iterator[Path]:
-        room.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=room) as name, _asking(url, key, ref) as client:
-            folder = Path(name)
+    def open_version(ref: VersionRef) -> Iterator[Path]:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory) as name, _connect(url, key, ref) as client:
+            target = Path(name)
             try:
-                _pull(client, MANIFEST, folder, MOST_MANIFEST_BYTES)
-                files, _ = sealed(folder, ref.manifest_sha256)
+                _download(client, MANIFEST, target, MAX_MANIFEST_BYTES)
+                files, _ = read_manifest(target, ref.manifest_sha256)
                 for file in (ADAPTER_CONFIG, ADAPTER):
-                    _pull(client, file, folder, files.get(file, {}).get("size", 0))
-                    if unlike(folder / file, files.get(file)):
+                    _download(client, file, target, files.get(file, {}).get("size", 0))
+                    if is_modified(target / file, files.get(file)):
                         raise DamagedAdapter(f"{file} of {ref.name}, as it was pulled, is not what was sealed.")
             except httpx2.HTTPError as error:
                 raise OSError(f"it cannot be pulled from {url}: {error!r}") from error
-            check(folder)
-            yield folder
+            check(target)
+            yield target
 
-    return bring
+    return open_version
 
 
-def _asking(url: str, key: str, ref: AdapterRef) -> httpx2.Client:
+def _connect(url: str, key: str, ref: VersionRef) -> httpx2.Client:
     return httpx2.Client(
         base_url=f"{url.rstrip('/')}/v1/engines/versions/{quote(ref.name, safe='')}/files/",
         headers={"authorization": f"Bearer {key}", "accept-encoding": "identity"},
-        timeout=SILENCE_SECONDS,
+        timeout=READ_TIMEOUT_SECONDS,
         trust_env=False,
     )
 
 
-def _pull(client: httpx2.Client, file: str, folder: Path, most: int) -> None:
-    with client.stream("GET", file) as answer, open(folder / file, "wb") as out:
-        if answer.status_code != 200:
-            raise OSError(f"{file} cannot be pulled: {answer.status_code} {_said(answer)}")
-        for piece in answer.iter_bytes(PIECE):
-            out.write(piece)
-            if out.tell() > most:
-                raise DamagedAdapter(f"{file}, as it is pulled, is longer than the {most:,} bytes that were sealed.")
+def _download(client: httpx2.Client, file: str, target: Path, max_bytes: int) -> None:
+    with client.stream("GET", file) as response, open(target / file, "wb") as out:
+        if response.status_code != 200:
+            raise OSError(f"{file} cannot be pulled: {response.status_code} {_error_message(response)}")
+        for chunk in response.iter_bytes(CHUNK_BYTES):
+            out.write(chunk)
+            if out.tell() > max_bytes:
+                raise DamagedAdapter(
+                    f"{file}, as it is pulled, is longer than the {max_bytes:,} bytes that were sealed."
+                )
 
 
-def _said(answer: httpx2.Response) -> str:
+def _error_message(response: httpx2.Response) -> str:
     try:
-        return str(json.loads(answer.read())["error"]["message"])
+        return str(json.loads(response.read())["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return "without a word"
+        return "(the response has no error message)"

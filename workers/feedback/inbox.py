@@ -1,4 +1,4 @@
-"""Feedback that nobody has looked at, by the page, and the turns that it is about."""
+"""Feedback that has not been processed yet, page by page, and the turns that it is about."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,52 +6,55 @@ from typing import Any
 from sqlalchemy import exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.models import Feedback, FeedbackRank, Turn, TurnState, record_audit
+from app.models import AuditAction, Feedback, FeedbackRank, Turn, TurnState, record_audit
 from workers.feedback import signals
-from workers.feedback.signals import Judged
+from workers.feedback.signals import FinishedTurn
 
-TALKS = 20  # conversations on one page: each may have hundreds of turns
+MAX_PAGE_CONVERSATIONS = 20  # each may have hundreds of turns
 
 
 @dataclass(frozen=True)
-class Page:
+class FeedbackPage:
+    """Unprocessed feedback by sequence number, and its turns in order of creation. `is_last`: nothing else waits."""
+
     seqs: list[int]
-    turns: list[Judged]  # in the order in which they began
-    last: bool  # nothing was left for another
+    turns: list[FinishedTurn]
+    is_last: bool
 
 
-async def page(session: AsyncSession, limit: int) -> Page:
-    """The oldest first. A thumb may outrun its stream: it waits for the turn to end."""
-    open_ranked = exists().where(
+async def read_page(session: AsyncSession, limit: int) -> FeedbackPage:
+    """Return the oldest unprocessed feedback. Feedback about a reply that still streams waits for its end."""
+    has_open_turn = exists().where(
         FeedbackRank.feedback_seq == Feedback.seq, Turn.id == FeedbackRank.turn_id, Turn.state == TurnState.OPEN
     )
     columns = (Feedback.seq, Feedback.turn_id, Feedback.project_id, Feedback.conversation_id, Feedback.target)
     rows = await session.execute(
         select(*columns)
         .outerjoin(Turn, Turn.id == Feedback.turn_id)
-        .where(~Feedback.processed, or_(Turn.id.is_(None), Turn.state != TurnState.OPEN), ~open_ranked)
+        .where(~Feedback.processed, or_(Turn.id.is_(None), Turn.state != TurnState.OPEN), ~has_open_turn)
         .order_by(Feedback.seq)
         .limit(limit)
     )
-    fresh: list[Any] = []
-    cut = False
-    talks: set[tuple[str, str]] = set()
+    page_rows: list[Any] = []
+    is_cut = False
+    conversations: set[tuple[str, str]] = set()
     for row in rows:
         if row.turn_id is None and row.conversation_id is not None:
-            cut = len(talks) == TALKS
-            if cut:
+            is_cut = len(conversations) == MAX_PAGE_CONVERSATIONS
+            if is_cut:
                 break
-            talks.add((row.project_id, row.conversation_id))
-        fresh.append(row)
-    turn_ids = {row.turn_id for row in fresh if row.turn_id is not None}
-    turn_ids |= await signals.ranked(session, {(row.project_id, row.target) for row in fresh if row.turn_id is None})
-    judged = {turn.id: turn for turn in await signals.turns(session, turn_ids)}
-    judged |= {turn.id: turn for turn in await signals.conversations(session, talks)}
-    in_order = sorted(judged.values(), key=lambda turn: (turn.created_at, turn.id))
-    return Page([row.seq for row in fresh], in_order, last=not cut and len(fresh) < limit)
+            conversations.add((row.project_id, row.conversation_id))
+        page_rows.append(row)
+    targets = {(row.project_id, row.target) for row in page_rows if row.turn_id is None}
+    turn_ids = {row.turn_id for row in page_rows if row.turn_id is not None}
+    turn_ids |= await signals.read_ranked_turn_ids(session, targets)
+    turns = {turn.id: turn for turn in await signals.read_finished_turns(session, turn_ids)}
+    turns |= {turn.id: turn for turn in await signals.read_conversations(session, conversations)}
+    in_order = sorted(turns.values(), key=lambda turn: (turn.created_at, turn.id))
+    return FeedbackPage([row.seq for row in page_rows], in_order, is_last=not is_cut and len(page_rows) < limit)
 
 
-async def looked_at(session: AsyncSession, seqs: list[int]) -> None:
+async def mark_processed(session: AsyncSession, seqs: list[int]) -> None:
     await session.execute(
         update(Feedback)
         .where(Feedback.seq.in_(seqs))
@@ -60,10 +63,10 @@ async def looked_at(session: AsyncSession, seqs: list[int]) -> None:
     )
 
 
-async def set_aside(session: AsyncSession, reason: str) -> None:
-    """The oldest piece, which nothing could be made of: it must not stand in the way of all others."""
-    found = await page(session, 1)
-    await looked_at(session, found.seqs)
-    rows = await session.execute(select(Feedback.id, Feedback.project_id).where(Feedback.seq.in_(found.seqs)))
+async def skip_oldest(session: AsyncSession, reason: str) -> None:
+    """Mark the oldest feedback as processed and record why: it failed, and must not block the rest."""
+    page = await read_page(session, 1)
+    await mark_processed(session, page.seqs)
+    rows = await session.execute(select(Feedback.id, Feedback.project_id).where(Feedback.seq.in_(page.seqs)))
     for id, project_id in rows:
-        record_audit(session, "curate", "feedback set aside", id, reason[:500], project_id=project_id)
+        record_audit(session, "curate", AuditAction.FEEDBACK_SKIPPED, id, reason[:500], project_id=project_id)

@@ -1,4 +1,4 @@
-"""Rewards → how far their raters are believed. Counts raters, holds back floods and what no taste explains."""
+"""Rewards → trust in their raters. Counts raters and quarantines bursts and improbable patterns."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,70 +7,71 @@ from sqlalchemy import ColumnElement, Table, case, func, literal, or_, select, u
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.signals import rater_trust
-from alignment.signals.rater_trust import RaterSignal, Tally
+from alignment.signals.rater_trust import RaterCounts, RaterSignal
 from app.core.database import database_time, dialect_insert, now
 from app.core.settings import Settings
-from app.models import Rater, RaterStanding, record_audit
+from app.models import AuditAction, Rater, RaterStanding, record_audit
 from app.raters import repository
-from app.raters.names import comes_back, is_person
-from app.raters.repository import EVERYBODY
+from app.raters.names import is_person, is_recurring
+from app.raters.repository import ALL_RATERS
 
-DAY = 86_400
+DAY_SECONDS = 86_400
 TABLE: Table = Rater.__table__  # type: ignore[assignment]
 
 
-class Trusted(NamedTuple):
-    """`weight` from 0 to 1; `held` is why samples with this rater's word wait for an admin, None if they need not."""
+class RaterTrust(NamedTuple):
+    """`weight` from 0 to 1; `quarantine_reason`: why samples with this rater's feedback wait for an admin, or None."""
 
     weight: float = 1.0
-    held: str | None = None
+    quarantine_reason: str | None = None
 
 
-class Known(NamedTuple):
-    """A rater as the database has them, this page's words included."""
+class RaterRecord(NamedTuple):
+    """A rater as stored, the feedback of this page included."""
 
     name: str
     standing: str
     reason: str | None
-    tally: Tally
+    counts: RaterCounts
     num_today: int
 
 
-async def weigh(
-    session: AsyncSession, project_id: str, said: Mapping[str, Sequence[float]], settings: Settings
-) -> dict[str, Trusted]:
-    """Count what each rater has newly said, and say how far each is believed from now on.
+async def update_trust(
+    session: AsyncSession, project_id: str, values: Mapping[str, Sequence[float]], settings: Settings
+) -> dict[str, RaterTrust]:
+    """Count the new rewards of each rater (`values`), and return how far each rater is trusted from now on.
 
-    A standing is an admin's, or a doubt's until an admin has spoken. Without `settings.trust` nobody is doubted, but
-    an admin's word still holds.
+    An admin sets a rater's standing; the checks here quarantine a rater until an admin decides. Without
+    `settings.trust` no check runs, but the standings that admins set still hold.
     """
-    pages = {name: _tally(values) for name, values in said.items()}
-    counts = {name: len(values) for name, values in said.items() if is_person(name)}
-    counted_day = int(await database_time(session)) // DAY
-    all_time, lately = await _crowd(session, project_id)
-    trusted: dict[str, Trusted] = {}
-    for rater in await _count(session, project_id, said, pages, counted_day):
-        doubt = None
+    new_counts = {name: _count_signs(rewards) for name, rewards in values.items()}
+    num_rewards = {name: len(rewards) for name, rewards in values.items() if is_person(name)}
+    day = int(await database_time(session)) // DAY_SECONDS
+    all_time, recent = await _read_population(session, project_id)
+    trust: dict[str, RaterTrust] = {}
+    for rater in await _count(session, project_id, values, new_counts, day):
+        suspicion = None
         if settings.trust and rater.standing == RaterStanding.NORMAL:
-            others = rater_trust.crowd_shares(all_time, lately, _before(rater.tally, pages[rater.name]))
-            doubt = _doubt(rater, counts, others, settings)
-        if doubt is not None:
-            await _hold(session, project_id, rater.name, doubt)
-            rater = rater._replace(standing=RaterStanding.QUARANTINED, reason=doubt)
-        trusted[rater.name] = _trusted(rater, settings)
-    silent = {name for name, one in trusted.items() if one.held is not None or one.weight == 0.0}
-    silent |= {name for name in said if not is_person(name)}
-    await _add_to_crowd(session, project_id, rater_trust.voices(pages, silent))
-    return {name: trusted.get(name, newcomer(settings)) for name in said}
+            previous = _subtract(rater.counts, new_counts[rater.name])
+            rates = rater_trust.others_positive_rates(all_time, recent, previous)
+            suspicion = _find_suspicion(rater, num_rewards, rates, settings)
+        if suspicion is not None:
+            await _quarantine(session, project_id, rater.name, suspicion)
+            rater = rater._replace(standing=RaterStanding.QUARANTINED, reason=suspicion)
+        trust[rater.name] = _trust_of(rater, settings)
+    excluded = {name for name, one in trust.items() if one.quarantine_reason is not None or one.weight == 0.0}
+    excluded |= {name for name in values if not is_person(name)}
+    await _add_to_population(session, project_id, rater_trust.sum_page_counts(new_counts, excluded))
+    return {name: trust.get(name, newcomer_trust(settings)) for name in values}
 
 
-async def agree(session: AsyncSession, project_id: str, turns: Sequence[Sequence[RaterSignal]]) -> None:
-    """Compare the words about each turn that more than one source has spoken about."""
-    gained: dict[str, tuple[float, float]] = {}
+async def record_agreement(session: AsyncSession, project_id: str, turns: Sequence[Sequence[RaterSignal]]) -> None:
+    """Compare the signals about each turn, and add the agreement to the records of their raters."""
+    gains: dict[str, tuple[float, float]] = {}
     for turn in turns:
-        for name, (agreement_weight, disagreement_weight) in rater_trust.agreement(turn).items():
-            before = gained.get(name, (0.0, 0.0))
-            gained[name] = (before[0] + agreement_weight, before[1] + disagreement_weight)
+        for name, (agreement_weight, disagreement_weight) in rater_trust.count_agreement(turn).items():
+            previous = gains.get(name, (0.0, 0.0))
+            gains[name] = (previous[0] + agreement_weight, previous[1] + disagreement_weight)
     rows = [
         {
             "project_id": project_id,
@@ -78,8 +79,8 @@ async def agree(session: AsyncSession, project_id: str, turns: Sequence[Sequence
             "agreement_weight": agreement_weight,
             "disagreement_weight": disagreement_weight,
         }
-        for name, (agreement_weight, disagreement_weight) in sorted(gained.items())
-        if comes_back(name)
+        for name, (agreement_weight, disagreement_weight) in sorted(gains.items())
+        if is_recurring(name)
     ]
     if rows:
         await session.execute(
@@ -92,100 +93,118 @@ async def agree(session: AsyncSession, project_id: str, turns: Sequence[Sequence
         )
 
 
-def within(place: ColumnElement[int], most: int) -> ColumnElement[bool]:
-    """May a rater's sample that is the `place`-th into a batch? `alignment.signals.rater_trust.allowance` in SQL, for a statement
-    that has Rater joined from outside; whoever is not on record is a newcomer, and the trusted may have them all."""
+def is_within_allowance(position: ColumnElement[int], limit: int) -> ColumnElement[bool]:
+    """Return whether a batch may take a rater's sample at this position (from 1), as a SQL condition.
+
+    This is `alignment.signals.rater_trust.allowance` in SQL, for a statement that has Rater joined from outside. A
+    rater without a record counts as a newcomer, and a trusted rater has no limit.
+    """
     alpha, beta = rater_trust.PRIOR
     agreement_weight, disagreement_weight = (
         func.coalesce(Rater.agreement_weight, 0.0),
         func.coalesce(Rater.disagreement_weight, 0.0),
     )
-    belief = (alpha + agreement_weight - beta - disagreement_weight) / (
+    weight = (alpha + agreement_weight - beta - disagreement_weight) / (
         alpha + beta + agreement_weight + disagreement_weight
     )
-    return or_(place == 1, place <= most * belief, func.coalesce(Rater.standing, "") == RaterStanding.TRUSTED)
+    is_trusted = func.coalesce(Rater.standing, "") == RaterStanding.TRUSTED
+    return or_(position == 1, position <= limit * weight, is_trusted)
 
 
-def cluster(prompt_ids: Sequence[int], output_ids: Sequence[int]) -> str | None:
-    """The same short word for turns that are nearly the same."""
-    return rater_trust.signature(prompt_ids, output_ids) if output_ids else None
+def cluster_key(prompt_ids: Sequence[int], output_ids: Sequence[int]) -> str | None:
+    """Return a key that turns with nearly the same tokens share, None for an empty reply."""
+    return rater_trust.minhash_signature(prompt_ids, output_ids) if output_ids else None
 
 
-def _tally(values: Sequence[float]) -> Tally:
-    return Tally(sum(value > 0 for value in values), sum(value < 0 for value in values))
+def _count_signs(values: Sequence[float]) -> RaterCounts:
+    return RaterCounts(sum(value > 0 for value in values), sum(value < 0 for value in values))
 
 
-def _before(tally: Tally, page: Tally) -> Tally:
-    return Tally(tally.up - page.up, tally.down - page.down)
+def _subtract(counts: RaterCounts, new: RaterCounts) -> RaterCounts:
+    return RaterCounts(counts.up - new.up, counts.down - new.down)
 
 
-def newcomer(settings: Settings) -> Trusted:
-    return Trusted(rater_trust.weight(0.0, 0.0) if settings.trust else 1.0)
+def newcomer_trust(settings: Settings) -> RaterTrust:
+    """Return the trust in a rater without a record."""
+    return RaterTrust(rater_trust.rater_weight(0.0, 0.0) if settings.trust else 1.0)
 
 
-def _trusted(rater: Known, settings: Settings) -> Trusted:
+def _trust_of(rater: RaterRecord, settings: Settings) -> RaterTrust:
+    is_quarantined = rater.standing == RaterStanding.QUARANTINED
     if rater.standing == RaterStanding.BLOCKED:
-        return Trusted(0.0)
+        return RaterTrust(0.0)
     if rater.standing == RaterStanding.TRUSTED or not settings.trust:
-        return Trusted(1.0, rater.reason if rater.standing == RaterStanding.QUARANTINED else None)
-    believed = rater_trust.weight(rater.tally.agreed, rater.tally.disagreed)
-    return Trusted(believed, (rater.reason or "held") if rater.standing == RaterStanding.QUARANTINED else None)
+        return RaterTrust(1.0, rater.reason if is_quarantined else None)
+    weight = rater_trust.rater_weight(rater.counts.agreed, rater.counts.disagreed)
+    return RaterTrust(weight, (rater.reason or "quarantined") if is_quarantined else None)
 
 
-def _doubt(rater: Known, counts: Mapping[str, int], shares: Sequence[float], settings: Settings) -> str | None:
-    """A flood counts whenever it comes; what an admin has seen and let pass (a reason is on record) is not asked again.
+def _find_suspicion(
+    rater: RaterRecord, num_rewards: Mapping[str, int], rates: Sequence[float], settings: Settings
+) -> str | None:
+    """Return why the rater must be quarantined, None if no check fails.
 
-    Programs are answered for by the key that lets them in: they may be loud and one-sided, but not contrary.
+    A burst counts every time. The other checks are skipped once an admin has accepted the rater, which leaves a
+    reason on record. Programs are accepted with the API key that they use: they may send much and one-sided feedback,
+    but must not contradict the other raters.
     """
     if is_person(rater.name):
         if rater.num_today > settings.max_rater_day:
-            return f"{rater.num_today} rewards in a day, where {settings.max_rater_day} may be"
-        if (loud := rater_trust.burst(rater.name, counts)) is not None:
-            return loud
+            return f"{rater.num_today} rewards in a day, more than the limit of {settings.max_rater_day}"
+        if (burst := rater_trust.detect_burst(rater.name, num_rewards)) is not None:
+            return burst
     if rater.reason is not None:
         return None
-    one_sided = rater_trust.one_sided(rater.tally, shares) if is_person(rater.name) else None
-    return one_sided or rater_trust.contrary(rater.tally)
+    one_sided = rater_trust.detect_one_sided(rater.counts, rates) if is_person(rater.name) else None
+    return one_sided or rater_trust.detect_contrary(rater.counts)
 
 
-async def _hold(session: AsyncSession, project_id: str, name: str, reason: str) -> None:
-    """What is not in a batch yet waits for an admin too."""
+async def _quarantine(session: AsyncSession, project_id: str, name: str, reason: str) -> None:
+    """Quarantine the rater and the rater's samples that are not in a batch yet."""
     await session.execute(
         update(Rater)
         .where(Rater.project_id == project_id, Rater.name == name)
         .values(standing=RaterStanding.QUARANTINED, reason=reason)
         .execution_options(synchronize_session=False)
     )
-    held = await repository.quarantine_samples(session, project_id, name, reason)
-    subject = name[:128]
-    record_audit(session, "curate", "hold rater", subject, reason, project_id=project_id, rater=name, samples=held)
+    samples = await repository.quarantine_samples(session, project_id, name, reason)
+    record_audit(
+        session,
+        "curate",
+        AuditAction.RATER_QUARANTINED,
+        name[:128],
+        reason,
+        project_id=project_id,
+        rater=name,
+        samples=samples,
+    )
 
 
 async def _count(
     session: AsyncSession,
     project_id: str,
-    said: Mapping[str, Sequence[float]],
-    pages: Mapping[str, Tally],
-    counted_day: int,
-) -> list[Known]:
-    """One statement for the page. Always in the order of names, so that two workers never wait for each other."""
+    values: Mapping[str, Sequence[float]],
+    new_counts: Mapping[str, RaterCounts],
+    day: int,
+) -> list[RaterRecord]:
+    """Count all raters of a page in one statement, in order of names, so that two workers never wait for each other."""
     rows = [
         {
             "project_id": project_id,
             "name": name,
-            "num_up": int(pages[name].up),
-            "num_down": int(pages[name].down),
-            "counted_day": counted_day,
-            "num_today": len(said[name]),
+            "num_up": int(new_counts[name].up),
+            "num_down": int(new_counts[name].down),
+            "counted_day": day,
+            "num_today": len(values[name]),
         }
-        for name in sorted(said)
-        if comes_back(name)
+        for name in sorted(values)
+        if is_recurring(name)
     ]
     if not rows:
         return []
-    today = case((TABLE.c.counted_day == counted_day, TABLE.c.num_today), else_=0)
+    num_today = case((TABLE.c.counted_day == day, TABLE.c.num_today), else_=0)
     upsert = _upsert(
-        session, rows, num_up=TABLE.c.num_up, num_down=TABLE.c.num_down, num_today=today, counted_day=literal(0)
+        session, rows, num_up=TABLE.c.num_up, num_down=TABLE.c.num_down, num_today=num_today, counted_day=literal(0)
     )
     columns = (
         Rater.name,
@@ -197,11 +216,14 @@ async def _count(
         Rater.disagreement_weight,
     )
     counted = await session.execute(upsert.returning(*columns, Rater.num_today))
-    return [Known(name, standing, reason, Tally(*tally), today) for name, standing, reason, *tally, today in counted]
+    return [
+        RaterRecord(name, standing, reason, RaterCounts(*counts), today)
+        for name, standing, reason, *counts, today in counted
+    ]
 
 
-def _upsert(session: AsyncSession, rows: Sequence[dict[str, Any]], **kept: ColumnElement[Any]) -> Any:
-    """New rows, and for those that are there: what is `kept` of a column plus what is new."""
+def _upsert(session: AsyncSession, rows: Sequence[dict[str, Any]], **previous: ColumnElement[Any]) -> Any:
+    """Return a statement that inserts rows; of an existing row each column of `previous` becomes previous + new."""
     zeros = {
         "num_up": 0,
         "num_down": 0,
@@ -210,37 +232,39 @@ def _upsert(session: AsyncSession, rows: Sequence[dict[str, Any]], **kept: Colum
         "counted_day": 0,
         "num_today": 0,
     }
-    full = [{"standing": RaterStanding.NORMAL, **zeros, **row, "created_at": now()} for row in rows]
-    statement = dialect_insert(session, TABLE).values(full)
-    added = {name: value + statement.excluded[name] for name, value in kept.items()}
-    return statement.on_conflict_do_update(index_elements=["project_id", "name"], set_=added)
+    values = [{"standing": RaterStanding.NORMAL, **zeros, **row, "created_at": now()} for row in rows]
+    statement = dialect_insert(session, TABLE).values(values)
+    sums = {name: value + statement.excluded[name] for name, value in previous.items()}
+    return statement.on_conflict_do_update(index_elements=["project_id", "name"], set_=sums)
 
 
-async def _crowd(session: AsyncSession, project_id: str) -> tuple[Tally, Tally]:
-    """What everybody has said, ever and lately: the row EVERYBODY, whose agreed and disagreed are ups and downs that
-    fade."""
+async def _read_population(session: AsyncSession, project_id: str) -> tuple[RaterCounts, RaterCounts]:
+    """Return the counts of all raters together: of all time, and recent ones that decay.
+
+    They are in the row ALL_RATERS, whose agreement and disagreement weights hold the recent ups and downs.
+    """
     row = await session.execute(
         select(Rater.num_up, Rater.num_down, Rater.agreement_weight, Rater.disagreement_weight).where(
-            Rater.project_id == project_id, Rater.name == EVERYBODY
+            Rater.project_id == project_id, Rater.name == ALL_RATERS
         )
     )
-    up, down, lately_up, lately_down = row.one_or_none() or (0, 0, 0.0, 0.0)
-    return Tally(up, down), Tally(lately_up, lately_down)
+    up, down, recent_up, recent_down = row.one_or_none() or (0, 0, 0.0, 0.0)
+    return RaterCounts(up, down), RaterCounts(recent_up, recent_down)
 
 
-async def _add_to_crowd(session: AsyncSession, project_id: str, page: Tally) -> None:
-    if not page.words:
+async def _add_to_population(session: AsyncSession, project_id: str, page: RaterCounts) -> None:
+    if not page.total:
         return
-    kept = rater_trust.fade(page)
+    decay = rater_trust.decay_factor(page)
     values = {
         "num_up": int(page.up),
         "num_down": int(page.down),
         "agreement_weight": page.up,
         "disagreement_weight": page.down,
     }
-    row = {"project_id": project_id, "name": EVERYBODY, **values}
-    fading = {
-        "agreement_weight": TABLE.c.agreement_weight * kept,
-        "disagreement_weight": TABLE.c.disagreement_weight * kept,
+    row = {"project_id": project_id, "name": ALL_RATERS, **values}
+    decayed = {
+        "agreement_weight": TABLE.c.agreement_weight * decay,
+        "disagreement_weight": TABLE.c.disagreement_weight * decay,
     }
-    await session.execute(_upsert(session, [row], num_up=TABLE.c.num_up, num_down=TABLE.c.num_down, **fading))
+    await session.execute(_upsert(session, [row], num_up=TABLE.c.num_up, num_down=TABLE.c.num_down, **decayed))

@@ -1,4 +1,4 @@
-"""Rewards → Samples: each turn's worth, with credit from what came after it, and when it is ripe to be learned from."""
+"""Rewards → samples: the reward of each turn, with the discounted rewards of later turns, and when it is ready."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -7,132 +7,148 @@ from typing import NamedTuple
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment.config import rewards
-from alignment.config.rewards import EXPLICIT, RewardsConfig, Signal
-from alignment.config.rollouts import judges
+from alignment.config.rewards import EXPLICIT, RewardsConfig
+from alignment.signals.combine_rewards import Signal, combine_rewards, discounted_return
+from alignment.signals.eligibility import scores_unseen_replies
 from app.core.database import database_time
 from app.core.settings import Settings
 from app.models import WITHDRAWN, Judgement, JudgementState, Origin, Reward, Sample, SampleState, Turn
 from app.raters.names import is_person
 from workers.feedback import group_samples, rater_trust, signals
-from workers.feedback.signals import Judged
+from workers.feedback.signals import FinishedTurn
+
+WAITING = (SampleState.OPEN, SampleState.QUARANTINED)  # states in which a sample may still change
 
 
-class Heard(NamedTuple):
-    """What is on record about one turn."""
+class TurnRewards(NamedTuple):
+    """The rewards of one turn, and the states of its judgements by source."""
 
     rewards: Sequence[Reward]
-    asked: Mapping[str, str]  # states of its judgements, by source
+    judgement_states: Mapping[str, str]
 
 
-async def follow(
+class Returns(NamedTuple):
+    """By turn: the reward with the discounted rewards of later turns (the return), and the rewards of its raters."""
+
+    values: Mapping[str, float | None]
+    rated_by: Mapping[str, Sequence[Reward]]
+
+
+async def update_samples(
     session: AsyncSession,
-    judged: Sequence[Judged],
+    turns: Sequence[FinishedTurn],
     configs: Mapping[str, RewardsConfig],
     settings: Settings,
-    held: Mapping[tuple[str, str], str],
+    quarantined: Mapping[tuple[str, str], str],
 ) -> None:
-    """Samples as the rewards on record would have them; a frozen one stays as it is. `held`: by project and rater, who
-    must not be learned from yet, and why."""
-    judged = [turn for turn in judged if turn.origin != Origin.SHADOW]  # compared, and never learned from
-    together = await group_samples.of(session, judged)
-    judged = together.added_to(judged)
-    everything = await _with_their_conversations(session, judged, configs)
-    heard = await _heard(session, [turn.id for turn in everything])
-    worths, voices = _credited(everything, heard, configs)
-    mine = [turn for turn in judged if configs[turn.policy_id].discount == 0]
-    mine += [turn for turn in everything if configs[turn.policy_id].discount > 0]
+    """Create or change the samples of these turns and of their groups as their rewards demand.
+
+    A sample in a batch stays as it is. `configs` is by policy. `quarantined` holds, by (project id, rater), why samples
+    with this rater's feedback must wait.
+    """
+    turns = [turn for turn in turns if turn.origin != Origin.SHADOW]  # compared, but never trained on
+    groups = await group_samples.read_groups(session, turns)
+    turns = groups.with_members(turns)
+    all_turns = await _with_conversations(session, turns, configs)
+    turn_rewards = await _read_rewards(session, [turn.id for turn in all_turns])
+    returns = _compute_returns(all_turns, turn_rewards, configs)
+    affected = [turn for turn in turns if configs[turn.policy_id].discount == 0]
+    affected += [turn for turn in all_turns if configs[turn.policy_id].discount > 0]
+    affected_ids = [turn.id for turn in affected]
     rows = await session.scalars(
-        select(Sample).where(Sample.turn_id.in_([turn.id for turn in mine])).order_by(Sample.turn_id).with_for_update()
+        select(Sample).where(Sample.turn_id.in_(affected_ids)).order_by(Sample.turn_id).with_for_update()
     )
-    known = {row.turn_id: row for row in rows}
-    fresh = [turn for turn in mine if turn.id not in known and worths[turn.id] is not None]
-    groups = await signals.groups(session, [turn.id for turn in mine])
-    clusters = await _clusters(session, fresh) if settings.trust else {}
-    at = await database_time(session)
-    for turn in mine:
-        worth, config = worths[turn.id], configs[turn.policy_id]
-        sample = known.get(turn.id)
+    samples = {row.turn_id: row for row in rows}
+    new_turns = [turn for turn in affected if turn.id not in samples and returns.values[turn.id] is not None]
+    comparison_groups = await signals.read_comparison_groups(session, affected_ids)
+    clusters = await _read_clusters(session, new_turns) if settings.trust else {}
+    time = await database_time(session)
+    for turn in affected:
+        reward, config = returns.values[turn.id], configs[turn.policy_id]
+        sample = samples.get(turn.id)
         if sample is None:
-            if worth is None:
+            if reward is None:
                 continue
-            sample = _new(turn, worth, clusters.get(turn.id))
+            sample = _new_sample(turn, reward, clusters.get(turn.id))
             session.add(sample)
-        _think_again(sample, worth, turn.exclusion_reason)
-        sample.group_id = groups.get(turn.id, sample.group_id)
+        _update_reward(sample, reward, turn.exclusion_reason)
+        sample.group_id = comparison_groups.get(turn.id, sample.group_id)
         if sample.state == SampleState.OPEN:
-            sample.ready_at = max(
-                [together.expected(turn), *(_ripe(one, heard[one.id], config, at) for one in together.beside(turn))]
-            )
-            sample.rater = _rater(voices[together.speaker(turn).id])
-            _hold(sample, turn, voices[turn.id], held)
+            ready_times = [
+                _ready_at(member, turn_rewards[member.id], config, time) for member in groups.trainable_group(turn)
+            ]
+            sample.ready_at = max([groups.expected_at(turn), *ready_times])
+            sample.rater = _main_rater(returns.rated_by[groups.rated_turn(turn).id])
+            _quarantine(sample, turn, returns.rated_by[turn.id], quarantined)
 
 
-async def _with_their_conversations(
-    session: AsyncSession, judged: Sequence[Judged], configs: Mapping[str, RewardsConfig]
-) -> list[Judged]:
-    """Where credit flows back, a word about one turn is news for those before it."""
+async def _with_conversations(
+    session: AsyncSession, turns: Sequence[FinishedTurn], configs: Mapping[str, RewardsConfig]
+) -> list[FinishedTurn]:
+    """Add the other turns of the conversations whose policy discounts: a reward changes the turns before it."""
     pairs = {
         (turn.project_id, turn.conversation_id)
-        for turn in judged
+        for turn in turns
         if turn.conversation_id is not None and configs[turn.policy_id].discount > 0
     }
-    everything = {turn.id: turn for turn in judged}
+    turns_by_id = {turn.id: turn for turn in turns}
     if pairs:
-        everything |= {
-            turn.id: turn for turn in await signals.conversations(session, pairs) if turn.policy_id in configs
-        }
-    return sorted(everything.values(), key=lambda turn: (turn.created_at, turn.id))
+        conversations = await signals.read_conversations(session, pairs)
+        turns_by_id |= {turn.id: turn for turn in conversations if turn.policy_id in configs}
+    return sorted(turns_by_id.values(), key=lambda turn: (turn.created_at, turn.id))
 
 
-async def _heard(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, Heard]:
-    spoken: dict[str, list[Reward]] = defaultdict(list)
-    asked: dict[str, dict[str, str]] = defaultdict(dict)
+async def _read_rewards(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, TurnRewards]:
+    turn_rewards: dict[str, list[Reward]] = defaultdict(list)
+    states: dict[str, dict[str, str]] = defaultdict(dict)
     for reward in await session.scalars(
         select(Reward).where(Reward.turn_id.in_(turn_ids)).order_by(Reward.created_at, Reward.id)
     ):
-        spoken[reward.turn_id].append(reward)
+        turn_rewards[reward.turn_id].append(reward)
     rows = await session.execute(
         select(Judgement.turn_id, Judgement.source, Judgement.state).where(Judgement.turn_id.in_(turn_ids))
     )
     for turn_id, source, state in rows:
-        asked[turn_id][source] = state
-    return {id: Heard(spoken[id], asked[id]) for id in turn_ids}
+        states[turn_id][source] = state
+    return {id: TurnRewards(turn_rewards[id], states[id]) for id in turn_ids}
 
 
-def _credited(
-    judged: Sequence[Judged], heard: Mapping[str, Heard], configs: Mapping[str, RewardsConfig]
-) -> tuple[dict[str, float | None], dict[str, Sequence[Reward]]]:
-    """From the last turn to the first: each passes its credit on to the one that it followed, and with it the voices
-    that the credit rests on: whoever is held or has had their share must not come in by an earlier turn."""
-    after: dict[str, str] = {}
-    credits: dict[str, float | None] = {}
-    voices: dict[str, Sequence[Reward]] = {}
-    for turn in reversed(judged):
-        config, later = configs[turn.policy_id], after.get(turn.id, "")
-        mine = heard[turn.id].rewards
-        said = [
+def _compute_returns(
+    turns: Sequence[FinishedTurn], turn_rewards: Mapping[str, TurnRewards], configs: Mapping[str, RewardsConfig]
+) -> Returns:
+    """Return the discounted rewards, computed from the last turn to the first.
+
+    A turn that only inherits a reward inherits its raters too: a rater who is quarantined, or has the allowed share of
+    a batch, must not get in through an earlier turn.
+    """
+    next_turn: dict[str, str] = {}
+    values: dict[str, float | None] = {}
+    rated_by: dict[str, Sequence[Reward]] = {}
+    for turn in reversed(turns):
+        config, next_id = configs[turn.policy_id], next_turn.get(turn.id, "")
+        own = turn_rewards[turn.id].rewards
+        own_signals = [
             Signal(row.reward_source, row.value, row.weight, row.reward_source == EXPLICIT and is_person(row.rater))
-            for row in mine
+            for row in own
         ]
-        credits[turn.id] = rewards.credit(rewards.combine(said, config), credits.get(later), config.discount)
-        own = any(is_person(row.rater) for row in mine)
-        voices[turn.id] = mine if own or config.discount == 0 else voices.get(later, mine)
+        values[turn.id] = discounted_return(combine_rewards(own_signals, config), values.get(next_id), config.discount)
+        has_person = any(is_person(row.rater) for row in own)
+        rated_by[turn.id] = own if has_person or config.discount == 0 else rated_by.get(next_id, own)
         if turn.parent_id is not None:
-            after.setdefault(turn.parent_id, turn.id)
-    return credits, voices
+            next_turn.setdefault(turn.parent_id, turn.id)
+    return Returns(values, rated_by)
 
 
-async def _clusters(session: AsyncSession, fresh: Sequence[Judged]) -> dict[str, str | None]:
+async def _read_clusters(session: AsyncSession, turns: Sequence[FinishedTurn]) -> dict[str, str | None]:
     rows = await session.execute(
         select(Turn.id, Turn.prompt_ids, Turn.output_ids).where(
-            Turn.id.in_([turn.id for turn in fresh if turn.exclusion_reason is None])
+            Turn.id.in_([turn.id for turn in turns if turn.exclusion_reason is None])
         )
     )
-    return {id: rater_trust.cluster(prompt or (), output or ()) for id, prompt, output in rows}
+    return {id: rater_trust.cluster_key(prompt_ids or (), output_ids or ()) for id, prompt_ids, output_ids in rows}
 
 
-def _new(turn: Judged, reward: float, cluster: str | None) -> Sample:
+def _new_sample(turn: FinishedTurn, reward: float, cluster: str | None) -> Sample:
     return Sample(
         turn_id=turn.id,
         policy_id=turn.policy_id,
@@ -147,36 +163,40 @@ def _new(turn: Judged, reward: float, cluster: str | None) -> Sample:
     )
 
 
-def _think_again(sample: Sample, reward: float | None, exclusion_reason: str | None) -> None:
-    """Late or second thoughts count until a batch is frozen."""
+def _update_reward(sample: Sample, reward: float | None, exclusion_reason: str | None) -> None:
+    """Apply the new reward. Late and changed feedback counts until the sample is in a batch."""
     if reward is None:
-        if sample.state in (SampleState.OPEN, SampleState.QUARANTINED):
+        if sample.state in WAITING:
             sample.state, sample.reason = SampleState.DROPPED, WITHDRAWN
-    elif sample.state in (SampleState.OPEN, SampleState.QUARANTINED):
+    elif sample.state in WAITING:
         sample.reward = reward
     elif (sample.state, sample.reason) == (SampleState.DROPPED, WITHDRAWN) and exclusion_reason is None:
         sample.state, sample.reason, sample.reward = SampleState.OPEN, None, reward
 
 
-def _ripe(turn: Judged, heard: Heard, config: RewardsConfig, at: float) -> float:
-    """When the last source that has not spoken, nor declined to, is no longer waited for."""
+def _ready_at(turn: FinishedTurn, turn_rewards: TurnRewards, config: RewardsConfig, time: float) -> float:
+    """Return when the windows of all sources that have neither answered nor declined are over."""
     if turn.origin == Origin.PROMPT_SET:
-        return at  # its verifier has spoken
-    spoken = {reward.reward_source for reward in heard.rewards}
-    settled = {source for source, state in heard.asked.items() if state != JudgementState.OPEN}
-    sources = [one for one in config.sources if turn.origin == Origin.CHAT or judges(one)]
-    waits = [source.window_seconds for source in sources if source.name not in spoken | settled]
-    ended = turn.finished_at if turn.finished_at is not None else at
-    return max(ended + max(waits), 0.0) if waits and max(waits) > 0 else at
+        return time  # only its verifier counts, and it has run
+    answered = {reward.reward_source for reward in turn_rewards.rewards}
+    answered |= {source for source, state in turn_rewards.judgement_states.items() if state != JudgementState.OPEN}
+    sources = [source for source in config.sources if turn.origin == Origin.CHAT or scores_unseen_replies(source)]
+    windows = [source.window_seconds for source in sources if source.name not in answered]
+    finished_at = turn.finished_at if turn.finished_at is not None else time
+    return max(finished_at + max(windows), 0.0) if windows and max(windows) > 0 else time
 
 
-def _rater(said: Sequence[Reward]) -> str | None:
-    people = [reward for reward in said if is_person(reward.rater)]
+def _main_rater(turn_rewards: Sequence[Reward]) -> str | None:
+    """Return the person with the most weight among the raters."""
+    people = [reward for reward in turn_rewards if is_person(reward.rater)]
     return max(people, key=lambda reward: reward.weight).rater if people else None
 
 
-def _hold(sample: Sample, turn: Judged, said: Sequence[Reward], held: Mapping[tuple[str, str], str]) -> None:
-    """One word of somebody who is held is enough: it is part of what the sample is worth."""
-    reasons = [why for row in said if (why := held.get((turn.project_id, row.rater or ""))) is not None]
-    if reasons:
-        sample.state, sample.reason = SampleState.QUARANTINED, reasons[0]
+def _quarantine(
+    sample: Sample, turn: FinishedTurn, turn_rewards: Sequence[Reward], quarantined: Mapping[tuple[str, str], str]
+) -> None:
+    """Quarantine the sample if one of its raters is quarantined: that feedback is part of its reward."""
+    for row in turn_rewards:
+        if (reason := quarantined.get((turn.project_id, row.rater or ""))) is not None:
+            sample.state, sample.reason = SampleState.QUARANTINED, reason
+            return

@@ -1,4 +1,4 @@
-"""Feedback → Words: what people and programs have said of turns, the latest of each source, as rewards to be kept."""
+"""Feedback → signals: the latest reward of each source about each turn, from people and programs."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -7,16 +7,16 @@ from typing import NamedTuple
 from sqlalchemy import select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment.config import rewards
-from alignment.config.rewards import ExplicitSource, RewardsConfig
-from app.models import Feedback, FeedbackRank, Origin, Turn, TurnState
+from alignment.config.rewards import WITHDRAWAL, ExplicitSource, RewardsConfig
+from alignment.signals.combine_rewards import NUMERIC_KINDS, feedback_reward, rewards_from_ranks, spread_over_turns
+from app.models import Feedback, FeedbackRank, Origin, SourceKind, Turn, TurnState
 from app.raters import names
 
-LONGEST_CONVERSATION = 256  # turns that one word about a whole conversation falls on
+MAX_CONVERSATION_TURNS = 256  # feedback about a conversation applies to at most so many turns
 
 
-class Judged(NamedTuple):
-    """What becomes of a turn's sample needs no more of the turn than this."""
+class FinishedTurn(NamedTuple):
+    """The columns of a finished turn that rewards and samples depend on."""
 
     id: str
     completion_id: str
@@ -32,26 +32,31 @@ class Judged(NamedTuple):
     origin: str
 
 
-class Spoken(NamedTuple):
+class FeedbackSignal(NamedTuple):
+    """The reward that one source gives one turn, and the rater who is responsible for it."""
+
     value: float
     rater: str
 
 
-COLUMNS = [getattr(Turn, name) for name in Judged._fields]
-Said = dict[str, dict[str, Spoken]]  # by turn, by source
+COLUMNS = [getattr(Turn, name) for name in FinishedTurn._fields]
+SignalsByTurn = dict[str, dict[str, FeedbackSignal]]  # by turn, then by source key
 
 
-async def turns(session: AsyncSession, turn_ids: Collection[str]) -> list[Judged]:
-    """Those that have ended, in the order in which they began."""
+async def read_finished_turns(session: AsyncSession, turn_ids: Collection[str]) -> list[FinishedTurn]:
+    """Return those of the turns that have finished, in order of creation."""
     rows = await session.execute(
         select(*COLUMNS).where(Turn.id.in_(turn_ids), Turn.state != TurnState.OPEN).order_by(Turn.created_at, Turn.id)
     )
-    return [Judged(*row) for row in rows]
+    return [FinishedTurn(*row) for row in rows]
 
 
-async def conversations(session: AsyncSession, pairs: Collection[tuple[str, str]]) -> list[Judged]:
-    """All chats that have ended in these conversations, each a project and an id; of a very long one the latest."""
-    found: list[Judged] = []
+async def read_conversations(session: AsyncSession, pairs: Collection[tuple[str, str]]) -> list[FinishedTurn]:
+    """Return the finished chat turns of these conversations; of a very long one the latest MAX_CONVERSATION_TURNS.
+
+    `pairs` holds (project id, conversation id).
+    """
+    turns: list[FinishedTurn] = []
     for project_id, conversation_id in sorted(pairs):
         rows = await session.execute(
             select(*COLUMNS)
@@ -62,76 +67,97 @@ async def conversations(session: AsyncSession, pairs: Collection[tuple[str, str]
                 Turn.origin == Origin.CHAT,
             )
             .order_by(Turn.created_at.desc(), Turn.id.desc())
-            .limit(LONGEST_CONVERSATION)
+            .limit(MAX_CONVERSATION_TURNS)
         )
-        found += [Judged(*row) for row in rows][::-1]
-    return found
+        turns += [FinishedTurn(*row) for row in rows][::-1]
+    return turns
 
 
-async def spoken(session: AsyncSession, judged: Sequence[Judged], configs: Mapping[str, RewardsConfig]) -> Said:
-    """Everything that counts of what was said of these turns: of each alone, of its conversation, in a ranking."""
-    said: Said = {turn.id: {} for turn in judged}
-    by_id = {turn.id: turn for turn in judged}
-    explicit = {policy_id: explicit_of(config) for policy_id, config in configs.items()}
-    await _of_turns(session, by_id, explicit, said)
-    await _of_conversations(session, judged, configs, said)
-    await _in_rankings(session, by_id, said)
-    return said
+async def read_signals(
+    session: AsyncSession, turns: Sequence[FinishedTurn], configs: Mapping[str, RewardsConfig]
+) -> SignalsByTurn:
+    """Return the effective feedback about these turns: about a turn, its conversation, or its place in a ranking.
+
+    `configs` holds the reward configuration of each policy.
+    """
+    signals: SignalsByTurn = {turn.id: {} for turn in turns}
+    turns_by_id = {turn.id: turn for turn in turns}
+    explicit = {policy_id: explicit_source(config) for policy_id, config in configs.items()}
+    await _add_turn_signals(session, turns_by_id, explicit, signals)
+    await _add_conversation_signals(session, turns, configs, signals)
+    await _add_ranking_signals(session, turns_by_id, signals)
+    return signals
 
 
-async def _of_turns(
-    session: AsyncSession, by_id: Mapping[str, Judged], explicit: Mapping[str, ExplicitSource], said: Said
+async def _add_turn_signals(
+    session: AsyncSession,
+    turns_by_id: Mapping[str, FinishedTurn],
+    explicit: Mapping[str, ExplicitSource],
+    signals: SignalsByTurn,
 ) -> None:
-    rows = await session.scalars(select(Feedback).where(Feedback.turn_id.in_(by_id)).order_by(Feedback.seq))
-    heard: dict[str, list[Feedback]] = defaultdict(list)
+    rows = await session.scalars(select(Feedback).where(Feedback.turn_id.in_(turns_by_id)).order_by(Feedback.seq))
+    feedback: dict[str, list[Feedback]] = defaultdict(list)
     for row in rows:
         assert row.turn_id is not None
-        heard[row.turn_id].append(row)
-    for turn_id, mine in heard.items():
-        turn = by_id[turn_id]
-        said[turn_id] |= latest(mine, turn, explicit[turn.policy_id])
+        feedback[row.turn_id].append(row)
+    for turn_id, turn_feedback in feedback.items():
+        turn = turns_by_id[turn_id]
+        signals[turn_id] |= latest_by_source(turn_feedback, turn, explicit[turn.policy_id])
 
 
-def latest(heard: Sequence[Feedback], turn: Judged, explicit: ExplicitSource) -> dict[str, Spoken]:
-    """By source, in order of arrival. Who takes a comment back has not taken the thumb back."""
-    said: dict[str, Spoken] = {}
+def latest_by_source(
+    feedback: Sequence[Feedback], turn: FinishedTurn, explicit: ExplicitSource
+) -> dict[str, FeedbackSignal]:
+    """Return the latest signal of each source. `feedback` is in order of arrival.
+
+    The withdrawal of a comment does not withdraw a rating of the same source.
+    """
+    signals: dict[str, FeedbackSignal] = {}
     keys: dict[str, str] = {}
-    for row in heard:
-        if row.kind == rewards.WITHDRAWAL:
-            said.pop(keys.get(row.request_metadata.get("withdraws", ""), ""), None)
+    for row in feedback:
+        if row.kind == WITHDRAWAL:
+            signals.pop(keys.get(row.request_metadata.get("withdraws", ""), ""), None)
             continue
-        value = rewards.worth(row.kind, row.value, row.raw_value, explicit)
+        value = feedback_reward(row.kind, row.value, row.raw_value, explicit)
         if value is not None:
-            key = keys[row.id] = source(row) if row.kind in rewards.KINDS else f"{row.kind}/{source(row)}"
-            said[key] = Spoken(value, rater(row, turn))
-    return said
+            key = source_key(row) if row.kind in NUMERIC_KINDS else f"{row.kind}/{source_key(row)}"
+            keys[row.id] = key
+            signals[key] = FeedbackSignal(value, rater_name(row, turn))
+    return signals
 
 
-def explicit_of(config: RewardsConfig) -> ExplicitSource:
-    """Words are kept as rewards even where the policy does not listen to them."""
-    return next((one for one in config.sources if isinstance(one, ExplicitSource)), ExplicitSource())
+def explicit_source(config: RewardsConfig) -> ExplicitSource:
+    """Return the explicit source of the configuration, or the default.
+
+    Rewards of feedback are stored even where the policy does not use them.
+    """
+    return next((source for source in config.sources if isinstance(source, ExplicitSource)), ExplicitSource())
 
 
-def source(row: Feedback) -> str:
-    """Example: "default/HUMAN/user-7"."""
+def source_key(row: Feedback) -> str:
+    """Return the source of the feedback as one string. Example: "default/HUMAN/user-7"."""
     return f"{row.name}/{row.source_kind}/{row.source_id or ''}"
 
 
-def rater(row: Feedback, turn: Judged) -> str:
-    """Who is answerable: as the feedback names them; a person without a name is the conversation's."""
-    if row.source_id or row.source_kind != names.PERSON:
-        return names.spoken(row.source_kind, row.source_id)
-    return who(turn)
+def rater_name(row: Feedback, turn: FinishedTurn) -> str:
+    """Return the rater whom the feedback names; a person without a name is the end user of the conversation."""
+    if row.source_id or row.source_kind != SourceKind.HUMAN:
+        return names.feedback_rater(row.source_kind, row.source_id)
+    return end_user_rater(turn)
 
 
-def who(turn: Judged) -> str:
-    return names.voice(turn.end_user, turn.conversation_id, turn.id)
+def end_user_rater(turn: FinishedTurn) -> str:
+    """Return the rater name of the person whom the turn answers."""
+    return names.turn_rater(turn.end_user, turn.conversation_id, turn.id)
 
 
-async def _of_conversations(
-    session: AsyncSession, judged: Sequence[Judged], configs: Mapping[str, RewardsConfig], said: Said
+async def _add_conversation_signals(
+    session: AsyncSession,
+    turns: Sequence[FinishedTurn],
+    configs: Mapping[str, RewardsConfig],
+    signals: SignalsByTurn,
 ) -> None:
-    pairs = {(turn.project_id, turn.conversation_id) for turn in judged if turn.conversation_id is not None}
+    pairs = {(turn.project_id, turn.conversation_id) for turn in turns if turn.conversation_id is not None}
     if not pairs:
         return
     rows = await session.scalars(
@@ -139,46 +165,53 @@ async def _of_conversations(
         .where(tuple_(Feedback.project_id, Feedback.conversation_id).in_(sorted(pairs)), Feedback.turn_id.is_(None))
         .order_by(Feedback.seq)
     )
-    heard: dict[tuple[str, str], list[Feedback]] = defaultdict(list)
+    feedback: dict[tuple[str, str], list[Feedback]] = defaultdict(list)
     for row in rows:
         assert row.conversation_id is not None
-        heard[row.project_id, row.conversation_id].append(row)
-    for pair, mine in heard.items():
-        members = await conversations(session, [pair])
-        present = [(place, turn) for place, turn in enumerate(members) if turn.id in said]
-        for policy_id in {turn.policy_id for _, turn in present}:  # a conversation may go from one to another
+        feedback[row.project_id, row.conversation_id].append(row)
+    for pair, conversation_feedback in feedback.items():
+        conversation = await read_conversations(session, [pair])
+        requested = [(index, turn) for index, turn in enumerate(conversation) if turn.id in signals]
+        for policy_id in {turn.policy_id for _, turn in requested}:  # a conversation may move to another policy
             config = configs[policy_id]
-            for name, word in latest(mine, members[0], explicit_of(config)).items():
-                shares = rewards.spread(word.value, len(members), config)
-                for place, turn in present:
+            latest = latest_by_source(conversation_feedback, conversation[0], explicit_source(config))
+            for key, signal in latest.items():
+                shares = spread_over_turns(signal.value, len(conversation), config)
+                for index, turn in requested:
                     if turn.policy_id == policy_id:
-                        said[turn.id][f"conversation/{name}"] = Spoken(shares[place], word.rater)
+                        signals[turn.id][f"conversation/{key}"] = FeedbackSignal(shares[index], signal.rater)
 
 
-async def _in_rankings(session: AsyncSession, by_id: Mapping[str, Judged], said: Said) -> None:
-    """The last order of each source over the same turns, as a number for each of them."""
+async def _add_ranking_signals(
+    session: AsyncSession, turns_by_id: Mapping[str, FinishedTurn], signals: SignalsByTurn
+) -> None:
+    """Add the last ranking of each source over the same turns, as a number for each turn."""
     rows = list(
         await session.execute(
             select(Feedback, FeedbackRank.turn_id)
             .join(FeedbackRank, FeedbackRank.feedback_seq == Feedback.seq)
-            .where(FeedbackRank.turn_id.in_(by_id))
+            .where(FeedbackRank.turn_id.in_(turns_by_id))
             .order_by(Feedback.seq)
         )
     )
     if not rows:
         return
-    gone = await _withdrawn(session, {(row.project_id, row.target) for row, _ in rows})
-    ranks = await _ranks(session, {row.seq for row, _ in rows})
+    withdrawn = await _read_withdrawn(session, {(row.project_id, row.target) for row, _ in rows})
+    ranks = await _read_ranks(session, {row.seq for row, _ in rows})
     for row, turn_id in rows:
-        name = f"{row.kind}/{source(row)}/{row.target}"
-        if row.id in gone:
-            said[turn_id].pop(name, None)
+        key = f"{row.kind}/{source_key(row)}/{row.target}"
+        if row.id in withdrawn:
+            signals[turn_id].pop(key, None)
         else:
-            said[turn_id][name] = Spoken(rewards.order(ranks[row.seq])[turn_id], rater(row, by_id[turn_id]))
+            value = rewards_from_ranks(ranks[row.seq])[turn_id]
+            signals[turn_id][key] = FeedbackSignal(value, rater_name(row, turns_by_id[turn_id]))
 
 
-async def ranked(session: AsyncSession, targets: Collection[tuple[str, str]]) -> set[str]:
-    """The turns that were put in order under these targets, each a project and a target; also by what is withdrawn."""
+async def read_ranked_turn_ids(session: AsyncSession, targets: Collection[tuple[str, str]]) -> set[str]:
+    """Return the turns that feedback about these targets ranks, withdrawn feedback included.
+
+    `targets` holds (project id, target).
+    """
     rows = await session.scalars(
         select(FeedbackRank.turn_id)
         .join(Feedback, Feedback.seq == FeedbackRank.feedback_seq)
@@ -187,17 +220,19 @@ async def ranked(session: AsyncSession, targets: Collection[tuple[str, str]]) ->
     return set(rows)
 
 
-async def _withdrawn(session: AsyncSession, targets: Collection[tuple[str, str]]) -> set[str]:
+async def _read_withdrawn(session: AsyncSession, targets: Collection[tuple[str, str]]) -> set[str]:
+    """Return the ids of the feedback about these targets that was withdrawn."""
     rows = await session.scalars(
         select(Feedback).where(
-            Feedback.kind == rewards.WITHDRAWAL,
+            Feedback.kind == WITHDRAWAL,
             tuple_(Feedback.project_id, Feedback.target).in_(sorted(targets)),
         )
     )
     return {row.request_metadata["withdraws"] for row in rows}
 
 
-async def _ranks(session: AsyncSession, seqs: Collection[int]) -> dict[int, dict[str, int]]:
+async def _read_ranks(session: AsyncSession, seqs: Collection[int]) -> dict[int, dict[str, int]]:
+    """Return the ranks by turn of each feedback event."""
     rows = await session.execute(
         select(FeedbackRank.feedback_seq, FeedbackRank.turn_id, FeedbackRank.rank).where(
             FeedbackRank.feedback_seq.in_(seqs)
@@ -209,21 +244,21 @@ async def _ranks(session: AsyncSession, seqs: Collection[int]) -> dict[int, dict
     return ranks
 
 
-async def groups(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, str]:
-    """Turns that people have put in order and that answer the very same prompt: replies to compare, by turn."""
-    orders = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(turn_ids))
+async def read_comparison_groups(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, str]:
+    """Return the group of each turn that was ranked among replies to exactly the same prompt tokens, by turn."""
+    seqs = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(turn_ids))
     rows = await session.execute(
         select(FeedbackRank.feedback_seq, Feedback.target, Turn.id, Turn.prompt_ids)
         .join(Feedback, Feedback.seq == FeedbackRank.feedback_seq)
         .join(Turn, Turn.id == FeedbackRank.turn_id)
-        .where(FeedbackRank.feedback_seq.in_(orders))
+        .where(FeedbackRank.feedback_seq.in_(seqs))
         .order_by(FeedbackRank.feedback_seq)
     )
     prompts: dict[tuple[int, str], dict[str, tuple[int, ...]]] = defaultdict(dict)
     for seq, target, turn_id, ids in rows:
         prompts[seq, target][turn_id] = tuple(ids or ())
-    found: dict[str, str] = {}
+    groups: dict[str, str] = {}
     for (_, target), members in prompts.items():
         if len(set(members.values())) == 1 and all(members.values()):
-            found |= dict.fromkeys(members, target)
-    return found
+            groups |= dict.fromkeys(members, target)
+    return groups

@@ -1,1 +1,1 @@
-"""Judging: the rooms behind workers/judging/judge.py."""
+"""Judgements: reward sources that are asked about finished turns, off the request path."""

@@ -1,63 +1,59 @@
-"""Case: one question to one source, with all that is needed to ask it; and what may come of asking."""
+"""JudgeRequest: one question to one reward source, with all that is needed to ask it, read from the database."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from alignment.config.rewards import EndpointConfig, JudgeSource, Source
-from alignment.signals.rules import Facts
+from sqlalchemy import func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
-OUT_OF_BUDGET = "its budget of the hour is spent"
-NOT_IN_SHARE = "it is asked about a share of the turns only"
-NOT_CONFIGURED = "the policy does not listen to it"
+from alignment.config.rewards import EndpointConfig, JudgeSource, NextTurnSource, RewardsConfig, Source
+from alignment.signals.eligibility import is_in_share
+from alignment.signals.judge_prompts import is_judge_prompt
+from alignment.signals.rules import RuleInput
+from app.core.database import now
+from app.core.settings import Settings
+from app.models import Judgement, Policy, Turn, TurnState, Version
+from app.policies import references
+from app.projects.consent import NO_CONSENT, has_training_consent
+from app.training.reward_config import effective_rewards
+from workers.feedback import group_samples
+from workers.judging.judgement_queue import JudgementLease
+from workers.queue.leased_job import JobFailed, JobSkipped
+
+MAX_POLLS = 6  # within the window of a source
+# Why a judgement is skipped.
+OUT_OF_BUDGET = "the hourly budget of the source is spent"
+NOT_IN_SHARE = "the turn is not in the share that the source is asked about"
+NOT_CONFIGURED = "the policy does not use this source"
 DELETED = "the turn is deleted"
-OWN_QUESTION = "the turn is a judge's own question"
-NOTHING_TO_SAY = "it has nothing to say"
+JUDGE_PROMPT = "the turn is a judge's own prompt"
+NO_OPINION = "the source has no opinion"
 NO_REPLY = "there is no reply to judge"
-NO_NEXT_MESSAGE = "the next message is not the user's"
-
-
-class Silent(Exception):
-    """There is no answer, and there will be none."""
-
-
-class Unanswered(Exception):
-    """No answer that can be read: another attempt may bring one."""
-
-
-class Broken(Exception):
-    """No answer, and another attempt would bring none."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A judgement that is ours until its lease runs out."""
-
-    id: str
-    fence: int
-    attempt: int
-    turn_id: str
-    policy_id: str
-    source: str
-    asks: int = 0  # that earlier attempts made
+NO_NEXT_MESSAGE = "no user message follows the reply"
 
 
 @dataclass(frozen=True)
 class JudgeRequest:
-    """`claims` is one judgement; where replies are compared it is those of all replies that are free."""
+    """One question to one source. `leases` holds one judgement, or those of all replies that are compared."""
 
-    claims: tuple[Claim, ...]
+    leases: tuple[JudgementLease, ...]
     source: Source
-    endpoint: EndpointConfig | None  # who is asked over HTTP, if anybody: of next_turn its judge
-    closed: str | None  # why the endpoint must not be asked
-    own: bool  # the rewards are the policy's own, and not the deployment's
-    facts: Facts
-    about: Mapping[str, Any]  # the turn, as a service of yours is told of it
-    before: str | None = None  # the user's last message before the reply
-    next_message: str | None = None  # and the one after it
-    replies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # to compare, by turn
-    waits: bool = False  # a reply to compare with is still being made
-    window_left: float = 0.0  # seconds in which it is still worth waiting
+    endpoint: EndpointConfig | None  # the endpoint to call over HTTP; of next_turn its judge
+    endpoint_refusal: str | None  # why the endpoint must not be called
+    is_policy_owned: bool  # the rewards are configured by the policy, not by the deployment
+    facts: RuleInput
+    turn_body: Mapping[str, Any]  # the turn as an HTTP service gets it
+    previous_message: str | None = None  # the user's last message before the reply
+    next_message: str | None = None  # and the first one after it
+    replies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the replies to compare, by turn
+    has_open_reply: bool = False  # a reply to compare with is still being generated
+    seconds_left: float = 0.0  # of the window in which waiting is worthwhile
+
+    @property
+    def poll_seconds(self) -> float:
+        """Return the delay until the source is asked again, while the turn or reply that it needs is missing."""
+        return min(self.seconds_left, max(self.source.window_seconds / MAX_POLLS, 1.0))
 
     @property
     def judge(self) -> JudgeSource:
@@ -67,24 +63,168 @@ class JudgeRequest:
 
 @dataclass(frozen=True)
 class Answer:
-    """`value` in [-1, 1]."""
+    """A source's reward, in [-1, 1]."""
 
     value: float
     explanation: str = ""
 
 
 @dataclass
-class Meter:
-    """What asking has cost, whatever came of it."""
+class Usage:
+    """What a question costs, whatever its result."""
 
-    asks: int = 0
+    requests: int = 0
     tokens: int = 0
 
 
-def number(value: Any) -> float:
-    """Raises Broken for what is no reward."""
+def parse_reward(value: Any) -> float:
+    """Return the value as a reward. Raises JobFailed unless it is a number in [-1, 1]."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Broken(f"{str(value)[:100]!r} is no number")
+        raise JobFailed(f"{str(value)[:100]!r} is not a number")
     if not -1 <= value <= 1:
-        raise Broken(f"{value!r} does not lie between -1 and 1")
+        raise JobFailed(f"{value!r} is not between -1 and 1")
     return float(value)
+
+
+async def build_request(session: AsyncSession, settings: Settings, leases: tuple[JudgementLease, ...]) -> JudgeRequest:
+    """Read the turn and its context. Raises JobSkipped where there is nothing to ask."""
+    first = leases[0]
+    policy = await session.get_one(Policy, first.policy_id)
+    config = effective_rewards(policy, settings)
+    source = config.source(first.source)
+    if source is None or source.type == "explicit":
+        raise JobSkipped(NOT_CONFIGURED)
+    turn = await session.get(Turn, first.turn_id)
+    await _check_turn(session, turn)
+    assert turn is not None
+    endpoint = _find_endpoint(source, config)
+    next_messages = await _read_next_messages(session, turn)
+    choices = await _read_choices(session, turn) if isinstance(source, JudgeSource) and source.compare else []
+    version = await session.get_one(Version, turn.version_id)
+    turn_policy = await session.get_one(Policy, turn.policy_id)
+    age = await session.scalar(select(now() - Turn.finished_at).where(Turn.id == turn.id)) or 0.0
+    seconds_until_complete = await group_samples.seconds_until_complete(session, turn.completion_id)
+    return JudgeRequest(
+        leases=leases,
+        source=source,
+        endpoint=endpoint,
+        endpoint_refusal=await _find_refusal(session, endpoint, config, first) if endpoint else None,
+        is_policy_owned=policy.rewards is not None,
+        facts=_build_facts(turn, next_messages, settings),
+        turn_body=_build_turn_body(turn, references.version_name(turn_policy, version)),
+        previous_message=_last_user_message(turn.messages),
+        next_message=_last_user_message(next_messages),
+        replies={choice.id: choice.reply for choice in choices if choice.reply is not None},
+        has_open_reply=any(choice.state == TurnState.OPEN for choice in choices),
+        seconds_left=max(source.window_seconds - age, seconds_until_complete),
+    )
+
+
+async def _check_turn(session: AsyncSession, turn: Turn | None) -> None:
+    """Raises JobSkipped for a turn that no source may be asked about."""
+    if turn is None or turn.deleted_at is not None:
+        raise JobSkipped(DELETED)
+    if not await has_training_consent(session, turn):
+        raise JobSkipped(NO_CONSENT)
+    if is_judge_prompt(turn.messages):
+        raise JobSkipped(JUDGE_PROMPT)
+
+
+def _find_endpoint(source: Source, config: RewardsConfig) -> EndpointConfig | None:
+    if isinstance(source, NextTurnSource):
+        judge = config.source(source.judge) if source.judge is not None else None
+        return judge if isinstance(judge, JudgeSource) else None
+    return source if isinstance(source, EndpointConfig) else None
+
+
+async def _find_refusal(
+    session: AsyncSession, endpoint: EndpointConfig, config: RewardsConfig, lease: JudgementLease
+) -> str | None:
+    """Return why the endpoint must not be called for this turn, None if it may be called.
+
+    The hourly budget counts the requests of finished judgements, those made for next_turn included.
+    """
+    sampling_key = func.coalesce(Turn.shadow_of_id, Turn.completion_id)  # a shadow reply is judged where its chat is
+    completion_id = await session.scalar(select(sampling_key).where(Turn.id == lease.turn_id))
+    if not is_in_share(completion_id or lease.turn_id, endpoint.name, endpoint.share):
+        return NOT_IN_SHARE
+    names = [endpoint.name]
+    names += [one.name for one in config.sources if isinstance(one, NextTurnSource) and one.judge == endpoint.name]
+    num_requests = func.coalesce(Judgement.details["requests"].as_integer(), 0)
+    spent = await session.scalar(
+        select(func.coalesce(func.sum(num_requests), 0)).where(
+            Judgement.policy_id == lease.policy_id,
+            Judgement.source.in_(names),
+            Judgement.settled_at > now() - 3600,
+        )
+    )
+    return OUT_OF_BUDGET if (spent or 0) >= endpoint.per_hour else None
+
+
+async def _read_next_messages(session: AsyncSession, turn: Turn) -> list[dict[str, Any]]:
+    """Return the messages of users and tools straight after the reply: the end of the first prompt that continues it.
+
+    A prompt equal to the turn's own is a client's retry. A prompt that ends in another reply is no evidence about this
+    one. Both give an empty list.
+    """
+    child = (
+        await session.scalars(
+            select(Turn)
+            .where(
+                Turn.parent_id == turn.id,
+                Turn.deleted_at.is_(None),
+                or_(Turn.exclusion_reason.is_(None), Turn.exclusion_reason != NO_CONSENT),
+            )
+            .order_by(Turn.created_at, Turn.id)
+            .limit(1)
+        )
+    ).one_or_none()
+    if child is None or child.messages == turn.messages:
+        return []
+    replies = [index for index, message in enumerate(child.messages) if message["role"] == "assistant"]
+    if replies and _content(child.messages[replies[-1]]) != _content(turn.reply or {}):
+        return []
+    next_messages = child.messages[replies[-1] + 1 :] if replies else child.messages
+    return [message for message in next_messages if message["role"] in ("user", "tool")]
+
+
+def _content(message: dict[str, Any]) -> str:
+    return str(message.get("content") or "").strip()
+
+
+def _last_user_message(messages: list[dict[str, Any]]) -> str | None:
+    return next((_content(message) for message in reversed(messages) if message["role"] == "user"), None)
+
+
+async def _read_choices(session: AsyncSession, turn: Turn) -> list[Turn]:
+    """Return all replies of the completion; for a shadow reply, itself and the chat reply that it shadows."""
+    is_choice = or_(Turn.completion_id == turn.completion_id, Turn.id == turn.shadow_of_id)
+    rows = await session.scalars(
+        select(Turn).where(is_choice, Turn.deleted_at.is_(None)).order_by(Turn.choice_index, Turn.id)
+    )
+    return list(rows)
+
+
+def _build_facts(turn: Turn, next_messages: list[dict[str, Any]], settings: Settings) -> RuleInput:
+    return RuleInput(
+        messages=tuple(turn.messages),
+        reply=turn.reply,
+        finish_reason=turn.finish_reason,
+        state=turn.state,
+        num_output_tokens=turn.num_output_tokens,
+        next_messages=tuple(next_messages),
+        details=turn.request_metadata or {},
+        length_range=settings.length_range,
+    )
+
+
+def _build_turn_body(turn: Turn, model: str) -> dict[str, Any]:
+    return {
+        "id": turn.id,
+        "conversation_id": turn.conversation_id,
+        "messages": turn.messages,
+        "reply": turn.reply,
+        "finish_reason": turn.finish_reason,
+        "model": model,
+        "metadata": turn.request_metadata or {},
+    }

@@ -1,1 +1,1 @@
-"""What all leased jobs share: heartbeats, retries, and running user code."""
+"""The life cycle of leased jobs: claims, heartbeats, retries, and user code under a time limit."""

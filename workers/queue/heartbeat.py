@@ -1,4 +1,4 @@
-"""A lease that is pushed out while the trainer's own thread computes."""
+"""Renew leases from a thread while the main thread computes."""
 
 import asyncio
 import logging
@@ -16,7 +16,10 @@ log = logging.getLogger("attune.trainer")
 
 
 class Heartbeat:
-    """Beats from a thread and a connection of its own. `fences`: rows of one table, by id."""
+    """Context manager that renews the leases of rows of one table, from a thread and a connection of its own.
+
+    `fences` maps the id of each row to its fencing token.
+    """
 
     def __init__(self, settings: Settings, model: type[Any], fences: Mapping[str, int]) -> None:
         self._settings, self._model, self._fences = settings, model, fences
@@ -32,20 +35,20 @@ class Heartbeat:
 
     def _run(self) -> None:
         if self._stop.wait(self._settings.lease_seconds / 4):
-            return  # most updates are over before the first beat is due
+            return  # most updates end before the first renewal is due
         with asyncio.Runner() as runner:
-            # One beat that hangs must leave time for the next.
+            # A renewal that hangs must leave time for the next one.
             db = Database(self._settings.database, seconds=max(0.5, self._settings.lease_seconds / 4))
             while True:
                 try:
-                    runner.run(self._beat(db))
+                    runner.run(self._renew(db))
                 except (SQLAlchemyError, OSError) as error:
-                    log.warning("%s: no heartbeat (%s)", self._model.__tablename__, error)
+                    log.warning("%s: the lease was not renewed (%s)", self._model.__tablename__, error)
                 if self._stop.wait(self._settings.lease_seconds / 4):
                     break
             runner.run(db.close())
 
-    async def _beat(self, db: Database) -> None:
+    async def _renew(self, db: Database) -> None:
         async with db.write() as session:
             for id, fence in self._fences.items():
                 await leases.renew(session, self._model, id, fence=fence, seconds=self._settings.lease_seconds)

@@ -1,29 +1,35 @@
-"""Somebody's own function, run in a thread for a limited time: whatever it raises is its own failure."""
+"""Run a function that a user wrote in a thread, for a limited time."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
 
-class Failed(Exception):
-    """It raised, or took too long. A thread cannot be ended: what hangs goes on hanging until the process ends."""
+class UserCodeError(Exception):
+    """The function raised an exception or took too long.
+
+    A thread cannot be stopped: a function that hangs goes on until the process ends.
+    """
 
 
-async def run(
-    function: Callable[[], Any], seconds: float, *, noun: str, passes: tuple[type[Exception], ...] = ()
+async def run_user_code(
+    function: Callable[[], Any], seconds: float, *, noun: str, reraise: tuple[type[Exception], ...] = ()
 ) -> Any:
-    """Raises Failed, and what `passes` through."""
+    """Return what the function returns. Raises UserCodeError, and exceptions of the `reraise` types unchanged.
+
+    `noun` names the function in the message of a time-out.
+    """
 
     def call() -> Any:
         try:
             return function()
-        except passes:
+        except reraise:
             raise
         except (Exception, SystemExit) as error:
-            raise Failed(f"{type(error).__name__}: {error}") from error
+            raise UserCodeError(f"{type(error).__name__}: {error}") from error
 
     try:
         async with asyncio.timeout(seconds):
             return await asyncio.to_thread(call)
     except TimeoutError as error:
-        raise Failed(f"the {noun} took more than {seconds:g} s") from error
+        raise UserCodeError(f"the {noun} took more than {seconds:g} s") from error

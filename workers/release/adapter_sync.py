@@ -1,4 +1,4 @@
-"""Wanted versions → held by every ready engine: what was pinned, kept or lost since the engine started."""
+"""Load the wanted versions on every ready engine: what was pinned, kept or lost since the engine started."""
 
 import asyncio
 import logging
@@ -9,81 +9,83 @@ from alignment.errors import DamagedAdapter
 from app.core.database import Database
 from app.core.settings import Settings
 from app.inference.errors import EngineRefused, EngineUnavailable
-from app.inference.keys import engine_keys
-from app.inference.pool import EnginePool
+from app.inference.pool import EnginePool, load_engine_keys
 from app.models import Engine, Version, VersionState
 from app.policies import service
-from workers.queue.retry import pause
+from workers.queue.retry import backoff
 from workers.release import engine_inventory
-from workers.release.verify_delivery import NotDelivered, Timings, prove, ready_to_load
+from workers.release.verify_delivery import NotDelivered, Timings, load_and_verify, prepare_adapter
 
-log = logging.getLogger("attune.fleet")
-# Evaluate brings these, and only there may a version be rejected for what an engine says of it.
-ON_THEIR_WAY = (VersionState.TRAINED, VersionState.VERIFIED)
+log = logging.getLogger("attune.adapter_sync")
+# The evaluate stage loads these, and only there may a version be rejected for what an engine answers.
+LOADED_BY_EVALUATE = (VersionState.TRAINED, VersionState.VERIFIED)
 
-MOST_SECONDS = 5.0  # of one run on one engine,
-MOST_SECONDS_OF_BYTES = 60.0  # where adapters are sent whole
-Place = tuple[str, int, str]  # an engine's name and incarnation, and a version's id
-RESTING: dict[Place, tuple[int, float]] = {}  # what failed there: how often, and until when it is left alone
+MAX_SECONDS_BY_PATH = 5.0  # of one run on one engine
+MAX_SECONDS_BY_VALUE = 60.0  # where adapters are sent in the request
+LoadKey = tuple[str, int, str]  # an engine's name and incarnation, and a version's id
+FAILED_LOADS: dict[LoadKey, tuple[int, float]] = {}  # failed attempts, and the monotonic time of the next one
 
 
 async def sync_adapters(db: Database, settings: Settings) -> None:
-    """Prove and load, off the publish path, what an engine should hold and does not: what serves and nobody holds
-    before all else. One that hangs holds the others up for a few seconds at most."""
+    """Verify and load the wanted versions that an engine does not hold.
+
+    Serving versions that no engine holds come first. One engine that hangs delays the others by a few seconds at most.
+    """
     async with db.read() as session:
-        engines = await service.ready_engines(session)
-        serving = await engine_inventory.serving(session)
+        engines = await service.list_ready_engines(session)
+        serving = await engine_inventory.serving_adapter_names(session)
         wanted = [
             version
-            for version in await engine_inventory.wanted(session, settings.keep_versions)
-            if version.state not in ON_THEIR_WAY
+            for version in await engine_inventory.wanted_versions(session, settings.keep_versions)
+            if version.state not in LOADED_BY_EVALUATE
         ]
-    nobodys = {name for name in serving if not any(name in engine.loaded for engine in engines)}
-    wanted.sort(key=lambda version: version.adapter_name not in nobodys)
+    unserved = {name for name in serving if not any(name in engine.loaded for engine in engines)}
+    wanted.sort(key=lambda version: version.adapter_name not in unserved)
     missing = {
         engine.name: [
             version
             for version in wanted
-            if not service.holds(engine, version)
-            and (version.adapter_name in nobodys or not _rests(_place(engine, version)))
+            if not service.is_loaded(engine, version)
+            and (version.adapter_name in unserved or not _is_backing_off(_load_key(engine, version)))
         ]
         for engine in engines
     }
     if not any(missing.values()):
         return
-    pool = EnginePool(engine_keys(settings))
+    pool = EnginePool(load_engine_keys(settings))
     try:
-        await asyncio.gather(*(_furnish(db, settings, pool, engine, missing[engine.name]) for engine in engines))
+        await asyncio.gather(*(_load_missing(db, settings, pool, engine, missing[engine.name]) for engine in engines))
     finally:
         await pool.close()
 
 
-async def _furnish(
+async def _load_missing(
     db: Database, settings: Settings, pool: EnginePool, engine: Engine, versions: Sequence[Version]
 ) -> None:
-    until = time.monotonic() + (MOST_SECONDS if settings.adapter_delivery == "path" else MOST_SECONDS_OF_BYTES)
+    max_seconds = MAX_SECONDS_BY_PATH if settings.adapter_delivery == "path" else MAX_SECONDS_BY_VALUE
+    deadline = time.monotonic() + max_seconds
     for version in versions:
-        client, place = pool.at(engine.url), _place(engine, version)
+        client, key = pool.get(engine.url), _load_key(engine, version)
         try:
-            async with asyncio.timeout(max(0.0, until - time.monotonic())):
-                adapter = await ready_to_load(version, settings, Timings())
-                await prove(client, version, adapter, settings, Timings())
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                adapter = await prepare_adapter(version, settings, Timings())
+                await load_and_verify(client, version, adapter, settings, Timings())
         except (DamagedAdapter, NotDelivered, EngineRefused, EngineUnavailable, OSError) as error:
-            attempt = RESTING.get(place, (0, 0.0))[0] + 1
-            RESTING[place] = attempt, time.monotonic() + pause(attempt)
-            told = "%s is not loaded on %s, tried again in %.0f s: %r"
-            log.warning(told, version.adapter_name, engine.name, pause(attempt), error)
+            attempt = FAILED_LOADS.get(key, (0, 0.0))[0] + 1
+            FAILED_LOADS[key] = attempt, time.monotonic() + backoff(attempt)
+            message = "%s is not loaded on %s, tried again in %.0f s: %r"
+            log.warning(message, version.adapter_name, engine.name, backoff(attempt), error)
             if isinstance(error, EngineUnavailable | TimeoutError):
-                return  # it would fare no better with the others
+                return  # the other versions would fail as well
             continue
-        RESTING.pop(place, None)
+        FAILED_LOADS.pop(key, None)
         async with db.write() as session:
-            await engine_inventory.note(session, engine, added=version.adapter_name)
+            await engine_inventory.record_adapters(session, engine, added=version.adapter_name)
 
 
-def _rests(place: Place) -> bool:
-    return RESTING.get(place, (0, 0.0))[1] > time.monotonic()
+def _is_backing_off(key: LoadKey) -> bool:
+    return FAILED_LOADS.get(key, (0, 0.0))[1] > time.monotonic()
 
 
-def _place(engine: Engine, version: Version) -> Place:
+def _load_key(engine: Engine, version: Version) -> LoadKey:
     return engine.name, engine.incarnation, version.id

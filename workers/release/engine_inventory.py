@@ -1,4 +1,4 @@
-"""Which versions each engine holds, and which it should: written under the engine's incarnation."""
+"""Which versions each engine holds, and which it should hold. Rows are written under the engine's incarnation."""
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -7,15 +7,18 @@ from app.core.database import now
 from app.models import ONCE_LIVE, PENDING_RELEASE, Deployment, Engine, EngineState, Pin, Version
 
 
-async def wanted(session: AsyncSession, keep: int) -> list[Version]:
-    """Serving, previous, the canary, pinned, on their way home, and the last few that served: what people or rollbacks
-    may ask for."""
-    pointed = await session.execute(
+async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
+    """Return the adapter versions that every engine should hold, by number.
+
+    These are the versions that users or rollbacks may ask for: serving, previous, canary, pinned, pending release, and
+    the last `keep` of each policy that served.
+    """
+    deployed = await session.execute(
         select(Deployment.version_id, Deployment.previous_version_id, Deployment.canary_version_id)
     )
-    ids = {id for row in pointed for id in row if id is not None}
+    ids = {id for row in deployed for id in row if id is not None}
     ids |= set(await session.scalars(select(Pin.version_id).distinct()))
-    coming = await session.scalars(select(Version.id).where(Version.state.in_(PENDING_RELEASE)))
+    ids |= set(await session.scalars(select(Version.id).where(Version.state.in_(PENDING_RELEASE))))
     policies = await session.scalars(select(Deployment.policy_id))
     for policy_id in list(policies):
         recent = await session.scalars(
@@ -23,7 +26,7 @@ async def wanted(session: AsyncSession, keep: int) -> list[Version]:
             .where(
                 Version.policy_id == policy_id,
                 Version.state.in_(ONCE_LIVE),
-                Version.live_at.is_not(None),  # not what was only ever a canary
+                Version.live_at.is_not(None),  # excludes versions that were only ever a canary
             )
             .order_by(Version.live_at.desc())
             .limit(keep)
@@ -31,15 +34,18 @@ async def wanted(session: AsyncSession, keep: int) -> list[Version]:
         ids |= set(recent)
     rows = await session.scalars(
         select(Version)
-        .where(Version.id.in_(ids | set(coming)), Version.adapter_name.is_not(None), ~Version.full_weights)
+        .where(Version.id.in_(ids), Version.adapter_name.is_not(None), ~Version.full_weights)
         .order_by(Version.number)
     )
     return list(rows)
 
 
-async def serving(session: AsyncSession) -> set[str]:
-    """Adapter names of the versions that the pointers point to. Without a canary an engine may open: whoever is in its
-    share is answered by what serves then."""
+async def serving_adapter_names(session: AsyncSession) -> set[str]:
+    """Return the adapter names of the versions that the deployments serve.
+
+    Canaries are not among them: an engine may take traffic without one, and users in the canary's share are answered
+    by the serving version then.
+    """
     rows = await session.scalars(
         select(Version.adapter_name)
         .join(Deployment, Deployment.version_id == Version.id)
@@ -48,27 +54,29 @@ async def serving(session: AsyncSession) -> set[str]:
     return {name for name in rows if name is not None}
 
 
-async def pointed(session: AsyncSession) -> Version:
-    """What serves, where all weights are trained: then there is one policy."""
-    asked = select(Version).join(Deployment, Deployment.version_id == Version.id).order_by(Deployment.policy_id)
-    return (await session.scalars(asked.limit(1))).one()
+async def serving_version(session: AsyncSession) -> Version:
+    """Return the serving version of the one policy that exists where full weights are trained."""
+    statement = select(Version).join(Deployment, Deployment.version_id == Version.id).order_by(Deployment.policy_id)
+    return (await session.scalars(statement.limit(1))).one()
 
 
-async def having(session: AsyncSession, policy_id: str, weights: str | None) -> Version:
-    """The version whose full weights those are; version 0 for the base model's own."""
-    mine = Version.number == 0 if weights is None else Version.adapter_name == weights
-    return (await session.scalars(select(Version).where(Version.policy_id == policy_id, mine))).one()
+async def version_with_weights(session: AsyncSession, policy_id: str, weights: str | None) -> Version:
+    """Return the version that these full weights belong to; None stands for the base model, which is version 0."""
+    matches = Version.number == 0 if weights is None else Version.adapter_name == weights
+    return (await session.scalars(select(Version).where(Version.policy_id == policy_id, matches))).one()
 
 
-async def locked(session: AsyncSession, engine: Engine) -> Engine | None:
-    """What it holds stays as it is until the transaction ends. None when it was restarted since `engine` was read."""
+async def lock_engine(session: AsyncSession, engine: Engine) -> Engine | None:
+    """Lock the engine's row until the transaction ends. Return None if it was restarted since `engine` was read."""
     current = await session.get(Engine, engine.name, populate_existing=True, with_for_update=True)
     return current if current is not None and current.incarnation == engine.incarnation else None
 
 
-async def note(session: AsyncSession, engine: Engine, *, added: str | None = None, removed: str | None = None) -> bool:
-    """Note a load or an unload. False when the engine was restarted since `engine` was read."""
-    current = await locked(session, engine)
+async def record_adapters(
+    session: AsyncSession, engine: Engine, *, added: str | None = None, removed: str | None = None
+) -> bool:
+    """Record that an adapter was loaded or unloaded. Return False if the engine was restarted since it was read."""
+    current = await lock_engine(session, engine)
     if current is None:
         return False
     loaded = set(current.loaded) | ({added} if added else set())
@@ -76,7 +84,8 @@ async def note(session: AsyncSession, engine: Engine, *, added: str | None = Non
     return True
 
 
-async def starting(session: AsyncSession, name: str, url: str) -> int:
+async def record_start(session: AsyncSession, name: str, url: str) -> int:
+    """Record that an engine is starting with nothing loaded. Return its new incarnation."""
     engine = await session.get(Engine, name, with_for_update=True)
     if engine is None:
         engine = Engine(name=name, url=url, state=EngineState.STARTING, incarnation=0, loaded=[])
@@ -90,9 +99,10 @@ async def starting(session: AsyncSession, name: str, url: str) -> int:
 async def set_state(
     session: AsyncSession, name: str, incarnation: int, state: EngineState, reason: str | None = None
 ) -> bool:
-    done = await session.execute(
+    """Set the engine's state and heartbeat. Return False if another incarnation has replaced this one."""
+    result = await session.execute(
         update(Engine)
         .where(Engine.name == name, Engine.incarnation == incarnation)
         .values(state=state, reason=reason, heartbeat_at=now())
     )
-    return bool(done.rowcount)  # type: ignore[attr-defined]
+    return bool(result.rowcount)  # type: ignore[attr-defined]

@@ -1,5 +1,4 @@
-"""Trained version → proven version: loaded under its own name, warmed, shown to be what the trainer made, and let
-through by the gates. Then it is published at once."""
+"""Evaluate trained versions: load under its own name, verify delivery, run the gates, and publish at once."""
 
 import asyncio
 import logging
@@ -14,117 +13,120 @@ from app.core.database import Database
 from app.core.settings import Settings
 from app.deployments import service as deployment_service
 from app.inference.errors import EngineRefused, EngineUnavailable
-from app.inference.keys import engine_keys
-from app.inference.pool import EnginePool
+from app.inference.pool import EnginePool, load_engine_keys
 from app.models import Engine, Policy, Version, VersionState
 from app.policies import repository, service
 from app.training import kl_guard
 from workers.release import engine_inventory, publish, weight_swap
-from workers.release.gates import Gates
-from workers.release.verify_delivery import Outcome, Timings, check, everywhere
+from workers.release.gates import GateRunner
+from workers.release.verify_delivery import Timings, VerificationResult, check_files, verify_on_engines
 
 log = logging.getLogger("attune.evaluate")
 
 
 async def evaluate(db: Database, settings: Settings, owner: str) -> int:
-    """Prove every version that waits. Returns how many were proven."""
-    proven, seconds = 0, settings.lease_seconds
+    """Evaluate every trained version. Return how many were verified."""
+    num_verified, seconds = 0, settings.lease_seconds
     if settings.adaptation == "full":
-        await weight_swap.follow(db, settings)
+        await weight_swap.sync_weights(db, settings)
     async with db.read() as session:
-        waiting = list(await session.scalars(select(Version.id).where(Version.state == VersionState.TRAINED)))
-    for version_id in waiting:
+        version_ids = list(await session.scalars(select(Version.id).where(Version.state == VersionState.TRAINED)))
+    for version_id in version_ids:
         async with db.write() as session:
-            engines = await service.ready_engines(session)
+            engines = await service.list_ready_engines(session)
             if not engines:
-                break  # the sweep rings again when one is back
+                break  # the reconciler enqueues it again when an engine is ready
             states = (VersionState.TRAINED,)
             fence = await leases.claim(session, Version, version_id, owner=owner, seconds=seconds, states=states)
             version = await session.get_one(Version, version_id)
             policy = await session.get_one(Policy, version.policy_id)
         if fence is not None:
             async with leases.keep_renewed(db, Version, version_id, fence=fence, seconds=seconds):
-                done = await _evaluate(db, settings, policy, version, fence, engines)
-            proven += done
-            if settings.adaptation == "full" and not done:  # a replica may have it: back to what serves
-                await weight_swap.follow(db, settings)
-    return proven
+                is_verified = await _evaluate(db, settings, policy, version, fence, engines)
+            num_verified += is_verified
+            if settings.adaptation == "full" and not is_verified:  # an engine may hold it: load what serves again
+                await weight_swap.sync_weights(db, settings)
+    return num_verified
 
 
 async def _evaluate(
     db: Database, settings: Settings, policy: Policy, version: Version, fence: int, engines: list[Engine]
 ) -> bool:
     if policy.head_version_id != version.id:
-        await _reject(db, version, fence, "learning went back to another version before this one was proven", [])
+        await _reject(db, version, fence, "learning went back to another version before this one was verified", [])
         return False
-    if (reason := kl_guard.too_far(version, settings)) is not None:
+    if (reason := kl_guard.describe_violation(version, settings)) is not None:
         await _reject(db, version, fence, reason, [], alarm=settings)
         return False
     timings = Timings({"export": version.timings["export"]})
-    pool = EnginePool(engine_keys(settings))
+    pool = EnginePool(load_engine_keys(settings))
     try:
-        gates, mark = Gates(db, settings, pool.at(engines[0].url), policy, version), time.perf_counter()
-        if version.full_weights:  # chats wait while an engine has its weights: what needs none of them is asked first
-            await asyncio.to_thread(check, version, settings)
-            timings.since(mark, "check")
-            if (refused := await gates.refusal(MetricGate, FunctionGate)) is not None:
-                await _reject(db, version, fence, refused, [], alarm=settings)
+        gates, mark = GateRunner(db, settings, pool.get(engines[0].url), policy, version), time.perf_counter()
+        if version.full_weights:  # a swap holds chats up, so the gates that need no engine come first
+            await asyncio.to_thread(check_files, version, settings)
+            timings.record_since(mark, "check")
+            if (refusal := await gates.first_refusal(MetricGate, FunctionGate)) is not None:
+                await _reject(db, version, fence, refusal, [], alarm=settings)
                 return False
-            outcome = await weight_swap.one_after_another(db, settings, pool, engines, version, timings)
+            result = await weight_swap.verify_on_engines_in_turn(db, settings, pool, engines, version, timings)
         else:
-            outcome = await everywhere(pool, engines, version, settings, timings)
-        if not service.enough(outcome.proven, engines):
-            return await _too_few(db, settings, version, fence, outcome, engines)
-        gates.client, mark = pool.at(outcome.proven[0].url), time.perf_counter()
-        refused = await gates.refusal(*([PromptsGate] if version.full_weights else []))
-        timings.since(mark, "gates")
-    except DamagedAdapter as damage:
-        await _reject(db, version, fence, f"DamagedAdapter: {damage}", engines)
+            result = await verify_on_engines(pool, engines, version, settings, timings)
+        if not service.has_quorum(result.verified_engines, engines):
+            await _reject_or_retry(db, settings, version, fence, result, engines)
+            return False
+        gates.client, mark = pool.get(result.verified_engines[0].url), time.perf_counter()
+        refusal = await gates.first_refusal(*([PromptsGate] if version.full_weights else []))
+        timings.record_since(mark, "gates")
+    except DamagedAdapter as error:
+        await _reject(db, version, fence, f"DamagedAdapter: {error}", engines)
         return False
-    except (EngineUnavailable, EngineRefused) as error:  # of a gate's prompts: they are no verdict
+    except (EngineUnavailable, EngineRefused) as error:  # during a gate's prompts: no verdict
         log.warning("%s waits: %s", version.adapter_name, error)
-        if version.full_weights and version.attempt >= settings.max_attempts:  # each is two exchanges
-            why = f"its gates could not be asked in {version.attempt} attempts: {error}"
-            await _reject(db, version, fence, why, engines)
+        if version.full_weights and version.attempt >= settings.max_attempts:  # each attempt costs two weight swaps
+            reason = f"its gates could not be asked in {version.attempt} attempts: {error}"
+            await _reject(db, version, fence, reason, engines)
         else:
-            await _let_go(db, version, fence, counts=version.full_weights)
+            await _release_claim(db, version, fence, counts=version.full_weights)
         return False
     finally:
         await pool.close()
-    if refused is not None:
-        await _reject(db, version, fence, refused, engines, alarm=settings)
+    if refusal is not None:
+        await _reject(db, version, fence, refusal, engines, alarm=settings)
         return False
-    told = {"timings": timings.seconds, "metrics": {**version.metrics, **gates.figures}, "attempt": 0}
+    values = {"timings": timings.seconds, "metrics": {**version.metrics, **gates.metrics}, "attempt": 0}
     started = time.perf_counter()
-    async with db.write() as session:  # one for both: proven and published
+    async with db.write() as session:  # verified and published in one transaction
         policy = await session.get_one(Policy, policy.id, with_for_update={"key_share": True})
-        for engine in outcome.proven:
-            await engine_inventory.note(session, engine, added=version.adapter)
-        await leases.finish(session, Version, version.id, fence=fence, state=VersionState.VERIFIED, **told)
-        heard = await publish.move(session, settings, policy, version.id)
-    if heard:
-        await publish.timed(db, version.id, time.perf_counter() - started)
+        for engine in result.verified_engines:
+            await engine_inventory.record_adapters(session, engine, added=version.adapter)
+        await leases.finish(session, Version, version.id, fence=fence, state=VersionState.VERIFIED, **values)
+        serves_users = await publish.try_publish(session, settings, policy, version.id)
+    if serves_users:
+        await publish.record_timings(db, version.id, time.perf_counter() - started)
     return True
 
 
-async def _too_few(
-    db: Database, settings: Settings, version: Version, fence: int, outcome: Outcome, engines: list[Engine]
-) -> bool:
-    """Refused, or to be tried again. What one replica has proven does not take others down; nor does a version do
-    anything to those that were away before."""
-    if (refusal := outcome.refusal) is not None:
-        await _reject(db, version, fence, f"{type(refusal).__name__}: {refusal}", engines)
-    elif outcome.proven or outcome.away:
-        await _let_go(db, version, fence, counts=False)
+async def _reject_or_retry(
+    db: Database, settings: Settings, version: Version, fence: int, result: VerificationResult, engines: list[Engine]
+) -> None:
+    """Reject a version that too few engines have verified, or leave it for another attempt.
+
+    The attempt does not count if an engine verified the version, since then it takes no engine down, or if an engine
+    was unreachable before the version was sent to it.
+    """
+    if (rejection := result.rejection) is not None:
+        await _reject(db, version, fence, f"{type(rejection).__name__}: {rejection}", engines)
+    elif result.verified_engines or result.num_unreachable:
+        await _release_claim(db, version, fence, counts=False)
     elif version.attempt >= settings.max_attempts:
-        told = f"not proven in {version.attempt} attempts: {outcome.troubles[0]}"
-        await _reject(db, version, fence, told, engines)
+        reason = f"not verified in {version.attempt} attempts: {result.errors[0]}"
+        await _reject(db, version, fence, reason, engines)
     else:
-        await _let_go(db, version, fence)
-    return False
+        await _release_claim(db, version, fence)
 
 
-async def _let_go(db: Database, version: Version, fence: int, *, counts: bool = True) -> None:
+async def _release_claim(db: Database, version: Version, fence: int, *, counts: bool = True) -> None:
+    """Leave the version for another attempt; `counts` tells whether this one is counted."""
     attempt = version.attempt if counts else version.attempt - 1
     async with db.write() as session:
         await leases.finish(session, Version, version.id, fence=fence, state=VersionState.TRAINED, attempt=attempt)
@@ -133,13 +135,16 @@ async def _let_go(db: Database, version: Version, fence: int, *, counts: bool = 
 async def _reject(
     db: Database, version: Version, fence: int, reason: str, engines: list[Engine], alarm: Settings | None = None
 ) -> None:
-    """The version never serves; learning goes back to the one that does. Engines may hold it: the sweep unloads it."""
+    """Reject the version: it never serves, and learning goes back to the serving version.
+
+    `engines` may hold it. It is recorded on them, so that the reconciler unloads it.
+    """
     log.warning("%s is rejected: %s", version.adapter_name, reason)
     async with db.write() as session:
-        # Before its versions, as everywhere.
+        # The policy is locked before its versions, as everywhere.
         policy = await session.get_one(Policy, version.policy_id, with_for_update={"key_share": True})
         await leases.finish(session, Version, version.id, fence=fence, state=VersionState.REJECTED, reason=reason)
         for engine in engines:
-            await engine_inventory.note(session, engine, added=version.adapter)
-        row = await repository.version(session, version.id)
-        await deployment_service.reject(session, policy, row, actor="evaluate", reason=reason, alarm=alarm)
+            await engine_inventory.record_adapters(session, engine, added=version.adapter)
+        row = await repository.get_version(session, version.id)
+        await deployment_service.reject_version(session, policy, row, actor="evaluate", reason=reason, alarm=alarm)

@@ -1,4 +1,4 @@
-"""Proven version → passed, or refused with a reason: metrics, functions of one's own, held-out prompts."""
+"""Run the release gates on a verified version: metric limits, user functions, and held-out prompts."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import select
 
-from alignment.release.gates import Answers, Candidate, FunctionGate, MetricGate, PromptsGate, load
+from alignment.release.gates import Candidate, FunctionGate, MetricGate, PromptScores, PromptsGate, load_gate
 from alignment.signals.verifiers import RIGHT
 from app.core.database import Database
 from app.core.settings import Settings
@@ -15,41 +15,46 @@ from app.inference.client import EngineClient
 from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.request import ChatCall, Sampling
 from app.models import Dataset, DatasetKind, DatasetRow, Policy, Version, new_id
-from app.policies import repository, service
-from workers.queue import run_user_code
-from workers.rollouts import verify
+from app.policies import references, repository
+from workers.queue.run_user_code import UserCodeError, run_user_code
+from workers.rollouts import prompt_sets
 
-AT_ONCE = 8
-PRIORITY = -1  # behind chats
+MAX_CONCURRENT_PROMPTS = 8
+PRIORITY = -1  # below chats
 
 
 @dataclass
-class Gates:
-    """Of one version. `client`: a replica that holds it. `figures` are for its metrics: gate/<name>."""
+class GateRunner:
+    """Runs the configured gates on one version. `client` reaches an engine that holds it; `metrics` collects the
+    version's metrics, named gate/<name>."""
 
     db: Database
     settings: Settings
     client: EngineClient
     policy: Policy
     version: Version
-    figures: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
-    async def refusal(self, *kinds: type[MetricGate | FunctionGate | PromptsGate]) -> str | None:
-        """The first gate's of these kinds, or of all, that says no, and why. Raises EngineUnavailable."""
+    async def first_refusal(self, *kinds: type[MetricGate | FunctionGate | PromptsGate]) -> str | None:
+        """Run the gates of these kinds, or all, in order. Return why the first one refuses, or None if all pass.
+
+        Raises:
+            EngineUnavailable: the engine failed during a prompt, which is no verdict.
+        """
         for gate in self.settings.gates:
             if kinds and not isinstance(gate, kinds):
                 continue
             if isinstance(gate, MetricGate):
-                why = gate.refusal(self.version.metrics)
+                reason = gate.rejection_reason(self.version.metrics)
             elif isinstance(gate, FunctionGate):
-                why = await self._function(gate)
+                reason = await self._run_function(gate)
             else:
-                why = await self._prompts(gate)
-            if why is not None:
-                return f"gate {gate.name}: {why}"
+                reason = await self._run_prompts(gate)
+            if reason is not None:
+                return f"gate {gate.name}: {reason}"
         return None
 
-    async def _function(self, gate: FunctionGate) -> str | None:
+    async def _run_function(self, gate: FunctionGate) -> str | None:
         async with self.db.read() as session:
             parent = await session.get(Version, self.version.parent_id) if self.version.parent_id else None
         candidate = Candidate(
@@ -61,12 +66,12 @@ class Gates:
             metrics=dict(self.version.metrics),
         )
         try:
-            told = await run_user_code.run(lambda: load(gate.function)(candidate), gate.timeout_seconds, noun="gate")
-        except run_user_code.Failed as error:  # what cannot be asked has not passed
+            reason = await run_user_code(lambda: load_gate(gate.function)(candidate), gate.timeout_seconds, noun="gate")
+        except UserCodeError as error:  # a gate that cannot be run has not passed
             return f"it could not be asked: {error}"
-        return None if told is None else str(told)[:1000]
+        return None if reason is None else str(reason)[:1000]
 
-    async def _prompts(self, gate: PromptsGate) -> str | None:
+    async def _run_prompts(self, gate: PromptsGate) -> str | None:
         async with self.db.read() as session:
             rows = list(
                 await session.scalars(
@@ -78,47 +83,48 @@ class Gates:
                         Dataset.kind == DatasetKind.PROMPTS,
                     )
                     .order_by(DatasetRow.row_number)
-                    .limit(gate.most)
+                    .limit(gate.max_prompts)
                 )
             )
-            deployment = await repository.deployment_of(session, self.policy.id)
-            serving = await repository.version(session, deployment.version_id)
+            deployment = await repository.get_deployment(session, self.policy.id)
+            serving = await repository.get_version(session, deployment.version_id)
         if not rows:
             return f"there is no dataset of prompts named {gate.dataset!r}"
         try:
-            candidate = await self._answers(gate, self.version, rows)
-            beside = await self._answers(gate, serving, rows) if gate.compares else None
-        except EngineRefused as error:  # a prompt that is too long, say: it will be the next time
+            candidate = await self._answer_prompts(gate, self.version, rows)
+            baseline = await self._answer_prompts(gate, serving, rows) if gate.compares else None
+        except EngineRefused as error:  # permanent, such as a prompt that is too long: a retry would be refused too
             return f"it could not be asked: {error}"
         if candidate.share is not None:
-            self.figures[f"gate/{gate.name}"] = candidate.share
-        return gate.refusal(candidate, beside)
+            self.metrics[f"gate/{gate.name}"] = candidate.share
+        return gate.rejection_reason(candidate, baseline)
 
-    async def _answers(self, gate: PromptsGate, version: Version, rows: Sequence[DatasetRow]) -> Answers:
-        room = asyncio.Semaphore(AT_ONCE)
+    async def _answer_prompts(self, gate: PromptsGate, version: Version, rows: Sequence[DatasetRow]) -> PromptScores:
+        """Let the version answer the prompts, and summarize the verifier's scores and the lengths in tokens."""
+        semaphore = asyncio.Semaphore(MAX_CONCURRENT_PROMPTS)
 
-        async def one(row: DatasetRow) -> tuple[Capture, float | None]:
-            async with room:
-                capture = await self._ask(gate, version, row)
-                return capture, await self._worth(gate, row, capture)
+        async def answer(row: DatasetRow) -> tuple[Capture, float | None]:
+            async with semaphore:
+                capture = await self._complete(gate, version, row)
+                return capture, await self._verify(gate, row, capture)
 
-        works = [asyncio.create_task(one(row)) for row in rows]
+        tasks = [asyncio.create_task(answer(row)) for row in rows]
         try:
-            heard = await asyncio.gather(*works)
-        finally:  # after a failure nobody waits for the others
-            for work in works:
-                work.cancel()
-        worths = [worth for _, worth in heard if worth is not None]
-        lengths = [len(capture.output_ids) for capture, _ in heard]
-        return Answers(sum(worth >= RIGHT for worth in worths), len(worths), sum(lengths) / len(lengths))
+            results = await asyncio.gather(*tasks)
+        finally:  # after a failure the other replies are not needed
+            for task in tasks:
+                task.cancel()
+        scores = [score for _, score in results if score is not None]
+        lengths = [len(capture.output_ids) for capture, _ in results]
+        return PromptScores(sum(score >= RIGHT for score in scores), len(scores), sum(lengths) / len(lengths))
 
-    async def _ask(self, gate: PromptsGate, version: Version, row: DatasetRow) -> Capture:
+    async def _complete(self, gate: PromptsGate, version: Version, row: DatasetRow) -> Capture:
         call = ChatCall(
             rid=new_id("chatcmpl"),
             messages=row.content["messages"],
             sampling=Sampling(gate.max_tokens, temperature=gate.temperature),
             adapter=version.adapter,
-            model=service.label(self.policy, version),
+            model=references.version_name(self.policy, version),
             extra_key=version.weights or self.policy.base_model,
             weights=version.weights,
             priority=PRIORITY,
@@ -130,9 +136,11 @@ class Gates:
             await self.client.abort(call.rid)
             raise EngineUnavailable(f"no reply to a prompt of {gate.name} in {gate.timeout_seconds:g} s") from error
 
-    async def _worth(self, gate: PromptsGate, row: DatasetRow, capture: Capture) -> float | None:
-        """None when the verifier has nothing to say; what it cannot judge is wrong."""
+    async def _verify(self, gate: PromptsGate, row: DatasetRow, capture: Capture) -> float | None:
+        """Return the verifier's score, or None if it gives none. A reply that it cannot judge is wrong."""
         try:
-            return await verify.worth(gate.verifier.model_dump(mode="json"), self.settings, row.content, capture)
-        except verify.Unverified:
+            return await prompt_sets.verify_reply(
+                gate.verifier.model_dump(mode="json"), self.settings, row.content, capture
+            )
+        except prompt_sets.VerifierError:
             return -RIGHT

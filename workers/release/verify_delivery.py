@@ -1,4 +1,4 @@
-"""One version on all replicas: loaded under its own name, warmed, and shown to be what the trainer made."""
+"""Load one version on all engines under its own name, and verify that each computes what the trainer computed."""
 
 import asyncio
 import logging
@@ -9,155 +9,183 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.core.settings import Settings
-from app.inference.client import EngineClient, Payload
+from app.inference.client import AdapterPayload, EngineClient
 from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.pool import EnginePool
 from app.models import Engine, Version
 from app.policies import service
 from workers.base_model import check_version
-from workers.engine.adapter_payload import payload
+from workers.release.adapter_payload import build_payload
 
 log = logging.getLogger("attune.evaluate")
 Scores = Sequence[Sequence[float]]
-GRACE_SECONDS = 1.0  # for the slower replicas, once enough of them have proven a version
+GRACE_SECONDS = 1.0  # for the slower engines, once enough of them have verified the version
 # Largest |engine - trainer| log-prob over the probe that counts as the same weights. Measured in float32: below 1e-5.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 
 
 class NotDelivered(Exception):
-    """The engine does not compute what the trainer computed: these are not the weights that were trained."""
+    """The engine does not compute what the trainer computed: its weights are not the weights that were trained."""
+
+
+class EngineUnreachable(EngineUnavailable):
+    """The engine did not answer before anything was asked of it, so the version cannot be the cause."""
 
 
 @dataclass
 class Timings:
-    """Seconds by phase, on one clock."""
+    """Seconds by phase, measured on one clock."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def since(self, started: float, phase: str) -> float:
-        """Of replicas that work side by side the slowest counts."""
+    def record_since(self, started: float, phase: str) -> float:
+        """Record the seconds since `started` and return the current time.
+
+        Of engines that work in parallel the slowest counts.
+        """
         ended = time.perf_counter()
         self.seconds[phase] = max(self.seconds.get(phase, 0.0), ended - started)
         return ended
 
 
 @dataclass
-class Outcome:
-    """On which replicas it was proven, in their order; what the others said; and who was away from the start."""
+class VerificationResult:
+    """The engines that verified a version, by name; the errors of the others; how many were unreachable from the
+    start."""
 
-    proven: list[Engine] = field(default_factory=list)
-    troubles: list[Exception] = field(default_factory=list)
-    away: int = 0
+    verified_engines: list[Engine] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+    num_unreachable: int = 0
 
     @property
-    def refusal(self) -> Exception | None:
-        """The first that is about the version, and not about a replica that cannot be reached."""
-        return next((error for error in self.troubles if not isinstance(error, EngineUnavailable)), None)
+    def rejection(self) -> Exception | None:
+        """Return the first error that is about the version, not about an engine that cannot be reached."""
+        return next((error for error in self.errors if not isinstance(error, EngineUnavailable)), None)
 
 
-async def everywhere(
+async def verify_on_engines(
     pool: EnginePool, engines: Sequence[Engine], version: Version, settings: Settings, timings: Timings
-) -> Outcome:
-    """Side by side. Returns when all have answered, or when enough have proven it and the others have had their grace:
-    the sweep brings it to them, and nobody is sent to them for it until then. Raises DamagedAdapter."""
-    checked = asyncio.create_task(ready_to_load(version, settings, timings))
-    working = {
-        asyncio.create_task(_prove(pool.at(engine.url), version, settings, timings, checked)): engine
+) -> VerificationResult:
+    """Load and verify the version on all engines in parallel.
+
+    Returns when all have answered, or when enough have verified it and the others have had GRACE_SECONDS. The
+    reconciler loads it on those later, and no chat is routed to them for this version until then.
+
+    Raises:
+        DamagedAdapter: the files are not the ones that were sealed.
+    """
+    adapter = asyncio.create_task(prepare_adapter(version, settings, timings))
+    pending = {
+        asyncio.create_task(_verify_on_engine(pool.get(engine.url), version, settings, timings, adapter)): engine
         for engine in engines
     }
-    outcome, until = Outcome(), None
+    result, deadline = VerificationResult(), None
     try:
-        await checked
-        while working:
-            left = None if until is None else max(0.0, until - time.perf_counter())
-            ended, _ = await asyncio.wait(working, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if not ended:
+        await adapter
+        while pending:
+            seconds_left = None if deadline is None else max(0.0, deadline - time.perf_counter())
+            finished, _ = await asyncio.wait(pending, timeout=seconds_left, return_when=asyncio.FIRST_COMPLETED)
+            if not finished:
                 break
-            for task in ended:
-                _note(outcome, working.pop(task), task, version)
-            if until is None and service.enough(outcome.proven, engines):
-                until = time.perf_counter() + GRACE_SECONDS
+            for task in finished:
+                _record_result(result, pending.pop(task), task, version)
+            if deadline is None and service.has_quorum(result.verified_engines, engines):
+                deadline = time.perf_counter() + GRACE_SECONDS
     finally:
-        for task in working:
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*working, return_exceptions=True)
-    outcome.proven.sort(key=lambda engine: engine.name)  # rows are locked in this order everywhere
-    return outcome
+        await asyncio.gather(*pending, return_exceptions=True)
+    result.verified_engines.sort(key=lambda engine: engine.name)  # rows are locked in this order everywhere
+    return result
 
 
-class Away(EngineUnavailable):
-    """It was not there before anything was asked of it: nothing that a version could have done."""
-
-
-async def _prove(
-    client: EngineClient, version: Version, settings: Settings, timings: Timings, checked: asyncio.Task[Path | Payload]
+async def _verify_on_engine(
+    client: EngineClient,
+    version: Version,
+    settings: Settings,
+    timings: Timings,
+    adapter: asyncio.Task[Path | AdapterPayload],
 ) -> None:
-    if not await client.ready() and not await client.ready():  # a moment's silence is no absence
-        raise Away(f"{client.url} does not answer")
-    adapter = await asyncio.shield(checked)  # no byte of it before
-    await prove(client, version, adapter, settings, timings)
+    if not await client.is_ready() and not await client.is_ready():  # one missed answer does not count
+        raise EngineUnreachable(f"{client.url} does not answer")
+    files = await asyncio.shield(adapter)  # nothing is sent before the files are checked
+    await load_and_verify(client, version, files, settings, timings)
 
 
-def _note(outcome: Outcome, engine: Engine, task: asyncio.Task[None], version: Version) -> None:
+def _record_result(result: VerificationResult, engine: Engine, task: asyncio.Task[None], version: Version) -> None:
     error = task.exception()
     if error is None:
-        outcome.proven.append(engine)
+        result.verified_engines.append(engine)
         return
     log.warning("%s is not on %s: %s", version.adapter_name, engine.name, error)
-    outcome.away += isinstance(error, Away)
+    result.num_unreachable += isinstance(error, EngineUnreachable)
     if isinstance(error, Exception):
         expected = isinstance(error, EngineUnavailable | EngineRefused | NotDelivered)
-        outcome.troubles.append(error if expected else EngineRefused(0, f"its answer was not understood: {error!r}"))
+        result.errors.append(error if expected else EngineRefused(0, f"its answer was not understood: {error!r}"))
 
 
-def check(version: Version, settings: Settings) -> None:
+def check_files(version: Version, settings: Settings) -> None:
+    """Raise DamagedAdapter if the version's files are not the ones that were sealed."""
     assert version.adapter_path and version.manifest_sha256
-    check_version(settings.model, Path(version.adapter_path), version.manifest_sha256, full=version.full_weights)
+    directory = Path(version.adapter_path)
+    check_version(settings.model, directory, version.manifest_sha256, full_weights=version.full_weights)
 
 
-async def ready_to_load(version: Version, settings: Settings, timings: Timings) -> Path | Payload:
-    """What an engine is given: the folder, or all that is in it. Raises DamagedAdapter, and OSError of the storage."""
+async def prepare_adapter(version: Version, settings: Settings, timings: Timings) -> Path | AdapterPayload:
+    """Check the files and return what the engine is given: the directory, or the payload built from it.
+
+    Raises:
+        DamagedAdapter: the files are not the ones that were sealed.
+        OSError: the storage cannot be read.
+    """
     assert version.adapter_path and version.manifest_sha256
-    folder, mark = Path(version.adapter_path), time.perf_counter()
-    await asyncio.to_thread(check, version, settings)
-    mark = timings.since(mark, "check")
+    directory, mark = Path(version.adapter_path), time.perf_counter()
+    await asyncio.to_thread(check_files, version, settings)
+    mark = timings.record_since(mark, "check")
     if settings.adapter_delivery == "path":
-        return folder
-    made = await asyncio.to_thread(payload, folder, version.manifest_sha256)
-    timings.since(mark, "transfer")
-    return made
+        return directory
+    payload = await asyncio.to_thread(build_payload, directory, version.manifest_sha256)
+    timings.record_since(mark, "transfer")
+    return payload
 
 
-async def prove(
-    client: EngineClient, version: Version, adapter: Path | Payload, settings: Settings, timings: Timings
+async def load_and_verify(
+    client: EngineClient, version: Version, adapter: Path | AdapterPayload, settings: Settings, timings: Timings
 ) -> None:
-    """Load, and compare the engine's log-probs of the probe with the trainer's. Loading leaves an adapter in host
-    memory; the probe carries it to the device. The files have been checked."""
+    """Load the adapter, whose files have been checked, and compare the engine's log-probs of the probe with the
+    trainer's.
+
+    Loading leaves an adapter in host memory. The probe moves it to the device, so it also warms the adapter up.
+
+    Raises:
+        NotDelivered: the log-probs differ by more than the tolerance.
+        EngineUnavailable, EngineRefused: see EngineClient.
+    """
     assert version.adapter_name and version.probe
     mark = time.perf_counter()
     await client.load_adapter(version.adapter_name, adapter)
-    mark = timings.since(mark, "load")
-    heard = await client.score(version.adapter_name, version.probe["ids"])
-    timings.since(mark, "verify")
-    distance = apart(heard, version.probe["logprobs"])
-    timings.seconds["probe_distance"] = max(distance, timings.seconds.get("probe_distance", 0.0))
-    assure(distance, settings)
+    mark = timings.record_since(mark, "load")
+    engine_scores = await client.score(version.adapter_name, version.probe["ids"])
+    timings.record_since(mark, "verify")
+    difference = max_logprob_difference(engine_scores, version.probe["logprobs"])
+    timings.seconds["probe_distance"] = max(difference, timings.seconds.get("probe_distance", 0.0))
+    require_within_tolerance(difference, settings)
 
 
-def apart(heard: Scores, told: Scores) -> float:
-    """The largest |engine - trainer|; NaN where the engine computes nonsense."""
-    distances = [
+def max_logprob_difference(engine_scores: Scores, trainer_scores: Scores) -> float:
+    """Return the largest |engine - trainer|, or NaN if any value is NaN."""
+    differences = [
         abs(engine - trainer)
-        for engine_row, trainer_row in zip(heard, told, strict=True)
+        for engine_row, trainer_row in zip(engine_scores, trainer_scores, strict=True)
         for engine, trainer in zip(engine_row, trainer_row, strict=True)
     ]
-    return math.nan if any(map(math.isnan, distances)) else max(distances)
+    return math.nan if any(map(math.isnan, differences)) else max(differences)
 
 
-def assure(distance: float, settings: Settings) -> None:
-    """Raises NotDelivered."""
+def require_within_tolerance(difference: float, settings: Settings) -> None:
+    """Raise NotDelivered if the difference is above the tolerance, or NaN."""
     bound = settings.probe_tolerance or TOLERANCE[settings.dtype]
-    if not distance <= bound:
+    if not difference <= bound:
         raise NotDelivered(
-            f"the engine's log-probs of the probe differ from the trainer's by {distance:.3g} (bound {bound:g})"
+            f"the engine's log-probs of the probe differ from the trainer's by {difference:.3g} (bound {bound:g})"
         )

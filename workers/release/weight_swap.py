@@ -1,8 +1,7 @@
-"""A version's full weights on a replica: nobody is sent there, replies under way end, the bytes are exchanged and
-proven; or what was there before is put back.
+"""Swap the full weights of an engine: drain it, load the version's weights, verify them, or restore the old ones.
 
-An engine has one version's weights at a time. So to prove a version is to take a replica away from what serves: one
-after the other, and no more of them than it takes for the version to go live.
+An engine holds the weights of one version at a time. Verifying a version therefore takes an engine away from the
+serving version, so engines are swapped in turn, and no more of them than the version needs to go live.
 """
 
 import asyncio
@@ -21,252 +20,289 @@ from app.core.database import Database, now
 from app.core.settings import Settings
 from app.inference.client import BASE_WEIGHTS, EngineClient
 from app.inference.errors import EngineRefused, EngineUnavailable
-from app.inference.keys import engine_keys
-from app.inference.pool import EnginePool
+from app.inference.pool import EnginePool, load_engine_keys
 from app.models import Engine, Origin, Rollout, Turn, TurnState, Version
 from app.policies import service
-from workers.base_model import folder
+from workers.base_model import model_dir
 from workers.release import engine_inventory
-from workers.release.verify_delivery import Away, NotDelivered, Outcome, Scores, Timings, apart, assure, check
+from workers.release.verify_delivery import (
+    EngineUnreachable,
+    NotDelivered,
+    Scores,
+    Timings,
+    VerificationResult,
+    check_files,
+    max_logprob_difference,
+    require_within_tolerance,
+)
 
 log = logging.getLogger("attune.weights")
 POLL_SECONDS = 0.02
-TROUBLES = (EngineUnavailable, EngineRefused, NotDelivered)
+SWAP_ERRORS = (EngineUnavailable, EngineRefused, NotDelivered)
 
 
-class Busy(EngineUnavailable):
-    """Somebody else exchanges its weights, or it was started anew."""
+class EngineBusy(EngineUnavailable):
+    """Another process swaps the engine's weights, or the engine was restarted."""
 
 
-async def one_after_another(
+async def verify_on_engines_in_turn(
     db: Database, settings: Settings, pool: EnginePool, engines: Sequence[Engine], version: Version, timings: Timings
-) -> Outcome:
-    """Until enough of the ready engines have proven it; the others go on with what serves. The files have been
-    checked."""
-    outcome = Outcome()
-    for engine in sorted(engines, key=lambda engine: not service.holds(engine, version)):
-        if service.enough(outcome.proven, engines):
+) -> VerificationResult:
+    """Swap and verify the version, whose files have been checked, until enough of the ready engines hold it.
+
+    The other engines keep the serving version.
+    """
+    result = VerificationResult()
+    for engine in sorted(engines, key=lambda engine: not service.is_loaded(engine, version)):
+        if service.has_quorum(result.verified_engines, engines):
             break
         try:
-            await carry(db, settings, pool.at(engine.url), engine, version, timings)
-        except TROUBLES as error:
+            await swap_weights(db, settings, pool.get(engine.url), engine, version, timings)
+        except SWAP_ERRORS as error:
             log.warning("%s is not on %s: %s", version.adapter_name, engine.name, error)
-            outcome.troubles.append(error)
-            outcome.away += isinstance(error, Away | Busy)
+            result.errors.append(error)
+            result.num_unreachable += isinstance(error, EngineUnreachable | EngineBusy)
         else:
-            outcome.proven.append(engine)
-    outcome.proven.sort(key=lambda engine: engine.name)  # rows are locked in this order everywhere
-    return outcome
+            result.verified_engines.append(engine)
+    result.verified_engines.sort(key=lambda engine: engine.name)  # rows are locked in this order everywhere
+    return result
 
 
-async def follow(db: Database, settings: Settings) -> None:
-    """What the pointer points to, on every ready engine that has other weights and is not proving some: first on one,
-    which answers for all, then on the others."""
+async def sync_weights(db: Database, settings: Settings) -> None:
+    """Load the serving version on every ready engine that has other weights and verifies no version.
+
+    Engines are swapped in turn, so that the first can answer for all while the others are swapped.
+    """
     async with db.read() as session:
-        version = await engine_inventory.pointed(session)
-        behind = [engine for engine in await service.ready_engines(session) if not service.holds(engine, version)]
-        behind = [engine for engine in behind if not await service.proving(session, engine)]
-    if not behind:
+        version = await engine_inventory.serving_version(session)
+        outdated = [
+            engine for engine in await service.list_ready_engines(session) if not service.is_loaded(engine, version)
+        ]
+        outdated = [engine for engine in outdated if not await service.is_verifying(session, engine)]
+    if not outdated:
         return
-    pool = EnginePool(engine_keys(settings))
+    pool = EnginePool(load_engine_keys(settings))
     try:
         if version.full_weights:
-            await asyncio.to_thread(check, version, settings)
-        for engine in behind:
+            await asyncio.to_thread(check_files, version, settings)
+        for engine in outdated:
             try:
-                await carry(db, settings, pool.at(engine.url), engine, version, Timings())
-            except TROUBLES as error:
-                log.warning("%s is not on %s, the next sweep tries again: %s", _name(version), engine.name, error)
-    except DamagedAdapter as damage:
-        log.error("%s serves, and cannot be put on %d engines: %s", _name(version), len(behind), damage)
+                await swap_weights(db, settings, pool.get(engine.url), engine, version, Timings())
+            except SWAP_ERRORS as error:
+                name = _weights_name(version)
+                log.warning("%s is not on %s, the next reconcile tries again: %s", name, engine.name, error)
+    except DamagedAdapter as error:
+        log.error("%s serves, and cannot be loaded on %d engines: %s", _weights_name(version), len(outdated), error)
     finally:
         await pool.close()
 
 
-async def lagging(session: AsyncSession) -> bool:
-    """Whether a ready engine has not what serves."""
-    version = await engine_inventory.pointed(session)
-    return any(not service.holds(engine, version) for engine in await service.ready_engines(session))
+async def has_outdated_engine(session: AsyncSession) -> bool:
+    """Return whether a ready engine does not hold the serving version."""
+    version = await engine_inventory.serving_version(session)
+    return any(not service.is_loaded(engine, version) for engine in await service.list_ready_engines(session))
 
 
-async def carry(
+async def swap_weights(
     db: Database, settings: Settings, client: EngineClient, engine: Engine, version: Version, timings: Timings
 ) -> None:
-    """The files have been checked. Raises EngineUnavailable, EngineRefused, NotDelivered; then the engine has what it
-    had, or nobody is sent there until somebody has set it right."""
-    abandoned = engine.swapping_until is not None
-    if not abandoned and not await client.ready() and not await client.ready():  # a moment's silence is no absence
-        raise Away(f"{client.url} does not answer")
-    if service.holds(engine, version):
+    """Give the engine the version's weights, whose files have been checked, and verify them.
+
+    Raises:
+        EngineUnavailable, EngineRefused, NotDelivered: the engine has its old weights again, or it gets no traffic
+            until another swap has set its weights.
+    """
+    was_abandoned = engine.swapping_until is not None
+    if (
+        not was_abandoned and not await client.is_ready() and not await client.is_ready()
+    ):  # one missed answer does not count
+        raise EngineUnreachable(f"{client.url} does not answer")
+    if service.is_loaded(engine, version):
         mark = time.perf_counter()
-        await _prove(client, version, settings, timings)
-        timings.since(mark, "verify")
+        await _verify_weights(client, version, settings, timings)
+        timings.record_since(mark, "verify")
         return
     mark = time.perf_counter()
-    async with _moving(db, settings, engine) as move:
+    async with _swap_lease(db, settings, engine) as lease:
         async with db.read() as session:
-            before = await engine_inventory.having(session, version.policy_id, engine.weights)
-        said = None if abandoned else await _said(db, client, before, version)
-        await _drain(db, settings, engine)
-        step = timings.since(mark, "drain")
+            previous = await engine_inventory.version_with_weights(session, version.policy_id, engine.weights)
+        previous_scores = None if was_abandoned else await _score_previous(db, client, previous, version)
+        await _wait_for_open_turns(db, settings, engine)
+        step = timings.record_since(mark, "drain")
         try:
-            await _exchange(db, settings, client, engine, version)
-            step = timings.since(step, "load")
-            await _prove(client, version, settings, timings)
-            timings.since(step, "verify")
+            await _load_weights(db, settings, client, engine, version)
+            step = timings.record_since(step, "load")
+            await _verify_weights(client, version, settings, timings)
+            timings.record_since(step, "verify")
         except (EngineRefused, NotDelivered):
-            await _put_back(settings, client, before, version, said)
-            await move.done(before.weights)
+            await _restore_weights(settings, client, previous, version, previous_scores)
+            await lease.finish(previous.weights)
             raise
-        await move.done(version.weights)
-    timings.since(mark, "exchange")
+        await lease.finish(version.weights)
+    timings.record_since(mark, "exchange")
 
 
-async def _exchange(db: Database, settings: Settings, client: EngineClient, engine: Engine, version: Version) -> None:
-    async with client.paused():
-        await _note_cut(db, engine, version)
-        await client.load_weights(_path(settings, version), _name(version))
-
-
-async def _put_back(
-    settings: Settings, client: EngineClient, before: Version, failed: Version, said: Scores | None
+async def _load_weights(
+    db: Database, settings: Settings, client: EngineClient, engine: Engine, version: Version
 ) -> None:
-    """The weights that were there, from the bytes that they were read from, and a look at whether they are the same."""
-    try:
-        if before.full_weights:
-            await asyncio.to_thread(check, before, settings)
-    except DamagedAdapter as damage:  # no fault of the version that was tried
-        raise EngineUnavailable(f"{_name(before)} cannot be put back: {damage}") from damage
     async with client.paused():
-        await client.load_weights(_path(settings, before), _name(before))
-    if said is not None and failed.probe is not None:
-        assure(apart(await _score(client, before, failed.probe["ids"]), said), settings)
-    log.warning("%s has %s again", client.url, _name(before))
+        await _exclude_interrupted_turns(db, engine, version)
+        await client.load_weights(_weights_path(settings, version), _weights_name(version))
 
 
-async def _said(db: Database, client: EngineClient, before: Version, version: Version) -> Scores | None:
-    """The probe under the weights that are still there: what they must say again, should they be put back. The base
-    model has no trainer's log-probs; these are its own from now on."""
+async def _restore_weights(
+    settings: Settings, client: EngineClient, previous: Version, failed: Version, previous_scores: Scores | None
+) -> None:
+    """Load the previous weights from the files they came from, and check that they score the probe as before."""
+    try:
+        if previous.full_weights:
+            await asyncio.to_thread(check_files, previous, settings)
+    except DamagedAdapter as error:  # not the fault of the version that was tried
+        raise EngineUnavailable(f"{_weights_name(previous)} cannot be restored: {error}") from error
+    async with client.paused():
+        await client.load_weights(_weights_path(settings, previous), _weights_name(previous))
+    if previous_scores is not None and failed.probe is not None:
+        scores = await _score(client, previous, failed.probe["ids"])
+        require_within_tolerance(max_logprob_difference(scores, previous_scores), settings)
+    log.warning("%s has %s again", client.url, _weights_name(previous))
+
+
+async def _score_previous(db: Database, client: EngineClient, previous: Version, version: Version) -> Scores | None:
+    """Score the version's probe under the weights that the engine still has. Return None without a probe.
+
+    These are the scores that the engine must give again if the weights are restored. The base model has no log-probs
+    of a trainer: these become its probe.
+    """
     if version.probe is None:
         return None
-    scores = await _score(client, before, version.probe["ids"])
-    if before.probe is None and before.number == 0:
+    scores = await _score(client, previous, version.probe["ids"])
+    if previous.probe is None and previous.number == 0:
         async with db.write() as session:
-            (await session.get_one(Version, before.id)).probe = {"ids": version.probe["ids"], "logprobs": scores}
+            (await session.get_one(Version, previous.id)).probe = {"ids": version.probe["ids"], "logprobs": scores}
     return scores
 
 
-async def _prove(client: EngineClient, version: Version, settings: Settings, timings: Timings) -> None:
-    if version.probe is None:  # the base model, before anything was learned from it
+async def _verify_weights(client: EngineClient, version: Version, settings: Settings, timings: Timings) -> None:
+    if version.probe is None:  # the base model, before the first update
         return
-    distance = apart(await _score(client, version, version.probe["ids"]), version.probe["logprobs"])
-    timings.seconds["probe_distance"] = max(distance, timings.seconds.get("probe_distance", 0.0))
-    assure(distance, settings)
+    scores = await _score(client, version, version.probe["ids"])
+    difference = max_logprob_difference(scores, version.probe["logprobs"])
+    timings.seconds["probe_distance"] = max(difference, timings.seconds.get("probe_distance", 0.0))
+    require_within_tolerance(difference, settings)
 
 
 async def _score(client: EngineClient, version: Version, ids: Sequence[Sequence[int]]) -> list[list[float]]:
-    return await client.score(None, ids, extra_key=_name(version))
+    return await client.score(None, ids, extra_key=_weights_name(version))
 
 
-async def _drain(db: Database, settings: Settings, engine: Engine) -> None:
-    """Replies end on the weights that they began with, if that does not take too long."""
-    until = time.monotonic() + settings.drain_seconds
-    while time.monotonic() < until:
+async def _wait_for_open_turns(db: Database, settings: Settings, engine: Engine) -> None:
+    """Let the engine's open turns finish on the weights they started with, for at most `drain_seconds`."""
+    deadline = time.monotonic() + settings.drain_seconds
+    while time.monotonic() < deadline:
         async with db.read() as session:
-            if not await session.scalar(select(exists().where(*_under_way(engine)))):
+            if not await session.scalar(select(exists().where(*_open_turns_on(engine)))):
                 return
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _note_cut(db: Database, engine: Engine, version: Version) -> None:
-    """Replies that go on with other weights are nobody's to learn from. Said while none of them can end."""
-    exclusion_reason = (
-        f"the weights changed during the reply, from {engine.weights or BASE_WEIGHTS} to {_name(version)}"
-    )
+async def _exclude_interrupted_turns(db: Database, engine: Engine, version: Version) -> None:
+    """Exclude the turns that will continue on other weights from training.
+
+    The engine is paused, so none of them can finish before this is committed.
+    """
+    reason = f"the weights changed during the reply, from {engine.weights or BASE_WEIGHTS} to {_weights_name(version)}"
     async with db.write() as session:
         await session.execute(
             update(Turn)
-            .where(*_under_way(engine), Turn.exclusion_reason.is_(None))
-            .values(exclusion_reason=exclusion_reason)
+            .where(*_open_turns_on(engine), Turn.exclusion_reason.is_(None))
+            .values(exclusion_reason=reason)
             .execution_options(synchronize_session=False)
         )
 
 
-def _under_way(engine: Engine) -> tuple[ColumnElement[bool], ...]:
-    chat = and_(Turn.origin == Origin.CHAT, Turn.engine == engine.name)
-    # A rollout's turn names its chat's engine until it has ended; and one that only waits is asked nowhere.
-    asked = exists().where(Rollout.id == Turn.id, Rollout.engine == engine.name, Rollout.lease_until > now())
-    return Turn.state == TurnState.OPEN, or_(chat, asked)
+def _open_turns_on(engine: Engine) -> tuple[ColumnElement[bool], ...]:
+    is_chat = and_(Turn.origin == Origin.CHAT, Turn.engine == engine.name)
+    # The turn of a rollout names its chat's engine until it has finished, so its own engine is on the rollout. A
+    # rollout without a running lease waits in the queue and is on no engine.
+    is_rollout = exists().where(Rollout.id == Turn.id, Rollout.engine == engine.name, Rollout.lease_until > now())
+    return Turn.state == TurnState.OPEN, or_(is_chat, is_rollout)
 
 
-def _path(settings: Settings, version: Version) -> Path:
-    return Path(version.adapter_path) if version.full_weights and version.adapter_path else folder(settings.model)
+def _weights_path(settings: Settings, version: Version) -> Path:
+    return Path(version.adapter_path) if version.full_weights and version.adapter_path else model_dir(settings.model)
 
 
-def _name(version: Version) -> str:
+def _weights_name(version: Version) -> str:
     return version.weights or BASE_WEIGHTS
 
 
-class Move:
-    """An engine that nobody is sent to while this is held. The deadline, to the digit, is who holds it."""
+class SwapLease:
+    """Holds an engine for a weight swap: no chat is routed to it meanwhile.
+
+    The exact value of `Engine.swapping_until` identifies the holder.
+    """
 
     def __init__(self, db: Database, engine: Engine, seconds: float) -> None:
         self._db, self._engine, self._seconds = db, engine, seconds
         self._until: float | None = None
-        self.alone = asyncio.Lock()  # a write that is cut off would not know what it has written
+        self.write_lock = asyncio.Lock()  # after a cancelled write the holder would not know the value of its lease
 
-    async def take(self) -> None:
-        """Raises Busy."""
-        mine = or_(Engine.swapping_until.is_(None), Engine.swapping_until < now())
-        if not await self._write(mine, now() + self._seconds):
-            raise Busy(f"the weights of {self._engine.name} are being exchanged, or it was started anew")
+    async def acquire(self) -> None:
+        """Raise EngineBusy if another process holds the engine."""
+        is_free = or_(Engine.swapping_until.is_(None), Engine.swapping_until < now())
+        if not await self._write(is_free, now() + self._seconds):
+            raise EngineBusy(f"the weights of {self._engine.name} are being swapped, or it was restarted")
 
-    async def keep(self) -> None:
+    async def keep_renewed(self) -> None:
+        """Renew the lease until cancelled."""
         while True:
             await asyncio.sleep(self._seconds / 4)
-            async with self.alone:
+            async with self.write_lock:
                 try:
                     await self._write(Engine.swapping_until == self._until, now() + self._seconds)
-                except (SQLAlchemyError, OSError) as error:  # it may be back before the time is over
-                    log.warning("the exchange on %s was not kept alive: %s", self._engine.name, error)
+                except (SQLAlchemyError, OSError) as error:  # the database may be back before the lease expires
+                    log.warning("the weight swap on %s was not renewed: %s", self._engine.name, error)
 
-    async def done(self, weights: str | None) -> None:
-        """It has these weights. Raises Busy when somebody else has taken it meanwhile."""
-        async with self.alone:
+    async def finish(self, weights: str | None) -> None:
+        """Record the weights that the engine has now and end the lease. Raise EngineBusy if the lease was lost."""
+        async with self.write_lock:
             if not await self._write(Engine.swapping_until == self._until, None, weights=weights):
-                raise Busy(f"{self._engine.name} was taken by somebody else, or started anew")
+                raise EngineBusy(f"{self._engine.name} was taken by another weight swap, or restarted")
 
-    async def leave(self) -> None:
-        """Who knows what it has: whoever comes next may set it right at once."""
-        async with self.alone:
+    async def release(self) -> None:
+        """End a lease that was not finished.
+
+        The engine's weights are unknown then. It gets no traffic, and the next swap may take it at once.
+        """
+        async with self.write_lock:
             if self._until is not None:
                 await self._write(Engine.swapping_until == self._until, 0.0)
 
     async def _write(
-        self, mine: ColumnElement[bool], until: ColumnElement[float] | float | None, **values: str | None
+        self, condition: ColumnElement[bool], until: ColumnElement[float] | float | None, **values: str | None
     ) -> bool:
         async with self._db.write() as session:
-            done = await session.execute(
+            result = await session.execute(
                 update(Engine)
-                .where(Engine.name == self._engine.name, Engine.incarnation == self._engine.incarnation, mine)
+                .where(Engine.name == self._engine.name, Engine.incarnation == self._engine.incarnation, condition)
                 .values(swapping_until=until, **values)
                 .returning(Engine.name, Engine.swapping_until)
                 .execution_options(synchronize_session=False)
             )
-            row = done.one_or_none()
+            row = result.one_or_none()
         if row is not None:
             self._until = row.swapping_until
         return row is not None
 
 
 @asynccontextmanager
-async def _moving(db: Database, settings: Settings, engine: Engine) -> AsyncIterator[Move]:
-    move = Move(db, engine, settings.lease_seconds)
-    await move.take()
-    alive = asyncio.create_task(move.keep())
+async def _swap_lease(db: Database, settings: Settings, engine: Engine) -> AsyncIterator[SwapLease]:
+    lease = SwapLease(db, engine, settings.lease_seconds)
+    await lease.acquire()
+    renewal = asyncio.create_task(lease.keep_renewed())
     try:
-        yield move
+        yield lease
     finally:
-        async with move.alone:
-            alive.cancel()
-        await move.leave()
+        async with lease.write_lock:
+            renewal.cancel()
+        await lease.release()

@@ -1,1 +1,1 @@
-"""Rollouts: which replies the learner asks for, when an engine has room for them, and what becomes of them."""
+"""Rollouts: replies that are sampled for training and shadow deployments, off the request path."""

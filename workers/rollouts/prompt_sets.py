@@ -1,14 +1,20 @@
-"""Plans → Rollouts: the next prompts of a set, asked of the version that serves, as far as there is room for them."""
+"""Prompt sets: plans → rollouts of the next prompts by the live version, and the verifier that scores the replies."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from alignment.errors import AlignmentError
+from alignment.signals.verifiers import VerifierInput
 from app.core.database import Database, now
 from app.core.settings import Settings
+from app.inference.capture import Capture
 from app.inference.request import Sampling
 from app.models import (
+    AuditAction,
     DatasetRow,
     LearningMode,
     Origin,
@@ -25,18 +31,23 @@ from app.models import (
     record_audit,
 )
 from app.policies import repository as policies
-from app.training.batch_caps import cap
-from app.training.rollouts.config import rollouts_of
-from workers.rollouts.group_sampling import write
-from workers.rollouts.queue import Room
+from app.training.batch_caps import max_samples
+from app.training.rollouts.config import effective_rollouts, load_verifier
+from workers.queue.run_user_code import UserCodeError, run_user_code
+from workers.rollouts.rollout_queue import EngineCapacity, create_rollouts
 
-EXPIRES_SECONDS = 600.0  # a group is written down when there is room for it: this long it has to find it
-LEAST_FAILED = 8
-UNLEARNED = (SampleState.OPEN, SampleState.QUARANTINED, SampleState.BATCHED)
+EXPIRES_SECONDS = 600.0  # until a group must be claimed; it is created when an engine has capacity
+MIN_FAILED_REPLIES = 8
+VERIFIER_SECONDS = 10.0
+UNTRAINED_STATES = (SampleState.OPEN, SampleState.QUARANTINED, SampleState.BATCHED)
 
 
-async def advance(db: Database, settings: Settings) -> None:
-    """Each running plan by as many prompts as its engines have room for."""
+class VerifierError(Exception):
+    """The verifier failed, or returned something other than a reward."""
+
+
+async def advance_plans(db: Database, settings: Settings) -> None:
+    """Create the rollouts of each running plan for as many prompts as its engines have capacity for."""
     async with db.read() as session:
         ids = list(
             await session.scalars(
@@ -44,99 +55,107 @@ async def advance(db: Database, settings: Settings) -> None:
             )
         )
     for plan_id in ids:
-        while await _step(db, settings, plan_id):
+        while await _advance_plan(db, settings, plan_id):
             pass
 
 
-async def _step(db: Database, settings: Settings, plan_id: str) -> bool:
-    """One prompt further. The plan's row is locked, and moves in the transaction that writes its rollouts: whoever
-    dies in between has asked nothing, and nobody asks the same twice."""
-    async with db.read() as session:  # a look costs people nothing; a write may
+async def _advance_plan(db: Database, settings: Settings, plan_id: str) -> bool:
+    """Advance the plan by one prompt. Returns False if there is nothing to do.
+
+    The plan's row is locked and moves in the transaction that creates its rollouts, so a worker that dies in between
+    has created nothing, and no prompt is sampled twice in a pass.
+    """
+    async with db.read() as session:  # a read blocks nobody; on SQLite a write blocks other writers
         plan = await session.get_one(RolloutPlan, plan_id)
-        if not await _has_something_to_do(session, plan, settings):
+        if not await _has_work(session, plan, settings):
             return False
     async with db.write() as session:
-        locked = select(RolloutPlan).where(RolloutPlan.id == plan_id, RolloutPlan.state == PlanState.RUNNING)
-        found = await session.scalar(locked.with_for_update(skip_locked=True))
-        if found is None or not await _has_something_to_do(session, found, settings):
+        select_plan = select(RolloutPlan).where(RolloutPlan.id == plan_id, RolloutPlan.state == PlanState.RUNNING)
+        locked_plan = await session.scalar(select_plan.with_for_update(skip_locked=True))
+        if locked_plan is None or not await _has_work(session, locked_plan, settings):
             return False
-        if (reason := await _broken(session, found)) is not None:
-            _end(session, found, PlanState.FAILED, reason)
+        if (reason := await _find_failure(session, locked_plan)) is not None:
+            _finish_plan(session, locked_plan, PlanState.FAILED, reason)
             return False
-        if found.pass_number >= found.passes:
-            _end(session, found, PlanState.DONE, None)
+        if locked_plan.pass_number >= locked_plan.passes:
+            _finish_plan(session, locked_plan, PlanState.DONE, None)
             return False
-        return await _ask(session, found, settings)
+        return await _create_group(session, locked_plan, settings)
 
 
-async def _has_something_to_do(session: AsyncSession, plan: RolloutPlan, settings: Settings) -> bool:
-    open_ones = await _open(session, plan)
+async def _has_work(session: AsyncSession, plan: RolloutPlan, settings: Settings) -> bool:
+    """Return whether the plan has to finish, or may sample its next prompt now."""
+    num_open = await _count_open(session, plan)
     if plan.pass_number >= plan.passes:
-        return open_ones == 0
-    if await _broken(session, plan) is not None:
+        return num_open == 0
+    if await _find_failure(session, plan) is not None:
         return True
     policy = await session.get_one(Policy, plan.policy_id)
     if policy.mode == LearningMode.HALTED:
         return False
-    version = await _serving(session, plan)
-    room = await Room.of(session)
-    config = rollouts_of(policy, settings)
-    if room.for_one(policy, version, settings) is None or open_ones >= config.in_flight * len(room.holders(version)):
+    version = await _read_live_version(session, plan)
+    capacity = await EngineCapacity.read(session)
+    config = effective_rollouts(policy, settings)
+    if capacity.choose_engine(policy, version, settings) is None:
         return False
-    waiting = open_ones + await _unlearned(session, plan)
-    if plan.prompts_per_version is not None:  # one more round if nothing of the last is left to make a version of
-        return plan.version_id != version.id or plan.version_prompts < plan.prompts_per_version or waiting == 0
-    return waiting + plan.n <= max(plan.n, cap(config.max_plan_share, settings.batch_size))
+    if num_open >= config.in_flight * len(capacity.engines_with(version)):
+        return False
+    num_waiting = num_open + await _count_untrained(session, plan)
+    if plan.prompts_per_version is not None:
+        # One more round if nothing of the last one is left to train the next version on.
+        return plan.version_id != version.id or plan.version_prompts < plan.prompts_per_version or num_waiting == 0
+    return num_waiting + plan.n <= max(plan.n, max_samples(config.max_plan_share, settings.batch_size))
 
 
-async def _open(session: AsyncSession, plan: RolloutPlan) -> int:
-    asked = select(func.count()).where(Rollout.plan_id == plan.id, Rollout.state == RolloutState.OPEN)
-    return int(await session.scalar(asked) or 0)
+async def _count_open(session: AsyncSession, plan: RolloutPlan) -> int:
+    count = select(func.count()).where(Rollout.plan_id == plan.id, Rollout.state == RolloutState.OPEN)
+    return int(await session.scalar(count) or 0)
 
 
-async def _unlearned(session: AsyncSession, plan: RolloutPlan) -> int:
-    """Replies that wait for an update."""
-    asked = (
+async def _count_untrained(session: AsyncSession, plan: RolloutPlan) -> int:
+    """Return the number of the plan's samples that wait for an update."""
+    count = (
         select(func.count())
         .select_from(Sample)
         .join(Rollout, Rollout.id == Sample.turn_id)
-        .where(Rollout.plan_id == plan.id, Sample.policy_id == plan.policy_id, Sample.state.in_(UNLEARNED))
+        .where(Rollout.plan_id == plan.id, Sample.policy_id == plan.policy_id, Sample.state.in_(UNTRAINED_STATES))
     )
-    return int(await session.scalar(asked) or 0)
+    return int(await session.scalar(count) or 0)
 
 
-async def _serving(session: AsyncSession, plan: RolloutPlan) -> Version:
-    return await policies.version(session, (await policies.deployment_of(session, plan.policy_id)).version_id)
+async def _read_live_version(session: AsyncSession, plan: RolloutPlan) -> Version:
+    return await policies.get_version(session, (await policies.get_deployment(session, plan.policy_id)).version_id)
 
 
-async def _broken(session: AsyncSession, plan: RolloutPlan) -> str | None:
-    """Why it cannot go on, if it cannot."""
+async def _find_failure(session: AsyncSession, plan: RolloutPlan) -> str | None:
+    """Return why the plan cannot go on, None if it can."""
     if plan.pass_number < plan.passes and await session.get(DatasetRow, (plan.dataset_id, plan.position)) is None:
-        return f"Dataset '{plan.dataset}' is gone."
+        return f"Dataset '{plan.dataset}' was deleted."
     if not (await session.get_one(Project, plan.project_id)).train:
-        return "The project does not let its turns be learned from."
-    most = max(LEAST_FAILED, 2 * plan.n)
-    last = await session.execute(
+        return "The project does not allow training on its turns."
+    num_replies = max(MIN_FAILED_REPLIES, 2 * plan.n)
+    result = await session.execute(
         select(Rollout.state, Rollout.reason)
         .where(Rollout.plan_id == plan.id, Rollout.settled_at.is_not(None))
         .order_by(Rollout.settled_at.desc())
-        .limit(most)
+        .limit(num_replies)
     )
-    rows = list(last)
-    if len(rows) == most and all(state == RolloutState.FAILED for state, _ in rows):
-        return f"The last {most} replies failed: {rows[0][1]}"
+    rows = list(result)
+    if len(rows) == num_replies and all(state == RolloutState.FAILED for state, _ in rows):
+        return f"The last {num_replies} replies failed: {rows[0][1]}"
     return None
 
 
-async def _ask(session: AsyncSession, plan: RolloutPlan, settings: Settings) -> bool:
+async def _create_group(session: AsyncSession, plan: RolloutPlan, settings: Settings) -> bool:
+    """Create the rollouts of the plan's next prompt. Returns False if no engine has capacity."""
     policy = await session.get_one(Policy, plan.policy_id)
-    version = await _serving(session, plan)
-    engine = (await Room.of(session)).for_one(policy, version, settings)
+    version = await _read_live_version(session, plan)
+    engine = (await EngineCapacity.read(session)).choose_engine(policy, version, settings)
     row = await session.get(DatasetRow, (plan.dataset_id, plan.position))
     if engine is None or row is None:
         return False
     ids = [new_id("chatcmpl") for _ in range(plan.n)]
-    common: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "completion_id": ids[0],
         "project_id": plan.project_id,
         "policy_id": plan.policy_id,
@@ -145,21 +164,59 @@ async def _ask(session: AsyncSession, plan: RolloutPlan, settings: Settings) -> 
         "origin": Origin.PROMPT_SET,
         "messages": row.content["messages"],
         "sampling": Sampling(plan.max_tokens, plan.temperature).body(),
-        "processed": True,  # its verifier says what it is worth: no other source is asked
+        "processed": True,  # its verifier gives the reward: no other source is asked
     }
-    turns = [common | {"id": id, "choice_index": place} for place, id in enumerate(ids)]
-    asked = {"plan_id": plan.id, "pass_number": plan.pass_number, "row_number": plan.position}
-    await write(session, turns, expires_in=EXPIRES_SECONDS, **asked)
-    fresh = plan.version_id != version.id or (
+    turns = [defaults | {"id": id, "choice_index": index} for index, id in enumerate(ids)]
+    plan_values = {"plan_id": plan.id, "pass_number": plan.pass_number, "row_number": plan.position}
+    await create_rollouts(session, turns, expires_in=EXPIRES_SECONDS, **plan_values)
+    starts_round = plan.version_id != version.id or (
         plan.prompts_per_version is not None and plan.version_prompts >= plan.prompts_per_version
     )
-    plan.version_id, plan.version_prompts = version.id, 1 if fresh else plan.version_prompts + 1
+    plan.version_id, plan.version_prompts = version.id, 1 if starts_round else plan.version_prompts + 1
     plan.position += 1
     if plan.position >= plan.num_prompts:
         plan.pass_number, plan.position = plan.pass_number + 1, 0
     return True
 
 
-def _end(session: AsyncSession, plan: RolloutPlan, state: PlanState, reason: str | None) -> None:
+def _finish_plan(session: AsyncSession, plan: RolloutPlan, state: PlanState, reason: str | None) -> None:
     plan.state, plan.reason, plan.settled_at = state, reason, now()
-    record_audit(session, "rollout", f"plan {state}", plan.id, reason, project_id=plan.project_id, dataset=plan.dataset)
+    record_audit(
+        session,
+        "rollout",
+        AuditAction(f"rollout_plan.{state}"),
+        plan.id,
+        reason,
+        project_id=plan.project_id,
+        dataset=plan.dataset,
+    )
+
+
+async def verify_reply(
+    verifier_config: dict[str, Any], settings: Settings, row_content: Mapping[str, Any], capture: Capture
+) -> float | None:
+    """Return the verifier's reward for a reply, in [-1, 1], or None if the verifier has no opinion.
+
+    `row_content` is the content of the dataset's row. Raises VerifierError.
+    """
+    verifier_input = VerifierInput(
+        messages=tuple(row_content["messages"]),
+        reply=capture.message,
+        reference=row_content.get("reference"),
+        finish_reason=capture.finish_reason,
+        details=row_content.get("details", {}),
+    )
+    try:
+        value = await run_user_code(
+            lambda: load_verifier(verifier_config, settings)(verifier_input),
+            VERIFIER_SECONDS,
+            noun="verifier",
+            reraise=(AlignmentError,),
+        )
+    except (UserCodeError, AlignmentError) as error:
+        raise VerifierError(f"the verifier failed: {error}") from error
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > 1:
+        raise VerifierError(f"the verifier returned {str(value)[:100]!r}, which is not a number between -1 and 1")
+    return float(value)

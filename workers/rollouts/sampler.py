@@ -1,27 +1,25 @@
-"""Claims → Replies: one rollout, asked of its engine and settled. Nothing is asked while a transaction is open."""
+"""The rollout stage: claimed rollouts → replies, sampled from engines that have capacity left by chats."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment.config.rollouts import idle
+from alignment.signals.eligibility import group_sampling_disabled_reason
 from alignment.signals.length_penalty import length_penalty
 from app.chat.turn_writer import TurnEnd
-from app.core import leases
 from app.core.database import Database
-from app.core.leases import LeaseLost
 from app.core.settings import Settings
 from app.inference.capture import Capture
 from app.inference.client import BASE_WEIGHTS, EngineClient
 from app.inference.errors import AdapterMissing, EngineRefused, EngineUnavailable
-from app.inference.pool import EnginePool
+from app.inference.pool import EnginePool, load_engine_keys
 from app.inference.request import ChatCall, Sampling
 from app.models import (
     DatasetRow,
@@ -37,246 +35,227 @@ from app.models import (
     Version,
     VersionState,
 )
-from app.policies import service
-from app.training.policy_rewards import rewards_of
-from app.training.rollouts.config import rollouts_of
-from workers.feedback import consent
-from workers.rollouts import record_result, verify
-from workers.rollouts.queue import VERSION_GONE, Claim
+from app.policies import references
+from app.projects.consent import has_training_consent
+from app.training.reward_config import effective_rewards
+from app.training.rollouts.config import effective_rollouts
+from workers.queue.leased_job import AttemptFailed, JobFailed, JobSkipped, LeasedJob, Outcome, run_jobs
+from workers.rollouts import prompt_sets, record_rollout
+from workers.rollouts.record_rollout import RolloutResult
+from workers.rollouts.rollout_queue import VERSION_GONE, RolloutLease, claim_rollouts, skip_expired
 
 log = logging.getLogger("attune.rollout")
-PRIORITY = -1  # behind chats, which have 0; near enough to them that SGLang does not throw its work away
-TRIES = 3  # of a transaction that met another one
-NO_CONSENT = "the turn beside it may not be learned from"
-GONE_ON = "the reply beside it has been learned from without it"
-SHADOW_ENDED = "its version is not in shadow any more"
-NOT_WANTED = "the policy does not ask for group samples any more"
-OTHER_PROMPT = "its prompt ids are not those of the replies beside it"
-DATASET_GONE = "its prompt is gone"
-DIED = "its asker did not live to hear the reply, {} times"
-
-
-class Unwanted(Exception):
-    """There is no reason to ask any more."""
-
-
-class Unanswered(Exception):
-    """No reply that can be used: another attempt may bring one."""
-
-
-class Refused(Exception):
-    """No reply, and another attempt would bring none."""
+POLL_SECONDS = 0.5  # how often new rollouts are claimed while others run
+PRIORITY = -1  # below chats, which have 0; close enough that SGLang does not evict the rollout's work
+# Why a rollout is skipped, or its reply excluded.
+NO_CONSENT = "the chat turn of its group must not be trained on"
+ALREADY_TRAINED = "the chat turn of its group was trained on without it"
+SHADOW_ENDED = "its version is not in a shadow deployment any more"
+GROUP_SAMPLING_OFF = "group sampling of the policy is off now"
+PROMPT_MISMATCH = "its prompt ids differ from those of its group"
+PROMPT_DELETED = "its prompt was deleted"
+NO_OPINION = "the verifier has no opinion"
 
 
 @dataclass(frozen=True)
-class Case:
+class RolloutRequest:
+    """What one rollout asks of its engine. Plan and row are those of a prompt set.
+
+    `prompt_ids`: of the other replies to the prompt, if there are any.
+    """
+
     call: ChatCall
-    seconds: float  # to wait for the reply
+    timeout_seconds: float
     plan: RolloutPlan | None
     row: DatasetRow | None
-    prompt_ids: list[int] | None  # of the replies beside it, if there is one
+    prompt_ids: list[int] | None
 
 
-class Asking:
-    def __init__(self, db: Database, settings: Settings, pool: EnginePool, claim: Claim) -> None:
-        self._db, self._settings, self._claim = db, settings, claim
-        self._client: EngineClient = pool.at(claim.url)
+class RolloutJob(LeasedJob[RolloutLease, RolloutResult]):
+    """Sample one reply and score it with the plan's verifier, if it has one."""
 
-    async def put(self) -> int:
-        """Returns how many rollouts were settled: one or none."""
-        claim = self._claim
-        try:
-            async with leases.keep_renewed(
-                self._db, Rollout, claim.id, fence=claim.fence, seconds=self._settings.lease_seconds
-            ):
-                return await self._put()
-        except LeaseLost as lost:
-            log.warning("a reply comes too late: %s", lost)
-            return 0
+    model = Rollout
 
-    async def _put(self) -> int:
-        claim, started = self._claim, time.monotonic()
-        try:
-            case = await self._brief()
-            capture = await self._ask(case)
-        except Unwanted as told:
-            return await self._close(RolloutState.SKIPPED, str(told))
-        except Refused as error:
-            return await self._close(RolloutState.FAILED, str(error))
-        except Unanswered as error:
-            if claim.attempt >= self._settings.max_attempts:
-                return await self._close(RolloutState.FAILED, str(error))
-            trouble = str(error)
-            log.warning("rollout %s, attempt %d: %s", claim.id, claim.attempt, trouble)
-            await self._write(
-                lambda session: record_result.let_go(session, claim.id, claim.fence, claim.attempt, trouble)
-            )
-            return 0
-        seconds = time.monotonic() - started
-        exclusion_reason = capture.exclusion_reason or (
-            OTHER_PROMPT if case.prompt_ids not in (None, capture.prompt_ids) else None
+    def __init__(self, db: Database, settings: Settings, pool: EnginePool, lease: RolloutLease) -> None:
+        super().__init__(db, settings, [lease])
+        self._lease = lease
+        self._client: EngineClient = pool.get(lease.url)
+
+    async def execute(self) -> RolloutResult:
+        start = time.monotonic()
+        request = await self._build_request()
+        capture = await self._sample(request)
+        seconds = time.monotonic() - start
+        exclusion_reason = capture.exclusion_reason
+        if exclusion_reason is None and request.prompt_ids not in (None, capture.prompt_ids):
+            exclusion_reason = PROMPT_MISMATCH
+        reward, reason = None, exclusion_reason
+        if exclusion_reason is None and request.plan is not None:
+            reward, reason = await self._verify(request, capture)
+        length_range = self.settings.length_range
+        penalty = (
+            length_penalty(len(capture.output_ids), *length_range) if length_range and capture.output_ids else None
         )
-        reward, why = (
-            (None, exclusion_reason)
-            if exclusion_reason is not None or case.plan is None
-            else await self._verify(case, capture)
-        )
-        range_ = self._settings.length_range
-        ending = TurnEnd(
-            claim.id,
+        turn_end = TurnEnd(
+            self._lease.id,
             TurnState.DONE,
             capture,
             exclusion_reason=exclusion_reason,
-            length_penalty=length_penalty(len(capture.output_ids), *range_) if range_ and capture.output_ids else None,
+            length_penalty=penalty,
         )
-        await self._write(
-            lambda session: record_result.done(
-                session,
-                self._settings,
-                claim.id,
-                claim.fence,
-                ending,
-                engine=claim.engine,
-                tokens=len(capture.output_ids),
-                seconds=round(seconds, 3),
-                reward=reward,
-                reason=why,
-            )
-        )
-        return 1
+        num_tokens = len(capture.output_ids)
+        return RolloutResult(turn_end, self._lease.engine, num_tokens, round(seconds, 3), reward, reason)
 
-    async def _brief(self) -> Case:
-        """Raises Unwanted, Refused."""
-        if self._claim.attempt > self._settings.max_attempts:
-            raise Refused(DIED.format(self._settings.max_attempts))
-        async with self._db.read() as session:
-            rollout = await session.get_one(Rollout, self._claim.id)
-            turn = await session.get_one(Turn, self._claim.id)
+    async def record(self, session: AsyncSession, lease: RolloutLease, result: RolloutResult) -> None:
+        await record_rollout.record_reply(session, self.settings, lease.id, lease.fence, result)
+
+    async def close(self, session: AsyncSession, lease: RolloutLease, outcome: Outcome, reason: str) -> None:
+        state = RolloutState(outcome)
+        await record_rollout.record_no_reply(session, self.settings, lease.id, lease.fence, state, reason)
+
+    def retry_values(self, lease: RolloutLease) -> dict[str, object]:
+        return {"tokens": 0}
+
+    async def _build_request(self) -> RolloutRequest:
+        """Raises JobSkipped."""
+        async with self.db.read() as session:
+            rollout = await session.get_one(Rollout, self._lease.id)
+            turn = await session.get_one(Turn, self._lease.id)
             policy = await session.get_one(Policy, turn.policy_id)
             version = await session.get_one(Version, turn.version_id)
             if turn.deleted_at is not None:
-                raise Unwanted(record_result.DELETED)
-            spoken = await self._still_wanted(session, turn, policy, version)
+                raise JobSkipped(record_rollout.DELETED)
+            chat_turn = await self._read_chat_turn(session, turn, policy, version)
             plan = await session.get(RolloutPlan, rollout.plan_id) if rollout.plan_id is not None else None
             row = None
             if plan is not None:
                 row = await session.get(DatasetRow, (plan.dataset_id, rollout.row_number))
                 if row is None:
-                    raise Unwanted(DATASET_GONE)
-            beside = select(Turn.prompt_ids).where(
+                    raise JobSkipped(PROMPT_DELETED)
+            group_prompt_ids = select(Turn.prompt_ids).where(
                 Turn.completion_id == turn.completion_id,
                 Turn.state == TurnState.DONE,
                 Turn.exclusion_reason.is_(None),
                 Turn.prompt_ids.is_not(None),
             )
-            prompt_ids = await session.scalar(beside.order_by(Turn.choice_index).limit(1))
-            if turn.origin == Origin.SHADOW and spoken is not None:
-                prompt_ids = spoken.prompt_ids
-        call = self._call(turn, policy, version, prompt_ids if spoken is not None else None)
-        return Case(call, rollouts_of(policy, self._settings).timeout_seconds, plan, row, prompt_ids)
+            prompt_ids = await session.scalar(group_prompt_ids.order_by(Turn.choice_index).limit(1))
+            if turn.origin == Origin.SHADOW and chat_turn is not None:
+                prompt_ids = chat_turn.prompt_ids
+        call = self._build_call(turn, policy, version, prompt_ids if chat_turn is not None else None)
+        timeout_seconds = effective_rollouts(policy, self.settings).timeout_seconds
+        return RolloutRequest(call, timeout_seconds, plan, row, prompt_ids)
 
-    async def _still_wanted(self, session: AsyncSession, turn: Turn, policy: Policy, version: Version) -> Turn | None:
-        """The chat's turn beside it, if there is to be one. Raises Unwanted for what has changed since it was written
-        down: that turn, its sample, consent, the settings; the version's shadow deployment."""
+    async def _read_chat_turn(self, session: AsyncSession, turn: Turn, policy: Policy, version: Version) -> Turn | None:
+        """Return the chat turn that the rollout samples again, None for a prompt set.
+
+        Raises JobSkipped for what changed since the rollout was created: the chat turn, its sample, consent, the
+        settings, the version's shadow deployment.
+        """
         if turn.origin == Origin.PROMPT_SET:
             return None
-        beside = turn.shadow_of_id or turn.completion_id
-        spoken = (
-            await session.scalars(select(Turn).where(Turn.completion_id == beside, Turn.choice_index == 0))
+        completion_id = turn.shadow_of_id or turn.completion_id
+        chat_turn = (
+            await session.scalars(select(Turn).where(Turn.completion_id == completion_id, Turn.choice_index == 0))
         ).one_or_none()
-        if spoken is None or spoken.deleted_at is not None:
-            raise Unwanted(record_result.DELETED)
-        if not await consent.given(session, spoken):
-            raise Unwanted(NO_CONSENT)
+        if chat_turn is None or chat_turn.deleted_at is not None:
+            raise JobSkipped(record_rollout.DELETED)
+        if not await has_training_consent(session, chat_turn):
+            raise JobSkipped(NO_CONSENT)
         if turn.origin == Origin.SHADOW:
             if version.state != VersionState.SHADOW:
-                raise Unwanted(SHADOW_ENDED)
-            return spoken
-        if spoken.exclusion_reason is not None:
-            raise Unwanted(NO_CONSENT)
-        if idle(rollouts_of(policy, self._settings).group_sampling, rewards_of(policy, self._settings)) is not None:
-            raise Unwanted(NOT_WANTED)
-        sample = await session.get(Sample, spoken.id)
+                raise JobSkipped(SHADOW_ENDED)
+            return chat_turn
+        if chat_turn.exclusion_reason is not None:
+            raise JobSkipped(NO_CONSENT)
+        config, rewards = effective_rollouts(policy, self.settings), effective_rewards(policy, self.settings)
+        if group_sampling_disabled_reason(config.group_sampling, rewards) is not None:
+            raise JobSkipped(GROUP_SAMPLING_OFF)
+        sample = await session.get(Sample, chat_turn.id)
         if sample is not None and sample.state not in (SampleState.OPEN, SampleState.QUARANTINED):
-            raise Unwanted(GONE_ON)
-        return spoken
+            raise JobSkipped(ALREADY_TRAINED)
+        return chat_turn
 
-    def _call(self, turn: Turn, policy: Policy, version: Version, prompt_ids: list[int] | None) -> ChatCall:
-        """As the chat beside it was asked, with its very tokens for a prompt."""
-        asked = turn.request_params
-        choice = asked.get("tool_choice")
+    def _build_call(self, turn: Turn, policy: Policy, version: Version, prompt_ids: list[int] | None) -> ChatCall:
+        """Return the call with the parameters of the chat, and its exact prompt tokens."""
+        params = turn.request_params
+        tool_choice = params.get("tool_choice")
         return ChatCall(
-            rid=self._rid(self._claim.attempt),
+            rid=self._request_id(self._lease.attempt),
             messages=turn.messages,
-            sampling=Sampling.of(turn.sampling),
+            sampling=Sampling.from_body(turn.sampling),
             adapter=version.adapter,
-            model=service.label(policy, version),
-            tools=() if choice == "none" else asked.get("tools", ()),
-            tool_choice=choice,
-            parallel_tool_calls=asked.get("parallel_tool_calls") is not False,
-            response_format=asked.get("response_format"),
+            model=references.version_name(policy, version),
+            tools=() if tool_choice == "none" else params.get("tools", ()),
+            tool_choice=tool_choice,
+            parallel_tool_calls=params.get("parallel_tool_calls") is not False,
+            response_format=params.get("response_format"),
             extra_key=version.weights or policy.base_model,
-            weights=(version.weights or BASE_WEIGHTS) if self._settings.adaptation == "full" else None,
+            weights=(version.weights or BASE_WEIGHTS) if self.settings.adaptation == "full" else None,
             prompt_ids=prompt_ids,
             priority=PRIORITY,
         )
 
-    def _rid(self, attempt: int) -> str:
-        """Of one attempt: the engine may still be at work on the one before, and knows no two by one name."""
-        return f"{self._claim.id[:-2]}{attempt % 100:02d}"
+    def _request_id(self, attempt: int) -> str:
+        """Return an id for one attempt: the engine may still work on the one before, and ids must be unique there."""
+        return f"{self._lease.id[:-2]}{attempt % 100:02d}"
 
-    async def _ask(self, case: Case) -> Capture:
-        """Raises Unwanted, Unanswered, Refused."""
-        if self._claim.attempt > 1:
-            await self._abort(self._rid(self._claim.attempt - 1))
+    async def _sample(self, request: RolloutRequest) -> Capture:
+        """Raises JobSkipped, AttemptFailed, JobFailed."""
+        if self._lease.attempt > 1:
+            await self._abort(self._request_id(self._lease.attempt - 1))
         try:
-            async with asyncio.timeout(case.seconds):
-                capture = (await self._client.complete(case.call)).capture
+            async with asyncio.timeout(request.timeout_seconds):
+                capture = (await self._client.complete(request.call)).capture
         except TimeoutError as error:
-            await self._abort(case.call.rid)
-            raise Unanswered(f"the engine took more than {case.seconds:g} s") from error
-        except asyncio.CancelledError:  # the worker stops: whoever is next asks anew
-            await asyncio.shield(self._abort(case.call.rid))
+            await self._abort(request.call.rid)
+            raise AttemptFailed(f"the engine took more than {request.timeout_seconds:g} s") from error
+        except asyncio.CancelledError:
+            await asyncio.shield(self._abort(request.call.rid))
             raise
         except AdapterMissing as error:
-            raise Unwanted(VERSION_GONE) from error
+            raise JobSkipped(VERSION_GONE) from error
         except EngineUnavailable as error:
-            raise Unanswered(str(error)) from error
+            raise AttemptFailed(str(error)) from error
         except EngineRefused as error:
-            raise Refused(str(error)) from error
+            raise JobFailed(str(error)) from error
         except Exception as error:
-            log.exception("an engine's answer was not understood")
-            raise Unanswered("the engine's answer was not understood") from error
-        if capture.finish_reason == "abort":  # not ours: we would not have heard of it
-            raise Unanswered("the engine broke the reply off")
+            log.exception("an engine's answer could not be parsed")
+            raise AttemptFailed("the engine's answer could not be parsed") from error
+        if capture.finish_reason == "abort":  # not aborted by this job, which would not have got the reply
+            raise AttemptFailed("the engine aborted the reply")
         return capture
 
-    async def _abort(self, rid: str) -> None:
+    async def _abort(self, request_id: str) -> None:
         with suppress(EngineUnavailable, EngineRefused):
-            await self._client.abort(rid)
+            await self._client.abort(request_id)
 
-    async def _verify(self, case: Case, capture: Capture) -> tuple[float | None, str | None]:
-        """The verifier's number, or why there is none."""
-        assert case.plan is not None and case.row is not None
+    async def _verify(self, request: RolloutRequest, capture: Capture) -> tuple[float | None, str | None]:
+        """Return the verifier's reward, or None and why there is none."""
+        assert request.plan is not None and request.row is not None
         try:
-            value = await verify.worth(case.plan.verifier, self._settings, case.row.content, capture)
-        except verify.Unverified as error:
+            value = await prompt_sets.verify_reply(request.plan.verifier, self.settings, request.row.content, capture)
+        except prompt_sets.VerifierError as error:
             return None, str(error)
-        return value, None if value is not None else "the verifier had nothing to say"
+        return value, None if value is not None else NO_OPINION
 
-    async def _close(self, state: RolloutState, reason: str) -> int:
-        claim = self._claim
-        await self._write(
-            lambda session: record_result.closed(session, self._settings, claim.id, claim.fence, state, reason)
-        )
-        return 1
 
-    async def _write(self, write: Callable[[AsyncSession], Awaitable[None]]) -> None:
-        for left in range(TRIES - 1, -1, -1):
-            try:
-                async with self._db.write() as session:
-                    await write(session)
-                return
-            except (IntegrityError, OperationalError):
-                if not left:
-                    raise
+async def sample_rollouts(db: Database, settings: Settings, owner: str) -> int:
+    """Sample rollouts until no engine has capacity or none is left. Returns the number that reached a final state."""
+    pool = EnginePool(load_engine_keys(settings), read_timeout=settings.chat_timeout_seconds)
+
+    async def claim_jobs(running: Collection[RolloutJob]) -> list[RolloutJob]:
+        try:
+            await skip_expired(db, settings)
+            await prompt_sets.advance_plans(db, settings)
+            leases = await claim_rollouts(db, settings, owner)
+        except SQLAlchemyError:
+            if not running:
+                raise
+            log.exception("no new rollouts are claimed for now")  # the running ones must not fail with it
+            return []
+        return [RolloutJob(db, settings, pool, lease) for lease in leases]
+
+    try:
+        return await run_jobs(db, "rollout", claim_jobs, poll_seconds=POLL_SECONDS, log=log)
+    finally:
+        await pool.close()

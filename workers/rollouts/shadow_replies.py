@@ -1,4 +1,4 @@
-"""Turns → Rollouts: beside replies that have ended, those of a version in shadow, as rows, before it is asked."""
+"""Finished turns → rollouts: planned replies of a version in a shadow deployment to the same prompts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,70 +7,77 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.release.shadow import SHADOW, ShadowConfig
-from alignment.signals.judge_prompts import is_question
-from alignment.signals.rules import asked_about
+from alignment.signals.eligibility import is_in_share
+from alignment.signals.judge_prompts import is_judge_prompt
 from app.core.database import database_time
 from app.core.settings import Settings
 from app.deployments import shadow
 from app.models import Deployment, Origin, Policy, Turn, TurnState, Version, VersionState, new_id
 from app.projects.consent import NO_CONSENT
 from app.training.rollouts import repository
-from workers.rollouts.group_sampling import COPIED, write
+from workers.rollouts.group_sampling import COPIED_COLUMNS
+from workers.rollouts.rollout_queue import create_rollouts
 
 
-async def cast(session: AsyncSession, ended: Sequence[Any], policies: Sequence[Policy], settings: Settings) -> None:
-    """For those of the turns that are in the share. `ended` turns are looked at once: there is no second cast."""
-    named = {policy.id: policy for policy in policies}
+async def create_shadow_replies(
+    session: AsyncSession, turns: Sequence[Any], policies: Sequence[Policy], settings: Settings
+) -> None:
+    """Create the shadow replies of finished turns in the share. Each turn is considered once."""
+    policies_by_id = {policy.id: policy for policy in policies}
     rows = await session.execute(
         select(Version, Deployment.version_id)
         .join(Deployment, Deployment.policy_id == Version.policy_id)
-        .where(Version.policy_id.in_(named), Version.state == VersionState.SHADOW)
+        .where(Version.policy_id.in_(policies_by_id), Version.state == VersionState.SHADOW)
     )
-    for version, serving_id in list(rows):
-        policy = named[version.policy_id]
-        config = shadow.kept(policy, settings)
+    for version, live_version_id in list(rows):
+        policy = policies_by_id[version.policy_id]
+        config = shadow.active_shadow_config(policy, settings)
         since = await database_time(session) - config.window_seconds
         ids = [
-            row.id
-            for row in ended
-            if row.policy_id == policy.id
-            and row.origin == Origin.CHAT
-            and row.choice_index == 0
-            and (row.state, row.deleted_at) == (TurnState.DONE, None)
-            and row.exclusion_reason != NO_CONSENT
-            and row.finished_at > since
-            and asked_about(row.completion_id, SHADOW, config.share)
+            turn.id
+            for turn in turns
+            if turn.policy_id == policy.id
+            and turn.origin == Origin.CHAT
+            and turn.choice_index == 0
+            and (turn.state, turn.deleted_at) == (TurnState.DONE, None)
+            and turn.exclusion_reason != NO_CONSENT
+            and turn.finished_at > since
+            and is_in_share(turn.completion_id, SHADOW, config.share)
         ]
         if ids:
-            await _cast(session, version, serving_id, ids, config)
+            await _create_for_version(session, version, live_version_id, ids, config)
 
 
-async def _cast(
-    session: AsyncSession, version: Version, serving_id: str, ids: Sequence[str], config: ShadowConfig
+async def _create_for_version(
+    session: AsyncSession, version: Version, live_version_id: str, turn_ids: Sequence[str], config: ShadowConfig
 ) -> None:
-    """As long as they fit into the hour's budget, if they come to be as long as the replies they stand beside."""
-    left = config.tokens_per_hour - await repository.spent(session, version.policy_id, Origin.SHADOW)
-    rows = await session.scalars(
-        select(Turn).where(Turn.id.in_(ids), Turn.version_id == serving_id).order_by(Turn.finished_at, Turn.id)
+    """Create shadow replies within the hourly budget, on the estimate that they are as long as the chat's reply."""
+    budget = config.tokens_per_hour - await repository.count_recent_tokens(session, version.policy_id, Origin.SHADOW)
+    turns = await session.scalars(
+        select(Turn)
+        .where(Turn.id.in_(turn_ids), Turn.version_id == live_version_id)
+        .order_by(Turn.finished_at, Turn.id)
     )
-    cast: list[dict[str, Any]] = []
-    for turn in rows:
-        if not turn.prompt_ids or is_question(turn.messages):
+    planned: list[dict[str, Any]] = []
+    for turn in turns:
+        if not turn.prompt_ids or is_judge_prompt(turn.messages):
             continue
-        left -= len(turn.output_ids or ())
-        if left < 0:
+        budget -= len(turn.output_ids or ())
+        if budget < 0:
             break
-        cast.append(beside(turn, version))
-    if cast:
-        await write(session, cast, expires_in=config.window_seconds)
+        planned.append(plan_shadow_reply(turn, version))
+    if planned:
+        await create_rollouts(session, planned, expires_in=config.window_seconds)
 
 
-def beside(turn: Turn, version: Version) -> dict[str, Any]:
-    """The turn that is to be the version's reply to the same prompt. It is a completion of its own: no group sample, and
-    nothing that is learned from waits for it."""
+def plan_shadow_reply(turn: Turn, version: Version) -> dict[str, Any]:
+    """Return the columns of a turn that is the version's reply to the same prompt.
+
+    It is a completion of its own: no group sample, and no sample waits for it.
+    """
     id = new_id("chatcmpl")
     return {
-        **{name: getattr(turn, name) for name in COPIED},
+        **{name: getattr(turn, name) for name in COPIED_COLUMNS},
         "id": id,
         "completion_id": id,
         "shadow_of_id": turn.id,

@@ -1,4 +1,4 @@
-"""Samples → Batch. The one place where freshness, size and variance are decided."""
+"""Freeze ready samples into batches. Freshness, size and variance are decided here and nowhere else."""
 
 from sqlalchemy import exists, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -10,6 +10,7 @@ from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.models import (
     ONCE_LIVE,
+    AuditAction,
     Batch,
     BatchState,
     LearningMode,
@@ -20,97 +21,110 @@ from app.models import (
     new_id,
     record_audit,
 )
-from app.policies import repository
+from app.policies import ancestry, repository
 from app.training import service
-from workers.training.select_samples import choose
+from workers.training.select_samples import select_samples
 
 
 async def assemble(db: Database, settings: Settings) -> int:
-    """Freeze at most one batch per policy. Returns how many were frozen."""
+    """Freeze at most one batch per policy. Return how many were frozen."""
     async with db.read() as session:
-        policies = list(await session.scalars(select(Policy.id).where(Policy.mode != LearningMode.HALTED)))
-    frozen = 0
-    for policy_id in policies:
+        policy_ids = list(await session.scalars(select(Policy.id).where(Policy.mode != LearningMode.HALTED)))
+    num_frozen = 0
+    for policy_id in policy_ids:
         async with db.write() as session:
-            frozen += await _assemble(session, policy_id, settings)
-    return frozen
+            num_frozen += await _assemble(session, policy_id, settings)
+    return num_frozen
 
 
 async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -> bool:
     policy = await session.get(Policy, policy_id, with_for_update={"key_share": True})
     assert policy is not None and policy.head_version_id is not None
-    head = await repository.version(session, policy.head_version_id)
-    waiting = await session.scalar(select(exists().where(Batch.policy_id == policy_id, Batch.state == BatchState.OPEN)))
-    if policy.mode == LearningMode.HALTED or waiting or head.state not in ONCE_LIVE:
-        return False  # one update at a time, on a version that has come home
-    fresh = await repository.ancestry(session, head.id, settings.max_staleness)
-    await _drop_stale(session, policy_id, fresh, head)
-    speakers = fresh[:1] if policy.mode == LearningMode.SYNCHRONOUS else fresh
-    samples = await _enough(session, policy, [version.id for version in speakers], settings)
-    if not samples or await _waits_for_the_old(session, samples, fresh, settings):
+    head = await repository.get_version(session, policy.head_version_id)
+    has_open_batch = await session.scalar(
+        select(exists().where(Batch.policy_id == policy_id, Batch.state == BatchState.OPEN))
+    )
+    if policy.mode == LearningMode.HALTED or has_open_batch or head.state not in ONCE_LIVE:
+        return False  # one update at a time, and only from a version that was released
+    fresh_versions = await ancestry.list_ancestors(session, head.id, settings.max_staleness)
+    await _drop_stale_samples(session, policy_id, fresh_versions, head)
+    versions = fresh_versions[:1] if policy.mode == LearningMode.SYNCHRONOUS else fresh_versions
+    samples = await _select_batch(session, policy, [version.id for version in versions], settings)
+    if not samples or await _must_wait_for_old_samples(session, samples, fresh_versions, settings):
         return False
     await _freeze(session, policy, head, samples)
     return True
 
 
-async def _enough(session: AsyncSession, policy: Policy, version_ids: list[str], settings: Settings) -> list[Sample]:
-    """A whole batch; a smaller one when its first sample has waited too long, or at an operator's word."""
-    samples = await choose(session, policy.id, version_ids, settings.batch_size, settings)
+async def _select_batch(
+    session: AsyncSession, policy: Policy, version_ids: list[str], settings: Settings
+) -> list[Sample]:
+    """Return a full batch, a smaller one if its oldest sample waited long enough or an operator triggered it, or []."""
+    samples = await select_samples(session, policy.id, version_ids, settings.batch_size, settings)
     if len(samples) < settings.batch_size:
-        told = await service.triggered(session, policy)
-        smallest = service.FEWEST if told else settings.smallest_batch
-        if len(samples) < smallest or not (told or await _late(session, samples, settings)):
+        is_triggered = await service.is_triggered(session, policy)
+        min_samples = service.MIN_TRIGGERED_SAMPLES if is_triggered else settings.smallest_batch
+        if len(samples) < min_samples:
             return []
-        # What is a fair share of a whole batch may be too much of a small one.
-        samples = await choose(session, policy.id, version_ids, len(samples), settings)
-        if len(samples) < smallest:
+        if not is_triggered and not await _has_waited_long_enough(session, samples, settings):
+            return []
+        # The caps are shares of the batch: a smaller batch has lower caps.
+        samples = await select_samples(session, policy.id, version_ids, len(samples), settings)
+        if len(samples) < min_samples:
             return []
     raters = {sample.rater for sample in samples if sample.rater is not None}
-    machines = sum(sample.rater is None for sample in samples)
-    return samples if len(raters) + machines >= settings.min_raters else []
+    num_without_rater = sum(sample.rater is None for sample in samples)
+    return samples if len(raters) + num_without_rater >= settings.min_raters else []
 
 
-async def _late(session: AsyncSession, samples: list[Sample], settings: Settings) -> bool:
+async def _has_waited_long_enough(session: AsyncSession, samples: list[Sample], settings: Settings) -> bool:
     return await database_time(session) - min(sample.ready_at for sample in samples) >= settings.max_wait_seconds
 
 
-async def _waits_for_the_old(
-    session: AsyncSession, samples: list[Sample], fresh: list[Version], settings: Settings
+async def _must_wait_for_old_samples(
+    session: AsyncSession, samples: list[Sample], fresh_versions: list[Version], settings: Settings
 ) -> bool:
-    """With on_stale="wait": samples that this update would make too old, and that are not ripe yet, go first."""
-    if settings.on_stale == "drop" or len(fresh) <= settings.max_staleness:
+    """Return whether samples that this update would make stale become ready soon, with `on_stale = "wait"`.
+
+    The wait ends when the newest of the selected samples has waited for `max_wait_seconds`.
+    """
+    if settings.on_stale == "drop" or len(fresh_versions) <= settings.max_staleness:
         return False
-    at = await database_time(session)
-    if at - max(sample.ready_at for sample in samples) >= settings.max_wait_seconds:
+    time = await database_time(session)
+    if time - max(sample.ready_at for sample in samples) >= settings.max_wait_seconds:
         return False
-    unripe = exists().where(
-        Sample.policy_id == fresh[-1].policy_id,
-        Sample.version_id == fresh[-1].id,
+    oldest = fresh_versions[-1]
+    becomes_ready = exists().where(
+        Sample.policy_id == oldest.policy_id,
+        Sample.version_id == oldest.id,
         Sample.state == SampleState.OPEN,
-        Sample.ready_at > at,
-        Sample.ready_at < at + settings.max_wait_seconds,
+        Sample.ready_at > time,
+        Sample.ready_at < time + settings.max_wait_seconds,
     )
-    return bool(await session.scalar(select(unripe)))
+    return bool(await session.scalar(select(becomes_ready)))
 
 
-async def _drop_stale(session: AsyncSession, policy_id: str, fresh: list[Version], head: Version) -> None:
-    """A sample of a version too far behind the head, or off its line after a rollback, never reaches a batch."""
+async def _drop_stale_samples(
+    session: AsyncSession, policy_id: str, fresh_versions: list[Version], head: Version
+) -> None:
+    """Drop the samples of versions too far behind the head, or no ancestor of it after a rollback."""
     await session.execute(
         update(Sample)
         .where(
             Sample.policy_id == policy_id,
             Sample.state == SampleState.OPEN,
-            Sample.version_id.not_in([version.id for version in fresh]),
+            Sample.version_id.not_in([version.id for version in fresh_versions]),
         )
         .values(
             state=SampleState.DROPPED,
-            reason=f"stale: more than {len(fresh) - 1} updates behind v{head.number}",
+            reason=f"stale: more than {len(fresh_versions) - 1} updates behind v{head.number}",
         )
         .execution_options(synchronize_session=False)
     )
 
 
 async def _freeze(session: AsyncSession, policy: Policy, head: Version, samples: list[Sample]) -> None:
+    """Create the batch and enqueue its training, or refuse it if its rewards have no variance."""
     batch = Batch(
         id=new_id("bat"),
         policy_id=policy.id,
@@ -125,12 +139,12 @@ async def _freeze(session: AsyncSession, policy: Policy, head: Version, samples:
         sample.batch_id = batch.id
     try:
         check_variance([sample.reward for sample in samples])
-    except NoVariance as refusal:
-        batch.state, batch.reason, batch.settled_at = BatchState.REFUSED, str(refusal), now()
+    except NoVariance as error:
+        batch.state, batch.reason, batch.settled_at = BatchState.REFUSED, str(error), now()
         for sample in samples:
             sample.state, sample.reason = SampleState.DROPPED, "its batch was refused"
-        told = {"project_id": policy.project_id, "policy": policy.name}
-        record_audit(session, "assemble", "batch refused", batch.id, str(refusal), **told)
+        details = {"project_id": policy.project_id, "policy": policy.name}
+        record_audit(session, "assemble", AuditAction.BATCH_REFUSED, batch.id, str(error), **details)
         enqueue_after_commit(session, "assemble")
         return
     for sample in samples:

@@ -1,4 +1,4 @@
-"""The ranks that learn together: who says what comes next, and how long one may keep the others waiting."""
+"""The torchrun ranks of one trainer: rank 0 broadcasts commands, and every rank executes them."""
 
 import logging
 import os
@@ -24,176 +24,197 @@ from app.core.settings import Settings
 from workers import base_model
 
 log = logging.getLogger("attune.trainer")
-PATIENCE_SECONDS = 300.0
+RANK_TIMEOUT_SECONDS = 300.0
+UNKNOWN = "unknown"  # instead of a directory: the state in memory is that of no version
+
+Command = dict[str, Any]
+Result = dict[str, Any]
 
 
-class Broken(Exception):
-    """An update ended in a way that the ranks did not agree on: they stand at different places, and must start anew."""
+class RankGroupFailed(Exception):
+    """A command failed on a rank in a way that the other ranks do not know of, so all ranks must restart."""
 
 
 def trainer_config(settings: Settings) -> TrainerConfig:
-    """The deployment's recipe: its general settings hold where the algorithm's own name none."""
+    """Return the trainer's configuration. An algorithm's own settings override the deployment's general ones."""
     algorithm = settings.algorithm
     general: dict[str, Any] = {} if settings.kl_coef is None else {"kl_coef": settings.kl_coef}
     if settings.length_range:
         general |= dict(zip(("shortest", "longest"), settings.length_range, strict=True))
-    fields = type(algorithm).model_fields.keys() - algorithm.model_fields_set
-    algorithm = algorithm.model_copy(update={name: value for name, value in general.items() if name in fields})
-    algorithm = _guarded(algorithm, settings.kl_guard)
+    unset_fields = type(algorithm).model_fields.keys() - algorithm.model_fields_set
+    defaults = {name: value for name, value in general.items() if name in unset_fields}
+    algorithm = _limit_kl(algorithm.model_copy(update=defaults), settings.kl_guard)
     return TrainerConfig(
         algorithm=algorithm,
         lora=LoRAConfig() if settings.adaptation == "lora" else None,
-        optim=OptimConfig(lr=_rate(settings)),
+        optim=OptimConfig(lr=_learning_rate(settings)),
         reward_model=RewardModelConfig(lr=settings.learning_rate),
         seed=settings.seed,
         dtype=settings.dtype,
     )
 
 
-def _rate(settings: Settings) -> float:
-    """Full weights take a tenth of an adapter's, unless a rate was set."""
-    asked = settings.adaptation == "lora" or "learning_rate" in settings.model_fields_set
-    return settings.learning_rate if asked else settings.learning_rate / 10
+def _learning_rate(settings: Settings) -> float:
+    """Return the learning rate; the default for full weights is a tenth of the default for an adapter."""
+    is_as_set = settings.adaptation == "lora" or "learning_rate" in settings.model_fields_set
+    return settings.learning_rate if is_as_set else settings.learning_rate / 10
 
 
-def _guarded(algorithm: AlgorithmConfig, guard: float) -> AlgorithmConfig:
-    """An update makes no step from beyond the guard, and what steers the KL aims below it. Raises ValueError."""
-    told = getattr(algorithm, "max_kl", None)
+def _limit_kl(algorithm: AlgorithmConfig, kl_guard: float) -> AlgorithmConfig:
+    """Limit the KL of an update to the KL guard. Raise ValueError if the KL target is not below the guard."""
+    max_kl = getattr(algorithm, "max_kl", None)
     control = getattr(algorithm, "kl_control", None)
-    if control is not None and control.target >= guard:
-        raise ValueError(f"kl_control aims at {control.target:g}, which is not below ATTUNE_KL_GUARD ({guard:g})")
-    if "max_kl" not in type(algorithm).model_fields or (told is not None and told <= guard):
+    if control is not None and control.target >= kl_guard:
+        raise ValueError(f"kl_control aims at {control.target:g}, which is not below ATTUNE_KL_GUARD ({kl_guard:g})")
+    if "max_kl" not in type(algorithm).model_fields or (max_kl is not None and max_kl <= kl_guard):
         return algorithm
-    return algorithm.model_copy(update={"max_kl": guard})
+    return algorithm.model_copy(update={"max_kl": kl_guard})
 
 
-def join(device: torch.device, patience: float) -> None:
-    """Join torchrun's group before the learner does, whose collectives would wait for torch's half an hour."""
+def init_process_group(device: torch.device, timeout_seconds: float) -> None:
+    """Join torchrun's process group before Trainer does, whose collectives would have torch's timeout of 30 minutes."""
     if not dist.is_torchelastic_launched():
         return
     if device.type == "cuda":
         torch.cuda.set_device(dist.get_node_local_rank())
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=patience))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
 
 
-class Group:
-    """The ranks that live on together. Rank 0 says what to do next; the others wait for it.
+class RankGroup:
+    """All ranks of one trainer. Rank 0 calls `run`; the other ranks call `follow`.
 
-    Policies of one base model take turns: the trunk stays, an adapter with its optimizer and its baseline comes from
-    the parent's directory and goes to the next version's.
+    A command is a dict with the name of its `action` and that action's arguments. Policies of one base model share the
+    ranks: the base model stays in memory, and an adapter with its optimizer and its baseline is read from the parent's
+    directory and written to the directory of the next version.
     """
 
-    def __init__(self, settings: Settings, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, settings: Settings, timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> None:
         self.settings = settings
         config = trainer_config(settings)
-        join(pick_device(config.device), patience)
-        self.learner = Trainer(base_model.folder(settings.model), config)
-        self._bell = self._orders = None
-        if self.learner.num_ranks > 1:
-            # Ranks other than 0 wait at the bell for as long as no batch comes. Nowhere else does one wait for ever:
-            # an order may be too large for the buffers of a rank that has stopped reading.
-            self._bell = dist.new_group(backend="gloo", timeout=timedelta(days=365))
-            self._orders = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience))
-        self.at: Path | str | None = "nowhere"  # the version directory the learner stands on; None is version 0
-        self.reward_model = RewardModel(self.learner)
-        self.judging: Path | None = None  # the directory of the reward model that is worn
+        init_process_group(pick_device(config.device), timeout_seconds)
+        self.trainer = Trainer(base_model.model_dir(settings.model), config)
+        self._idle_group = self._command_group = None
+        if self.trainer.num_ranks > 1:
+            # The other ranks wait for the next command in a group without a time-out. The command itself is sent in a
+            # group with a time-out: it may be too large for the buffers of a rank that has stopped reading.
+            self._idle_group = dist.new_group(backend="gloo", timeout=timedelta(days=365))
+            self._command_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+        self.loaded_version_dir: Path | str | None = UNKNOWN  # None is version 0
+        self.reward_model = RewardModel(self.trainer)
+        self.loaded_reward_model_dir: Path | None = None
 
     @property
-    def leads(self) -> bool:
-        return self.learner.rank == 0
+    def is_rank_zero(self) -> bool:
+        return self.trainer.rank == 0
 
-    def tell(self, order: dict[str, Any] | None) -> dict[str, Any] | None:
-        """From rank 0 to all. None means: stop."""
-        box = [order]
-        if self._orders is not None:
-            dist.broadcast(torch.zeros(1), src=0, group=self._bell)
-            dist.broadcast_object_list(box, src=0, group=self._orders)
-        return box[0]
+    def broadcast(self, command: Command | None) -> Command | None:
+        """Send rank 0's command to all ranks and return it. None tells them to stop."""
+        commands = [command]
+        if self._command_group is not None:
+            dist.broadcast(torch.zeros(1), src=0, group=self._idle_group)
+            dist.broadcast_object_list(commands, src=0, group=self._command_group)
+        return commands[0]
 
     def follow(self) -> None:
-        """Ranks other than 0: do as told until told to stop."""
-        while (order := self.tell(None)) is not None:
-            with suppress(AlignmentError):  # every rank refuses alike; rank 0 puts it on record
-                self.obey(order)
+        """Execute the commands of rank 0 until it stops."""
+        while (command := self.broadcast(None)) is not None:
+            with suppress(AlignmentError):  # every rank raises it; rank 0 records it
+                self.execute(command)
 
-    def lead(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Rank 0: one order, on every rank. Raises AlignmentError, on which all agree, or Broken."""
+    def run(self, command: Command) -> Result:
+        """Execute a command on every rank; called by rank 0.
+
+        Raises:
+            AlignmentError: every rank refused the command.
+            RankGroupFailed: a rank failed.
+        """
         try:
-            self.tell(order)
-            return self.obey(order)
+            self.broadcast(command)
+            return self.execute(command)
         except AlignmentError:
             raise
-        except Exception as error:  # out of memory, a rank that has gone, one that did not answer in time
-            raise Broken(f"{type(error).__name__}: {error}") from error
+        except Exception as error:  # out of memory, or a rank that ended or did not answer in time
+            raise RankGroupFailed(f"{type(error).__name__}: {error}") from error
 
-    def obey(self, order: dict[str, Any]) -> dict[str, Any]:
-        """An order is an update unless it says what else to `do`."""
-        orders = {"update": self.update, "begin": self.begin, "advance": self.advance, "finish": self.finish}
-        return (orders | {"score": self.score})[order.get("do", "update")](order)
+    def execute(self, command: Command) -> Result:
+        """Execute a command on this rank."""
+        actions = {
+            "update": self.update,
+            "begin_fit": self.begin_fit,
+            "advance_fit": self.advance_fit,
+            "finish_fit": self.finish_fit,
+            "score": self.score_replies,
+        }
+        return actions[command["action"]](command)
 
-    def begin(self, order: dict[str, Any]) -> dict[str, Any]:
-        """A new reward model, in parts: between them there may be updates, which leave its hat alone."""
-        self.judging = None
-        return {"steps": self.reward_model.begin(PreferenceDataset.from_bytes(order["words"]))}
+    def begin_fit(self, command: Command) -> Result:
+        """Start to fit a new reward model. Updates may run between the parts of a fit; they do not change it."""
+        self.loaded_reward_model_dir = None
+        return {"steps": self.reward_model.begin(PreferenceDataset.from_bytes(command["dataset"]))}
 
-    def advance(self, order: dict[str, Any]) -> dict[str, Any]:
-        return {"over": self.reward_model.advance(order["steps"])}
+    def advance_fit(self, command: Command) -> Result:
+        return {"is_done": self.reward_model.advance(command["steps"])}
 
-    def finish(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Written only if it agrees with people. The learner stays where it is."""
+    def finish_fit(self, command: Command) -> Result:
+        """Evaluate the reward model, and write it if it agrees with people. The policy's state does not change."""
         metrics = self.reward_model.finish().metrics
-        agreement, least = metrics.get("agreement", 0.0), order["min_agreement"]
-        if agreement < least:
-            reason = f"it agrees with people in {agreement:.0%} of the words that were held out; {least:.0%} is needed"
-            return {"refused": reason, "metrics": metrics}
-        export = self.reward_model.export(Path(order["directory"]), order["lineage"])
-        self.judging = export.path
-        told = {"path": str(export.path), "manifest_sha256": export.manifest_sha256}
-        return {"refused": None, "metrics": metrics, **told}
-
-    def score(self, order: dict[str, Any]) -> dict[str, Any]:
-        """What the reward model in a directory says of replies."""
-        model = Path(order["model"])
-        if self.judging != model:
-            self.judging = None
-            self.reward_model.restore(model, order["manifest_sha256"])
-            self.judging = model
-        return {"values": self.reward_model.score(PreferenceDataset.from_bytes(order["replies"]).replies)}
-
-    def update(self, order: dict[str, Any]) -> dict[str, Any]:
-        """One update on every rank, from the parent's state to a new version's directory."""
-        parent = Path(order["parent"]) if order["parent"] else None
-        started = time.perf_counter()
-        if self.at != parent:
-            self.at = "nowhere"
-            self.learner.restore(parent)
-            self.at = parent
-        restored = time.perf_counter()
-        self.at = "nowhere"  # until the new version is written, what stands in memory has no name
-        batch = Batch.from_bytes(order["batch"])
-        report = self.learner.update(batch)
-        updated = time.perf_counter()
-        probe = self.learner.probe()
-        exporting = time.perf_counter()
-        export = self.learner.export(Path(order["directory"]), order["lineage"])
-        self.at = Path(order["directory"])
+        agreement, min_agreement = metrics.get("agreement", 0.0), command["min_agreement"]
+        if agreement < min_agreement:
+            refusal = f"it agrees with {agreement:.0%} of the held-out human labels; {min_agreement:.0%} is needed"
+            return {"refusal": refusal, "metrics": metrics}
+        export = self.reward_model.export(Path(command["directory"]), command["lineage"])
+        self.loaded_reward_model_dir = export.path
         return {
-            "path": export.path,
-            "full": self.learner.config.lora is None,
+            "refusal": None,
+            "metrics": metrics,
+            "path": str(export.path),
+            "manifest_sha256": export.manifest_sha256,
+        }
+
+    def score_replies(self, command: Command) -> Result:
+        """Score replies with the reward model in a directory."""
+        directory = Path(command["model"])
+        if self.loaded_reward_model_dir != directory:
+            self.loaded_reward_model_dir = None
+            self.reward_model.restore(directory, command["manifest_sha256"])
+            self.loaded_reward_model_dir = directory
+        return {"scores": self.reward_model.score(PreferenceDataset.from_bytes(command["replies"]).replies)}
+
+    def update(self, command: Command) -> Result:
+        """Run one update from the parent's state, and write the new version's directory."""
+        parent = Path(command["parent"]) if command["parent"] else None
+        started = time.perf_counter()
+        if self.loaded_version_dir != parent:
+            self.loaded_version_dir = UNKNOWN
+            self.trainer.restore(parent)
+            self.loaded_version_dir = parent
+        restored = time.perf_counter()
+        self.loaded_version_dir = UNKNOWN  # the state in memory changes before the new version is written
+        batch = Batch.from_bytes(command["batch"])
+        report = self.trainer.update(batch)
+        updated = time.perf_counter()
+        probe = self.trainer.probe()
+        probed = time.perf_counter()
+        export = self.trainer.export(Path(command["directory"]), command["lineage"])
+        self.loaded_version_dir = Path(command["directory"])
+        return {
+            "directory": export.path,
+            "full_weights": self.trainer.config.lora is None,
             "manifest_sha256": export.manifest_sha256,
             "probe": {"ids": probe.ids, "logprobs": probe.logprobs},
             "metrics": report.metrics,
-            "left_out": report.left_out,
+            "unused_turn_ids": report.unused_turn_ids,
             "timings": {
                 "restore": restored - started,
                 "update": updated - restored,
-                "export": time.perf_counter() - exporting,
+                "export": time.perf_counter() - probed,
             },
         }
 
 
-def part() -> NoReturn:
-    """End this rank at once, without a word to the others: torchrun ends them too, and starts the group anew."""
+def abort_rank() -> NoReturn:
+    """End this rank at once, without telling the others: torchrun ends them too, and restarts the group."""
     log.exception("this rank ends, and with it the group")
     logging.shutdown()
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What rank 0 has the group do between batches: score what reward models are asked, and fit them."""
+"""The reward model jobs that rank 0 runs between batches: score replies that wait for a reward, and fit models."""
 
 import logging
 import time
@@ -17,85 +17,94 @@ from workers.context import WorkerContext
 from workers.judging.sources import reward_model
 from workers.queue.heartbeat import Heartbeat
 from workers.training import reward_models
-from workers.training.ranks import Broken, Group
+from workers.training.ranks import RankGroup, RankGroupFailed
 
 log = logging.getLogger("attune.trainer")
+SLICE_SECONDS = 1.0  # of a fit; the batches that wait are trained between slices
 
 
-SLICE_SECONDS = 1.0  # of a fit, between which batches are trained: they come first
+def run_next_jobs(group: RankGroup, context: WorkerContext, train_open_batches: Callable[[], Any]) -> bool:
+    """Run at most one scoring job and one fit, so that neither delays the other. Return False if there was none.
+
+    Raises:
+        RankGroupFailed: a rank failed.
+    """
+    scoring_job = context.run(reward_model.claim_scoring_job(context.db, context.owner, context.settings))
+    if scoring_job is not None:
+        score_replies(group, context, scoring_job)
+    claimed_fit = context.run(reward_models.claim(context.db, context.owner, context.settings))
+    if claimed_fit is not None:
+        fit_reward_model(group, context, claimed_fit, train_open_batches)
+    return scoring_job is not None or claimed_fit is not None
 
 
-def teach(group: Group, house: WorkerContext, batches: Callable[[], Any]) -> bool:
-    """One piece of each, if there is any: replies that come all the time must not keep a fit waiting. False when there
-    is none. `batches` trains those that wait. Raises Broken."""
-    asked = house.run(reward_model.claim(house.db, house.owner, house.settings))
-    if asked is not None:
-        score(group, house, asked)
-    claimed = house.run(reward_models.claim(house.db, house.owner, house.settings))
-    if claimed is not None:
-        fit(group, house, claimed, batches)
-    return asked is not None or claimed is not None
-
-
-def score(group: Group, house: WorkerContext, claimed: reward_model.Claimed) -> None:
-    """One forward for all of it. A model whose files are not what was sealed is silenced."""
-    values: dict[str, float] = {}
-    why, began = "", time.perf_counter()
-    if claimed.replies:
-        model = claimed.model
+def score_replies(group: RankGroup, context: WorkerContext, job: reward_model.ScoringJob) -> None:
+    """Score all replies of the job in one command. A reward model with damaged files is disabled."""
+    scores: dict[str, float] = {}
+    reason, started = "", time.perf_counter()
+    if job.replies:
+        model = job.model
         assert model is not None
-        order = {
-            "do": "score",
+        command = {
+            "action": "score",
             "model": model.path,
             "manifest_sha256": model.manifest_sha256,
-            "replies": replies_to_bytes(claimed.replies),
+            "replies": replies_to_bytes(job.replies),
         }
-        with Heartbeat(house.settings, Judgement, claimed.fences):
+        with Heartbeat(context.settings, Judgement, job.fences):
             try:
-                told = group.lead(order)["values"]
-                values = {reply.turn_id: value for reply, value in zip(claimed.replies, told, strict=True)}
-            except DamagedAdapter as damage:
-                why = str(damage)
-                house.run(reward_models.disable(house.db, claimed.policy_id, model.id, TRAINER, why))
-                log.warning("reward model %s: %s", model.id, damage)
-    seconds = time.perf_counter() - began
-    house.run(reward_model.settle(house.db, house.settings, claimed, values, seconds, why=why))
+                values = group.run(command)["scores"]
+                scores = {reply.turn_id: value for reply, value in zip(job.replies, values, strict=True)}
+            except DamagedAdapter as error:
+                reason = str(error)
+                context.run(reward_models.disable(context.db, job.policy_id, model.id, TRAINER, reason))
+                log.warning("reward model %s: %s", model.id, error)
+    seconds = time.perf_counter() - started
+    context.run(reward_model.record_scores(context.db, context.settings, job, scores, seconds, reason=reason))
 
 
-def fit(group: Group, house: WorkerContext, claimed: reward_models.Claimed, batches: Callable[[], Any]) -> None:
-    log.info("%s: %d words about %d replies", claimed.name, len(claimed.words), len(claimed.words.replies))
-    order = {
-        "do": "finish",
-        "directory": str(claimed.directory(house.settings)),
+def fit_reward_model(
+    group: RankGroup,
+    context: WorkerContext,
+    claimed: reward_models.ClaimedFit,
+    train_open_batches: Callable[[], Any],
+) -> None:
+    """Fit a reward model and record the result. Raise RankGroupFailed if a rank failed."""
+    log.info("%s: %d labels of %d replies", claimed.name, len(claimed.dataset), len(claimed.dataset.replies))
+    finish_command = {
+        "action": "finish_fit",
+        "directory": str(claimed.directory(context.settings)),
         "min_agreement": claimed.min_agreement,
-        "lineage": {"reward_model": claimed.id, "name": claimed.name, "base_model": house.settings.model},
+        "lineage": {"reward_model": claimed.id, "name": claimed.name, "base_model": context.settings.model},
     }
     try:
-        with Heartbeat(house.settings, RewardModel, {claimed.id: claimed.fence}):
+        with Heartbeat(context.settings, RewardModel, {claimed.id: claimed.fence}):
             try:
-                group.lead({"do": "begin", "words": claimed.words.to_bytes()})
-                advance(group, batches)
-                result = group.lead(order)
-            except AlignmentError as refusal:
-                result = {"refused": f"{type(refusal).__name__}: {refusal}", "metrics": {}}
-            except Broken as reason:
-                with suppress(SQLAlchemyError):  # the lease runs out just as well without it
-                    house.run(reward_models.note_failure(house.db, claimed, str(reason)))
+                group.run({"action": "begin_fit", "dataset": claimed.dataset.to_bytes()})
+                run_fit_steps(group, train_open_batches)
+                result = group.run(finish_command)
+            except AlignmentError as error:
+                result = {"refusal": f"{type(error).__name__}: {error}", "metrics": {}}
+            except RankGroupFailed as error:
+                with suppress(SQLAlchemyError):  # not needed for a retry: the lease expires without it
+                    context.run(reward_models.record_failed_attempt(context.db, claimed, str(error)))
                 raise
-        if (refused := result.pop("refused")) is not None:
-            house.run(reward_models.refuse(house.db, claimed, refused, result["metrics"]))
-            log.warning("%s: %s", claimed.name, refused)
+        if (refusal := result.pop("refusal")) is not None:
+            context.run(reward_models.refuse(context.db, claimed, refusal, result["metrics"]))
+            log.warning("%s: %s", claimed.name, refusal)
         else:
-            log.info("%s %s", claimed.name, house.run(reward_models.commit(house.db, claimed, **result)))
-    except leases.LeaseLost as late:
-        log.warning("%s; %s is thrown away", late, claimed.name)
+            state = context.run(reward_models.commit(context.db, claimed, **result))
+            log.info("%s %s", claimed.name, state)
+    except leases.LeaseLost as error:
+        log.warning("%s; %s is thrown away", error, claimed.name)
 
 
-def advance(group: Group, batches: Callable[[], Any]) -> None:
-    """All steps of the fit, a slice at a time."""
-    steps, over = 1, False
-    while not over:
-        began = time.perf_counter()
-        over = group.lead({"do": "advance", "steps": steps})["over"]
-        steps = max(1, min(2 * steps, int(steps * SLICE_SECONDS / max(1e-6, time.perf_counter() - began))))
-        batches()
+def run_fit_steps(group: RankGroup, train_open_batches: Callable[[], Any]) -> None:
+    """Run all steps of the fit, about SLICE_SECONDS at a time."""
+    steps, is_done = 1, False
+    while not is_done:
+        started = time.perf_counter()
+        is_done = group.run({"action": "advance_fit", "steps": steps})["is_done"]
+        elapsed = max(1e-6, time.perf_counter() - started)
+        steps = max(1, min(2 * steps, int(steps * SLICE_SECONDS / elapsed)))
+        train_open_batches()

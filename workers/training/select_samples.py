@@ -1,4 +1,4 @@
-"""Which ripe samples make the next batch: whole groups, the ripest first, and nobody with more than a fair share."""
+"""Select the ready samples of the next batch: whole groups, oldest first, within the caps on what one source gives."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,27 +10,28 @@ from app.core.database import now
 from app.core.settings import Settings
 from app.models import Origin, Policy, Rater, Sample, SampleState, Turn
 from app.training import batch_caps
-from app.training.batch_caps import cap
-from app.training.rollouts.config import rollouts_of
+from app.training.batch_caps import max_samples
+from app.training.rollouts.config import effective_rollouts
 from workers.feedback import rater_trust
 
-LARGEST_GROUP = 64
+MAX_GROUP_SIZE = 64
 
 
-async def choose(
+async def select_samples(
     session: AsyncSession, policy_id: str, version_ids: Sequence[str], size: int, settings: Settings
 ) -> list[Sample]:
-    """At most `size`, oldest first. What is beyond somebody's share stays open, for a later batch."""
-    ripe = _ripe(policy_id, version_ids)
-    raters = int(await session.scalar(select(func.count(ripe.c.rater.distinct()))) or 0)
-    fair = _fair(policy_id, version_ids, size, raters, settings)
+    """Lock and return at most `size` samples. Samples beyond a cap stay open for a later batch."""
+    ready = _ready_samples(policy_id, version_ids)
+    num_raters = int(await session.scalar(select(func.count(ready.c.rater.distinct()))) or 0)
+    within_caps = _samples_within_caps(policy_id, version_ids, size, num_raters, settings)
     policy = await session.get_one(Policy, policy_id)
-    planned = cap(rollouts_of(policy, settings).max_plan_share, settings.batch_size)
-    chosen = _fill(await _groups(session, fair, size, planned), size, planned)
-    # Under their locks now: somebody may have thought again, or been held, since they were looked at.
+    max_planned = max_samples(effective_rollouts(policy, settings).max_plan_share, settings.batch_size)
+    groups = await _read_groups(session, within_caps, size, max_planned)
+    turn_ids = _fill_batch(groups, size, max_planned)
+    # Feedback may have withdrawn or quarantined a sample since it was read, so its state is read again under its lock.
     locked = await session.scalars(
         select(Sample)
-        .where(Sample.turn_id.in_(chosen), Sample.state == SampleState.OPEN)
+        .where(Sample.turn_id.in_(turn_ids), Sample.state == SampleState.OPEN)
         .order_by(Sample.turn_id)
         .with_for_update()
         .execution_options(populate_existing=True)
@@ -38,63 +39,74 @@ async def choose(
     return list(locked)
 
 
-class Group(NamedTuple):
-    """Samples of replies to one prompt. `planned`: of a prompt set, and not of somebody's chat."""
+class ReadyGroup(NamedTuple):
+    """Samples of replies to one prompt. `is_planned` is true if the prompt comes from a prompt set, not from a chat.
 
-    since: float
-    name: str
-    members: list[str]
-    planned: bool
+    Groups sort by `ready_at`, the time at which the first of the samples became ready.
+    """
+
+    ready_at: float
+    key: str
+    turn_ids: list[str]
+    is_planned: bool
 
 
-async def _groups(session: AsyncSession, fair: Subquery, size: int, planned: int) -> list[Group]:
-    """The ripest first, of chats and of prompt sets as many as there may be, so that neither hides the other."""
-    found: dict[str, Group] = {}
-    for origin, most in ((fair.c.origin != Origin.PROMPT_SET, size), (fair.c.origin == Origin.PROMPT_SET, planned)):
+async def _read_groups(session: AsyncSession, samples: Subquery, size: int, max_planned: int) -> list[ReadyGroup]:
+    """Return the oldest groups of chats and of prompt sets, each up to a limit, so that neither hides the other."""
+    groups: dict[str, ReadyGroup] = {}
+    is_planned = samples.c.origin == Origin.PROMPT_SET
+    for condition, limit in ((samples.c.origin != Origin.PROMPT_SET, size), (is_planned, max_planned)):
         rows = await session.execute(
-            select(fair.c.turn_id, fair.c.together, fair.c.since, fair.c.origin)
-            .where(origin)
-            .order_by(fair.c.since, fair.c.together, fair.c.turn_id)
-            .limit(most + LARGEST_GROUP)
+            select(samples.c.turn_id, samples.c.group_key, samples.c.group_ready_at, samples.c.origin)
+            .where(condition)
+            .order_by(samples.c.group_ready_at, samples.c.group_key, samples.c.turn_id)
+            .limit(limit + MAX_GROUP_SIZE)
         )
-        for turn_id, name, since, whose in rows:
-            found.setdefault(name, Group(since, name, [], whose == Origin.PROMPT_SET)).members.append(turn_id)
-    return sorted(found.values())
+        for turn_id, key, ready_at, origin in rows:
+            group = ReadyGroup(ready_at, key, [], origin == Origin.PROMPT_SET)
+            groups.setdefault(key, group).turn_ids.append(turn_id)
+    return sorted(groups.values())
 
 
-def _fair(policy_id: str, version_ids: Sequence[str], size: int, raters: int, settings: Settings) -> Subquery:
-    """Ripe samples within everybody's share. One share after the other, so that what is beyond a rater's takes no
-    place from the others of its conversation and cluster. Replies to one prompt count once: they come together."""
-    kept = _ripe(policy_id, version_ids)
-    even = batch_caps.even(size, raters)
+def _samples_within_caps(
+    policy_id: str, version_ids: Sequence[str], size: int, num_raters: int, settings: Settings
+) -> Subquery:
+    """Ready samples within the caps on raters, conversations and clusters.
+
+    The caps apply one after the other, so that a sample beyond its rater's cap takes no place from the others of its
+    conversation and cluster. Replies to one prompt count once, since they are selected together.
+    """
+    samples = _ready_samples(policy_id, version_ids)
+    even_share = batch_caps.even_share(size, num_raters)
     for name, share in (
         ("rater", settings.max_rater_share),
         ("conversation_id", settings.max_conversation_share),
         ("cluster", settings.max_cluster_share),
     ):
-        place = func.dense_rank().over(partition_by=kept.c[name], order_by=(kept.c.since, kept.c.together))
-        placed = select(kept, place.label("place")).subquery()
-        columns = [one for one in placed.c if one.name != "place"]
+        order = (samples.c.group_ready_at, samples.c.group_key)
+        position = func.dense_rank().over(partition_by=samples.c[name], order_by=order)
+        ranked = select(samples, position.label("position")).subquery()
+        columns = [column for column in ranked.c if column.name != "position"]
         statement = select(*columns)
-        within: ColumnElement[bool] = placed.c.place <= cap(share, size)
+        is_within_cap: ColumnElement[bool] = ranked.c.position <= max_samples(share, size)
         if name == "rater":
             project_id = select(Policy.project_id).where(Policy.id == policy_id).scalar_subquery()
-            statement = statement.outerjoin(Rater, and_(Rater.project_id == project_id, Rater.name == placed.c.rater))
-            within = _within(placed.c.place, cap(share, size), even, settings)
-        kept = statement.where(or_(placed.c[name].is_(None), within)).subquery()
-    return kept
+            statement = statement.outerjoin(Rater, and_(Rater.project_id == project_id, Rater.name == ranked.c.rater))
+            is_within_cap = _is_within_rater_cap(ranked.c.position, max_samples(share, size), even_share, settings)
+        samples = statement.where(or_(ranked.c[name].is_(None), is_within_cap)).subquery()
+    return samples
 
 
-def _ripe(policy_id: str, version_ids: Sequence[str]) -> Subquery:
-    together = func.coalesce(Sample.group_id, Sample.turn_id)
+def _ready_samples(policy_id: str, version_ids: Sequence[str]) -> Subquery:
+    group_key = func.coalesce(Sample.group_id, Sample.turn_id)
     return (
         select(
             Sample.turn_id,
             Sample.rater,
             Sample.conversation_id,
             Sample.cluster,
-            together.label("together"),
-            func.min(Sample.ready_at).over(partition_by=together).label("since"),
+            group_key.label("group_key"),
+            func.min(Sample.ready_at).over(partition_by=group_key).label("group_ready_at"),
             Turn.origin,
         )
         .join(Turn, Turn.id == Sample.turn_id)
@@ -108,25 +120,34 @@ def _ripe(policy_id: str, version_ids: Sequence[str]) -> Subquery:
     )
 
 
-def _within(place: ColumnElement[int], most: int, even: int, settings: Settings) -> ColumnElement[bool]:
-    """A newcomer, or a rater whom others often contradict, has less than a full share; but where there are few raters
-    an even share is everybody's, and where shares are off there is no limit."""
+def _is_within_rater_cap(
+    position: ColumnElement[int], limit: int, even_share: int, settings: Settings
+) -> ColumnElement[bool]:
+    """Return the condition that a rater's sample is within the rater's cap.
+
+    New raters, and raters whom others often contradict, have a lower cap. With few raters each may give an even share.
+    A cap of 1.0 is no cap.
+    """
     if settings.max_rater_share >= 1.0:
         return true()
-    return or_(place <= even, rater_trust.within(place, most) if settings.trust else place <= most)
+    is_within_limit = rater_trust.is_within_allowance(position, limit) if settings.trust else position <= limit
+    return or_(position <= even_share, is_within_limit)
 
 
-def _fill(groups: Sequence[Group], size: int, planned: int) -> list[str]:
-    """Replies to one prompt are compared with each other: none is left behind, unless the group alone is too large.
-    Prompt sets have `planned` places at most, or one group."""
-    chosen: list[str] = []
-    theirs = 0
+def _fill_batch(groups: Sequence[ReadyGroup], size: int, max_planned: int) -> list[str]:
+    """Return the turn ids of the groups that fit.
+
+    Replies to one prompt are compared with each other, so a group is split only if it alone exceeds the batch. Groups
+    of prompt sets get at most `max_planned` places, or one group.
+    """
+    turn_ids: list[str] = []
+    num_planned = 0
     for group in groups:
-        if group.planned and theirs and theirs + len(group.members) > planned:
+        if group.is_planned and num_planned and num_planned + len(group.turn_ids) > max_planned:
             continue
-        if len(chosen) + len(group.members) <= size:
-            chosen += group.members
-            theirs += len(group.members) if group.planned else 0
-        elif not chosen:
-            return group.members[:size]
-    return chosen
+        if len(turn_ids) + len(group.turn_ids) <= size:
+            turn_ids += group.turn_ids
+            num_planned += len(group.turn_ids) if group.is_planned else 0
+        elif not turn_ids:
+            return group.turn_ids[:size]
+    return turn_ids

@@ -1,7 +1,7 @@
-"""torchrun, and a watch over its ranks: one that has stopped answering is killed, so that the group starts anew.
+"""Runs torchrun, and kills ranks that have stopped responding, so that torchrun restarts the group.
 
-torchrun sees a rank that ends. It does not see one that is stopped or stuck, and the others may wait for it for ever:
-the idle wait for orders has no end. So every rank beats, from a thread, by touching a file of its own.
+torchrun notices a rank that ends, but not one that is stopped or stuck, for which the other ranks might wait for ever:
+the wait for the next command has no time-out. Every rank therefore touches a heartbeat file of its own from a thread.
 """
 
 import logging
@@ -17,62 +17,65 @@ from tempfile import TemporaryDirectory
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.run import main as torchrun
 
-log = logging.getLogger("attune.watch")
-BEATS = 8  # in the time after which silence is fatal
+log = logging.getLogger("attune.watchdog")
+BEATS_PER_TIMEOUT = 8
 
 
-class Pulse:
-    """A rank's side: shows that its threads still run, until the process ends."""
+class RankHeartbeat:
+    """Touches this process's heartbeat file from a thread until the process ends."""
 
-    def __init__(self, folder: Path, patience: float) -> None:
-        self._file = folder / str(os.getpid())
-        self._seconds = patience / BEATS
+    def __init__(self, directory: Path, timeout_seconds: float) -> None:
+        self._file = directory / str(os.getpid())
+        self._interval = timeout_seconds / BEATS_PER_TIMEOUT
         self._file.touch()
-        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+        threading.Thread(target=self._run, name="rank heartbeat", daemon=True).start()
 
     def _run(self) -> None:
-        with suppress(FileNotFoundError):  # the watch has gone, and this process goes with it
+        with suppress(FileNotFoundError):  # the watchdog has ended, and this process ends with it
             while True:
                 os.utime(self._file)
-                time.sleep(self._seconds)
+                time.sleep(self._interval)
 
 
-class Watch:
-    """torchrun's side. Silence is counted in looks, so a clock that is set or a machine that sleeps kills nobody."""
+class RankWatchdog:
+    """Kills the ranks whose heartbeat files do not change for `timeout_seconds`.
 
-    def __init__(self, folder: Path, patience: float) -> None:
-        self._folder, self._patience = folder, patience
-        self._seconds = patience / BEATS
-        self._heard: dict[int, tuple[int, float]] = {}  # by process: its last beat, and the silence since
+    Silence is counted in checks, not on a clock, so a clock that is set or a machine that sleeps kills no rank.
+    """
+
+    def __init__(self, directory: Path, timeout_seconds: float) -> None:
+        self._directory, self._timeout = directory, timeout_seconds
+        self._interval = timeout_seconds / BEATS_PER_TIMEOUT
+        self._last_beats: dict[int, tuple[int, float]] = {}  # by process: its last beat, and the seconds since then
 
     def run(self) -> None:
         while True:
-            time.sleep(self._seconds)
-            self.look()
+            time.sleep(self._interval)
+            self.check_ranks()
 
-    def look(self) -> list[int]:
-        """One look after another `seconds` of waiting. Kills the ranks that are silent, and returns them."""
-        silent = []
-        for file in self._folder.iterdir():
+    def check_ranks(self) -> list[int]:
+        """Kill the silent ranks and return their process ids. To be called once per interval."""
+        killed = []
+        for file in self._directory.iterdir():
             pid, beat = int(file.name), file.stat().st_mtime_ns
-            last, silence = self._heard.get(pid, (0, 0.0))
-            silence = 0.0 if beat != last else silence + self._seconds
-            self._heard[pid] = (beat, silence)
-            if silence >= self._patience:
+            last_beat, silent_seconds = self._last_beats.get(pid, (0, 0.0))
+            silent_seconds = 0.0 if beat != last_beat else silent_seconds + self._interval
+            self._last_beats[pid] = (beat, silent_seconds)
+            if silent_seconds >= self._timeout:
                 self._forget(pid, file)
-                if parent_of(pid) == os.getpid():
-                    silent.append(pid)
-                    log.warning("rank process %d has been silent for %.0f s: killed", pid, silence)
+                if read_parent_pid(pid) == os.getpid():
+                    killed.append(pid)
+                    log.warning("rank process %d has been silent for %.0f s: killed", pid, silent_seconds)
                     os.kill(pid, signal.SIGKILL)
-        return silent
+        return killed
 
     def _forget(self, pid: int, file: Path) -> None:
-        del self._heard[pid]
+        del self._last_beats[pid]
         file.unlink()
 
 
-def parent_of(pid: int) -> int | None:
-    """None when it has ended: the number may be another's by then."""
+def read_parent_pid(pid: int) -> int | None:
+    """Return the parent of a process, or None if it has ended: then its id may be another process's soon."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -82,16 +85,16 @@ def parent_of(pid: int) -> int | None:
 
 
 def main() -> None:
-    """Arguments: the patience in seconds, then torchrun's own."""
-    patience, *arguments = sys.argv[1:]
-    # torch 2.13's agent keeps one store for all restarts, in which a new group reads the addresses of the dead one's
-    # ranks as often as not, and fails to connect. Unshared, every round has a store of its own.
+    """Run torchrun. Arguments: the rank time-out in seconds, then torchrun's own arguments."""
+    timeout, *arguments = sys.argv[1:]
+    # The agent of torch 2.13 keeps one store for all restarts. A new group often reads the addresses of the old
+    # group's ranks from it and fails to connect. Unshared, every restart has a store of its own.
     os.environ.update(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-    with TemporaryDirectory(prefix="attune-pulse-") as folder:
-        watch = Watch(Path(folder), float(patience))
-        threading.Thread(target=watch.run, name="watch", daemon=True).start()
+    with TemporaryDirectory(prefix="attune-heartbeats-") as directory:
+        watchdog = RankWatchdog(Path(directory), float(timeout))
+        threading.Thread(target=watchdog.run, name="rank watchdog", daemon=True).start()
         with suppress(SignalException):  # it was told to stop, and its ranks have ended
-            torchrun([*arguments, "-m", "workers.training.loop", "--patience", patience, "--pulse", folder])
+            torchrun([*arguments, "-m", "workers.trainer", "--rank-timeout", timeout, "--heartbeat-dir", directory])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,9 @@ FORWARD = {"float32": {"atol": 1e-5, "rtol": 0}, "bfloat16": {"atol": 1e-3, "rto
 GRADIENT = {"float32": {"atol": 1e-5, "rtol": 1e-5}, "bfloat16": {"atol": 0.05, "rtol": 0.05}}
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(
+    scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 def ranks(request: pytest.FixtureRequest, base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Return, for each rank, the path prefix of the files with its outputs."""
     directory = tmp_path_factory.mktemp("ranks")

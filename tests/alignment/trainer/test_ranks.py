@@ -31,7 +31,14 @@ CRITIC = {"algorithm": PPOConfig(estimator="gae", epochs=2, minibatches=2)}
 
 
 @pytest.mark.parametrize(
-    ("ranks", "settings"), [(1, {}), (2, CRITIC), (3, PAIRS), (2, FULL)], ids=["1", "2-critic", "3-pairs", "2-full"]
+    ("ranks", "settings"),
+    [
+        pytest.param(1, {}, marks=pytest.mark.slow),
+        (2, CRITIC),
+        pytest.param(3, PAIRS, marks=pytest.mark.slow),
+        pytest.param(2, FULL, marks=pytest.mark.slow),
+    ],
+    ids=["1", "2-critic", "3-pairs", "2-full"],
 )
 def test_training_does_not_depend_on_number_of_ranks(
     base_model: Path,

@@ -23,20 +23,20 @@ TOLD = 9  # the shim knows this number too
 def attempt(settings: Settings, fault: str, nth: int) -> int:
     """In a child: train what is open, with the fault in its way where `nth` is not 0; then, if that failed, as the
     ranks that torchrun starts anew would."""
-    house = WorkerContext(settings)
-    house.db = Database(settings.database)  # without a bell: nobody listens here
+    context = WorkerContext(settings)
+    context.db = Database(settings.database)  # without a bell: nobody listens here
     trackers = Trackers(settings)
     settings.versions_dir.mkdir(exist_ok=True)
-    ranks = training_ranks.Group(settings)
+    ranks = training_ranks.RankGroup(settings)
     if nth:
         shim.arm(settings.versions_dir, nth, fault)
     try:
-        loop.work(ranks, house, trackers)
-    except (OSError, training_ranks.Broken):
+        loop.run_pending_work(ranks, context, trackers)
+    except (OSError, training_ranks.RankGroupFailed):
         tell(shim.hit() or "nothing")
         shim.disarm()
-        house.run(expire(house))
-        loop.work(training_ranks.Group(settings), house, trackers)
+        context.run(expire(context))
+        loop.run_pending_work(training_ranks.RankGroup(settings), context, trackers)
         return HIT
     told = shim.hit()
     shim.disarm()
@@ -46,8 +46,8 @@ def attempt(settings: Settings, fault: str, nth: int) -> int:
     return PASSED
 
 
-async def expire(house: WorkerContext) -> None:
-    async with house.db.write() as session:
+async def expire(context: WorkerContext) -> None:
+    async with context.db.write() as session:
         await session.execute(update(Batch).where(Batch.state == BatchState.OPEN).values(lease_until=0.0))
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import httpx2
 
-from app.cli.client import saved_key
-from app.cli.up import prepare
+from app.cli.client import load_api_key
+from app.cli.up import prepare_database
 from app.core.settings import Settings
-from tests.faults.suite.engine import KNOCK
+from tests.faults.suite.engine import LAUNCHER
 from tests.faults.suite.nursery import Nursery
 from tests.support.engine_fixture import free_port
 
@@ -47,7 +47,7 @@ def small(home: Path, *, judged: bool = False, **given: Any) -> Settings:
     python = home / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {home}/knock.py "$FAULTS_DOOR" "$@"\n')
     python.chmod(0o755)
-    (home / "knock.py").write_text(KNOCK)
+    (home / "knock.py").write_text(LAUNCHER)
     engine_port = free_port()
     service = {"type": "http", "url": f"http://127.0.0.1:{engine_port}/reward", "window_seconds": 2.0}
     service |= {"timeout_seconds": 5.0, "per_hour": 10**6}
@@ -55,7 +55,7 @@ def small(home: Path, *, judged: bool = False, **given: Any) -> Settings:
         "home": home,
         "rollouts": {
             "group_sampling": {"extra_replies": int(judged), "window_seconds": 4.0},
-            "most_chats": 64,
+            "max_open_chats": 64,
             "in_flight": 4,
         },
         "rewards": {"sources": [{"type": "explicit"}, *([service] if judged else [])]},
@@ -97,8 +97,8 @@ class Deployment:
     _lives: dict[int, str] = field(default_factory=dict)
 
     async def __aenter__(self) -> "Deployment":
-        await asyncio.to_thread(prepare, self.settings, lambda said: None)
-        self.key = saved_key(self.settings)
+        await asyncio.to_thread(prepare_database, self.settings, lambda said: None)
+        self.key = load_api_key(self.settings)
         self.logs = self.settings.home / "logs"
         self.logs.mkdir(exist_ok=True)
         self._nursery = self.nursery or await asyncio.to_thread(Nursery.open)

@@ -20,21 +20,21 @@ from sqlalchemy.orm import Session
 
 from alignment.artifacts import verify
 from alignment.errors import DamagedAdapter
-from app.cli.up import prepare
+from app.cli.up import prepare_database
 from app.core.settings import Settings
 from app.models import Batch, BatchState, Policy, Sample, SampleState, Version, new_id
 from tests.faults.suite import invariants
 from tests.faults.suite.attempt import HIT, PASSED, attempt, fork
 from tests.faults.suite.deployment import small
 from tests.faults.suite.learner import StandIn
-from tests.support.turns import finished
+from tests.support.turns import make_turn
 from workers.training import ranks
 
 
 def main() -> None:
     folder, faults = Path(sys.argv[1]), sys.argv[2].split(",")
     settings = small(folder / "home", lease_seconds=60.0, trackers=[])
-    prepare(settings, lambda said: None)
+    prepare_database(settings, lambda said: None)
     importlib.import_module("aiosqlite")  # once, and not in every fork
     ranks.Trainer = StandIn  # type: ignore[assignment,misc]
     os.environ["FAULTS_UPDATE_SECONDS"] = "0"
@@ -96,7 +96,7 @@ class Loop:
             for number in range(4):
                 id = f"{name}-{number}"
                 messages = [{"role": "user", "content": id}]
-                turn = finished(policy, head, id, messages=messages, finished_at=None)
+                turn = make_turn(policy, head, id, messages=messages, finished_at=None)
                 session.add(turn)
                 session.flush()
                 session.add(

@@ -20,7 +20,7 @@ from alignment.artifacts import ADAPTER
 from tests.support.scripted_engine import ScriptedEngine, logprob
 
 # Runs under -I -S: what a start costs is what the kernel takes.
-KNOCK = """
+LAUNCHER = """
 import ctypes, json, os, signal, socket, sys
 parent = int(sys.argv[sys.argv.index("--parent") + 1])
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -38,7 +38,7 @@ door.recv(1)
 class Engine(ScriptedEngine):
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.remember = False
+        self.record_requests = False
         self.salts: dict[str, str] = {}
         self._app.routes.append(Route("/reward", self._reward, methods=["POST"]))
 
@@ -50,10 +50,10 @@ class Engine(ScriptedEngine):
 
     async def _generate(self, request: Request) -> Response:
         body = await request.json()
-        if refusal := await self._meet(request, self.api_key):
+        if refusal := await self._check_request(request, self.api_key):
             return refusal
         names = body.get("lora_path") or [None] * len(body["input_ids"])
-        if unknown := self._unknown(*names):
+        if unknown := self._unknown_adapter_error(*names):
             return unknown
         return JSONResponse(
             [

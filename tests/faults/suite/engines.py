@@ -22,7 +22,7 @@ from sqlalchemy import select
 
 from app.core.settings import DEMO_MODEL
 from app.models import Deployment, Engine, EngineState, Turn, TurnState, Version, VersionState
-from demo.recompute_logprobs import attest
+from demo.recompute_logprobs import check_logprobs
 from tests.benchmarks import swap
 from tests.benchmarks.deployment import POLICY
 from tests.benchmarks.swap_users import Users
@@ -204,7 +204,7 @@ class Mover:
             self.result.moves["published"] += 1
         else:  # allowed only if it met kills in all its attempts
             self.result.moves["rejected"] += 1
-            if "not proven in" not in (version.reason or ""):
+            if "not verified in" not in (version.reason or ""):
                 self.result.wrong.append(f"v{version.number} is {version.state}: {version.reason}")
 
     async def _move(self, path: str, number: int) -> None:
@@ -241,7 +241,7 @@ async def look_through(there: swap.Deployed, users: Users, result: Storm) -> Non
         else:
             result.replies["cut without a word"] += 1
             result.wrong.append(f"{seen.id}: {seen.trouble}")
-    attested = await attest(there.db, there.settings)
+    attested = await check_logprobs(there.db, there.settings)
     result.computed_again, result.another_version = attested.replies, attested.mislabelled
     result.largest_distance = attested.largest_distance
     if attested.mislabelled:

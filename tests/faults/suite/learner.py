@@ -19,11 +19,10 @@ from safetensors.torch import save
 from alignment.artifacts import AdapterSpec
 from alignment.config.trainer import TrainerConfig
 from alignment.trainer import checkpoint
-from alignment.trainer.checkpoint import Checkpoint, Progress, Trained
+from alignment.trainer.checkpoint import Checkpoint, Progress, RoleState
 from alignment.trainer.export import Export, export
-from alignment.trainer.metrics import UpdateReport
 from alignment.trainer.probe import Probe
-from alignment.types import Batch
+from alignment.types import Batch, UpdateReport
 from tests.support.scripted_engine import logprob
 
 PROBE = ((5, 9, 2), (7, 7, 8, 3))
@@ -36,7 +35,7 @@ class StandIn:
     def __init__(self, base_model: Path, config: TrainerConfig) -> None:
         assert config.lora is not None
         self.base_model, self.lora, self.config = base_model, config.lora, config
-        self.spec = AdapterSpec.of(base_model, config.lora)
+        self.spec = AdapterSpec.from_base_model(base_model, config.lora)
         self.restore(None)
 
     def restore(self, directory: Path | None) -> None:
@@ -72,5 +71,5 @@ class StandIn:
 
     def export(self, directory: Path, lineage: Mapping[str, Any]) -> Export:
         moments = {name: tensor * 0.5 for name, tensor in self.tensors.items()}
-        content = Checkpoint(Trained(self.tensors, moments), None, self.progress)
+        content = Checkpoint(RoleState(self.tensors, moments), None, self.progress)
         return export(directory, content, self.lora, self.base_model, lineage)

@@ -14,7 +14,7 @@ def play(kind: str) -> None:
 
 
 def api() -> None:
-    from app.cli.main import serve
+    from app.cli.server import serve
 
     serve()
 
@@ -29,7 +29,7 @@ def station(*arguments: str) -> None:
 def trainer() -> None:
     """Rank 0 without torchrun, with a stand-in for the learning: claim, heartbeat, export and commit are the real."""
     from tests.faults.suite.learner import StandIn
-    from workers.training import loop as real
+    from workers import trainer as real
     from workers.training import ranks
 
     ranks.Trainer = StandIn  # type: ignore[assignment,misc]
@@ -63,11 +63,11 @@ def set_switches() -> None:
     FAULTS_SKEW: seconds that this process's wall clock is wrong. FAULTS_HASTE: pauses between attempts to reach a
     broker are so many times shorter.
     """
-    rings = os.environ.get("FAULTS_RINGS", "")
-    if rings in ("none", "reconcile"):
-        lose_rings(heard=rings)
-    elif rings:
-        repeat_messages(int(rings))
+    delivery = os.environ.get("FAULTS_RINGS", "")
+    if delivery in ("none", "reconcile"):
+        drop_messages(messages=delivery)
+    elif delivery:
+        repeat_messages(int(delivery))
     if haste := float(os.environ.get("FAULTS_HASTE", "0")):
         hurry(haste)
     if skew := float(os.environ.get("FAULTS_SKEW", "0")):
@@ -76,18 +76,18 @@ def set_switches() -> None:
         shim.skew(skew)
 
 
-def lose_rings(heard: str) -> None:
+def drop_messages(messages: str) -> None:
     from app.core.jobs import TaskSender
     from workers import celery_app
 
     sweeping = False
-    harness, sweep = TaskSender.enqueue, celery_app.reconcile
+    harness, reconcile = TaskSender.enqueue, celery_app.reconcile
 
     async def swept(*arguments: Any) -> None:
         nonlocal sweeping
         sweeping = True
         try:
-            await sweep(*arguments)
+            await reconcile(*arguments)
         finally:
             sweeping = False
 
@@ -95,7 +95,7 @@ def lose_rings(heard: str) -> None:
         if sweeping:
             harness(self, stations)
 
-    if heard == "reconcile":
+    if messages == "reconcile":
         celery_app.reconcile = swept
     TaskSender.enqueue = rung  # type: ignore[method-assign]
 
@@ -116,5 +116,5 @@ def repeat_messages(times: int) -> None:
 def hurry(haste: float) -> None:
     from app.core.jobs import BrokerConnection
 
-    for pause in ("first_pause", "longer", "longest_pause"):
+    for pause in ("retry_start", "retry_step", "retry_max"):
         setattr(BrokerConnection, pause, getattr(BrokerConnection, pause) / haste)

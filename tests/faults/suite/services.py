@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from app.cli.processes import die_with_parent
+from app.core.processes import die_with_parent
 from tests.support.engine_fixture import free_port
 
 FAST = ("-c", "fsync=on", "-c", "shared_buffers=64MB", "-c", "max_connections=200", "-c", "unix_socket_directories=")

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from app.cli.processes import die_with_parent
+from app.core.processes import die_with_parent
 from tests.faults.suite import engine, roles
 
 EVERYTHING = (
@@ -37,12 +37,13 @@ EVERYTHING = (
     "uvicorn.lifespan.on",
     "uvicorn.protocols.http.httptools_impl",
     "workers.training.assemble",
-    "workers.feedback.curate",
+    "workers.curate",
     "workers.engine.__main__",
     "workers.release.evaluate",
     "workers.judging.judge",
     "workers.release.publish",
     "workers.reconcile",
+    "workers.trainer",
     "workers.training.loop",
 )
 

@@ -1,4 +1,4 @@
-"""Stands in for the engine's interpreter: a scripted engine in a process of its own, ready in half a second.
+"""A fake of the engine's interpreter: a scripted engine in a process of its own, ready in half a second.
 
 It has a child that is called like SGLang's scheduler. Files in the folder that STAND_IN names are its switches: `exit`,
 `mute` and `stuck`; `loads` notes what it was given.
@@ -16,7 +16,7 @@ import uvicorn
 from tests.support.scripted_engine import ScriptedEngine
 
 
-class Watched(ScriptedEngine):
+class FakeServer(ScriptedEngine):
     async def __call__(self, scope, receive, send) -> None:
         self.hang, self.stuck = (FOLDER / "mute").exists(), (FOLDER / "stuck").exists()
         before = set(self.adapters)
@@ -36,6 +36,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
     port = parser.parse_known_args()[0].port
-    engine = Watched(os.environ["ATTUNE_ENGINE_API_KEY"], os.environ["ATTUNE_ENGINE_ADMIN_KEY"])
+    engine = FakeServer(os.environ["ATTUNE_ENGINE_API_KEY"], os.environ["ATTUNE_ENGINE_ADMIN_KEY"])
     config = uvicorn.Config(engine, port=port, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
     asyncio.run(uvicorn.Server(config).serve())

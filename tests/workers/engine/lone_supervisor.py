@@ -1,4 +1,4 @@
-"""A supervisor in a process of its own, to be sent signals: `python -m ... FOLDER MODEL INTERPRETER`."""
+"""A supervisor in a process of its own, which takes signals: `python -m ... FOLDER MODEL INTERPRETER`."""
 
 import asyncio
 import subprocess
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.support.engine_fixture import PYTHON, REPOSITORY, UNCHECKED, ListLedger, engine_spec
-from workers.engine.supervisor import Patience, Supervisor, run_until_signalled
+from tests.support.engine_fixture import PYTHON, REPOSITORY, UNCHECKED, InMemoryEngineRecord, engine_spec
+from workers.engine.supervisor import Supervisor, SupervisorTimeouts, run_until_signalled
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     print(line, flush=True)
 
 
@@ -20,7 +20,7 @@ def say(line: str) -> None:
 def lone_supervisor(
     folder: Path, model: Path, interpreter: Path = PYTHON
 ) -> Iterator[tuple[subprocess.Popen[str], int, Iterator[str]]]:
-    """The process, its engine's port, and its lines as they come."""
+    """Yield the process, its engine's port, and an iterator over its output lines."""
     command = [sys.executable, "-m", __name__, str(folder), str(model), str(interpreter)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
         assert process.stdout is not None
@@ -34,6 +34,8 @@ def lone_supervisor(
 if __name__ == "__main__":
     folder, model, interpreter = map(Path, sys.argv[1:])
     spec = replace(engine_spec(folder, model), python=interpreter)
-    say(str(spec.port))
-    supervisor = Supervisor(spec, ListLedger(), UNCHECKED, tell=say, patience=Patience(progress=1.0))
+    print_line(str(spec.port))
+    supervisor = Supervisor(
+        spec, InMemoryEngineRecord(), UNCHECKED, report=print_line, timeouts=SupervisorTimeouts(progress_interval=1.0)
+    )
     asyncio.run(run_until_signalled(supervisor))

@@ -1,11 +1,11 @@
-"""The supervisor's book on the database: an engine takes traffic only when it holds what serves."""
+"""The engine's record in the database: an engine takes traffic only when it holds the serving version."""
 
 import httpx2
 
 from app.models import Engine, EngineState
 from tests.app.deployments.test_rollback import publish
 from tests.support.deployment import Harness
-from workers.engine.engine_record import DatabaseLedger
+from workers.engine.engine_record import DatabaseEngineRecord
 
 
 async def chat(harness: Harness) -> httpx2.Response:
@@ -13,35 +13,35 @@ async def chat(harness: Harness) -> httpx2.Response:
     return await harness.api.post("/v1/chat/completions", json=body)
 
 
-async def test_an_engine_that_starts_again_takes_no_traffic_until_it_holds_what_serves(harness: Harness) -> None:
+async def test_restarted_engine_takes_no_traffic_until_it_holds_the_serving_version(harness: Harness) -> None:
     await publish(harness)
     serving = await publish(harness)
-    book = DatabaseLedger(harness.db, harness.settings, "http://127.0.0.1:9")
-    incarnation = await book.starting()
+    record = DatabaseEngineRecord(harness.db, harness.settings, "http://127.0.0.1:9")
+    incarnation = await record.record_start()
     [engine] = await harness.all(Engine)
     assert (incarnation, engine.state, engine.loaded) == (2, EngineState.STARTING, [])
     assert (await chat(harness)).json()["error"]["message"] == "No engine is ready; try again in a moment."
-    assert [adapter.name for adapter in await book.wanted()] == ["shop-v1", "shop-v2"]
-    assert not await book.ready(incarnation, ["shop-v1"]), "what serves is missing"
-    assert await book.ready(incarnation, ["shop-v1", "shop-v2"])
+    assert [adapter.name for adapter in await record.read_wanted_versions()] == ["shop-v1", "shop-v2"]
+    assert not await record.try_mark_ready(incarnation, ["shop-v1"]), "the serving version is missing"
+    assert await record.try_mark_ready(incarnation, ["shop-v1", "shop-v2"])
     [engine] = await harness.all(Engine)
     assert (engine.state, engine.loaded) == (EngineState.READY, ["shop-v1", serving.adapter_name])
 
 
-async def test_a_damaged_older_version_does_not_keep_the_door_shut(harness: Harness) -> None:
+async def test_damaged_older_version_does_not_keep_the_engine_down(harness: Harness) -> None:
     await publish(harness)
     await publish(harness)
-    book = DatabaseLedger(harness.db, harness.settings, "http://127.0.0.1:9")
-    assert await book.ready(await book.starting(), ["shop-v2"])
+    record = DatabaseEngineRecord(harness.db, harness.settings, "http://127.0.0.1:9")
+    assert await record.try_mark_ready(await record.record_start(), ["shop-v2"])
 
 
-async def test_an_old_incarnation_has_nothing_to_say(harness: Harness) -> None:
-    book = DatabaseLedger(harness.db, harness.settings, "http://127.0.0.1:9")
-    old = await book.starting()
-    new = await book.starting()
-    await book.beat(old)
-    await book.down(old, "late news")
+async def test_old_incarnation_cannot_write(harness: Harness) -> None:
+    record = DatabaseEngineRecord(harness.db, harness.settings, "http://127.0.0.1:9")
+    old = await record.record_start()
+    new = await record.record_start()
+    await record.record_heartbeat(old)
+    await record.mark_down(old, "late news")
     [engine] = await harness.all(Engine)
     assert (engine.incarnation, engine.state) == (new, EngineState.STARTING)
-    assert not await book.ready(old, ["shop-v1"])
+    assert not await record.try_mark_ready(old, ["shop-v1"])
     assert (await harness.all(Engine))[0].loaded == []

@@ -10,17 +10,23 @@ from pathlib import Path
 import pytest
 
 from app.inference.client import EngineClient
-from tests.support.engine_adapters import Weights
-from tests.support.engine_fixture import UNCHECKED, ListLedger, engine_spec, require_engine_environment, wait_until_told
+from tests.support.engine_adapters import ReferenceWeights
+from tests.support.engine_fixture import (
+    UNCHECKED,
+    InMemoryEngineRecord,
+    engine_spec,
+    require_engine_environment,
+    wait_for_event,
+)
 from tests.workers.engine.lone_supervisor import lone_supervisor
-from workers.engine.supervisor import Patience, Supervisor
-from workers.engine.version_files import AdapterRef
+from workers.engine.supervisor import Supervisor, SupervisorTimeouts
+from workers.engine.version_files import VersionRef
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
-def family(log_path: Path) -> dict[int, str]:
-    """Every living process that writes to this log, by what it calls itself."""
+def log_writers(log_path: Path) -> dict[int, str]:
+    """Return the command of every live process that writes to this log, by process id."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -33,8 +39,8 @@ def family(log_path: Path) -> dict[int, str]:
     return found
 
 
-def survivors(log_path: Path, port: int, seconds: float) -> list[str]:
-    """Who is left after so many seconds, the listener on the port included."""
+def wait_for_survivors(log_path: Path, port: int, seconds: float) -> list[str]:
+    """Wait at most `seconds` for all processes to end; return those left, including a listener on the port."""
     deadline = time.monotonic() + seconds
     while (left := remaining(log_path, port)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -42,26 +48,27 @@ def survivors(log_path: Path, port: int, seconds: float) -> list[str]:
 
 
 def remaining(log_path: Path, port: int) -> list[str]:
-    """A process that is on its way out loses its command before its sockets: for a moment only the listener shows."""
+    """Return live processes, and a listener: a process that exits loses its command before its sockets."""
     with socket.socket() as door:
         listener = [f"a listener on {port}"] if door.connect_ex(("127.0.0.1", port)) == 0 else []
-    return [*family(log_path).values(), *listener]
+    return [*log_writers(log_path).values(), *listener]
 
 
-async def test_killed_then_stuck_it_comes_back_with_what_it_must_hold(engine_model, tmp_path, make_call) -> None:
+@pytest.mark.slow
+async def test_killed_or_stuck_engine_comes_back_with_its_wanted_versions(engine_model, tmp_path, make_call) -> None:
     require_engine_environment()
-    path = Weights(engine_model, tmp_path).adapter("kept-v1", seed=1)
-    spec, ledger = engine_spec(tmp_path, engine_model), ListLedger([AdapterRef("kept-v1", path, "0" * 64)])
-    patience = Patience(probe_every=1.0, probe=6.0, first_restart=0.1)
-    supervisor = Supervisor(spec, ledger, UNCHECKED, patience=patience)
+    path = ReferenceWeights(engine_model, tmp_path).adapter("kept-v1", seed=1)
+    spec, record = engine_spec(tmp_path, engine_model), InMemoryEngineRecord([VersionRef("kept-v1", path, "0" * 64)])
+    timeouts = SupervisorTimeouts(probe_interval=1.0, probe=6.0, min_restart_interval=0.1)
+    supervisor = Supervisor(spec, record, UNCHECKED, timeouts=timeouts)
     running = asyncio.create_task(supervisor.run())
     client = EngineClient(spec.url, spec.api_key, spec.admin_key)
     for incarnation in (1, 2, 3, 4):
-        await wait_until_told(ledger, f"ready {incarnation}")
-        assert await client.adapters() == {"kept-v1"} and ledger.loaded == ["kept-v1"]
+        await wait_for_event(record, f"ready {incarnation}")
+        assert await client.list_adapters() == {"kept-v1"} and record.loaded == ["kept-v1"]
         completion = await client.complete(make_call(adapter="kept-v1", max_tokens=8))
         assert completion.capture.exclusion_reason is None
-        members = family(spec.log_path)
+        members = log_writers(spec.log_path)
         assert len(members) >= 3, members
         if incarnation == 1:
             os.kill(next(pid for pid, name in members.items() if "attune_sglang_cpu.launch" in name), signal.SIGKILL)
@@ -70,23 +77,23 @@ async def test_killed_then_stuck_it_comes_back_with_what_it_must_hold(engine_mod
         if incarnation == 3:  # one of its processes alone: its head does not always end of that
             os.kill(next(pid for pid, name in members.items() if "detokenizer" in name), signal.SIGKILL)
             killed_at = time.monotonic()
-            while not any(entry.startswith("down 3") for entry in ledger.diary):
-                assert time.monotonic() - killed_at < patience.silence
+            while not any(entry.startswith("down 3") for entry in record.events):
+                assert time.monotonic() - killed_at < timeouts.response_timeout
                 await asyncio.sleep(0.05)
     supervisor.stop()
     await running
     await client.aclose()
-    assert survivors(spec.log_path, spec.port, 5.0) == []
-    assert "killed by signal 9" in ledger.diary[2] and "no token came" in ledger.diary[5]
+    assert wait_for_survivors(spec.log_path, spec.port, 5.0) == []
+    assert "killed by signal 9" in record.events[2] and "no token came" in record.events[5]
     log = spec.log_path.read_text()
     assert spec.api_key not in log and spec.admin_key not in log
 
 
 @pytest.mark.parametrize("moment", ["engine starting", "engine ready"])
-def test_no_engine_outlives_a_supervisor_that_is_killed(engine_model, tmp_path, moment) -> None:
+def test_engine_ends_with_a_killed_supervisor(engine_model, tmp_path, moment) -> None:
     require_engine_environment()
     with lone_supervisor(tmp_path, engine_model) as (supervisor, port, lines):
         assert any(moment in line for line in lines)
-        assert family(tmp_path / "engine.log")
+        assert log_writers(tmp_path / "engine.log")
         supervisor.kill()
-    assert survivors(tmp_path / "engine.log", port, 60.0) == []
+    assert wait_for_survivors(tmp_path / "engine.log", port, 60.0) == []

@@ -1,4 +1,4 @@
-"""What an engine that does not see the trainer's storage must hold: pulled from the API, checked, and left nowhere."""
+"""Versions for an engine without the trainer's storage: downloaded from the API, checked, and deleted after use."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,92 +8,100 @@ from typing import Any
 import httpx2
 import pytest
 
-from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, MANIFEST, check_adapter, seal
+from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, MANIFEST, check_adapter, write_manifest
 from alignment.errors import DamagedAdapter
 from app.core.settings import Settings
-from app.inference.keys import engine_keys
+from app.inference.pool import load_engine_keys
 from app.models import Version
 from tests.support.adapters import make_adapter
 from tests.support.deployment import Harness
 from workers.base_model import adapter_spec
-from workers.engine.__main__ import bringing
-from workers.engine.version_files import AdapterRef, Bring, over_http
+from workers.engine.__main__ import version_opener
+from workers.engine.version_files import VersionOpener, VersionRef, downloaded_versions
 
 STATE = "state.safetensors"
 
 
 @pytest.fixture
 async def version(harness: Harness) -> Version:
-    """With an optimizer's state beside the adapter, as the trainer leaves it."""
+    """A version with an optimizer state beside the adapter, as the trainer writes it."""
     path = harness.settings.versions_dir / "shop-v1.abc.1"
     make_adapter(path, Path(harness.settings.model))
     (path / STATE).write_bytes(b"moments")
-    return await harness.version(adapter_path=str(path), manifest_sha256=seal(path, {"parent": None}))
+    return await harness.version(adapter_path=str(path), manifest_sha256=write_manifest(path, {"parent": None}))
 
 
 @pytest.fixture
 def key(harness: Harness) -> str:
-    return engine_keys(harness.settings).admin
+    return load_engine_keys(harness.settings).admin
 
 
 @pytest.fixture
-def bring(harness: Harness, served: str, key: str, tmp_path: Path) -> Callable[..., Bring]:
+def bring(harness: Harness, served: str, key: str, tmp_path: Path) -> Callable[..., VersionOpener]:
     (tmp_path / "room" / "left-by-a-kill").mkdir(parents=True)
 
-    def make(key: str = key, url: str = served) -> Bring:
+    def make(key: str = key, url: str = served) -> VersionOpener:
         def check(path: Path) -> None:
             check_adapter(path, adapter_spec(harness.settings.model))
 
-        return over_http(url, key, check, tmp_path / "room")
+        return downloaded_versions(url, key, check, tmp_path / "room")
 
     return make
 
 
-def ref(version: Version) -> AdapterRef:
+def ref(version: Version) -> VersionRef:
     assert version.adapter_name and version.manifest_sha256
-    return AdapterRef(version.adapter_name, Path("/not/on/this/machine"), version.manifest_sha256)
+    return VersionRef(version.adapter_name, Path("/not/on/this/machine"), version.manifest_sha256)
 
 
-def left(tmp_path: Path) -> list[Path]:
+def leftover_files(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "room").iterdir())
 
 
-async def test_what_is_pulled_is_what_was_sealed(bring: Callable[..., Bring], version: Version, tmp_path: Path) -> None:
+async def test_download_equals_the_sealed_files(
+    bring: Callable[..., VersionOpener], version: Version, tmp_path: Path
+) -> None:
     with bring()(ref(version)) as folder:
         there = Path(version.adapter_path or "")
         assert {path.name for path in folder.iterdir()} == {MANIFEST, ADAPTER, ADAPTER_CONFIG}
         assert all(path.read_bytes() == (there / path.name).read_bytes() for path in folder.iterdir())
-    assert left(tmp_path) == []
+    assert leftover_files(tmp_path) == []
 
 
 @pytest.mark.parametrize("file", [ADAPTER, ADAPTER_CONFIG, MANIFEST])
-async def test_damage_is_refused(bring: Callable[..., Bring], version: Version, tmp_path: Path, file: str) -> None:
+async def test_damaged_download_is_refused(
+    bring: Callable[..., VersionOpener], version: Version, tmp_path: Path, file: str
+) -> None:
     path = Path(version.adapter_path or "") / file
     path.write_bytes(path.read_bytes().replace(b'"', b"'", 1))
     with pytest.raises(DamagedAdapter, match=file), bring()(ref(version)):
         pass
-    assert left(tmp_path) == []
+    assert leftover_files(tmp_path) == []
 
 
-async def test_so_is_what_was_sealed_damaged(bring: Callable[..., Bring], version: Version, harness: Harness) -> None:
+async def test_adapter_damaged_before_sealing_is_refused(
+    bring: Callable[..., VersionOpener], version: Version, harness: Harness
+) -> None:
     path = Path(version.adapter_path or "")
     content = (path / ADAPTER_CONFIG).read_text()
     (path / ADAPTER_CONFIG).write_text(content.replace('"r": 8', '"r": 4'))
-    told = AdapterRef("shop-v1", path, seal(path, {"parent": None}))
+    told = VersionRef("shop-v1", path, write_manifest(path, {"parent": None}))
     with pytest.raises(DamagedAdapter, match="says r is 4"), bring()(told):
         pass
 
 
-async def test_no_more_is_taken_than_was_sealed(bring: Callable[..., Bring], version: Version, tmp_path: Path) -> None:
+async def test_download_longer_than_sealed_is_refused(
+    bring: Callable[..., VersionOpener], version: Version, tmp_path: Path
+) -> None:
     with open(Path(version.adapter_path or "") / ADAPTER, "ab") as file:
         file.write(bytes(1 << 20))
     with pytest.raises(DamagedAdapter, match="longer than the"), bring()(ref(version)):
         pass
-    assert left(tmp_path) == []
+    assert leftover_files(tmp_path) == []
 
 
-async def test_an_api_that_is_away_or_refuses_is_no_damage(
-    bring: Callable[..., Bring], version: Version, tmp_path: Path
+async def test_unreachable_or_refusing_api_is_no_damage(
+    bring: Callable[..., VersionOpener], version: Version, tmp_path: Path
 ) -> None:
     with (
         pytest.raises(OSError, match=r"cannot be pulled from http://127\.0\.0\.1:9"),
@@ -101,17 +109,17 @@ async def test_an_api_that_is_away_or_refuses_is_no_damage(
     ):
         pass
     with (
-        pytest.raises(OSError, match="401 Versions are pulled with the engines' admin key"),
+        pytest.raises(OSError, match="401 Send the engines' admin key"),
         bring("wrong")(ref(version)),
     ):
         pass
-    unknown = AdapterRef("shop-v7", Path("/nowhere"), "0" * 64)
+    unknown = VersionRef("shop-v7", Path("/nowhere"), "0" * 64)
     with pytest.raises(OSError, match=r"404 There is no file .* of a version 'shop-v7'"), bring()(unknown):
         pass
-    assert left(tmp_path) == []
+    assert leftover_files(tmp_path) == []
 
 
-async def test_nothing_else_can_be_pulled_and_by_nobody_else(
+async def test_only_engines_can_download_and_only_adapter_files(
     harness: Harness, served: str, key: str, version: Version
 ) -> None:
     place = f"{served}/v1/engines/versions/shop-v1/files"
@@ -124,7 +132,7 @@ async def test_nothing_else_can_be_pulled_and_by_nobody_else(
         assert await status(ADAPTER, **ours) == 200
         for file in (STATE, "..%2Fattune.db", "%2e%2e", "..%2f..%2fengine-keys.json", "shop-v1"):
             assert await status(file, **ours) == 404, file
-        api = engine_keys(harness.settings).api
+        api = load_engine_keys(harness.settings).api
         for wrong in (
             "",
             f"Bearer {harness.key}",
@@ -136,19 +144,19 @@ async def test_nothing_else_can_be_pulled_and_by_nobody_else(
             assert await status(ADAPTER, **({"authorization": wrong} if wrong else {})) == 401, wrong
 
 
-async def test_an_engine_is_told_by_its_settings_where_to_pull(
+async def test_settings_choose_local_or_downloaded_versions(
     harness: Harness, served: str, version: Version, tmp_path: Path
 ) -> None:
-    keys, told = engine_keys(harness.settings), ref(version)
+    keys, told = load_engine_keys(harness.settings), ref(version)
     elsewhere: dict[str, Any] = {"home": tmp_path / "elsewhere", "database_url": harness.settings.database}
     with pytest.raises(ValueError, match="engine_admin_key"):
         Settings(**elsewhere, versions_url=served)
     with pytest.raises(ValueError, match="versions_url"):
         Settings(versions_url="api:8700")
     elsewhere |= {"engine_api_key": keys.api, "engine_admin_key": keys.admin}
-    with pytest.raises(ValueError, match="by path alone"):
+    with pytest.raises(ValueError, match="adapter_delivery=path"):
         Settings(**elsewhere, versions_url=served, adaptation="full")
-    with bringing(Settings(**elsewhere, versions_url=served))(told) as folder:
+    with version_opener(Settings(**elsewhere, versions_url=served))(told) as folder:
         assert folder.is_relative_to(tmp_path / "elsewhere") and (folder / ADAPTER).exists()
-    with bringing(harness.settings)(replace(told, path=Path(version.adapter_path or ""))) as folder:
+    with version_opener(harness.settings)(replace(told, path=Path(version.adapter_path or ""))) as folder:
         assert str(folder) == version.adapter_path

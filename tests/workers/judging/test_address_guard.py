@@ -1,4 +1,4 @@
-"""A policy's own sources reach public addresses only, unless the deployment lists the host; and pass nothing on."""
+"""Sources of a policy reach public addresses and listed hosts only, and their answers are in no reason."""
 
 import ipaddress
 import socket
@@ -11,9 +11,9 @@ from alignment.config.rewards import RewardsConfig
 from app.core.settings import Settings
 from app.models import Judgement, JudgementState, Policy
 from tests.support.deployment import Harness
-from tests.support.judgements import Oracle, completion, judged
-from workers.judging.request import Broken
-from workers.judging.sources.address_guard import GUARDED, NOT_PUBLIC, Doors, is_public
+from tests.support.judgements import ScriptedEndpoint, completion_response, run_judging
+from workers.judging.sources.address_guard import GUARDED, NOT_PUBLIC, GuardedTransport, is_public
+from workers.queue.leased_job import JobFailed
 
 CANARY = "canary-of-the-inside"
 
@@ -48,111 +48,118 @@ CANARY = "canary-of-the-inside"
         ("5f00::1", False),
     ],
 )
-def test_only_public_addresses_are_public(address: str, public: bool) -> None:
+def test_public_and_other_addresses_are_told_apart(address: str, public: bool) -> None:
     assert is_public(ipaddress.ip_address(address)) is public
 
 
-async def own(harness: Harness, *sources: dict[str, Any], **changed: Any) -> Settings:
-    """The policy's own rewards, as a project's admin sets them."""
+async def set_policy_rewards(harness: Harness, *sources: dict[str, Any], **updates: Any) -> Settings:
+    """Configure the rewards of the policy, as a project's admin does, and return the settings."""
     config = RewardsConfig.model_validate({"sources": [{"type": "explicit"}, *sources]})
     async with harness.db.write() as session:
         (await session.get_one(Policy, (await harness.policy()).id)).rewards = config.model_dump(mode="json")
-    return harness.settings.model_copy(update=changed)
+    return harness.settings.model_copy(update=updates)
 
 
-def service(url: str) -> dict[str, Any]:
+def service_source(url: str) -> dict[str, Any]:
     return {"type": "http", "url": f"{url}/reward", "window_seconds": 60.0}
 
 
-def named(url: str, host: str) -> str:
+def replace_host(url: str, host: str) -> str:
     return url.replace("127.0.0.1", host)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "[::ffff:127.0.0.1]"])
-async def test_a_policys_own_source_in_a_private_network_is_never_asked(harness: Harness, host: str) -> None:
+async def test_a_source_of_a_policy_in_a_private_network_is_never_called(harness: Harness, host: str) -> None:
     await harness.turn()
-    oracle = Oracle()
-    with oracle.at() as url:
-        [judgement] = await judged(harness, await own(harness, service(named(url, host))))
+    endpoint = ScriptedEndpoint()
+    with endpoint.serve() as url:
+        [judgement] = await run_judging(
+            harness, await set_policy_rewards(harness, service_source(replace_host(url, host)))
+        )
     assert (judgement.state, judgement.reason) == (JudgementState.FAILED, NOT_PUBLIC)
-    assert oracle.heard == []
+    assert endpoint.requests == []
 
 
-async def test_a_host_that_the_deployment_lists_is_asked(harness: Harness) -> None:
+async def test_a_listed_private_host_is_called(harness: Harness) -> None:
     await harness.turn()
-    oracle = Oracle()
-    with oracle.at() as url:
-        settings = await own(harness, service(named(url, "localhost")), private_hosts=["LocalHost."])
-        [judgement] = await judged(harness, settings)
+    endpoint = ScriptedEndpoint()
+    with endpoint.serve() as url:
+        settings = await set_policy_rewards(
+            harness, service_source(replace_host(url, "localhost")), private_hosts=["LocalHost."]
+        )
+        [judgement] = await run_judging(harness, settings)
     assert (judgement.state, judgement.value) == (JudgementState.DONE, 1.0)
 
 
-async def test_the_deployments_own_source_may_be_anywhere(harness: Harness) -> None:
+async def test_a_source_of_the_deployment_may_be_anywhere(harness: Harness) -> None:
     await harness.turn()
-    oracle = Oracle()
-    with oracle.at() as url:
-        config = RewardsConfig.model_validate({"sources": [{"type": "explicit"}, service(url)]})
-        [judgement] = await judged(harness, harness.settings.model_copy(update={"rewards": config}))
+    endpoint = ScriptedEndpoint()
+    with endpoint.serve() as url:
+        config = RewardsConfig.model_validate({"sources": [{"type": "explicit"}, service_source(url)]})
+        [judgement] = await run_judging(harness, harness.settings.model_copy(update={"rewards": config}))
     assert judgement.state == JudgementState.DONE
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "answer"),
     [
-        ("judge", completion(f"{CANARY} without a grade")),
+        ("judge", completion_response(f"{CANARY} without a grade")),
         ("judge", CANARY.encode()),
         ("http", CANARY.encode()),
         ("http", {"reward": CANARY}),
     ],
 )
-async def test_what_such_a_host_says_is_in_no_reason(harness: Harness, kind: str, told: Any) -> None:
+async def test_the_answer_of_such_a_host_is_in_no_reason(harness: Harness, kind: str, answer: Any) -> None:
     await harness.turn()
-    oracle = Oracle(answer=lambda body: told)
-    with oracle.at() as url:
-        source = service(url) if kind == "http" else {"type": "judge", "url": url, "model": "m", "window_seconds": 60.0}
-        settings = await own(harness, source, private_hosts=["127.0.0.1"], max_attempts=1)
-        [judgement] = await judged(harness, settings)
-    assert oracle.heard and judgement.state == JudgementState.FAILED
+    endpoint = ScriptedEndpoint(answer=lambda body: answer)
+    with endpoint.serve() as url:
+        source = (
+            service_source(url)
+            if kind == "http"
+            else {"type": "judge", "url": url, "model": "m", "window_seconds": 60.0}
+        )
+        settings = await set_policy_rewards(harness, source, private_hosts=["127.0.0.1"], max_attempts=1)
+        [judgement] = await run_judging(harness, settings)
+    assert endpoint.requests and judgement.state == JudgementState.FAILED
     assert judgement.reason and CANARY not in judgement.reason
     [row] = await harness.all(Judgement)
     assert CANARY not in str(row.details)
 
 
-async def test_a_refusal_of_the_question_is_not_quoted_either(harness: Harness) -> None:
+async def test_a_refusal_is_not_quoted_either(harness: Harness) -> None:
     await harness.turn()
-    oracle = Oracle(answer=lambda body: CANARY.encode(), status=400)
-    with oracle.at() as url:
+    endpoint = ScriptedEndpoint(answer=lambda body: CANARY.encode(), status=400)
+    with endpoint.serve() as url:
         source = {"type": "judge", "url": url, "model": "m", "window_seconds": 60.0}
-        settings = await own(harness, source, private_hosts=["127.0.0.1"], max_attempts=1)
-        [judgement] = await judged(harness, settings)
+        settings = await set_policy_rewards(harness, source, private_hosts=["127.0.0.1"], max_attempts=1)
+        [judgement] = await run_judging(harness, settings)
     assert judgement.reason == "it refused every form of the question"
 
 
-class Heard(httpx2.AsyncBaseTransport):
-    """Where it was really sent."""
+class RecordingTransport(httpx2.AsyncBaseTransport):
+    """Records where each request is really sent."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, Any]] = []
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        told = (request.url.host, request.headers["host"], request.extensions.get("sni_hostname"))
-        self.requests.append(told)
+        self.requests.append((request.url.host, request.headers["host"], request.extensions.get("sni_hostname")))
         return httpx2.Response(200)
 
 
-async def test_the_address_that_was_looked_at_is_the_one_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name server that says something public first and something private then."""
+async def test_the_checked_address_is_the_one_that_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name server returns a public address first, and a private one after that."""
     answers = ["93.184.216.34", "127.0.0.1"]
 
-    def resolve(host: str, *rest: Any, **more: Any) -> list[Any]:
+    def resolve(host: str, *args: Any, **kwargs: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answers.pop(0), 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    doors = Doors([])
-    doors._once = heard = Heard()  # type: ignore[assignment]
-    async with httpx2.AsyncClient(transport=doors) as http:
+    guard = GuardedTransport([])
+    guard._guarded_transport = recording = RecordingTransport()  # type: ignore[assignment]
+    async with httpx2.AsyncClient(transport=guard) as http:
         await http.post("https://rebinding.example/reward", extensions={GUARDED: True})
-        assert heard.requests == [("93.184.216.34", "rebinding.example", "rebinding.example")]
-        with pytest.raises(Broken):
+        assert recording.requests == [("93.184.216.34", "rebinding.example", "rebinding.example")]
+        with pytest.raises(JobFailed):
             await http.post("https://rebinding.example/reward", extensions={GUARDED: True})
-    assert len(heard.requests) == 1
+    assert len(recording.requests) == 1

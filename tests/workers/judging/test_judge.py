@@ -1,4 +1,4 @@
-"""Judgements → Rewards: asked once, settled once, and nobody waits for the slow."""
+"""The judge stage: each source is asked once, results are recorded once, and slow sources delay no others."""
 
 import asyncio
 from typing import Any
@@ -10,8 +10,8 @@ from sqlalchemy import update
 from app.core import leases
 from app.models import Judgement, JudgementState, Project, Reward, Sample, SampleState, Turn
 from tests.support.deployment import Harness
-from tests.support.judgements import Oracle, due, judged, listening
-from workers.feedback.curate import curate
+from tests.support.judgements import ScriptedEndpoint, make_judgements_due, run_judging, settings_with_sources
+from workers.curate import curate
 from workers.judging.judge import judge
 
 
@@ -19,19 +19,19 @@ def http(url: str, **fields: Any) -> dict[str, Any]:
     return {"type": "http", "url": url, **fields}
 
 
-async def test_a_services_word_becomes_a_reward_and_a_sample(harness: Harness) -> None:
+async def test_the_answer_of_a_service_becomes_a_reward_and_a_sample(harness: Harness) -> None:
     turn = await harness.turn(conversation_id="c-1", request_metadata={"plan": "gold"})
-    oracle = Oracle(lambda body: {"reward": 0.5, "reason": "kind"})
-    with oracle.at() as url:
-        [judgement] = await judged(harness, listening(harness, http(url + "/reward")))
+    endpoint = ScriptedEndpoint(lambda body: {"reward": 0.5, "reason": "kind"})
+    with endpoint.serve() as url:
+        [judgement] = await run_judging(harness, settings_with_sources(harness, http(url + "/reward")))
     assert (judgement.state, judgement.value, judgement.lease_owner) == (JudgementState.DONE, 0.5, None)
-    assert judgement.details["explanation"] == "kind" and judgement.details["asks"] == 1
+    assert judgement.details["explanation"] == "kind" and judgement.details["requests"] == 1
     assert judgement.settled_at is not None
     [reward], [sample] = await harness.all(Reward), await harness.all(Sample)
-    assert (reward.turn_id, reward.source, reward.origin, reward.value) == (turn.id, "http", "http", 0.5)
+    assert (reward.turn_id, reward.source, reward.reward_source, reward.value) == (turn.id, "http", "http", 0.5)
     assert (sample.reward, sample.state) == (0.5, SampleState.OPEN)
-    assert oracle.paths == ["/reward"]
-    assert oracle.heard == [
+    assert endpoint.paths == ["/reward"]
+    assert endpoint.requests == [
         {
             "turn": {
                 "id": turn.id,
@@ -46,160 +46,160 @@ async def test_a_services_word_becomes_a_reward_and_a_sample(harness: Harness) -
     ]
 
 
-async def test_nothing_is_asked_twice(harness: Harness) -> None:
+async def test_a_source_is_asked_once(harness: Harness) -> None:
     await harness.turn()
-    oracle = Oracle()
-    with oracle.at() as url:
-        settings = listening(harness, http(url))
-        await judged(harness, settings)
+    endpoint = ScriptedEndpoint()
+    with endpoint.serve() as url:
+        settings = settings_with_sources(harness, http(url))
+        await run_judging(harness, settings)
         assert await judge(harness.db, settings, "me") == 0
-        await judged(harness, settings)
-    assert len(oracle.heard) == 1 and len(await harness.all(Reward)) == 1
+        await run_judging(harness, settings)
+    assert len(endpoint.requests) == 1 and len(await harness.all(Reward)) == 1
 
 
-async def test_a_source_may_have_nothing_to_say(harness: Harness) -> None:
+async def test_a_source_may_have_no_opinion(harness: Harness) -> None:
     await harness.turn()
-    with Oracle(lambda body: {"reward": None, "reason": "not my language"}).at() as url:
-        [judgement] = await judged(harness, listening(harness, http(url)))
+    with ScriptedEndpoint(lambda body: {"reward": None, "reason": "not my language"}).serve() as url:
+        [judgement] = await run_judging(harness, settings_with_sources(harness, http(url)))
     assert (judgement.state, judgement.reason) == (JudgementState.SKIPPED, "not my language")
     assert await harness.all(Reward) == []
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("answer", "reason"),
     [
-        ({"reward": 1.5}, "its reward 1.5 does not lie between -1 and 1"),
-        ({"reward": "1"}, "its reward '1' is no number"),
-        ({"reward": True}, "its reward 'True' is no number"),
+        ({"reward": 1.5}, "its reward 1.5 is not between -1 and 1"),
+        ({"reward": "1"}, "its reward '1' is not a number"),
+        ({"reward": True}, "its reward 'True' is not a number"),
         (b'{"reward": NaN}', "its answer is not JSON"),
         (b"", "its answer is not JSON"),
         (b"[" * 100_000, "its answer is not JSON"),
-        ({"score": 1}, 'its answer is no object with a "reward"'),
-        ([1], 'its answer is no object with a "reward"'),
+        ({"score": 1}, 'its answer is not an object with a "reward"'),
+        ([1], 'its answer is not an object with a "reward"'),
         (b" " * (1 << 20) + b"1", "it answered more than 1048576 bytes"),
     ],
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_what_cannot_be_read_is_asked_again_and_then_given_up(harness: Harness, told: Any, reason: str) -> None:
+async def test_an_unreadable_answer_is_retried_and_then_fails(harness: Harness, answer: Any, reason: str) -> None:
     turn = await harness.turn()
     await harness.thumb(turn.id)
-    oracle = Oracle(lambda body: told)
-    with oracle.at() as url:
-        settings = listening(harness, http(url), max_attempts=2)
-        [judgement] = await judged(harness, settings)
+    endpoint = ScriptedEndpoint(lambda body: answer)
+    with endpoint.serve() as url:
+        settings = settings_with_sources(harness, http(url), max_attempts=2)
+        [judgement] = await run_judging(harness, settings)
         assert (judgement.state, judgement.reason, judgement.attempt) == (JudgementState.OPEN, reason, 1)
         assert await judge(harness.db, settings, "me") == 0, "it is not due yet"
-        await due(harness)
+        await make_judgements_due(harness)
         assert await judge(harness.db, settings, "me") == 1
     [judgement] = await harness.all(Judgement)
     assert (judgement.state, judgement.reason, judgement.attempt) == (JudgementState.FAILED, reason, 2)
-    assert judgement.details["asks"] == len(oracle.heard) == 2
+    assert judgement.details["requests"] == len(endpoint.requests) == 2
     [sample] = await harness.all(Sample)
-    assert sample.reward == 1.0, "what people said stands without it"
+    assert sample.reward == 1.0, "the rating of people counts without it"
 
 
 @pytest.mark.parametrize("status", [301, 307, 401, 429, 500])
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_another_status_is_no_answer_and_no_redirect_is_followed(harness: Harness, status: int) -> None:
+async def test_other_statuses_are_failed_attempts_and_redirects_are_not_followed(harness: Harness, status: int) -> None:
     await harness.turn()
-    elsewhere, oracle = Oracle(), Oracle(status=status)
-    with elsewhere.at() as other, oracle.at() as url:
-        oracle.headers = {"location": other}
-        [judgement] = await judged(harness, listening(harness, http(url)))
+    redirect_target, endpoint = ScriptedEndpoint(), ScriptedEndpoint(status=status)
+    with redirect_target.serve() as other, endpoint.serve() as url:
+        endpoint.headers = {"location": other}
+        [judgement] = await run_judging(harness, settings_with_sources(harness, http(url)))
     assert judgement.state == JudgementState.OPEN and f"it answered {status}" in judgement.reason
-    assert elsewhere.heard == []
+    assert redirect_target.requests == []
 
 
-async def test_pauses_grow(harness: Harness) -> None:
+async def test_the_delay_between_attempts_grows(harness: Harness) -> None:
     await harness.turn()
-    settings = listening(harness, http("http://127.0.0.1:9"), max_attempts=5)
-    pauses = []
+    settings = settings_with_sources(harness, http("http://127.0.0.1:9"), max_attempts=5)
+    delays = []
     await curate(harness.db, settings)
     for _ in range(3):
-        await due(harness)
+        await make_judgements_due(harness)
         await judge(harness.db, settings, "me")
         [judgement] = await harness.all(Judgement)
-        pauses.append(judgement.due_at - judgement.heartbeat_at)
+        delays.append(judgement.due_at - judgement.heartbeat_at)
     assert judgement.reason == "it does not answer (ConnectError)"
-    assert all(told >= least for told, least in zip(pauses, (4.9, 19.9, 79.9), strict=True)), pauses
+    assert all(delay >= minimum for delay, minimum in zip(delays, (4.9, 19.9, 79.9), strict=True)), delays
 
 
-async def test_a_slow_source_does_not_hold_up_the_others(harness: Harness) -> None:
+async def test_a_slow_source_does_not_delay_the_others(harness: Harness) -> None:
     for _ in range(12):
         await harness.turn()
-    slow, quick = Oracle(hang=True), Oracle()
-    with slow.at() as dead_end, quick.at() as url:
-        sources = [http(dead_end, name="slow", timeout_seconds=300), http(url, name="quick")]
-        settings = listening(harness, *sources)
+    slow, quick = ScriptedEndpoint(hang=True), ScriptedEndpoint()
+    with slow.serve() as slow_url, quick.serve() as url:
+        sources = [http(slow_url, name="slow", timeout_seconds=300), http(url, name="quick")]
+        settings = settings_with_sources(harness, *sources)
         await curate(harness.db, settings)
         running = asyncio.create_task(judge(harness.db, settings, "me"))
         async with asyncio.timeout(60):
             while len(await harness.all(Reward)) < 12:
                 await asyncio.sleep(0.05)
-            late = await harness.turn()
+            new_turn = await harness.turn()
             await curate(harness.db, settings)
-            while not any(reward.turn_id == late.id for reward in await harness.all(Reward)):
+            while not any(reward.turn_id == new_turn.id for reward in await harness.all(Reward)):
                 await asyncio.sleep(0.05)
-            while len(slow.heard) < 4:
+            while len(slow.requests) < 4:
                 await asyncio.sleep(0.05)
-        assert not running.done(), "it is still waiting for the slow one"
+        assert not running.done(), "it still waits for the slow source"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-    assert len(slow.heard) == 4, "no more than its share at once"
+    assert len(slow.requests) == 4, "no more than its limit at the same time"
 
 
 async def test_a_time_out_counts_as_an_attempt(harness: Harness) -> None:
     await harness.turn()
-    with Oracle(hang=True).at() as url:
-        [judgement] = await judged(harness, listening(harness, http(url, timeout_seconds=0.2)))
+    with ScriptedEndpoint(hang=True).serve() as url:
+        [judgement] = await run_judging(harness, settings_with_sources(harness, http(url, timeout_seconds=0.2)))
     assert (judgement.state, judgement.attempt) == (JudgementState.OPEN, 1)
     assert judgement.reason == "no answer within 0.2 s"
 
 
-async def test_the_budget_of_an_hour_is_counted_in_the_database(harness: Harness) -> None:
+async def test_the_hourly_budget_is_counted_in_the_database(harness: Harness) -> None:
     turns = [await harness.turn() for _ in range(2)]
-    oracle = Oracle()
-    with oracle.at() as url:
-        settings = listening(harness, http(url, per_hour=2))
-        await judged(harness, settings)
+    endpoint = ScriptedEndpoint()
+    with endpoint.serve() as url:
+        settings = settings_with_sources(harness, http(url, per_hour=2))
+        await run_judging(harness, settings)
         await harness.turn()
-        found = {row.turn_id: row for row in await judged(harness, settings)}
-        [third] = [row for id, row in found.items() if id not in {turn.id for turn in turns}]
-        assert (third.state, third.reason) == (JudgementState.SKIPPED, "its budget of the hour is spent")
+        judgements = {row.turn_id: row for row in await run_judging(harness, settings)}
+        [third] = [row for id, row in judgements.items() if id not in {turn.id for turn in turns}]
+        assert (third.state, third.reason) == (JudgementState.SKIPPED, "the hourly budget of the source is spent")
         async with harness.db.write() as session:
             await session.execute(update(Judgement).values(settled_at=Judgement.settled_at - 3700))
         await harness.turn()
-        await judged(harness, settings)
-    assert len(oracle.heard) == 3, "an hour later there is a new budget"
+        await run_judging(harness, settings)
+    assert len(endpoint.requests) == 3, "an hour later there is a new budget"
 
 
-async def test_a_share_of_the_turns_is_asked_about(harness: Harness) -> None:
+async def test_only_a_share_of_the_turns_is_judged(harness: Harness) -> None:
     for _ in range(30):
         await harness.turn()
-    oracle = Oracle()
-    with oracle.at() as url:
-        rows = await judged(harness, listening(harness, http(url, share=0.5)))
-    asked = [row for row in rows if row.state == JudgementState.DONE]
-    assert 0 < len(asked) == len(oracle.heard) < 30
+    endpoint = ScriptedEndpoint()
+    with endpoint.serve() as url:
+        rows = await run_judging(harness, settings_with_sources(harness, http(url, share=0.5)))
+    done = [row for row in rows if row.state == JudgementState.DONE]
+    assert 0 < len(done) == len(endpoint.requests) < 30
 
 
-async def test_a_source_that_was_taken_out_is_not_asked(harness: Harness) -> None:
+async def test_a_removed_source_is_not_asked(harness: Harness) -> None:
     await harness.turn()
-    oracle = Oracle()
-    with oracle.at() as url:
-        await curate(harness.db, listening(harness, http(url)))
+    endpoint = ScriptedEndpoint()
+    with endpoint.serve() as url:
+        await curate(harness.db, settings_with_sources(harness, http(url)))
         assert await judge(harness.db, harness.settings, "me") == 1
     [judgement] = await harness.all(Judgement)
-    assert (judgement.state, judgement.reason) == (JudgementState.SKIPPED, "the policy does not listen to it")
-    assert oracle.heard == []
+    assert (judgement.state, judgement.reason) == (JudgementState.SKIPPED, "the policy does not use this source")
+    assert endpoint.requests == []
 
 
 @pytest.mark.parametrize("refusal", ["turn", "project", "deleted"])
-async def test_without_consent_nobody_is_told_of_a_turn(harness: Harness, refusal: str) -> None:
+async def test_a_turn_without_consent_is_sent_to_no_source(harness: Harness, refusal: str) -> None:
     turn = await harness.turn()
-    oracle = Oracle()
-    with oracle.at() as url:
-        settings = listening(harness, http(url))
+    endpoint = ScriptedEndpoint()
+    with endpoint.serve() as url:
+        settings = settings_with_sources(harness, http(url))
         await curate(harness.db, settings)
         async with harness.db.write() as session:
             if refusal == "turn":
@@ -212,10 +212,10 @@ async def test_without_consent_nobody_is_told_of_a_turn(harness: Harness, refusa
     [judgement] = await harness.all(Judgement)
     reason = "the turn is deleted" if refusal == "deleted" else "no consent to train"
     assert (judgement.state, judgement.reason) == (JudgementState.SKIPPED, reason)
-    assert oracle.heard == []
+    assert endpoint.requests == []
 
 
-async def test_what_is_said_of_a_turn_that_was_deleted_meanwhile_is_not_kept(harness: Harness) -> None:
+async def test_the_answer_about_a_turn_deleted_meanwhile_is_not_stored(harness: Harness) -> None:
     turn = await harness.turn()
     loop = asyncio.get_running_loop()
 
@@ -227,43 +227,43 @@ async def test_what_is_said_of_a_turn_that_was_deleted_meanwhile_is_not_kept(har
         asyncio.run_coroutine_threadsafe(delete(), loop).result(30)
         return {"reward": 1.0, "reason": "she lives in Rome"}
 
-    with Oracle(answer).at() as url:
-        [judgement] = await judged(harness, listening(harness, http(url)))
+    with ScriptedEndpoint(answer).serve() as url:
+        [judgement] = await run_judging(harness, settings_with_sources(harness, http(url)))
     assert (judgement.state, judgement.reason) == (JudgementState.SKIPPED, "the turn is deleted")
     assert await harness.all(Reward) == [] and "Rome" not in str(judgement.details)
 
 
-async def test_a_judge_that_died_before_it_could_settle_is_followed_by_another_and_there_is_one_reward(
+async def test_after_a_worker_stops_another_one_takes_over_and_there_is_one_reward(
     harness: Harness,
 ) -> None:
     await harness.turn()
-    oracle = Oracle(hang=True)
-    with oracle.at() as url:
-        settings = listening(harness, http(url, timeout_seconds=300))
+    endpoint = ScriptedEndpoint(hang=True)
+    with endpoint.serve() as url:
+        settings = settings_with_sources(harness, http(url, timeout_seconds=300))
         await curate(harness.db, settings)
-        dying = asyncio.create_task(judge(harness.db, settings, "first"))
+        stopped = asyncio.create_task(judge(harness.db, settings, "first"))
         async with asyncio.timeout(30):
-            while not oracle.heard:
+            while not endpoint.requests:
                 await asyncio.sleep(0.02)
-        dying.cancel()
-        await asyncio.gather(dying, return_exceptions=True)
-        oracle.hang = False
+        stopped.cancel()
+        await asyncio.gather(stopped, return_exceptions=True)
+        endpoint.hang = False
         [judgement] = await harness.all(Judgement)
         assert (judgement.state, judgement.lease_owner) == (JudgementState.OPEN, "first")
-        assert await judge(harness.db, settings, "second") == 0, "its lease still runs"
-        await due(harness)
+        assert await judge(harness.db, settings, "second") == 0, "its lease still holds"
+        await make_judgements_due(harness)
         assert await judge(harness.db, settings, "second") == 1
     [judgement] = await harness.all(Judgement)
     assert (judgement.state, judgement.attempt, judgement.fence) == (JudgementState.DONE, 2, 2)
-    assert len(oracle.heard) == 2 and len(await harness.all(Reward)) == len(await harness.all(Sample)) == 1
+    assert len(endpoint.requests) == 2 and len(await harness.all(Reward)) == len(await harness.all(Sample)) == 1
 
 
-async def test_an_answer_that_comes_after_another_took_over_is_refused(harness: Harness) -> None:
+async def test_an_answer_under_a_lost_lease_is_not_recorded(harness: Harness) -> None:
     await harness.turn()
     loop = asyncio.get_running_loop()
 
     async def take_over() -> None:
-        await due(harness)
+        await make_judgements_due(harness)
         [judgement] = await harness.all(Judgement)
         async with harness.db.write() as session:
             states = (JudgementState.OPEN,)
@@ -273,47 +273,47 @@ async def test_an_answer_that_comes_after_another_took_over_is_refused(harness: 
         asyncio.run_coroutine_threadsafe(take_over(), loop).result(30)
         return {"reward": 1.0}
 
-    with Oracle(answer).at() as url:
-        [judgement] = await judged(harness, listening(harness, http(url)))
+    with ScriptedEndpoint(answer).serve() as url:
+        [judgement] = await run_judging(harness, settings_with_sources(harness, http(url)))
     assert (judgement.state, judgement.lease_owner, judgement.fence) == (JudgementState.OPEN, "other", 2)
     assert await harness.all(Reward) == []
 
 
-async def test_what_takes_its_asker_down_every_time_is_given_up(harness: Harness) -> None:
+async def test_a_judgement_whose_workers_stop_every_time_fails(harness: Harness) -> None:
     await harness.turn()
-    oracle = Oracle()
-    with oracle.at() as url:
-        settings = listening(harness, http(url))
+    endpoint = ScriptedEndpoint()
+    with endpoint.serve() as url:
+        settings = settings_with_sources(harness, http(url))
         await curate(harness.db, settings)
         async with harness.db.write() as session:
             await session.execute(update(Judgement).values(attempt=3))
         await judge(harness.db, settings, "me")
     [judgement] = await harness.all(Judgement)
-    assert judgement.state == JudgementState.FAILED and "did not live" in judgement.reason
-    assert oracle.heard == []
+    assert judgement.state == JudgementState.FAILED and "the worker stopped" in judgement.reason
+    assert endpoint.requests == []
 
 
-async def test_two_judges_share_the_work_and_no_word_is_lost_between_them(harness: Harness) -> None:
+async def test_two_workers_share_the_judgements_and_lose_no_reward(harness: Harness) -> None:
     for _ in range(10):
         await harness.turn()
-    kind, strict = Oracle(), Oracle(lambda body: {"reward": 0.0})
-    with kind.at() as first, strict.at() as second:
-        settings = listening(harness, http(first, name="kind"), http(second, name="strict"))
+    first_source, second_source = ScriptedEndpoint(), ScriptedEndpoint(lambda body: {"reward": 0.0})
+    with first_source.serve() as first_url, second_source.serve() as second_url:
+        settings = settings_with_sources(harness, http(first_url, name="first"), http(second_url, name="second"))
         await curate(harness.db, settings)
         counts = await asyncio.gather(judge(harness.db, settings, "one"), judge(harness.db, settings, "two"))
     assert sum(counts) == len(await harness.all(Reward)) == 20
-    assert len(kind.heard) == len(strict.heard) == 10
+    assert len(first_source.requests) == len(second_source.requests) == 10
     assert [sample.reward for sample in await harness.all(Sample)] == [0.5] * 10
 
 
-async def test_a_key_is_sent_to_where_it_belongs(harness: Harness) -> None:
+async def test_an_endpoint_gets_its_own_key(harness: Harness) -> None:
     await harness.turn()
-    oracle = Oracle()
-    with oracle.at() as url:
+    endpoint = ScriptedEndpoint()
+    with endpoint.serve() as url:
         source = http(url, key="mine")
-        [judgement] = await judged(harness, listening(harness, source))
+        [judgement] = await run_judging(harness, settings_with_sources(harness, source))
         assert judgement.state == JudgementState.FAILED and "ATTUNE_SECRETS has no 'mine@127.0.0.1'" in judgement.reason
-        settings = listening(harness, source, secrets={"mine": SecretStr("sk-1")})
+        settings = settings_with_sources(harness, source, secrets={"mine": SecretStr("sk-1")})
         await harness.turn()
-        await judged(harness, settings)
-        assert oracle.keys == ["Bearer sk-1"]
+        await run_judging(harness, settings)
+        assert endpoint.keys == ["Bearer sk-1"]

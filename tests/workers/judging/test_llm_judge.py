@@ -1,4 +1,4 @@
-"""A language model as a judge: what it is asked, how its answers are read, and what comparisons come to."""
+"""LLM judges: their prompts, how their answers are read, and the rewards of comparisons."""
 
 import re
 from typing import Any
@@ -12,47 +12,62 @@ from alignment.config.rewards import RewardsConfig
 from alignment.signals.judge_prompts import SYSTEM
 from app.models import Judgement, JudgementState, Policy, Reward, Turn
 from tests.support.deployment import Harness
-from tests.support.judgements import Oracle, completion, due, graded, judged, listening
+from tests.support.engine_fixture import RunningEngine
+from tests.support.judgements import (
+    ScriptedEndpoint,
+    completion_response,
+    grade_response,
+    make_judgements_due,
+    run_judging,
+    settings_with_sources,
+)
 from tests.support.scripted_engine import ScriptedEngine
-from workers.feedback.curate import curate
+from workers.curate import curate
 from workers.judging.judge import judge
 
 
-def model(url: str, **fields: Any) -> dict[str, Any]:
+def judge_source(url: str, **fields: Any) -> dict[str, Any]:
     return {"type": "judge", "url": url, "model": "wise", **fields}
 
 
 async def test_a_grade_becomes_a_reward(harness: Harness) -> None:
     await harness.turn()
-    oracle = Oracle(lambda body: graded(4, "polite"))
-    with oracle.at() as url:
-        settings = listening(harness, model(url, rubric="Is it short?", key="j"), secrets={"j": SecretStr("sk-1")})
-        [judgement] = await judged(harness, settings)
+    endpoint = ScriptedEndpoint(lambda body: grade_response(4, "polite"))
+    with endpoint.serve() as url:
+        settings = settings_with_sources(
+            harness, judge_source(url, rubric="Is it short?", key="j"), secrets={"j": SecretStr("sk-1")}
+        )
+        [judgement] = await run_judging(harness, settings)
     assert (judgement.state, judgement.value) == (JudgementState.DONE, 0.5)
     assert judgement.details["explanation"] == "polite" and judgement.details["tokens"] == 123
     [reward] = await harness.all(Reward)
     assert (reward.source, reward.value) == ("judge", 0.5)
-    [asked] = oracle.heard
-    assert oracle.paths == ["/v1/chat/completions"] and oracle.keys == ["Bearer sk-1"]
-    assert (asked["model"], asked["temperature"], asked["stream"], asked["max_tokens"]) == ("wise", 0.0, False, 256)
-    schema = asked["response_format"]["json_schema"]
+    [request] = endpoint.requests
+    assert endpoint.paths == ["/v1/chat/completions"] and endpoint.keys == ["Bearer sk-1"]
+    assert (request["model"], request["temperature"], request["stream"], request["max_tokens"]) == (
+        "wise",
+        0.0,
+        False,
+        256,
+    )
+    schema = request["response_format"]["json_schema"]
     assert schema["strict"] and schema["schema"]["properties"]["grade"] == {"type": "integer", "enum": [1, 2, 3, 4, 5]}
-    said = asked["messages"][1]["content"]
-    assert "Is it short?" in said and '{"role": "user", "content": "hi"}' in said
-    assert '{"role": "reply", "content": "hello"}' in said
+    prompt = request["messages"][1]["content"]
+    assert "Is it short?" in prompt and '{"role": "user", "content": "hi"}' in prompt
+    assert '{"role": "reply", "content": "hello"}' in prompt
 
 
 @pytest.mark.parametrize(("grade", "value"), [(1, -1.0), (2, -0.5), (3, 0.0), (4, 0.5), (5, 1.0)])
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_grades_lie_between_minus_one_and_one(harness: Harness, grade: int, value: float) -> None:
+async def test_grades_become_rewards_between_minus_one_and_one(harness: Harness, grade: int, value: float) -> None:
     await harness.turn()
-    with Oracle(lambda body: graded(grade)).at() as url:
-        [judgement] = await judged(harness, listening(harness, model(url)))
+    with ScriptedEndpoint(lambda body: grade_response(grade)).serve() as url:
+        [judgement] = await run_judging(harness, settings_with_sources(harness, judge_source(url)))
     assert judgement.value == value
 
 
 @pytest.mark.parametrize(
-    ("given", "path"),
+    ("suffix", "path"),
     [
         ("", "/v1/chat/completions"),
         ("/", "/v1/chat/completions"),
@@ -63,90 +78,94 @@ async def test_grades_lie_between_minus_one_and_one(harness: Harness, grade: int
     ],
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_a_url_is_good_with_and_without_v1(harness: Harness, given: str, path: str) -> None:
+async def test_the_url_may_be_with_or_without_v1(harness: Harness, suffix: str, path: str) -> None:
     await harness.turn()
-    oracle = Oracle(lambda body: graded(5))
-    with oracle.at() as url:
-        await judged(harness, listening(harness, model(url + given)))
-    assert oracle.paths == [path]
+    endpoint = ScriptedEndpoint(lambda body: grade_response(5))
+    with endpoint.serve() as url:
+        await run_judging(harness, settings_with_sources(harness, judge_source(url + suffix)))
+    assert endpoint.paths == [path]
 
 
-async def test_an_endpoint_that_knows_no_schema_is_asked_without_one(harness: Harness) -> None:
+async def test_an_endpoint_without_response_formats_is_asked_without_one(harness: Harness) -> None:
     await harness.turn()
 
     def answer(body: dict[str, Any]) -> Any:
         if "response_format" in body:
             return JSONResponse({"error": "response_format is not supported"}, 400)
-        return completion('Let me see.\n```json\n{"grade": 2, "reason": "rude"}\n```')
+        return completion_response('Let me see.\n```json\n{"grade": 2, "reason": "rude"}\n```')
 
-    oracle = Oracle(answer)
-    with oracle.at() as url:
-        [judgement] = await judged(harness, listening(harness, model(url)))
-    assert (judgement.value, judgement.details["explanation"], judgement.details["asks"]) == (-0.5, "rude", 3)
-    assert ["max_completion_tokens" in body for body in oracle.heard] == [False, True, False]
+    endpoint = ScriptedEndpoint(answer)
+    with endpoint.serve() as url:
+        [judgement] = await run_judging(harness, settings_with_sources(harness, judge_source(url)))
+    assert (judgement.value, judgement.details["explanation"], judgement.details["requests"]) == (-0.5, "rude", 3)
+    assert ["max_completion_tokens" in body for body in endpoint.requests] == [False, True, False]
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("answer", "reason"),
     [
-        (completion("It deserves a five."), "its answer has no JSON with 'grade'"),
-        (completion('{"grade": 6, "reason": "wow"}'), "its answer has no JSON with 'grade'"),
-        (completion('{"grade": true}'), "its answer has no JSON with 'grade'"),
-        (completion('{"reason": "it is so', "length"), "its answer was cut at max_tokens (256)"),
-        ({"choices": []}, "its answer is no chat completion"),
+        (completion_response("It deserves a five."), "its answer has no JSON with 'grade'"),
+        (completion_response('{"grade": 6, "reason": "wow"}'), "its answer has no JSON with 'grade'"),
+        (completion_response('{"grade": true}'), "its answer has no JSON with 'grade'"),
+        (completion_response('{"reason": "it is so', "length"), "its answer was cut at max_tokens (256)"),
+        ({"choices": []}, "its answer is not a chat completion"),
         ({"choices": [{"message": {"content": None}}]}, "its answer has no text"),
-        ([], "its answer is no chat completion"),
+        ([], "its answer is not a chat completion"),
         (JSONResponse({"error": "no"}, 422), "it refused every form of the question"),
         (JSONResponse({"error": "no"}, 503), "it answered 503"),
     ],
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_what_is_no_grade_is_a_failure_with_its_reason(harness: Harness, told: Any, reason: str) -> None:
+async def test_an_answer_without_a_grade_fails_with_a_reason(harness: Harness, answer: Any, reason: str) -> None:
     await harness.turn()
-    with Oracle(lambda body: told).at() as url:
-        [judgement] = await judged(harness, listening(harness, model(url), max_attempts=1))
+    with ScriptedEndpoint(lambda body: answer).serve() as url:
+        [judgement] = await run_judging(harness, settings_with_sources(harness, judge_source(url), max_attempts=1))
     assert judgement.state == JudgementState.FAILED and judgement.reason.startswith(reason)
     assert await harness.all(Reward) == []
 
 
-async def test_a_judge_that_finds_no_end_to_its_reasons_is_asked_for_the_grade_alone(harness: Harness) -> None:
+async def test_a_judge_whose_reason_is_truncated_is_asked_for_the_grade_only(harness: Harness) -> None:
     await harness.turn()
 
     def answer(body: dict[str, Any]) -> dict[str, Any]:
-        reasons = "reason" in body["response_format"]["json_schema"]["schema"]["properties"]
-        return completion('{"reason": "well, well, well', "length") if reasons else completion('{"grade": 4}')
+        has_reason = "reason" in body["response_format"]["json_schema"]["schema"]["properties"]
+        return (
+            completion_response('{"reason": "well, well, well', "length")
+            if has_reason
+            else completion_response('{"grade": 4}')
+        )
 
-    with Oracle(answer).at() as url:
-        [judgement] = await judged(harness, listening(harness, model(url)))
-    assert (judgement.value, judgement.details["asks"]) == (0.5, 2)
+    with ScriptedEndpoint(answer).serve() as url:
+        [judgement] = await run_judging(harness, settings_with_sources(harness, judge_source(url)))
+    assert (judgement.value, judgement.details["requests"]) == (0.5, 2)
 
 
 async def test_a_turn_without_a_reply_is_not_graded(harness: Harness) -> None:
     await harness.turn(reply=None, state="failed", finish_reason="error")
-    oracle = Oracle()
-    with oracle.at() as url:
-        [judgement] = await judged(harness, listening(harness, model(url)))
+    endpoint = ScriptedEndpoint()
+    with endpoint.serve() as url:
+        [judgement] = await run_judging(harness, settings_with_sources(harness, judge_source(url)))
     assert (judgement.state, judgement.reason) == (JudgementState.SKIPPED, "there is no reply to judge")
-    assert oracle.heard == []
+    assert endpoint.requests == []
 
 
-def better(*order: str) -> Any:
-    """A judge with a taste: of two replies the one that comes first here."""
+def prefer(*order: str) -> Any:
+    """Return a judge that prefers the reply that comes first in `order`."""
 
     def answer(body: dict[str, Any]) -> dict[str, Any]:
-        shown = [orjson.loads(line) for line in re.findall(r'^\{"role": "reply .*$', said(body), re.M)]
+        shown = [orjson.loads(line) for line in re.findall(r'^\{"role": "reply .*$', read_prompt(body), re.M)]
         a, b = (order.index(line["content"]) for line in shown)
-        return completion(orjson.dumps({"reason": "taste", "better": "A" if a < b else "B"}).decode())
+        return completion_response(orjson.dumps({"reason": "taste", "better": "A" if a < b else "B"}).decode())
 
     return answer
 
 
-def said(body: dict[str, Any]) -> str:
+def read_prompt(body: dict[str, Any]) -> str:
     text: str = body["messages"][1]["content"]
     return text
 
 
-async def choices(harness: Harness, *replies: str) -> list[Turn]:
+async def create_choices(harness: Harness, *replies: str) -> list[Turn]:
     turns: list[Turn] = []
     for index, reply in enumerate(replies):
         first = {"completion_id": turns[0].id, "choice_index": index} if turns else {}
@@ -155,105 +174,141 @@ async def choices(harness: Harness, *replies: str) -> list[Turn]:
 
 
 async def test_replies_are_compared_in_both_orders(harness: Harness) -> None:
-    turns = await choices(harness, "fine", "poor", "best")
-    oracle = Oracle(better("best", "fine", "poor"))
-    with oracle.at() as url:
-        found = {row.turn_id: row for row in await judged(harness, listening(harness, model(url, compare=True)))}
-    assert [found[turn.id].value for turn in turns] == [0.0, -1.0, 1.0]
+    turns = await create_choices(harness, "fine", "poor", "best")
+    endpoint = ScriptedEndpoint(prefer("best", "fine", "poor"))
+    with endpoint.serve() as url:
+        judgements = {
+            row.turn_id: row
+            for row in await run_judging(harness, settings_with_sources(harness, judge_source(url, compare=True)))
+        }
+    assert [judgements[turn.id].value for turn in turns] == [0.0, -1.0, 1.0]
     assert {reward.turn_id: reward.value for reward in await harness.all(Reward)} == {
         turns[0].id: 0.0,
         turns[1].id: -1.0,
         turns[2].id: 1.0,
     }
-    assert len(oracle.heard) == 6 == sum(row.details["asks"] for row in found.values())
-    shown = [tuple(re.findall(r'"role": "reply [AB]", "content": "(\w+)"', said(body))) for body in oracle.heard]
+    assert len(endpoint.requests) == 6 == sum(row.details["requests"] for row in judgements.values())
+    shown = [
+        tuple(re.findall(r'"role": "reply [AB]", "content": "(\w+)"', read_prompt(body))) for body in endpoint.requests
+    ]
     assert len(set(shown)) == 6 and all((b, a) in shown for a, b in shown)
 
 
-async def test_a_judge_that_prefers_a_place_says_nothing(harness: Harness) -> None:
-    await choices(harness, "one", "two")
-    oracle = Oracle(lambda body: completion('{"reason": "the first", "better": "A"}'))
-    with oracle.at() as url:
-        rows = await judged(harness, listening(harness, model(url, compare=True)))
-    assert [row.value for row in rows] == [0.0, 0.0] and len(oracle.heard) == 2
+async def test_a_judge_that_prefers_a_position_gives_a_tie(harness: Harness) -> None:
+    await create_choices(harness, "one", "two")
+    endpoint = ScriptedEndpoint(lambda body: completion_response('{"reason": "the first", "better": "A"}'))
+    with endpoint.serve() as url:
+        rows = await run_judging(harness, settings_with_sources(harness, judge_source(url, compare=True)))
+    assert [row.value for row in rows] == [0.0, 0.0] and len(endpoint.requests) == 2
 
 
-async def test_equal_replies_are_a_tie_that_nobody_is_asked_about(harness: Harness) -> None:
-    await choices(harness, "same", "same")
-    oracle = Oracle()
-    with oracle.at() as url:
-        rows = await judged(harness, listening(harness, model(url, compare=True)))
-    assert [row.value for row in rows] == [0.0, 0.0] and oracle.heard == []
+async def test_equal_replies_are_a_tie_without_asking_the_judge(harness: Harness) -> None:
+    await create_choices(harness, "same", "same")
+    endpoint = ScriptedEndpoint()
+    with endpoint.serve() as url:
+        rows = await run_judging(harness, settings_with_sources(harness, judge_source(url, compare=True)))
+    assert [row.value for row in rows] == [0.0, 0.0] and endpoint.requests == []
 
 
 async def test_a_judge_sees_neither_versions_nor_ids_nor_names(harness: Harness) -> None:
-    turns = await choices(harness, "one", "two")
-    oracle = Oracle(better("one", "two"))
-    with oracle.at() as url:
-        await judged(harness, listening(harness, model(url, compare=True), model(url, name="grader")))
-    assert len(oracle.heard) == 4
-    for body in oracle.heard:
+    turns = await create_choices(harness, "one", "two")
+    endpoint = ScriptedEndpoint(prefer("one", "two"))
+    with endpoint.serve() as url:
+        await run_judging(
+            harness, settings_with_sources(harness, judge_source(url, compare=True), judge_source(url, name="grader"))
+        )
+    assert len(endpoint.requests) == 4
+    for body in endpoint.requests:
         raw = orjson.dumps(body).decode()
-        assert not any(word in raw for word in (turns[0].id, turns[1].id, turns[0].version_id, "shop", "@v"))
+        assert not any(text in raw for text in (turns[0].id, turns[1].id, turns[0].version_id, "shop", "@v"))
 
 
-async def test_where_a_reply_is_still_being_made_the_others_wait(harness: Harness) -> None:
-    turns = await choices(harness, "one", "two")
-    oracle = Oracle(better("one", "two"))
+async def test_a_comparison_waits_for_open_replies(harness: Harness) -> None:
+    turns = await create_choices(harness, "one", "two")
+    endpoint = ScriptedEndpoint(prefer("one", "two"))
     async with harness.db.write() as session:
         (await session.get_one(Turn, turns[1].id)).state = "open"
-    with oracle.at() as url:
-        settings = listening(harness, model(url, compare=True))
-        [judgement] = await judged(harness, settings)
-        assert (judgement.state, judgement.attempt) == (JudgementState.OPEN, 0) and oracle.heard == []
+    with endpoint.serve() as url:
+        settings = settings_with_sources(harness, judge_source(url, compare=True))
+        [judgement] = await run_judging(harness, settings)
+        assert (judgement.state, judgement.attempt) == (JudgementState.OPEN, 0) and endpoint.requests == []
         async with harness.db.write() as session:
             (await session.get_one(Turn, turns[1].id)).state = "done"
         await curate(harness.db, settings)
-        await due(harness)
+        await make_judgements_due(harness)
         await judge(harness.db, settings, "me")
     assert sorted(row.value for row in await harness.all(Judgement)) == [-1.0, 1.0]
 
 
-async def test_a_comparison_that_fails_half_way_is_made_again_as_a_whole(harness: Harness) -> None:
-    await choices(harness, "one", "two")
-    oracle = Oracle(lambda body: better("one", "two")(body) if len(oracle.heard) != 2 else {"choices": []})
-    with oracle.at() as url:
-        settings = listening(harness, model(url, compare=True))
-        assert {row.state for row in await judged(harness, settings)} == {JudgementState.OPEN}
+async def test_a_comparison_that_fails_is_retried_as_a_whole(harness: Harness) -> None:
+    await create_choices(harness, "one", "two")
+    endpoint = ScriptedEndpoint(
+        lambda body: prefer("one", "two")(body) if len(endpoint.requests) != 2 else {"choices": []}
+    )
+    with endpoint.serve() as url:
+        settings = settings_with_sources(harness, judge_source(url, compare=True))
+        assert {row.state for row in await run_judging(harness, settings)} == {JudgementState.OPEN}
         assert await harness.all(Reward) == []
-        await due(harness)
+        await make_judgements_due(harness)
         await judge(harness.db, settings, "me")
-    assert sorted(row.value for row in await harness.all(Judgement)) == [-1.0, 1.0] and len(oracle.heard) == 4
+    assert sorted(row.value for row in await harness.all(Judgement)) == [-1.0, 1.0] and len(endpoint.requests) == 4
 
 
-async def test_attunes_own_api_may_be_the_judge(harness: Harness, served: str, scripted: ScriptedEngine) -> None:
-    """Its questions become turns of their own, which nobody is asked about: else they would breed."""
+async def test_the_api_of_attune_may_be_the_judge(harness: Harness, served: str, scripted: ScriptedEngine) -> None:
+    """Its prompts become turns of their own. No source is asked about them, or they would multiply."""
     await harness.turn()
-    scripted.say = '{"reason": "it greets", "grade": 5}'
-    source = model(served, model="shop", key="attune")
-    settings = listening(harness, source, secrets={"attune": SecretStr(harness.key)})
-    [judgement] = await judged(harness, settings)
+    scripted.reply_text = '{"reason": "it greets", "grade": 5}'
+    source = judge_source(served, model="shop", key="attune")
+    settings = settings_with_sources(harness, source, secrets={"attune": SecretStr(harness.key)})
+    [judgement] = await run_judging(harness, settings)
     assert (judgement.state, judgement.value) == (JudgementState.DONE, 1.0)
-    [heard] = scripted.heard
-    assert heard["response_format"]["type"] == "json_schema" and heard["messages"][0]["content"] == SYSTEM
-    rows = await judged(harness, settings)
+    [request] = scripted.requests
+    assert request["response_format"]["type"] == "json_schema" and request["messages"][0]["content"] == SYSTEM
+    rows = await run_judging(harness, settings)
     assert sorted(row.state for row in rows) == [JudgementState.DONE, JudgementState.SKIPPED]
-    assert len(await harness.all(Turn)) == 2 and len(scripted.heard) == 1
+    assert len(await harness.all(Turn)) == 2 and len(scripted.requests) == 1
 
 
-async def test_a_policys_own_rewards_send_a_key_only_to_the_host_it_is_bound_to(harness: Harness) -> None:
-    oracle = Oracle(lambda body: graded(5))
-    with oracle.at() as url:
-        config = RewardsConfig.model_validate({"sources": [model(url, key="j")]})
+async def test_the_rewards_of_a_policy_send_a_key_only_to_the_host_it_is_bound_to(harness: Harness) -> None:
+    endpoint = ScriptedEndpoint(lambda body: grade_response(5))
+    with endpoint.serve() as url:
+        config = RewardsConfig.model_validate({"sources": [judge_source(url, key="j")]})
         async with harness.db.write() as session:
             (await session.get_one(Policy, (await harness.policy()).id)).rewards = config.model_dump(mode="json")
         await harness.turn()
-        [judgement] = await judged(
-            harness, listening(harness, secrets={"j": SecretStr("sk-1")}, private_hosts=["127.0.0.1"])
+        [judgement] = await run_judging(
+            harness, settings_with_sources(harness, secrets={"j": SecretStr("sk-1")}, private_hosts=["127.0.0.1"])
         )
-        assert judgement.state == JudgementState.FAILED and oracle.heard == []
+        assert judgement.state == JudgementState.FAILED and endpoint.requests == []
         await harness.turn()
-        await judged(
-            harness, listening(harness, secrets={"j@127.0.0.1": SecretStr("sk-2")}, private_hosts=["127.0.0.1"])
+        await run_judging(
+            harness,
+            settings_with_sources(harness, secrets={"j@127.0.0.1": SecretStr("sk-2")}, private_hosts=["127.0.0.1"]),
         )
-    assert oracle.keys == ["Bearer sk-2"]
+    assert endpoint.keys == ["Bearer sk-2"]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_an_engine_follows_the_schema(harness: Harness, engine: RunningEngine) -> None:
+    """The real SGLang as the endpoint. It tests the protocol; the model is too small to judge."""
+    await harness.turn()
+    source = {
+        "type": "judge",
+        "url": engine.spec.url,
+        "model": "base",
+        "key": "engine",
+        "rubric": "Is it kind?",
+        "max_tokens": 64,
+        "timeout_seconds": 120,
+    }
+    settings = settings_with_sources(
+        harness, source, secrets={"engine": SecretStr(engine.spec.api_key)}, lease_seconds=20.0
+    )
+    [judgement] = await run_judging(harness, settings)
+    assert judgement.state == JudgementState.DONE, judgement.reason
+    assert judgement.value in (-1.0, -0.5, 0.0, 0.5, 1.0)
+    assert judgement.details["requests"] <= 2, (
+        "the schema is accepted, with a reason or (if it is truncated) for the grade only"
+    )
+    assert judgement.details["tokens"] > 0

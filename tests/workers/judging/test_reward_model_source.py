@@ -1,4 +1,4 @@
-"""From turn to sample: what a reward model makes of replies that nobody has judged, with a trainer in this process."""
+"""The reward model as a source: it scores replies without feedback, with a trainer in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,49 +22,56 @@ from app.models import (
     Turn,
 )
 from tests.support.deployment import Harness
-from tests.support.human_feedback import DISPLEASES, PLEASES, learning, model, said, spoken
-from tests.support.judgements import due
+from tests.support.human_feedback import (
+    DISLIKED_TOKEN,
+    LIKED_TOKEN,
+    add_rating,
+    create_rated_turns,
+    create_reward_model,
+    settings_with_reward_model,
+)
+from tests.support.judgements import make_judgements_due
 from tests.workers.training.test_loop import Rank
 from workers.context import WorkerContext
-from workers.feedback.curate import curate
+from workers.curate import curate
 from workers.judging.judge import judge
 from workers.judging.sources import reward_model
 from workers.reconcile import reconcile
 from workers.training import batches, loop
-from workers.training.ranks import Broken, Group
+from workers.training.ranks import RankGroup, RankGroupFailed
 
 
 @pytest.fixture
 async def rank(harness: Harness) -> AsyncIterator[Rank]:
-    settings = learning(harness, window_seconds=3600, refit_after=1000)
+    settings = settings_with_reward_model(harness, window_seconds=3600, refit_after=1000)
     with ThreadPoolExecutor(1) as thread:
-        group = await asyncio.get_running_loop().run_in_executor(thread, Group, settings)
+        group = await asyncio.get_running_loop().run_in_executor(thread, RankGroup, settings)
         rank = Rank(WorkerContext(settings), group, thread)
         yield rank
-        thread.submit(lambda: rank.house.run(rank.house.db.close())).result()
+        thread.submit(lambda: rank.context.run(rank.context.db.close())).result()
 
 
-async def replied(harness: Harness, end: int, **values: Any) -> Turn:
-    return await harness.turn(prompt_ids=[310, 320, 330], output_ids=[340, end], **values)
+async def create_turn(harness: Harness, last_token: int, **values: Any) -> Turn:
+    return await harness.turn(prompt_ids=[310, 320, 330], output_ids=[340, last_token], **values)
 
 
-def answering(rank: Rank, value: float = 0.8) -> list[int]:
-    """Scores that a model would give, without one; and how many replies were asked about each time."""
-    asked: list[int] = []
+def fake_scores(rank: Rank, value: float = 0.8) -> list[int]:
+    """Return the number of replies of each forward pass, and answer each with `value` instead of a model's score."""
+    batch_sizes: list[int] = []
 
-    def lead(order: dict[str, Any]) -> dict[str, Any]:
-        count = len(PreferenceDataset.from_bytes(order["replies"]).replies)
-        asked.append(count)
-        return {"values": [value] * count}
+    def run(command: dict[str, Any]) -> dict[str, Any]:
+        count = len(PreferenceDataset.from_bytes(command["replies"]).replies)
+        batch_sizes.append(count)
+        return {"scores": [value] * count}
 
-    rank.group.lead = lead  # type: ignore[method-assign]
-    return asked
+    rank.group.run = run  # type: ignore[method-assign]
+    return batch_sizes
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_from_words_to_a_model_to_rewards_to_samples_to_silence(harness: Harness, rank: Rank) -> None:
-    settings = rank.house.settings
-    await spoken(harness, 160)
+async def test_from_feedback_to_a_model_to_rewards_until_it_is_disabled(harness: Harness, rank: Rank) -> None:
+    settings = rank.context.settings
+    await create_rated_turns(harness, 160)
     await reconcile(harness.db, settings)
     assert await rank.work() == 1
     [row] = await harness.all(RewardModel)
@@ -73,180 +80,182 @@ async def test_from_words_to_a_model_to_rewards_to_samples_to_silence(harness: H
     directory = Path(row.path)
     assert directory.parent.parent == settings.reward_models_dir and directory.name == "rm-1.1"
 
-    good, bad = await replied(harness, PLEASES), await replied(harness, DISPLEASES)
+    good, bad = await create_turn(harness, LIKED_TOKEN), await create_turn(harness, DISLIKED_TOKEN)
     await curate(harness.db, settings)
-    assert await judge(harness.db, settings, "judge") == 0, "the judges leave it to the trainer"
-    assert await rank.work() == 1 + (reward_model.AT_ONCE < 160) * 2  # the turns that people judged are scored as well
-    told = {one.turn_id: one for one in await harness.all(Judgement)}
-    assert told[good.id].state == told[bad.id].state == JudgementState.DONE
-    assert told[good.id].value > 0 > told[bad.id].value
-    assert told[good.id].details["reward_model"] == row.id
-    rewards = {one.turn_id: one for one in await harness.all(Reward) if one.origin == "learned"}
-    assert rewards[good.id].value == told[good.id].value and rewards[good.id].rater is None
+    assert await judge(harness.db, settings, "judge") == 0, "the judge stage leaves them to the trainer"
+    assert await rank.work() == 1 + (reward_model.MAX_TURNS < 160) * 2  # the turns with ratings are scored as well
+    judgements = {one.turn_id: one for one in await harness.all(Judgement)}
+    assert judgements[good.id].state == judgements[bad.id].state == JudgementState.DONE
+    assert judgements[good.id].value > 0 > judgements[bad.id].value
+    assert judgements[good.id].details["reward_model"] == row.id
+    rewards = {one.turn_id: one for one in await harness.all(Reward) if one.reward_source == "learned"}
+    assert rewards[good.id].value == judgements[good.id].value and rewards[good.id].rater is None
     samples = {one.turn_id: one for one in await harness.all(Sample)}
-    assert samples[good.id].reward == told[good.id].value and samples[good.id].state == SampleState.OPEN
-    assert samples[good.id].ready_at < told[good.id].settled_at + 5, "every source has spoken: it need not wait"
+    assert samples[good.id].reward == judgements[good.id].value and samples[good.id].state == SampleState.OPEN
+    assert samples[good.id].ready_at < judgements[good.id].settled_at + 5, "every source has answered, so it is ready"
 
-    # Tastes change: people now say the contrary of what it learned.
-    turns = [await replied(harness, PLEASES if number % 2 else DISPLEASES) for number in range(40)]
+    # People's preferences change: they now contradict what the model learned.
+    turns = [await create_turn(harness, LIKED_TOKEN if number % 2 else DISLIKED_TOKEN) for number in range(40)]
     await curate(harness.db, settings)
     await rank.work()
     for number, turn in enumerate(turns):
-        await said(harness, turn, -1.0 if number % 2 else 1.0, f"later-{number}")
+        await add_rating(harness, turn, -1.0 if number % 2 else 1.0, f"later-{number}")
     await reconcile(harness.db, settings)
     states = {one.number: one.state for one in await harness.all(RewardModel)}
     assert states == {1: "disabled", 2: "open"}
-    last = await replied(harness, PLEASES)
+    last = await create_turn(harness, LIKED_TOKEN)
     await curate(harness.db, settings)
     await rank.work()
-    told = {one.turn_id: one for one in await harness.all(Judgement)}
-    assert told[last.id].state == JudgementState.SKIPPED or told[last.id].details["number"] == 2
+    judgements = {one.turn_id: one for one in await harness.all(Judgement)}
+    assert judgements[last.id].state == JudgementState.SKIPPED or judgements[last.id].details["number"] == 2
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 async def test_a_batch_does_not_wait_for_a_fit(harness: Harness, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    await spoken(harness, 160)
-    await reconcile(harness.db, rank.house.settings)
-    heard: list[str] = []
-    obey, batch = rank.group.obey, SimpleNamespace(adapter_name="shop-v1")
+    await create_rated_turns(harness, 160)
+    await reconcile(harness.db, rank.context.settings)
+    commands: list[str] = []
+    execute, batch = rank.group.execute, SimpleNamespace(adapter_name="shop-v1")
 
-    def obeyed(order: dict[str, Any]) -> dict[str, Any]:
-        heard.append(order["do"])
-        return obey(order)
+    def record_command(command: dict[str, Any]) -> dict[str, Any]:
+        commands.append(command["action"])
+        return execute(command)
 
-    async def claim(*given: Any) -> Any:  # a batch comes when the fit has made its first steps
-        return batch if heard.count("advance") == 1 and "batch" not in heard else None
+    async def claim(*args: Any) -> Any:  # a batch arrives after the first steps of the fit
+        return batch if commands.count("advance_fit") == 1 and "batch" not in commands else None
 
-    monkeypatch.setattr(rank.group, "obey", obeyed)
+    monkeypatch.setattr(rank.group, "execute", record_command)
     monkeypatch.setattr(batches, "claim", claim)
-    monkeypatch.setattr(loop, "train", lambda *given: heard.append("batch"))
+    monkeypatch.setattr(loop, "train_batch", lambda *args: commands.append("batch"))
     assert await rank.work() == 1
-    assert heard[:4] == ["begin", "advance", "batch", "advance"] and heard[-1] == "finish"
+    assert commands[:4] == ["begin_fit", "advance_fit", "batch", "advance_fit"] and commands[-1] == "finish_fit"
     assert [row.state for row in await harness.all(RewardModel)] == ["serving"]
 
 
-async def test_without_one_that_serves_nobody_waits(harness: Harness, rank: Rank) -> None:
-    turn = await replied(harness, PLEASES)
-    await curate(harness.db, rank.house.settings)
+async def test_without_a_serving_model_judgements_are_skipped(harness: Harness, rank: Rank) -> None:
+    turn = await create_turn(harness, LIKED_TOKEN)
+    await curate(harness.db, rank.context.settings)
     assert await rank.work() == 1
-    [told] = await harness.all(Judgement)
-    assert (told.turn_id, told.state, told.reason) == (turn.id, JudgementState.SKIPPED, reward_model.NONE_SERVES)
-    await model(harness, RewardModelState.DISABLED, reason="it is odd")
-    await replied(harness, PLEASES)
-    await curate(harness.db, rank.house.settings)
+    [judgement] = await harness.all(Judgement)
+    assert (judgement.turn_id, judgement.state, judgement.reason) == (
+        turn.id,
+        JudgementState.SKIPPED,
+        reward_model.NOT_SERVING,
+    )
+    await create_reward_model(harness, RewardModelState.DISABLED, reason="it is odd")
+    await create_turn(harness, LIKED_TOKEN)
+    await curate(harness.db, rank.context.settings)
     assert await rank.work() == 1
     assert {one.reason for one in await harness.all(Judgement)} == {
-        reward_model.NONE_SERVES,
-        "the reward model is silenced: it is odd",
+        reward_model.NOT_SERVING,
+        "the reward model is disabled: it is odd",
     }
 
 
-async def test_many_turns_are_scored_at_once_and_those_that_may_not_be_are_not(harness: Harness, rank: Rank) -> None:
-    await model(harness)
-    asked = answering(rank)
+async def test_turns_are_scored_together_without_those_that_may_not_be(harness: Harness, rank: Rank) -> None:
+    await create_reward_model(harness)
+    batch_sizes = fake_scores(rank)
     async with harness.db.write() as session:
         policy = await harness.policy()
         key = ApiKey(id="key-1", project_id=policy.project_id, prefix="p", sha256="x", scopes=["chat"], train=False)
         session.add(key)
-    turns = [await replied(harness, PLEASES) for _ in range(5)]
-    silent = await replied(harness, PLEASES, key_id="key-1")
-    unread = await replied(harness, PLEASES)
-    own = await replied(harness, PLEASES)
-    await curate(harness.db, rank.house.settings)
+    turns = [await create_turn(harness, LIKED_TOKEN) for _ in range(5)]
+    no_consent = await create_turn(harness, LIKED_TOKEN, key_id="key-1")
+    no_tokens = await create_turn(harness, LIKED_TOKEN)
+    deleted = await create_turn(harness, LIKED_TOKEN)
+    await curate(harness.db, rank.context.settings)
     async with harness.db.write() as session:
-        (await session.get_one(Turn, unread.id)).output_ids = None
-        (await session.get_one(Turn, own.id)).deleted_at = 1.0
+        (await session.get_one(Turn, no_tokens.id)).output_ids = None
+        (await session.get_one(Turn, deleted.id)).deleted_at = 1.0
     assert await rank.work() == 1
-    assert asked == [5]
-    told = {one.turn_id: (one.state, one.reason) for one in await harness.all(Judgement)}
-    assert {told[turn.id] for turn in turns} == {("done", None)}
-    assert told[silent.id] == ("skipped", "no consent to train")
-    assert told[unread.id] == ("skipped", "there is no reply to judge")
-    assert told[own.id] == ("skipped", "the turn is deleted")
+    assert batch_sizes == [5]
+    judgements = {one.turn_id: (one.state, one.reason) for one in await harness.all(Judgement)}
+    assert {judgements[turn.id] for turn in turns} == {("done", None)}
+    assert judgements[no_consent.id] == ("skipped", "no consent to train")
+    assert judgements[no_tokens.id] == ("skipped", "there is no reply to judge")
+    assert judgements[deleted.id] == ("skipped", "the turn is deleted")
     assert {one.turn_id for one in await harness.all(Reward)} == {turn.id for turn in turns}
 
 
-async def test_a_person_who_says_the_contrary_is_the_one_who_counts(harness: Harness, rank: Rank) -> None:
-    await model(harness)
-    answering(rank, 0.9)
-    turn = await replied(harness, PLEASES)
+async def test_the_feedback_of_a_person_overrules_the_model(harness: Harness, rank: Rank) -> None:
+    await create_reward_model(harness)
+    fake_scores(rank, 0.9)
+    turn = await create_turn(harness, LIKED_TOKEN)
     assert (await harness.thumb(turn.id, "down")).status_code == 201
-    await curate(harness.db, rank.house.settings)
+    await curate(harness.db, rank.context.settings)
     await rank.work()
     [sample] = await harness.all(Sample)
     assert sample.reward == -1.0
     assert (await harness.thumb(turn.id, "up")).status_code == 201
-    await curate(harness.db, rank.house.settings)
+    await curate(harness.db, rank.context.settings)
     [sample] = await harness.all(Sample)
     assert 0.9 < sample.reward < 1.0
 
 
-async def test_what_takes_the_trainer_down_is_taken_again_alone_and_given_up_in_the_end(
-    harness: Harness, rank: Rank
-) -> None:
-    await model(harness)
-    settings = rank.house.settings
-    turns = [await replied(harness, PLEASES) for _ in range(3)]
+async def test_a_turn_that_crashes_the_trainer_is_retried_alone_and_fails(harness: Harness, rank: Rank) -> None:
+    await create_reward_model(harness)
+    settings = rank.context.settings
+    turns = [await create_turn(harness, LIKED_TOKEN) for _ in range(3)]
     await curate(harness.db, settings)
-    asked: list[int] = []
+    batch_sizes: list[int] = []
 
-    def lead(order: dict[str, Any]) -> dict[str, Any]:
-        replies = PreferenceDataset.from_bytes(order["replies"]).replies
-        asked.append(len(replies))
+    def run(command: dict[str, Any]) -> dict[str, Any]:
+        replies = PreferenceDataset.from_bytes(command["replies"]).replies
+        batch_sizes.append(len(replies))
         if any(reply.turn_id == turns[0].id for reply in replies):
-            raise Broken("MemoryError: no more")
-        return {"values": [0.5] * len(replies)}
+            raise RankGroupFailed("MemoryError: no more")
+        return {"scores": [0.5] * len(replies)}
 
-    rank.group.lead = lead  # type: ignore[method-assign]
+    rank.group.run = run  # type: ignore[method-assign]
     for _ in range(3 * settings.max_attempts):
         try:
             await rank.work()
-        except Broken:
-            await due(harness)
-    told = {one.turn_id: (one.state, one.reason) for one in await harness.all(Judgement)}
-    assert told[turns[0].id] == ("failed", "the trainer did not live to score it, 3 times")
-    assert {told[turn.id] for turn in turns[1:]} == {("done", None)}
-    assert asked[0] == 3 and set(asked[1:]) == {1}
+        except RankGroupFailed:
+            await make_judgements_due(harness)
+    judgements = {one.turn_id: (one.state, one.reason) for one in await harness.all(Judgement)}
+    assert judgements[turns[0].id] == ("failed", "the trainer stopped before it scored the reply, 3 times")
+    assert {judgements[turn.id] for turn in turns[1:]} == {("done", None)}
+    assert batch_sizes[0] == 3 and set(batch_sizes[1:]) == {1}
 
 
-async def test_a_model_whose_files_are_gone_is_silenced_and_fitted_anew(harness: Harness, rank: Rank) -> None:
-    row = await model(harness)
-    turn = await replied(harness, PLEASES)
-    await curate(harness.db, rank.house.settings)
+async def test_a_model_without_files_is_disabled_and_fitted_again(harness: Harness, rank: Rank) -> None:
+    row = await create_reward_model(harness)
+    turn = await create_turn(harness, LIKED_TOKEN)
+    await curate(harness.db, rank.context.settings)
     await rank.work()
-    told = {one.number: (one.state, one.reason) for one in await harness.all(RewardModel)}
-    assert told[row.number][0] == "disabled" and "manifest.json" in told[row.number][1]
-    assert told[row.number + 1][0] == "refused", "nobody has said anything to learn from"
+    models = {one.number: (one.state, one.reason) for one in await harness.all(RewardModel)}
+    assert models[row.number][0] == "disabled" and "manifest.json" in models[row.number][1]
+    assert models[row.number + 1][0] == "refused", "there is no feedback to train on"
     [judgement] = await harness.all(Judgement)
     assert (judgement.turn_id, judgement.state) == (turn.id, JudgementState.SKIPPED)
 
 
-async def test_of_two_trainers_the_late_one_s_score_is_not_kept(harness: Harness, rank: Rank) -> None:
-    await model(harness)
-    settings = rank.house.settings
-    await replied(harness, PLEASES)
+async def test_scores_under_a_lost_lease_are_not_recorded(harness: Harness, rank: Rank) -> None:
+    await create_reward_model(harness)
+    settings = rank.context.settings
+    await create_turn(harness, LIKED_TOKEN)
     await curate(harness.db, settings)
-    late = await reward_model.claim(harness.db, "late", settings)
-    assert late is not None and await reward_model.claim(harness.db, "second", settings) is None
-    await due(harness)
-    again = await reward_model.claim(harness.db, "second", settings)
-    assert again is not None
-    [turn_id] = set(again.turns.values())
-    assert await reward_model.settle(harness.db, settings, again, {turn_id: 0.5}, 0.1) == 1
-    assert await reward_model.settle(harness.db, settings, late, {turn_id: -0.5}, 0.1) == 0
+    first = await reward_model.claim_scoring_job(harness.db, "first", settings)
+    assert first is not None and await reward_model.claim_scoring_job(harness.db, "second", settings) is None
+    await make_judgements_due(harness)
+    second = await reward_model.claim_scoring_job(harness.db, "second", settings)
+    assert second is not None
+    [turn_id] = set(second.turn_ids.values())
+    assert await reward_model.record_scores(harness.db, settings, second, {turn_id: 0.5}, 0.1) == 1
+    assert await reward_model.record_scores(harness.db, settings, first, {turn_id: -0.5}, 0.1) == 0
     assert [one.value for one in await harness.all(Reward)] == [0.5]
 
 
-async def test_a_model_that_was_silenced_while_it_spoke_is_not_listened_to(harness: Harness, rank: Rank) -> None:
-    row = await model(harness)
-    settings = rank.house.settings
-    turn = await replied(harness, PLEASES)
+async def test_the_scores_of_a_model_disabled_meanwhile_are_not_used(harness: Harness, rank: Rank) -> None:
+    row = await create_reward_model(harness)
+    settings = rank.context.settings
+    turn = await create_turn(harness, LIKED_TOKEN)
     await curate(harness.db, settings)
-    claimed = await reward_model.claim(harness.db, "me", settings)
-    assert claimed is not None
+    job = await reward_model.claim_scoring_job(harness.db, "me", settings)
+    assert job is not None
     async with harness.db.write() as session:
         (await session.get_one(RewardModel, row.id)).state = RewardModelState.DISABLED
-    await reward_model.settle(harness.db, settings, claimed, {turn.id: 0.5}, 0.1)
-    [told] = await harness.all(Judgement)
-    assert (told.state, told.reason) == (JudgementState.SKIPPED, reward_model.SILENCED)
+    await reward_model.record_scores(harness.db, settings, job, {turn.id: 0.5}, 0.1)
+    [judgement] = await harness.all(Judgement)
+    assert (judgement.state, judgement.reason) == (JudgementState.SKIPPED, reward_model.DISABLED)
     assert await harness.all(Reward) == []

@@ -1,4 +1,4 @@
-"""The trainer's heartbeat: a quarter of the lease before each beat, the first one too."""
+"""The trainer's heartbeat waits a quarter of the lease before each renewal, the first one included."""
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -9,21 +9,21 @@ from workers.queue.heartbeat import Heartbeat
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_one_beat_that_fails_leaves_time_for_two_more(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    happened: list[str] = []
+def test_a_failed_renewal_leaves_time_for_two_more(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
 
     class Stop:
         def wait(self, seconds: float) -> bool:
-            happened.append(f"{seconds / settings.lease_seconds}")
-            return len(happened) > 5
+            events.append(f"{seconds / settings.lease_seconds}")
+            return len(events) > 5
 
-    async def beat(*given: object) -> None:
-        happened.append("beat")
-        if happened.count("beat") == 1:
-            raise OperationalError("UPDATE", {}, Exception("no word"))
+    async def renew(*args: object) -> None:
+        events.append("renew")
+        if events.count("renew") == 1:
+            raise OperationalError("UPDATE", {}, Exception("no answer"))
 
-    heart = Heartbeat(settings, Batch, {"bat-1": 1})
-    monkeypatch.setattr(heart, "_stop", Stop())
-    monkeypatch.setattr(heart, "_beat", beat)
-    heart._run()
-    assert happened == ["0.25", "beat", "0.25", "beat", "0.25", "beat", "0.25"]
+    heartbeat = Heartbeat(settings, Batch, {"bat-1": 1})
+    monkeypatch.setattr(heartbeat, "_stop", Stop())
+    monkeypatch.setattr(heartbeat, "_renew", renew)
+    heartbeat._run()
+    assert events == ["0.25", "renew", "0.25", "renew", "0.25", "renew", "0.25"]

@@ -1,4 +1,4 @@
-"""Proven → canary → live or taken back, by itself; and what is wanted is brought back to an engine that lacks it."""
+"""Watched canaries are promoted or rolled back; wanted versions are loaded again where missing."""
 
 import itertools
 from pathlib import Path
@@ -26,11 +26,11 @@ from app.models import (
 )
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
-from tests.workers.release.test_publish import flip, sealed, trained
+from tests.workers.release.test_publish import create_trained_version, export_values, flip
 from workers.reconcile import reconcile
 from workers.release import engine_inventory
 from workers.release.adapter_sync import sync_adapters
-from workers.release.canary import watch
+from workers.release.canary import check_canaries
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
 from workers.training.assemble import assemble
@@ -45,14 +45,14 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"canary": CONFIG})
 
 
-async def out(harness: Harness) -> Version:
-    """A version that has just gone out to a share."""
-    version = await trained(harness)
+async def start_canary(harness: Harness) -> Version:
+    """Publish a version as a canary."""
+    version = await create_trained_version(harness)
     await evaluate(harness.db, harness.settings, "test")
     return version
 
 
-async def hear(
+async def add_turns(
     harness: Harness,
     version: Version,
     good: int,
@@ -78,45 +78,43 @@ async def deployment(harness: Harness) -> Deployment:
     return row
 
 
-async def test_a_new_version_goes_out_to_a_share_first_and_learning_waits_for_it(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
+async def test_new_version_starts_as_a_canary_and_training_waits(harness: Harness, scripted: ScriptedEngine) -> None:
     base = await harness.serving()
-    version = await out(harness)
+    version = await start_canary(harness)
     assert (await harness.serving()).id == base.id
     home: Version = await harness.get(Version, version.id)
     assert home.state == VersionState.CANARY and "trained_to_served" in home.timings
     pointer = await deployment(harness)
     assert (pointer.canary_version_id, pointer.canary_share, pointer.canary_watched) == (version.id, 0.2, True)
-    await hear(harness, version, 4, 4)
+    await add_turns(harness, version, 4, 4)
     await reconcile(harness.db, harness.settings)
     assert (await deployment(harness)).canary_version_id == version.id, "nothing is decided yet"
     assert await assemble(harness.db, harness.settings) == 0
-    told = (await harness.api.get("/v1/policies/shop/training")).json()["missing"]
-    assert told == "shop@v1 is a canary: learning goes on when it is live, or taken back."
+    told = (await harness.api.get("/v1/policies/shop/training")).json()["waiting_for"]
+    assert told == "shop@v1 is a canary: learning continues when it is live or rolled back."
 
 
-async def test_a_worse_one_is_taken_back_and_learning_goes_on_from_what_serves(
+async def test_worse_canary_is_rolled_back_and_training_continues_from_the_serving_version(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     base = await harness.serving()
-    version = await out(harness)
-    await hear(harness, base, 40, 10)
-    await hear(harness, version, 5, 25)
+    version = await start_canary(harness)
+    await add_turns(harness, base, 40, 10)
+    await add_turns(harness, version, 5, 25)
     await reconcile(harness.db, harness.settings)
     taken: Version = await harness.get(Version, version.id)
     assert taken.state == VersionState.ROLLED_BACK and "less approval: 17% of 30 rated" in (taken.reason or "")
     assert (await deployment(harness)).canary_version_id is None
     assert (await harness.policy()).head_version_id == base.id == (await harness.serving()).id
-    ended = [row for row in await harness.all(Audit) if row.action == "canary ended"]
+    ended = [row for row in await harness.all(Audit) if row.action == "canary.ended"]
     assert [(row.actor, row.reason) for row in ended] == [("watch", taken.reason)]
 
 
-async def test_one_that_is_as_good_goes_live(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_canary_that_is_as_good_goes_live(harness: Harness, scripted: ScriptedEngine) -> None:
     base = await harness.serving()
-    version = await out(harness)
-    await hear(harness, base, 80, 20)
-    await hear(harness, version, 45, 5)
+    version = await start_canary(harness)
+    await add_turns(harness, base, 80, 20)
+    await add_turns(harness, version, 45, 5)
     await reconcile(harness.db, harness.settings)
     assert (await harness.serving()).id == version.id
     assert (await harness.get(Version, version.id)).state == VersionState.LIVE
@@ -124,39 +122,37 @@ async def test_one_that_is_as_good_goes_live(harness: Harness, scripted: Scripte
     assert (await harness.policy()).head_version_id == version.id
 
 
-async def test_one_voice_is_one_vote_however_loud(harness: Harness, scripted: ScriptedEngine) -> None:
-    version = await out(harness)
-    await hear(harness, await harness.serving(), 40, 10)
-    await hear(harness, version, 0, 60, raters=1)
+async def test_one_rater_has_one_vote(harness: Harness, scripted: ScriptedEngine) -> None:
+    version = await start_canary(harness)
+    await add_turns(harness, await harness.serving(), 40, 10)
+    await add_turns(harness, version, 0, 60, raters=1)
     await reconcile(harness.db, harness.settings)
     assert (await deployment(harness)).canary_version_id == version.id
     shown = (await harness.api.get("/v1/policies/shop/deployment")).json()["canary"]
     assert (shown["candidate"]["turns"], shown["candidate"]["rated"], shown["verdict"]) == (60, 1, "wait")
 
 
-async def test_a_program_has_a_vote_for_each_reply_and_the_policys_own_sources_have_none(
+async def test_program_has_a_vote_per_reply_and_reward_sources_have_none(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    version = await out(harness)
-    await hear(harness, version, 3, 4, kind="CODE", raters=1)
-    await hear(harness, version, 30, 0, kind=None)
+    version = await start_canary(harness)
+    await add_turns(harness, version, 3, 4, kind="CODE", raters=1)
+    await add_turns(harness, version, 30, 0, kind=None)
     shown = (await harness.api.get("/v1/policies/shop/deployment")).json()["canary"]["candidate"]
     assert (shown["turns"], shown["rated"], shown["good"]) == (37, 7, 3)
 
 
-async def test_who_asked_for_a_version_or_is_pinned_to_it_is_not_compared(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
-    version = await out(harness)
-    await hear(harness, await harness.serving(), 40, 10)
-    await hear(harness, version, 0, 30, route_reason=RouteReason.REQUESTED)
-    await hear(harness, version, 0, 30, route_reason=RouteReason.PINNED)
+async def test_pinned_and_explicit_requests_are_not_compared(harness: Harness, scripted: ScriptedEngine) -> None:
+    version = await start_canary(harness)
+    await add_turns(harness, await harness.serving(), 40, 10)
+    await add_turns(harness, version, 0, 30, route_reason=RouteReason.REQUESTED)
+    await add_turns(harness, version, 0, 30, route_reason=RouteReason.PINNED)
     await reconcile(harness.db, harness.settings)
     assert (await deployment(harness)).canary_version_id == version.id
 
 
-async def test_failures_take_it_back_without_a_word_from_anybody(harness: Harness, scripted: ScriptedEngine) -> None:
-    version = await out(harness)
+async def test_failures_roll_the_canary_back_without_feedback(harness: Harness, scripted: ScriptedEngine) -> None:
+    version = await start_canary(harness)
     for _ in range(40):
         await harness.turn(route_reason=RouteReason.STABLE, **TOOK)
         await harness.turn(version, route_reason=RouteReason.CANARY, state=TurnState.FAILED, output_ids=None, **TOOK)
@@ -164,10 +160,8 @@ async def test_failures_take_it_back_without_a_word_from_anybody(harness: Harnes
     assert "more replies failed" in ((await harness.get(Version, version.id)).reason or "")
 
 
-async def test_one_speaker_whose_replies_fail_again_and_again_is_one(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
-    version = await out(harness)
+async def test_repeated_failures_of_one_user_count_once(harness: Harness, scripted: ScriptedEngine) -> None:
+    version = await start_canary(harness)
     for number in range(40):
         await harness.turn(route_reason=RouteReason.STABLE, end_user=f"user-{number}", **TOOK)
         await harness.turn(
@@ -179,30 +173,30 @@ async def test_one_speaker_whose_replies_fail_again_and_again_is_one(
     assert (shown["turns"], shown["failed"]) == (41, 1)
 
 
-async def test_silence_counts_against_it(harness: Harness, scripted: ScriptedEngine) -> None:
-    version = await out(harness)
+async def test_canary_without_feedback_is_rolled_back(harness: Harness, scripted: ScriptedEngine) -> None:
+    version = await start_canary(harness)
     async with harness.db.write() as session:
         row = await session.get_one(Deployment, (await harness.policy()).id)
         assert row.canary_since is not None
         row.canary_since -= CONFIG.patience_seconds + 1
     await reconcile(harness.db, harness.settings)
     taken: Version = await harness.get(Version, version.id)
-    assert taken.state == VersionState.ROLLED_BACK and "not enough was heard" in (taken.reason or "")
+    assert taken.state == VersionState.ROLLED_BACK and "not enough data" in (taken.reason or "")
 
 
-async def test_one_that_a_person_watches_is_left_to_him(harness: Harness, scripted: ScriptedEngine) -> None:
-    version = await out(harness)
+async def test_unwatched_canary_is_left_to_the_operator(harness: Harness, scripted: ScriptedEngine) -> None:
+    version = await start_canary(harness)
     async with harness.db.write() as session:
         (await session.get_one(Deployment, (await harness.policy()).id)).canary_watched = False
-    await hear(harness, await harness.serving(), 40, 10)
-    await hear(harness, version, 0, 50)
+    await add_turns(harness, await harness.serving(), 40, 10)
+    await add_turns(harness, version, 0, 50)
     await reconcile(harness.db, harness.settings)
     assert (await deployment(harness)).canary_version_id == version.id
 
 
-async def test_a_canary_is_kept_loaded_and_a_second_version_waits(harness: Harness, scripted: ScriptedEngine) -> None:
-    first = await out(harness)
-    second = await trained(harness, 2)
+async def test_canary_stays_loaded_and_a_second_version_waits(harness: Harness, scripted: ScriptedEngine) -> None:
+    first = await start_canary(harness)
+    second = await create_trained_version(harness, 2)
     await evaluate(harness.db, harness.settings, "test")
     for _ in range(harness.settings.max_attempts + 1):
         await publish(harness.db, harness.settings)
@@ -216,13 +210,13 @@ async def test_a_canary_is_kept_loaded_and_a_second_version_waits(harness: Harne
     assert (await harness.serving()).id == first.id
 
 
-async def test_what_is_pinned_is_brought_back_to_an_engine_that_lacks_it(
+async def test_pinned_version_is_loaded_again_on_an_engine_that_lost_it(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     settings = harness.settings.model_copy(update={"canary": None, "keep_versions": 0})
     versions = []
     for number in range(1, 5):
-        versions.append(await trained(harness, number))
+        versions.append(await create_trained_version(harness, number))
         await evaluate(harness.db, settings, "test")
     await reconcile(harness.db, settings)
     assert set(scripted.adapters) == {"shop-v3", "shop-v4"}
@@ -246,33 +240,37 @@ async def test_what_is_pinned_is_brought_back_to_an_engine_that_lacks_it(
     assert "shop-v1" in scripted.adapters, "and it is kept"
 
 
-async def by_hand(harness: Harness, number: int) -> None:
-    """A watched canary that an operator has sent out."""
+async def start_watched_canary(harness: Harness, number: int) -> None:
+    """Start a canary as an operator does, and have it watched."""
     answer = await harness.api.post("/v1/policies/shop/deploy", json={"version": number, "share": 0.2})
     assert answer.status_code == 200, answer.text
 
 
 @pytest.fixture
-async def three(harness: Harness, scripted: ScriptedEngine) -> list[Version]:
-    """Three versions, published one after the other; the third serves."""
+async def three_versions(harness: Harness, scripted: ScriptedEngine) -> list[Version]:
+    """Publish three versions in turn; the third serves."""
     versions = []
     for number in range(1, 4):
-        versions.append(await trained(harness, number))
+        versions.append(await create_trained_version(harness, number))
         await evaluate(harness.db, harness.settings.model_copy(update={"canary": None}), "test")
     return versions
 
 
-async def test_learning_goes_on_from_an_older_version_that_was_promoted(harness: Harness, three: list[Version]) -> None:
-    await by_hand(harness, 1)
-    await hear(harness, three[2], 40, 40, route_reason=RouteReason.STABLE)
-    await hear(harness, three[0], 50, 0)
+async def test_training_continues_from_an_older_promoted_version(
+    harness: Harness, three_versions: list[Version]
+) -> None:
+    await start_watched_canary(harness, 1)
+    await add_turns(harness, three_versions[2], 40, 40, route_reason=RouteReason.STABLE)
+    await add_turns(harness, three_versions[0], 50, 0)
     await reconcile(harness.db, harness.settings)
-    assert (await harness.serving()).id == three[0].id == (await harness.policy()).head_version_id
+    assert (await harness.serving()).id == three_versions[0].id == (await harness.policy()).head_version_id
 
 
-async def test_what_was_learned_beside_an_older_canary_outlives_it(harness: Harness, three: list[Version]) -> None:
-    await by_hand(harness, 1)
-    newest = await trained(harness, 4)
+async def test_version_trained_during_an_older_canary_outlives_it(
+    harness: Harness, three_versions: list[Version]
+) -> None:
+    await start_watched_canary(harness, 1)
+    newest = await create_trained_version(harness, 4)
     await evaluate(harness.db, harness.settings.model_copy(update={"canary": None}), "test")
     assert (await harness.get(Version, newest.id)).state == VersionState.VERIFIED, (
         "what a canary is compared with stays"
@@ -283,11 +281,11 @@ async def test_what_was_learned_beside_an_older_canary_outlives_it(harness: Harn
     assert (await harness.serving()).id == newest.id
 
 
-async def test_what_was_only_ever_a_canary_is_not_kept(harness: Harness, three: list[Version]) -> None:
+async def test_version_that_was_only_a_canary_is_not_kept(harness: Harness, three_versions: list[Version]) -> None:
     settings = harness.settings.model_copy(update={"keep_versions": 3})
     for number in range(4, 8):
         name = f"shop-v{number}"
-        await harness.version(number=number, adapter_name=name, **sealed(harness, name, number))
+        await harness.version(number=number, adapter_name=name, **export_values(harness, name, number))
         await evaluate(harness.db, harness.settings, "test")
         await harness.api.post("/v1/policies/shop/canary/abort", json={})
     await reconcile(harness.db, settings)
@@ -295,21 +293,21 @@ async def test_what_was_only_ever_a_canary_is_not_kept(harness: Harness, three: 
     assert engine.loaded == ["shop-v1", "shop-v2", "shop-v3"]
 
 
-async def test_nothing_is_promoted_while_no_engine_can_answer(harness: Harness, scripted: ScriptedEngine) -> None:
-    version = await out(harness)
-    await hear(harness, await harness.serving(), 80, 20)
-    await hear(harness, version, 50, 0)
+async def test_canary_is_not_promoted_without_a_ready_engine(harness: Harness, scripted: ScriptedEngine) -> None:
+    version = await start_canary(harness)
+    await add_turns(harness, await harness.serving(), 80, 20)
+    await add_turns(harness, version, 50, 0)
     async with harness.db.write() as session:
-        assert await engine_inventory.serving(session) == set(), "an engine may open without the canary"
+        assert await engine_inventory.serving_adapter_names(session) == set(), "an engine may open without the canary"
         (await session.get_one(Engine, "engine-0")).state = EngineState.DOWN
-    await watch(harness.db, harness.settings)
+    await check_canaries(harness.db, harness.settings)
     assert (await deployment(harness)).canary_version_id == version.id
 
 
-async def test_a_policy_whose_canary_cannot_be_judged_does_not_stop_the_sweep(
+async def test_canary_that_cannot_be_decided_does_not_stop_the_reconciler(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    await out(harness)
+    await start_canary(harness)
     async with harness.db.write() as session:
         (await session.get_one(Policy, (await harness.policy()).id)).canary = {"share": "much"}
-    assert await watch(harness.db, harness.settings) == 0
+    assert await check_canaries(harness.db, harness.settings) == 0

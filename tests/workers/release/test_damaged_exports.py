@@ -1,4 +1,4 @@
-"""The eight ways in which an export may be damaged: none of its bytes ever reaches an engine, by whatever door."""
+"""Eight kinds of damaged exports: no damaged byte reaches an engine on any path."""
 
 import asyncio
 import sys
@@ -12,18 +12,18 @@ from safetensors.torch import load_file
 from starlette.requests import Request
 from starlette.responses import Response
 
-from alignment.artifacts import ADAPTER, seal
+from alignment.artifacts import ADAPTER, write_manifest
 from alignment.config.trainer import TrainerConfig
 from alignment.trainer.export import Export
 from app.deployments import service
 from app.models import Audit, Engine, Policy, Version, VersionState
 from tests.faults.suite.learner import StandIn
 from tests.support.deployment import Harness
-from tests.support.engine_fixture import REPOSITORY, ListLedger, engine_spec, wait_until_told
-from tests.support.scripted_engine import ScriptedEngine, serving
+from tests.support.engine_fixture import REPOSITORY, InMemoryEngineRecord, engine_spec, wait_for_event
+from tests.support.scripted_engine import ScriptedEngine, serve
 from workers.base_model import check_version
 from workers.engine.supervisor import Supervisor
-from workers.engine.version_files import AdapterRef, in_place
+from workers.engine.version_files import VersionRef, local_versions
 from workers.release.adapter_sync import sync_adapters
 from workers.release.evaluate import evaluate
 
@@ -35,7 +35,7 @@ def header_ends(raw: bytes) -> int:
 
 
 def flip(raw: bytes) -> bytes:
-    """The highest bit of the exponent of the last value: a weight of 1e-2 becomes one of 1e36."""
+    """Flip the highest exponent bit of the last value: a weight of 1e-2 becomes 1e36."""
     return raw[:-1] + bytes([raw[-1] ^ 0x40])
 
 
@@ -50,21 +50,21 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "with a flipped bit": flip,
 }
 SILENT = ("zeros to its end", "with a flipped bit")  # what safetensors reads without a word
-SEALED = {  # what says no when the damage was there before the seal
-    "empty": "is not a whole safetensors file",
-    "cut in its header": "is not a whole safetensors file",
-    "cut in its tensors": "does not fill the bytes",
-    "longer than it was": "bytes that no tensor owns",
-    "without its header's length": "is not a whole safetensors file",
-    "with a torn header": "is not a whole safetensors file",
+SEALED = {  # what says no when the damage was there before the manifest was written
+    "empty": "is not a complete safetensors file",
+    "cut in its header": "is not a complete safetensors file",
+    "cut in its tensors": "its offsets do not match its shape",
+    "longer than it was": "bytes that belong to no tensor",
+    "without its header's length": "is not a complete safetensors file",
+    "with a torn header": "is not a complete safetensors file",
     "zeros to its end": "zeros",
     "with a flipped bit": "root mean square",
 }
 
 
 @dataclass
-class Untouched(ScriptedEngine):
-    """Notes whoever asks it for more than whether it is there."""
+class RecordingEngine(ScriptedEngine):
+    """Records all requests but health checks."""
 
     asked: list[str] = field(default_factory=list)
 
@@ -78,31 +78,31 @@ class Untouched(ScriptedEngine):
 
 
 @pytest.fixture
-async def replica(harness: Harness) -> AsyncIterator[Untouched]:
-    engine = Untouched()
-    with serving(engine) as url:
+async def replica(harness: Harness) -> AsyncIterator[RecordingEngine]:
+    engine = RecordingEngine()
+    with serve(engine) as url:
         async with harness.db.write() as session:
             (await session.get_one(Engine, "engine-0")).url = url
         yield engine
 
 
-def exported(folder: Path, model: str) -> Export:
-    """As the trainer exports it."""
+def export_adapter(folder: Path, model: str) -> Export:
+    """Export an adapter as the trainer does."""
     return StandIn(Path(model), TrainerConfig()).export(folder, {"parent": None})
 
 
-def harm(folder: Path, damage: str) -> None:
+def damage_file(folder: Path, damage: str) -> None:
     (folder / ADAPTER).write_bytes(DAMAGES[damage]((folder / ADAPTER).read_bytes()))
 
 
-async def trained(harness: Harness) -> tuple[Version, Path]:
-    made = exported(harness.settings.versions_dir / "shop-v1", harness.settings.model)
+async def create_trained_version(harness: Harness) -> tuple[Version, Path]:
+    made = export_adapter(harness.settings.versions_dir / "shop-v1", harness.settings.model)
     probe = {"ids": [[5, 6]], "logprobs": [[-1.0]]}
     path = str(made.path)
     return await harness.version(adapter_path=path, manifest_sha256=made.manifest_sha256, probe=probe), made.path
 
 
-async def come_home(harness: Harness, version: Version) -> Version:
+async def evaluate_version(harness: Harness, version: Version) -> Version:
     await evaluate(harness.db, harness.settings, "test")
     home: Version = await harness.get(Version, version.id)
     return home
@@ -116,83 +116,85 @@ def safetensors_reads(folder: Path) -> bool:
     return True
 
 
-async def test_a_whole_export_is_asked_for(harness: Harness, replica: Untouched) -> None:
-    """What the others are held against: here the engine is asked."""
-    version, _ = await trained(harness)
-    await come_home(harness, version)
+async def test_undamaged_export_reaches_the_engine(harness: Harness, replica: RecordingEngine) -> None:
+    """The control: an undamaged export reaches the engine."""
+    version, _ = await create_trained_version(harness)
+    await evaluate_version(harness, version)
     assert replica.asked[0] == "shop-v1"
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_damage_after_the_seal_is_rejected_before_the_engine_is_asked(
-    harness: Harness, replica: Untouched, damage: str
+async def test_damage_after_sealing_is_rejected_before_the_engine_is_used(
+    harness: Harness, replica: RecordingEngine, damage: str
 ) -> None:
     base = await harness.serving()
-    version, path = await trained(harness)
-    harm(path, damage)
+    version, path = await create_trained_version(harness)
+    damage_file(path, damage)
     assert safetensors_reads(path) == (damage in SILENT)
-    home = await come_home(harness, version)
-    told = f"DamagedAdapter: {ADAPTER} in {path} is not what was sealed."
+    home = await evaluate_version(harness, version)
+    told = f"DamagedAdapter: {ADAPTER} in {path} differs from the hash or size in its manifest.json."
     assert (home.state, home.reason) == (VersionState.REJECTED, told)
     assert replica.asked == []
     assert (await harness.serving()).id == base.id == (await harness.policy()).head_version_id
-    assert [row.reason for row in await harness.all(Audit) if row.action == "version rejected"] == [told]
+    assert [row.reason for row in await harness.all(Audit) if row.action == "version.rejected"] == [told]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_damage_that_was_sealed_in_is_rejected_before_the_engine_is_asked(
-    harness: Harness, replica: Untouched, damage: str
+async def test_damage_before_sealing_is_rejected_before_the_engine_is_used(
+    harness: Harness, replica: RecordingEngine, damage: str
 ) -> None:
-    version, path = await trained(harness)
-    harm(path, damage)
-    sha256 = seal(path, {"parent": None})
+    version, path = await create_trained_version(harness)
+    damage_file(path, damage)
+    sha256 = write_manifest(path, {"parent": None})
     async with harness.db.write() as session:
         (await session.get_one(Version, version.id)).manifest_sha256 = sha256
-    home = await come_home(harness, version)
+    home = await evaluate_version(harness, version)
     assert home.state == VersionState.REJECTED and home.reason is not None
     assert home.reason.startswith("DamagedAdapter: ") and SEALED[damage] in home.reason
     assert replica.asked == []
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_what_was_damaged_since_it_went_live_is_not_brought_to_a_replica_that_lacks_it(
-    harness: Harness, replica: Untouched, damage: str
+async def test_version_damaged_since_it_went_live_is_not_loaded_on_another_engine(
+    harness: Harness, replica: RecordingEngine, damage: str
 ) -> None:
-    version, path = await trained(harness)
+    version, path = await create_trained_version(harness)
     async with harness.db.write() as session:
         policy, row = await session.get_one(Policy, version.policy_id), await session.get_one(Version, version.id)
-        await service.point_to(session, policy, row, actor="test", reason=None)
-    harm(path, damage)
+        await service.set_live(session, policy, row, actor="test", reason=None)
+    damage_file(path, damage)
     await sync_adapters(harness.db, harness.settings)
     assert replica.asked == []
     assert (await harness.all(Engine))[0].loaded == []
 
 
-async def test_nor_to_an_engine_that_starts(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All eight are wanted, and one that is whole."""
+async def test_damaged_versions_are_not_loaded_on_an_engine_that_starts(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The eight damaged versions are wanted, and one that is not damaged."""
     interpreter = tmp_path / "python"
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.workers.engine.fake_server "$@"\n')
     interpreter.chmod(0o755)
     monkeypatch.setenv("STAND_IN", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    ledger, told = ListLedger(), list[str]()
+    ledger, told = InMemoryEngineRecord(), list[str]()
     for number, damage in enumerate((None, *DAMAGES)):
-        made = exported(tmp_path / "versions" / f"shop-v{number}", harness.settings.model)
-        ledger.adapters.append(AdapterRef(f"shop-v{number}", made.path, made.manifest_sha256))
+        made = export_adapter(tmp_path / "versions" / f"shop-v{number}", harness.settings.model)
+        ledger.wanted_versions.append(VersionRef(f"shop-v{number}", made.path, made.manifest_sha256))
         if damage is not None:
-            harm(made.path, damage)
+            damage_file(made.path, damage)
 
     def check(path: Path, manifest_sha256: str) -> None:
         check_version(harness.settings.model, path, manifest_sha256)
 
     spec = replace(engine_spec(tmp_path, tmp_path), python=interpreter)
-    supervisor = Supervisor(spec, ledger, in_place(check), tell=told.append)
+    supervisor = Supervisor(spec, ledger, local_versions(check), report=told.append)
     running = asyncio.create_task(supervisor.run())
     async with asyncio.timeout(60):
-        while len(refused := {words for words in told if "is not what was sealed" in words}) < len(DAMAGES):
+        while len(refused := {words for words in told if "differs from the hash or size" in words}) < len(DAMAGES):
             await asyncio.sleep(0.02)
-    ledger.adapters = ledger.adapters[:1]
-    await wait_until_told(ledger, "ready 1", 60)
+    ledger.wanted_versions = ledger.wanted_versions[:1]
+    await wait_for_event(ledger, "ready 1", 60)
     supervisor.stop()
     await running
     assert {words.partition(" ")[0] for words in refused} == {f"shop-v{number}" for number in range(1, 9)}

@@ -1,40 +1,40 @@
-"""Gates between a proven version and the people: metrics, functions of one's own, held-out prompts."""
+"""Release gates: metrics, user functions, held-out prompts."""
 
 from typing import Any
 
 import pytest
 
 from alignment.release.gates import Candidate
-from alignment.signals.verifiers import Attempt
+from alignment.signals.verifiers import VerifierInput
 from app.core.settings import Settings
 from app.inference.errors import EngineRefused
 from app.models import Dataset, DatasetKind, DatasetRow, LearningMode, Version, VersionState, new_id
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
-from tests.workers.release.test_publish import come_home, trained
+from tests.workers.release.test_publish import create_trained_version, evaluate_and_publish
 
 PROMPTS = {"type": "prompts", "name": "hours", "dataset": "hours", "verifier": {"type": "contains"}}
 
 
-def cautious(candidate: Candidate) -> str | None:
-    """As somebody else would write one."""
+def user_gate(candidate: Candidate) -> str | None:
+    """A gate as a user would write it."""
     assert (candidate.policy, candidate.parent, candidate.adapter_path != "") == ("shop", 0, True)
     return "it feels wrong" if candidate.metrics.get("mood") == "low" else None
 
 
-def broken(candidate: Candidate) -> str | None:
+def broken_gate(candidate: Candidate) -> str | None:
     raise RuntimeError("no network")
 
 
-async def tried(harness: Harness, *gates: dict[str, Any], **values: Any) -> Version:
-    """A version that has been before these gates."""
+async def run_gates(harness: Harness, *gates: dict[str, Any], **values: Any) -> Version:
+    """Evaluate a version with these gates."""
     told = harness.settings.model_dump(exclude={"gates"}) | {"gates": gates}
     settings = Settings.model_validate(told)
-    version = await trained(harness)
+    version = await create_trained_version(harness)
     async with harness.db.write() as session:
         for name, value in values.items():
             setattr(await session.get_one(Version, version.id), name, value)
-    await come_home(Harness(settings, harness.db, harness.key, harness.api))
+    await evaluate_and_publish(Harness(settings, harness.db, harness.key, harness.api))
     row: Version = await harness.get(Version, version.id)
     return row
 
@@ -52,7 +52,7 @@ async def prompts(harness: Harness, *rows: dict[str, Any]) -> None:
         )
         session.add(dataset)
         await session.flush()
-        session.add_all(DatasetRow(dataset_id=dataset.id, number=at, content=row) for at, row in enumerate(rows))
+        session.add_all(DatasetRow(dataset_id=dataset.id, row_number=at, content=row) for at, row in enumerate(rows))
 
 
 def row(question: str, reference: str) -> dict[str, Any]:
@@ -60,11 +60,11 @@ def row(question: str, reference: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("entropy", "state"), [(0.5, VersionState.LIVE), (0.05, VersionState.REJECTED)])
-async def test_a_metric_out_of_bounds_keeps_a_version_in(
+async def test_metric_out_of_bounds_rejects_the_version(
     harness: Harness, scripted: ScriptedEngine, entropy: float, state: VersionState
 ) -> None:
     gate = {"type": "metric", "name": "entropy", "metric": "actor/entropy", "at_least": 0.1}
-    version = await tried(harness, gate, metrics={"actor/entropy": entropy})
+    version = await run_gates(harness, gate, metrics={"actor/entropy": entropy})
     assert version.state == state
     if state == VersionState.REJECTED:
         assert version.reason == "gate entropy: actor/entropy is 0.05, below 0.1"
@@ -76,27 +76,29 @@ async def test_a_metric_out_of_bounds_keeps_a_version_in(
 @pytest.mark.parametrize(
     ("function", "mood", "said"),
     [
-        (f"{__name__}:cautious", "high", None),
-        (f"{__name__}:cautious", "low", "gate mine: it feels wrong"),
-        (f"{__name__}:broken", "high", "gate mine: it could not be asked: RuntimeError: no network"),
-        ("nowhere:gate", "high", "gate mine: it could not be asked: UnknownFunction"),
+        (f"{__name__}:user_gate", "high", None),
+        (f"{__name__}:user_gate", "low", "gate mine: it feels wrong"),
+        (f"{__name__}:broken_gate", "high", "gate mine: it could not be asked: RuntimeError: no network"),
+        ("nowhere:gate", "high", "gate mine: it could not be asked: UnknownExtension"),
     ],
 )
-async def test_a_function_of_ones_own_decides_and_one_that_fails_lets_nothing_through(
+async def test_user_function_decides_and_a_failing_one_rejects(
     harness: Harness, scripted: ScriptedEngine, function: str, mood: str, said: str | None
 ) -> None:
-    version = await tried(harness, {"type": "function", "name": "mine", "function": function}, metrics={"mood": mood})
+    version = await run_gates(
+        harness, {"type": "function", "name": "mine", "function": function}, metrics={"mood": mood}
+    )
     assert version.state == (VersionState.LIVE if said is None else VersionState.REJECTED)
     assert said is None or (version.reason or "").startswith(said)
 
 
-async def test_held_out_prompts_are_asked_of_the_candidate_and_of_what_serves(
+async def test_held_out_prompts_are_answered_by_candidate_and_serving_version(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     await prompts(harness, row("When?", "nine to six"), row("Where?", "Main Street"))
-    version = await tried(harness, PROMPTS | {"at_least": 0.5, "most_drop": 0.1})
+    version = await run_gates(harness, PROMPTS | {"at_least": 0.5, "max_drop": 0.1})
     assert (version.state, version.metrics["gate/hours"]) == (VersionState.LIVE, 0.5)
-    asked = [body for body in scripted.heard if "messages" in body]
+    asked = [body for body in scripted.requests if "messages" in body]
     assert [body.get("lora_path") for body in asked] == ["shop-v1", "shop-v1", None, None]
     assert {body["priority"] for body in asked} == {-1}
     assert "gates" in version.timings
@@ -109,31 +111,31 @@ async def test_held_out_prompts_are_asked_of_the_candidate_and_of_what_serves(
         ([], "gate hours: there is no dataset of prompts named 'hours'"),
     ],
 )
-async def test_wrong_answers_and_missing_prompts_keep_it_in(
+async def test_wrong_answers_and_missing_prompts_reject_the_version(
     harness: Harness, scripted: ScriptedEngine, rows: list[dict[str, Any]], said: str
 ) -> None:
     await prompts(harness, *rows)
-    version = await tried(harness, PROMPTS | {"at_least": 0.5})
+    version = await run_gates(harness, PROMPTS | {"at_least": 0.5})
     assert (version.state, version.reason) == (VersionState.REJECTED, said)
 
 
-def odd(attempt: Attempt) -> Any:
-    """A verifier of somebody's own, which looks at the row's other columns."""
+def user_verifier(attempt: VerifierInput) -> Any:
+    """A user's verifier that reads the row's other columns."""
     return 1.0 if attempt.details == {"shop": "north"} else "yes"
 
 
 @pytest.mark.parametrize(("details", "share"), [({"shop": "north"}, 1.0), ({}, 0.0)])
-async def test_a_verifier_sees_the_rows_other_columns_and_its_nonsense_is_wrong(
+async def test_verifier_sees_other_columns_and_its_invalid_score_is_wrong(
     harness: Harness, scripted: ScriptedEngine, details: dict[str, str], share: float
 ) -> None:
     await prompts(harness, row("When?", "nine to six") | {"details": details})
     gate = PROMPTS | {"verifier": {"type": "custom", "name": "odd"}, "at_least": 0.0}
-    rollouts = {"verifiers": {"odd": f"{__name__}:odd"}}
+    rollouts = {"verifiers": {"odd": f"{__name__}:user_verifier"}}
     harness.settings = Settings.model_validate(harness.settings.model_dump() | {"rollouts": rollouts})
-    assert (await tried(harness, gate)).metrics["gate/hours"] == share
+    assert (await run_gates(harness, gate)).metrics["gate/hours"] == share
 
 
-async def test_a_prompt_that_the_engine_refuses_keeps_it_in(
+async def test_prompt_that_the_engine_refuses_rejects_the_version(
     harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuses(*given: Any) -> Any:
@@ -141,15 +143,15 @@ async def test_a_prompt_that_the_engine_refuses_keeps_it_in(
 
     await prompts(harness, row("When?", "nine to six"))
     monkeypatch.setattr("workers.release.gates.EngineClient.complete", refuses)
-    version = await tried(harness, PROMPTS | {"at_least": 0.5})
+    version = await run_gates(harness, PROMPTS | {"at_least": 0.5})
     assert (version.state, version.reason) == (
         VersionState.REJECTED,
         "gate hours: it could not be asked: the prompt is longer than the context",
     )
 
 
-async def test_an_engine_that_breaks_off_is_no_verdict(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_engine_failure_is_no_verdict(harness: Harness, scripted: ScriptedEngine) -> None:
     await prompts(harness, row("When?", "nine to six"))
-    scripted.die_after = 2
-    version = await tried(harness, PROMPTS | {"at_least": 0.5})
+    scripted.drop_after_tokens = 2
+    version = await run_gates(harness, PROMPTS | {"at_least": 0.5})
     assert (version.state, version.lease_owner) == (VersionState.TRAINED, None)

@@ -1,4 +1,4 @@
-"""Trained → proven → live: nothing damaged or wrong reaches the people, nothing good is lost."""
+"""From trained to live: no damaged or wrong version serves, and no good one is lost."""
 
 import asyncio
 import base64
@@ -15,38 +15,38 @@ from app.models import Audit, Engine, EngineState, LearningMode, Policy, Turn, V
 from app.training import kl_guard
 from tests.support.adapters import make_adapter
 from tests.support.deployment import Harness
-from tests.support.scripted_engine import ScriptedEngine, logprob, serving
-from workers.reconcile import retire
+from tests.support.scripted_engine import ScriptedEngine, logprob, serve
+from workers.reconcile import unload_unused_adapters
 from workers.release import adapter_sync
 from workers.release.adapter_sync import sync_adapters
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
-from workers.release.verify_delivery import Outcome, everywhere
+from workers.release.verify_delivery import VerificationResult, verify_on_engines
 
 IDS = [[5, 6, 7, 8], [9, 10]]
 
 
-async def trained(harness: Harness, number: int = 1) -> Version:
-    """A version as the trainer leaves it."""
-    return await harness.version(**sealed(harness, f"shop-v{number}", number))
+async def create_trained_version(harness: Harness, number: int = 1) -> Version:
+    """Create a version as the trainer does."""
+    return await harness.version(**export_values(harness, f"shop-v{number}", number))
 
 
-def sealed(harness: Harness, name: str, seed: int) -> dict[str, Any]:
-    """On disk, with the log-probs that the engine should find."""
+def export_values(harness: Harness, name: str, seed: int) -> dict[str, Any]:
+    """Export an adapter, with the log-probs that the engine should compute."""
     path = harness.settings.versions_dir / name
     sha256 = make_adapter(path, Path(harness.settings.model), seed=seed)
     probe = {"ids": IDS, "logprobs": [[logprob(name, ids[:at], ids[at]) for at in range(1, len(ids))] for ids in IDS]}
     return {"adapter_path": str(path), "manifest_sha256": sha256, "probe": probe}
 
 
-async def come_home(harness: Harness) -> None:
+async def evaluate_and_publish(harness: Harness) -> None:
     await evaluate(harness.db, harness.settings, "test")
     await publish(harness.db, harness.settings)
 
 
-async def test_a_version_is_loaded_proven_and_then_serves(harness: Harness, scripted: ScriptedEngine) -> None:
-    base, version = await harness.serving(), await trained(harness)
-    await come_home(harness)
+async def test_version_is_loaded_verified_and_then_live(harness: Harness, scripted: ScriptedEngine) -> None:
+    base, version = await harness.serving(), await create_trained_version(harness)
+    await evaluate_and_publish(harness)
     home: Version = await harness.get(Version, version.id)
     assert (await harness.serving()).id == version.id
     assert home.state == VersionState.LIVE and home.lease_owner is None
@@ -57,13 +57,16 @@ async def test_a_version_is_loaded_proven_and_then_serves(harness: Harness, scri
     answer = await harness.api.post(
         "/v1/chat/completions", json={"model": "shop", "messages": [{"role": "user", "content": "hi"}]}
     )
-    assert (answer.headers["x-policy-version"], scripted.heard[-1]["lora_path"]) == ("shop@v1", "shop-v1")
+    assert (answer.headers["x-policy-version"], scripted.requests[-1]["lora_path"]) == ("shop@v1", "shop-v1")
 
 
-async def test_an_adapter_may_come_within_the_call(
+async def test_adapter_may_be_sent_in_the_request(
     harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine
 ) -> None:
-    version, settings = await trained(harness), harness.settings.model_copy(update={"adapter_delivery": "memory"})
+    version, settings = (
+        await create_trained_version(harness),
+        harness.settings.model_copy(update={"adapter_delivery": "memory"}),
+    )
     await evaluate(harness.db, settings, "test")
     assert (await harness.serving()).id == version.id
     [body], [same] = scripted.payloads, second.payloads
@@ -80,17 +83,17 @@ async def test_an_adapter_may_come_within_the_call(
     assert len(second.payloads) == 2 and "shop-v1" in second.adapters
 
 
-async def test_weights_that_are_not_the_trainers_never_serve(harness: Harness, scripted: ScriptedEngine) -> None:
-    base, version = await harness.serving(), await trained(harness)
+async def test_weights_that_differ_from_the_trainers_never_serve(harness: Harness, scripted: ScriptedEngine) -> None:
+    base, version = await harness.serving(), await create_trained_version(harness)
     async with harness.db.write() as session:
         row = await session.get_one(Version, version.id)
         row.probe = {"ids": IDS, "logprobs": [[-0.1] * (len(ids) - 1) for ids in IDS]}
-    await come_home(harness)
+    await evaluate_and_publish(harness)
     rejected = await harness.get(Version, version.id)
     assert rejected.state == VersionState.REJECTED and "differ from the trainer's" in rejected.reason
     assert (await harness.serving()).id == base.id
     assert (await harness.policy()).head_version_id == base.id, "learning goes back to what serves"
-    assert "version rejected" in [row.action for row in await harness.all(Audit)]
+    assert "version.rejected" in [row.action for row in await harness.all(Audit)]
 
 
 def flip(path: Path) -> None:
@@ -99,41 +102,41 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-async def test_an_adapter_that_is_gone_never_reaches_the_engine(harness: Harness, scripted: ScriptedEngine) -> None:
-    """Damaged ones: test_damaged_exports."""
-    version = await trained(harness)
+async def test_missing_adapter_never_reaches_the_engine(harness: Harness, scripted: ScriptedEngine) -> None:
+    """For damaged adapters see test_damaged_exports."""
+    version = await create_trained_version(harness)
     (Path(version.adapter_path or "") / ADAPTER).unlink()
-    await come_home(harness)
+    await evaluate_and_publish(harness)
     rejected = await harness.get(Version, version.id)
     assert rejected.state == VersionState.REJECTED and "DamagedAdapter" in rejected.reason
-    assert scripted.adapters == {} and scripted.heard == []
+    assert scripted.adapters == {} and scripted.requests == []
 
 
-async def test_a_version_waits_for_an_engine_that_is_away(harness: Harness) -> None:
-    version = await trained(harness)
-    await come_home(harness)
+async def test_version_waits_for_a_ready_engine(harness: Harness) -> None:
+    version = await create_trained_version(harness)
+    await evaluate_and_publish(harness)
     waiting = await harness.get(Version, version.id)
     assert (waiting.state, waiting.lease_owner) == (VersionState.TRAINED, None)
 
 
-async def test_a_version_is_proven_on_every_replica_side_by_side(
+async def test_version_is_verified_on_all_engines_in_parallel(
     harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine
 ) -> None:
-    version = await trained(harness)
-    await come_home(harness)
+    version = await create_trained_version(harness)
+    await evaluate_and_publish(harness)
     assert (await harness.serving()).id == version.id
     assert [engine.loaded for engine in await harness.all(Engine)] == [["shop-v1"], ["shop-v1"]]
     assert "shop-v1" in scripted.adapters and "shop-v1" in second.adapters
 
 
-async def test_a_replica_that_hangs_holds_nobody_up_and_is_not_asked_until_it_holds_the_version(
+async def test_hanging_engine_delays_nothing_and_gets_no_traffic_for_the_version(
     harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine
 ) -> None:
-    version = await trained(harness)
+    version = await create_trained_version(harness)
     second.hang = True
     async with asyncio.timeout(50):  # a load is waited for for a minute
         while (await harness.serving()).id != version.id:
-            await come_home(harness)
+            await evaluate_and_publish(harness)
     for number in range(8):
         body = {"model": "shop", "messages": [{"role": "user", "content": f"question {number}"}]}
         assert (await harness.api.post("/v1/chat/completions", json=body)).status_code == 200
@@ -143,10 +146,10 @@ async def test_a_replica_that_hangs_holds_nobody_up_and_is_not_asked_until_it_ho
     assert [engine.loaded for engine in await harness.all(Engine)] == [["shop-v1"], ["shop-v1"]]
 
 
-async def test_a_load_that_hangs_on_one_of_three_keeps_nobody_waiting_and_is_finished_later(
+async def test_load_that_hangs_on_one_of_three_engines_is_finished_later(
     harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version, third = await trained(harness), ScriptedEngine(load_hangs=True)
+    version, third = await create_trained_version(harness), ScriptedEngine(load_hangs=True)
 
     async def asked() -> set[str]:
         await asyncio.sleep(2 * harness.settings.route_cache_seconds)
@@ -157,15 +160,15 @@ async def test_a_load_that_hangs_on_one_of_three_keeps_nobody_waiting_and_is_fin
             assert (answer.status_code, answer.headers["x-policy-version"]) == (200, "shop@v1")
         return {turn.engine for turn in await harness.all(Turn) if turn.id not in before}
 
-    with serving(third) as url:
+    with serve(third) as url:
         async with harness.db.write() as session:
             session.add(Engine(name="engine-2", url=url, state=EngineState.READY, incarnation=1, loaded=[]))
         async with asyncio.timeout(40):  # a load is waited for for a minute
-            await come_home(harness)
+            await evaluate_and_publish(harness)
         assert (await harness.serving()).id == version.id
         assert await asked() == {"engine-0", "engine-1"}
-        monkeypatch.setattr(adapter_sync, "MOST_SECONDS", 0.3)
-        monkeypatch.setattr(adapter_sync, "pause", lambda attempt: 0.0)
+        monkeypatch.setattr(adapter_sync, "MAX_SECONDS_BY_PATH", 0.3)
+        monkeypatch.setattr(adapter_sync, "backoff", lambda attempt: 0.0)
         await sync_adapters(harness.db, harness.settings)
         held = {engine.name: engine.loaded for engine in await harness.all(Engine)}
         assert held == {"engine-0": ["shop-v1"], "engine-1": ["shop-v1"], "engine-2": []}
@@ -177,59 +180,59 @@ async def test_a_load_that_hangs_on_one_of_three_keeps_nobody_waiting_and_is_fin
 
 
 @pytest.mark.parametrize("away", [0, 1, 2])
-async def test_what_one_replica_has_proven_is_not_rejected_because_others_are_dead(
+async def test_version_verified_on_one_engine_is_not_rejected_for_dead_ones(
     harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine, away: int
 ) -> None:
-    """Of three, one that works is too few; with none nothing was tried."""
-    version, third = await trained(harness), ScriptedEngine()
-    with serving(third) as url:
+    """One of three engines is too few; with none, the attempt does not count."""
+    version, third = await create_trained_version(harness), ScriptedEngine()
+    with serve(third) as url:
         async with harness.db.write() as session:
             session.add(Engine(name="engine-2", url=url, state=EngineState.READY, incarnation=1, loaded=[]))
         working, dead = (scripted, second, third)[: 2 - away], (scripted, second, third)[2 - away :]
         for engine in dead:
-            engine.refuse = 503
+            engine.refuse_status = 503
         for _ in range(harness.settings.max_attempts + 2):
-            await come_home(harness)
+            await evaluate_and_publish(harness)
         home: Version = await harness.get(Version, version.id)
         assert home.state == (VersionState.LIVE if len(working) == 2 else VersionState.TRAINED)
         assert home.lease_owner is None
         for engine in dead:
-            engine.refuse = None
-        await come_home(harness)
+            engine.refuse_status = None
+        await evaluate_and_publish(harness)
         assert (await harness.serving()).id == version.id
 
 
-async def test_a_replica_that_refuses_is_not_believed_more_than_one_that_proves(
+async def test_one_engine_that_refuses_does_not_outvote_one_that_verifies(
     harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine
 ) -> None:
-    version = await trained(harness)
+    version = await create_trained_version(harness)
     second.load_fails = True
-    await come_home(harness)
+    await evaluate_and_publish(harness)
     assert (await harness.serving()).id == version.id
     scripted.load_fails = True
-    other = await trained(harness, 2)
-    await come_home(harness)
+    other = await create_trained_version(harness, 2)
+    await evaluate_and_publish(harness)
     rejected = await harness.get(Version, other.id)
     assert rejected.state == VersionState.REJECTED and "EngineRefused" in (rejected.reason or "")
 
 
-async def test_what_an_engine_holds_unbeknown_to_the_ledger_is_unloaded_unless_it_is_wanted(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
-    version = await trained(harness)
-    await come_home(harness)
+async def test_unrecorded_adapter_is_unloaded_unless_it_is_wanted(harness: Harness, scripted: ScriptedEngine) -> None:
+    version = await create_trained_version(harness)
+    await evaluate_and_publish(harness)
     scripted.adapters |= {"shop-v7": "/nowhere", "somebody-elses": "/nowhere"}
     base = await harness.get(Version, version.parent_id)
     await harness.version(VersionState.REJECTED, number=7, adapter_name="shop-v7", parent_id=base.id)
     async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).loaded = []
-    await retire(harness.db, harness.settings)
+    await unload_unused_adapters(harness.db, harness.settings)
     assert set(scripted.adapters) == {"shop-v1", "somebody-elses"}
 
 
-async def test_what_serves_but_nobody_holds_is_a_503_and_comes(harness: Harness, scripted: ScriptedEngine) -> None:
-    await trained(harness)
-    await come_home(harness)
+async def test_serving_version_that_no_engine_holds_is_503_and_gets_loaded(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
+    await create_trained_version(harness)
+    await evaluate_and_publish(harness)
     scripted.adapters.clear()
     async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).loaded = []
@@ -241,93 +244,91 @@ async def test_what_serves_but_nobody_holds_is_a_503_and_comes(harness: Harness,
     assert (await harness.api.post("/v1/chat/completions", json=body)).headers["x-policy-version"] == "shop@v1"
 
 
-async def back_to(harness: Harness, version: Version) -> None:
-    """Learning goes on from there."""
+async def set_head(harness: Harness, version: Version) -> None:
+    """Make it the head of its policy."""
     policy = await harness.policy()
     async with harness.db.write() as session:
         (await session.get_one(Policy, policy.id)).head_version_id = version.id
 
 
 @pytest.mark.parametrize("verified", [False, True])
-async def test_a_rollback_on_the_way_home_leaves_the_version_outside(
-    harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, proven: bool
+async def test_rollback_during_evaluation_rejects_the_version(
+    harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, verified: bool
 ) -> None:
-    """While it is being proven, and when it has been and waits."""
-    base, version = await harness.serving(), await trained(harness)
-    if proven:
+    """The rollback comes during verification, or after it while the version waits."""
+    base, version = await harness.serving(), await create_trained_version(harness)
+    if verified:
         async with harness.db.write() as session:
             (await session.get_one(Version, version.id)).state = VersionState.VERIFIED
-        await back_to(harness, base)
+        await set_head(harness, base)
         await publish(harness.db, harness.settings)
     else:
 
-        async def meanwhile(*given: Any) -> Outcome:
-            outcome = await everywhere(*given)
-            await back_to(harness, base)
+        async def meanwhile(*given: Any) -> VerificationResult:
+            outcome = await verify_on_engines(*given)
+            await set_head(harness, base)
             return outcome
 
-        monkeypatch.setattr("workers.release.evaluate.everywhere", meanwhile)
+        monkeypatch.setattr("workers.release.evaluate.verify_on_engines", meanwhile)
         await evaluate(harness.db, harness.settings, "test")
     assert (await harness.serving()).id == base.id
     left: Version = await harness.get(Version, version.id)
     assert left.state == VersionState.REJECTED and "learning went back" in (left.reason or "")
 
 
-async def test_what_is_proven_and_lost_again_is_proven_anew(harness: Harness, scripted: ScriptedEngine) -> None:
-    """An engine came back without it before it was published."""
-    version = await trained(harness)
+async def test_version_lost_before_publishing_is_verified_again(harness: Harness, scripted: ScriptedEngine) -> None:
+    """An engine came back without it before it was export_directory."""
+    version = await create_trained_version(harness)
     async with harness.db.write() as session:
         (await session.get_one(Version, version.id)).state = VersionState.VERIFIED
     await publish(harness.db, harness.settings)
     assert (await harness.get(Version, version.id)).state == VersionState.TRAINED
-    await come_home(harness)
+    await evaluate_and_publish(harness)
     assert (await harness.serving()).id == version.id
 
 
-async def test_old_versions_are_unloaded_lazily_and_rollback_targets_kept(
+async def test_old_versions_are_unloaded_later_and_rollback_targets_kept(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     settings = harness.settings.model_copy(update={"keep_versions": 2})
     for number in range(1, 6):
-        await trained(harness, number)
-        await come_home(harness)
-    await retire(harness.db, settings)
+        await create_trained_version(harness, number)
+        await evaluate_and_publish(harness)
+    await unload_unused_adapters(harness.db, settings)
     assert set(scripted.adapters) == {"shop-v4", "shop-v5"}
     assert (await harness.all(Engine))[0].loaded == ["shop-v4", "shop-v5"]
     answer = await harness.api.post("/v1/policies/shop/rollback", json={})
     assert answer.json()["serving"] == "shop@v4"
 
 
-async def test_a_version_that_moved_too_far_is_not_published_and_one_synchronous_round_follows(
+async def test_version_beyond_the_kl_guard_is_rejected_and_training_becomes_synchronous(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     base = await harness.serving()
-    far = await trained(harness, 1)
+    far = await create_trained_version(harness, 1)
     async with harness.db.write() as session:
         (await session.get_one(Version, far.id)).metrics = {"guard/kl": 0.021}
-    await come_home(harness)
+    await evaluate_and_publish(harness)
     rejected, policy = await harness.get(Version, far.id), await harness.policy()
-    assert rejected.state == VersionState.REJECTED and "0.021 a token" in rejected.reason
+    assert rejected.state == VersionState.REJECTED and "0.021 per token" in rejected.reason
     assert (await harness.serving()).id == base.id == policy.head_version_id, "learning goes back to what serves"
     assert (policy.mode, policy.kl_alarms) == (LearningMode.SYNCHRONOUS, 1)
     assert scripted.adapters == {}, "the engine never saw it"
     near = await harness.version(
-        number=2, adapter_name="shop-v2", metrics={"guard/kl": 0.001}, **sealed(harness, "shop-v2", 2)
+        number=2, adapter_name="shop-v2", metrics={"guard/kl": 0.001}, **export_values(harness, "shop-v2", 2)
     )
-    await come_home(harness)
+    await evaluate_and_publish(harness)
     policy = await harness.policy()
     assert (await harness.serving()).id == near.id
     assert (policy.mode, policy.kl_alarms) == (LearningMode.ASYNCHRONOUS, 0)
     moves = [row.action for row in await harness.all(Audit) if row.actor == "guard"]
-    assert moves == ["learning synchronous", "learning asynchronous"]
+    assert moves == ["training.synchronous", "training.asynchronous"]
 
 
-async def test_alarm_after_alarm_halts_learning_until_somebody_resumes_it(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
+async def test_repeated_kl_alarms_halt_training_until_it_is_resumed(harness: Harness, scripted: ScriptedEngine) -> None:
     for number in range(1, 4):
         version = await harness.version(number=number, adapter_name=f"shop-v{number}", metrics={"guard/kl": 0.5})
-        await come_home(harness)
+        await evaluate_and_publish(harness)
         assert (await harness.get(Version, version.id)).state == VersionState.REJECTED
     policy = await harness.policy()
     assert (policy.mode, policy.kl_alarms) == (LearningMode.HALTED, 3)
@@ -336,4 +337,4 @@ async def test_alarm_after_alarm_halts_learning_until_somebody_resumes_it(
         await kl_guard.resume(session, await session.get_one(Policy, policy.id), actor="sk-test", reason="looked at it")
     policy = await harness.policy()
     assert (policy.mode, policy.kl_alarms) == (LearningMode.ASYNCHRONOUS, 0)
-    assert [row.actor for row in await harness.all(Audit) if row.action == "learning asynchronous"] == ["sk-test"]
+    assert [row.actor for row in await harness.all(Audit) if row.action == "training.asynchronous"] == ["sk-test"]

@@ -1,4 +1,4 @@
-"""Proven → in shadow → out, or rejected: beside what serves, behind people's chats, heard by nobody."""
+"""Shadow deployments: a version answers live prompts unseen, and is passed or rejected by its judged replies."""
 
 import shutil
 from pathlib import Path
@@ -32,19 +32,19 @@ from app.models import (
 )
 from app.projects.service import create_project
 from tests.support.deployment import Harness
-from tests.support.judgements import Oracle, graded, judged, listening
-from tests.support.rollout_rows import HI, chat, rolled, rollouts
+from tests.support.judgements import ScriptedEndpoint, grade_response, run_judging, settings_with_sources
+from tests.support.rollout_rows import HI, chat, read_rollouts, run_rollouts
 from tests.support.scripted_engine import ScriptedEngine
-from tests.workers.release.test_publish import trained
-from tests.workers.rollouts.test_group_sampling import put
-from workers.feedback.curate import curate
-from workers.reconcile import reconcile, retire
+from tests.workers.release.test_publish import create_trained_version
+from tests.workers.rollouts.test_group_sampling import run_rollout_job
+from workers.curate import curate
+from workers.reconcile import reconcile, unload_unused_adapters
 from workers.release import engine_inventory
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
-from workers.release.shadow import watch
-from workers.rollouts import queue, sampler, shadow_replies
-from workers.rollouts.sample import roll_out
+from workers.release.shadow import check_shadow_deployments
+from workers.rollouts import rollout_queue, sampler, shadow_replies
+from workers.rollouts.sampler import sample_rollouts
 from workers.training.assemble import assemble
 
 # Ten pairs of one mind are evidence enough. A scripted reply takes no time that could be compared.
@@ -57,15 +57,15 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"shadow": CONFIG, "rewards": RewardsConfig.model_validate(RULE)})
 
 
-def taste(candidate: float, serving: float) -> Oracle:
-    """Whoever is asked likes one version better than the other, by its name."""
-    return Oracle(lambda body: {"reward": candidate if body["turn"]["model"] == "shop@v1" else serving})
+def judge_preferring(candidate: float, serving: float) -> ScriptedEndpoint:
+    """Return a judge that scores a reply by the name of its version."""
+    return ScriptedEndpoint(lambda body: {"reward": candidate if body["turn"]["model"] == "shop@v1" else serving})
 
 
-async def begun(harness: Harness, settings: Settings | None = None) -> Version:
-    """A version that has just begun to run in shadow."""
+async def start_shadow(harness: Harness, settings: Settings | None = None) -> Version:
+    """Publish a version in shadow."""
     settings = settings or harness.settings
-    version = await trained(harness)
+    version = await create_trained_version(harness)
     await evaluate(harness.db, settings, "test")
     await publish(harness.db, settings)
     row: Version = await harness.get(Version, version.id)
@@ -73,210 +73,208 @@ async def begun(harness: Harness, settings: Settings | None = None) -> Version:
     return row
 
 
-async def talk(harness: Harness, people: int) -> None:
+async def send_chats(harness: Harness, people: int) -> None:
     for number in range(people):
         await chat(harness, user=f"user-{number}", max_tokens=16)
 
 
-async def run(harness: Harness, settings: Settings) -> None:
-    """What has been said so far is answered beside, and judged."""
-    await rolled(harness, settings)
-    await judged(harness, settings)
+async def run_shadow(harness: Harness, settings: Settings) -> None:
+    """Answer the chats so far in shadow, and judge the replies."""
+    await run_rollouts(harness, settings)
+    await run_judging(harness, settings)
 
 
 async def shadow_turns(harness: Harness) -> list[Turn]:
     return [turn for turn in await harness.all(Turn) if turn.origin == Origin.SHADOW]
 
 
-async def pair(harness: Harness, version: Version, ours: float | None, theirs: float | None, **values: Any) -> Turn:
-    """A reply of what serves and one of the candidate beside it, as they are once both were judged by the rule."""
+async def add_pair(harness: Harness, version: Version, ours: float | None, theirs: float | None, **values: Any) -> Turn:
+    """Create a reply of the serving version and one of the candidate, both scored by the rule."""
     took = {"finished_at": now() + 1.0}
-    spoken = await harness.turn(**took, processed=True)
-    done = {"origin": Origin.SHADOW, "shadow_of_id": spoken.id, "processed": True, **took, **values}
+    live = await harness.turn(**took, processed=True)
+    done = {"origin": Origin.SHADOW, "shadow_of_id": live.id, "processed": True, **took, **values}
     turn = await harness.turn(version, **done)
     async with harness.db.write() as session:
         told = {"policy_id": turn.policy_id, "origin": turn.origin, "choice_index": 0, "due_at": 0.0, "expires_at": 0.0}
-        session.add(Rollout(id=turn.id, state=RolloutState.DONE, tokens=2, seconds=1.0, **told))
-        for id, value in ((turn.id, ours), (spoken.id, theirs)):
+        session.add(Rollout(id=turn.id, state=RolloutState.DONE, tokens=2, duration_seconds=1.0, **told))
+        for id, value in ((turn.id, ours), (live.id, theirs)):
             if value is not None:
                 session.add(Reward(id=new_id("rew"), turn_id=id, source="ended", reward_source="ended", value=value))
     return turn
 
 
-async def shown(harness: Harness) -> Any:
+async def get_shadow(harness: Harness) -> Any:
     return (await harness.api.get("/v1/policies/shop/deployment")).json()["shadow"]
 
 
-async def over(harness: Harness) -> None:
-    """Its patience has run out."""
+async def expire_shadow(harness: Harness) -> None:
+    """Let the shadow deployment reach its time limit."""
     async with harness.db.write() as session:
         await session.execute(update(Version).values(shadow_since=now() - 10 * CONFIG.patience_seconds))
 
 
-async def test_it_answers_beside_what_serves_and_nobody_hears_it(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_shadow_version_answers_and_users_do_not_see_it(harness: Harness, scripted: ScriptedEngine) -> None:
     base = await harness.serving()
-    with taste(1.0, -1.0).at() as url:
-        settings = listening(harness, {"type": "http", "url": url})
-        version = await begun(harness, settings)
+    with judge_preferring(1.0, -1.0).serve() as url:
+        settings = settings_with_sources(harness, {"type": "http", "url": url})
+        version = await start_shadow(harness, settings)
         answer = await harness.api.post(
             "/v1/chat/completions", json={"model": "shop", "messages": HI, "user": "ada", "temperature": 0}
         )
         assert answer.headers["x-policy-version"] == "shop@v0", "its pointer has not moved"
         named = await harness.api.post("/v1/chat/completions", json={"model": "shop@v1", "messages": HI})
         assert named.status_code == 404, "nor is it there for whoever names it"
-        spoken = await harness.get(Turn, answer.json()["id"])
-        asked = len(scripted.heard)
+        live = await harness.get(Turn, answer.json()["id"])
+        asked = len(scripted.requests)
         await curate(harness.db, settings)
-        [beside] = await shadow_turns(harness)
-        assert (beside.state, len(scripted.heard)) == (TurnState.OPEN, asked), "written down before it is asked"
-        await run(harness, settings)
-    [beside] = await shadow_turns(harness)
-    assert (beside.shadow_of_id, beside.version_id, beside.state) == (spoken.id, version.id, TurnState.DONE)
-    assert (beside.prompt_ids, beside.end_user, beside.key_id) == (spoken.prompt_ids, "ada", spoken.key_id)
-    body = scripted.heard[asked]
-    assert (body["lora_path"], body["input_ids"], body["priority"]) == ("shop-v1", spoken.prompt_ids, -1)
+        [shadow] = await shadow_turns(harness)
+        assert (shadow.state, len(scripted.requests)) == (TurnState.OPEN, asked), "written down before it is asked"
+        await run_shadow(harness, settings)
+    [shadow] = await shadow_turns(harness)
+    assert (shadow.shadow_of_id, shadow.version_id, shadow.state) == (live.id, version.id, TurnState.DONE)
+    assert (shadow.prompt_ids, shadow.end_user, shadow.key_id) == (live.prompt_ids, "ada", live.key_id)
+    body = scripted.requests[asked]
+    assert (body["lora_path"], body["input_ids"], body["priority"]) == ("shop-v1", live.prompt_ids, -1)
     assert body["temperature"] == 0, "asked as the chat was, though nobody could learn from it"
     values = {row.turn_id: row.value for row in await harness.all(Reward)}
-    assert values == {spoken.id: -1.0, beside.id: 1.0}
+    assert values == {live.id: -1.0, shadow.id: 1.0}
     stored = (await harness.api.get("/v1/chat/completions")).json()["data"]
-    assert [one["id"] for one in stored] == [spoken.id]
-    assert (await harness.api.get(f"/v1/chat/completions/{beside.id}")).status_code == 404
-    assert (await harness.thumb(beside.id)).status_code == 404
+    assert [one["id"] for one in stored] == [live.id]
+    assert (await harness.api.get(f"/v1/chat/completions/{shadow.id}")).status_code == 404
+    assert (await harness.thumb(shadow.id)).status_code == 404
     assert (await harness.serving()).id == base.id
     assert "data" in (rows := (await harness.api.get("/v1/policies/shop/versions")).json())
     assert {row["name"]: row["turns"] for row in rows["data"]} == {"shop@v0": 1, "shop@v1": 0}
-    told = await shown(harness)
+    told = await get_shadow(harness)
     assert (told["version"], told["verdict"], told["better"], told["worse"]) == ("shop@v1", "wait", 0, 0)
 
 
-async def test_a_worse_one_is_rejected_and_learning_goes_on_from_what_serves(
+async def test_worse_shadow_is_rejected_and_training_continues_from_the_serving_version(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     base = await harness.serving()
-    with taste(0.1, 0.9).at() as url:
-        settings = listening(harness, {"type": "http", "url": url})
-        version = await begun(harness, settings)
-        await talk(harness, 10)
-        assert "is in shadow" in (await harness.api.get("/v1/policies/shop/training")).json()["missing"]
-        await run(harness, settings)
+    with judge_preferring(0.1, 0.9).serve() as url:
+        settings = settings_with_sources(harness, {"type": "http", "url": url})
+        version = await start_shadow(harness, settings)
+        await send_chats(harness, 10)
+        assert "is in shadow" in (await harness.api.get("/v1/policies/shop/training")).json()["waiting_for"]
+        await run_shadow(harness, settings)
         await reconcile(harness.db, settings)
     row: Version = await harness.get(Version, version.id)
-    said = "shadow: less approval: better in 0 of 10 pairs, worse in 10, sure to 0.9"
+    said = "shadow: less approval: better in 0 of 10 pairs, worse in 10, confidence 0.9"
     assert (row.state, row.reason) == (VersionState.REJECTED, said)
     assert row.metrics["shadow/worse"] == 10 and row.metrics["shadow/approval"] == 1.0
     policy = await harness.policy()
     assert policy.head_version_id == base.id == (await harness.serving()).id
     assert (policy.mode, policy.kl_alarms) == (LearningMode.SYNCHRONOUS, 1), "like a gate's no"
     audit = {(one.action, one.actor): one.reason for one in await harness.all(Audit)}
-    assert audit["version rejected", "watch"] == said and audit["shadow", "publish"] == "verified"
+    assert audit["version.rejected", "watch"] == said and audit["shadow.began", "publish"] == "verified"
     answer = await harness.api.post("/v1/chat/completions", json={"model": "shop", "messages": HI})
     assert answer.headers["x-policy-version"] == "shop@v0"
-    await retire(harness.db, settings)
+    await unload_unused_adapters(harness.db, settings)
     assert "shop-v1" not in scripted.adapters
 
 
 @pytest.mark.parametrize(
     ("canary", "state"), [(None, VersionState.LIVE), (CanaryConfig(share=0.2), VersionState.CANARY)]
 )
-async def test_a_better_one_goes_on_to_whom_new_versions_go(
+async def test_better_shadow_passes_to_the_next_release_state(
     harness: Harness, scripted: ScriptedEngine, canary: CanaryConfig | None, state: VersionState
 ) -> None:
-    with taste(0.9, 0.1).at() as url:
-        settings = listening(harness, {"type": "http", "url": url}, canary=canary)
-        version = await begun(harness, settings)
-        await talk(harness, 10)
-        await run(harness, settings)
+    with judge_preferring(0.9, 0.1).serve() as url:
+        settings = settings_with_sources(harness, {"type": "http", "url": url}, canary=canary)
+        version = await start_shadow(harness, settings)
+        await send_chats(harness, 10)
+        await run_shadow(harness, settings)
         await reconcile(harness.db, settings)
         assert (await harness.get(Version, version.id)).state == VersionState.SHADOW_PASSED
         await publish(harness.db, settings)
     row: Version = await harness.get(Version, version.id)
     assert (row.state, row.metrics["shadow/better"]) == (state, 10)
     reasons = {one.action: one.reason for one in await harness.all(Audit)}
-    assert "better in 10 of 10 pairs" in (reasons["shadow_passed"] or "")
-    assert reasons["deploy" if canary is None else "canary"] == "shadow_passed"
+    assert "better in 10 of 10 pairs" in (reasons["shadow.passed"] or "")
+    assert reasons["deployment.deployed" if canary is None else "canary.began"] == "shadow_passed"
 
 
-async def test_it_is_never_learned_from(harness: Harness, scripted: ScriptedEngine) -> None:
-    with taste(0.9, 0.1).at() as url:
-        settings = listening(harness, {"type": "http", "url": url}, batch_size=2)
-        await begun(harness, settings)
-        await talk(harness, 3)
-        await run(harness, settings)
-        await run(harness, settings)
+async def test_shadow_turns_are_never_trained_on(harness: Harness, scripted: ScriptedEngine) -> None:
+    with judge_preferring(0.9, 0.1).serve() as url:
+        settings = settings_with_sources(harness, {"type": "http", "url": url}, batch_size=2)
+        await start_shadow(harness, settings)
+        await send_chats(harness, 3)
+        await run_shadow(harness, settings)
+        await run_shadow(harness, settings)
     chats = {turn.id for turn in await harness.all(Turn) if turn.origin == Origin.CHAT}
     assert {sample.turn_id for sample in await harness.all(Sample)} == chats and len(await shadow_turns(harness)) == 3
     assert await assemble(harness.db, settings) == 0, "and meanwhile nothing is learned at all"
 
 
-async def test_there_is_none_unless_it_is_asked_for(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_shadow_is_off_by_default(harness: Harness, scripted: ScriptedEngine) -> None:
     settings = harness.settings.model_copy(update={"shadow": None})
     assert Settings().shadow is None
-    version = await trained(harness)
+    version = await create_trained_version(harness)
     await evaluate(harness.db, settings, "test")
     await publish(harness.db, settings)
     assert (await harness.get(Version, version.id)).state == VersionState.LIVE
     await chat(harness)
-    await rolled(harness, settings)
-    assert await shadow_turns(harness) == [] and await shown(harness) is None
+    await run_rollouts(harness, settings)
+    assert await shadow_turns(harness) == [] and await get_shadow(harness) is None
 
 
-async def test_people_go_first_and_a_shadow_without_room_has_not_been_passed(
+async def test_chats_go_first_and_a_shadow_without_capacity_does_not_pass(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    version = await begun(harness)
-    await talk(harness, 5)
+    version = await start_shadow(harness)
+    await send_chats(harness, 5)
     await curate(harness.db, harness.settings)
     busy = await harness.turn(state=TurnState.OPEN, finished_at=None)
-    asked = len(scripted.heard)
-    await roll_out(harness.db, harness.settings, "me")
-    assert len(scripted.heard) == asked, "somebody is talking to the engine"
+    asked = len(scripted.requests)
+    await sample_rollouts(harness.db, harness.settings, "me")
+    assert len(scripted.requests) == asked, "somebody is talking to the engine"
     async with harness.db.write() as session:
         await session.execute(update(Rollout).values(expires_at=0.0))
-    await roll_out(harness.db, harness.settings, "me")
-    assert {row.reason for row in await rollouts(harness)} == {queue.TOO_LATE}
-    await over(harness)
-    await watch(harness.db, harness.settings)
+    await sample_rollouts(harness.db, harness.settings, "me")
+    assert {row.reason for row in await read_rollouts(harness)} == {rollout_queue.EXPIRED}
+    await expire_shadow(harness)
+    await check_shadow_deployments(harness.db, harness.settings)
     row: Version = await harness.get(Version, version.id)
     assert row.state == VersionState.REJECTED and "0 of 4 replies, 0 of 4 rated" in (row.reason or "")
-    assert len(scripted.heard) == asked and (await harness.get(Turn, busy.id)).state == TurnState.OPEN
+    assert len(scripted.requests) == asked and (await harness.get(Turn, busy.id)).state == TurnState.OPEN
 
 
-async def test_a_person_has_one_vote_however_much_he_talks(harness: Harness, scripted: ScriptedEngine) -> None:
-    version = await begun(harness)
+async def test_one_user_has_one_vote(harness: Harness, scripted: ScriptedEngine) -> None:
+    version = await start_shadow(harness)
     for _ in range(12):
-        spoken = await pair(harness, version, -1.0, 1.0)
+        live = await add_pair(harness, version, -1.0, 1.0)
         async with harness.db.write() as session:
-            one = Turn.id.in_((spoken.id, spoken.shadow_of_id))
+            one = Turn.id.in_((live.id, live.shadow_of_id))
             await session.execute(update(Turn).where(one).values(end_user="ada"))
-    assert await watch(harness.db, harness.settings) == 0
-    told = await shown(harness)
+    assert await check_shadow_deployments(harness.db, harness.settings) == 0
+    told = await get_shadow(harness)
     assert (told["worse"], told["candidate"]["turns"], told["candidate"]["rated"]) == (1, 1, 1)
 
 
-async def test_only_what_a_source_has_said_of_both_counts_and_only_when_all_have_spoken(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
-    version = await begun(harness)
-    await pair(harness, version, 1.0, None)
-    await pair(harness, version, None, 1.0)
-    waits = await pair(harness, version, 1.0, -1.0)
+async def test_only_complete_pairs_scored_by_the_same_source_count(harness: Harness, scripted: ScriptedEngine) -> None:
+    version = await start_shadow(harness)
+    await add_pair(harness, version, 1.0, None)
+    await add_pair(harness, version, None, 1.0)
+    waits = await add_pair(harness, version, 1.0, -1.0)
     async with harness.db.write() as session:
         told = {"policy_id": waits.policy_id, "source": "ended", "due_at": 0.0}
         session.add(Judgement(id=new_id("jdg"), turn_id=waits.id, **told))
-    assert (await shown(harness))["candidate"]["rated"] == 0
+    assert (await get_shadow(harness))["candidate"]["rated"] == 0
     async with harness.db.write() as session:
         await session.execute(update(Judgement).values(state="done"))
-    await pair(harness, version, 0.5, 0.5)
-    told = await shown(harness)
-    assert (told["better"], told["alike"], told["worse"]) == (1, 1, 0)
+    await add_pair(harness, version, 0.5, 0.5)
+    told = await get_shadow(harness)
+    assert (told["better"], told["tied"], told["worse"]) == (1, 1, 0)
     assert (told["candidate"]["good"], told["stable"]["good"]) == (2, 1)
 
 
-async def test_replies_that_fail_or_grow_are_held_against_it(harness: Harness, scripted: ScriptedEngine) -> None:
-    version = await begun(harness)
+async def test_failed_and_longer_replies_count_against_the_version(harness: Harness, scripted: ScriptedEngine) -> None:
+    version = await start_shadow(harness)
     for _ in range(10):
-        await pair(harness, version, 1.0, -1.0, num_output_tokens=5)
-    await watch(harness.db, harness.settings)
+        await add_pair(harness, version, 1.0, -1.0, num_output_tokens=5)
+    await check_shadow_deployments(harness.db, harness.settings)
     row: Version = await harness.get(Version, version.id)
     assert row.reason == "shadow: replies have 2.50 times the length of the serving version's, not 0.5 to 2 times"
     async with harness.db.write() as session:
@@ -285,51 +283,51 @@ async def test_replies_that_fail_or_grow_are_held_against_it(harness: Harness, s
         (await session.get_one(Policy, version.policy_id)).head_version_id = version.id
         failed = update(Turn).where(Turn.origin == Origin.SHADOW).values(state=TurnState.FAILED)
         await session.execute(failed.values(num_output_tokens=None))
-    await watch(harness.db, harness.settings)
+    await check_shadow_deployments(harness.db, harness.settings)
     row = await harness.get(Version, version.id)
     assert "more replies failed: 10 of 10 against 0 of 10" in (row.reason or "")
 
 
-async def test_a_candidate_that_the_engine_cannot_answer_with_fails(harness: Harness, scripted: ScriptedEngine) -> None:
-    await begun(harness)
-    await talk(harness, 1)
+async def test_version_that_no_engine_can_run_fails(harness: Harness, scripted: ScriptedEngine) -> None:
+    await start_shadow(harness)
+    await send_chats(harness, 1)
     await curate(harness.db, harness.settings)
-    scripted.refuse = 400
-    await roll_out(harness.db, harness.settings, "me")
-    assert [row.state for row in await rollouts(harness)] == [RolloutState.FAILED]
-    assert (await shown(harness))["candidate"]["failed"] == 1
+    scripted.refuse_status = 400
+    await sample_rollouts(harness.db, harness.settings, "me")
+    assert [row.state for row in await read_rollouts(harness)] == [RolloutState.FAILED]
+    assert (await get_shadow(harness))["candidate"]["failed"] == 1
 
 
 @pytest.mark.parametrize("why", ["request", "project", "before", "after"])
-async def test_without_consent_no_prompt_is_used(harness: Harness, scripted: ScriptedEngine, why: str) -> None:
-    await begun(harness)
+async def test_prompts_without_consent_are_not_used(harness: Harness, scripted: ScriptedEngine, why: str) -> None:
+    await start_shadow(harness)
     no = {"metadata": {"attune_train": "false"}}
-    spoken = await chat(harness, user="ada", **(no if why == "request" else {}))
-    asked = len(scripted.heard)
+    live = await chat(harness, user="ada", **(no if why == "request" else {}))
+    asked = len(scripted.requests)
     if why == "after":
-        await run(harness, harness.settings)
-        assert (await shown(harness))["candidate"]["turns"] == 1
+        await run_shadow(harness, harness.settings)
+        assert (await get_shadow(harness))["candidate"]["turns"] == 1
     await curate(harness.db, harness.settings)
     if why == "project":
         async with harness.db.write() as session:
             await session.execute(update(Project).values(train=False))
     if why in ("before", "after"):
-        assert (await harness.api.post(f"/v1/chat/completions/{spoken.id}", json=no)).status_code == 200
-    await roll_out(harness.db, harness.settings, "me")
-    assert len(scripted.heard) == asked + (why == "after")
-    assert (await shown(harness))["candidate"]["turns"] == 0
+        assert (await harness.api.post(f"/v1/chat/completions/{live.id}", json=no)).status_code == 200
+    await sample_rollouts(harness.db, harness.settings, "me")
+    assert len(scripted.requests) == asked + (why == "after")
+    assert (await get_shadow(harness))["candidate"]["turns"] == 0
     assert await shadow_turns(harness) == [] or why != "request"
 
 
-async def test_it_is_shown_to_whom_it_answered_and_erased_with_them(harness: Harness, scripted: ScriptedEngine) -> None:
-    await begun(harness)
+async def test_shadow_turns_are_exported_and_erased_with_the_user(harness: Harness, scripted: ScriptedEngine) -> None:
+    await start_shadow(harness)
     first = await chat(harness, user="ada")
     follow = await chat(harness)
     async with harness.db.write() as session:  # hers too, though it does not name her
         (await session.get_one(Turn, follow.id)).parent_id = first.id
     await chat(harness, user="bob")
-    await run(harness, harness.settings)
-    assert (await shown(harness))["candidate"]["turns"] == 3
+    await run_shadow(harness, harness.settings)
+    assert (await get_shadow(harness))["candidate"]["turns"] == 3
     assert (await harness.api.get("/v1/subjects/ada")).json()["turns"] == 4
     export = (await harness.api.get("/v1/subjects/ada/export")).text
     assert export.count('"origin":"shadow"') == 2
@@ -337,30 +335,30 @@ async def test_it_is_shown_to_whom_it_answered_and_erased_with_them(harness: Har
     left = [turn for turn in await harness.all(Turn) if turn.deleted_at is None]
     assert {turn.end_user for turn in left} == {"bob"} and len(left) == 2
     assert all(turn.reply is None and turn.messages == [] for turn in await shadow_turns(harness) if turn.deleted_at)
-    assert (await shown(harness))["candidate"]["turns"] == 1
+    assert (await get_shadow(harness))["candidate"]["turns"] == 1
 
 
-async def test_one_that_is_being_asked_when_its_chat_is_deleted_is_not_put_on_record(
+async def test_shadow_reply_is_not_recorded_if_its_chat_is_deleted_meanwhile(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    await begun(harness)
-    spoken = await chat(harness)
+    await start_shadow(harness)
+    live = await chat(harness)
     await curate(harness.db, harness.settings)
-    [claim] = await queue.take(harness.db, harness.settings, "me")
-    assert (await harness.api.delete(f"/v1/chat/completions/{spoken.id}")).status_code == 200
-    await put(harness, harness.settings, claim)
+    [lease] = await rollout_queue.claim_rollouts(harness.db, harness.settings, "me")
+    assert (await harness.api.delete(f"/v1/chat/completions/{live.id}")).status_code == 200
+    await run_rollout_job(harness, harness.settings, lease)
     [turn] = await shadow_turns(harness)
     assert (turn.output_ids, turn.messages, turn.state) == (None, [], TurnState.ABORTED)
 
 
-async def test_another_projects_chats_are_not_answered(harness: Harness, scripted: ScriptedEngine) -> None:
-    version = await begun(harness)
+async def test_chats_of_another_project_are_not_answered(harness: Harness, scripted: ScriptedEngine) -> None:
+    version = await start_shadow(harness)
     async with harness.db.write() as session:
         _, key = await create_project(session, "bakery", "shop", harness.settings.model)
     headers = {"authorization": f"Bearer {key}"}
     body = {"model": "shop", "messages": HI}
     assert (await harness.api.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
-    await rolled(harness, harness.settings)
+    await run_rollouts(harness, harness.settings)
     assert await shadow_turns(harness) == []
     theirs = await harness.api.get("/v1/policies/shop/deployment", headers=headers)
     assert theirs.json()["shadow"] is None
@@ -370,30 +368,28 @@ async def test_another_projects_chats_are_not_answered(harness: Harness, scripte
     assert (await harness.get(Version, version.id)).state == VersionState.SHADOW
 
 
-async def test_what_is_rolled_back_meanwhile_is_not_the_candidates_fault(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
-    base, version = await harness.serving(), await begun(harness)
-    await talk(harness, 1)
+async def test_rollback_during_shadow_is_not_the_versions_fault(harness: Harness, scripted: ScriptedEngine) -> None:
+    base, version = await harness.serving(), await start_shadow(harness)
+    await send_chats(harness, 1)
     await curate(harness.db, harness.settings)
     async with harness.db.write() as session:
         (await session.get_one(Policy, version.policy_id)).head_version_id = base.id
-    assert await watch(harness.db, harness.settings) == 1
+    assert await check_shadow_deployments(harness.db, harness.settings) == 1
     row: Version = await harness.get(Version, version.id)
     assert (row.state, (await harness.policy()).kl_alarms) == (VersionState.REJECTED, 0)
-    asked = len(scripted.heard)
-    await roll_out(harness.db, harness.settings, "me")
-    assert len(scripted.heard) == asked
-    assert {one.reason for one in await rollouts(harness)} == {sampler.SHADOW_ENDED}
+    asked = len(scripted.requests)
+    await sample_rollouts(harness.db, harness.settings, "me")
+    assert len(scripted.requests) == asked
+    assert {one.reason for one in await read_rollouts(harness)} == {sampler.SHADOW_ENDED}
 
 
-async def test_it_stays_loaded_and_goes_out_without_another_shadow_when_an_engine_lost_it(
+async def test_version_that_passed_shadow_does_not_repeat_it_after_an_engine_lost_it(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    version = await begun(harness)
+    version = await start_shadow(harness)
     async with harness.db.read() as session:
-        assert version.id in {one.id for one in await engine_inventory.wanted(session, 0)}
-    await retire(harness.db, harness.settings)
+        assert version.id in {one.id for one in await engine_inventory.wanted_versions(session, 0)}
+    await unload_unused_adapters(harness.db, harness.settings)
     assert "shop-v1" in scripted.adapters
     assert (await harness.api.post("/v1/policies/shop/shadow/promote", json={})).status_code == 200
     scripted.adapters.clear()
@@ -406,10 +402,10 @@ async def test_it_stays_loaded_and_goes_out_without_another_shadow_when_an_engin
     assert live.state == VersionState.LIVE and "trained_to_served" not in live.timings
 
 
-async def test_what_rehearsed_and_was_then_damaged_holds_learning_up_no_longer(
+async def test_version_damaged_after_shadow_no_longer_blocks_training(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    version = await begun(harness)
+    version = await start_shadow(harness)
     assert (await harness.api.post("/v1/policies/shop/shadow/promote", json={})).status_code == 200
     scripted.adapters.clear()
     async with harness.db.write() as session:
@@ -422,26 +418,26 @@ async def test_what_rehearsed_and_was_then_damaged_holds_learning_up_no_longer(
     assert (await harness.policy()).head_version_id == (await harness.serving()).id
 
 
-async def test_the_hours_budget_holds(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_token_budget_per_hour_is_respected(harness: Harness, scripted: ScriptedEngine) -> None:
     config = CONFIG.model_copy(update={"tokens_per_hour": 20})
     settings = harness.settings.model_copy(update={"shadow": config})
-    await begun(harness, settings)
-    await talk(harness, 5)
-    asked = await rolled(harness, settings)
+    await start_shadow(harness, settings)
+    await send_chats(harness, 5)
+    asked = await run_rollouts(harness, settings)
     assert 0 < sum(row.tokens for row in asked) <= 20 and 0 < len(asked) < 5, "no more is written down than may fit"
-    assert queue.OUT_OF_BUDGET in {row.reason for row in asked}, "nor asked, if it could come to be too long"
-    await talk(harness, 2)
-    assert sum(row.tokens for row in await rolled(harness, settings)) <= 20
+    assert rollout_queue.OUT_OF_BUDGET in {row.reason for row in asked}, "nor asked, if it could come to be too long"
+    await send_chats(harness, 2)
+    assert sum(row.tokens for row in await run_rollouts(harness, settings)) <= 20
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_it_answers_a_share_and_the_same_one_again(
+async def test_shadow_answers_a_stable_share_of_chats(
     harness: Harness, scripted: ScriptedEngine, tmp_path: Path
 ) -> None:
     share = CONFIG.model_copy(update={"share": 0.5})
     settings = harness.settings.model_copy(update={"shadow": share})
-    await begun(harness, settings)
-    await talk(harness, 40)
+    await start_shadow(harness, settings)
+    await send_chats(harness, 40)
     await curate(harness.db, settings)
     first = {turn.shadow_of_id for turn in await shadow_turns(harness)}
     assert 5 < len(first) < 35
@@ -451,33 +447,33 @@ async def test_it_answers_a_share_and_the_same_one_again(
     assert {turn.shadow_of_id for turn in await shadow_turns(harness)} == first
 
 
-async def test_a_judge_that_compares_is_shown_both_replies(harness: Harness, scripted: ScriptedEngine) -> None:
-    with Oracle(lambda body: graded(4)).at() as url:
-        settings = listening(harness, {"type": "judge", "url": url, "model": "wise", "compare": True})
-        await begun(harness, settings)
-        await talk(harness, 2)
-        await run(harness, settings)
+async def test_comparing_judge_gets_both_replies(harness: Harness, scripted: ScriptedEngine) -> None:
+    with ScriptedEndpoint(lambda body: grade_response(4)).serve() as url:
+        settings = settings_with_sources(harness, {"type": "judge", "url": url, "model": "wise", "compare": True})
+        await start_shadow(harness, settings)
+        await send_chats(harness, 2)
+        await run_shadow(harness, settings)
     ours = {turn.id for turn in await shadow_turns(harness)}
     values = {row.turn_id: row.value for row in await harness.all(Reward) if row.turn_id in ours}
     assert values == dict.fromkeys(ours, 0.0) and len(ours) == 2, "the script says the same: a tie, unasked"
     async with harness.db.write() as session:  # the API has other rewards than these
         own = settings.rewards.model_dump(mode="json")
         (await session.get_one(Policy, (await harness.policy()).id)).rewards = own
-    assert (await shown(harness))["alike"] == 2
+    assert (await get_shadow(harness))["tied"] == 2
 
 
-async def test_one_that_nobody_could_judge_is_rejected_with_the_reason(
+async def test_shadow_without_judgements_is_rejected_with_the_reason(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     settings = harness.settings.model_copy(update={"rewards": RewardsConfig()})
-    version = await begun(harness, settings)
-    await watch(harness.db, settings)
+    version = await start_shadow(harness, settings)
+    await check_shadow_deployments(harness.db, settings)
     row: Version = await harness.get(Version, version.id)
-    assert row.state == VersionState.REJECTED and "it cannot run in shadow: no source" in (row.reason or "")
+    assert row.state == VersionState.REJECTED and "it cannot run in shadow: no reward source" in (row.reason or "")
     policy = await harness.policy()
     assert (policy.mode, policy.kl_alarms) == (LearningMode.ASYNCHRONOUS, 0), "nothing was shown about it"
     assert policy.head_version_id == (await harness.serving()).id
-    with pytest.raises(ValueError, match="no version could run in shadow: no source"):
+    with pytest.raises(ValueError, match="no version could run in shadow: no reward source"):
         Settings(shadow={"share": 0.2})
     own = {"sources": [{"type": "explicit"}]}
     assert (await harness.api.put("/v1/policies/shop/rewards", json=own)).status_code == 200
@@ -485,20 +481,20 @@ async def test_one_that_nobody_could_judge_is_rejected_with_the_reason(
     assert refused.status_code == 400 and "No version could run in shadow" in refused.json()["error"]["message"]
 
 
-async def test_a_policy_of_its_own_way_takes_no_more_tokens_than_the_deployments(
+async def test_policy_override_cannot_exceed_the_deployments_token_budget(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     own = {"share": 0.5, "tokens_per_hour": 10**9}
     told = (await harness.api.put("/v1/policies/shop/delivery", json={"shadow": own})).json()
-    assert told["own_shadow"] and told["shadow_config"]["share"] == 0.5
+    assert told["shadow_overridden"] and told["shadow_config"]["share"] == 0.5
     assert told["shadow_config"]["tokens_per_hour"] == CONFIG.tokens_per_hour
     told = (await harness.api.put("/v1/policies/shop/delivery", json={})).json()
-    assert not told["own_shadow"] and told["shadow_config"]["share"] == 1.0
+    assert not told["shadow_overridden"] and told["shadow_config"]["share"] == 1.0
 
 
 @pytest.mark.parametrize("verb", ["promote", "abort"])
-async def test_a_person_ends_it_one_way_or_the_other(harness: Harness, scripted: ScriptedEngine, verb: str) -> None:
-    version = await begun(harness)
+async def test_operator_passes_or_rejects_a_shadow(harness: Harness, scripted: ScriptedEngine, verb: str) -> None:
+    version = await start_shadow(harness)
     told = await harness.api.post(f"/v1/policies/shop/shadow/{verb}", json={"reason": "enough"})
     assert told.status_code == 200 and told.json()["shadow"] is None
     await publish(harness.db, harness.settings)
@@ -515,6 +511,6 @@ async def test_a_person_ends_it_one_way_or_the_other(harness: Harness, scripted:
 
 def test_a_shadow_is_a_completion_of_its_own(tmp_path: Path) -> None:
     turn = Turn(id="chatcmpl-a", completion_id="chatcmpl-a", sampling={"seed": 5})
-    made = shadow_replies.beside(turn, Version(id="ver-1"))
+    made = shadow_replies.plan_shadow_reply(turn, Version(id="ver-1"))
     assert made["completion_id"] == made["id"] != turn.id and made["shadow_of_id"] == turn.id
     assert (made["version_id"], made["choice_index"], made["sampling"]) == ("ver-1", 0, {"seed": 5})

@@ -1,4 +1,4 @@
-"""Trained → proven → live where all weights are trained: one version at a time on an engine, and nobody refused."""
+"""Release full weights: an engine holds one version at a time, and no request is refused."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.support.deployment import Harness
 from tests.support.engine_model import make_tiny_model
 from tests.support.full_weights import make_weights
 from tests.support.scripted_engine import ScriptedEngine, logprob
-from workers.engine.engine_record import DatabaseLedger
+from workers.engine.engine_record import DatabaseEngineRecord
 from workers.reconcile import reconcile
 from workers.release import weight_swap
 from workers.release.evaluate import evaluate
@@ -38,8 +38,8 @@ def settings(settings: Settings, tiny: Path) -> Settings:
     return settings.model_copy(update=told)
 
 
-async def trained(harness: Harness, number: int = 1) -> Version:
-    """A version as the trainer leaves it, with the log-probs that the engine should find."""
+async def create_trained_version(harness: Harness, number: int = 1) -> Version:
+    """Create a version as the trainer does, with the log-probs that the engine should compute."""
     name = f"shop-v{number}"
     path = harness.settings.versions_dir / name
     told = [[logprob(name, ids[:at], ids[at]) for at in range(1, len(ids))] for ids in IDS]
@@ -51,21 +51,21 @@ async def trained(harness: Harness, number: int = 1) -> Version:
     )
 
 
-async def come_home(harness: Harness, settings: Settings | None = None) -> None:
-    """As often as the sweep would ring: a busy machine may take an engine for one that is away."""
+async def evaluate_and_publish(harness: Harness, settings: Settings | None = None) -> None:
+    """Evaluate and publish repeatedly, as the reconciler would: on a busy machine an engine may seem unreachable."""
     async with asyncio.timeout(60):
         while {VersionState.TRAINED, VersionState.VERIFIED} & {version.state for version in await harness.all(Version)}:
             await evaluate(harness.db, settings or harness.settings, "test")
             await publish(harness.db, harness.settings)
 
 
-async def follow(harness: Harness) -> None:
-    """Until every engine has what serves."""
+async def sync_weights(harness: Harness) -> None:
+    """Swap weights until every engine holds the serving version."""
     async with asyncio.timeout(60):
         while True:
             await evaluate(harness.db, harness.settings, "test")
             async with harness.db.read() as session:
-                if not await weight_swap.lagging(session):
+                if not await weight_swap.has_outdated_engine(session):
                     return
 
 
@@ -74,54 +74,50 @@ async def chat(harness: Harness, text: str = "hi", **fields: Any) -> httpx2.Resp
     return await harness.api.post("/v1/chat/completions", json=body)
 
 
-async def state(harness: Harness) -> list[tuple[str | None, bool]]:
+async def engine_states(harness: Harness) -> list[tuple[str | None, bool]]:
     engines = sorted(await harness.all(Engine), key=lambda engine: engine.name)
     return [(engine.weights, engine.swapping_until is not None) for engine in engines]
 
 
-async def test_the_engines_own_weights_are_exchanged_proven_and_then_serve(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
+async def test_weights_are_swapped_verified_and_then_live(harness: Harness, scripted: ScriptedEngine) -> None:
     assert (await chat(harness)).headers["x-policy-version"] == "shop@v0"
-    version = await trained(harness)
-    await come_home(harness)
+    version = await create_trained_version(harness)
+    await evaluate_and_publish(harness)
     home: Version = await harness.get(Version, version.id)
     assert (home.state, (await harness.serving()).id) == (VersionState.LIVE, version.id)
-    assert scripted.told == ["pause retract", "shop-v1", "continue"]
-    assert await state(harness) == [("shop-v1", False)]
+    assert scripted.weight_events == ["pause retract", "shop-v1", "continue"]
+    assert await engine_states(harness) == [("shop-v1", False)]
     assert {"check", "drain", "load", "verify", "exchange", "switch", "trained_to_served"} <= home.timings.keys()
     reply = await chat(harness)
-    asked = scripted.heard[-1]
+    asked = scripted.requests[-1]
     assert reply.headers["x-policy-version"] == "shop@v1"
     assert "lora_path" not in asked and asked["extra_key"] == "shop-v1"
     turn = max(await harness.all(Turn), key=lambda turn: turn.created_at)
     assert (turn.exclusion_reason, [span["version"] for span in turn.weight_versions]) == (None, ["shop-v1"])
 
 
-@pytest.mark.parametrize("fault", ["update_fails", "mangles"])
-async def test_what_is_not_the_trainers_is_taken_back_before_anybody_hears_it(
+@pytest.mark.parametrize("fault", ["failed_updates", "corrupted_updates"])
+async def test_weights_that_differ_from_the_trainers_are_restored_before_any_chat(
     harness: Harness, scripted: ScriptedEngine, fault: str
 ) -> None:
-    first = await trained(harness)
-    await come_home(harness)
-    bad = await trained(harness, 2)
+    first = await create_trained_version(harness)
+    await evaluate_and_publish(harness)
+    bad = await create_trained_version(harness, 2)
     getattr(scripted, fault).add("shop-v2")
     asking = [asyncio.create_task(chat(harness, f"question {number}")) for number in range(4)]
-    await come_home(harness)
+    await evaluate_and_publish(harness)
     rejected = await harness.get(Version, bad.id)
     assert rejected.state == VersionState.REJECTED and rejected.reason is not None
     assert (await harness.serving()).id == first.id and (await harness.policy()).head_version_id == first.id
     assert scripted.weights == "shop-v1" and not scripted.paused
-    assert await state(harness) == [("shop-v1", False)]
+    assert await engine_states(harness) == [("shop-v1", False)]
     replies = [*await asyncio.gather(*asking), await chat(harness)]
     assert {reply.headers["x-policy-version"] for reply in replies} == {"shop@v1"}
     turns = await harness.all(Turn)
     assert {span["version"] for turn in turns for span in turn.weight_versions} == {"shop-v1"}
 
 
-async def test_ready_is_who_has_what_serves_or_will_have_it_in_a_moment(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
+async def test_ready_engines_hold_the_serving_version_or_swap_to_it(harness: Harness, scripted: ScriptedEngine) -> None:
     async def ready() -> int:
         return (await harness.api.get("/readyz")).status_code
 
@@ -130,8 +126,8 @@ async def test_ready_is_who_has_what_serves_or_will_have_it_in_a_moment(
             for name, value in values.items():
                 setattr(await session.get_one(Engine, "engine-0"), name, value)
 
-    version = await trained(harness)
-    await come_home(harness)
+    version = await create_trained_version(harness)
+    await evaluate_and_publish(harness)
     assert await ready() == 200
     await set_engine(weights=None)  # the pointer moved just now: it follows
     assert await ready() == 200
@@ -143,7 +139,7 @@ async def test_ready_is_who_has_what_serves_or_will_have_it_in_a_moment(
     assert await ready() == 200
     await set_engine(swapping_until=0.0)  # who exchanged its weights has given up
     assert await ready() == 503
-    coming = await trained(harness, 2)
+    coming = await create_trained_version(harness, 2)
     await set_engine(swapping_until=None, weights=coming.adapter_name)
     assert await ready() == 503  # nobody proves it
     async with harness.db.write() as session:
@@ -153,54 +149,52 @@ async def test_ready_is_who_has_what_serves_or_will_have_it_in_a_moment(
     assert fence is not None and await ready() == 200
 
 
-async def test_gates_that_need_no_weights_are_asked_before_an_engine_gets_any(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
-    version = await trained(harness)
+async def test_gates_without_prompts_run_before_the_swap(harness: Harness, scripted: ScriptedEngine) -> None:
+    version = await create_trained_version(harness)
     gate = {"type": "metric", "name": "entropy", "metric": "actor/entropy", "at_least": 0.1}
     settings = Settings.model_validate(harness.settings.model_dump() | {"gates": [gate]})
-    await come_home(harness, settings)
+    await evaluate_and_publish(harness, settings)
     refused: Version = await harness.get(Version, version.id)
     assert refused.state == VersionState.REJECTED and (refused.reason or "").startswith("gate entropy")
-    assert scripted.told == []
+    assert scripted.weight_events == []
 
 
-async def test_a_gate_that_cannot_be_asked_takes_the_weights_back_and_is_given_up(
+async def test_gate_that_cannot_run_restores_the_weights_and_gives_up(
     harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def asked(gates: Any, *kinds: Any) -> None:
         if kinds == (PromptsGate,):
             raise EngineUnavailable("no reply to a prompt")
 
-    version = await trained(harness)
-    monkeypatch.setattr("workers.release.evaluate.Gates.refusal", asked)
-    await come_home(harness)
+    version = await create_trained_version(harness)
+    monkeypatch.setattr("workers.release.evaluate.GateRunner.first_refusal", asked)
+    await evaluate_and_publish(harness)
     given_up: Version = await harness.get(Version, version.id)
     assert given_up.state == VersionState.REJECTED and "its gates could not be asked" in (given_up.reason or "")
-    assert scripted.told.count("shop-v1") == harness.settings.max_attempts and scripted.weights == "default"
+    assert scripted.weight_events.count("shop-v1") == harness.settings.max_attempts and scripted.weights == "default"
 
 
-async def test_the_version_before_is_not_waited_for(harness: Harness, scripted: ScriptedEngine) -> None:
-    await trained(harness)
-    await come_home(harness)
+async def test_previous_version_is_not_waited_for(harness: Harness, scripted: ScriptedEngine) -> None:
+    await create_trained_version(harness)
+    await evaluate_and_publish(harness)
     assert (await chat(harness, model="shop@previous")).status_code == 404
 
 
 async def test_damaged_files_never_reach_the_engine(harness: Harness, scripted: ScriptedEngine) -> None:
-    version = await trained(harness)
+    version = await create_trained_version(harness)
     path = Path(version.adapter_path or "") / WEIGHTS
     path.write_bytes(path.read_bytes()[:-1])
-    await come_home(harness)
+    await evaluate_and_publish(harness)
     rejected = await harness.get(Version, version.id)
     assert rejected.state == VersionState.REJECTED and "DamagedAdapter" in (rejected.reason or "")
-    assert scripted.told == []
+    assert scripted.weight_events == []
 
 
-async def test_requests_wait_while_the_only_engine_changes_and_name_what_answers(
+async def test_requests_wait_during_a_swap_and_name_the_answering_version(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    """All are answered, each by the version that it names, whole and streamed."""
-    scripted.pace = 0.002
+    """All requests are answered, streamed or not, each by the version that the reply names."""
+    scripted.seconds_per_token = 0.002
     over = asyncio.Event()
     replies: list[httpx2.Response] = []
 
@@ -210,31 +204,31 @@ async def test_requests_wait_while_the_only_engine_changes_and_name_what_answers
 
     users = [asyncio.create_task(user(number)) for number in range(4)]
     for number in (1, 2, 3):
-        version = await trained(harness, number)
-        await come_home(harness)
+        version = await create_trained_version(harness, number)
+        await evaluate_and_publish(harness)
         assert (await harness.serving()).id == version.id
     over.set()
     await asyncio.gather(*users)
     assert {reply.status_code for reply in replies} == {200}
     versions = {row.id: row.adapter_name for row in await harness.all(Version)}
     for turn in await harness.all(Turn):
-        spoken = {span["version"] for span in turn.weight_versions or ()}
+        versions_used = {span["version"] for span in turn.weight_versions or ()}
         assert (turn.state, turn.exclusion_reason) == (TurnState.DONE, None)
-        assert turn.stream or spoken == {versions[turn.version_id] or "default"}
+        assert turn.stream or versions_used == {versions[turn.version_id] or "default"}
 
 
-async def test_a_reply_that_outlasts_the_patience_goes_on_and_is_not_learned_from(
+async def test_reply_that_outlasts_the_drain_continues_and_is_excluded(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    scripted.say, scripted.pace = "word " * 500, 0.05
+    scripted.reply_text, scripted.seconds_per_token = "word " * 500, 0.05
     asking = [asyncio.create_task(chat(harness, stream=stream)) for stream in (False, True)]
     while len(scripted.running) < 2:
         await asyncio.sleep(0.01)
     hasty = harness.settings.model_copy(update={"drain_seconds": 0.1})
-    await trained(harness)
-    await come_home(harness, hasty)
+    await create_trained_version(harness)
+    await evaluate_and_publish(harness, hasty)
     assert len(scripted.running) == 2, "they were not waited for"
-    scripted.pace = 0.0
+    scripted.seconds_per_token = 0.0
     assert [reply.status_code for reply in await asyncio.gather(*asking)] == [200, 200]
     turns = {turn.stream: turn for turn in await harness.all(Turn)}
     for turn in turns.values():
@@ -245,90 +239,90 @@ async def test_a_reply_that_outlasts_the_patience_goes_on_and_is_not_learned_fro
     assert turns[True].weight_versions is None, "of a stream the engine does not tell"
 
 
-async def test_of_two_replicas_one_goes_ahead_and_the_other_follows(
+async def test_of_two_engines_one_is_swapped_first_and_the_other_follows(
     harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine
 ) -> None:
-    version = await trained(harness)
-    scripted.slow = True
-    coming = asyncio.create_task(come_home(harness))
+    version = await create_trained_version(harness)
+    scripted.update_hangs = True
+    coming = asyncio.create_task(evaluate_and_publish(harness))
     while not scripted.paused:
         await asyncio.sleep(0.01)
     before = [await chat(harness, f"question {number}") for number in range(6)]
     assert {reply.headers["x-policy-version"] for reply in before} == {"shop@v0"}
-    scripted.slow = False
+    scripted.update_hangs = False
     await coming
     assert (await harness.serving()).id == version.id
-    assert await state(harness) == [("shop-v1", False), (None, False)]
+    assert await engine_states(harness) == [("shop-v1", False), (None, False)]
     await asyncio.sleep(2 * harness.settings.route_cache_seconds)
     after = [await chat(harness, f"question {number}") for number in range(6)]
     assert {reply.headers["x-policy-version"] for reply in after} == {"shop@v1"}
     turns = sorted(await harness.all(Turn), key=lambda turn: turn.created_at)
     assert [turn.engine for turn in turns] == 6 * ["engine-1"] + 6 * ["engine-0"]
-    await follow(harness)
-    assert await state(harness) == [("shop-v1", False), ("shop-v1", False)]
-    assert scripted.told == second.told == ["pause retract", "shop-v1", "continue"]
+    await sync_weights(harness)
+    assert await engine_states(harness) == [("shop-v1", False), ("shop-v1", False)]
+    assert scripted.weight_events == second.weight_events == ["pause retract", "shop-v1", "continue"]
 
 
-async def test_a_rollback_moves_at_once_and_requests_wait_for_the_engine(
+async def test_rollback_takes_effect_at_once_and_requests_wait_for_the_engine(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    """Back to an adapterless base, whose own log-probs were noted when it was left."""
+    """Roll back to the base model, whose probe was recorded when its weights were replaced."""
     base = await harness.serving()
-    await trained(harness)
-    await come_home(harness)
+    await create_trained_version(harness)
+    await evaluate_and_publish(harness)
     assert (await harness.get(Version, base.id)).probe is not None
     answer = await harness.api.post("/v1/policies/shop/rollback", json={})
     assert answer.json()["serving"] == "shop@v0"
     asking = asyncio.create_task(chat(harness))
     done, _ = await asyncio.wait([asking], timeout=0.3)
     assert not done, "the engine has other weights yet"
-    await follow(harness)
+    await sync_weights(harness)
     assert (await asking).headers["x-policy-version"] == "shop@v0"
-    assert scripted.weights == "default" and await state(harness) == [(None, False)]
+    assert scripted.weights == "default" and await engine_states(harness) == [(None, False)]
     deployed = await harness.api.post("/v1/policies/shop/deploy", json={"version": 1})
     assert deployed.json()["serving"] == "shop@v1"
     await reconcile(harness.db, harness.settings)
-    await follow(harness)
+    await sync_weights(harness)
     assert scripted.weights == "shop-v1"
 
 
-async def test_an_exchange_that_was_abandoned_is_set_right(harness: Harness, scripted: ScriptedEngine) -> None:
-    """Its worker died while the engine was paused, with other weights than those on record."""
-    version = await trained(harness)
-    await come_home(harness)
+async def test_abandoned_swap_is_repaired(harness: Harness, scripted: ScriptedEngine) -> None:
+    """The worker died while the engine was paused, with weights other than the recorded ones."""
+    version = await create_trained_version(harness)
+    await evaluate_and_publish(harness)
     assert (await harness.serving()).id == version.id
     scripted.paused, scripted.weights = True, "nothing"
     async with harness.db.write() as session:
         engine = await session.get_one(Engine, "engine-0")
         engine.swapping_until = 1.0
     asking = asyncio.create_task(chat(harness))
-    await follow(harness)
+    await sync_weights(harness)
     assert scripted.weights == "shop-v1" and not scripted.paused
     assert (await asking).headers["x-policy-version"] == "shop@v1"
-    assert await state(harness) == [("shop-v1", False)]
+    assert await engine_states(harness) == [("shop-v1", False)]
 
 
-async def test_two_who_want_the_same_engine_do_not_meet(harness: Harness, scripted: ScriptedEngine) -> None:
-    await trained(harness)
-    await come_home(harness)
+async def test_engine_is_held_by_one_swap_at_a_time(harness: Harness, scripted: ScriptedEngine) -> None:
+    await create_trained_version(harness)
+    await evaluate_and_publish(harness)
     await harness.api.post("/v1/policies/shop/rollback", json={})
-    await asyncio.gather(*(weight_swap.follow(harness.db, harness.settings) for _ in range(3)))
-    assert scripted.told == ["pause retract", "shop-v1", "continue", "pause retract", "default", "continue"]
+    await asyncio.gather(*(weight_swap.sync_weights(harness.db, harness.settings) for _ in range(3)))
+    assert scripted.weight_events == ["pause retract", "shop-v1", "continue", "pause retract", "default", "continue"]
 
 
-async def test_an_engine_that_starts_again_is_ready_when_it_has_what_serves(
+async def test_restarted_engine_is_ready_when_it_holds_the_serving_version(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    version = await trained(harness)
-    await come_home(harness)
-    book = DatabaseLedger(harness.db, harness.settings, "http://127.0.0.1:9")
-    incarnation = await book.starting()
-    assert await state(harness) == [(None, False)]
-    [wanted] = await book.wanted()
-    assert (wanted.name, wanted.full, str(wanted.path)) == ("shop-v1", True, version.adapter_path)
-    assert not await book.ready(incarnation, [])
-    assert await book.ready(incarnation, ["shop-v1"])
-    assert await state(harness) == [("shop-v1", False)]
+    version = await create_trained_version(harness)
+    await evaluate_and_publish(harness)
+    book = DatabaseEngineRecord(harness.db, harness.settings, "http://127.0.0.1:9")
+    incarnation = await book.record_start()
+    assert await engine_states(harness) == [(None, False)]
+    [wanted] = await book.read_wanted_versions()
+    assert (wanted.name, wanted.full_weights, str(wanted.path)) == ("shop-v1", True, version.adapter_path)
+    assert not await book.try_mark_ready(incarnation, [])
+    assert await book.try_mark_ready(incarnation, ["shop-v1"])
+    assert await engine_states(harness) == [("shop-v1", False)]
     assert (await harness.all(Engine))[0].state == EngineState.READY
 
 
@@ -342,12 +336,12 @@ async def test_an_engine_that_starts_again_is_ready_when_it_has_what_serves(
         ("PUT", "pins", {"kind": "user", "subject": "anna", "version": 0}),
     ],
 )
-async def test_what_needs_two_versions_side_by_side_is_a_409_that_says_so(
+async def test_features_that_need_two_versions_are_refused_with_409(
     harness: Harness, method: str, path: str, body: dict[str, Any]
 ) -> None:
     answer = await harness.api.request(method, f"/v1/policies/shop/{path}", json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "full_weights")
-    assert "one at a time" in answer.json()["error"]["message"]
+    assert "an engine holds one version" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -357,25 +351,25 @@ async def test_what_needs_two_versions_side_by_side_is_a_409_that_says_so(
         {"shadow": {"share": 0.1}},
         {
             "gates": [
-                {"type": "prompts", "name": "g", "dataset": "d", "verifier": {"type": "contains"}, "most_drop": 0.1}
+                {"type": "prompts", "name": "g", "dataset": "d", "verifier": {"type": "contains"}, "max_drop": 0.1}
             ]
         },
     ],
 )
-def test_what_compares_two_versions_is_refused_at_the_start(told: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="one at a time"):
+def test_settings_that_compare_two_versions_are_refused_at_startup(told: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="an engine holds one version"):
         Settings(adaptation="full", **told)
 
 
-async def test_the_audit_tells_of_a_version_that_was_taken_back(harness: Harness, scripted: ScriptedEngine) -> None:
-    await trained(harness)
-    scripted.mangles.add("shop-v1")
-    await come_home(harness)
-    assert "version rejected" in [row.action for row in await harness.all(Audit)]
+async def test_audit_records_a_rejected_version(harness: Harness, scripted: ScriptedEngine) -> None:
+    await create_trained_version(harness)
+    scripted.corrupted_updates.add("shop-v1")
+    await evaluate_and_publish(harness)
+    assert "version.rejected" in [row.action for row in await harness.all(Audit)]
 
 
-async def test_a_home_is_of_one_kind(harness: Harness) -> None:
-    version = await trained(harness)
+async def test_database_has_one_kind_of_adaptation(harness: Harness) -> None:
+    version = await create_trained_version(harness)
     model = harness.settings.model
     async with harness.db.write() as session:
         assert await bootstrap(session, "shop", model, "full") is None

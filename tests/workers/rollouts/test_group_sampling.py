@@ -1,4 +1,4 @@
-"""Shadow group samples: cast of chats that may be learned from, asked when there is room, a group with their chat."""
+"""Group sampling: more replies to the prompt of a chat, sampled beside chats, in one group with the chat's reply."""
 
 import asyncio
 from typing import Any
@@ -8,8 +8,7 @@ from sqlalchemy import update
 
 from alignment.config.rollouts import RolloutsConfig
 from alignment.signals.judge_prompts import SYSTEM
-from app.inference.keys import engine_keys
-from app.inference.pool import EnginePool
+from app.inference.pool import EnginePool, load_engine_keys
 from app.models import (
     ApiKey,
     Batch,
@@ -29,64 +28,72 @@ from app.models import (
 )
 from app.training import unlearning
 from tests.support.deployment import Harness
-from tests.support.judgements import Oracle, judged, listening
-from tests.support.rollout_rows import cast, chat, due, group_samples, rolled, turns, with_group_sampling
+from tests.support.judgements import ScriptedEndpoint, run_judging, settings_with_sources
+from tests.support.rollout_rows import (
+    chat,
+    make_rollouts_due,
+    plan_group_samples,
+    read_group_samples,
+    read_turns,
+    run_rollouts,
+    with_group_sampling,
+)
 from tests.support.scripted_engine import Reply, ScriptedEngine
-from workers.feedback.curate import curate
-from workers.judging.enqueue import ask
+from workers.curate import curate, process_finished_turns
 from workers.judging.judge import judge
-from workers.reconcile import reconcile, retire
-from workers.rollouts import queue, sampler
-from workers.rollouts.sample import roll_out
+from workers.queue.leased_job import WORKER_LOST
+from workers.reconcile import reconcile, unload_unused_adapters
+from workers.rollouts import rollout_queue, sampler
+from workers.rollouts.sampler import sample_rollouts
 from workers.training import batches
 from workers.training.assemble import assemble
 
 
-def by_place(body: dict[str, Any]) -> dict[str, float]:
-    """A service that tells replies to one prompt apart, however alike they are."""
+def reward_by_id(body: dict[str, Any]) -> dict[str, float]:
+    """Return a different reward for each reply, even if two have the same text."""
     return {"reward": int(body["turn"]["id"][-4:], 16) / 0xFFFF}
 
 
 async def test_a_chat_and_its_group_samples_become_one_group_of_a_batch(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    with Oracle(by_place).at() as url:
+    with ScriptedEndpoint(reward_by_id).serve() as url:
         settings = with_group_sampling(harness, url)
-        spoken = await chat(harness, user="user-7", temperature=0.7, metadata={"plan": "gold"})
-        await harness.thumb(spoken.id)
-        group_samples = await cast(harness, settings)
-        assert [turn.state for turn in group_samples] == [TurnState.OPEN] * 3 and scripted.heard[1:] == []
+        chat_turn = await chat(harness, user="user-7", temperature=0.7, metadata={"plan": "gold"})
+        await harness.thumb(chat_turn.id)
+        group_samples = await plan_group_samples(harness, settings)
+        assert [turn.state for turn in group_samples] == [TurnState.OPEN] * 3 and scripted.requests[1:] == []
         [sample] = await harness.all(Sample)
-        assert sample.ready_at > spoken.finished_at + 100, "it waits for its group samples"
+        assert sample.ready_at > chat_turn.finished_at + 100, "it waits for its group samples"
         assert await assemble(harness.db, settings) == 0
-        done = await rolled(harness, settings)
-        assert [row.state for row in done] == [RolloutState.DONE] * 3
-        assert all(row.tokens == len(spoken.output_ids) and row.duration_seconds > 0 for row in done)
+        rollouts = await run_rollouts(harness, settings)
+        assert [row.state for row in rollouts] == [RolloutState.DONE] * 3
+        assert all(row.tokens == len(chat_turn.output_ids) and row.duration_seconds > 0 for row in rollouts)
         [sample] = await harness.all(Sample)
-        assert sample.ready_at > spoken.finished_at + 50, "it waits for what is said of them"
-        assert {row.state for row in await judged(harness, settings)} == {"done"}
-    for turn in await group_samples(harness):
-        assert turn.prompt_ids == spoken.prompt_ids and len(turn.logprobs) == len(turn.output_ids) > 0
-        assert (turn.state, turn.exclusion_reason, turn.version_id) == (TurnState.DONE, None, spoken.version_id)
-        assert (turn.completion_id, turn.end_user, turn.key_id) == (spoken.id, "user-7", spoken.key_id)
+        assert sample.ready_at > chat_turn.finished_at + 50, "it waits for their rewards"
+        assert {row.state for row in await run_judging(harness, settings)} == {"done"}
+    for turn in await read_group_samples(harness):
+        assert turn.prompt_ids == chat_turn.prompt_ids and len(turn.logprobs) == len(turn.output_ids) > 0
+        assert (turn.state, turn.exclusion_reason, turn.version_id) == (TurnState.DONE, None, chat_turn.version_id)
+        assert (turn.completion_id, turn.end_user, turn.key_id) == (chat_turn.id, "user-7", chat_turn.key_id)
         assert (turn.parent_id, turn.prefix_hash, turn.request_sha256) == (None, None, None)
-    asked = scripted.heard[1:]
-    assert {body["temperature"] for body in asked} == {0.7} and {body["priority"] for body in asked} == {-1}
-    assert all(body["input_ids"] == spoken.prompt_ids for body in asked)
-    assert "priority" not in scripted.heard[0]
+    requests = scripted.requests[1:]
+    assert {body["temperature"] for body in requests} == {0.7} and {body["priority"] for body in requests} == {-1}
+    assert all(body["input_ids"] == chat_turn.prompt_ids for body in requests)
+    assert "priority" not in scripted.requests[0]
     samples = await harness.all(Sample)
-    assert {sample.group_id for sample in samples} == {spoken.id} and len(samples) == 4
-    assert len({sample.ready_at for sample in samples}) == 1, "they are ripe together"
-    assert {sample.rater for sample in samples} == {samples[0].rater}, "and take one person's place"
-    eight = settings.model_copy(update={"batch_size": 4})
-    assert await assemble(harness.db, eight) == 1
-    claimed = await batches.claim(harness.db, "me", eight)
-    assert claimed is not None and {one.group for one in claimed.batch.samples} == {spoken.id}
+    assert {sample.group_id for sample in samples} == {chat_turn.id} and len(samples) == 4
+    assert len({sample.ready_at for sample in samples}) == 1, "they are ready at the same time"
+    assert {sample.rater for sample in samples} == {samples[0].rater}, "and count for one rater"
+    four = settings.model_copy(update={"batch_size": 4})
+    assert await assemble(harness.db, four) == 1
+    claimed = await batches.claim(harness.db, "me", four)
+    assert claimed is not None and {one.group for one in claimed.batch.samples} == {chat_turn.id}
     assert len({one.prompt_ids for one in claimed.batch.samples}) == 1 and len(claimed.batch.samples) == 4
 
 
 async def test_a_judge_that_compares_waits_for_the_group_samples(harness: Harness, scripted: ScriptedEngine) -> None:
-    settings = listening(
+    settings = settings_with_sources(
         harness,
         {"type": "judge", "url": "http://127.0.0.1:9", "model": "wise", "compare": True},
         rollouts=RolloutsConfig.model_validate({"group_sampling": {"extra_replies": 2}}),
@@ -94,34 +101,34 @@ async def test_a_judge_that_compares_waits_for_the_group_samples(harness: Harnes
     await chat(harness)
     await curate(harness.db, settings)
     assert await judge(harness.db, settings, "me") == 0
-    [question] = await harness.all(Judgement)
-    assert (question.state, question.attempt, question.details) == ("open", 0, {}), "nobody was asked"
-    await rolled(harness, settings)
+    [judgement] = await harness.all(Judgement)
+    assert (judgement.state, judgement.attempt, judgement.details) == ("open", 0, {}), "no request was sent"
+    await run_rollouts(harness, settings)
     await curate(harness.db, settings)
     await judge(harness.db, settings, "me")
-    questions = await harness.all(Judgement)
-    assert [row.value for row in questions] == [0.0] * 3, "the script says the same three times: a tie, unasked"
+    judgements = await harness.all(Judgement)
+    assert [row.value for row in judgements] == [0.0] * 3, "three equal replies are a tie without a request"
     assert len({sample.group_id for sample in await harness.all(Sample)}) == 1
 
 
-async def test_choices_of_the_user_count_as_group_samples(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_choices_of_the_request_count_as_group_samples(harness: Harness, scripted: ScriptedEngine) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9")
     await chat(harness, n=3, seed=5)
-    [group_sample] = await cast(harness, settings)
+    [group_sample] = await plan_group_samples(harness, settings)
     assert (group_sample.choice_index, group_sample.sampling["seed"]) == (3, 8)
     await chat(harness, n=4)
-    assert len(await cast(harness, settings)) == 1
+    assert len(await plan_group_samples(harness, settings)) == 1
 
 
 @pytest.mark.parametrize(
-    "why", ["consent", "key", "greedy", "old", "off", "no judge", "credit flows back", "halted", "question", "deleted"]
+    "reason", ["consent", "key", "greedy", "old", "off", "no judge", "discount", "halted", "question", "deleted"]
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_what_may_not_be_learned_from_has_no_group_samples(
-    harness: Harness, scripted: ScriptedEngine, why: str
+async def test_turns_that_cannot_be_trained_on_have_no_group_samples(
+    harness: Harness, scripted: ScriptedEngine, reason: str
 ) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9")
-    if why == "key":
+    if reason == "key":
         async with harness.db.write() as session:
             await session.execute(update(ApiKey).values(train=False))
     fields: dict[str, Any] = {
@@ -129,64 +136,66 @@ async def test_what_may_not_be_learned_from_has_no_group_samples(
         "greedy": {"temperature": 0},
         "question": {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "x"}]},
     }
-    spoken = await chat(harness, **fields.get(why, {}))
-    if why == "old":
+    chat_turn = await chat(harness, **fields.get(reason, {}))
+    if reason == "old":
         async with harness.db.write() as session:
             await session.execute(update(Turn).values(finished_at=Turn.finished_at - 1000))
-    elif why == "off":
+    elif reason == "off":
         settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=0)
-    elif why == "no judge":
+    elif reason == "no judge":
         settings = settings.model_copy(update={"rewards": harness.settings.rewards})
-    elif why == "credit flows back":
+    elif reason == "discount":
         settings = settings.model_copy(update={"rewards": settings.rewards.model_copy(update={"discount": 0.5})})
-    elif why == "halted":
+    elif reason == "halted":
         async with harness.db.write() as session:
             await session.execute(update(Policy).values(mode=LearningMode.HALTED))
-    elif why == "deleted":
-        await harness.api.delete(f"/v1/chat/completions/{spoken.id}")
-    assert await cast(harness, settings) == []
+    elif reason == "deleted":
+        await harness.api.delete(f"/v1/chat/completions/{chat_turn.id}")
+    assert await plan_group_samples(harness, settings) == []
 
 
-async def test_a_share_is_drawn_by_the_turn_and_its_judges_answer_for_the_whole_group(
+async def test_a_share_of_the_turns_has_group_samples_and_all_of_a_group_are_judged(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    for number in range(40):  # under ids of which we know that some are drawn
+    for number in range(40):  # with ids of which some are known to be in the share
         id = f"chatcmpl-{number:032x}"
         await harness.turn(id=id, completion_id=id, sampling={"max_tokens": 8, "temperature": 1.0})
     source = {"type": "http", "url": "http://127.0.0.1:9", "share": 0.5}
     config = RolloutsConfig.model_validate({"group_sampling": {"extra_replies": 2, "share": 0.5}})
-    settings = listening(harness, source, rollouts=config)
-    group_samples = await cast(harness, settings)
+    settings = settings_with_sources(harness, source, rollouts=config)
+    group_samples = await plan_group_samples(harness, settings)
     chosen = {turn.completion_id for turn in group_samples}
     assert 2 <= len(chosen) <= 20 and len(group_samples) == 2 * len(chosen)
-    assert {row.turn_id for row in await harness.all(Judgement)} >= chosen, "none that nobody will judge"
+    assert {row.turn_id for row in await harness.all(Judgement)} >= chosen, "no group sample without a judge"
 
 
-async def test_users_see_nothing_of_it(harness: Harness, scripted: ScriptedEngine) -> None:
-    with Oracle(by_place).at() as url:
+async def test_group_samples_are_hidden_from_users(harness: Harness, scripted: ScriptedEngine) -> None:
+    with ScriptedEndpoint(reward_by_id).serve() as url:
         settings = with_group_sampling(harness, url)
-        talk = {"x-conversation-id": "c-1"}
+        headers = {"x-conversation-id": "c-1"}
         body = {"model": "shop", "messages": [{"role": "user", "content": "hi"}]}
-        first = (await harness.api.post("/v1/chat/completions", json=body, headers=talk)).json()
-        await rolled(harness, settings)
-        await judged(harness, settings)
-    group_sample = (await group_samples(harness))[0]
+        first = (await harness.api.post("/v1/chat/completions", json=body, headers=headers)).json()
+        await run_rollouts(harness, settings)
+        await run_judging(harness, settings)
+    group_sample = (await read_group_samples(harness))[0]
     assert len((await harness.api.get(f"/v1/chat/completions/{first['id']}")).json()["choices"]) == 1
     assert [one["id"] for one in (await harness.api.get("/v1/chat/completions")).json()["data"]] == [first["id"]]
     assert (await harness.api.get(f"/v1/chat/completions/{group_sample.id}")).status_code == 404
-    for about in ({"completion_id": group_sample.id}, {"completion_id": first["id"], "choice_index": 1}):
-        refused = await harness.api.post("/v1/feedback", json={**about, "kind": "binary", "value": "up"})
+    for target in ({"completion_id": group_sample.id}, {"completion_id": first["id"], "choice_index": 1}):
+        refused = await harness.api.post("/v1/feedback", json={**target, "kind": "binary", "value": "up"})
         assert refused.status_code == 404, refused.text
-    said = {"target": {"conversation_id": "c-1"}, "kind": "score", "value": -1}
-    assert (await harness.api.post("/v1/feedback", json=said)).status_code == 201
+    feedback = {"target": {"conversation_id": "c-1"}, "kind": "score", "value": -1}
+    assert (await harness.api.post("/v1/feedback", json=feedback)).status_code == 201
     await curate(harness.db, settings)
-    assert [row.turn_id for row in await harness.all(Reward) if row.origin == "explicit"] == [first["id"]]
+    assert [row.turn_id for row in await harness.all(Reward) if row.reward_source == "explicit"] == [first["id"]]
     second = await harness.api.post(
         "/v1/chat/completions",
         json={**body, "messages": [{"role": "user", "content": "something else"}]},
-        headers=talk,
+        headers=headers,
     )
-    assert (await harness.get(Turn, second.json()["id"])).parent_id == first["id"], "not a group sample, which is newer"
+    assert (await harness.get(Turn, second.json()["id"])).parent_id == first["id"], (
+        "not the group sample, which is newer"
+    )
     [version] = (await harness.api.get("/v1/policies/shop/versions")).json()["data"]
     assert (version["turns"], version["rated"]) == (2, 2)
     status = (await harness.api.get("/v1/status")).json()
@@ -195,51 +204,51 @@ async def test_users_see_nothing_of_it(harness: Harness, scripted: ScriptedEngin
     assert page.headers["x-rows"] == "2"
 
 
-async def test_a_deletion_takes_the_group_samples_along(harness: Harness, scripted: ScriptedEngine) -> None:
-    with Oracle(by_place).at() as url:
+async def test_a_deletion_deletes_the_group_samples_too(harness: Harness, scripted: ScriptedEngine) -> None:
+    with ScriptedEndpoint(reward_by_id).serve() as url:
         settings = with_group_sampling(harness, url)
-        kept, gone = await chat(harness), await chat(harness)
-        await rolled(harness, settings)
-        await judged(harness, settings)
-        assert (await harness.api.delete(f"/v1/chat/completions/{gone.id}")).status_code == 200
-    for turn in await turns(harness):
-        deleted = turn.completion_id == gone.id
-        assert (turn.deleted_at is not None, turn.messages == [], turn.output_ids is None) == (deleted,) * 3
+        kept, deleted = await chat(harness), await chat(harness)
+        await run_rollouts(harness, settings)
+        await run_judging(harness, settings)
+        assert (await harness.api.delete(f"/v1/chat/completions/{deleted.id}")).status_code == 200
+    for turn in await read_turns(harness):
+        is_deleted = turn.completion_id == deleted.id
+        assert (turn.deleted_at is not None, turn.messages == [], turn.output_ids is None) == (is_deleted,) * 3
     states = {row.turn_id: row.state for row in await harness.all(Sample)}
     assert sorted(states.values()) == [SampleState.DROPPED] * 4 + [SampleState.OPEN] * 4
     assert states[kept.id] == SampleState.OPEN
 
 
 @pytest.mark.parametrize("database_url", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True)
-async def test_a_deletion_waits_for_group_samples_that_are_being_cast(
+async def test_a_deletion_waits_for_group_samples_that_are_being_created(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=1)
     turn = await chat(harness)
     async with harness.db.write() as session:
-        assert await ask(session, 10, settings) == 1
+        assert await process_finished_turns(session, 10, settings) == 1
         deletion = asyncio.create_task(harness.api.delete(f"/v1/chat/completions/{turn.id}"))
         await asyncio.sleep(0.3)
         assert not deletion.done()
     assert (await deletion).status_code == 200
-    both = await turns(harness)
-    assert len(both) == 2 and all(one.messages == [] and one.deleted_at is not None for one in both)
+    all_turns = await read_turns(harness)
+    assert len(all_turns) == 2 and all(one.messages == [] and one.deleted_at is not None for one in all_turns)
 
 
 @pytest.mark.parametrize("database_url", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True)
-async def test_chats_do_not_wait_for_learning(harness: Harness, scripted: ScriptedEngine) -> None:
-    """Whoever learns locks the policy, to which every turn refers, and turns, to which feedback does."""
+async def test_chats_do_not_wait_for_training(harness: Harness, scripted: ScriptedEngine) -> None:
+    """Training locks the policy, to which every turn refers, and turns, to which feedback refers."""
     turn = await chat(harness)
     async with harness.db.write() as session:
-        assert await ask(session, 10, harness.settings) == 1
-        await unlearning.lock(session, turn.project_id, [])
+        assert await process_finished_turns(session, 10, harness.settings) == 1
+        await unlearning.lock_policies_and_turns(session, turn.project_id, [])
         async with asyncio.timeout(30):
             await chat(harness)
-            said = {"completion_id": turn.id, "kind": "binary", "value": True}
-            assert (await harness.api.post("/v1/feedback", json=said)).status_code == 201
+            feedback = {"completion_id": turn.id, "kind": "binary", "value": True}
+            assert (await harness.api.post("/v1/feedback", json=feedback)).status_code == 201
 
 
-async def test_a_persons_group_samples_are_shown_to_them_and_erased_with_them(
+async def test_the_group_samples_of_an_end_user_are_exported_and_erased(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9")
@@ -247,51 +256,49 @@ async def test_a_persons_group_samples_are_shown_to_them_and_erased_with_them(
     follow = [*first.messages, first.reply, {"role": "user", "content": "and on Sundays?"}]
     await harness.api.post("/v1/chat/completions", json={"model": "shop", "messages": follow, "user": "user-7"})
     await chat(harness, user="user-8")
-    await rolled(harness, settings)
+    await run_rollouts(harness, settings)
     assert (await harness.api.get("/v1/subjects/user-7")).json()["turns"] == 8
     export = (await harness.api.get("/v1/subjects/user-7/export")).text
     assert export.count('"origin":"group_sample"') == 6
     assert (await harness.api.delete("/v1/subjects/user-7")).status_code == 200
-    left = [turn for turn in await turns(harness) if turn.deleted_at is None]
+    left = [turn for turn in await read_turns(harness) if turn.deleted_at is None]
     assert {turn.end_user for turn in left} == {"user-8"} and len(left) == 4
-    assert all(turn.conversation_id is None for turn in await turns(harness) if turn.deleted_at is not None)
+    assert all(turn.conversation_id is None for turn in await read_turns(harness) if turn.deleted_at is not None)
 
 
-async def test_a_change_of_mind_about_consent_takes_the_group_samples_along(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
-    with Oracle(by_place).at() as url:
+async def test_withdrawn_consent_applies_to_the_group_samples(harness: Harness, scripted: ScriptedEngine) -> None:
+    with ScriptedEndpoint(reward_by_id).serve() as url:
         settings = with_group_sampling(harness, url, in_flight=1)
-        spoken = await chat(harness)
-        await cast(harness, settings)
-        [claim] = await queue.take(harness.db, settings, "me")
-        no = {"metadata": {"attune_train": "false"}}
-        assert (await harness.api.post(f"/v1/chat/completions/{spoken.id}", json=no)).status_code == 200
+        chat_turn = await chat(harness)
+        await plan_group_samples(harness, settings)
+        [lease] = await rollout_queue.claim_rollouts(harness.db, settings, "me")
+        body = {"metadata": {"attune_train": "false"}}
+        assert (await harness.api.post(f"/v1/chat/completions/{chat_turn.id}", json=body)).status_code == 200
         assert {row.state for row in await harness.all(Rollout)} == {RolloutState.SKIPPED}
-        await put(harness, settings, claim)
-        await judged(harness, settings)
-    assert len(scripted.heard) == 1 or {turn.exclusion_reason for turn in await group_samples(harness)} == {
+        await run_rollout_job(harness, settings, lease)
+        await run_judging(harness, settings)
+    assert len(scripted.requests) == 1 or {turn.exclusion_reason for turn in await read_group_samples(harness)} == {
         "no consent to train"
     }
-    assert await harness.all(Sample) == [] and {turn.output_ids for turn in await group_samples(harness)} == {None}
+    assert await harness.all(Sample) == [] and {turn.output_ids for turn in await read_group_samples(harness)} == {None}
 
 
-async def put(harness: Harness, settings: Any, claim: queue.Claim) -> int:
-    pool = EnginePool(engine_keys(settings))
+async def run_rollout_job(harness: Harness, settings: Any, lease: rollout_queue.RolloutLease) -> int:
+    pool = EnginePool(load_engine_keys(settings))
     try:
-        return await sampler.Asking(harness.db, settings, pool, claim).put()
+        return await sampler.RolloutJob(harness.db, settings, pool, lease).run()
     finally:
         await pool.close()
 
 
 @pytest.mark.parametrize("change", ["project", "frozen", "turned off"])
-async def test_what_changes_before_it_is_asked_is_heeded(
+async def test_a_change_before_sampling_skips_the_rollout(
     harness: Harness, scripted: ScriptedEngine, change: str
 ) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9")
-    spoken = await chat(harness)
-    await harness.thumb(spoken.id)
-    await cast(harness, settings)
+    chat_turn = await chat(harness)
+    await harness.thumb(chat_turn.id)
+    await plan_group_samples(harness, settings)
     async with harness.db.write() as session:
         if change == "project":
             await session.execute(update(Project).values(train=False))
@@ -299,226 +306,231 @@ async def test_what_changes_before_it_is_asked_is_heeded(
             await session.execute(update(Sample).values(state=SampleState.TRAINED))
     if change == "turned off":
         settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=0)
-    await roll_out(harness.db, settings, "me")
-    assert {row.state for row in await harness.all(Rollout)} == {RolloutState.SKIPPED} and len(scripted.heard) == 1
+    await sample_rollouts(harness.db, settings, "me")
+    assert {row.state for row in await harness.all(Rollout)} == {RolloutState.SKIPPED} and len(scripted.requests) == 1
 
 
-async def test_other_prompt_ids_are_a_flaw(harness: Harness, scripted: ScriptedEngine) -> None:
-    with Oracle(by_place).at() as url:
+async def test_different_prompt_ids_exclude_the_turn(harness: Harness, scripted: ScriptedEngine) -> None:
+    with ScriptedEndpoint(reward_by_id).serve() as url:
         settings = with_group_sampling(harness, url, extra_replies=1)
         await chat(harness)
-        await cast(harness, settings)
-        scripted.wrong_prompt = [9, 9]
-        await rolled(harness, settings)
-        [group_sample] = await group_samples(harness)
-        assert (group_sample.state, group_sample.exclusion_reason) == (TurnState.DONE, sampler.OTHER_PROMPT)
-        await judged(harness, settings)
+        await plan_group_samples(harness, settings)
+        scripted.reported_prompt_ids = [9, 9]
+        await run_rollouts(harness, settings)
+        [group_sample] = await read_group_samples(harness)
+        assert (group_sample.state, group_sample.exclusion_reason) == (TurnState.DONE, sampler.PROMPT_MISMATCH)
+        await run_judging(harness, settings)
     assert {row.turn_id: row.state for row in await harness.all(Sample)}[group_sample.id] == SampleState.DROPPED
 
 
-async def test_a_version_that_no_engine_holds_any_more_is_not_asked(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_a_version_that_no_engine_has_loaded_is_not_sampled(harness: Harness, scripted: ScriptedEngine) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=2)
     version = await harness.version(VersionState.LIVE)
     await harness.turn(version, sampling={"max_tokens": 8, "temperature": 1.0})
-    await cast(harness, settings)
-    await retire(harness.db, settings)
-    assert {row.reason for row in await rolled(harness, settings)} == {queue.VERSION_GONE}
+    await plan_group_samples(harness, settings)
+    await unload_unused_adapters(harness.db, settings)
+    assert {row.reason for row in await run_rollouts(harness, settings)} == {rollout_queue.VERSION_GONE}
     async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).loaded = [version.adapter_name]
     await harness.turn(version, sampling={"max_tokens": 8, "temperature": 1.0})
-    states = [row.reason for row in await rolled(harness, settings)]
-    assert states == [queue.VERSION_GONE] * 4, "the ledger said so, but the engine knows better"
-    assert {turn.state for turn in await group_samples(harness)} == {TurnState.ABORTED}
+    states = [row.reason for row in await run_rollouts(harness, settings)]
+    assert states == [rollout_queue.VERSION_GONE] * 4, (
+        "the engine's row lists the version, but the engine does not have it"
+    )
+    assert {turn.state for turn in await read_group_samples(harness)} == {TurnState.ABORTED}
 
 
-async def test_no_engine_is_waited_for_and_no_attempt_is_lost(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_without_an_engine_rollouts_wait_and_no_attempt_counts(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=1)
     await chat(harness)
     async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).state = "down"
-    [row] = await rolled(harness, settings)
+    [row] = await run_rollouts(harness, settings)
     assert (row.state, row.attempt) == (RolloutState.OPEN, 0)
 
 
-async def test_people_come_first(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_chats_come_first(harness: Harness, scripted: ScriptedEngine) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=2)
     await chat(harness)
-    scripted.held = lambda reply: True
-    talking = asyncio.create_task(chat(harness))
-    while not [turn for turn in await turns(harness) if turn.state == TurnState.OPEN]:
+    scripted.is_blocked = lambda reply: True
+    open_chat = asyncio.create_task(chat(harness))
+    while not [turn for turn in await read_turns(harness) if turn.state == TurnState.OPEN]:
         await asyncio.sleep(0.01)
-    await cast(harness, settings)
-    assert await queue.take(harness.db, settings, "me") == [], "somebody is being answered"
+    await plan_group_samples(harness, settings)
+    assert await rollout_queue.claim_rollouts(harness.db, settings, "me") == [], "a chat is open"
     assert (
-        len(await queue.take(harness.db, with_group_sampling(harness, "http://127.0.0.1:9", most_chats=1), "me")) == 2
+        len(
+            await rollout_queue.claim_rollouts(
+                harness.db, with_group_sampling(harness, "http://127.0.0.1:9", max_open_chats=1), "me"
+            )
+        )
+        == 2
     )
-    scripted.held = lambda reply: False
-    await talking
+    scripted.is_blocked = lambda reply: False
+    await open_chat
 
 
-async def test_no_more_than_so_many_at_a_time(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_the_number_of_running_rollouts_is_limited(harness: Harness, scripted: ScriptedEngine) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=5, in_flight=2)
     await chat(harness)
-    most = 0
+    max_running = 0
 
-    def held(reply: Reply) -> bool:
-        """Until there are two: the fifth has nobody to wait for."""
-        nonlocal most
-        most = max(most, len(scripted.running))
-        return most < 2
+    def is_held(reply: Reply) -> bool:
+        """Hold replies until two run at the same time. The fifth one waits for no other."""
+        nonlocal max_running
+        max_running = max(max_running, len(scripted.running))
+        return max_running < 2
 
-    scripted.pace, scripted.held = 0.02, held
+    scripted.seconds_per_token, scripted.is_blocked = 0.02, is_held
     await curate(harness.db, settings)
-    assert await roll_out(harness.db, settings, "me") == 5 and most == 2
+    assert await sample_rollouts(harness.db, settings, "me") == 5 and max_running == 2
 
 
-async def test_the_budget_of_an_hour_is_never_exceeded(harness: Harness, scripted: ScriptedEngine) -> None:
-    length = 9  # tokens of what the script says, its end included
+async def test_the_hourly_budget_is_never_exceeded(harness: Harness, scripted: ScriptedEngine) -> None:
+    length = 9  # tokens of the scripted reply, its end included
     settings = with_group_sampling(
         harness, "http://127.0.0.1:9", extra_replies=2, group_sampling={"tokens_per_hour": 4 * length}
     )
     for _ in range(4):
         await chat(harness, max_tokens=length)
-    rows = await rolled(harness, settings)
+    rows = await run_rollouts(harness, settings)
     assert [row.state for row in rows] == [RolloutState.DONE] * 4 and sum(row.tokens for row in rows) <= 4 * length
     await chat(harness, max_tokens=length)
-    assert len(await rolled(harness, settings)) == 4, "nothing more is even written down"
+    assert len(await run_rollouts(harness, settings)) == 4, "no more rollouts are created"
     async with harness.db.write() as session:
         await session.execute(update(Rollout).values(settled_at=Rollout.settled_at - 3601))
     await chat(harness, max_tokens=length)
-    assert len(await rolled(harness, settings)) == 6
+    assert len(await run_rollouts(harness, settings)) == 6
 
 
-async def test_a_dear_group_samples_is_skipped_when_it_might_cost_more_than_is_left(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
+async def test_a_group_sample_that_may_exceed_the_budget_is_skipped(harness: Harness, scripted: ScriptedEngine) -> None:
     settings = with_group_sampling(
         harness, "http://127.0.0.1:9", extra_replies=1, group_sampling={"tokens_per_hour": 100}
     )
     await chat(harness, max_tokens=101)
-    [row] = await rolled(harness, settings)
-    assert (row.state, row.reason, row.tokens) == (RolloutState.SKIPPED, queue.OUT_OF_BUDGET, 0)
+    [row] = await run_rollouts(harness, settings)
+    assert (row.state, row.reason, row.tokens) == (RolloutState.SKIPPED, rollout_queue.OUT_OF_BUDGET, 0)
 
 
-async def test_an_engine_that_hangs_is_asked_three_times_and_then_given_up(
+async def test_a_rollout_on_a_hanging_engine_fails_after_three_attempts(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=1, timeout_seconds=1.0)
-    spoken = await chat(harness)
-    await harness.thumb(spoken.id)
-    scripted.held = lambda reply: True
+    chat_turn = await chat(harness)
+    await harness.thumb(chat_turn.id)
+    scripted.is_blocked = lambda reply: True
     for attempt in (1, 2):
-        [row] = await rolled(harness, settings)
+        [row] = await run_rollouts(harness, settings)
         assert (row.state, row.attempt, row.tokens) == (RolloutState.OPEN, attempt, 0)
         assert row.due_at > row.heartbeat_at + 4 and row.reason == "the engine took more than 1 s"
-        await due(harness)
-    [row] = await rolled(harness, settings)
+        await make_rollouts_due(harness)
+    [row] = await run_rollouts(harness, settings)
     assert (row.state, row.attempt) == (RolloutState.FAILED, 3)
-    rids = [body["rid"] for body in scripted.heard[1:]]
-    assert len(set(rids)) == 3 and {len(rid) for rid in rids} == {len(spoken.id)} and scripted.aborted >= set(rids)
+    rids = [body["rid"] for body in scripted.requests[1:]]
+    assert len(set(rids)) == 3 and {len(rid) for rid in rids} == {len(chat_turn.id)} and scripted.aborted >= set(rids)
     [sample] = await harness.all(Sample)
-    assert sample.ready_at < spoken.finished_at + 90, "its chat need not wait for it"
+    assert sample.ready_at < chat_turn.finished_at + 90, "the chat's sample no longer waits for it"
 
 
-@pytest.mark.parametrize(("switch", "value"), [("refuse", 500), ("die_after", 2), ("hang", True)])
+@pytest.mark.parametrize(("switch", "value"), [("refuse_status", 500), ("drop_after_tokens", 2), ("hang", True)])
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_an_engine_in_trouble_is_asked_again(
-    harness: Harness, scripted: ScriptedEngine, switch: str, value: Any
-) -> None:
+async def test_a_failed_attempt_is_retried(harness: Harness, scripted: ScriptedEngine, switch: str, value: Any) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=1)
-    hasty = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=1, timeout_seconds=0.5)
+    impatient = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=1, timeout_seconds=0.5)
     await chat(harness)
     setattr(scripted, switch, value)
-    [row] = await rolled(harness, hasty)
+    [row] = await run_rollouts(harness, impatient)
     assert (row.state, row.attempt) == (RolloutState.OPEN, 1) and row.reason
     setattr(scripted, switch, type(scripted)().__getattribute__(switch))
-    await due(harness)
-    [row] = await rolled(harness, settings)
+    await make_rollouts_due(harness)
+    [row] = await run_rollouts(harness, settings)
     assert (row.state, row.attempt) == (RolloutState.DONE, 2)
 
 
-async def test_what_an_engine_refuses_is_not_asked_again(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_a_refused_rollout_is_not_retried(harness: Harness, scripted: ScriptedEngine) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=1)
     await chat(harness)
-    scripted.refuse = 400
-    [row] = await rolled(harness, settings)
+    scripted.refuse_status = 400
+    [row] = await run_rollouts(harness, settings)
     assert (row.state, row.attempt, row.reason) == (RolloutState.FAILED, 1, "the script says no")
 
 
-async def test_a_worker_that_dies_in_mid_reply_is_followed_by_another_and_there_is_one_turn(
+async def test_after_a_worker_stops_another_one_takes_over_and_there_is_one_turn(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=1)
     await chat(harness)
-    await cast(harness, settings)
-    [claim] = await queue.take(harness.db, settings, "the dead")
-    first = claim.id[:-2] + "01"
-    scripted.held = lambda reply: reply.body["rid"] == first
-    late = asyncio.create_task(put(harness, settings, claim))
-    while first not in scripted.running:
+    await plan_group_samples(harness, settings)
+    [lease] = await rollout_queue.claim_rollouts(harness.db, settings, "stopped")
+    first_id = lease.id[:-2] + "01"
+    scripted.is_blocked = lambda reply: reply.body["rid"] == first_id
+    first_job = asyncio.create_task(run_rollout_job(harness, settings, lease))
+    while first_id not in scripted.running:
         await asyncio.sleep(0.01)
-    assert await queue.take(harness.db, settings, "me") == [], "its lease runs"
-    await due(harness)  # nothing was heard of it for too long
-    [row] = await rolled(harness, settings)
+    assert await rollout_queue.claim_rollouts(harness.db, settings, "me") == [], "its lease holds"
+    await make_rollouts_due(harness)  # its lease expires
+    [row] = await run_rollouts(harness, settings)
     assert (row.state, row.attempt, row.fence) == (RolloutState.DONE, 2, 2)
-    assert await late == 0, "what the first one heard comes too late"
-    [group_sample] = await group_samples(harness)
-    assert len(await turns(harness)) == 2 and len(group_sample.logprobs) == len(group_sample.output_ids)
-    assert first in scripted.aborted, "the engine does not go on for nobody"
+    assert await first_job == 0, "the first job lost its lease"
+    [group_sample] = await read_group_samples(harness)
+    assert len(await read_turns(harness)) == 2 and len(group_sample.logprobs) == len(group_sample.output_ids)
+    assert first_id in scripted.aborted, "the engine does not continue a lost job"
 
 
-async def test_who_never_lives_to_hear_the_reply_is_given_up(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_a_rollout_whose_workers_stop_every_time_fails(harness: Harness, scripted: ScriptedEngine) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=1)
     await chat(harness)
-    await cast(harness, settings)
+    await plan_group_samples(harness, settings)
     for _ in range(3):
-        assert len(await queue.take(harness.db, settings, "the dead")) == 1
-        await due(harness)
-    [row] = await rolled(harness, settings)
-    assert row.state == RolloutState.FAILED and row.reason == sampler.DIED.format(3)
-    assert len(scripted.heard) == 1
+        assert len(await rollout_queue.claim_rollouts(harness.db, settings, "stopped")) == 1
+        await make_rollouts_due(harness)
+    [row] = await run_rollouts(harness, settings)
+    assert row.state == RolloutState.FAILED and row.reason == WORKER_LOST.format(3)
+    assert len(scripted.requests) == 1
 
 
-async def test_group_samples_that_find_no_room_in_time_are_not_waited_for(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
+async def test_expired_group_samples_are_skipped(harness: Harness, scripted: ScriptedEngine) -> None:
     settings = with_group_sampling(
         harness, "http://127.0.0.1:9", extra_replies=1, group_sampling={"window_seconds": 50}
     )
-    spoken = await chat(harness)
-    await harness.thumb(spoken.id)
-    await cast(harness, settings)
+    chat_turn = await chat(harness)
+    await harness.thumb(chat_turn.id)
+    await plan_group_samples(harness, settings)
     async with harness.db.write() as session:
         await session.execute(update(Rollout).values(expires_at=0.0))
-    [row] = await rolled(harness, settings)
-    assert (row.state, row.reason) == (RolloutState.SKIPPED, queue.TOO_LATE) and len(scripted.heard) == 1
-    assert (await group_samples(harness))[0].state == TurnState.ABORTED
+    [row] = await run_rollouts(harness, settings)
+    assert (row.state, row.reason) == (RolloutState.SKIPPED, rollout_queue.EXPIRED) and len(scripted.requests) == 1
+    assert (await read_group_samples(harness))[0].state == TurnState.ABORTED
 
 
-async def test_the_sweep_leaves_them_alone_and_rings_for_them(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_the_reconciler_leaves_them_open_and_enqueues_the_task(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=1)
     await chat(harness)
-    await cast(harness, settings)
+    await plan_group_samples(harness, settings)
     async with harness.db.write() as session:
         await session.execute(update(Turn).values(created_at=0.0))
-    rung: list[str] = []
-    harness.db._enqueue = rung.extend  # type: ignore[method-assign]
+    tasks: list[str] = []
+    harness.db._enqueue = tasks.extend  # type: ignore[method-assign]
     await reconcile(harness.db, settings)
-    assert [turn.state for turn in await group_samples(harness)] == [TurnState.OPEN] and "rollout" in rung
+    assert [turn.state for turn in await read_group_samples(harness)] == [TurnState.OPEN] and "rollout" in tasks
 
 
-async def test_a_part_of_a_group_is_never_frozen_alone(harness: Harness, scripted: ScriptedEngine) -> None:
-    """The chat is judged first, and its batch is full without its group samples: it waits all the same."""
-    with Oracle(by_place).at() as url:
+async def test_a_group_is_never_split(harness: Harness, scripted: ScriptedEngine) -> None:
+    """The chat is judged first, and would fill a batch alone. It waits for its group samples."""
+    with ScriptedEndpoint(reward_by_id).serve() as url:
         settings = with_group_sampling(harness, url, extra_replies=2).model_copy(
             update={"batch_size": 2, "max_wait_seconds": 0.0}
         )
         await chat(harness)
-        await judged(harness, settings)
+        await run_judging(harness, settings)
         assert await assemble(harness.db, settings) == 0
-        await rolled(harness, settings)
+        await run_rollouts(harness, settings)
         assert await assemble(harness.db, settings) == 0
-        await judged(harness, settings)
+        await run_judging(harness, settings)
         assert await assemble(harness.db, settings.model_copy(update={"batch_size": 3})) == 1
     [batch] = await harness.all(Batch)
     assert batch.num_samples == 3

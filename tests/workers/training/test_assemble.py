@@ -1,4 +1,4 @@
-"""Samples → Batch: enough, fresh enough, and not all the same."""
+"""Assemble: batch size, freshness, caps and variance."""
 
 from typing import Any
 
@@ -9,29 +9,29 @@ from app.core.database import now
 from app.core.settings import Settings
 from app.models import Audit, Batch, BatchState, LearningMode, Policy, Sample, SampleState, Version, VersionState
 from tests.support.deployment import Harness
-from workers.feedback.curate import curate
+from workers.curate import curate
 from workers.training.assemble import assemble
 
 
 async def rate(
-    harness: Harness, thumbs: str, version: Version | None = None, who: str | None = None, **values: Any
+    harness: Harness, thumbs: str, version: Version | None = None, rater: str | None = None, **values: Any
 ) -> list[str]:
-    """One rated turn per character: + or -. Its rater is somebody of its own unless `who` names one."""
+    """Create one rated turn per character, + or -. Each has a rater of its own unless `rater` is given."""
     turns = []
     for thumb in thumbs:
         turn = await harness.turn(version, **values)
         turns.append(turn.id)
-        source = {} if who is None else {"source": {"kind": "HUMAN", "id": who}}
+        source = {} if rater is None else {"source": {"kind": "HUMAN", "id": rater}}
         await harness.thumb(turn.id, "up" if thumb == "+" else "down", **source)
     await curate(harness.db, harness.settings)
     return turns
 
 
-async def batched(harness: Harness) -> set[str]:
+async def batched_turn_ids(harness: Harness) -> set[str]:
     return {sample.turn_id for sample in await harness.all(Sample) if sample.batch_id is not None}
 
 
-def told(harness: Harness, **settings: Any) -> Settings:
+def with_settings(harness: Harness, **settings: Any) -> Settings:
     return harness.settings.model_copy(update=settings)
 
 
@@ -50,21 +50,21 @@ async def test_enough_samples_become_one_frozen_batch(harness: Harness) -> None:
     assert states == [SampleState.BATCHED] * 8 + [SampleState.OPEN] * 2
 
 
-async def test_one_batch_at_a_time(harness: Harness) -> None:
+async def test_a_policy_has_one_open_batch(harness: Harness) -> None:
     await rate(harness, "+-" * 8)
     await assemble(harness.db, harness.settings)
     await assemble(harness.db, harness.settings)
     assert len(await harness.all(Batch)) == 1
 
 
-async def test_a_batch_without_variance_is_refused_with_its_reason_on_record(harness: Harness) -> None:
+async def test_batch_without_variance_is_refused_with_a_reason(harness: Harness) -> None:
     await rate(harness, "++++++++")
     await assemble(harness.db, harness.settings)
     [batch] = await harness.all(Batch)
     assert batch.state == BatchState.REFUSED
     assert "rewards are 1.0" in batch.reason
     assert {sample.state for sample in await harness.all(Sample)} == {SampleState.DROPPED}
-    assert "batch refused" in [row.action for row in await harness.all(Audit)]
+    assert "batch.refused" in [row.action for row in await harness.all(Audit)]
     await rate(harness, "+-+-+-+-")
     assert await assemble(harness.db, harness.settings) == 1, "learning goes on"
 
@@ -92,27 +92,27 @@ async def test_a_sample_of_a_version_that_was_rolled_back_never_reaches_a_batch(
     assert {sample.state for sample in await harness.all(Sample)} == {SampleState.DROPPED}
 
 
-async def test_nothing_is_assembled_on_a_head_that_has_not_come_home(harness: Harness) -> None:
+async def test_nothing_is_assembled_on_a_head_that_was_not_released(harness: Harness) -> None:
     await rate(harness, "+-+-+-+-")
     await harness.version(VersionState.TRAINED)
     assert await assemble(harness.db, harness.settings) == 0
 
 
-async def test_one_rater_never_has_more_than_a_share_of_a_batch(harness: Harness) -> None:
-    settings = told(harness, max_rater_share=0.25)
-    loud = await rate(harness, "+-" * 10, who="loud")
+async def test_rater_share_is_capped(harness: Harness) -> None:
+    settings = with_settings(harness, max_rater_share=0.25)
+    loud = await rate(harness, "+-" * 10, rater="loud")
     await rate(harness, "+-+-+")
     assert await assemble(harness.db, settings) == 0, "two of the loud one's and five others are seven"
     await rate(harness, "-")
     assert await assemble(harness.db, settings) == 1
-    taken = await batched(harness)
+    taken = await batched_turn_ids(harness)
     assert len(taken & set(loud)) == 2 and len(taken) == 8
     [batch] = await harness.all(Batch)
     assert batch.num_raters == 7
 
 
 @pytest.mark.parametrize("capped", ["conversation", "cluster"])
-async def test_neither_a_conversation_nor_what_is_nearly_the_same_fills_a_batch(harness: Harness, capped: str) -> None:
+async def test_conversation_and_cluster_shares_are_capped(harness: Harness, capped: str) -> None:
     shares = {"max_conversation_share": 0.25, "max_cluster_share": 0.25}
     alike = await rate(harness, "+-" * 5, conversation_id="c" if capped == "conversation" else None)
     async with harness.db.write() as session:
@@ -121,8 +121,8 @@ async def test_neither_a_conversation_nor_what_is_nearly_the_same_fills_a_batch(
     others = await rate(harness, "+-+-+-")
     async with harness.db.write() as session:
         await session.execute(update(Sample).where(Sample.turn_id.in_(others)).values(cluster=None))
-    assert await assemble(harness.db, told(harness, **shares)) == 1
-    assert len(await batched(harness) & set(alike)) == 2
+    assert await assemble(harness.db, with_settings(harness, **shares)) == 1
+    assert len(await batched_turn_ids(harness) & set(alike)) == 2
 
 
 async def test_programs_are_not_capped(harness: Harness) -> None:
@@ -130,37 +130,37 @@ async def test_programs_are_not_capped(harness: Harness) -> None:
         turn = await harness.turn()
         await harness.thumb(turn.id, "up" if number % 2 else "down", source={"kind": "CODE", "id": "verifier"})
     await curate(harness.db, harness.settings)
-    assert await assemble(harness.db, told(harness, max_rater_share=0.05)) == 1
+    assert await assemble(harness.db, with_settings(harness, max_rater_share=0.05)) == 1
 
 
 async def test_a_batch_must_have_enough_raters(harness: Harness) -> None:
-    await rate(harness, "+-+-", who="ada")
-    await rate(harness, "+-+-", who="bob")
+    await rate(harness, "+-+-", rater="ada")
+    await rate(harness, "+-+-", rater="bob")
     some = {"max_rater_share": 0.5}
-    assert await assemble(harness.db, told(harness, min_raters=3, **some)) == 0
-    assert await assemble(harness.db, told(harness, min_raters=2, **some)) == 1
+    assert await assemble(harness.db, with_settings(harness, min_raters=3, **some)) == 0
+    assert await assemble(harness.db, with_settings(harness, min_raters=2, **some)) == 1
 
 
 async def test_a_small_batch_is_frozen_when_its_first_sample_has_waited_long_enough(harness: Harness) -> None:
     await rate(harness, "+-+")
-    assert await assemble(harness.db, told(harness, min_batch_size=3, max_wait_seconds=1000)) == 0
-    assert await assemble(harness.db, told(harness, min_batch_size=4, max_wait_seconds=0)) == 0
-    assert await assemble(harness.db, told(harness, min_batch_size=3, max_wait_seconds=0)) == 1
+    assert await assemble(harness.db, with_settings(harness, min_batch_size=3, max_wait_seconds=1000)) == 0
+    assert await assemble(harness.db, with_settings(harness, min_batch_size=4, max_wait_seconds=0)) == 0
+    assert await assemble(harness.db, with_settings(harness, min_batch_size=3, max_wait_seconds=0)) == 1
     [batch] = await harness.all(Batch)
     assert batch.num_samples == 3
 
 
-async def test_a_share_is_of_the_batch_that_there_is(harness: Harness) -> None:
-    """Of eight two may be one rater's, of four only one."""
-    await rate(harness, "+-", who="ada")
+async def test_caps_of_a_smaller_batch_are_lower(harness: Harness) -> None:
+    """With a share of 0.25, one rater may have two of eight samples, and one of four."""
+    await rate(harness, "+-", rater="ada")
     await rate(harness, "+-+")
-    patient = told(harness, min_batch_size=4, max_wait_seconds=0, max_rater_share=0.25)
+    patient = with_settings(harness, min_batch_size=4, max_wait_seconds=0, max_rater_share=0.25)
     assert await assemble(harness.db, patient) == 1
     [batch] = await harness.all(Batch)
     assert (batch.num_samples, batch.num_raters) == (4, 4)
 
 
-async def test_a_sample_that_is_not_ripe_waits(harness: Harness) -> None:
+async def test_sample_that_is_not_ready_waits(harness: Harness) -> None:
     await rate(harness, "+-+-+-+-")
     async with harness.db.write() as session:
         await session.execute(update(Sample).values(ready_at=4e9))
@@ -183,11 +183,11 @@ async def test_replies_to_one_prompt_stay_together(harness: Harness) -> None:
     await curate(harness.db, harness.settings)
     await rate(harness, "-")
     assert await assemble(harness.db, harness.settings) == 1
-    taken = await batched(harness)
+    taken = await batched_turn_ids(harness)
     assert len(taken) == 8 and not taken & set(group), "one place is left, and the group does not fit"
 
 
-async def test_after_an_alarm_one_round_is_learned_from_the_serving_version_alone(harness: Harness) -> None:
+async def test_synchronous_mode_uses_samples_of_the_serving_version_only(harness: Harness) -> None:
     older = await rate(harness, "+-+-")
     live = await harness.version(VersionState.LIVE)
     await rate(harness, "+-+-", live)
@@ -196,10 +196,10 @@ async def test_after_an_alarm_one_round_is_learned_from_the_serving_version_alon
     assert await assemble(harness.db, harness.settings) == 0
     await rate(harness, "+-+-", live)
     assert await assemble(harness.db, harness.settings) == 1
-    assert not await batched(harness) & set(older)
+    assert not await batched_turn_ids(harness) & set(older)
 
 
-async def test_nothing_is_assembled_while_learning_is_halted(harness: Harness) -> None:
+async def test_nothing_is_assembled_while_training_is_halted(harness: Harness) -> None:
     await rate(harness, "+-+-+-+-")
     async with harness.db.write() as session:
         await session.execute(update(Policy).values(mode=LearningMode.HALTED))
@@ -209,50 +209,50 @@ async def test_nothing_is_assembled_while_learning_is_halted(harness: Harness) -
     assert await assemble(harness.db, harness.settings) == 1
 
 
-async def test_what_is_about_to_be_too_old_is_waited_for_where_that_is_asked_for(harness: Harness) -> None:
+async def test_on_stale_wait_waits_for_samples_that_would_become_stale(harness: Harness) -> None:
     old = await rate(harness, "+-")
     live = await harness.version(VersionState.LIVE)
     async with harness.db.write() as session:
         clock = await session.scalar(select(now()))
         await session.execute(update(Sample).values(ready_at=clock + 100))
     await rate(harness, "+-+-+-+-", live)
-    assert await assemble(harness.db, told(harness, on_stale="wait")) == 0
+    assert await assemble(harness.db, with_settings(harness, on_stale="wait")) == 0
     async with harness.db.write() as session:
         await session.execute(update(Sample).where(Sample.turn_id.in_(old)).values(ready_at=1.0))
-    assert await assemble(harness.db, told(harness, on_stale="wait")) == 1
-    assert set(old) < await batched(harness)
+    assert await assemble(harness.db, with_settings(harness, on_stale="wait")) == 1
+    assert set(old) < await batched_turn_ids(harness)
 
 
-async def test_dropping_does_not_wait_and_waiting_has_an_end(harness: Harness) -> None:
+async def test_on_stale_wait_ends_after_max_wait_seconds(harness: Harness) -> None:
     await rate(harness, "+-")
     live = await harness.version(VersionState.LIVE)
     async with harness.db.write() as session:
         clock = await session.scalar(select(now()))
         await session.execute(update(Sample).values(ready_at=clock + 100))
     await rate(harness, "+-+-+-+-", live)
-    assert await assemble(harness.db, told(harness, on_stale="wait", max_wait_seconds=0)) == 1
+    assert await assemble(harness.db, with_settings(harness, on_stale="wait", max_wait_seconds=0)) == 1
 
 
-async def test_who_is_alone_may_be_learned_from_when_shares_are_off(harness: Harness) -> None:
-    await rate(harness, "+-+-+-+-", who="ada")
-    assert await assemble(harness.db, told(harness, trust=True, max_rater_share=0.9)) == 0, (
+async def test_single_rater_may_fill_a_batch_without_a_cap(harness: Harness) -> None:
+    await rate(harness, "+-+-+-+-", rater="ada")
+    assert await assemble(harness.db, with_settings(harness, trust=True, max_rater_share=0.9)) == 0, (
         "a newcomer has less than that"
     )
-    assert await assemble(harness.db, told(harness, trust=True)) == 1
+    assert await assemble(harness.db, with_settings(harness, trust=True)) == 1
 
 
-async def test_a_comparison_by_a_newcomer_is_not_torn_apart(harness: Harness) -> None:
+async def test_comparison_by_a_new_rater_is_not_split(harness: Harness) -> None:
     a, b = await harness.turn(), await harness.turn()
     await harness.api.post("/v1/feedback", json={"kind": "comparison", "value": [a.id, b.id], "source": {"id": "ada"}})
     await rate(harness, "+-+-+-")
-    assert await assemble(harness.db, told(harness, trust=True, max_rater_share=0.2)) == 1
-    assert {a.id, b.id} <= await batched(harness)
+    assert await assemble(harness.db, with_settings(harness, trust=True, max_rater_share=0.2)) == 1
+    assert {a.id, b.id} <= await batched_turn_ids(harness)
 
 
-async def test_where_there_are_few_raters_an_even_share_is_everybodys(harness: Harness) -> None:
+async def test_few_raters_may_each_give_an_even_share(harness: Harness) -> None:
     for who in ("a", "b", "c", "d"):
-        await rate(harness, "+-", who=who)
-    few = told(harness, trust=True, max_rater_share=0.05)
+        await rate(harness, "+-", rater=who)
+    few = with_settings(harness, trust=True, max_rater_share=0.05)
     assert await assemble(harness.db, few) == 0, "four are nobody's crowd"
-    await rate(harness, "+", who="e")
+    await rate(harness, "+", rater="e")
     assert await assemble(harness.db, few) == 1

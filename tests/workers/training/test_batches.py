@@ -1,4 +1,4 @@
-"""A batch at the trainer: one owner at a time, one result, and no result from a lease that was lost."""
+"""Batches at the trainer: one owner at a time, one result, and no result under a lost lease."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from workers.training import batches
 from workers.training.assemble import assemble
 
 RESULT = {
-    "path": Path("/nowhere/shop-v1"),
+    "directory": Path("/nowhere/shop-v1"),
     "manifest_sha256": "0" * 64,
     "probe": {"ids": [[1, 2]], "logprobs": [[-0.5]]},
     "metrics": {},
@@ -23,7 +23,7 @@ RESULT = {
 }
 
 
-async def frozen(harness: Harness) -> batches.Claimed:
+async def create_claimed_batch(harness: Harness) -> batches.ClaimedBatch:
     await rate(harness, "+-+-+-+-")
     await assemble(harness.db, harness.settings)
     claimed = await batches.claim(harness.db, "trainer-a", harness.settings)
@@ -31,14 +31,14 @@ async def frozen(harness: Harness) -> batches.Claimed:
     return claimed
 
 
-async def expired(harness: Harness) -> None:
-    """Nothing was heard of the trainer for too long."""
+async def expire_leases(harness: Harness) -> None:
+    """Let the leases of all batches expire."""
     async with harness.db.write() as session:
         await session.execute(update(Batch).where(Batch.lease_until.is_not(None)).values(lease_until=0.0))
 
 
-async def test_a_claimed_batch_carries_the_tokens_that_were_recorded(harness: Harness) -> None:
-    claimed = await frozen(harness)
+async def test_claimed_batch_has_the_recorded_tokens(harness: Harness) -> None:
+    claimed = await create_claimed_batch(harness)
     sample = claimed.batch.samples[0]
     assert (sample.prompt_ids, sample.output_ids, sample.logprobs) == ((1, 2, 3), (4, 5), (-0.5, -0.25))
     policy = await harness.policy()
@@ -46,15 +46,15 @@ async def test_a_claimed_batch_carries_the_tokens_that_were_recorded(harness: Ha
 
 
 async def test_a_batch_has_one_owner_while_its_lease_runs(harness: Harness) -> None:
-    claimed = await frozen(harness)
+    claimed = await create_claimed_batch(harness)
     assert await batches.claim(harness.db, "trainer-b", harness.settings) is None
-    await expired(harness)
+    await expire_leases(harness)
     again = await batches.claim(harness.db, "trainer-b", harness.settings)
     assert again is not None and (again.batch, again.attempt, again.fence) == (claimed.batch, 2, claimed.fence + 1)
 
 
 async def test_version_and_batch_are_committed_together(harness: Harness) -> None:
-    claimed = await frozen(harness)
+    claimed = await create_claimed_batch(harness)
     assert await batches.commit(harness.db, claimed, **RESULT)
     [batch] = await harness.all(Batch)
     version = await harness.get(Version, batch.version_id)
@@ -64,9 +64,9 @@ async def test_version_and_batch_are_committed_together(harness: Harness) -> Non
     assert {sample.state for sample in await harness.all(Sample)} == {SampleState.TRAINED}
 
 
-async def test_a_trainer_whose_lease_was_taken_writes_nothing(harness: Harness) -> None:
-    late = await frozen(harness)
-    await expired(harness)
+async def test_trainer_without_its_lease_writes_nothing(harness: Harness) -> None:
+    late = await create_claimed_batch(harness)
+    await expire_leases(harness)
     winner = await batches.claim(harness.db, "trainer-b", harness.settings)
     assert winner is not None
     with pytest.raises(LeaseLost):
@@ -77,8 +77,8 @@ async def test_a_trainer_whose_lease_was_taken_writes_nothing(harness: Harness) 
     assert len(await harness.all(Version)) == 2
 
 
-async def test_an_update_is_void_when_a_rollback_moved_the_head_meanwhile(harness: Harness) -> None:
-    claimed = await frozen(harness)
+async def test_update_fails_if_a_rollback_moved_the_head(harness: Harness) -> None:
+    claimed = await create_claimed_batch(harness)
     other = await harness.version(VersionState.LIVE)
     assert not await batches.commit(harness.db, claimed, **RESULT)
     [batch] = await harness.all(Batch)
@@ -86,12 +86,12 @@ async def test_an_update_is_void_when_a_rollback_moved_the_head_meanwhile(harnes
     assert (await harness.policy()).head_version_id == other.id
 
 
-async def test_a_batch_that_takes_the_trainer_down_is_set_aside_after_three_attempts(harness: Harness) -> None:
-    await frozen(harness)
+async def test_batch_that_crashes_the_trainer_is_quarantined_after_three_attempts(harness: Harness) -> None:
+    await create_claimed_batch(harness)
     for _ in range(harness.settings.max_attempts - 1):
-        await expired(harness)
+        await expire_leases(harness)
         assert await batches.claim(harness.db, "trainer-b", harness.settings) is not None
-    await expired(harness)
+    await expire_leases(harness)
     assert await batches.claim(harness.db, "trainer-b", harness.settings) is None
     assert await batches.quarantine_poisoned(harness.db, harness.settings) == 1
     [batch] = await harness.all(Batch)
@@ -100,8 +100,8 @@ async def test_a_batch_that_takes_the_trainer_down_is_set_aside_after_three_atte
     assert await assemble(harness.db, harness.settings) == 1, "learning goes on"
 
 
-async def test_a_refused_update_is_on_record_and_frees_the_line(harness: Harness) -> None:
-    claimed = await frozen(harness)
+async def test_refused_update_is_recorded_and_frees_the_policy(harness: Harness) -> None:
+    claimed = await create_claimed_batch(harness)
     await batches.quarantine(harness.db, claimed, "NonFiniteUpdate: the gradient is not finite")
     [batch] = await harness.all(Batch)
     assert (batch.state, batch.reason) == (BatchState.QUARANTINED, "NonFiniteUpdate: the gradient is not finite")
@@ -109,18 +109,18 @@ async def test_a_refused_update_is_on_record_and_frees_the_line(harness: Harness
     assert policy.head_version_id == claimed.parent_id
 
 
-async def test_what_the_algorithm_could_not_use_is_not_called_trained(harness: Harness) -> None:
-    claimed = await frozen(harness)
+async def test_samples_that_the_algorithm_did_not_use_are_dropped(harness: Harness) -> None:
+    claimed = await create_claimed_batch(harness)
     alone = claimed.batch.samples[0].turn_id
-    assert await batches.commit(harness.db, claimed, **RESULT, left_out=[alone])
+    assert await batches.commit(harness.db, claimed, **RESULT, unused_turn_ids=[alone])
     samples = {sample.turn_id: (sample.state, sample.reason) for sample in await harness.all(Sample)}
-    assert samples.pop(alone) == (SampleState.DROPPED, batches.LEFT_OUT)
+    assert samples.pop(alone) == (SampleState.DROPPED, batches.UNUSED_REASON)
     assert set(samples.values()) == {(SampleState.TRAINED, None)} and len(samples) == 7
 
 
 async def test_projects_take_turns_at_the_trainer(harness: Harness) -> None:
-    """One project's second batch waits for another's first, though it was frozen earlier."""
-    first = await frozen(harness)
+    """A project's second batch waits for another project's first, although it was created earlier."""
+    first = await create_claimed_batch(harness)
     assert await batches.commit(harness.db, first, **RESULT)
     async with harness.db.write() as session:
         mine = await session.get_one(Policy, (await harness.policy()).id)
@@ -135,7 +135,7 @@ async def test_projects_take_turns_at_the_trainer(harness: Harness) -> None:
     assert [one.policy_name for one in taken if one is not None] == ["bread", "shop"]
 
 
-async def test_a_policy_on_another_base_model_is_not_this_trainers(harness: Harness) -> None:
+async def test_policy_on_another_base_model_is_not_claimed(harness: Harness) -> None:
     await rate(harness, "+-+-+-+-")
     assert await assemble(harness.db, harness.settings) == 1
     other = harness.settings.model_copy(update={"model": "another/model"})
@@ -143,16 +143,16 @@ async def test_a_policy_on_another_base_model_is_not_this_trainers(harness: Harn
     assert await batches.claim(harness.db, "trainer-a", harness.settings) is not None
 
 
-async def test_a_damaged_parent_halts_learning_and_costs_no_sample(harness: Harness) -> None:
-    claimed = await frozen(harness)
-    await batches.parent_damaged(harness.db, claimed, "adapter.safetensors in /nowhere is not what was sealed.")
+async def test_damaged_parent_halts_training_and_reopens_samples(harness: Harness) -> None:
+    claimed = await create_claimed_batch(harness)
+    await batches.halt_on_damaged_parent(harness.db, claimed, "adapter.safetensors in /nowhere is not what was sealed.")
     [batch] = await harness.all(Batch)
     assert batch.state == BatchState.FAILED and "not what was sealed" in batch.reason
     samples = await harness.all(Sample)
     assert {(sample.state, sample.batch_id) for sample in samples} == {(SampleState.OPEN, None)}
     policy = await harness.policy()
     assert policy.mode == LearningMode.HALTED and "is damaged" in policy.mode_reason
-    halts = [row for row in await harness.all(Audit) if row.action == "learning halted"]
+    halts = [row for row in await harness.all(Audit) if row.action == "training.halted"]
     assert [(row.actor, row.subject) for row in halts] == [("trainer", "shop")] and "is damaged" in halts[0].reason
     assert await assemble(harness.db, harness.settings) == 0, "nothing more is taken from where it waits"
 
@@ -164,10 +164,10 @@ async def test_a_damaged_parent_halts_learning_and_costs_no_sample(harness: Harn
     assert {sample.turn_id for sample in again.batch.samples} == {sample.turn_id for sample in claimed.batch.samples}
 
 
-async def test_a_trainer_that_lost_its_lease_halts_nothing(harness: Harness) -> None:
-    claimed = await frozen(harness)
-    await expired(harness)
+async def test_trainer_without_its_lease_halts_nothing(harness: Harness) -> None:
+    claimed = await create_claimed_batch(harness)
+    await expire_leases(harness)
     assert await batches.claim(harness.db, "trainer-b", harness.settings) is not None
     with pytest.raises(LeaseLost):
-        await batches.parent_damaged(harness.db, claimed, "gone")
+        await batches.halt_on_damaged_parent(harness.db, claimed, "gone")
     assert (await harness.policy()).mode == LearningMode.ASYNCHRONOUS

@@ -1,4 +1,4 @@
-"""Learning does not become dearer with what has been learned: no station reads a whole table, however large."""
+"""No stage reads a table_scans table that grows: the cost of training does not grow with the history."""
 
 import json
 import re
@@ -11,41 +11,53 @@ from sqlalchemy import event
 from app.models import Origin
 from app.training.rollouts import repository
 from tests.support.deployment import Harness
-from workers.feedback.curate import curate
+from workers.curate import curate
 from workers.reconcile import reconcile
 from workers.training.assemble import assemble
 
-GROWS = ("turns", "turn_pairs", "feedback", "feedback_ranks", "rewards", "judgements", "samples", "batches", "rollouts")
+GROWING_TABLES = (
+    "turns",
+    "turn_pairs",
+    "feedback",
+    "feedback_ranks",
+    "rewards",
+    "judgements",
+    "samples",
+    "batches",
+    "rollouts",
+)
 SCAN = re.compile(r"Seq Scan on (\w+)")
 
 
 @pytest.mark.parametrize("database_url", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True)
-async def test_every_statement_of_a_station_finds_its_rows_by_an_index(harness: Harness, postgres: str) -> None:
-    asked: dict[str, Any] = {}
+async def test_every_statement_of_a_stage_uses_an_index(harness: Harness, postgres: str) -> None:
+    statements: dict[str, Any] = {}
 
     @event.listens_for(harness.db.engine.sync_engine, "before_cursor_execute")
-    def note(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
+    def record(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
         if statement.startswith(("SELECT", "UPDATE", "DELETE", "WITH")) and not many:
-            asked[statement] = parameters
+            statements[statement] = parameters
 
     for number in range(harness.settings.batch_size):
         turn = await harness.turn(conversation_id=f"c-{number}")
         said = {"completion_id": turn.id, "kind": "binary", "value": number % 2 == 0, "source": {"id": f"ada-{number}"}}
         assert (await harness.api.post("/v1/feedback", json=said)).status_code == 201
-    asked.clear()
+    statements.clear()
     assert await curate(harness.db, harness.settings) == harness.settings.batch_size
     assert await assemble(harness.db, harness.settings) == 1
     await reconcile(harness.db, harness.settings)
     async with harness.db.read() as session:
         for origin in (Origin.GROUP_SAMPLE, Origin.SHADOW):
-            assert await repository.spent(session, (await harness.policy()).id, origin) == 0
-    assert len(asked) > 20
+            assert await repository.count_recent_tokens(session, (await harness.policy()).id, origin) == 0
+    assert len(statements) > 20
     url = harness.settings.database.replace("postgresql+psycopg://", "postgresql://")
-    whole = {}
+    table_scans = {}
     with psycopg.connect(url) as server:
-        server.execute("SET enable_seqscan = off")  # so that a table is read whole only where nothing else is possible
-        for statement, parameters in asked.items():
+        server.execute(
+            "SET enable_seqscan = off"
+        )  # so that a table is read table_scans only where nothing else is possible
+        for statement, parameters in statements.items():
             plan = server.execute(f"EXPLAIN {statement}", parameters).fetchall()
-            if found := {name for name in SCAN.findall("\n".join(line for (line,) in plan)) if name in GROWS}:
-                whole[statement] = sorted(found)
-    assert not whole, json.dumps(whole, indent=1)
+            if found := {name for name in SCAN.findall("\n".join(line for (line,) in plan)) if name in GROWING_TABLES}:
+                table_scans[statement] = sorted(found)
+    assert not table_scans, json.dumps(table_scans, indent=1)

@@ -1,4 +1,4 @@
-"""A reward model's life on record: opened, claimed, committed once, silenced when people disagree, fitted anew."""
+"""Reward models: fits are created, claimed and committed once; models that disagree with people are disabled."""
 
 import asyncio
 from typing import Any
@@ -21,9 +21,9 @@ from app.models import (
     Turn,
     new_id,
 )
-from app.training.reward_models import agreement
+from app.training.reward_models import human_labels
 from tests.support.deployment import Harness
-from tests.support.human_feedback import learning, model, said, spoken
+from tests.support.human_feedback import add_rating, create_rated_turns, create_reward_model, settings_with_reward_model
 from workers.reconcile import reconcile
 from workers.training import reward_models
 
@@ -37,8 +37,8 @@ async def states(harness: Harness) -> list[tuple[int, str]]:
         return [(row.number, row.state) for row in rows]
 
 
-async def judged(harness: Harness, turn: Turn, value: float, row: RewardModel) -> None:
-    """What the model said of it."""
+async def record_score(harness: Harness, turn: Turn, value: float, row: RewardModel) -> None:
+    """Record the reward model's score of a turn."""
     async with harness.db.write() as session:
         session.add(
             Judgement(
@@ -54,44 +54,44 @@ async def judged(harness: Harness, turn: Turn, value: float, row: RewardModel) -
         )
 
 
-async def test_a_first_fit_is_opened_when_enough_is_said_and_once(harness: Harness) -> None:
-    settings = learning(harness)
-    await spoken(harness, 39)
+async def test_first_fit_is_created_once_when_there_is_enough_feedback(harness: Harness) -> None:
+    settings = settings_with_reward_model(harness)
+    await create_rated_turns(harness, 39)
     await reward_models.reconcile(harness.db, settings)
     assert await states(harness) == []
-    await spoken(harness, 1, seed=1)
+    await create_rated_turns(harness, 1, seed=1)
     for _ in range(2):
         await reward_models.reconcile(harness.db, settings)
     assert await states(harness) == [(1, "open")]
     async with harness.db.read() as session:
-        [told] = await session.scalars(select(Audit).where(Audit.action == "fit reward model"))
-    assert (told.actor, told.subject) == ("sweep", "shop/rm-1")
+        [told] = await session.scalars(select(Audit).where(Audit.action == "reward_model.fit_requested"))
+    assert (told.actor, told.subject) == ("reconcile", "shop/rm-1")
 
 
-async def test_a_policy_that_does_not_listen_to_one_gets_none(harness: Harness) -> None:
-    await spoken(harness, 50)
+async def test_policy_without_a_learned_source_gets_no_fit(harness: Harness) -> None:
+    await create_rated_turns(harness, 50)
     await reward_models.reconcile(harness.db, harness.settings)
     assert await states(harness) == []
 
 
-async def test_what_machines_say_opens_nothing(harness: Harness) -> None:
-    await spoken(harness, 50)
+async def test_feedback_of_programs_creates_no_fit(harness: Harness) -> None:
+    await create_rated_turns(harness, 50)
     async with harness.db.write() as session:
         await session.execute(update(Feedback).values(source_kind="CODE"))
-    await reward_models.reconcile(harness.db, learning(harness))
+    await reward_models.reconcile(harness.db, settings_with_reward_model(harness))
     assert await states(harness) == []
 
 
-async def claimed(harness: Harness, **source: Any) -> reward_models.Claimed:
-    settings = learning(harness, **source)
+async def create_claimed_fit(harness: Harness, **source: Any) -> reward_models.ClaimedFit:
+    settings = settings_with_reward_model(harness, **source)
     await reward_models.reconcile(harness.db, settings)
     row = await reward_models.claim(harness.db, "me", settings)
     assert row is not None
     return row
 
 
-async def test_what_is_learned_from_is_people_s_words_about_replies_that_may_be(harness: Harness) -> None:
-    turns = await spoken(harness, 44)
+async def test_dataset_has_human_labels_of_trainable_replies_only(harness: Harness) -> None:
+    turns = await create_rated_turns(harness, 44)
     async with harness.db.write() as session:
         project = turns[0].project_id
         session.add(Rater(project_id=project, name="HUMAN/0-0", standing=RaterStanding.QUARANTINED))
@@ -104,8 +104,8 @@ async def test_what_is_learned_from_is_people_s_words_about_replies_that_may_be(
         rows[turns[6].id].weight = 0.0
         rows[turns[7].id].source = "conversation/default/HUMAN/0-7"
         rows[turns[8].id].weight = 0.4
-    words = (await claimed(harness)).words
-    known = {words.replies[thumb.reply].turn_id: thumb for thumb in words.thumbs}
+    words = (await create_claimed_fit(harness)).dataset
+    known = {words.replies[thumb.reply].turn_id: thumb for thumb in words.labels}
     assert set(known) == {turn.id for turn in turns[8:]}
     assert known[turns[8].id].weight == 0.4 and known[turns[9].id].rater == "HUMAN/0-9"
     row = (await harness.all(RewardModel))[0]
@@ -113,8 +113,8 @@ async def test_what_is_learned_from_is_people_s_words_about_replies_that_may_be(
     assert {one.turn_id for one in await harness.all(RewardModelTurn)} == set(known)
 
 
-async def test_orders_become_pairs_of_replies_to_one_prompt(harness: Harness) -> None:
-    await spoken(harness, 40)
+async def test_rankings_become_pairs_of_replies_to_one_prompt(harness: Harness) -> None:
+    await create_rated_turns(harness, 40)
     same, other = {"prompt_ids": [1, 2]}, {"prompt_ids": [1, 3]}
     turns = [
         await harness.turn(**same),
@@ -124,19 +124,19 @@ async def test_orders_become_pairs_of_replies_to_one_prompt(harness: Harness) ->
     ]
     order = {"source": "ranking/default/HUMAN/ada/t", "rater": "HUMAN/ada"}
     for turn, value in zip(turns, (1.0, 0.0, 0.0, -1.0), strict=True):
-        await said(harness, turn, value, "ada", **order)
-    words = (await claimed(harness)).words
+        await add_rating(harness, turn, value, "ada", **order)
+    words = (await create_claimed_fit(harness)).dataset
     told = {(words.replies[p.chosen].turn_id, words.replies[p.rejected].turn_id): p.weight for p in words.pairs}
     assert told == {(turns[0].id, turns[1].id): pytest.approx(2 / 3), (turns[0].id, turns[2].id): pytest.approx(2 / 3)}
-    assert len(words.thumbs) == 40
+    assert len(words.labels) == 40
 
 
-async def test_the_fitted_one_serves_and_the_one_before_is_retired(harness: Harness) -> None:
-    await spoken(harness, 40)
-    first = await claimed(harness)
+async def test_fitted_model_serves_and_the_previous_one_is_retired(harness: Harness) -> None:
+    await create_rated_turns(harness, 40)
+    first = await create_claimed_fit(harness)
     assert await reward_models.commit(harness.db, first, **DONE) == "serving"
-    await spoken(harness, 10, seed=1)
-    second = await claimed(harness, refit_after=10)
+    await create_rated_turns(harness, 10, seed=1)
+    second = await create_claimed_fit(harness, refit_after=10)
     assert (await reward_models.commit(harness.db, second, **DONE)) == "serving"
     assert await states(harness) == [(1, "retired"), (2, "serving")]
     row = await harness.get(RewardModel, second.id)
@@ -144,26 +144,26 @@ async def test_the_fitted_one_serves_and_the_one_before_is_retired(harness: Harn
     assert row.lease_until is None
 
 
-async def test_one_that_is_not_good_enough_is_refused_and_the_one_before_goes_on(harness: Harness) -> None:
-    before = await model(harness)
-    await spoken(harness, 10)
-    tried = await claimed(harness, refit_after=10)
+async def test_refused_fit_leaves_the_previous_model_serving(harness: Harness) -> None:
+    before = await create_reward_model(harness)
+    await create_rated_turns(harness, 10)
+    tried = await create_claimed_fit(harness, refit_after=10)
     await reward_models.refuse(harness.db, tried, "it agrees in 40%", {"agreement": 0.4})
     assert await states(harness) == [(1, "serving"), (2, "refused")]
     assert (await harness.get(RewardModel, tried.id)).reason == "it agrees in 40%"
     assert (await harness.get(RewardModel, before.id)).state == "serving"
-    settings = learning(harness, refit_after=10)
-    await spoken(harness, 9, seed=1)
+    settings = settings_with_reward_model(harness, refit_after=10)
+    await create_rated_turns(harness, 9, seed=1)
     await reward_models.reconcile(harness.db, settings)
     assert len(await states(harness)) == 2, "it is not tried again on the same words"
-    await spoken(harness, 1, seed=2)
+    await create_rated_turns(harness, 1, seed=2)
     await reward_models.reconcile(harness.db, settings)
     assert (await states(harness))[-1] == (3, "open")
 
 
-async def test_of_two_trainers_one_has_the_fit_and_a_late_one_cannot_commit(harness: Harness) -> None:
-    await spoken(harness, 40)
-    settings = learning(harness)
+async def test_one_trainer_claims_a_fit_and_a_late_one_cannot_commit(harness: Harness) -> None:
+    await create_rated_turns(harness, 40)
+    settings = settings_with_reward_model(harness)
     await reward_models.reconcile(harness.db, settings)
     both = await asyncio.gather(*(reward_models.claim(harness.db, name, settings) for name in "ab"))
     [late] = [one for one in both if one is not None]
@@ -180,14 +180,14 @@ async def test_of_two_trainers_one_has_the_fit_and_a_late_one_cannot_commit(harn
     assert await reward_models.commit(harness.db, again, **DONE) == "serving"
 
 
-async def test_one_that_takes_the_trainer_down_again_and_again_is_failed_with_the_last_reason(harness: Harness) -> None:
-    await spoken(harness, 40)
-    settings = learning(harness)
+async def test_fit_that_crashes_the_trainer_fails_with_the_last_reason(harness: Harness) -> None:
+    await create_rated_turns(harness, 40)
+    settings = settings_with_reward_model(harness)
     await reward_models.reconcile(harness.db, settings)
     for _ in range(settings.max_attempts):
         taken = await reward_models.claim(harness.db, "me", settings)
         assert taken is not None
-        await reward_models.note_failure(harness.db, taken, "MemoryError: no more")
+        await reward_models.record_failed_attempt(harness.db, taken, "MemoryError: no more")
         async with harness.db.write() as session:
             await session.execute(update(RewardModel).values(lease_until=0.0))
     assert await reward_models.claim(harness.db, "me", settings) is None
@@ -197,45 +197,45 @@ async def test_one_that_takes_the_trainer_down_again_and_again_is_failed_with_th
     assert row.reason == "3 attempts ended without a result; the last one: MemoryError: no more"
 
 
-async def test_whom_people_contradict_is_silenced_and_fitted_anew(harness: Harness) -> None:
-    row = await model(harness)
-    turns = await spoken(harness, 60)
-    settings = learning(harness, refit_after=1000)
+async def test_model_that_disagrees_with_people_is_disabled_and_refitted(harness: Harness) -> None:
+    row = await create_reward_model(harness)
+    turns = await create_rated_turns(harness, 60)
+    settings = settings_with_reward_model(harness, refit_after=1000)
     for number, turn in enumerate(turns):
-        await judged(harness, turn, -0.5 if number % 2 else 0.5, row)  # always the contrary
+        await record_score(harness, turn, -0.5 if number % 2 else 0.5, row)  # always the contrary
     await reconcile(harness.db, settings)
     assert await states(harness) == [(1, "disabled"), (2, "open")]
-    silenced = await harness.get(RewardModel, row.id)
+    disabled = await harness.get(RewardModel, row.id)
     assert (
-        silenced.reason.startswith("it agrees with people in 0% of their last 60 words")
-        and silenced.actor == "reconcile"
+        disabled.reason.startswith("it agrees with people in 0% of their last 60 labels")
+        and disabled.actor == "reconcile"
     )
     async with harness.db.read() as session:
         actions = set(await session.scalars(select(Audit.action)))
-    assert {"reward model silenced", "fit reward model"} <= actions
+    assert {"reward_model.disabled", "reward_model.fit_requested"} <= actions
 
 
 @pytest.mark.parametrize(("right", "words"), [(0, 28), (24, 60), (60, 60)])
-async def test_few_words_and_chance_silence_nobody(harness: Harness, right: int, words: int) -> None:
-    row = await model(harness)
-    for number, turn in enumerate(await spoken(harness, words)):
+async def test_few_labels_and_chance_disable_no_model(harness: Harness, right: int, words: int) -> None:
+    row = await create_reward_model(harness)
+    for number, turn in enumerate(await create_rated_turns(harness, words)):
         up = bool(number % 2)
         agrees = number < right
-        await judged(harness, turn, 0.5 if up == agrees else -0.5, row)
+        await record_score(harness, turn, 0.5 if up == agrees else -0.5, row)
     policy = await harness.policy()
     async with harness.db.read() as session:
-        counted = await agreement.measured(session, policy, row)
-    assert counted.words == words and counted.share == pytest.approx(right / words)
-    assert agreement.contrary(counted, 0.6) is None
+        counted = await human_labels.measure_agreement(session, policy, row)
+    assert counted.total == words and counted.rate == pytest.approx(right / words)
+    assert human_labels.describe_disagreement(counted, 0.6) is None
 
 
-async def test_only_what_was_said_since_and_of_what_it_judged_itself_counts(harness: Harness) -> None:
-    row = await model(harness)
-    other = await model(harness, RewardModelState.RETIRED)
-    turns = await spoken(harness, 4)
-    await judged(harness, turns[0], 0.5, row)
-    await judged(harness, turns[1], 0.5, other)
-    await judged(harness, turns[2], 0.5, row)
+async def test_only_new_feedback_on_scored_replies_counts(harness: Harness) -> None:
+    row = await create_reward_model(harness)
+    other = await create_reward_model(harness, RewardModelState.RETIRED)
+    turns = await create_rated_turns(harness, 4)
+    await record_score(harness, turns[0], 0.5, row)
+    await record_score(harness, turns[1], 0.5, other)
+    await record_score(harness, turns[2], 0.5, row)
     policy = await harness.policy()
     async with harness.db.write() as session:
         [old] = await session.scalars(select(Reward).where(Reward.turn_id == turns[2].id))
@@ -243,22 +243,22 @@ async def test_only_what_was_said_since_and_of_what_it_judged_itself_counts(harn
         (await session.get_one(RewardModel, row.id)).served_at = 1.0
     async with harness.db.read() as session:
         row = await session.get_one(RewardModel, row.id)
-        counted = await agreement.measured(session, policy, row)
-    assert (counted.words, counted.downs) == (1, 1)
+        counted = await human_labels.measure_agreement(session, policy, row)
+    assert (counted.total, counted.downs) == (1, 1)
 
 
-async def test_an_operator_s_word_holds_until_an_operator_takes_it_back(harness: Harness) -> None:
-    settings = learning(harness, refit_after=5)
-    await model(harness)
-    await spoken(harness, 10)
+async def test_model_disabled_by_an_operator_stays_disabled(harness: Harness) -> None:
+    settings = settings_with_reward_model(harness, refit_after=5)
+    await create_reward_model(harness)
+    await create_rated_turns(harness, 10)
     async with harness.db.write() as session:
         policy = await session.merge(await harness.policy())
-        under_way = await reward_models.service.open_fit(session, policy, actor="reconcile", reason=None)
+        under_way = await reward_models.service.create_fit(session, policy, actor="reconcile", reason=None)
         [row] = await session.scalars(select(RewardModel).where(RewardModel.state == "serving"))
         await reward_models.service.disable(session, policy, row, actor="key-1", reason="odd")
     taken = await reward_models.claim(harness.db, "me", settings)
     assert taken is not None and taken.id == under_way.id
     assert await reward_models.commit(harness.db, taken, **DONE) == "trained"
-    await spoken(harness, 10, seed=1)
+    await create_rated_turns(harness, 10, seed=1)
     await reward_models.reconcile(harness.db, settings)
     assert await states(harness) == [(1, "disabled"), (2, "trained")]

@@ -1,4 +1,4 @@
-"""Trackers: real files, real TensorBoard, real W&B without a network; and no trouble of theirs is an update's."""
+"""Trackers: real files, real TensorBoard, real W&B offline. A failing tracker does not fail an update."""
 
 import logging
 import math
@@ -22,7 +22,7 @@ from app.core.settings import REPOSITORY, Settings, TrackerName, get_settings
 from app.ops import experiment_log
 from app.ops.experiment_log import Entry
 from workers.training.trackers import Trackers
-from workers.training.trackers.base import Behind, Guarded
+from workers.training.trackers.base import BackgroundTracker, SafeTracker
 
 KL, SCORE = "actor/ppo_kl", "critic/score/mean"
 
@@ -36,27 +36,27 @@ def update(trackers: Trackers, number: int, policy: str = "shop-3f2a1b", **metri
     trackers.log(policy.rpartition("-")[0], f"{policy}-v{number}", number, f"batch-{number}", figures)
 
 
-def kept(home: Path, policy: str = "shop") -> list[Entry]:
+def read_entries(home: Path, policy: str = "shop") -> list[Entry]:
     return experiment_log.read(home / "metrics" / f"{policy}.jsonl").entries
 
 
-def test_each_update_is_a_line_of_the_journal(tmp_path: Path) -> None:
+def test_each_update_is_one_line_of_the_experiment_log(tmp_path: Path) -> None:
     trackers = Trackers(settings(tmp_path, "jsonl"))
     update(trackers, 1)
     update(trackers, 2)
     update(trackers, 1, "bakery-9f0e1d")
     trackers.close()
-    assert [(one.version, one.number, one.batch, one.metrics[KL]) for one in kept(tmp_path)] == [
+    assert [(one.version, one.number, one.batch, one.metrics[KL]) for one in read_entries(tmp_path)] == [
         ("shop-3f2a1b-v1", 1, "batch-1", 0.125),
         ("shop-3f2a1b-v2", 2, "batch-2", 0.25),
     ]
-    assert [one.policy for one in kept(tmp_path, "bakery")] == ["bakery"]
+    assert [one.policy for one in read_entries(tmp_path, "bakery")] == ["bakery"]
 
 
-def test_what_is_no_finite_number_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_that_are_not_finite_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     odd: Any = {"a/nan": math.nan, "a/inf": -math.inf, "a/word": "x", "a/none": None, "a/int": 3}
     update(Trackers(settings(tmp_path, "jsonl")), 1, **odd)
-    [one] = kept(tmp_path)
+    [one] = read_entries(tmp_path)
     assert one.metrics == {KL: 0.125, SCORE: -0.5, "a/int": 3.0}
     assert list(one.left_out) == ["a/inf", "a/nan", "a/none", "a/word"]
     assert "shop-3f2a1b-v1: no finite number, so not tracked: a/inf, a/nan, a/none, a/word" in caplog.text
@@ -76,14 +76,14 @@ def test_tensorboard_reads_every_metric_at_its_version(tmp_path: Path) -> None:
     mine = runs["shop-3f2a1b"]
     assert set(mine.Tags()["scalars"]) == {KL, SCORE}
     assert [(event.step, event.value) for event in mine.Scalars(KL)] == [(1, 0.125), (2, 0.25), (5, 0.625)]
-    assert not kept_anything(tmp_path)
+    assert not has_entries(tmp_path)
 
 
-def kept_anything(home: Path) -> bool:
+def has_entries(home: Path) -> bool:
     return any((home / "metrics").glob("*.jsonl"))
 
 
-TRACKS = """
+TRACKING_SCRIPT = """
 import os, sys
 from pathlib import Path
 from app.core.settings import Settings
@@ -100,11 +100,11 @@ os._exit(0)  # as the trainer leaves
 """
 
 
-def tracking(home: Path, *arguments: object, **environment: str) -> subprocess.Popen[str]:
-    """In a process of its own: W&B starts servants, and ends them with it."""
+def start_tracking(home: Path, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+    """Track in a subprocess, since W&B starts service processes that end with it."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     return subprocess.Popen(
-        [sys.executable, "-c", TRACKS, str(home), *map(str, arguments)],
+        [sys.executable, "-c", TRACKING_SCRIPT, str(home), *map(str, arguments)],
         cwd=REPOSITORY,
         env={**clean, "HOME": str(home), "NETRC": str(home / "netrc"), **environment},
         stdin=subprocess.PIPE,
@@ -114,8 +114,8 @@ def tracking(home: Path, *arguments: object, **environment: str) -> subprocess.P
     )
 
 
-def records(file: Path) -> Iterator[Record]:
-    """W&B's own file: after seven bytes, blocks of 32 KiB; in each, pieces of (checksum, size, kind, content)."""
+def read_records(file: Path) -> Iterator[Record]:
+    """Read a W&B run file: seven bytes, then blocks of 32 KiB with chunks of (checksum, size, kind, content)."""
     data, at, piece = file.read_bytes(), 7, b""
     while at + 7 <= len(data):
         left = 32768 - at % 32768
@@ -134,80 +134,82 @@ def records(file: Path) -> Iterator[Record]:
             yield record
 
 
-def history(file: Path) -> list[dict[str, str]]:
+def read_history(file: Path) -> list[dict[str, str]]:
     return [
         {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
-        for record in records(file)
+        for record in read_records(file)
         if record.WhichOneof("record_type") == "history"
     ]
 
 
-def test_wandb_keeps_every_update_without_a_network(tmp_path: Path) -> None:
+def test_wandb_logs_every_update_offline(tmp_path: Path) -> None:
     for first, last in ((1, 4), (4, 6)):  # a trainer, and the one that came after it
-        done = tracking(tmp_path, first, last, WANDB_MODE="offline")
+        done = start_tracking(tmp_path, first, last, WANDB_MODE="offline")
         told, trouble = done.communicate(timeout=120)
         assert done.returncode == 0 and "takes no metrics" not in trouble, told + trouble
     files = sorted((tmp_path / "metrics" / "wandb").glob("offline-run-*/run-shop-3f2a1b.wandb"))
-    rows = [row for file in files for row in history(file)]
+    rows = [row for file in files for row in read_history(file)]
     assert [(row["_step"], row["actor/ppo_kl"], row["reference_kl"]) for row in rows] == [
         (str(number), repr(number / 8), "0.5") for number in range(1, 6)
     ]
-    [run] = [record.run for record in records(files[0]) if record.WhichOneof("record_type") == "run"]
+    [run] = [record.run for record in read_records(files[0]) if record.WhichOneof("record_type") == "run"]
     assert (run.run_id, run.project) == ("shop-3f2a1b", "attune")
     assert len({file.stem for file in (tmp_path / "metrics" / "wandb").glob("offline-run-*/*.wandb")}) == 2
 
 
-def test_wandbs_own_variables_hold(tmp_path: Path) -> None:
-    tracking(tmp_path, 1, 2, WANDB_MODE="offline", WANDB_PROJECT="bicycles", WANDB_ENTITY="shop").communicate()
+def test_wandb_environment_variables_are_respected(tmp_path: Path) -> None:
+    start_tracking(tmp_path, 1, 2, WANDB_MODE="offline", WANDB_PROJECT="bicycles", WANDB_ENTITY="shop").communicate()
     [file] = (tmp_path / "metrics" / "wandb").glob("offline-run-*/run-shop-3f2a1b.wandb")
-    [run] = [record.run for record in records(file) if record.WhichOneof("record_type") == "run"]
+    [run] = [record.run for record in read_records(file) if record.WhichOneof("record_type") == "run"]
     assert (run.project, run.entity) == ("bicycles", "shop")
 
 
-def test_a_killed_trainer_leaves_its_journal_and_no_servant_of_wandb(tmp_path: Path) -> None:
-    running = tracking(tmp_path, 1, 4, "stay", WANDB_MODE="offline")
+def test_killed_trainer_leaves_its_log_and_no_wandb_process(tmp_path: Path) -> None:
+    running = start_tracking(tmp_path, 1, 4, "stay", WANDB_MODE="offline")
     assert running.stdout is not None and running.stdout.readline() == "tracked\n"
     alone = psutil.Process(running.pid)
-    while not (servants := alone.children(recursive=True)):
+    while not (service_processes := alone.children(recursive=True)):
         assert running.poll() is None
     running.kill()
     running.communicate()
-    assert [one.number for one in kept(tmp_path)] == [1, 1, 2, 2, 3, 3]
-    _, alive = psutil.wait_procs(servants, timeout=120)
+    assert [one.number for one in read_entries(tmp_path)] == [1, 1, 2, 2, 3, 3]
+    _, alive = psutil.wait_procs(service_processes, timeout=120)
     assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_wandb_need_not_wait_for_the_next_update_to_keep_this_one(tmp_path: Path) -> None:
-    running = tracking(tmp_path, 1, 4, "stay", WANDB_MODE="offline", WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL="0.1")
+def test_wandb_writes_an_update_before_the_next_one(tmp_path: Path) -> None:
+    running = start_tracking(tmp_path, 1, 4, "stay", WANDB_MODE="offline", WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL="0.1")
     assert running.stdout is not None and running.stdout.readline() == "tracked\n"
     rows: list[dict[str, str]] = []
     until = time.monotonic() + 120
     while len(rows) < 3 and time.monotonic() < until:
         time.sleep(0.05)
-        rows = [row for file in (tmp_path / "metrics").glob("wandb/*/run-shop-3f2a1b.wandb") for row in history(file)]
+        rows = [
+            row for file in (tmp_path / "metrics").glob("wandb/*/run-shop-3f2a1b.wandb") for row in read_history(file)
+        ]
     running.communicate(input="", timeout=120)
     assert [row["_step"] for row in rows] == ["1", "2", "3"]
 
 
-def test_wandb_without_a_key_is_heard_of_once_and_the_journal_goes_on(tmp_path: Path) -> None:
-    done = tracking(tmp_path, 1, 5, WANDB_MODE="online")
+def test_wandb_without_a_key_is_logged_once_and_jsonl_continues(tmp_path: Path) -> None:
+    done = start_tracking(tmp_path, 1, 5, WANDB_MODE="online")
     told, trouble = done.communicate(input="", timeout=120)
     assert done.returncode == 0, told + trouble
     assert trouble.count("wandb takes no metrics, learning goes on") == 1 and "API key" in trouble
-    assert len(kept(tmp_path)) == 8
+    assert len(read_entries(tmp_path)) == 8
 
 
 @pytest.fixture
-def full(tmp_path: Path) -> Path:
-    """The journal lies on a disk without room."""
+def full_disk(tmp_path: Path) -> Path:
+    """Put the experiment log on a full disk."""
     (tmp_path / "metrics").mkdir()
     path = tmp_path / "metrics" / "shop.jsonl"
     path.symlink_to("/dev/full")
     return path
 
 
-def test_a_full_disk_is_heard_of_once_and_hurts_no_other_tracker(
-    tmp_path: Path, full: Path, caplog: pytest.LogCaptureFixture
+def test_full_disk_is_logged_once_and_affects_no_other_tracker(
+    tmp_path: Path, full_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trackers = Trackers(settings(tmp_path, "jsonl", "tensorboard"))
     for number in (1, 2, 3):
@@ -215,59 +217,59 @@ def test_a_full_disk_is_heard_of_once_and_hurts_no_other_tracker(
     assert [record.message for record in caplog.records if "jsonl" in record.message] == [
         "jsonl takes no metrics, learning goes on: OSError: [Errno 28] No space left on device"
     ]
-    full.unlink()  # there is room again
+    full_disk.unlink()  # there is room again
     update(trackers, 4)
     trackers.close()
-    assert [one.number for one in kept(tmp_path)] == [4]
+    assert [one.number for one in read_entries(tmp_path)] == [4]
     run = EventAccumulator(str(tmp_path / "metrics" / "tensorboard" / "shop-3f2a1b")).Reload()
     assert [event.step for event in run.Scalars(KL)] == [1, 2, 3, 4]
 
 
-class Stuck:
-    """A tracker whose servers do not answer until `answer` is set."""
+class StuckTracker:
+    """A tracker that blocks until `answer` is set."""
 
     def __init__(self) -> None:
-        self.answer, self.heard, self.closed = threading.Event(), list[int](), False
+        self.answer, self.numbers, self.closed = threading.Event(), list[int](), False
 
     def log(self, entry: Entry) -> None:
         self.answer.wait()
-        self.heard.append(entry.number)
+        self.numbers.append(entry.number)
 
     def close(self) -> None:
         self.closed = True
 
 
-def entry(number: int) -> Entry:
+def make_entry(number: int) -> Entry:
     return Entry("shop", f"shop-3f2a1b-v{number}", number, "batch", 1.0, {})
 
 
-def test_a_slow_tracker_holds_nobody_up_and_hears_everything_in_order() -> None:
-    stuck = Stuck()
-    behind = Behind(Guarded("stuck", stuck))
+def test_slow_tracker_delays_nothing_and_gets_all_entries_in_order() -> None:
+    stuck = StuckTracker()
+    behind = BackgroundTracker(SafeTracker("stuck", stuck))
     for number in range(5):
-        behind.log(entry(number))
-    assert stuck.heard == []
+        behind.log(make_entry(number))
+    assert stuck.numbers == []
     stuck.answer.set()
     behind.close()
-    assert (stuck.heard, stuck.closed) == ([0, 1, 2, 3, 4], True)
+    assert (stuck.numbers, stuck.closed) == ([0, 1, 2, 3, 4], True)
 
 
-def test_a_tracker_that_never_answers_fills_no_memory(
+def test_queue_of_a_blocked_tracker_is_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("workers.training.trackers.base.MOST_WAITING", 3)
+    monkeypatch.setattr("workers.training.trackers.base.MAX_QUEUED", 3)
     monkeypatch.setattr("workers.training.trackers.base.CLOSE_SECONDS", 0.01)
-    stuck = Stuck()
-    behind = Behind(Guarded("stuck", stuck))
+    stuck = StuckTracker()
+    behind = BackgroundTracker(SafeTracker("stuck", stuck))
     for number in range(5):  # one may be on its way already
-        behind.log(entry(number))
+        behind.log(make_entry(number))
     behind.close()
     assert "stuck is 3 updates late and misses shop-3f2a1b-v4" in caplog.text
     stuck.answer.set()
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
-def test_a_tracker_whose_package_is_missing_says_what_to_install(
+def test_missing_tracker_package_is_named_with_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: TrackerName
 ) -> None:
     monkeypatch.setitem(sys.modules, tracker, None)

@@ -1,4 +1,4 @@
-"""What a deployment is told, as the trainer understands it."""
+"""The trainer's configuration, derived from the settings."""
 
 from typing import Any
 
@@ -9,44 +9,44 @@ from app.core.settings import Settings
 from workers.training.ranks import trainer_config
 
 
-def algorithm(monkeypatch: pytest.MonkeyPatch, **told: str) -> Any:
+def algorithm_for(monkeypatch: pytest.MonkeyPatch, **told: str) -> Any:
     for name, value in told.items():
         monkeypatch.setenv(f"ATTUNE_{name.upper()}", value)
     return trainer_config(Settings()).algorithm
 
 
-def test_general_settings_hold_where_the_algorithm_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = algorithm(monkeypatch, kl_coef="0.03", length_range="20,60", algorithm="length_aware_ppo")
+def test_general_settings_fill_in_unset_algorithm_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = algorithm_for(monkeypatch, kl_coef="0.03", length_range="20,60", algorithm="length_aware_ppo")
     assert told == LengthAwarePPOConfig(kl_coef=0.03, shortest=20, longest=60, max_kl=0.02)
 
 
-def test_what_the_algorithm_names_itself_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_algorithm_settings_override_general_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     own = '{"type": "length_aware_ppo", "kl_coef": 0.5, "longest": 90}'
-    told = algorithm(monkeypatch, kl_coef="0.03", length_range="20,60", algorithm=own)
+    told = algorithm_for(monkeypatch, kl_coef="0.03", length_range="20,60", algorithm=own)
     assert told == LengthAwarePPOConfig(kl_coef=0.5, shortest=20, longest=90, max_kl=0.02)
 
 
-def test_an_algorithm_without_these_settings_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert algorithm(monkeypatch, kl_coef="0.03", algorithm="kto") == KTOConfig(max_kl=0.02)
+def test_algorithm_without_these_settings_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert algorithm_for(monkeypatch, kl_coef="0.03", algorithm="kto") == KTOConfig(max_kl=0.02)
 
 
 def test_the_default_is_ppo(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert algorithm(monkeypatch, kl_coef="0.03") == PPOConfig(kl_coef=0.03, max_kl=0.02)
+    assert algorithm_for(monkeypatch, kl_coef="0.03") == PPOConfig(kl_coef=0.03, max_kl=0.02)
 
 
-def test_an_update_makes_no_step_from_beyond_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_max_kl_is_at_most_the_kl_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     own = '{"type": "ppo", "max_kl": 0.005}'
-    assert algorithm(monkeypatch, algorithm=own).max_kl == 0.005, "a tighter bound of its own holds"
-    assert algorithm(monkeypatch, algorithm="ppo", kl_guard="0.001").max_kl == 0.001
+    assert algorithm_for(monkeypatch, algorithm=own).max_kl == 0.005, "a tighter bound of its own holds"
+    assert algorithm_for(monkeypatch, algorithm="ppo", kl_guard="0.001").max_kl == 0.001
 
 
-def test_a_target_beyond_the_guard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kl_target_above_the_guard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     own = '{"type": "ppo", "kl_control": {"target": 0.02}}'
     with pytest.raises(ValueError, match="ATTUNE_KL_GUARD"):
-        algorithm(monkeypatch, algorithm=own)
+        algorithm_for(monkeypatch, algorithm=own)
 
 
-def test_all_weights_are_trained_at_a_tenth_of_an_adapters_rate_unless_one_was_set() -> None:
+def test_default_learning_rate_of_full_weights_is_a_tenth() -> None:
     config = trainer_config(Settings())
     assert config.lora is not None and config.optim.lr == 3e-4
     full = trainer_config(Settings(adaptation="full"))

@@ -1,4 +1,4 @@
-"""The watch over the ranks: who falls silent is killed, who beats is left alone; and the command that starts it."""
+"""The watchdog kills silent ranks and no others; and the command that starts it."""
 
 import os
 import signal
@@ -10,83 +10,84 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from app.cli import main as cli
-from workers.training.watchdog import BEATS, Pulse, Watch
+from app.cli import server
+from app.cli.main import app
+from workers.training.watchdog import BEATS_PER_TIMEOUT, RankHeartbeat, RankWatchdog
 
-PATIENCE = 8.0
+RANK_TIMEOUT = 8.0
 
 
 @pytest.fixture
 def rank() -> Iterator[subprocess.Popen[bytes]]:
-    """A child of this process, as a rank is torchrun's."""
+    """A child process of this test, as a rank is a child of torchrun."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
 
 
-def beat(folder: Path, pid: int) -> None:
+def touch_heartbeat(folder: Path, pid: int) -> None:
     file = folder / str(pid)
     file.touch()
     os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
 
 
-def test_a_silent_rank_is_killed_and_no_sooner_than_it_was_told(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    watch = Watch(tmp_path, PATIENCE)
-    beat(tmp_path, rank.pid)
-    assert [watch.look() for _ in range(BEATS)] == [[]] * BEATS
+def test_silent_rank_is_killed_after_the_timeout(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    watch = RankWatchdog(tmp_path, RANK_TIMEOUT)
+    touch_heartbeat(tmp_path, rank.pid)
+    assert [watch.check_ranks() for _ in range(BEATS_PER_TIMEOUT)] == [[]] * BEATS_PER_TIMEOUT
     assert rank.poll() is None
-    assert watch.look() == [rank.pid]
+    assert watch.check_ranks() == [rank.pid]
     assert rank.wait(60) == -signal.SIGKILL
-    assert list(tmp_path.iterdir()) == [] and watch.look() == []
+    assert list(tmp_path.iterdir()) == [] and watch.check_ranks() == []
 
 
-def test_a_rank_that_beats_is_left_alone(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    watch = Watch(tmp_path, PATIENCE)
-    for _ in range(5 * BEATS):
-        beat(tmp_path, rank.pid)
-        assert watch.look() == []
+def test_rank_with_heartbeats_is_not_killed(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    watch = RankWatchdog(tmp_path, RANK_TIMEOUT)
+    for _ in range(5 * BEATS_PER_TIMEOUT):
+        touch_heartbeat(tmp_path, rank.pid)
+        assert watch.check_ranks() == []
     assert rank.poll() is None
 
 
-def test_a_number_that_is_another_process_by_then_is_not_killed(tmp_path: Path) -> None:
+def test_reused_process_id_is_not_killed(tmp_path: Path) -> None:
     command = "sleep 600 & echo $!; wait"
     with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, start_new_session=True) as foreign:
         assert foreign.stdout is not None
         pid = int(foreign.stdout.readline())
-        watch = Watch(tmp_path, PATIENCE)
-        beat(tmp_path, pid)
-        assert [watch.look() for _ in range(2 * BEATS)] == [[]] * (2 * BEATS)
+        watch = RankWatchdog(tmp_path, RANK_TIMEOUT)
+        touch_heartbeat(tmp_path, pid)
+        assert [watch.check_ranks() for _ in range(2 * BEATS_PER_TIMEOUT)] == [[]] * (2 * BEATS_PER_TIMEOUT)
         assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
         os.killpg(foreign.pid, signal.SIGKILL)
 
 
-def test_a_pulse_beats_from_the_start(tmp_path: Path) -> None:
-    Pulse(tmp_path, PATIENCE)
+def test_heartbeat_file_exists_from_the_start(tmp_path: Path) -> None:
+    RankHeartbeat(tmp_path, RANK_TIMEOUT)
     assert [file.name for file in tmp_path.iterdir()] == [str(os.getpid())]
 
 
-def started(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[str]:
+def trainer_command(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[str]:
     became: list[str] = []
-    monkeypatch.setattr(cli, "_become", lambda *command: became.extend(command))
-    done = CliRunner().invoke(cli.app, ["trainer", *options])
+    monkeypatch.setattr(server, "exec_module", lambda *command: became.extend(command))
+    done = CliRunner().invoke(app, ["trainer", *options])
     if done.exception is not None:
         raise done.exception
     return became
 
 
-def test_one_host_meets_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = started(monkeypatch, "--nproc", "2", "--patience", "60")
+def test_one_host_runs_standalone(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = trainer_command(monkeypatch, "--nproc", "2", "--rank-timeout", "60")
     assert command[:2] == ["workers.training.watchdog", "60.0"] and "--standalone" in command
     assert command[command.index("--nproc-per-node") + 1] == "2"
 
 
-def test_hosts_meet_where_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = started(monkeypatch, "--nnodes", "2", "--rdzv-endpoint", "host-a:29500", "--rdzv-id", "night")
+def test_hosts_use_the_rendezvous_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = trainer_command(monkeypatch, "--nnodes", "2", "--rdzv-endpoint", "host-a:29500", "--rdzv-id", "night")
     told = dict(zip(command[2::2], command[3::2], strict=True))
     assert told["--nnodes"] == "2" and told["--rdzv-endpoint"] == "host-a:29500" and told["--rdzv-id"] == "night"
     assert "--standalone" not in command
 
 
-def test_hosts_without_a_place_to_meet_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_hosts_without_an_endpoint_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="--rdzv-endpoint HOST:PORT"):
-        started(monkeypatch, "--nnodes", "2")
+        trainer_command(monkeypatch, "--nnodes", "2")

@@ -1,1 +1,1 @@
-"""Reward sources that a judgement is asked of: language models, HTTP services, rules and reward models."""
+"""The reward sources that are asked: rules, next turns, LLM judges, HTTP services and reward models."""

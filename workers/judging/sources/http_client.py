@@ -1,4 +1,4 @@
-"""The wire to judges and services: one POST of JSON, bounded in time and size, and no redirects."""
+"""HTTP to judges and services: one POST of JSON, limited in time and size, without redirects."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -11,75 +11,85 @@ import orjson
 
 from alignment.config.rewards import EndpointConfig
 from app.core.settings import Settings
-from workers.judging.request import Broken, Unanswered
-from workers.judging.sources.address_guard import GUARDED, Doors
+from workers.judging.sources.address_guard import GUARDED, GuardedTransport
+from workers.queue.leased_job import AttemptFailed, JobFailed
 
-MOST_BYTES = 1 << 20
+MAX_RESPONSE_BYTES = 1 << 20
 
 
-def client(settings: Settings) -> httpx2.AsyncClient:
-    """How long it may take is said around each question, not here."""
-    doors = Doors(settings.private_hosts)
-    return httpx2.AsyncClient(transport=doors, trust_env=False, follow_redirects=False, timeout=None)
+def open_client(settings: Settings) -> httpx2.AsyncClient:
+    """Return a client without a time-out of its own: `time_limit` sets one around each question."""
+    transport = GuardedTransport(settings.private_hosts)
+    return httpx2.AsyncClient(transport=transport, trust_env=False, follow_redirects=False, timeout=None)
 
 
 @asynccontextmanager
-async def patience(seconds: float) -> AsyncIterator[None]:
-    """All of it, from connecting to the last byte: an endpoint that drips does not hold us longer."""
+async def time_limit(seconds: float) -> AsyncIterator[None]:
+    """Limit everything from the connection to the last byte, so that a slow endpoint cannot hold the worker.
+
+    Raises AttemptFailed.
+    """
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError as error:
-        raise Unanswered(f"no answer within {seconds:g} s") from error
+        raise AttemptFailed(f"no answer within {seconds:g} s") from error
 
 
-async def post(
-    http: httpx2.AsyncClient, url: str, body: Mapping[str, Any], key: str | None, *, own: bool
+async def post_json(
+    http: httpx2.AsyncClient, url: str, body: Mapping[str, Any], key: str | None, *, is_policy_owned: bool
 ) -> tuple[int, bytes]:
-    """`own`: the URL is a project's word, not the deployment's, and may lead to public addresses only.
+    """Return the status and the content. Raises AttemptFailed, and JobFailed for a body that is not JSON.
 
-    Reasons name neither the URL nor the key: they are kept where tenants can read them.
+    `is_policy_owned`: the URL comes from a project, not from the deployment, and may lead to public addresses only.
+    The reasons name neither the URL nor the key: they are stored where tenants can read them.
     """
     headers = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
     if key is not None:
         headers["authorization"] = f"Bearer {key}"
     content = bytearray()
-    http.cookies.clear()  # nothing that one answer sets goes with the next question
+    http.cookies.clear()  # a cookie of one answer must not go with the next question
+    extensions = {GUARDED: is_policy_owned}
     try:
-        asked = http.stream("POST", url, content=encoded(body), headers=headers, extensions={GUARDED: own})
-        async with asked as response:
+        stream = http.stream("POST", url, content=encode_json(body), headers=headers, extensions=extensions)
+        async with stream as response:
             if 300 <= response.status_code < 400:
-                raise Unanswered(f"it answered {response.status_code}: redirects are not followed")
-            async for piece in response.aiter_raw():
-                content += piece
-                if len(content) > MOST_BYTES:
-                    raise Unanswered(f"it answered more than {MOST_BYTES} bytes")
+                raise AttemptFailed(f"it answered {response.status_code}: redirects are not followed")
+            async for chunk in response.aiter_raw():
+                content += chunk
+                if len(content) > MAX_RESPONSE_BYTES:
+                    raise AttemptFailed(f"it answered more than {MAX_RESPONSE_BYTES} bytes")
     except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
-        raise Unanswered(f"it does not answer ({type(error).__name__})") from error
+        raise AttemptFailed(f"it does not answer ({type(error).__name__})") from error
     return response.status_code, bytes(content)
 
 
-def encoded(body: Mapping[str, Any]) -> bytes:
+def encode_json(body: Mapping[str, Any]) -> bytes:
+    """Raises JobFailed."""
     try:
         return orjson.dumps(body)
     except orjson.JSONEncodeError as error:
-        raise Broken(f"the turn cannot be written as JSON: {error}") from error
+        raise JobFailed(f"the turn cannot be encoded as JSON: {error}") from error
 
 
-def decoded(content: bytes) -> Any:
+def decode_json(content: bytes) -> Any:
+    """Raises AttemptFailed."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        raise Unanswered("its answer is not JSON") from error
+        raise AttemptFailed("its answer is not JSON") from error
 
 
-def quoted(answer: str, *, own: bool) -> str:
-    """For a reason. What an address of a project's choice says is not passed on to whoever chose it."""
-    return "" if own else f": {answer[:200]!r}"
+def quote_answer(answer: str, *, is_policy_owned: bool) -> str:
+    """Return the start of the answer, to append to a reason.
+
+    Empty where a project chose the address: its answer must not be passed on to whoever chose it.
+    """
+    return "" if is_policy_owned else f": {answer[:200]!r}"
 
 
-def chat_url(url: str) -> str:
-    """A host alone gets /v1; a path is taken at its word.
+def chat_completions_url(url: str) -> str:
+    """Return the URL of the chat completions of an endpoint. A host alone gets /v1; a path is used as it is.
 
     Example: "http://127.0.0.1:8700" -> "http://127.0.0.1:8700/v1/chat/completions"
     """
@@ -90,13 +100,16 @@ def chat_url(url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
 
 
-def secret(endpoint: EndpointConfig, settings: Settings, *, own: bool) -> str | None:
-    """`name@host` is good for that host alone. Only the deployment's own settings may send a plain `name` anywhere:
-    who may write a policy's rewards could send it home."""
+def find_secret(endpoint: EndpointConfig, settings: Settings, *, is_policy_owned: bool) -> str | None:
+    """Return the endpoint's API key, None if it needs none. Raises JobFailed when the secret is not configured.
+
+    A secret `name@host` is sent to that host only. A plain `name` is sent anywhere, for endpoints of the deployment's
+    own settings only: whoever may write a policy's rewards could otherwise have it sent to a host of their own.
+    """
     if endpoint.key is None:
         return None
-    bound = f"{endpoint.key}@{urlsplit(endpoint.url).hostname}"
-    for name in (bound,) if own else (bound, endpoint.key):
+    bound_name = f"{endpoint.key}@{urlsplit(endpoint.url).hostname}"
+    for name in (bound_name,) if is_policy_owned else (bound_name, endpoint.key):
         if name in settings.secrets:
             return settings.secrets[name].get_secret_value()
-    raise Broken(f"ATTUNE_SECRETS has no '{bound}'" + ("" if own else f" and no '{endpoint.key}'"))
+    raise JobFailed(f"ATTUNE_SECRETS has no '{bound_name}'" + ("" if is_policy_owned else f" and no '{endpoint.key}'"))

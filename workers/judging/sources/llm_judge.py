@@ -8,126 +8,142 @@ import httpx2
 
 from alignment.config.rewards import JudgeSource
 from alignment.signals import judge_prompts
-from workers.judging.request import NO_REPLY, NOTHING_TO_SAY, Answer, JudgeRequest, Meter, Silent, Unanswered
-from workers.judging.sources.http_client import chat_url, decoded, patience, post, quoted
+from workers.judging.request import NO_OPINION, NO_REPLY, Answer, JudgeRequest, Usage
+from workers.judging.sources.http_client import chat_completions_url, decode_json, post_json, quote_answer, time_limit
+from workers.queue.leased_job import AttemptFailed, JobSkipped
 
-PAIRS_AT_ONCE = 4
-
-
-class Cut(Unanswered):
-    """There was no room for the whole answer."""
+MAX_PARALLEL_PAIRS = 4
 
 
-class Model:
-    """One case's judge. `meter` counts what it is asked."""
+class AnswerTruncated(AttemptFailed):
+    """The answer was cut at the token limit."""
+
+
+class LLMJudge:
+    """The judge of one request. `usage` counts its calls and tokens."""
 
     def __init__(
-        self, http: httpx2.AsyncClient, judge: JudgeSource, key: str | None, meter: Meter, *, own: bool
+        self, http: httpx2.AsyncClient, source: JudgeSource, key: str | None, usage: Usage, *, is_policy_owned: bool
     ) -> None:
-        self._http, self._judge, self._key, self._meter, self._own = http, judge, key, meter, own
+        self._http, self._source, self._key, self._usage = http, source, key, usage
+        self._is_policy_owned = is_policy_owned
 
-    async def grade(self, case: JudgeRequest) -> Answer:
-        messages, reply = case.facts.messages, _reply(case)
-        asked = judge_prompts.grading(messages, reply, self._judge.rubric, self._judge.max_chars)
-        grade, reason = await self._put(asked, judge_prompts.GRADE)
-        return Answer(judge_prompts.of_grade(grade), reason)
-
-    async def grade_by_outcome(self, case: JudgeRequest) -> Answer:
-        assert case.next_message is not None
-        asked = judge_prompts.grading_by_outcome(
-            case.facts.messages, _reply(case), case.next_message, self._judge.max_chars
+    async def grade(self, request: JudgeRequest) -> Answer:
+        """Grade the reply by the rubric."""
+        source = self._source
+        prompt = judge_prompts.build_grading_prompt(
+            request.facts.messages, _get_reply(request), source.rubric, source.max_chars
         )
-        grade, reason = await self._put(asked, judge_prompts.GRADE)
+        grade, reason = await self._ask(prompt, judge_prompts.GRADE_FORMAT)
+        return Answer(judge_prompts.grade_to_reward(grade), reason)
+
+    async def grade_by_outcome(self, request: JudgeRequest) -> Answer:
+        """Grade the reply by what the user's next message shows. Raises JobSkipped if it shows nothing."""
+        assert request.next_message is not None
+        prompt = judge_prompts.build_outcome_prompt(
+            request.facts.messages, _get_reply(request), request.next_message, self._source.max_chars
+        )
+        grade, reason = await self._ask(prompt, judge_prompts.GRADE_FORMAT)
         if grade == 3:
-            raise Silent(NOTHING_TO_SAY)
-        return Answer(judge_prompts.of_grade(grade), reason)
+            raise JobSkipped(NO_OPINION)
+        return Answer(judge_prompts.grade_to_reward(grade), reason)
 
-    async def compare(self, case: JudgeRequest) -> dict[str, Answer]:
-        """Each pair of replies in both orders, as far as it bears on a reply that is asked about."""
-        asked_about = {claim.turn_id for claim in case.claims}
-        wanted = [pair for pair in judge_prompts.pairs([*case.replies]) if asked_about & {*pair}]
+    async def compare(self, request: JudgeRequest) -> dict[str, Answer]:
+        """Compare each pair of replies in both orders, if a leased judgement is about one of the two."""
+        turn_ids = {lease.turn_id for lease in request.leases}
+        pairs = [pair for pair in judge_prompts.all_pairs([*request.replies]) if turn_ids & {*pair}]
         outcomes: dict[tuple[str, str], int] = {}
-        trouble: list[Unanswered] = []
-        gate = asyncio.Semaphore(PAIRS_AT_ONCE)
+        errors: list[AttemptFailed] = []
+        semaphore = asyncio.Semaphore(MAX_PARALLEL_PAIRS)
 
-        async def decide(pair: tuple[str, str]) -> None:
-            async with gate:
-                if trouble:
+        async def compare_pair(pair: tuple[str, str]) -> None:
+            async with semaphore:
+                if errors:
                     return
                 try:
-                    outcomes[pair] = await self._outcome(case, *pair)
-                except Unanswered as error:
-                    trouble.append(error)
+                    outcomes[pair] = await self._compare_pair(request, *pair)
+                except AttemptFailed as error:
+                    errors.append(error)
 
-        await asyncio.gather(*(decide(pair) for pair in wanted))
-        if trouble:
-            raise trouble[0]
-        told = f"against {len(case.replies) - 1} other replies"
-        return {id: Answer(value, told) for id, value in judge_prompts.standing(outcomes).items() if id in asked_about}
+        await asyncio.gather(*(compare_pair(pair) for pair in pairs))
+        if errors:
+            raise errors[0]
+        explanation = f"against {len(request.replies) - 1} other replies"
+        scores = judge_prompts.mean_results(outcomes)
+        return {id: Answer(value, explanation) for id, value in scores.items() if id in turn_ids}
 
-    async def _outcome(self, case: JudgeRequest, one: str, other: str) -> int:
-        a, b = case.replies[one], case.replies[other]
-        limit = self._judge.max_chars
-        if judge_prompts.told({**a, "role": "reply"}, limit) == judge_prompts.told({**b, "role": "reply"}, limit):
+    async def _compare_pair(self, request: JudgeRequest, first_id: str, second_id: str) -> int:
+        """Return 1 if the first reply is better, -1 if the second is, 0 for a tie. Equal replies need no judge."""
+        a, b = request.replies[first_id], request.replies[second_id]
+        limit = self._source.max_chars
+        if judge_prompts.format_message({**a, "role": "reply"}, limit) == judge_prompts.format_message(
+            {**b, "role": "reply"}, limit
+        ):
             return 0
-        heard = []
+        answers = []
         for first, second in ((a, b), (b, a)):
-            asked = judge_prompts.comparing(case.facts.messages, first, second, self._judge.rubric, limit)
-            better, _ = await self._put(asked, judge_prompts.BETTER)
-            heard.append(better)
-        return judge_prompts.outcome(*heard)
+            prompt = judge_prompts.build_comparison_prompt(
+                request.facts.messages, first, second, self._source.rubric, limit
+            )
+            answer, _ = await self._ask(prompt, judge_prompts.COMPARISON_FORMAT)
+            answers.append(answer)
+        return judge_prompts.comparison_result(*answers)
 
-    async def _put(self, messages: list[dict[str, str]], form: judge_prompts.Form) -> tuple[Any, str]:
-        async with patience(self._judge.timeout_seconds):
+    async def _ask(self, messages: list[dict[str, str]], form: judge_prompts.AnswerFormat) -> tuple[Any, str]:
+        """Return the value of the form's field and the reason. Raises AttemptFailed."""
+        async with time_limit(self._source.timeout_seconds):
             try:
-                content = await self._say(messages, form.schema())
-            except Cut:  # some find no end to their reasons
-                content = await self._say(messages, form.schema(reason=False))
-        answer = judge_prompts.answered(content, form)
+                content = await self._complete(messages, form.schema())
+            except AnswerTruncated:  # some models find no end to their reasons
+                content = await self._complete(messages, form.schema(reason=False))
+        answer = judge_prompts.parse_answer(content, form)
         if answer is None:
-            raise Unanswered(f"its answer has no JSON with '{form.field}'{quoted(content, own=self._own)}")
+            raise AttemptFailed(f"its answer has no JSON with '{form.field}'{self._quote(content)}")
         return answer
 
-    async def _say(self, messages: list[dict[str, str]], schema: Mapping[str, Any]) -> str:
-        """Endpoints differ in what they take: a form that one refuses is followed by a plainer one."""
-        told = b""
-        for form in _forms(self._judge.max_tokens, schema):
-            self._meter.asks += 1
-            body = {"model": self._judge.model, "messages": messages, "stream": False, **form}
-            status, told = await post(self._http, chat_url(self._judge.url), body, self._key, own=self._own)
+    async def _complete(self, messages: list[dict[str, str]], schema: Mapping[str, Any]) -> str:
+        """Return the text of the judge's answer. Where an endpoint refuses one set of parameters, try a simpler one."""
+        content = b""
+        url = chat_completions_url(self._source.url)
+        for parameters in _parameter_sets(self._source.max_tokens, schema):
+            self._usage.requests += 1
+            body = {"model": self._source.model, "messages": messages, "stream": False, **parameters}
+            status, content = await post_json(self._http, url, body, self._key, is_policy_owned=self._is_policy_owned)
             if status not in (400, 422):
-                return self._read(status, told)
-        raise Unanswered(
-            f"it refused every form of the question{quoted(told.decode('utf-8', 'replace'), own=self._own)}"
-        )
+                return self._parse_completion(status, content)
+        raise AttemptFailed(f"it refused every form of the question{self._quote(content.decode('utf-8', 'replace'))}")
 
-    def _read(self, status: int, content: bytes) -> str:
+    def _parse_completion(self, status: int, content: bytes) -> str:
         if status != 200:
-            raise Unanswered(f"it answered {status}")
-        answer = decoded(content)
+            raise AttemptFailed(f"it answered {status}")
+        body = decode_json(content)
         try:
-            usage = answer.get("usage") or {}
-            self._meter.tokens += int(usage.get("total_tokens") or 0)
-            choice = answer["choices"][0]
+            usage = body.get("usage") or {}
+            self._usage.tokens += int(usage.get("total_tokens") or 0)
+            choice = body["choices"][0]
             text = choice["message"]["content"]
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise Unanswered("its answer is no chat completion") from error
+            raise AttemptFailed("its answer is not a chat completion") from error
         if not isinstance(text, str):
-            raise Unanswered("its answer has no text")
+            raise AttemptFailed("its answer has no text")
         if choice.get("finish_reason") == "length":
-            raise Cut(f"its answer was cut at max_tokens ({self._judge.max_tokens})")
+            raise AnswerTruncated(f"its answer was cut at max_tokens ({self._source.max_tokens})")
         return text
 
+    def _quote(self, answer: str) -> str:
+        return quote_answer(answer, is_policy_owned=self._is_policy_owned)
 
-def _reply(case: JudgeRequest) -> Mapping[str, Any]:
-    reply = case.facts.reply
+
+def _get_reply(request: JudgeRequest) -> Mapping[str, Any]:
+    """Raises JobSkipped for a turn without a reply."""
+    reply = request.facts.reply
     if reply is None or not (reply.get("content") or reply.get("tool_calls")):
-        raise Silent(NO_REPLY)
+        raise JobSkipped(NO_REPLY)
     return reply
 
 
-def _forms(max_tokens: int, schema: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    """As it should be; as models that reason take it; and plainly, the JSON then being read out of the text."""
+def _parameter_sets(max_tokens: int, schema: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return the usual parameters, those that reasoning models accept, and plain ones: JSON is then read from text."""
     return (
         {"max_tokens": max_tokens, "temperature": 0.0, "response_format": schema},
         {"max_completion_tokens": max_tokens, "response_format": schema},

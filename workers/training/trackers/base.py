@@ -1,4 +1,4 @@
-"""What a tracker is, and what stands between it and an update."""
+"""The tracker protocol, and the wrappers that keep trackers from failing or delaying an update."""
 
 import logging
 import threading
@@ -10,49 +10,52 @@ from typing import Protocol
 from app.ops.experiment_log import Entry
 
 log = logging.getLogger("attune.trackers")
-MOST_WAITING = 1000
+MAX_QUEUED = 1000
 CLOSE_SECONDS = 10.0
 
 
 class Tracker(Protocol):
-    """May raise anything. After `close` it is not used again."""
+    """Its methods may raise anything. It is not used again after `close`."""
 
     def log(self, entry: Entry) -> None: ...
 
     def close(self) -> None: ...
 
 
-class Guarded:
-    """A tracker that cannot fail an update. Each update is a new chance for it; while it fails it is heard of once."""
+class SafeTracker:
+    """A tracker whose exceptions are logged, not raised.
+
+    Every update is tried again. Of consecutive failures only the first is logged.
+    """
 
     def __init__(self, name: str, tracker: Tracker) -> None:
         self.name = name
         self._tracker = tracker
-        self._failing = False
+        self._is_failing = False
 
     def log(self, entry: Entry) -> None:
-        self._attempt(lambda: self._tracker.log(entry))
+        self._try(lambda: self._tracker.log(entry))
 
     def close(self) -> None:
-        self._attempt(self._tracker.close)
+        self._try(self._tracker.close)
 
-    def _attempt(self, work: Callable[[], None]) -> None:
+    def _try(self, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:
-            if not self._failing:
+            if not self._is_failing:
                 log.warning("%s takes no metrics, learning goes on: %s: %s", self.name, type(error).__name__, error)
-            self._failing = True
+            self._is_failing = True
         else:
-            self._failing = False
+            self._is_failing = False
 
 
-class Behind:
-    """A tracker that takes its time (W&B's servers may be slow to answer) in a thread of its own."""
+class BackgroundTracker:
+    """A tracker that may be slow, such as W&B with its servers, and runs in a thread of its own."""
 
-    def __init__(self, tracker: Guarded) -> None:
+    def __init__(self, tracker: SafeTracker) -> None:
         self._tracker = tracker
-        self._queue: Queue[Entry | None] = Queue(MOST_WAITING)
+        self._queue: Queue[Entry | None] = Queue(MAX_QUEUED)
         self._thread = threading.Thread(target=self._run, name=f"tracker {tracker.name}", daemon=True)
         self._thread.start()
 
@@ -60,7 +63,7 @@ class Behind:
         try:
             self._queue.put_nowait(entry)
         except Full:
-            log.warning("%s is %d updates late and misses %s", self._tracker.name, MOST_WAITING, entry.version)
+            log.warning("%s is %d updates late and misses %s", self._tracker.name, MAX_QUEUED, entry.version)
 
     def close(self) -> None:
         with suppress(Full):

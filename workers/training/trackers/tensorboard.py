@@ -1,23 +1,25 @@
-"""TensorBoard's event files, in `$ATTUNE_HOME/metrics/tensorboard`, a run a line of versions."""
+"""TensorBoard event files in `$ATTUNE_HOME/metrics/tensorboard`: one run for each line of versions."""
 
 from app.core.settings import Settings
 from app.ops.experiment_log import Entry
 
 
-class TensorBoard:
+class TensorBoardTracker:
     def __init__(self, settings: Settings) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # an extra: only who names this tracker has it
+        from torch.utils.tensorboard import SummaryWriter  # an optional dependency
 
-        self._make = SummaryWriter
-        self._folder = settings.metrics_dir / "tensorboard"
+        self._writer_type = SummaryWriter
+        self._directory = settings.metrics_dir / "tensorboard"
         self._writers: dict[str, SummaryWriter] = {}
 
     def log(self, entry: Entry) -> None:
-        writer = self._writers.pop(entry.line, None) or self._make(log_dir=str(self._folder / entry.line))
+        writer = self._writers.pop(entry.run_name, None) or self._writer_type(
+            log_dir=str(self._directory / entry.run_name)
+        )
         for name, value in entry.metrics.items():
             writer.add_scalar(name, value, entry.number, walltime=entry.time)
         writer.flush()
-        self._writers[entry.line] = writer  # one that failed is not kept: its thread may be dead
+        self._writers[entry.run_name] = writer  # only after success: the thread of a writer that failed may be dead
 
     def close(self) -> None:
         for writer in self._writers.values():

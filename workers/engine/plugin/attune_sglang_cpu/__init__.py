@@ -1,10 +1,10 @@
-"""An SGLang platform for machines that have no accelerator: plain torch on plain CPUs."""
+"""An SGLang platform for machines without an accelerator: pure torch on any CPU."""
 
 import torch
 
 
 def activate() -> str | None:
-    """SGLang asks every installed platform; on a GPU the answer is None and SGLang stays native."""
+    """Return the platform's name, or None on a GPU, where SGLang uses its own. SGLang calls this at start-up."""
     if torch.cuda.is_available():
         return None
     return "attune_sglang_cpu.platform:TorchCpuPlatform"

@@ -1,4 +1,4 @@
-"""The KV allocator of the CPU platform: one token a page."""
+"""The KV cache allocator of the CPU platform: one token per page."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 
 
 class SinglePageAllocator(TokenToKVPoolAllocator):
-    """SGLang offers a page size to an out-of-tree allocator; the plain one knows only pages of one token."""
+    """SGLang passes a page size to the allocator of a plug-in; its plain allocator has pages of one token only."""
 
     def __init__(
         self, size: int, page_size: int, dtype: torch.dtype, device: str, kvcache: Any, need_sort: bool
     ) -> None:
-        assert page_size == 1, f"the CPU platform serves pages of one token, not {page_size}"
+        assert page_size == 1, f"the CPU platform has pages of one token, not {page_size}"
         super().__init__(size, dtype, device, kvcache, need_sort)

@@ -1,6 +1,6 @@
-"""The CPU platform: torch's own attention, ordinary pools, and no pinned memory.
+"""The CPU platform: torch's own attention, SGLang's ordinary memory pools, and no pinned memory.
 
-Being an out-of-tree platform keeps SGLang away from its branches that need `sgl_kernel` or AMX.
+As an out-of-tree platform it avoids the branches of SGLang that need `sgl_kernel` or AMX.
 """
 
 import functools
@@ -12,7 +12,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import SRTPlatform
 
-PINNING = ("tensor", "empty", "zeros", "ones", "full", "arange", "empty_like", "zeros_like")
+PINNABLE_FUNCTIONS = ("tensor", "empty", "zeros", "ones", "full", "arange", "empty_like", "zeros_like")
 
 
 class TorchCpuPlatform(CpuDeviceMixin, SRTPlatform):
@@ -24,7 +24,7 @@ class TorchCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return "torch_native"
 
     def get_mha_kv_pool_cls(self) -> type:
-        # SGLang's pools ask for the platform while they are imported: they can come only after it.
+        # Not at the top: SGLang's pools use the platform while they are imported.
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
         return MHATokenToKVPool
@@ -38,8 +38,8 @@ class TorchCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return False
 
     def init_backend(self) -> None:
-        """SGLang's LoRA pool pins memory without asking; a torch without CUDA refuses to."""
-        for name in PINNING:
+        """Ignore requests for pinned memory: SGLang's LoRA pool makes them, and torch without CUDA refuses them."""
+        for name in PINNABLE_FUNCTIONS:
             make = getattr(torch, name)
             if not hasattr(make, "__wrapped__"):
                 setattr(torch, name, _unpinned(make))
@@ -48,8 +48,8 @@ class TorchCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
 def _unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(make)
-    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def make_unpinned(*args: Any, **kwargs: Any) -> torch.Tensor:
         kwargs.pop("pin_memory", None)
         return make(*args, **kwargs)
 
-    return made
+    return make_unpinned

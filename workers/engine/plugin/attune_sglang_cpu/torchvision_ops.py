@@ -1,8 +1,7 @@
-"""Lets torchvision be imported where its compiled half cannot load.
+"""Make torchvision importable where its compiled library cannot be loaded.
 
-SGLang imports torchvision at start. PyPI's wheel is built for CUDA: beside a CPU torch its operators are
-missing and the import dies, though text models never call one. Declaring their names is enough, if it comes
-first.
+SGLang imports torchvision at start-up. The wheel on PyPI is built for CUDA: with a CPU build of torch its operators
+are missing and the import fails, although text models never call them. It is enough to declare the operators first.
 """
 
 import importlib.util
@@ -16,11 +15,11 @@ OPERATORS = (
     "_deform_conv2d_backward",
 )  # fmt: skip
 
-_declared: list[torch.library.Library] = []  # a Library forgets its operators when it is collected
+_declared: list[torch.library.Library] = []  # a Library removes its operators when it is garbage-collected
 
 
 def declare_missing() -> None:
-    if _declared or _compiled_half_loads():
+    if _declared or _can_load_compiled_library():
         return
     library = torch.library.Library("torchvision", "DEF")
     for name in OPERATORS:
@@ -28,10 +27,10 @@ def declare_missing() -> None:
     _declared.append(library)
 
 
-def _compiled_half_loads() -> bool:
+def _can_load_compiled_library() -> bool:
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
-        return True  # no torchvision at all: nothing to stand in for
+        return True  # torchvision is not installed
     for library in Path(spec.origin).parent.glob("_C*.so"):
         try:
             torch.ops.load_library(str(library))

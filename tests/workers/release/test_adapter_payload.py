@@ -1,4 +1,4 @@
-"""Only what was sealed is made into a payload: SGLang dies of what it cannot unpickle."""
+"""A payload is built only from sealed files: SGLang dies of a payload that it cannot unpickle."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, MANIFEST
 from alignment.errors import DamagedAdapter
 from app.core.settings import DEMO_MODEL
 from tests.support.adapters import make_adapter
-from workers.engine.adapter_payload import payload
+from workers.release.adapter_payload import build_payload
 
 
 @pytest.mark.parametrize("file", [ADAPTER, ADAPTER_CONFIG, MANIFEST])
-def test_what_changed_since_it_was_checked_is_refused(tmp_path: Path, file: str) -> None:
+def test_file_changed_since_the_check_is_refused(tmp_path: Path, file: str) -> None:
     sha256 = make_adapter(tmp_path / "shop-v1", DEMO_MODEL)
     path = tmp_path / "shop-v1" / file
     path.write_bytes(path.read_bytes().replace(b'"', b"'", 1))
     with pytest.raises(DamagedAdapter, match=file):
-        payload(tmp_path / "shop-v1", sha256)
+        build_payload(tmp_path / "shop-v1", sha256)

@@ -1,0 +1,24 @@
+"""The command line against the API of a harness."""
+
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from app.core.settings import get_settings
+from tests.support.deployment import Harness
+
+run = CliRunner().invoke
+
+
+@pytest.fixture
+def cli_harness(harness: Harness, served: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
+    """Set the environment variables that connect commands to the served harness."""
+    host, _, port = served.removeprefix("http://").partition(":")
+    for name, value in {"HOST": host, "PORT": port, "API_KEY": harness.key, "POLICY": "shop"}.items():
+        monkeypatch.setenv(f"ATTUNE_{name}", value)
+    monkeypatch.setenv("ATTUNE_DATABASE_URL", harness.settings.database)
+    monkeypatch.setenv("ATTUNE_HOME", str(harness.settings.home))
+    get_settings.cache_clear()
+    yield harness
+    get_settings.cache_clear()

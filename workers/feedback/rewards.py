@@ -1,0 +1,151 @@
+"""Signals → rewards, one row for each turn and source; then the samples of the turns are updated."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from alignment.config.rewards import EXPLICIT, LEARNED, RewardsConfig
+from alignment.signals.rater_trust import RaterSignal
+from app.core.settings import Settings
+from app.models import Policy, Reward, Turn, new_id
+from app.raters.names import is_person
+from app.training.reward_config import effective_rewards
+from workers.feedback import group_samples, rater_trust, samples, signals
+from workers.feedback.rater_trust import RaterTrust
+from workers.feedback.signals import FeedbackSignal, FinishedTurn
+
+RewardsByTurn = Mapping[str, Mapping[str, Reward]]  # by turn, then by source key
+
+
+class NewSignal(NamedTuple):
+    """A signal that is not stored as a reward yet."""
+
+    turn: FinishedTurn
+    source: str
+    signal: FeedbackSignal
+
+
+async def update_rewards(session: AsyncSession, turns: Sequence[FinishedTurn], settings: Settings) -> None:
+    """Store the feedback about these turns as rewards, one for each source, and update the samples."""
+    # Feedback and a judgement of the same turn must come one after the other, or each would miss the other's reward.
+    await group_samples.lock_groups(session, [turn.id for turn in turns])
+    turns = await signals.read_finished_turns(session, [turn.id for turn in turns])  # as they are under the lock
+    configs = await read_reward_configs(session, turns, settings)
+    signals_by_turn = await signals.read_signals(session, turns, configs)
+    stored: dict[str, dict[str, Reward]] = defaultdict(dict)
+    rows = select(Reward).where(Reward.turn_id.in_(signals_by_turn)).order_by(Reward.turn_id, Reward.source)
+    for row in await session.scalars(rows.with_for_update()):
+        stored[row.turn_id][row.source] = row
+    new_signals = [
+        NewSignal(turn, source, signal)
+        for turn in turns
+        for source, signal in signals_by_turn[turn.id].items()
+        if source not in stored[turn.id] or stored[turn.id][source].value != signal.value
+    ]
+    trust = await _update_trust(session, new_signals, settings)
+    for turn, source, signal in new_signals:
+        row = stored[turn.id].get(source) or Reward(
+            id=new_id("rew"), turn_id=turn.id, source=source, reward_source=EXPLICIT
+        )
+        row.value, row.rater = signal.value, signal.rater
+        row.weight = trust[turn.project_id, signal.rater].weight
+        session.add(row)
+        stored[turn.id][source] = row
+    for turn in turns:
+        for source in [name for name, row in stored[turn.id].items() if row.reward_source == EXPLICIT]:
+            if source not in signals_by_turn[turn.id]:
+                await session.delete(stored[turn.id].pop(source))
+    await session.flush()
+    if settings.trust:
+        await _record_agreement(session, stored, new_signals)
+    quarantined = {key: one.quarantine_reason for key, one in trust.items() if one.quarantine_reason is not None}
+    await samples.update_samples(session, turns, configs, settings, quarantined)
+
+
+async def _update_trust(
+    session: AsyncSession, new_signals: Sequence[NewSignal], settings: Settings
+) -> dict[tuple[str, str], RaterTrust]:
+    """Return the trust by (project id, rater). Feedback about a whole conversation or a ranking is counted once."""
+    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    counted: set[tuple[str | None, str]] = set()
+    for turn, source, signal in new_signals:
+        key = (turn.conversation_id if source.startswith("conversation/") else turn.id, source)
+        if source.startswith(("comparison/", "ranking/")):
+            key = (None, source)
+        if key not in counted:
+            counted.add(key)
+            values[turn.project_id][signal.rater].append(signal.value)
+        else:
+            values[turn.project_id].setdefault(signal.rater, [])
+    trust: dict[tuple[str, str], RaterTrust] = {}
+    for project_id, raters in sorted(values.items()):
+        project_trust = await rater_trust.update_trust(session, project_id, raters, settings)
+        trust |= {(project_id, name): one for name, one in project_trust.items()}
+    return trust
+
+
+async def _record_agreement(session: AsyncSession, stored: RewardsByTurn, new_signals: Collection[NewSignal]) -> None:
+    """Compare the rewards of each turn that has a new signal: its raters agree, or they do not."""
+    new_keys = {(turn.id, source) for turn, source, _ in new_signals}
+    projects = {turn.id: turn.project_id for turn, _, _ in new_signals}
+    comparisons: dict[str, list[list[RaterSignal]]] = defaultdict(list)
+    for turn_id, project_id in projects.items():
+        rows = [row for row in stored[turn_id].values() if row.reward_source != LEARNED]  # it repeats what raters say
+        rows = [row for row in rows if row.reward_source == EXPLICIT or not is_person(row.rater)]
+        if len(rows) > 1:
+            comparisons[project_id].append(
+                [RaterSignal(row.rater, row.value, row.weight, (turn_id, row.source) in new_keys) for row in rows]
+            )
+    for project_id, turns in sorted(comparisons.items()):
+        await rater_trust.record_agreement(session, project_id, turns)
+
+
+async def record_reward(
+    session: AsyncSession,
+    turn_id: str,
+    source: str,
+    value: float | None,
+    *,
+    rater: str | None = None,
+    weight: float = 1.0,
+) -> None:
+    """Store the reward of a source other than feedback; None deletes it. Call `update_turn_samples` afterwards."""
+    await session.execute(delete(Reward).where(Reward.turn_id == turn_id, Reward.source == source))
+    if value is not None:
+        others = await session.scalars(select(Reward).where(Reward.turn_id == turn_id, Reward.reward_source != LEARNED))
+        other_signals = [RaterSignal(row.rater, row.value, row.weight, fresh=False) for row in others]
+        project_id = await session.scalar(select(Turn.project_id).where(Turn.id == turn_id))
+        if other_signals and project_id is not None and not is_person(rater):  # nobody confirms their own feedback
+            comparison = [*other_signals, RaterSignal(rater, value, weight)]
+            await rater_trust.record_agreement(session, project_id, [comparison])
+        session.add(
+            Reward(
+                id=new_id("rew"),
+                turn_id=turn_id,
+                source=source,
+                reward_source=source,
+                rater=rater,
+                value=value,
+                weight=weight,
+            )
+        )
+    await session.flush()
+
+
+async def update_turn_samples(session: AsyncSession, turn_ids: Collection[str], settings: Settings) -> None:
+    """Update the samples of turns whose rewards changed, and of earlier turns where the policy discounts."""
+    await group_samples.lock_groups(session, turn_ids)
+    turns = await signals.read_finished_turns(session, turn_ids)
+    await samples.update_samples(session, turns, await read_reward_configs(session, turns, settings), settings, {})
+
+
+async def read_reward_configs(
+    session: AsyncSession, turns: Sequence[FinishedTurn], settings: Settings
+) -> dict[str, RewardsConfig]:
+    """Return the reward configuration of each policy of these turns."""
+    ids = {turn.policy_id for turn in turns}
+    rows = await session.scalars(select(Policy).where(Policy.id.in_(ids)))
+    return {policy.id: effective_rewards(policy, settings) for policy in rows}
