@@ -1,1 +1,1 @@
-"""The front of house: speaks HTTP and owns the database; never computes a gradient."""
+"""The HTTP API, the database and the command line. Never imports torch."""

@@ -21,11 +21,11 @@ run lint
 run facts
 run parity ATTUNE_PARITY_FLAGS="--repeats 1"
 run bench-trainer ATTUNE_BENCH_FLAGS="--tables layouts --threads 2 --rounds 1 --demo-prompts 2 --wide-prompts 1"
-run bench-learning ATTUNE_BENCH_FLAGS="--courses GRPO --seeds 0 --updates 1 --out $out/learning.jsonl"
+run bench-learning ATTUNE_BENCH_FLAGS="--runs GRPO --seeds 0 --updates 1 --out $out/learning.jsonl"
 run bench-staleness ATTUNE_BENCH_FLAGS="--losses decoupled --lags 0 --seeds 0 --updates 1 --out $out/staleness.jsonl"
 run bench-scaling ATTUNE_BENCH_FLAGS="--turns 1000 --rounds 1"
 run bench-poisoning ATTUNE_BENCH_FLAGS="--attacks nobody --protections on --updates 1 --examiners 4 --out $out/poisoning.jsonl"
-run bench-overlap ATTUNE_BENCH_FLAGS="--rows "1, drop" --updates 1 --runs 1 --out $out/overlap.jsonl"
+run bench-overlap ATTUNE_BENCH_FLAGS="--rows '1, drop' --updates 1 --runs 1 --out $out/overlap.jsonl"
 run bench-swap ATTUNE_BENCH_FLAGS="--publications 2 --moves 2 --peer 1 --people 1 --quiet 0"
 run bench-swap-full ATTUNE_BENCH_FLAGS="--publications 1 --moves 1 --peer 0 --people 1 --quiet 0"
 run faults ATTUNE_FAULTS_FLAGS="--parts kills --where embedded --kinds worker --kills 1 --seconds 20 --book $out/faults.jsonl"

@@ -1,1 +1,1 @@
-"""Behind the house: turns rows into rows. Each station is one arrow."""
+"""Background stages (curate, judge, roll out, assemble, train, evaluate, publish) and the engine supervisor."""

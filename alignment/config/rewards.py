@@ -110,7 +110,9 @@ class LearnedSource(SourceConfig):
     name: Literal["learned"] = LEARNED  # type: ignore[assignment]
     weight: float = Field(0.5, ge=0, le=100)
     window_seconds: float = Field(60.0, ge=0, le=7 * 86400)
-    min_pairs: int = Field(100, ge=2, description="human comparisons and rankings that a first fit needs, or")
+    min_pairs: int = Field(
+        100, ge=2, description="comparisons and rankings that a first fit needs, unless `min_feedback` is reached"
+    )
     min_feedback: int = Field(300, ge=2, description="pieces of human feedback of any kind that a first fit needs")
     refit_after: int = Field(500, ge=1, description="new pieces of human feedback after which it is refitted")
     min_agreement: float = Field(

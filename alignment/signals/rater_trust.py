@@ -27,7 +27,7 @@ BANDS = 8
 class RaterCounts(NamedTuple):
     """One rater's feedback: the number of rewards above and below 0, and the weight of others' (dis)agreement.
 
-    Example: Tally(up=12, down=3, agreed=2.5, disagreed=0.4)
+    Example: RaterCounts(up=12, down=3, agreed=2.5, disagreed=0.4)
     """
 
     up: float
@@ -74,7 +74,7 @@ def rater_weight(agreed: float, disagreed: float) -> float:
 def sample_quota(max_samples: int, weight: float) -> int:
     """Return how many samples a batch takes from one rater of the given weight, of at most `max_samples`.
 
-    Example: allowance(4, 0.4) -> 1; allowance(4, 1.0) -> 4
+    Example: sample_quota(4, 0.4) -> 1; sample_quota(4, 1.0) -> 4
     """
     return max(1, math.floor(max_samples * weight))
 

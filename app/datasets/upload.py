@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -66,22 +67,22 @@ class ReaderSlots(asyncio.Semaphore):
 async def parse_file(kind: str, file: IO[bytes], rows: IO[bytes], limit: int) -> ParsedFile:
     """Write every row of the Parquet `file` to `rows` as a line of JSON. Raises BadRequest."""
     file.seek(0)
-    reader = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "app.datasets.parquet_reader", kind, str(MAX_UNPACK_RATIO * limit)),
+    # Not asyncio's own: uvloop forks and runs Python in the child, which crashes now and then in a process with threads.
+    reader = subprocess.Popen(
+        [sys.executable, "-m", "app.datasets.parquet_reader", kind, str(MAX_UNPACK_RATIO * limit)],
         stdin=file,
         stdout=rows,
-        stderr=asyncio.subprocess.PIPE,
+        stderr=subprocess.PIPE,
         cwd=REPOSITORY,
     )
     try:
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            _, stderr = await reader.communicate()
-    except TimeoutError as error:
+        _, stderr = await asyncio.to_thread(reader.communicate, timeout=TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired as error:
         raise BadRequest("The file took too long to read.", code="invalid_parquet") from error
     finally:
-        if reader.returncode is None:
+        if reader.poll() is None:
             reader.kill()
-            await reader.wait()
+            await asyncio.to_thread(reader.wait)
     return _parse_result(stderr)
 
 

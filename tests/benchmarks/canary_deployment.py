@@ -1,4 +1,4 @@
-"""The ring that canaries are measured on: one engine, the API, the workers; the trainer only when it is asked for."""
+"""The deployment that canaries are measured on: one engine, the API, the workers, and the trainer when it is needed."""
 
 import asyncio
 import json
@@ -24,12 +24,12 @@ from app.core.settings import Settings
 from app.models import Deployment, Engine, EngineState, Policy, Sample, Version, VersionState
 from app.projects.bootstrap import bootstrap
 from tests.benchmarks.deployment import POLICY, database
-from tests.benchmarks.swap_versions import Made, publish
+from tests.benchmarks.swap_versions import UnpublishedVersion, publish
 from tests.support.engine_fixture import free_port
 from tests.support.processes import Processes, processes, until
 
-HOME_SECONDS = 60.0  # the most that a version takes to come home
-LEARNED_SECONDS = 300.0  # likewise an update of the trainer, its start included
+RELEASE_SECONDS = 60.0  # the most that the release of a version takes
+UPDATE_SECONDS = 300.0  # the most that an update takes, including the start of the trainer
 PATH = f"/v1/policies/{POLICY}"
 
 
@@ -45,34 +45,34 @@ class Harness:
     async def post(self, path: str, **body: Any) -> Any:
         return await asyncio.to_thread(self.api.post, f"{PATH}/{path}", body)
 
-    async def deliver(self, config: CanaryConfig | None) -> None:
-        """How new versions go out from now on."""
-        told = None if config is None else config.model_dump(mode="json")
-        await asyncio.to_thread(self.api.put, f"{PATH}/delivery", {"canary": told})
+    async def set_delivery(self, config: CanaryConfig | None) -> None:
+        """Set how new versions are released: as canaries, or directly if `config` is None."""
+        canary = None if config is None else config.model_dump(mode="json")
+        await asyncio.to_thread(self.api.put, f"{PATH}/delivery", {"canary": canary})
 
-    async def shown(self) -> dict[str, Any]:
-        """What `attune canary show --json` prints."""
-        told: dict[str, Any] = await asyncio.to_thread(self.api.get, f"{PATH}/deployment")
-        return told
+    async def read_deployment(self) -> dict[str, Any]:
+        """Return the response that `attune canary show --json` prints."""
+        response: dict[str, Any] = await asyncio.to_thread(self.api.get, f"{PATH}/deployment")
+        return response
 
     async def deployment(self) -> Deployment:
         async with self.db.read() as session:
             return await session.get_one(Deployment, self.policy_id)
 
-    async def publish(self, made: Made, state: VersionState) -> Version:
-        """Committed as the trainer commits it, and come home."""
-        version_id = await publish(self.db, self.settings, self.policy_id, made)
+    async def publish(self, unpublished: UnpublishedVersion, state: VersionState) -> Version:
+        """Publish the version as the trainer does, and wait until it is in `state`."""
+        version_id = await publish(self.db, self.settings, self.policy_id, unpublished)
 
-        async def home() -> bool:
+        async def is_released() -> bool:
             version = await self.version(version_id)
             assert version.state != VersionState.REJECTED, version.reason
             return version.state == state
 
-        await until(home, HOME_SECONDS, f"the version is {state}")
+        await until(is_released, RELEASE_SECONDS, f"the version is {state}")
         return await self.version(version_id)
 
-    async def head(self) -> int:
-        """The number of the version that learning goes on from."""
+    async def head_number(self) -> int:
+        """Return the number of the version that training continues from."""
         async with self.db.read() as session:
             policy = await session.get_one(Policy, self.policy_id)
             return (await session.get_one(Version, policy.head_version_id)).number
@@ -81,21 +81,21 @@ class Harness:
         async with self.db.read() as session:
             return await session.get_one(Version, version_id)
 
-    async def command(self, *arguments: str) -> str:
-        """What `attune …` prints."""
+    async def run_command(self, *arguments: str) -> str:
+        """Run `attune` with the arguments, and return its output."""
         command = [sys.executable, "-m", "app.cli.main", *arguments]
         environment = os.environ | self.running.environment
-        done = await asyncio.to_thread(
+        process = await asyncio.to_thread(
             subprocess.run, command, env=environment, check=True, stdout=subprocess.PIPE, text=True
         )
-        return done.stdout
+        return process.stdout
 
-    async def learn_on(self) -> Version:
-        """One update of the real trainer on the thumbs that wait. It goes out as a canary, which is ended."""
+    async def run_update(self) -> Version:
+        """Run one update of the real trainer on the pending feedback, and abort the canary that follows."""
         async with self.db.read() as session:
             before = await session.scalar(select(func.max(Version.number)))
 
-        async def new() -> Version | None:
+        async def find_new_version() -> Version | None:
             async with self.db.read() as session:
                 rows = await session.scalars(
                     select(Version).where(Version.number > before, Version.state == VersionState.CANARY)
@@ -104,29 +104,29 @@ class Harness:
 
         await self.post("training/resume")
         self.running.start("trainer")
-        await until(new, LEARNED_SECONDS, "the trainer has made a version")
+        await until(find_new_version, UPDATE_SECONDS, "the trainer has published a version")
         await self.post("training/pause")
-        version = await new()
+        version = await find_new_version()
         assert version is not None
         self.running.children["trainer"].stop()
         await self.post("canary/abort")
         return version
 
-    async def learned_from(self, batch_id: str) -> set[str]:
-        """The versions whose replies were in a batch."""
+    async def behavior_version_ids(self, batch_id: str) -> set[str]:
+        """Return the ids of the versions whose replies are in the batch."""
         async with self.db.read() as session:
             return set(await session.scalars(select(Sample.version_id).where(Sample.batch_id == batch_id)))
 
 
-def progress(folder: Path) -> tuple[int, int]:
-    """Updates and optimizer steps that a version stands on."""
-    told = json.loads((folder / STATE).read_text())
-    return told["updates"], told["optimizer_steps"]
+def read_progress(folder: Path) -> tuple[int, int]:
+    """Return the number of updates and of optimizer steps up to this version."""
+    state = json.loads((folder / STATE).read_text())
+    return state["updates"], state["optimizer_steps"]
 
 
 @asynccontextmanager
-async def harness(serving: Made, kind: str, seed: int) -> AsyncIterator[Harness]:
-    """Everything up, `serving` live, and learning paused."""
+async def harness(serving: UnpublishedVersion, kind: str, seed: int) -> AsyncIterator[Harness]:
+    """Start all services, release `serving`, and pause training."""
     with TemporaryDirectory(prefix="attune-canary-") as folder, database(kind, Path(folder)) as url:
         await asyncio.to_thread(upgrade, url)
         settings = Settings(
@@ -137,7 +137,7 @@ async def harness(serving: Made, kind: str, seed: int) -> AsyncIterator[Harness]
             requests_per_minute=10**9,
             learning_rate=1.5e-3,
             kl_coef=0.02,
-            max_rater_share=0.1,  # nobody comes often
+            max_rater_share=0.1,  # no simulated user rates often
             seed=seed,
         )
         task_sender = TaskSender(make_celery(settings.broker_url, settings.broker_dir))
@@ -151,14 +151,14 @@ async def harness(serving: Made, kind: str, seed: int) -> AsyncIterator[Harness]
         with processes(settings) as running:
             await asyncio.to_thread(running.start, "engine", "worker", "publisher", "beat", "api")
 
-            async def ready() -> bool:
+            async def is_ready() -> bool:
                 async with db.read() as session:
                     return bool((await session.scalars(select(Engine).where(Engine.state == EngineState.READY))).all())
 
-            await until(ready, 300, "the engine is ready")
-            there = Harness(running.settings, db, policy_id, running, Api(running.settings))
-            await there.post("training/pause")
-            there.stable = (await there.publish(serving, VersionState.LIVE)).number
-            yield there
+            await until(is_ready, 300, "the engine is ready")
+            deployment = Harness(running.settings, db, policy_id, running, Api(running.settings))
+            await deployment.post("training/pause")
+            deployment.stable = (await deployment.publish(serving, VersionState.LIVE)).number
+            yield deployment
         await db.close()
         task_sender.close()

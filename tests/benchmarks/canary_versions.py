@@ -1,8 +1,8 @@
-"""Versions for the canaries: one that serves, a worse one and a better one, each as a trainer leaves it.
+"""Train the versions for the canary benchmark: a serving, a worse and a better one, exported as by a trainer.
 
-All are taught by the trainer's own learner in one process. The worse one goes on from what serves with every thumb
-turned round, the better one with the thumbs as they are. What they are truly worth is measured on shoppers that teach
-nobody.
+The trainer's own code trains them in one process. The worse version continues from the serving one with every vote
+inverted, the better one with the votes as they are. Their approval is measured on simulated users whose votes are not
+trained on.
 """
 
 import json
@@ -13,58 +13,59 @@ from typing import Any
 
 from demo.offline.experiment import Experiment, ExperimentConfig
 from demo.train import MODEL
-from tests.benchmarks.learning import COURSES
-from tests.benchmarks.swap_versions import Made
+from tests.benchmarks.learning import RUNS
+from tests.benchmarks.swap_versions import UnpublishedVersion
 
-HONEST = COURSES["PPO, running baseline"]
-UPDATES = {"serving": 4, "worse": 7, "better": 5}  # of 96 replies; the last two go on from the first
-EXAMINERS = 256  # about 720 replies: a share of a half has a standard error of 1.9 points
-TOLD = "taught.json"
+RUN_CONFIG = RUNS["PPO, running baseline"]
+UPDATES = {"serving": 4, "worse": 7, "better": 5}  # of 96 replies; the last two continue from the first
+EVALUATION_USERS = 256  # about 720 replies: a share of a half has a standard error of 1.9 points
+SUMMARY = "versions.json"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """`approval` on shoppers that teach nobody, and the number of replies that they judged."""
+    """`approval` by users whose votes are not trained on, and the number of `replies` that they rated."""
 
-    made: Made
+    version: UnpublishedVersion
     approval: float
     replies: int
 
 
-def trained_versions(aside: Path, seed: int) -> dict[str, Candidate]:
-    """By name; from `aside` if they were taught before. `seed`: of the lessons; who chats with them later is another
-    matter."""
-    told = aside / f"seed-{seed}" / TOLD
-    if not told.exists():
-        shutil.rmtree(told.parent, ignore_errors=True)
-        told.parent.mkdir(parents=True)
-        told.write_text(json.dumps(_train_versions(told.parent, seed)))
-    rows = json.loads(told.read_text())
+def trained_versions(directory: Path, seed: int) -> dict[str, Candidate]:
+    """Return the versions by name; they are read from `directory` if they exist there. `seed`: of the training."""
+    summary = directory / f"seed-{seed}" / SUMMARY
+    if not summary.exists():
+        shutil.rmtree(summary.parent, ignore_errors=True)
+        summary.parent.mkdir(parents=True)
+        summary.write_text(json.dumps(_train_versions(summary.parent, seed)))
+    rows = json.loads(summary.read_text())
     return {
-        name: Candidate(Made(told.parent / name, row["sha256"], row["probe"]), row["approval"], row["replies"])
+        name: Candidate(
+            UnpublishedVersion(summary.parent / name, row["sha256"], row["probe"]), row["approval"], row["replies"]
+        )
         for name, row in rows.items()
     }
 
 
 def _train_versions(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
-    honest = replace(HONEST, seed=seed, config=HONEST.config.model_copy(update={"seed": seed}))
-    study, rows = Experiment(MODEL, honest), {}
-    rows["serving"] = _train_version(study, folder, "serving")
-    rows["better"] = _train_version(study, folder, "better")
-    spoilt: ExperimentConfig = replace(honest, mistake_share=1.0)
-    study = Experiment(MODEL, spoilt)
-    study.restore(folder / "serving")
-    rows["worse"] = _train_version(study, folder, "worse")
+    config = replace(RUN_CONFIG, seed=seed, config=RUN_CONFIG.config.model_copy(update={"seed": seed}))
+    experiment, rows = Experiment(MODEL, config), {}
+    rows["serving"] = _train_version(experiment, folder, "serving")
+    rows["better"] = _train_version(experiment, folder, "better")
+    inverted: ExperimentConfig = replace(config, mistake_share=1.0)
+    experiment = Experiment(MODEL, inverted)
+    experiment.restore(folder / "serving")
+    rows["worse"] = _train_version(experiment, folder, "worse")
     return rows
 
 
-def _train_version(study: Experiment, folder: Path, name: str) -> dict[str, Any]:
+def _train_version(experiment: Experiment, folder: Path, name: str) -> dict[str, Any]:
     for _ in range(UPDATES[name]):
-        study.run_update()
-    probe, evaluation = study.probe(), study.evaluate(EXAMINERS)
+        experiment.run_update()
+    probe, evaluation = experiment.probe(), experiment.evaluate(EVALUATION_USERS)
     print(f"{folder.name}, {name}: {evaluation.approval:.1%} of {evaluation.replies} replies approved", flush=True)
     return {
-        "sha256": study.export(folder / name),
+        "sha256": experiment.export(folder / name),
         "probe": {"ids": [list(ids) for ids in probe.ids], "logprobs": [list(row) for row in probe.logprobs]},
         "approval": evaluation.approval,
         "replies": evaluation.replies,

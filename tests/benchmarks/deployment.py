@@ -1,4 +1,4 @@
-"""What is measured: a scripted engine and an API, each a process of its own, over a database of its own."""
+"""The deployment that the benchmarks measure: a scripted engine and an API in two processes, and a new database."""
 
 import asyncio
 import os
@@ -65,13 +65,13 @@ def scripted_process(pace: float = 0.0) -> Iterator[str]:
 
 
 def wait_for(url: str, seconds: float = 60) -> None:
-    ends = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while True:
         try:
             httpx2.get(url, timeout=1, trust_env=False)
             return
         except httpx2.TransportError:
-            if time.monotonic() > ends:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
 
@@ -94,13 +94,13 @@ def database(kind: str, home: Path) -> Iterator[str]:
 async def deployment(
     kind: str, engine_url: str, *, api: str | None = None, **values: object
 ) -> AsyncIterator[Deployment]:
-    """One API process (`api`: another module that runs it) before the engine at `engine_url`, its limits lifted."""
+    """Run one API process for the engine at `engine_url`, without rate limits. `api`: the module to run."""
     home = Path(mkdtemp(prefix="attune-bench-"))
     try:
         with database(kind, home) as url:
             await asyncio.to_thread(upgrade, url)
-            lifted = {"requests_per_minute": 10**9, "max_concurrency": 10**6, **values}
-            settings = Settings(home=home, database_url=url, policy=POLICY, **lifted)
+            limits = {"requests_per_minute": 10**9, "max_concurrency": 10**6, **values}
+            settings = Settings(home=home, database_url=url, policy=POLICY, **limits)
             db = Database(url)
             key = await create_project(db, settings, engine_url)
             with processes(settings) as running:
@@ -122,7 +122,7 @@ async def create_project(db: Database, settings: Settings, engine_url: str) -> s
 
 
 def machine() -> str:
-    """One line on what these figures were taken on."""
+    """Return one line that describes the machine and the package versions."""
     parts = [f"{os.cpu_count()} cores", platform.machine(), f"Python {platform.python_version()}"]
     parts += [f"{name} {version(name)}" for name in ("fastapi", "uvicorn", "sqlalchemy", "httpx2")]
     with psycopg.connect(POSTGRES) as server:

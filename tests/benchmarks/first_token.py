@@ -1,4 +1,4 @@
-"""Time to the first token, bare SGLang against Attune before it: `python -m tests.benchmarks.first_token`."""
+"""Compare time to first token of SGLang, directly and through Attune: `python -m tests.benchmarks.first_token`."""
 
 import argparse
 import asyncio
@@ -16,9 +16,9 @@ import uvloop
 from anyio.from_thread import start_blocking_portal
 
 from tests.benchmarks.deployment import DATABASES, POLICY, Deployment, deployment, machine
+from tests.benchmarks.http_client import HttpConnection, post
 from tests.benchmarks.load import quantile
 from tests.benchmarks.overhead import MESSAGES
-from tests.benchmarks.wire import Wire, post
 from tests.support.engine_fixture import (
     DEMO_MODEL,
     START_SECONDS,
@@ -36,7 +36,7 @@ Request = tuple[str, bytes]
 
 @contextmanager
 def sglang(model: Path, seconds: float = START_SECONDS, **fields: Any) -> Iterator[RunningEngine]:
-    """`seconds`: to wait for it. `fields`: of its EngineSpec, where they differ from the tests'."""
+    """Run SGLang on `model`, and wait up to `seconds` for it. `fields` override those of the tests' EngineSpec."""
     with TemporaryDirectory() as folder, start_blocking_portal() as portal:
         spec = replace(engine_spec(Path(folder), model), **fields)
         supervisor = Supervisor(spec, ledger := InMemoryEngineRecord(), UNCHECKED)
@@ -49,75 +49,75 @@ def sglang(model: Path, seconds: float = START_SECONDS, **fields: Any) -> Iterat
             running.result()
 
 
-def requests(there: Deployment, engine: RunningEngine) -> tuple[Request, Request]:
-    """The same chat, bare (as a client of SGLang would ask it, without ids or log-probs) and through Attune."""
+def requests(deployed: Deployment, engine: RunningEngine) -> tuple[Request, Request]:
+    """Return the same chat as a direct request (no ids or log-probs, as clients of SGLang send it) and for Attune."""
     body: dict[str, Any] = {"messages": MESSAGES, "stream": True, "max_tokens": TOKENS, "temperature": 1.0}
     key = {"authorization": f"Bearer {engine.spec.api_key}"}
-    bare = post(engine.spec.url, "/v1/chat/completions", body | {"model": "demo"}, key)
-    through = post(there.url, "/v1/chat/completions", body | {"model": POLICY}, there.headers)
-    return (engine.spec.url, bare), (there.url, through)
+    direct = post(engine.spec.url, "/v1/chat/completions", body | {"model": "demo"}, key)
+    through = post(deployed.url, "/v1/chat/completions", body | {"model": POLICY}, deployed.headers)
+    return (engine.spec.url, direct), (deployed.url, through)
 
 
-async def first(wire: Wire, request: bytes) -> float:
-    begun = time.perf_counter()
-    response = await wire.ask(request)
+async def first_token_ms(connection: HttpConnection, request: bytes) -> float:
+    start = time.perf_counter()
+    response = await connection.request(request)
     assert response.status == 200, response.body[:300]
-    return 1000 * (response.first_at - begun)
+    return 1000 * (response.first_at - start)
 
 
-async def burst(asked: Request, connections: int, each: int) -> list[float]:
-    url, request = asked
-    wires = [await Wire.to(url) for _ in range(connections)]
+async def burst(target: Request, num_connections: int, each: int) -> list[float]:
+    url, request = target
+    connections = [await HttpConnection.connect(url) for _ in range(num_connections)]
 
-    async def one(wire: Wire) -> list[float]:
-        return [await first(wire, request) for _ in range(each)]
+    async def send_all(connection: HttpConnection) -> list[float]:
+        return [await first_token_ms(connection, request) for _ in range(each)]
 
-    took = await asyncio.gather(*(one(wire) for wire in wires))
-    for wire in wires:
-        wire.close()
-    return [value for values in took for value in values]
+    latencies = await asyncio.gather(*(send_all(connection) for connection in connections))
+    for connection in connections:
+        connection.close()
+    return [value for values in latencies for value in values]
 
 
-async def compare(there: Deployment, engine: RunningEngine, connections: int, given: argparse.Namespace) -> str:
-    pair = requests(there, engine)
-    taken: tuple[list[list[float]], list[list[float]]] = ([], [])
-    for asked in pair:
-        await burst(asked, connections, 3)
-    for number in range(given.rounds):
+async def compare(deployed: Deployment, engine: RunningEngine, connections: int, args: argparse.Namespace) -> str:
+    pair = requests(deployed, engine)
+    latencies: tuple[list[list[float]], list[list[float]]] = ([], [])
+    for request in pair:
+        await burst(request, connections, 3)
+    for number in range(args.rounds):
         for side in (0, 1) if number % 2 else (1, 0):
-            taken[side].append(await burst(pair[side], connections, given.each))
+            latencies[side].append(await burst(pair[side], connections, args.each))
     cells = []
     for share in (0.5, 0.99):
-        bare, through = ([quantile(values, share) for values in side] for side in taken)
-        added = median(b - a for a, b in zip(bare, through, strict=True))
-        cells += [f"{median(bare):.1f}", f"{median(through):.1f}", f"**{added:.1f}**"]
+        direct, through = ([quantile(values, share) for values in side] for side in latencies)
+        added = median(b - a for a, b in zip(direct, through, strict=True))
+        cells += [f"{median(direct):.1f}", f"{median(through):.1f}", f"**{added:.1f}**"]
     return " | ".join(cells)
 
 
-async def run(given: argparse.Namespace) -> None:
-    with sglang(given.model) as engine:
-        told = httpx2.get(f"{engine.spec.url}/server_info", headers={"authorization": f"Bearer {engine.spec.api_key}"})
-        print(f"{machine()}; SGLang {told.json().get('version', '?')}, {engine.spec.device}, {given.model.name}")
-        print(f"{given.rounds} rounds of {given.each} replies a connection each way, in turns; ms to the first words\n")
-        print("| database | connections | p50 bare | p50 Attune | p50 added | p99 bare | p99 Attune | p99 added |")
+async def run(args: argparse.Namespace) -> None:
+    with sglang(args.model) as engine:
+        info = httpx2.get(f"{engine.spec.url}/server_info", headers={"authorization": f"Bearer {engine.spec.api_key}"})
+        print(f"{machine()}; SGLang {info.json().get('version', '?')}, {engine.spec.device}, {args.model.name}")
+        print(f"{args.rounds} rounds of {args.each} replies per connection each, alternating; ms to the first token\n")
+        print("| database | connections | p50 SGLang | p50 Attune | p50 added | p99 SGLang | p99 Attune | p99 added |")
         print("|---|---|---|---|---|---|---|---|")
-        for kind in given.databases:
+        for kind in args.databases:
             keys = {"engine_api_key": engine.spec.api_key, "engine_admin_key": engine.spec.admin_key}
-            async with deployment(kind, engine.spec.url, **keys) as there:
-                for connections in given.connections:
+            async with deployment(kind, engine.spec.url, **keys) as deployed:
+                for connections in args.connections:
                     print(
-                        f"| {kind} | {connections} | {await compare(there, engine, connections, given)} |", flush=True
+                        f"| {kind} | {connections} | {await compare(deployed, engine, connections, args)} |", flush=True
                     )
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--model", type=Path, default=DEMO_MODEL)
-    given.add_argument("--connections", type=int, nargs="+", default=[1, 4])
-    given.add_argument("--each", type=int, default=20)
-    given.add_argument("--rounds", type=int, default=5)
-    given.add_argument("--databases", nargs="+", choices=DATABASES, default=list(DATABASES))
-    uvloop.run(run(given.parse_args()))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
+    parser.add_argument("--connections", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--each", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--databases", nargs="+", choices=DATABASES, default=list(DATABASES))
+    uvloop.run(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

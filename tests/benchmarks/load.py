@@ -1,4 +1,4 @@
-"""Open-loop load: each request is due at a moment fixed in advance, and its latency counts from there."""
+"""Load generators. In the open loop each request has a fixed start time, and latency counts from there."""
 
 import asyncio
 import random
@@ -7,75 +7,78 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tests.benchmarks.wire import HttpResponse, Wires
+from tests.benchmarks.http_client import ConnectionPool, HttpResponse
 
-WARM_WIRES = 32
+INITIAL_CONNECTIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Latencies in milliseconds. `late`: how long after its moment a request left, which is the generator's fault."""
+    """Milliseconds to the first token and to the last byte. `late`: the delay of the generator before each request."""
 
     first: list[float]
     whole: list[float]
     late: list[float]
     errors: int
-    cpu: float  # share of one core that the generator took
+    cpu: float  # the generator's share of one core
 
 
 async def open_loop(url: str, request: bytes, rate: float, seconds: float, seed: int, ok: int = 200) -> Round:
-    """Poisson arrivals. Whoever is slow meets a growing crowd, as in life: no request waits for another's answer."""
-    rng, due, moments = random.Random(seed), 0.0, []
+    """Send requests with Poisson arrivals. No request waits for the response to another, so they can queue."""
+    rng, due, start_times = random.Random(seed), 0.0, []
     while (due := due + rng.expovariate(rate)) < seconds:
-        moments.append(due)
+        start_times.append(due)
     first, whole, late, errors = [], [], [], 0
-    spent = cpu_seconds()
-    async with Wires(url) as wires:
-        await wires.open(WARM_WIRES)
+    cpu_before = cpu_seconds()
+    async with ConnectionPool(url) as pool:
+        await pool.open(INITIAL_CONNECTIONS)
         start = time.perf_counter() + 0.05
 
-        async def one(moment: float) -> None:
+        async def send_at(start_at: float) -> None:
             nonlocal errors
-            late.append(1000 * (time.perf_counter() - moment))
+            late.append(1000 * (time.perf_counter() - start_at))
             try:
-                response = await asyncio.wait_for(wires.ask(request), 30)
+                response = await asyncio.wait_for(pool.request(request), 30)
             except (OSError, TimeoutError, asyncio.IncompleteReadError):
                 errors += 1
                 return
             errors += response.status != ok
-            first.append(1000 * (response.first_at - moment))
-            whole.append(1000 * (response.last_at - moment))
+            first.append(1000 * (response.first_at - start_at))
+            whole.append(1000 * (response.last_at - start_at))
 
         async with asyncio.TaskGroup() as group:
-            for moment in moments:
-                if (wait := start + moment - time.perf_counter()) > 0:
+            for start_at in start_times:
+                if (wait := start + start_at - time.perf_counter()) > 0:
                     await asyncio.sleep(wait)
-                group.create_task(one(start + moment))
-    return Round(first, whole, late, errors, (cpu_seconds() - spent) / seconds)
+                group.create_task(send_at(start + start_at))
+    return Round(first, whole, late, errors, (cpu_seconds() - cpu_before) / seconds)
 
 
 async def closed_loop(
     url: str, make: Callable[[], bytes], connections: int, seconds: float, ok: Sequence[int]
 ) -> tuple[list[float], int, float]:
-    """Each connection asks again as soon as it is answered: milliseconds of each, errors, and seconds in all."""
-    took: list[float] = []
-    errors = 0
-    ends = time.perf_counter() + seconds
-    async with Wires(url) as wires:
-        await wires.open(connections)
+    """Send the next request on each connection as soon as the previous response is complete.
 
-        async def one() -> None:
+    Return the milliseconds of each request, the number of errors, and the duration in seconds.
+    """
+    latencies: list[float] = []
+    errors = 0
+    deadline = time.perf_counter() + seconds
+    async with ConnectionPool(url) as pool:
+        await pool.open(connections)
+
+        async def send_repeatedly() -> None:
             nonlocal errors
-            while (begun := time.perf_counter()) < ends:
-                response: HttpResponse = await wires.ask(make())
-                took.append(1000 * (response.last_at - begun))
+            while (start_time := time.perf_counter()) < deadline:
+                response: HttpResponse = await pool.request(make())
+                latencies.append(1000 * (response.last_at - start_time))
                 errors += response.status not in ok
 
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for _ in range(connections):
-                group.create_task(one())
-    return took, errors, time.perf_counter() - begun
+                group.create_task(send_repeatedly())
+    return latencies, errors, time.perf_counter() - start_time
 
 
 def cpu_seconds() -> float:
@@ -84,6 +87,6 @@ def cpu_seconds() -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Nearest rank. Example: quantile(range(1, 101), 0.99) -> 99"""
+    """Return the quantile by nearest rank. Example: quantile(range(1, 101), 0.99) -> 99"""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered) + 0.5) - 1))] if ordered else float("nan")

@@ -1,9 +1,9 @@
-"""What collecting while learning gives, on the whole service: `python -m tests.benchmarks.overlap`.
+"""Measure how collection and training overlap, on the whole service: `python -m tests.benchmarks.overlap`.
 
-The demo's shoppers talk to a deployment with the real engine and the real trainer until so many updates have come
-home; then the tables tell what happened meanwhile. Beside people's thumbs the user's next message counts, waited for
-up to ten seconds: so a reply may be ripe only when the policy has moved on. Rows are run in turns, forwards and
-backwards, so that what else the machine does falls on all of them; a cell is the median of a row's runs.
+The demo's simulated users chat with a deployment, which has the real engine and the real trainer, until a number of
+updates is live. Rewards come from votes and from the user's next message (awaited for up to ten seconds),
+so a sample may be ready only after the policy has changed. The configurations (rows) alternate in order and in reverse
+order, so that other load on the machine affects all of them. A cell is the median over the runs of its row.
 """
 
 import argparse
@@ -34,40 +34,42 @@ ROWS = {
     "4, drop": {"ATTUNE_MAX_STALENESS": "4"},
 }
 REWARDS = {"sources": [{"type": "explicit"}, {"type": "next_turn", "window_seconds": 10}]}
-FIRST = 2  # the first update that has one before it whose time could be used
-MOST_SECONDS = 90.0  # an update
+FIRST = 2  # the first update with a predecessor during which samples could be collected
+MAX_UPDATE_SECONDS = 90.0
 COLUMNS = {
-    "updates a minute": "{:.2f}",
-    "collected while the update before was under way": "{:.0%}",
-    "trainer at work": "{:.0%}",
-    "s from a version live to the next batch": "{:.1f}",
-    "samples 0, 1, 2+ behind": "{}",
+    "updates per minute": "{:.2f}",
+    "collected during the previous update": "{:.0%}",
+    "trainer busy": "{:.0%}",
+    "s from a live version to the next batch": "{:.1f}",
+    "samples 0, 1, 2+ versions behind": "{}",
     "dropped as stale": "{:.0%}",
-    "s from a reply to a version that learned from it": "{:.1f}",
+    "s from a reply to a live version trained on it": "{:.1f}",
 }
 Figures = dict[str, float | tuple[float, ...]]
 
 
-async def talk(running: LocalDeployment, settings: Settings, updates: int) -> None:
-    """Until `updates` versions have come home. Raises TimeoutError."""
-    crowd, db = SimulatedUsers(settings, UserBehavior()), Database(settings.database)
-    talking = asyncio.create_task(crowd.run())
-    until = time.monotonic() + MOST_SECONDS * (updates + 1)
+async def chat(running: LocalDeployment, settings: Settings, updates: int) -> None:
+    """Chat until version number `updates` is live. Raises TimeoutError."""
+    users, db = SimulatedUsers(settings, UserBehavior()), Database(settings.database)
+    chat_task = asyncio.create_task(users.run())
+    deadline = time.monotonic() + MAX_UPDATE_SECONDS * (updates + 1)
     try:
         while True:
             await asyncio.sleep(0.5)
             running.restart_dead_processes()
-            if talking.done():
-                talking.result()
+            if chat_task.done():
+                chat_task.result()
             async with db.read() as session:
                 served = await session.scalar(select(func.max(Version.number)).where(Version.live_at.is_not(None)))
             if (served or 0) >= updates:
                 return
-            if time.monotonic() > until:
-                raise TimeoutError(f"v{served} after {MOST_SECONDS * (updates + 1):.0f} s; see {settings.logs_dir}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"v{served} after {MAX_UPDATE_SECONDS * (updates + 1):.0f} s; see {settings.logs_dir}"
+                )
     finally:
-        crowd.stop()
-        await talking
+        users.stop()
+        await chat_task
         await db.close()
 
 
@@ -79,7 +81,7 @@ async def measure(settings: Settings, updates: int) -> Figures:
             select(Batch).where(Batch.state == BatchState.TRAINED).order_by(Batch.created_at)
         )
         batches = [batch for batch in trained if versions[batch.version_id or ""].number <= updates]
-        used = await session.execute(
+        rows_used = await session.execute(
             select(Sample.batch_id, Sample.version_id, Turn.created_at, Turn.finished_at)
             .join(Turn, Turn.id == Sample.turn_id)
             .where(Sample.batch_id.in_([batch.id for batch in batches]))
@@ -89,36 +91,36 @@ async def measure(settings: Settings, updates: int) -> Figures:
             select(func.count()).where(Sample.state == SampleState.DROPPED, Sample.reason.like("stale%"))
         )
     await db.close()
-    of_batch = defaultdict(list)
-    for row in used:
-        of_batch[row.batch_id].append(row)
-    behind: Counter[int] = Counter()
-    overlap, waits, delays, work = [], [], [], 0.0
-    for before, batch in zip(batches[FIRST - 2 :], batches[FIRST - 1 :], strict=False):
+    samples_by_batch = defaultdict(list)
+    for row in rows_used:
+        samples_by_batch[row.batch_id].append(row)
+    samples_by_lag: Counter[int] = Counter()
+    overlap, waits, delays, busy_seconds = [], [], [], 0.0
+    for previous, batch in zip(batches[FIRST - 2 :], batches[FIRST - 1 :], strict=False):
         parent, child = versions[batch.parent_id], versions[batch.version_id or ""]
-        rows = of_batch[batch.id]
+        rows = samples_by_batch[batch.id]
         for row in rows:
-            behind[min(2, parent.number - versions[row.version_id].number)] += 1
+            samples_by_lag[min(2, parent.number - versions[row.version_id].number)] += 1
         assert parent.live_at and child.live_at and batch.settled_at and batch.claimed_at
-        overlap.append(fmean(before.created_at <= row.created_at < parent.live_at for row in rows))
+        overlap.append(fmean(previous.created_at <= row.created_at < parent.live_at for row in rows))
         waits.append(batch.created_at - parent.live_at)
         delays.append(child.live_at - fmean(row.finished_at for row in rows))
-        work += batch.settled_at - batch.claimed_at
+        busy_seconds += batch.settled_at - batch.claimed_at
     first, last = versions[batches[FIRST - 2].version_id or ""].live_at, versions[batches[-1].version_id or ""].live_at
     assert first and last
     return {
-        "updates a minute": 60 * len(waits) / (last - first),
-        "collected while the update before was under way": fmean(overlap),
-        "trainer at work": work / (last - first),
-        "s from a version live to the next batch": fmean(waits),
-        "samples 0, 1, 2+ behind": tuple(behind[lag] / behind.total() for lag in range(3)),
+        "updates per minute": 60 * len(waits) / (last - first),
+        "collected during the previous update": fmean(overlap),
+        "trainer busy": busy_seconds / (last - first),
+        "s from a live version to the next batch": fmean(waits),
+        "samples 0, 1, 2+ versions behind": tuple(samples_by_lag[lag] / samples_by_lag.total() for lag in range(3)),
         "dropped as stale": (stale or 0) / states.total(),
-        "s from a reply to a version that learned from it": fmean(delays),
+        "s from a reply to a live version trained on it": fmean(delays),
     }
 
 
 def run(row: str, updates: int, seed: int) -> Figures:
-    """One deployment of its own, in a folder that goes away."""
+    """Measure one fresh deployment in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="attune-overlap-") as home:
         os.environ |= {
             **RECIPE,
@@ -131,8 +133,8 @@ def run(row: str, updates: int, seed: int) -> Figures:
             "OMP_NUM_THREADS": "1",
         }
         settings = Settings()
-        with LocalDeployment(settings, lambda news: print(news, file=sys.stderr, flush=True)) as running:
-            asyncio.run(talk(running, settings, updates))
+        with LocalDeployment(settings, lambda message: print(message, file=sys.stderr, flush=True)) as running:
+            asyncio.run(chat(running, settings, updates))
             return asyncio.run(measure(settings, updates))
 
 
@@ -146,29 +148,29 @@ def table(results: dict[str, list[Figures]]) -> str:
 
 def _cell(runs: list[Figures], name: str) -> str:
     if isinstance(runs[0][name], tuple):
-        lags = zip(*(one[name] for one in runs), strict=True)  # type: ignore[arg-type]
+        lags = zip(*(figures[name] for figures in runs), strict=True)  # type: ignore[arg-type]
         return ", ".join(f"{median(shares):.0%}" for shares in lags)
-    return COLUMNS[name].format(median(one[name] for one in runs))  # type: ignore[type-var]
+    return COLUMNS[name].format(median(figures[name] for figures in runs))  # type: ignore[type-var]
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    given.add_argument("--updates", type=int, default=10)
-    given.add_argument("--runs", type=int, default=2)
-    given.add_argument("--out", type=Path, default=Path(".attune/overlap.jsonl"))
-    asked = given.parse_args()
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--updates", type=int, default=10)
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path(".attune/overlap.jsonl"))
+    args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     for name in ("ATTUNE_DATABASE_URL", "ATTUNE_BROKER_URL", "ATTUNE_API_KEY", "ATTUNE_MODEL", "ATTUNE_ON_STALE"):
         os.environ.pop(name, None)
-    results: dict[str, list[Figures]] = {row: [] for row in asked.rows}
-    for number in range(asked.runs):
-        for row in asked.rows[:: -1 if number % 2 else 1]:
+    results: dict[str, list[Figures]] = {row: [] for row in args.rows}
+    for number in range(args.runs):
+        for row in args.rows[:: -1 if number % 2 else 1]:
             os.environ.pop("ATTUNE_ON_STALE", None)
-            figures = run(row, asked.updates, seed=number)
+            figures = run(row, args.updates, seed=number)
             results[row].append(figures)
-            with asked.out.open("a") as file:
-                file.write(json.dumps({"row": row, "run": number, "updates": asked.updates} | figures) + "\n")
+            with args.out.open("a") as file:
+                file.write(json.dumps({"row": row, "run": number, "updates": args.updates} | figures) + "\n")
             print(f"{row}, run {number}: {figures}", flush=True)
     print(f"\n{table(results)}")
 

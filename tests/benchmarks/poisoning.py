@@ -1,7 +1,8 @@
-"""What a few trolls teach the demo model, with the protections off and on: `python -m tests.benchmarks.poisoning`.
+"""Measure how a few malicious raters shift the demo model, with and without protections.
 
-Every course is 20 updates of 96 replies on one core. A finished course is a line in `--out` and is not made again, so
-this can be stopped and taken up; the table at the end is of all that is there.
+Start with `python -m tests.benchmarks.poisoning`. Every run has 20 updates of 96 replies on one core. A finished run is
+a line in `--out` and is not repeated, so the benchmark can be stopped and resumed. The table at the end has every run
+in `--out`.
 """
 
 import argparse
@@ -21,13 +22,13 @@ from demo.offline.poisoning import Attack, PoisoningConfig, PoisoningExperiment
 from tests.benchmarks.learning import _config
 
 UPDATES = 20
-EXAMINERS = 256  # about 720 replies: a share of a third has a standard error of 1.7 points
-LAST = 5  # rounds at the end whose replies are counted too, beside the examination
+EVALUATION_USERS = 256  # about 720 replies: a share of a third has a standard error of 1.7 points
+LAST = 5  # the last updates, whose replies are counted besides those of the evaluation
 PPO = PoisoningConfig(_config(PPOConfig(kl_coef=0.02)))
 ATTACKS: dict[str, Attack] = {
     "nobody": Attack(),
     "5 loud": Attack(5, 4),
-    "one account": Attack(1, 96),  # half of all thumbs
+    "one account": Attack(1, 96),  # half of all votes
     "3 loud": Attack(3, 4),
     "1 loud": Attack(1, 4),
     "5 quiet": Attack(5),
@@ -42,20 +43,21 @@ PROTECTIONS: dict[str, dict[str, bool]] = {
 Result = dict[str, Any]
 
 
-def run(attack: str, protections: str, seed: int, updates: int, examiners: int) -> Result:
+def run(attack: str, protections: str, seed: int, updates: int, evaluation_users: int) -> Result:
     config = PPO.config.model_copy(update={"seed": seed})
-    course = replace(PPO, config=config, attack=ATTACKS[attack], seed=seed, **PROTECTIONS[protections])
-    began, study, rounds = time.process_time(), PoisoningExperiment(course), []
+    run_config = replace(PPO, config=config, attack=ATTACKS[attack], seed=seed, **PROTECTIONS[protections])
+    began, experiment, rounds = time.process_time(), PoisoningExperiment(run_config), []
     for _ in range(updates):
-        rounds.append(study.run_update())
+        rounds.append(experiment.run_update())
         last = rounds[-1]
         print(
-            f"{attack}, {protections}, seed {seed}: v{study.version} phrase {last.phrase:.0%}, liked "
-            f"{last.approval:.0%}, {last.samples} samples, {last.troll_share:.0%} of trolls, held {len(last.quarantined)}, "
+            f"{attack}, {protections}, seed {seed}: v{experiment.version} phrase {last.phrase:.0%}, approval "
+            f"{last.approval:.0%}, {last.samples} samples, {last.troll_share:.0%} from attackers, "
+            f"{len(last.quarantined)} raters quarantined, "
             f"{time.process_time() - began:.0f} s",
             flush=True,
         )
-    evaluation = study.evaluate(examiners)
+    evaluation = experiment.evaluate(evaluation_users)
     return {
         "attack": attack,
         "protections": protections,
@@ -63,33 +65,33 @@ def run(attack: str, protections: str, seed: int, updates: int, examiners: int) 
         "updates": updates,
         "evaluation": evaluation._asdict(),
         "rounds": [one._asdict() for one in rounds],
-        "held": study.rater_trust.quarantined,
+        "quarantined": experiment.rater_trust.quarantined,
         "seconds": time.process_time() - began,
     }
 
 
-def finished(out: Path) -> list[Result]:
+def read_results(out: Path) -> list[Result]:
     return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
 def table(results: Iterable[Result]) -> str:
-    """Markdown: one line an attack, and the shift against the clean course of the same protections and seed."""
+    """Return a Markdown table of the runs. The shift is against the unprotected run without attack, same seed."""
     rows = list(results)
     clean = {(row["protections"], row["seed"]): row for row in rows if row["attack"] == "nobody"}
     lines = [
-        "| raters who push | protections | seed | updates | phrase, held-out | shift | phrase, last five rounds "
-        "| liked, held-out | trolls' share of what was learned | trolls held | others held |",
+        "| attack | protections | seed | updates | phrase, held-out | shift | phrase, last five updates "
+        "| approval, held-out | attackers' share of the trained samples | attackers quarantined | others quarantined |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         without_attack = clean.get(("off", row["seed"]))
-        held = list(row["held"])
-        trolls = [name for name in held if name.startswith("troll")]
+        quarantined = list(row["quarantined"])
+        attackers = [name for name in quarantined if name.startswith("troll")]
         lines.append(
             f"| {row['attack']} | {row['protections']} | {row['seed']} | {row['updates']} | {_share(row)} "
             f"| {_shift(row, without_attack)} | {fmean(one['phrase'] for one in row['rounds'][-LAST:]):.1%} "
             f"| {row['evaluation']['approval']:.1%} | {fmean(one['troll_share'] for one in row['rounds']):.1%} "
-            f"| {len(trolls)} of {ATTACKS[row['attack']].trolls} | {len(held) - len(trolls)} |"
+            f"| {len(attackers)} of {ATTACKS[row['attack']].trolls} | {len(quarantined) - len(attackers)} |"
         )
     return "\n".join(lines)
 
@@ -111,25 +113,27 @@ def _shift(row: Result, clean: Result | None) -> str:
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
-    given.add_argument("--protections", nargs="+", choices=PROTECTIONS, default=["off", "on"])
-    given.add_argument("--seeds", nargs="+", type=int, default=[0])
-    given.add_argument("--updates", type=int, default=UPDATES)
-    given.add_argument("--examiners", type=int, default=EXAMINERS)
-    given.add_argument("--out", type=Path, default=Path(".attune/poisoning.jsonl"))
-    asked = given.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--protections", nargs="+", choices=PROTECTIONS, default=["off", "on"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--updates", type=int, default=UPDATES)
+    parser.add_argument(
+        "--examiners", type=int, default=EVALUATION_USERS, help="number of simulated users in the evaluation"
+    )
+    parser.add_argument("--out", type=Path, default=Path(".attune/poisoning.jsonl"))
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    known = {(row["attack"], row["protections"], row["seed"], row["updates"]) for row in finished(asked.out)}
-    for seed in asked.seeds:
-        for attack in asked.attacks:
-            for protections in asked.protections:
-                if (attack, protections, seed, asked.updates) not in known:
-                    result = run(attack, protections, seed, asked.updates, asked.examiners)
-                    with asked.out.open("a") as file:
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    finished = {(row["attack"], row["protections"], row["seed"], row["updates"]) for row in read_results(args.out)}
+    for seed in args.seeds:
+        for attack in args.attacks:
+            for protections in args.protections:
+                if (attack, protections, seed, args.updates) not in finished:
+                    result = run(attack, protections, seed, args.updates, args.examiners)
+                    with args.out.open("a") as file:
                         file.write(json.dumps(result) + "\n")
-    print(f"\n{table(finished(asked.out))}")
+    print(f"\n{table(read_results(args.out))}")
 
 
 if __name__ == "__main__":

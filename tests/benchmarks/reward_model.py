@@ -1,9 +1,9 @@
-"""What a reward model knows of the shoppers' taste, by what it was told: `python -m tests.benchmarks.reward_model`.
+"""Measure the accuracy of a reward model by the amount of feedback: `python -m tests.benchmarks.reward_model`.
 
-Two replies of the demo model to each of many prompts; shoppers with the hidden taste press a thumb for the first, or
-say which of the two they prefer (where one is approved and the other is not). One press in a hundred is a slip. Each
-line of the table is one fit, then asked about replies to other shoppers whom it has never met, without slips. Replies
-and finished fits are kept in `--out`, so this can be stopped and taken up.
+The demo model samples two replies to each prompt. Simulated users with hidden preferences vote on the first reply, or
+compare the two replies if they approve of exactly one. One vote in a hundred is a mistake. Each row of the table is one
+fit, evaluated on replies to other users, without mistakes. Replies and finished fits are saved in `--out`, so the
+benchmark can be stopped and resumed.
 """
 
 import argparse
@@ -30,164 +30,177 @@ from demo.offline.chats import ChatPool, Judge
 from demo.offline.sampler import Sampler
 from demo.train import MODEL
 
-TRAIN_PROMPTS, ASKED = 4000, 600  # prompts
-AT_ONCE = 48
-LR = 1.5e-3  # of an adapter on 2 M parameters, as the demo has it
-SIZES = {"thumbs": (200, 1000, 4000), "pairs": (200, 1000)}
-TIMED = 256  # replies that are scored for the clock
+TRAIN_PROMPTS, EVALUATION_PROMPTS = 4000, 600
+NUM_CHATS = 48  # conversations at a time
+LR = 1.5e-3  # for an adapter of a model with 2 M parameters, as in the demo
+SIZES = {"votes": (200, 1000, 4000), "pairs": (200, 1000)}
+TIMED_REPLIES = 256  # replies that are scored to measure the time
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A prompt, two replies, and whether the shopper approves of each."""
+class PromptReplies:
+    """A prompt, two replies, and whether the user approves of each. `mistakes`: whether a vote is wrong."""
 
     conversation: str
     prompt_ids: list[int]
     output_ids: list[list[int]]
     approved: list[bool]
-    slips: list[bool]
+    mistakes: list[bool]
 
 
 @dataclass(frozen=True)
 class Result:
-    """One fit. `held_out`: as the fit itself tells; `asked`: of shoppers whom it never met; time of the processor."""
+    """One fit. `held_out`: the metrics of the fit; `evaluation`: metrics on other users. Times are CPU time."""
 
     kind: str
-    words: int
+    num_labels: int
     seed: int
     held_out: dict[str, float]
-    asked: dict[str, float]
-    ms_a_turn: float
+    evaluation: dict[str, float]
+    ms_per_reply: float
     seconds: float
 
 
-def draw(count: int, seed: int, tell: str) -> list[Drawn]:
+def sample_replies(count: int, seed: int, label: str) -> list[PromptReplies]:
     tokenizer = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
-    sampler, crowd, judge = Sampler(MODEL), ChatPool(tokenizer, AT_ONCE, seed), Judge(tokenizer, seed)
-    order = torch.Generator().manual_seed(seed)
-    found: list[Drawn] = []
-    while len(found) < count:
-        asked = crowd.prompts()
-        drawn = sampler.sample([each.prompt_ids for each in asked], order, count=2)
-        crowd.add_replies([replies[0] for replies in drawn])
-        for each, replies in zip(asked, drawn, strict=True):
-            liked = [judge.approves(each, reply) for reply in replies]
-            said = [list(reply.ids) for reply in replies]
-            slips = [judge.makes_mistake() for _ in replies]
-            found.append(Drawn(each.conversation, list(each.prompt_ids), said, liked, slips))
-        print(f"{tell}: {len(found)} of {count} prompts", flush=True)
-    return found[:count]
+    sampler, chats, judge = Sampler(MODEL), ChatPool(tokenizer, NUM_CHATS, seed), Judge(tokenizer, seed)
+    generator = torch.Generator().manual_seed(seed)
+    rows: list[PromptReplies] = []
+    while len(rows) < count:
+        prompts = chats.prompts()
+        samples = sampler.sample([prompt.prompt_ids for prompt in prompts], generator, count=2)
+        chats.add_replies([replies[0] for replies in samples])
+        for prompt, replies in zip(prompts, samples, strict=True):
+            approved = [judge.approves(prompt, reply) for reply in replies]
+            output_ids = [list(reply.ids) for reply in replies]
+            mistakes = [judge.makes_mistake() for _ in replies]
+            rows.append(PromptReplies(prompt.conversation, list(prompt.prompt_ids), output_ids, approved, mistakes))
+        print(f"{label}: {len(rows)} of {count} prompts", flush=True)
+    return rows[:count]
 
 
-def kept(file: Path, count: int, seed: int) -> list[Drawn]:
+def load_or_sample(file: Path, count: int, seed: int) -> list[PromptReplies]:
     if not file.exists():
-        found = draw(count, seed, file.stem)
-        file.write_text(json.dumps([asdict(one) for one in found]))
-    return [Drawn(**one) for one in json.loads(file.read_text())]
+        rows = sample_replies(count, seed, file.stem)
+        file.write_text(json.dumps([asdict(row) for row in rows]))
+    return [PromptReplies(**row) for row in json.loads(file.read_text())]
 
 
-def words(drawn: Sequence[Drawn], kind: str, count: int, *, slips: bool = True) -> PreferenceDataset:
-    replies, pairs, thumbs = [], [], []
-    for number, one in enumerate(drawn):
-        if len(pairs) + len(thumbs) == count:
+def make_dataset(
+    rows: Sequence[PromptReplies], kind: str, count: int, *, with_mistakes: bool = True
+) -> PreferenceDataset:
+    """Return `count` labels of the kind, "votes" or "pairs"; with a negative count, all of them."""
+    replies, pairs, votes = [], [], []
+    for number, row in enumerate(rows):
+        if len(pairs) + len(votes) == count:
             break
-        if kind == "pairs" and len(set(one.approved)) == 1:
+        if kind == "pairs" and len(set(row.approved)) == 1:
             continue
-        at, turn = len(replies), f"{one.conversation}-{number}"
+        index, turn = len(replies), f"{row.conversation}-{number}"
         for candidate in range(1 + (kind == "pairs")):
-            ids = tuple(one.prompt_ids), tuple(one.output_ids[candidate])
-            replies.append(Reply(f"{turn}-{candidate}", *ids, one.conversation))
-        up = one.approved[0] != (slips and one.slips[0])
+            ids = tuple(row.prompt_ids), tuple(row.output_ids[candidate])
+            replies.append(Reply(f"{turn}-{candidate}", *ids, row.conversation))
+        up = row.approved[0] != (with_mistakes and row.mistakes[0])
         if kind == "pairs":
-            pairs.append(PreferencePair(at + (not up), at + up, rater=one.conversation, ranking=number))
+            pairs.append(PreferencePair(index + (not up), index + up, rater=row.conversation, ranking=number))
         else:
-            thumbs.append(BinaryLabel(at, 1.0 if up else -1.0, rater=one.conversation))
-    return PreferenceDataset(tuple(replies), tuple(pairs), tuple(thumbs))
+            votes.append(BinaryLabel(index, 1.0 if up else -1.0, rater=row.conversation))
+    return PreferenceDataset(tuple(replies), tuple(pairs), tuple(votes))
 
 
-def examined(model: RewardModel, drawn: Sequence[Drawn]) -> dict[str, float]:
-    """Against the taste itself."""
-    replies, pairs = words(drawn, "thumbs", -1, slips=False), words(drawn, "pairs", -1, slips=False)
-    told, said = model.score(replies.replies), [thumb.value for thumb in replies.labels]
-    scored = model.score(pairs.replies)
-    margins = [scored[pair.chosen] - scored[pair.rejected] for pair in pairs.pairs]
-    agreement = Agreement.count(zip(said, told, strict=True), margins)
-    values, liked = torch.tensor(told), torch.tensor(said)
+def evaluate(model: RewardModel, rows: Sequence[PromptReplies]) -> dict[str, float]:
+    """Compare the model with the preferences of the users, without mistakes."""
+    votes = make_dataset(rows, "votes", -1, with_mistakes=False)
+    pairs = make_dataset(rows, "pairs", -1, with_mistakes=False)
+    scores, labels = model.score(votes.replies), [vote.value for vote in votes.labels]
+    pair_scores = model.score(pairs.replies)
+    margins = [pair_scores[pair.chosen] - pair_scores[pair.rejected] for pair in pairs.pairs]
+    agreement = Agreement.count(zip(labels, scores, strict=True), margins)
+    score_tensor, label_tensor = torch.tensor(scores), torch.tensor(labels)
     return {
         "thumb_accuracy": (agreement.ups_right + agreement.downs_right) / (agreement.ups + agreement.downs),
-        "thumb_auc": auc(values, liked > 0) or 0.0,
+        "thumb_auc": auc(score_tensor, label_tensor > 0) or 0.0,
         "pair_accuracy": agreement.pairs_right / agreement.pairs,
-        "calibration_error": calibration_error((1 + values) / 2, liked),
+        "calibration_error": calibration_error((1 + score_tensor) / 2, label_tensor),
         "approved": agreement.ups / (agreement.ups + agreement.downs),
     }
 
 
-def run(learner: Trainer, train_data: list[Drawn], asked: list[Drawn], kind: str, count: int, seed: int) -> Result:
-    model, began = RewardModel(learner), time.process_time()
-    fit = model.fit(words(train_data, kind, count))
-    fitting = time.process_time() - began
-    figures = examined(model, asked)
-    some = words(asked, "thumbs", TIMED).replies
-    began = time.process_time()
-    model.score(some)
-    seconds = time.process_time() - began
-    return Result(
-        kind, len(words(train_data, kind, count)), seed, fit.metrics, figures, 1000 * seconds / len(some), fitting
-    )
+def run(
+    trainer: Trainer,
+    train_data: list[PromptReplies],
+    evaluation_data: list[PromptReplies],
+    kind: str,
+    count: int,
+    seed: int,
+) -> Result:
+    model, start = RewardModel(trainer), time.process_time()
+    dataset = make_dataset(train_data, kind, count)
+    fit = model.fit(dataset)
+    fit_seconds = time.process_time() - start
+    evaluation = evaluate(model, evaluation_data)
+    replies = make_dataset(evaluation_data, "votes", TIMED_REPLIES).replies
+    start = time.process_time()
+    model.score(replies)
+    ms_per_reply = 1000 * (time.process_time() - start) / len(replies)
+    return Result(kind, len(dataset), seed, fit.metrics, evaluation, ms_per_reply, fit_seconds)
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown: means over seeds."""
+    """Return a Markdown table of the means over the seeds."""
     lines = [
-        "| told | held out: accuracy | AUC | error of calibration before → after | other shoppers: thumbs right "
-        "| AUC | pairs right | error of calibration | s to fit |",
+        "| feedback | held out: accuracy | AUC | calibration error before → after | other users: votes correct "
+        "| AUC | pairs correct | calibration error | s to fit |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for kind, count in sorted({(one.kind, one.words) for one in results}, key=lambda one: (one[0] == "pairs", one)):
-        mine = [one for one in results if (one.kind, one.words) == (kind, count)]
+    for kind, count in sorted(
+        {(row.kind, row.num_labels) for row in results}, key=lambda row: (row[0] == "pairs", row)
+    ):
+        rows = [row for row in results if (row.kind, row.num_labels) == (kind, count)]
 
-        def mean(part: str, name: str, mine: list[Result] = mine, form: str = ".2f") -> str:
-            told: list[Any] = [getattr(one, part).get(name) for one in mine]
-            return "–" if None in told else format(fmean(told), form)
+        def mean(part: str, name: str, rows: list[Result] = rows, form: str = ".2f") -> str:
+            values: list[Any] = [getattr(row, part).get(name) for row in rows]
+            return "–" if None in values else format(fmean(values), form)
 
         accuracy = mean("held_out", "pair_accuracy" if kind == "pairs" else "thumb_accuracy")
         before, after = (mean("held_out", f"calibration_error{when}") for when in ("_before", ""))
         error = "–" if before == "–" else f"{before} → {after}"
         lines.append(
             f"| {count:,} {kind} | {accuracy} | {mean('held_out', 'thumb_auc')} | {error} "
-            f"| {mean('asked', 'thumb_accuracy')} | {mean('asked', 'thumb_auc')} | {mean('asked', 'pair_accuracy')} "
-            f"| {mean('asked', 'calibration_error')} | {fmean(one.seconds for one in mine):.0f} |"
+            f"| {mean('evaluation', 'thumb_accuracy')} | {mean('evaluation', 'thumb_auc')} "
+            f"| {mean('evaluation', 'pair_accuracy')} "
+            f"| {mean('evaluation', 'calibration_error')} | {fmean(row.seconds for row in rows):.0f} |"
         )
     return "\n".join(lines)
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--seeds", nargs="+", type=int, default=[0])
-    given.add_argument("--out", type=Path, default=Path(".attune/reward-model"))
-    given.add_argument("--lr", type=float, default=LR)
-    told = given.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--out", type=Path, default=Path(".attune/reward-model"))
+    parser.add_argument("--lr", type=float, default=LR)
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    told.out.mkdir(parents=True, exist_ok=True)
-    asked = kept(told.out / "asked.json", ASKED, seed=1000)
-    train_data = kept(told.out / "taught.json", TRAIN_PROMPTS, seed=0)
-    finished = told.out / "results.jsonl"
-    lines = finished.read_text().splitlines() if finished.exists() else []
+    args.out.mkdir(parents=True, exist_ok=True)
+    evaluation_data = load_or_sample(args.out / "evaluation.json", EVALUATION_PROMPTS, seed=1000)
+    train_data = load_or_sample(args.out / "training.json", TRAIN_PROMPTS, seed=0)
+    results_file = args.out / "results.jsonl"
+    lines = results_file.read_text().splitlines() if results_file.exists() else []
     results = [Result(**json.loads(line)) for line in lines]
-    for seed in told.seeds:
-        config = TrainerConfig(reward_model=RewardModelConfig(lr=told.lr), seed=seed)
-        learner = Trainer(MODEL, config)
+    for seed in args.seeds:
+        config = TrainerConfig(reward_model=RewardModelConfig(lr=args.lr), seed=seed)
+        trainer = Trainer(MODEL, config)
         for kind, sizes in SIZES.items():
             for count in sizes:
-                if (kind, count, seed) not in {(one.kind, one.words, one.seed) for one in results}:
-                    results.append(run(learner, train_data, asked, kind, count, seed))
-                    with finished.open("a") as file:
+                if (kind, count, seed) not in {(row.kind, row.num_labels, row.seed) for row in results}:
+                    results.append(run(trainer, train_data, evaluation_data, kind, count, seed))
+                    with results_file.open("a") as file:
                         file.write(json.dumps(asdict(results[-1])) + "\n")
                     print(json.dumps(asdict(results[-1])), flush=True)
-    approved = fmean(one.asked["approved"] for one in results)
+    approved = fmean(row.evaluation["approved"] for row in results)
     print(f"\n{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, one thread; ", end="")
-    took = fmean(one.ms_a_turn for one in results)
-    print(f"{approved:.0%} of the replies are approved; {took:.1f} ms to score one\n\n{table(results)}")
+    ms_per_reply = fmean(row.ms_per_reply for row in results)
+    print(f"{approved:.0%} of the replies are approved; {ms_per_reply:.1f} ms to score one\n\n{table(results)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The API with a sampler in it: whose work is the processor on? On SIGUSR1 it writes what it saw and starts anew."""
+"""The API with a sampling profiler of its CPU time. On SIGUSR1 it writes the samples and starts again."""
 
 import os
 import signal
@@ -16,8 +16,8 @@ EVERY_SECONDS = 0.001
 HERE = str(REPOSITORY) + os.sep
 
 
-def home_of(frame: FrameType) -> str | None:
-    """ "app/chat" or the name of a package; None for the standard library."""
+def module_name(frame: FrameType) -> str | None:
+    """Return the module in this repository (as "app/chat"), or the library; None if it is the standard library."""
     path = frame.f_code.co_filename
     if "site-packages/" in path:
         return path.partition("site-packages/")[2].split("/")[0].removesuffix(".py")
@@ -26,41 +26,41 @@ def home_of(frame: FrameType) -> str | None:
     return None
 
 
-def place(frame: FrameType | None) -> tuple[str, str]:
-    """Where the work is done, and which room of ours asked for it (or, in a greenlet, which call of SQLAlchemy)."""
+def attribute(frame: FrameType | None) -> tuple[str, str]:
+    """Return the module or library that runs, and the module of app/ that called it (or a SQLAlchemy call)."""
     where, last = None, "?"
     while frame is not None:
-        home = home_of(frame)
-        where = where or home
-        if home is not None and home.startswith("app/"):
-            return where or home, home
+        module = module_name(frame)
+        where = where or module
+        if module is not None and module.startswith("app/"):
+            return where or module, module
         last = frame.f_code.co_qualname
         frame = frame.f_back
     return where or "standard library", last
 
 
 class Sampler:
-    """A timer on the processor's clock interrupts the main thread: what it used since goes to where it is now."""
+    """A CPU timer interrupts the main thread; the CPU time since the last interrupt counts for the current stack."""
 
     def __init__(self, report: Path) -> None:
         self.report = report
         self._start()
 
     def _start(self) -> None:
-        self.spent: Counter[tuple[str, str]] = Counter()
+        self.cpu_seconds: Counter[tuple[str, str]] = Counter()
         self._main = self._first_main = time.thread_time()
         self._first = time.process_time()
 
-    def look(self, number: int, frame: FrameType | None) -> None:
+    def sample(self, number: int, frame: FrameType | None) -> None:
         used = time.thread_time()
-        self.spent[place(frame)] += used - self._main
+        self.cpu_seconds[attribute(frame)] += used - self._main
         self._main = used
 
     def write(self, number: int, frame: FrameType | None) -> None:
         main = time.thread_time() - self._first_main
         others = time.process_time() - self._first - main
-        rows = [[where, asker, seconds] for (where, asker), seconds in self.spent.items()]
-        rows.append(["other threads", "sqlite, rings of the bell", others])
+        rows = [[where, caller, seconds] for (where, caller), seconds in self.cpu_seconds.items()]
+        rows.append(["other threads", "SQLite, broker messages", others])
         partial = self.report.with_suffix(".partial")
         partial.write_bytes(orjson.dumps(rows))
         partial.rename(self.report)
@@ -70,7 +70,7 @@ class Sampler:
 def main() -> None:
     settings = get_settings()
     sampler = Sampler(settings.home / "samples.json")
-    signal.signal(signal.SIGPROF, sampler.look)
+    signal.signal(signal.SIGPROF, sampler.sample)
     signal.signal(signal.SIGUSR1, sampler.write)
     signal.setitimer(signal.ITIMER_PROF, EVERY_SECONDS, EVERY_SECONDS)
     uvicorn.run(

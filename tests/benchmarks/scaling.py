@@ -1,7 +1,7 @@
-"""Does history make learning dearer? Curate and assemble the same fresh feedback beside 10 k, 100 k and 1 M old turns.
+"""Measure whether curate and assemble slow down with 10 k, 100 k and 1 M old turns: `make bench-scaling`.
 
-On PostgreSQL, in databases of its own: `make bench-scaling`. The fresh part is 50 batches of 96; each is curated and
-frozen as the workers do it, and the trainer's part (a version that comes home) is one statement.
+It uses new PostgreSQL databases. The new feedback is batches of 96 (`--rounds` of them), each curated and assembled as
+the workers do it. One statement replaces the trainer.
 """
 
 import argparse
@@ -26,13 +26,14 @@ from workers.reconcile import reconcile
 from workers.training.assemble import assemble
 
 SERVER = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
-SIZE = 96
-OLD = (
-    # Everything that a turn leaves behind once it has been learned from, fifty thousand at a time.
+BATCH_SIZE = 96
+INSERT_OLD_ROWS = (
+    # All rows of turns that have been trained on, CHUNK_SIZE turns at a time.
     """
     INSERT INTO turns (id, project_id, policy_id, version_id, completion_id, choice_index, conversation_id, engine,
-        state, stream, messages, sampling, request_params, request_metadata, prompt_ids, output_ids, logprobs, reply, finish_reason,
-        num_prompt_tokens, num_output_tokens, finished_at, created_at, processed)
+        state, stream, messages, sampling, request_params, request_metadata,
+        prompt_ids, output_ids, logprobs, reply, finish_reason, num_prompt_tokens, num_output_tokens, finished_at,
+        created_at, processed)
     SELECT 'old-' || n, :project, :policy, :version, 'old-' || n, 0, 'talk-' || n / 3, 'engine-0', 'done', false,
         '[{"role": "user", "content": "hi"}]', '{"temperature": 1.0}', '{}', '{}',
         decode(repeat('01000000', 64), 'hex'), decode(repeat('02000000', 40), 'hex'),
@@ -40,8 +41,8 @@ OLD = (
     FROM generate_series(CAST(:first AS integer), CAST(:last AS integer)) AS n
     """,
     """
-    INSERT INTO feedback (id, project_id, turn_id, target, kind, name, value, raw_value, source_kind, source_id, request_metadata,
-        idempotency_key, fingerprint, processed, created_at)
+    INSERT INTO feedback (id, project_id, turn_id, target, kind, name, value, raw_value, source_kind, source_id,
+        request_metadata, idempotency_key, fingerprint, processed, created_at)
     SELECT 'fb-' || n, :project, 'old-' || n, 'old-' || n, 'binary', 'default', 1, 'true', 'HUMAN', 'user-' || n % 5000,
         '{}', 'key-' || n, 'f', true, n
     FROM generate_series(CAST(:first AS integer), CAST(:last AS integer)) AS n
@@ -59,33 +60,33 @@ OLD = (
     FROM generate_series(CAST(:first AS integer), CAST(:last AS integer)) AS n
     """,
 )
-BATCHES = """
+INSERT_OLD_BATCHES = """
     INSERT INTO batches (id, policy_id, parent_id, state, num_samples, metrics, settled_at, attempt, fence, created_at)
     SELECT 'bat-' || n, :policy, :version, 'trained', 96, '{}', n, 1, 1, n
     FROM generate_series(0, CAST(:last AS integer)) AS n
 """
-PIECE = 50_000
+CHUNK_SIZE = 50_000
 
 
-async def grow(db: Database, turns: int) -> None:
+async def insert_history(db: Database, turns: int) -> None:
     async with db.write() as session:
         policy = (await session.scalars(select(Policy))).one()
         names = {"project": policy.project_id, "policy": policy.id, "version": policy.head_version_id}
-        await session.execute(text(BATCHES), {**names, "last": turns // SIZE + 1})
-    for first in range(1, turns + 1, PIECE):
+        await session.execute(text(INSERT_OLD_BATCHES), {**names, "last": turns // BATCH_SIZE + 1})
+    for first in range(1, turns + 1, CHUNK_SIZE):
         async with db.write() as session:
-            part = {**names, "first": first, "last": min(first + PIECE - 1, turns)}
-            for statement in OLD:
-                wanted = {name: value for name, value in part.items() if f":{name}" in statement}
-                await session.execute(text(statement), wanted)
+            values = {**names, "first": first, "last": min(first + CHUNK_SIZE - 1, turns)}
+            for statement in INSERT_OLD_ROWS:
+                parameters = {name: value for name, value in values.items() if f":{name}" in statement}
+                await session.execute(text(statement), parameters)
     async with db.engine.connect() as connection:
         await (await connection.execution_options(isolation_level="AUTOCOMMIT")).execute(text("VACUUM ANALYZE"))
 
 
-async def fresh(session: AsyncSession, policy: Policy, count: int, dice: Random) -> None:
-    """Replies that are not alike, to people of no pattern: nobody is held, and nothing is capped."""
-    for person in dice.sample(range(5000), count):
-        id, up = new_id("chatcmpl"), dice.random() < 0.5
+async def insert_feedback(session: AsyncSession, policy: Policy, count: int, rng: Random) -> None:
+    """Insert new turns with feedback: random replies and raters, so that no rater is quarantined and no cap applies."""
+    for user in rng.sample(range(5000), count):
+        id, up = new_id("chatcmpl"), rng.random() < 0.5
         session.add(
             Turn(
                 id=id,
@@ -99,8 +100,8 @@ async def fresh(session: AsyncSession, policy: Policy, count: int, dice: Random)
                 stream=False,
                 messages=[{"role": "user", "content": "hi"}],
                 sampling={"temperature": 1.0},
-                prompt_ids=[dice.randrange(1000) for _ in range(64)],
-                output_ids=[dice.randrange(1000) for _ in range(40)],
+                prompt_ids=[rng.randrange(1000) for _ in range(64)],
+                output_ids=[rng.randrange(1000) for _ in range(40)],
                 logprobs=[-0.5] * 40,
                 reply={"role": "assistant", "content": "hello"},
                 finish_reason="stop",
@@ -117,9 +118,9 @@ async def fresh(session: AsyncSession, policy: Policy, count: int, dice: Random)
                 kind="binary",
                 name="default",
                 value=1.0 if up else -1.0,
-                said=up,
+                raw_value=up,
                 source_kind="HUMAN",
-                source_id=f"user-{person}",
+                source_id=f"user-{user}",
                 idempotency_key=new_id("key"),
                 fingerprint="f",
             )
@@ -127,23 +128,23 @@ async def fresh(session: AsyncSession, policy: Policy, count: int, dice: Random)
 
 
 async def measure(settings: Settings, turns: int, rounds: int) -> tuple[float, float, float]:
-    """Milliseconds to curate and to assemble one batch of 96, and of a sweep that finds nothing: medians."""
+    """Return the median milliseconds to curate and to assemble one batch, and of a reconciler run without work."""
     db = Database(settings.database)
     async with db.write() as session:
         await bootstrap(session, settings.policy, settings.model)
-    await grow(db, turns)
-    curating, assembling, sweeping, dice = [], [], [], Random(turns)
+    await insert_history(db, turns)
+    curate_times, assemble_times, reconcile_times, rng = [], [], [], Random(turns)
     for _ in range(rounds):
         async with db.write() as session:
-            await fresh(session, (await session.scalars(select(Policy))).one(), SIZE, dice)
+            await insert_feedback(session, (await session.scalars(select(Policy))).one(), BATCH_SIZE, rng)
         started = time.perf_counter()
-        read = await curate(db, settings)
-        processed = time.perf_counter()
-        frozen = await assemble(db, settings)
+        num_curated = await curate(db, settings)
+        curated = time.perf_counter()
+        num_batches = await assemble(db, settings)
         assembled = time.perf_counter()
-        assert (read, frozen) == (SIZE, 1), (read, frozen)
-        curating.append(1000 * (processed - started))
-        assembling.append(1000 * (assembled - processed))
+        assert (num_curated, num_batches) == (BATCH_SIZE, 1), (num_curated, num_batches)
+        curate_times.append(1000 * (curated - started))
+        assemble_times.append(1000 * (assembled - curated))
         async with db.write() as session:
             await session.execute(update(Batch).where(Batch.state == BatchState.OPEN).values(state=BatchState.TRAINED))
             await session.execute(
@@ -151,42 +152,44 @@ async def measure(settings: Settings, turns: int, rounds: int) -> tuple[float, f
             )
         started = time.perf_counter()
         await reconcile(db, settings)
-        sweeping.append(1000 * (time.perf_counter() - started))
+        reconcile_times.append(1000 * (time.perf_counter() - started))
     async with db.read() as session:
-        assert await session.scalar(select(func.count()).select_from(Turn)) == turns + rounds * SIZE
+        assert await session.scalar(select(func.count()).select_from(Turn)) == turns + rounds * BATCH_SIZE
     await db.close()
-    return median(curating), median(assembling), median(sweeping)
+    return median(curate_times), median(assemble_times), median(reconcile_times)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", nargs="+", type=int, default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--rounds", type=int, default=20)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     print(
-        f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}; medians of {asked.rounds} batches of {SIZE}\n"
+        f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}; "
+        f"medians of {args.rounds} batches of {BATCH_SIZE}\n"
     )
     print(
-        "| old turns | curate, ms a batch | assemble, ms a batch | turns a second | to the first line | a sweep, ms |",
+        "| old turns | curate, ms per batch | assemble, ms per batch | turns/s "
+        "| relative to the first row | reconcile, ms |",
         flush=True,
     )
     print("|---|---|---|---|---|---|", flush=True)
     first = None
-    for turns in asked.turns:
+    for turns in args.turns:
         name = f"attune_{uuid4().hex[:12]}"
         with psycopg.connect(SERVER, autocommit=True) as server:
             server.execute(f"CREATE DATABASE {name}")
             try:
                 url = SERVER.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
                 upgrade(url)
-                settings = Settings(database_url=url, policy="shop", batch_size=SIZE)
-                processed, assembled, swept = asyncio.run(measure(settings, turns, asked.rounds))
+                settings = Settings(database_url=url, policy="shop", batch_size=BATCH_SIZE)
+                curate_ms, assemble_ms, reconcile_ms = asyncio.run(measure(settings, turns, args.rounds))
             finally:
                 server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-        both = processed + assembled
-        first = first or both
-        pace = 1000 * SIZE / both
-        cells = f"{processed:.0f} | {assembled:.0f} | {pace:,.0f} | {both / first:.2f} | {swept:.0f}"
+        total_ms = curate_ms + assemble_ms
+        first = first or total_ms
+        rate = 1000 * BATCH_SIZE / total_ms
+        cells = f"{curate_ms:.0f} | {assemble_ms:.0f} | {rate:,.0f} | {total_ms / first:.2f} | {reconcile_ms:.0f}"
         print(f"| {turns:,} | {cells} |", flush=True)
 
 

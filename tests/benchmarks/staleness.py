@@ -1,8 +1,9 @@
-"""What samples of older versions do to PPO, corrected and not: `python -m tests.benchmarks.staleness`.
+"""Measure how samples of older versions affect PPO, corrected or not: `python -m tests.benchmarks.staleness`.
 
-The version that speaks is 0, 1, 4 or 8 updates behind the one that is taught. "decoupled" takes ratios to the parent,
-scored anew, and weighs tokens by parent / speaker, at most 2; "naive" takes ratios to the recorded log-probs. Neither
-stops early, so that it is the loss alone that is compared.
+The behavior version, which samples the replies, is 0, 1, 4 or 8 updates behind the version that is trained. "decoupled"
+takes ratios to the recomputed log-probs of the parent version, and weights each token by the ratio of parent to
+behavior probability, at most 2. "naive" takes ratios to the recorded log-probs. Neither stops early, so that only the
+losses differ.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import torch
 from alignment.config.algorithm import CorrectionConfig, PPOConfig
 from alignment.config.trainer import OptimConfig, TrainerConfig
 from demo.offline.experiment import ExperimentConfig
-from tests.benchmarks.learning import LR, UPDATES, Result, changed, run_all
+from tests.benchmarks.learning import LR, UPDATES, Result, change_settings, run_all
 
 LAGS = (0, 1, 4, 8)
 LOSSES = {
@@ -26,7 +27,7 @@ LOSSES = {
 
 
 def table(results: Iterable[Result]) -> str:
-    """Markdown: one line a lag, the means over seeds side by side."""
+    """Return a Markdown table with one row per lag, and the means over the seeds for each loss."""
     runs: dict[tuple[str, int], list[Result]] = defaultdict(list)
     for result in results:
         runs[result.name, result.lag].append(result)
@@ -51,29 +52,29 @@ def _cells(runs: list[Result]) -> list[str]:
 
 
 def _first_over(run: Result, bound: float) -> str:
-    """The first version that was heard to be liked so much; versions that spoke several times count each time."""
+    """Return the first behavior version whose replies have an approval above `bound`, or "never"."""
     over = (max(0, at - run.lag) for at, approval in enumerate(run.rounds) if approval > bound)
     return next((f"v{version}" for version in over), "never")
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
-    given.add_argument("--lags", nargs="+", type=int, default=list(LAGS))
-    given.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    given.add_argument("--updates", type=int, default=UPDATES)
-    given.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="for example algorithm.epochs=2")
-    given.add_argument("--out", type=Path, default=Path(".attune/staleness.jsonl"))
-    asked = given.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
+    parser.add_argument("--lags", nargs="+", type=int, default=list(LAGS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--updates", type=int, default=UPDATES)
+    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="for example algorithm.epochs=2")
+    parser.add_argument("--out", type=Path, default=Path(".attune/staleness.jsonl"))
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    courses = []
-    for seed in asked.seeds:
-        for lag in asked.lags:
-            for name in asked.losses:
+    runs = []
+    for seed in args.seeds:
+        for lag in args.lags:
+            for name in args.losses:
                 config = TrainerConfig(algorithm=LOSSES[name], optim=OptimConfig(lr=LR), seed=seed)
-                course = changed(ExperimentConfig(config, lag=lag, seed=seed), asked.set)
-                courses.append((" ".join([name, *asked.set]), course))
-    print(table(run_all(courses, asked.updates, asked.out)))
+                run_config = change_settings(ExperimentConfig(config, lag=lag, seed=seed), args.set)
+                runs.append((" ".join([name, *args.set]), run_config))
+    print(table(run_all(runs, args.updates, args.out)))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What people notice of a swap, on the real engine: `make bench-swap`, or `python -m tests.benchmarks.swap`.
+"""Measure how version swaps affect users, on the real engine: `make bench-swap` or `python -m tests.benchmarks.swap`.
 
-Two replicas and two API processes over one database; users stream replies without a break while versions are
-published, rolled back and deployed, one after the other, with quiet times in between. The trainer's part is played:
-adapters of random weights, each with the log-probs that it is proven by. At the end every reply is computed again
-under the version that it names. Then the same users talk to one engine alone while it does what others do: pause,
-reload the weights, go on.
+Two replicas and two API processes share one database. Simulated users stream replies continuously while versions are
+published, rolled back and deployed in sequence, with idle periods in between. The trainer is simulated: it publishes
+adapters of random weights, each with probe log-probs for its verification. At the end the log-probs of every reply are
+recomputed with the version that the reply names. For comparison the same users then stream from one engine without
+Attune, while it swaps weights as other systems do: pause, reload the weights, resume.
 
-With `--adaptation full` all weights are exchanged: there is no such comparison, for it is what is measured.
+With `--adaptation full` all weights are swapped, and this comparison is left out.
 """
 
 import argparse
@@ -37,8 +37,8 @@ from app.projects.bootstrap import bootstrap
 from demo.recompute_logprobs import check_logprobs
 from tests.benchmarks.deployment import POLICY, database, machine
 from tests.benchmarks.load import quantile
-from tests.benchmarks.swap_users import STALL_SECONDS, Seen, Users
-from tests.benchmarks.swap_versions import Made, make, publish
+from tests.benchmarks.swap_users import STALL_SECONDS, ReplyRecord, Users
+from tests.benchmarks.swap_versions import UnpublishedVersion, make_versions, publish
 from tests.support.engine_fixture import free_port
 from tests.support.processes import processes
 
@@ -46,12 +46,12 @@ PHASES = {
     "lora": ("export", "check", "transfer", "load", "verify", "switch", "trained_to_served"),
     "full": ("export", "check", "drain", "load", "verify", "exchange", "switch", "trained_to_served"),
 }
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 Span = tuple[float, float]
 
 
 @dataclass
-class Deployed:
+class SwapDeployment:
     settings: Settings
     db: Database
     key: str
@@ -63,17 +63,19 @@ class Deployed:
 
 @dataclass
 class Spans:
-    """When a version was coming home, and when nothing was, on `time.perf_counter`; and milliseconds from live until
-    every replica held it."""
+    """Spans of releases and of idle periods, on `time.perf_counter`.
 
-    busy: list[Span] = field(default_factory=list)
-    quiet: list[Span] = field(default_factory=list)
-    held_by_all: list[float] = field(default_factory=list)
+    `loaded_everywhere`: milliseconds from live until every replica has the version loaded.
+    """
+
+    releases: list[Span] = field(default_factory=list)
+    idle: list[Span] = field(default_factory=list)
+    loaded_everywhere: list[float] = field(default_factory=list)
 
 
 @asynccontextmanager
-async def deployed(kind: str, *, replicas: int, apis: int, **more: Any) -> AsyncIterator[Deployed]:
-    """`kind`: of the database. `more`: settings other than the defaults."""
+async def run_deployment(kind: str, *, replicas: int, apis: int, **overrides: Any) -> AsyncIterator[SwapDeployment]:
+    """Run a deployment with a database of `kind`. `overrides`: settings that differ from the defaults."""
     home = Path(mkdtemp(prefix="attune-swap-"))
     try:
         with database(kind, home) as url:
@@ -85,7 +87,7 @@ async def deployed(kind: str, *, replicas: int, apis: int, **more: Any) -> Async
                 policy=POLICY,
                 engine_port=ports[0],
                 requests_per_minute=10**9,
-                **more,
+                **overrides,
             )
             task_sender = TaskSender(make_celery(settings.broker_url, settings.broker_dir))
             db = Database(url, task_sender)
@@ -94,7 +96,7 @@ async def deployed(kind: str, *, replicas: int, apis: int, **more: Any) -> Async
             async with db.read() as session:
                 policy_id = await session.scalar(select(Policy.id))
             assert key is not None and policy_id is not None
-            load_engine_keys(settings)  # made before the replicas race for it
+            load_engine_keys(settings)  # create the keys before the replicas start, which would race for it
             with processes(settings) as running:
                 python, logs, urls = sys.executable, settings.logs_dir, [running.settings.url]
                 for number, port in enumerate(ports[1:], 1):
@@ -111,32 +113,32 @@ async def deployed(kind: str, *, replicas: int, apis: int, **more: Any) -> Async
                     running.children[child.name] = child
                     urls.append(f"http://127.0.0.1:{port}")
                     child.environment |= {"ATTUNE_PORT": str(port)}
-                own = {name: dict(child.environment) for name, child in running.children.items()}
-                wanted = [name for name in running.children if name.startswith(("engine", "api"))]
-                for name in (*wanted, "publisher", "worker", "beat"):
+                own_environments = {name: dict(child.environment) for name, child in running.children.items()}
+                servers = [name for name in running.children if name.startswith(("engine", "api"))]
+                for name in (*servers, "publisher", "worker", "beat"):
                     child = running.children[name]
-                    child.environment |= running.environment | own[name]
+                    child.environment |= running.environment | own_environments[name]
                     child.start()
                 engines = [f"http://127.0.0.1:{port}" for port in ports]
                 supervisors = [child for name, child in running.children.items() if name.startswith("engine")]
-                there = Deployed(running.settings, db, key, policy_id, urls, engines, supervisors)
-                await ready(there, replicas)
-                yield there
+                deployment = SwapDeployment(running.settings, db, key, policy_id, urls, engines, supervisors)
+                await wait_until_ready(deployment, replicas)
+                yield deployment
             await db.close()
             task_sender.close()
     finally:
         shutil.rmtree(home)
 
 
-async def ready(there: Deployed, replicas: int) -> None:
+async def wait_until_ready(deployment: SwapDeployment, replicas: int) -> None:
     async with asyncio.timeout(300):
         while True:
-            async with there.db.read() as session:
-                up = list(await session.scalars(select(Engine).where(Engine.state == EngineState.READY)))
-            if len(up) == replicas:
+            async with deployment.db.read() as session:
+                ready = list(await session.scalars(select(Engine).where(Engine.state == EngineState.READY)))
+            if len(ready) == replicas:
                 break
             await asyncio.sleep(0.2)
-        for url in there.urls:
+        for url in deployment.urls:
             while True:
                 try:
                     if httpx2.get(f"{url}/livez", timeout=1, trust_env=False).status_code == 200:
@@ -145,35 +147,37 @@ async def ready(there: Deployed, replicas: int) -> None:
                     await asyncio.sleep(0.1)
 
 
-async def swap(there: Deployed, made: Sequence[Made], spans: Spans, given: argparse.Namespace) -> None:
-    """Publish them all. Every tenth is followed by a quiet while."""
-    for number, one in enumerate(made, 1):
-        began = time.perf_counter()
-        version_id = await publish(there.db, there.settings, there.policy_id, one)
-        async with asyncio.timeout(PATIENCE_SECONDS):
+async def publish_all(
+    deployment: SwapDeployment, versions: Sequence[UnpublishedVersion], spans: Spans, args: argparse.Namespace
+) -> None:
+    """Publish all versions, with an idle period after every tenth."""
+    for number, unpublished in enumerate(versions, 1):
+        start = time.perf_counter()
+        version_id = await publish(deployment.db, deployment.settings, deployment.policy_id, unpublished)
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             while True:
-                async with there.db.read() as session:
+                async with deployment.db.read() as session:
                     version = await session.get_one(Version, version_id)
                 if version.state == VersionState.LIVE and "trained_to_served" in version.timings:
                     break
                 assert version.state != VersionState.REJECTED, version.reason
                 await asyncio.sleep(0.02)
         ended = time.perf_counter()
-        spans.busy.append((began, ended))
-        await held(there.db, version)
-        spans.held_by_all.append(1000 * (time.perf_counter() - ended))
-        await asyncio.sleep(given.pause)
+        spans.releases.append((start, ended))
+        await wait_until_loaded(deployment.db, version)
+        spans.loaded_everywhere.append(1000 * (time.perf_counter() - ended))
+        await asyncio.sleep(args.pause)
         if number % 10 == 0:
-            print(f"{number} of {len(made)} published", flush=True)
-            await asyncio.sleep(3 * there.settings.reconcile_seconds)  # what is old is unloaded meanwhile
-            began = time.perf_counter()
-            await asyncio.sleep(given.quiet)
-            spans.quiet.append((began, time.perf_counter()))
+            print(f"{number} of {len(versions)} published", flush=True)
+            await asyncio.sleep(3 * deployment.settings.reconcile_seconds)  # old versions are unloaded meanwhile
+            start = time.perf_counter()
+            await asyncio.sleep(args.quiet)
+            spans.idle.append((start, time.perf_counter()))
 
 
-async def held(db: Database, version: Version, *, by: Callable[[Iterable[bool]], bool] = all) -> None:
-    """Waits until every replica has it, or with `any` one."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
+async def wait_until_loaded(db: Database, version: Version, *, by: Callable[[Iterable[bool]], bool] = all) -> None:
+    """Wait until every replica has loaded the version; with `by=any`, until one has."""
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while True:
             async with db.read() as session:
                 if by(is_loaded(engine, version) for engine in await session.scalars(select(Engine))):
@@ -181,67 +185,72 @@ async def held(db: Database, version: Version, *, by: Callable[[Iterable[bool]],
             await asyncio.sleep(0.02)
 
 
-async def misnamed(db: Database, seen: Sequence[Seen]) -> int:
-    """Replies that named another version to the user than is on record."""
+async def count_misnamed(db: Database, replies: Sequence[ReplyRecord]) -> int:
+    """Count the replies that named another version to the user than the one on record."""
     async with db.read() as session:
         rows = await session.execute(
             select(Turn.completion_id, Version.number).join(Version, Version.id == Turn.version_id)
         )
-        known = {id: f"{POLICY}@v{number}" for id, number in rows}
-    return sum(known.get(reply.id or "") != reply.label for reply in seen if reply.trouble is None)
+        labels = {id: f"{POLICY}@v{number}" for id, number in rows}
+    return sum(labels.get(reply.id or "") != reply.label for reply in replies if reply.failure is None)
 
 
-async def go_back_and_forth(there: Deployed, moves: int) -> tuple[list[float], list[float]]:
-    """Back one version, and forward again: milliseconds of each call, and until a replica had what it asked for."""
-    took, waited = list[float](), list[float]()
-    headers = {"authorization": f"Bearer {there.key}"}
-    async with httpx2.AsyncClient(base_url=there.urls[0], headers=headers, timeout=30, trust_env=False) as api:
+async def roll_back_and_deploy(deployment: SwapDeployment, moves: int) -> tuple[list[float], list[float]]:
+    """Alternate between rollback by one version and deploy.
+
+    Return the milliseconds of each call, and the milliseconds until a replica has the requested version.
+    """
+    call_times, load_times = list[float](), list[float]()
+    headers = {"authorization": f"Bearer {deployment.key}"}
+    async with httpx2.AsyncClient(base_url=deployment.urls[0], headers=headers, timeout=30, trust_env=False) as api:
         serving = (await api.get(f"/v1/policies/{POLICY}")).json()["serving"]
         newest = int(serving.rpartition("v")[2])
         for number in range(moves):
             body = {"version": newest if number % 2 else newest - 1}
-            began = time.perf_counter()
-            answer = await api.post(f"/v1/policies/{POLICY}/{'deploy' if number % 2 else 'rollback'}", json=body)
-            took.append(1000 * (time.perf_counter() - began))
-            assert answer.status_code == 200, answer.text
-            async with there.db.read() as session:
-                asked = select(Version).where(Version.number == body["version"])
-                version = (await session.scalars(asked)).one()
-            await held(there.db, version, by=any)
-            waited.append(1000 * (time.perf_counter() - began))
+            start = time.perf_counter()
+            response = await api.post(f"/v1/policies/{POLICY}/{'deploy' if number % 2 else 'rollback'}", json=body)
+            call_times.append(1000 * (time.perf_counter() - start))
+            assert response.status_code == 200, response.text
+            async with deployment.db.read() as session:
+                statement = select(Version).where(Version.number == body["version"])
+                version = (await session.scalars(statement)).one()
+            await wait_until_loaded(deployment.db, version, by=any)
+            load_times.append(1000 * (time.perf_counter() - start))
             await asyncio.sleep(0.5)
-    return took, waited
+    return call_times, load_times
 
 
-async def pause_reload_resume(there: Deployed, times: int, mode: str, seen: list[Seen]) -> list[float]:
-    """What a peer does, on one replica that people talk to without us between: seconds of each."""
-    keys, url = load_engine_keys(there.settings), there.engines[0]
-    users = Users([url], keys.api, "default", 4, seen=seen)
-    talking = asyncio.create_task(users.talk(99))
-    took = []
+async def pause_reload_resume(
+    deployment: SwapDeployment, times: int, mode: str, replies: list[ReplyRecord]
+) -> list[float]:
+    """Swap weights as other systems do, on one replica that users access directly. Return the seconds of each swap."""
+    keys, url = load_engine_keys(deployment.settings), deployment.engines[0]
+    users = Users([url], keys.api, "default", 4, replies=replies)
+    chat_task = asyncio.create_task(users.chat(99))
+    durations = []
     headers = {"authorization": f"Bearer {keys.admin}"}
     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=120, trust_env=False) as engine:
         for _ in range(times):
             await asyncio.sleep(1.0)
-            began = time.perf_counter()
+            start = time.perf_counter()
             reload = {"model_path": str(DEMO_MODEL), "flush_cache": True}
             for path, body in (
                 ("/pause_generation", {"mode": mode}),
                 ("/update_weights_from_disk", reload),
                 ("/continue_generation", {"torch_empty_cache": False}),
             ):
-                answer = await engine.post(path, json=body)
-                assert answer.status_code == 200, f"{path}: {answer.text}"
-            took.append(time.perf_counter() - began)
-    users.over = True
-    await talking
-    return took
+                response = await engine.post(path, json=body)
+                assert response.status_code == 200, f"{path}: {response.text}"
+            durations.append(time.perf_counter() - start)
+    users.stopped = True
+    await chat_task
+    return durations
 
 
-async def lags(there: Deployed) -> dict[str, list[float]]:
-    """By what moved it: milliseconds from each move of the pointer to the last new turn on a version that it left."""
-    async with there.db.read() as session:
-        moves = [
+async def switch_delays(deployment: SwapDeployment) -> dict[str, list[float]]:
+    """Return milliseconds from each deployment switch to the last new turn on an old version, by audit action."""
+    async with deployment.db.read() as session:
+        switches = [
             (row.action, row.created_at)
             for row in await session.scalars(
                 select(Audit)
@@ -265,12 +274,12 @@ async def lags(there: Deployed) -> dict[str, list[float]]:
                 .order_by(Audit.seq)
             )
         ]
-    found: dict[str, list[float]] = {"deployment.deployed": [], "deployment.rolled_back": []}
-    ends = [moment for _, moment in moves[1:]] + [float("inf")]
-    for (action, moment), until, number in zip(moves, ends, served, strict=True):
-        late = [at - moment for at, of in turns if moment < at < until and of != number]
-        found[action].append(1000 * max(late, default=0.0))
-    return found
+    delays: dict[str, list[float]] = {"deployment.deployed": [], "deployment.rolled_back": []}
+    ends = [switched_at for _, switched_at in switches[1:]] + [float("inf")]
+    for (action, switched_at), until, number in zip(switches, ends, served, strict=True):
+        late = [at - switched_at for at, version in turns if switched_at < at < until and version != number]
+        delays[action].append(1000 * max(late, default=0.0))
+    return delays
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
@@ -278,96 +287,112 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
     return f"{shares} | {max(values, default=float('nan')):.{digits}f}"
 
 
-def of_spans(seen: Sequence[Seen], spans: Sequence[Span]) -> list[float]:
-    """Milliseconds to the first words of the replies that were asked for meanwhile."""
+def first_token_times(replies: Sequence[ReplyRecord], spans: Sequence[Span]) -> list[float]:
+    """Return the milliseconds to the first token of the replies that were requested in the spans."""
     return [
-        1000 * (reply.first_at - reply.asked_at)
-        for reply in seen
-        if reply.trouble is None and any(began <= reply.asked_at < ended for began, ended in spans)
+        1000 * (reply.first_at - reply.requested_at)
+        for reply in replies
+        if reply.failure is None and any(start <= reply.requested_at < ended for start, ended in spans)
     ]
 
 
-def people(seen: Sequence[Seen]) -> str:
-    troubles = [reply.trouble for reply in seen if reply.trouble]
-    stalls = sum(reply.widest > STALL_SECONDS for reply in seen)
-    widest = max((reply.widest for reply in seen), default=0.0)
-    told = f"{len(seen)} replies, {len(troubles)} failed, cut or misnamed, {stalls} stalled; widest gap {widest:.2f} s"
-    return told + (f" ({troubles[:3]})" if troubles else "")
+def summarize_replies(replies: Sequence[ReplyRecord]) -> str:
+    failures = [reply.failure for reply in replies if reply.failure]
+    stalls = sum(reply.largest_gap > STALL_SECONDS for reply in replies)
+    largest_gap = max((reply.largest_gap for reply in replies), default=0.0)
+    counts = f"{len(replies)} replies, {len(failures)} failed, cut or misnamed, {stalls} stalled"
+    return f"{counts}; largest gap {largest_gap:.2f} s" + (f" ({failures[:3]})" if failures else "")
 
 
-async def run(given: argparse.Namespace) -> None:
+async def run(args: argparse.Namespace) -> None:
     print(
-        f"{machine()}; {given.replicas} replicas, {given.apis} API processes, {given.database}, {given.people} users "
-        f"who think for up to {given.think:g} s, adapters by {given.transport}\n"
+        f"{machine()}; {args.replicas} replicas, {args.apis} API processes, {args.database}, {args.people} users "
+        f"who wait up to {args.think:g} s between replies, adapters by {args.adapter_delivery}\n"
     )
-    aside = Path(mkdtemp(prefix="attune-swap-versions-"))
+    directory = Path(mkdtemp(prefix="attune-swap-versions-"))
     try:
-        full = given.adaptation == "full"
+        full = args.adaptation == "full"
         config = TrainerConfig(device="cpu", lora=None) if full else TrainerConfig(device="cpu")
-        made = await asyncio.to_thread(make, aside, DEMO_MODEL, given.publications, config)
-        told = {"adaptation": given.adaptation, "adapter_delivery": given.adapter_delivery}
-        async with deployed(given.database, replicas=given.replicas, apis=given.apis, **told) as there:
+        versions = await asyncio.to_thread(make_versions, directory, DEMO_MODEL, args.publications, config)
+        overrides = {"adaptation": args.adaptation, "adapter_delivery": args.adapter_delivery}
+        async with run_deployment(args.database, replicas=args.replicas, apis=args.apis, **overrides) as deployment:
             spans = Spans()
-            users = Users(there.urls, there.key, POLICY, given.people, think=given.think)
-            talking = asyncio.create_task(users.talk(given.seed))
-            await asyncio.sleep(given.quiet)
-            await swap(there, made, spans, given)
-            calls, waited = await go_back_and_forth(there, given.moves)
-            users.over = True
-            await talking
-            await report(there, users.seen, spans, calls, waited)
+            users = Users(deployment.urls, deployment.key, POLICY, args.people, think=args.think)
+            chat_task = asyncio.create_task(users.chat(args.seed))
+            await asyncio.sleep(args.quiet)
+            await publish_all(deployment, versions, spans, args)
+            call_times, load_times = await roll_back_and_deploy(deployment, args.moves)
+            users.stopped = True
+            await chat_task
+            await report(deployment, users.replies, spans, call_times, load_times)
             for mode in () if full else ("abort", "retract"):
-                seen: list[Seen] = []
-                took = await pause_reload_resume(there, given.peer, mode, seen)
-                print(f"pause ({mode}), reload, resume: {spread([1000 * value for value in took])} ms; {people(seen)}")
+                replies: list[ReplyRecord] = []
+                durations = await pause_reload_resume(deployment, args.peer, mode, replies)
+                milliseconds = spread([1000 * seconds for seconds in durations])
+                print(f"pause ({mode}), reload, resume: {milliseconds} ms; {summarize_replies(replies)}")
     finally:
-        shutil.rmtree(aside)
+        shutil.rmtree(directory)
 
 
-async def report(there: Deployed, seen: list[Seen], spans: Spans, calls: list[float], waited: list[float]) -> None:
-    async with there.db.read() as session:
+async def report(
+    deployment: SwapDeployment,
+    replies: list[ReplyRecord],
+    spans: Spans,
+    call_times: list[float],
+    load_times: list[float],
+) -> None:
+    async with deployment.db.read() as session:
         versions = [v for v in await session.scalars(select(Version)) if "trained_to_served" in v.timings]
-        cut = await session.scalar(select(func.count()).where(Turn.exclusion_reason.startswith("the weights changed")))
+        mixed = await session.scalar(
+            select(func.count()).where(Turn.exclusion_reason.startswith("the weights changed"))
+        )
     print("\n| milliseconds | p50 | p95 | p99 | worst |\n|---|---|---|---|---|")
-    phases = PHASES[there.settings.adaptation]
+    phases = PHASES[deployment.settings.adaptation]
     for phase in (phase for phase in phases if phase in versions[0].timings):
         print(f"| {phase} | {spread([1000 * version.timings[phase] for version in versions], 1)} |")
-    moved = await lags(there)
-    print(f"| pointer move → last new turn on the old version | {spread(moved['deployment.deployed'], 1)} |")
-    print(f"| the same, rolling back | {spread(moved['deployment.rolled_back'], 1)} |")
-    print(f"| the call of a rollback or deploy | {spread(calls, 1)} |")
-    print(f"| from that call until a replica has the version | {spread(waited, 1)} |")
-    print(f"| first words, while a version comes home | {spread(of_spans(seen, spans.busy))} |")
-    print(f"| first words, quiet | {spread(of_spans(seen, spans.quiet))} |")
-    print(f"| live → held by every replica | {spread(spans.held_by_all)} |")
-    attested, good = await check_logprobs(there.db, there.settings), sum(reply.trouble is None for reply in seen)
-    moments = sum(len(values) for values in moved.values())
-    print(f"\n{len(versions)} publications, {moments} moves of the pointer: {people(seen)}")
-    if there.settings.adaptation == "full":
-        print(f"{cut} replies went on with other weights than they began with, and are not learned from")
+    delays = await switch_delays(deployment)
+    print(f"| deployment switch → last new turn on the old version | {spread(delays['deployment.deployed'], 1)} |")
+    print(f"| the same, for a rollback | {spread(delays['deployment.rolled_back'], 1)} |")
+    print(f"| the API call of a rollback or deploy | {spread(call_times, 1)} |")
+    print(f"| from that call until a replica has the version | {spread(load_times, 1)} |")
+    print(f"| first token, during a release | {spread(first_token_times(replies, spans.releases))} |")
+    print(f"| first token, idle | {spread(first_token_times(replies, spans.idle))} |")
+    print(f"| live → loaded by every replica | {spread(spans.loaded_everywhere)} |")
+    recomputed, good = (
+        await check_logprobs(deployment.db, deployment.settings),
+        sum(reply.failure is None for reply in replies),
+    )
+    switches = sum(len(values) for values in delays.values())
+    print(f"\n{len(versions)} publications, {switches} switches of the deployment: {summarize_replies(replies)}")
+    if deployment.settings.adaptation == "full":
+        print(f"{mixed} replies continued with other weights than they start with, and are not trained on")
     print(
-        f"{await misnamed(there.db, seen)} named another version than is on record; computed again: {attested.replies} "
-        f"of {good} good replies, {attested.mislabelled} not of the version that they name (largest distance "
-        f"{attested.largest_distance:.1e})\n"
+        f"{await count_misnamed(deployment.db, replies)} named another version than is on record; recomputed: "
+        f"{recomputed.replies} of {good} good replies, {recomputed.mislabelled} not from the version they name "
+        f"(largest distance {recomputed.largest_distance:.1e})\n"
     )
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    given.add_argument("--publications", type=int, default=100)
-    given.add_argument("--moves", type=int, default=40, help="rollbacks and deployments, in turns")
-    given.add_argument("--peer", type=int, default=10, help="pauses of the comparison, in each mode")
-    given.add_argument("--replicas", type=int, default=2)
-    given.add_argument("--apis", type=int, default=2)
-    given.add_argument("--people", type=int, default=4)
-    given.add_argument("--think", type=float, default=0.1, help="seconds at most that a user waits between replies")
-    given.add_argument("--pause", type=float, default=0.5, help="seconds between two publications")
-    given.add_argument("--quiet", type=float, default=5.0, help="seconds after every tenth")
-    given.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
-    given.add_argument("--adaptation", choices=("lora", "full"), default="lora")
-    given.add_argument("--adapter-delivery", choices=("path", "memory"), default="path", help="of adapters")
-    given.add_argument("--seed", type=int, default=1)
-    asyncio.run(run(given.parse_args()))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--publications", type=int, default=100)
+    parser.add_argument("--moves", type=int, default=40, help="number of rollbacks and deployments, alternating")
+    parser.add_argument("--peer", type=int, default=10, help="number of pauses in each mode of the comparison")
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--apis", type=int, default=2)
+    parser.add_argument("--people", type=int, default=4, help="number of simulated users")
+    parser.add_argument("--think", type=float, default=0.1, help="the most seconds that a user waits between replies")
+    parser.add_argument("--pause", type=float, default=0.5, help="seconds between two publications")
+    parser.add_argument(
+        "--quiet", type=float, default=5.0, help="seconds of the idle period after every tenth publication"
+    )
+    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
+    parser.add_argument("--adaptation", choices=("lora", "full"), default="lora")
+    parser.add_argument(
+        "--adapter-delivery", choices=("path", "memory"), default="path", help="how engines get adapters"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    asyncio.run(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Users who stream one reply after the other, and note when each piece came and which version it named."""
+"""Simulated users who stream replies, and record when each chunk arrived and which version it named."""
 
 import asyncio
 import random
@@ -12,26 +12,29 @@ import orjson
 
 from demo.dialogues import HELD_OUT, SYSTEM, SimulatedUser
 
-STALL_SECONDS = 1.0  # between two pieces of a reply that is under way
+STALL_SECONDS = 1.0  # between two chunks of a reply
 DATA = "data: "
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One reply, on `time.perf_counter`. `trouble`: why it is not a good one; what the stream
-    itself said about its end begins with "told". `label`: the version that it named."""
+class ReplyRecord:
+    """One reply; times are on `time.perf_counter`.
 
-    asked_at: float
+    `failure`: why the reply is not good. It begins with "reported" if the stream had an error event. `label`: the
+    version that the reply named.
+    """
+
+    requested_at: float
     first_at: float
-    widest: float  # seconds between two pieces, or from the last one to the end
-    trouble: str | None
+    largest_gap: float  # seconds between two chunks, or from the last one to the end
+    failure: str | None
     id: str | None = None
     label: str | None = None
 
 
 @dataclass
 class Users:
-    """`urls`: of the APIs, which they take in turns. `think`: seconds at most between a reply and the next question."""
+    """`urls`: the APIs, to which the users are assigned in turn. `think`: most seconds between reply and question."""
 
     urls: list[str]
     key: str
@@ -39,10 +42,10 @@ class Users:
     count: int
     max_tokens: int = 48
     think: float = 0.1
-    seen: list[Seen] = field(default_factory=list)
-    over: bool = False
+    replies: list[ReplyRecord] = field(default_factory=list)
+    stopped: bool = False
 
-    async def talk(self, seed: int) -> None:
+    async def chat(self, seed: int) -> None:
         async with asyncio.TaskGroup() as group:
             for number in range(self.count):
                 group.create_task(self._user(self.urls[number % len(self.urls)], random.Random(f"{seed}/{number}")))
@@ -50,42 +53,42 @@ class Users:
     async def _user(self, url: str, rng: random.Random) -> None:
         headers = {"authorization": f"Bearer {self.key}"}
         async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False) as api:
-            while not self.over:
+            while not self.stopped:
                 question = next(SimulatedUser(HELD_OUT + rng.randrange(100_000)).questions()).text
                 messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
                 body = {"model": self.policy, "messages": messages, "stream": True, "max_tokens": self.max_tokens}
-                self.seen.append(await listen(api, body))
+                self.replies.append(await stream_reply(api, body))
                 await asyncio.sleep(rng.uniform(0, self.think))
 
 
-async def listen(api: httpx2.AsyncClient, body: dict[str, Any]) -> Seen:
-    asked_at = time.perf_counter()
-    moments, labels, finished = list[float](), set[str](), False
-    trouble = id = None
+async def stream_reply(api: httpx2.AsyncClient, body: dict[str, Any]) -> ReplyRecord:
+    requested_at = time.perf_counter()
+    chunk_times, labels, finished = list[float](), set[str](), False
+    failure = id = None
     try:
-        async with api.stream("POST", "/v1/chat/completions", json=body) as reply:
-            if reply.status_code != 200:
-                return Seen(asked_at, asked_at, 0.0, f"refused: {reply.status_code}")
-            id = reply.headers.get("x-completion-id")
-            labels |= {reply.headers["x-policy-version"]} if "x-policy-version" in reply.headers else set()
-            async for line in reply.aiter_lines():
+        async with api.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                return ReplyRecord(requested_at, requested_at, 0.0, f"refused: {response.status_code}")
+            id = response.headers.get("x-completion-id")
+            labels |= {response.headers["x-policy-version"]} if "x-policy-version" in response.headers else set()
+            async for line in response.aiter_lines():
                 if not line.startswith(DATA) or line == f"{DATA}[DONE]":
                     continue
                 chunk = orjson.loads(line[len(DATA) :])
                 if "error" in chunk:
-                    trouble = f"told: {chunk['error']['message']}"
+                    failure = f"reported: {chunk['error']['message']}"
                     continue
                 labels.add(chunk["model"])
                 for choice in chunk["choices"]:
                     finished |= choice["finish_reason"] in ("stop", "length")
                     if choice["delta"].get("content"):
-                        moments.append(time.perf_counter())
+                        chunk_times.append(time.perf_counter())
     except httpx2.HTTPError as error:
-        trouble = f"cut: {error!r}"
-    moments.append(time.perf_counter())
-    widest = max((after - before for before, after in pairwise(moments)), default=0.0)
-    if trouble is None and not finished:
-        trouble = "cut: it had no end"
-    if trouble is None and len(labels) > 1:
-        trouble = f"named {sorted(labels)}"
-    return Seen(asked_at, moments[0], widest, trouble, id, next(iter(labels), None))
+        failure = f"cut: {error!r}"
+    chunk_times.append(time.perf_counter())
+    largest_gap = max((after - before for before, after in pairwise(chunk_times)), default=0.0)
+    if failure is None and not finished:
+        failure = "cut: no finish reason"
+    if failure is None and len(labels) > 1:
+        failure = f"named {sorted(labels)}"
+    return ReplyRecord(requested_at, chunk_times[0], largest_gap, failure, id, next(iter(labels), None))

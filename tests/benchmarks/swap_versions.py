@@ -1,5 +1,4 @@
-"""Versions as a trainer leaves them: adapters or full weights, random and sealed, with the log-probs they are proven
-by."""
+"""Make random versions as a trainer exports them: adapters or full weights, with a manifest and probe log-probs."""
 
 import shutil
 import time
@@ -26,8 +25,8 @@ from tests.support.full_weights import make_weights
 
 
 @dataclass(frozen=True)
-class Made:
-    """Not exported yet: its folder lies aside."""
+class UnpublishedVersion:
+    """A version in a separate directory, not yet exported to the versions directory."""
 
     folder: Path
     manifest_sha256: str
@@ -35,37 +34,43 @@ class Made:
     full: bool = False
 
 
-def make(aside: Path, base_model: Path, count: int, config: TrainerConfig | None = None) -> list[Made]:
-    """Each differs from the others by far more than the engine's own error, so that a reply tells whose it is. Without
-    LoRA in `config` they are full weights."""
+def make_versions(
+    directory: Path, base_model: Path, count: int, config: TrainerConfig | None = None
+) -> list[UnpublishedVersion]:
+    """Make `count` versions; without LoRA in `config` they are full weights.
+
+    They differ by far more than the engine's numerical error, so the log-probs of a reply identify its version.
+    """
     config = config or TrainerConfig(device="cpu")
     full = config.lora is None
     policy = PolicyModel(base_model, config, pick_device(config.device), reference=not full)
     ids = probe_ids(base_model)
-    made = []
+    versions = []
     for number in range(count):
-        folder = aside / f"version-{number}"
+        folder = directory / f"version-{number}"
         if full:
             sha256 = make_weights(folder, base_model, seed=number, noise=0.02)
         else:
             sha256 = make_adapter(folder, base_model, seed=number, lora=config.lora)
         policy.load_adapter(load_file(folder / (WEIGHTS if full else ADAPTER)))
         scores = score_sequences(policy, [ScoredSequence(row, start=1) for row in ids], max_tokens=2048).tolist()
-        logprobs = [row[: len(known) - 1] for row, known in zip(scores, ids, strict=True)]
-        made.append(Made(folder, sha256, {"ids": [list(row) for row in ids], "logprobs": logprobs}, full))
-    return made
+        logprobs = [row[: len(row_ids) - 1] for row, row_ids in zip(scores, ids, strict=True)]
+        versions.append(
+            UnpublishedVersion(folder, sha256, {"ids": [list(row) for row in ids], "logprobs": logprobs}, full)
+        )
+    return versions
 
 
-async def publish(db: Database, settings: Settings, policy_id: str, made: Made) -> str:
-    """Export and commit, as the trainer does, and ring. Returns the version's id."""
+async def publish(db: Database, settings: Settings, policy_id: str, unpublished: UnpublishedVersion) -> str:
+    """Export and commit the version as the trainer does, and enqueue its evaluation. Return its id."""
     async with db.write() as session:
         policy = await session.get_one(Policy, policy_id)
         newest = await session.scalar(select(func.max(Version.number)).where(Version.policy_id == policy_id))
         number = (newest or 0) + 1
         name = f"{policy.name}-v{number}"
-        began, path = time.perf_counter(), settings.versions_dir / name
+        start, path = time.perf_counter(), settings.versions_dir / name
         settings.versions_dir.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(made.folder, path.with_suffix(".new"))
+        shutil.copytree(unpublished.folder, path.with_suffix(".new"))
         publish_directory(path.with_suffix(".new"), path)
         version = Version(
             id=new_id("ver"),
@@ -75,10 +80,10 @@ async def publish(db: Database, settings: Settings, policy_id: str, made: Made) 
             state=VersionState.TRAINED,
             adapter_name=name,
             adapter_path=str(path),
-            manifest_sha256=made.manifest_sha256,
-            probe=made.probe,
-            full_weights=made.full,
-            timings={"export": time.perf_counter() - began},
+            manifest_sha256=unpublished.manifest_sha256,
+            probe=unpublished.probe,
+            full_weights=unpublished.full,
+            timings={"export": time.perf_counter() - start},
         )
         session.add(version)
         await session.flush()

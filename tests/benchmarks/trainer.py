@@ -24,7 +24,7 @@ from alignment.data.prefix_sharing import Packing
 from alignment.models.policy_model import PolicyModel
 from tests.benchmarks import candidates, peak, steps, trl_step
 from tests.benchmarks.candidates import Case
-from tests.benchmarks.turns import NEAR, Timed, Way
+from tests.benchmarks.timing import TOLERANCE, Implementation, Timings
 
 MB = 1 << 20
 PACKINGS: tuple[Packing, ...] = ("off", "tree")
@@ -44,7 +44,7 @@ def same_gradient(policy: PolicyModel, trainer: trl_step.GRPOTrainer, case: Case
         raise AssertionError("not the same parameters")
     largest = max(float(one.abs().max()) for one in theirs.values())
     difference = max(float((one - theirs[name]).abs().max()) for name, one in ours.items())
-    if abs(loss - other_loss) > NEAR or difference > NEAR * largest:
+    if abs(loss - other_loss) > TOLERANCE or difference > TOLERANCE * largest:
         raise AssertionError(f"losses {loss} and {other_loss}, gradients differ by {difference}, the largest {largest}")
     return f"losses {abs(loss - other_loss):.0e} apart, gradients {difference / largest:.0e} of the largest"
 
@@ -58,14 +58,14 @@ def against_trl(case: Case, threads: list[int], rounds: int) -> None:
     for count in threads:
         torch.set_num_threads(count)
         size = best_batch_size(trainer, case)
-        ways = {
+        implementations = {
             "ours": partial(steps.step, policy, case),
             "TRL": partial(trl_step.step, trainer, case, size),
             "TRL, replies": partial(trl_step.step, trainer, case, size, compact=True),
         }
-        timed = Timed.of(ways, rounds)
-        rates = [f"{timed.rate(name, case.tokens):,.0f}" for name in ways]
-        ratios = [f"**{timed.times_as_fast('ours', name):.2f}**" for name in list(ways)[1:]]
+        timings = Timings.measure(implementations, rounds)
+        rates = [f"{timings.rate(name, case.tokens):,.0f}" for name in implementations]
+        ratios = [f"**{timings.speedup('ours', name):.2f}**" for name in list(implementations)[1:]]
         cells = [str(count), rates[0], f"{rates[1]} (batches of {size})", ratios[0], rates[2], ratios[1]]
         print(f"| {' | '.join(cells)} | {os.getloadavg()[0]:.1f} |", flush=True)
 
@@ -73,9 +73,9 @@ def against_trl(case: Case, threads: list[int], rounds: int) -> None:
 def best_batch_size(trainer: trl_step.GRPOTrainer, case: Case) -> int:
     """Return TRL's fastest `per_device_train_batch_size` of those that divide the batch."""
     sizes = [size for size in (4, 8, 16, 32) if len(case.sequences) % size == 0]
-    ways = {str(size): partial(trl_step.step, trainer, case, size) for size in sizes}
-    timed = Timed.of(ways, rounds=2)
-    return min(sizes, key=lambda size: min(timed.seconds[str(size)]))
+    implementations = {str(size): partial(trl_step.step, trainer, case, size) for size in sizes}
+    timings = Timings.measure(implementations, rounds=2)
+    return min(sizes, key=lambda size: min(timings.seconds[str(size)]))
 
 
 def techniques(cases: list[Case], threads: int, rounds: int) -> None:
@@ -86,7 +86,7 @@ def techniques(cases: list[Case], threads: int, rounds: int) -> None:
     for case in cases:
         policy = steps.build(case.model)
         padded, packed = partial(steps.padded_step, policy, case), partial(steps.step, policy, case)
-        ways = {
+        implementations = {
             "rows padded to the longest, logits of all tokens": partial(padded, everywhere=True),
             "logits of replies only": partial(padded, everywhere=False),
             "rows of similar length (`off`)": partial(packed, "off", steps.NO_CHUNKS),
@@ -94,11 +94,11 @@ def techniques(cases: list[Case], threads: int, rounds: int) -> None:
             "common prefixes in one row (`tree`)": partial(packed, "tree", steps.NO_CHUNKS),
             "logits in chunks": packed,
         }
-        timed = Timed.of(ways, rounds)
+        timings = Timings.measure(implementations, rounds)
         longest = max(len(sequence.ids) for sequence in case.sequences) * len(case.sequences)
         sizes = [longest, longest, *(steps.computed(case, packing)[0] for packing in ("off", "chain", "tree", "tree"))]
-        for (name, _), size in zip(ways.items(), sizes, strict=True):
-            table.setdefault(name, []).append(f"{timed.rate(name, case.tokens):,.0f} ({size / case.tokens:.2f})")
+        for (name, _), size in zip(implementations.items(), sizes, strict=True):
+            table.setdefault(name, []).append(f"{timings.rate(name, case.tokens):,.0f} ({size / case.tokens:.2f})")
     print(f"| | {' | '.join(case.name for case in cases)} |\n|{'---|' * (len(cases) + 1)}")
     for name, cells in table.items():
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
@@ -111,13 +111,13 @@ def layouts(cases: list[Case], threads: int, rounds: int) -> None:
     for case in cases:
         policy = steps.build(case.model)
         for packing in PACKINGS:
-            ways = {
+            implementations = {
                 "rectangles": partial(steps.step, policy, case, packing),
                 "end to end": partial(steps.end_to_end_step, policy, case, packing),
             }
-            timed = Timed.of(ways, rounds)
-            rates = " | ".join(f"{timed.rate(name, case.tokens):,.0f}" for name in ways)
-            ratio = timed.times_as_fast("rectangles", "end to end")
+            timings = Timings.measure(implementations, rounds)
+            rates = " | ".join(f"{timings.rate(name, case.tokens):,.0f}" for name in implementations)
+            ratio = timings.speedup("rectangles", "end to end")
             print(f"| {case.name}, `{packing}` | {rates} | {ratio:.2f} |", flush=True)
 
 
@@ -130,12 +130,12 @@ def masks(models: dict[str, Path], threads: list[int], rounds: int) -> None:
         for count in threads:
             torch.set_num_threads(count)
             for width in (128, 256, 512, 1024, 2048):
-                timed = Timed.of(_attentions(decoder, width), rounds)
-                cells = " | ".join(f"{1000 * median(seconds):.0f}" for seconds in timed.seconds.values())
+                timings = Timings.measure(_attentions(decoder, width), rounds)
+                cells = " | ".join(f"{1000 * median(seconds):.0f}" for seconds in timings.seconds.values())
                 print(f"| {name}, {count} | {width} | {cells} |", flush=True)
 
 
-def _attentions(decoder: Callable[..., Any], width: int) -> dict[str, Way]:
+def _attentions(decoder: Callable[..., Any], width: int) -> dict[str, Implementation]:
     size = 2048 // width
     ids_BT = torch.randint(0, 1000, (size, width), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(width, width, dtype=torch.bool).tril().expand(size, 1, width, width).contiguous()
@@ -168,9 +168,15 @@ def memory(model: Path, threads: int) -> None:
         "GRPO, reference": GRPOConfig(epochs=1, minibatches=1),
         "PPO, critic, reference": PPOConfig(estimator="gae", epochs=1, minibatches=1),
     }
-    ways = ((2048, False, False), (2048, False, True), (2048, True, True), (512, False, True), (512, True, True))
+    implementations = (
+        (2048, False, False),
+        (2048, False, True),
+        (2048, True, True),
+        (512, False, True),
+        (512, True, True),
+    )
     for name, algorithm in algorithms.items():
-        for tokens, checkpointing, chunks in ways:
+        for tokens, checkpointing, chunks in implementations:
             settings = {"algorithm": algorithm, "microbatch_tokens": tokens, "gradient_checkpointing": checkpointing}
             config = plain.model_copy(update=settings | ({} if chunks else {"logits_chunk": steps.NO_CHUNKS}))
             cells = [name, f"{tokens:,}", "yes" if checkpointing else "no", "chunks" if chunks else "at once"]

@@ -49,20 +49,20 @@ def assert_judged(model: ChatAttune, replies: list[AIMessage], record: Record) -
 
 @again
 def test_feedback_on_invoked_agent(model: ChatAttune, record: Record) -> None:
-    state = example.build(model, force=True).invoke(REQUEST, thread("invoked"))
+    state = example.build_agent(model, force=True).invoke(REQUEST, thread("invoked"))
     assert_judged(model, replies_of(state["messages"]), record)
 
 
 @again
 def test_feedback_on_agent_streamed_by_steps(model: ChatAttune, record: Record) -> None:
-    steps = list(example.build(model, force=True).stream(REQUEST, thread("steps"), stream_mode="values"))
+    steps = list(example.build_agent(model, force=True).stream(REQUEST, thread("steps"), stream_mode="values"))
     assert_judged(model, replies_of(steps[-1]["messages"]), record)
 
 
 @again
 def test_feedback_on_agent_streamed_by_tokens(model: ChatAttune, record: Record) -> None:
     """LangGraph's `messages` mode streams although the node invokes; ChatOpenAI loses the id there."""
-    agent = example.build(model, force=True)
+    agent = example.build_agent(model, force=True)
     pieces = [piece for piece, _ in agent.stream(REQUEST, thread("tokens"), stream_mode="messages")]
     chunks = [piece for piece in pieces if isinstance(piece, AIMessageChunk)]
     assert len(chunks) > 8, "it came as it was said"
@@ -75,7 +75,7 @@ def test_feedback_on_agent_streamed_by_tokens(model: ChatAttune, record: Record)
 @pytest.mark.asyncio(loop_scope="session")  # LangChain keeps one connection pool for all its models
 @again
 async def test_feedback_on_awaited_agent(model: ChatAttune, record: Record) -> None:
-    agent = example.build(model, force=True)
+    agent = example.build_agent(model, force=True)
     async for _ in agent.astream(REQUEST, thread("awaited"), stream_mode="messages"):
         pass
     assert_judged(model, replies_of((await agent.aget_state(thread("awaited"))).values["messages"]), record)
@@ -86,7 +86,9 @@ def test_feedback_by_metadata_with_chat_openai(attune: Running, record: Record) 
     """ChatOpenAI keeps no id; the newest turn with this metadata is the target."""
     turn = uuid4().hex
     options: Any = {"base_url": attune.base_url, "api_key": attune.key, "extra_body": {"metadata": {"turn": turn}}}
-    agent = example.build(ChatOpenAI(model="shop", max_completion_tokens=120, temperature=0.3, **options), force=True)
+    agent = example.build_agent(
+        ChatOpenAI(model="shop", max_completion_tokens=120, temperature=0.3, **options), force=True
+    )
     for _ in agent.stream(REQUEST, thread("stock"), stream_mode="messages"):
         pass
     replies = replies_of(agent.get_state(thread("stock")).values["messages"])
@@ -100,7 +102,7 @@ def test_feedback_by_metadata_with_chat_openai(attune: Running, record: Record) 
 
 @again
 def test_model_chooses_the_tool(model: ChatAttune, record: Record) -> None:
-    agent = example.build(model)
+    agent = example.build_agent(model)
     turns = [replies_of(agent.invoke(REQUEST, thread(f"free-{number}"))["messages"]) for number in range(3)]
     assert any(replies[0].tool_calls for replies in turns)
     for replies in turns:
@@ -117,11 +119,11 @@ def test_example_runs(
     monkeypatch.setattr("sys.argv", ["agent", "--model", "shop", "--force", "Where is my order 4321?"])
     example.main()
     shown = capsys.readouterr().out
-    assert re.search(r"shop@v0, [2-9] judged (good|bad)", shown), shown
+    assert re.search(r"shop@v0, [2-9] rated (good|bad)", shown), shown
 
 
 def test_example_orders_and_judge_agree() -> None:
-    assert {example.state_of(str(number)) for number in range(1000, 1010)} == set(ORDERS)
+    assert {example.order_state(str(number)) for number in range(1000, 1010)} == set(ORDERS)
     question = "Where is my order 4321?"
-    assert example.helped(question, f"It takes {ORDERS[example.state_of('4321')]}.")
-    assert not example.helped(question, "No idea.")
+    assert example.is_helpful(question, f"It takes {ORDERS[example.order_state('4321')]}.")
+    assert not example.is_helpful(question, "No idea.")

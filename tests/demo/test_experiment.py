@@ -6,10 +6,10 @@ from pathlib import Path
 from alignment.release.canary import CanaryConfig
 from demo.offline.experiment import Experiment, ExperimentConfig
 from demo.train import MODEL
-from tests.benchmarks.canary_readings import RatedTurn, clear_at
-from tests.benchmarks.learning import COURSES
+from tests.benchmarks.canary_results import RatedTurn, decisive_at
+from tests.benchmarks.learning import RUNS
 
-CONFIG: ExperimentConfig = replace(COURSES["PPO, running baseline"], replies_per_update=16)
+CONFIG: ExperimentConfig = replace(RUNS["PPO, running baseline"], replies_per_update=16)
 
 
 def test_experiment_continues_from_an_exported_version(tmp_path: Path) -> None:
@@ -21,12 +21,12 @@ def test_experiment_continues_from_an_exported_version(tmp_path: Path) -> None:
     assert other.probe() == experiment.probe() != before
 
 
-def test_clear_at_returns_the_feedback_that_decided_a_canary() -> None:
+def test_decisive_at_returns_the_feedback_that_decided_a_canary() -> None:
     config = CanaryConfig(share=0.5)
     words = [RatedTurn(float(at), f"user-{at}", at % 2 == 0, 1.0 if at % 2 else -1.0) for at in range(60)]
-    clear = clear_at(config, words, "canary.ended")
-    assert clear is not None and 4 < clear < 30
-    assert clear_at(config, words[: int(clear)], "canary.ended") is None
-    assert clear_at(config, words, "deployment.deployed") is None
+    decisive = decisive_at(config, words, "canary.ended")
+    assert decisive is not None and 4 < decisive < 30
+    assert decisive_at(config, words[: int(decisive)], "canary.ended") is None
+    assert decisive_at(config, words, "deployment.deployed") is None
     again = [word._replace(rater=f"user-{word.candidate}") for word in words]
-    assert clear_at(config, again, "canary.ended") is None, "feedback of one rater counts once"
+    assert decisive_at(config, again, "canary.ended") is None, "feedback of one rater counts once"

@@ -11,7 +11,7 @@ import pytest
 
 from demo.offline.experiment import Experiment
 from demo.train import MODEL
-from tests.benchmarks.learning import COURSES
+from tests.benchmarks.learning import RUNS
 
 FIGURES = json.loads(Path(__file__).with_name("learning_figures.json").read_text())
 FAST = ("GRPO", "DPO")
@@ -21,7 +21,7 @@ FAST = ("GRPO", "DPO")
     "name", [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in sorted(FIGURES)]
 )
 def test_first_updates_measure_what_is_on_record(name: str) -> None:
-    experiment = Experiment(MODEL, COURSES[name])
+    experiment = Experiment(MODEL, RUNS[name])
     for number, expected in enumerate(FIGURES[name]):
         update = experiment.run_update()
         assert update.samples == expected["samples"]

@@ -15,7 +15,7 @@ import pytest
 
 from app.main import create_app
 from app.models import Turn, TurnState
-from tests.benchmarks.wire import Wire, post
+from tests.benchmarks.http_client import HttpConnection, post
 from tests.support.deployment import Harness
 from tests.support.processes import processes, until
 from tests.support.scripted_engine import ScriptedEngine, serve
@@ -51,13 +51,13 @@ class Clients:
         body = {"model": "shop", "messages": [{"role": "user", "content": question}], "stream": stream}
         request = post(self.url, "/v1/chat/completions", body, {"authorization": f"Bearer {self.key}"})
         async with free:
-            wire = await Wire.to(self.url)
+            connection = await HttpConnection.connect(self.url)
             with suppress(TimeoutError):
                 async with asyncio.timeout(random.choice([0.0, 0.03] + [random.uniform(0, LATEST)] * 8)):
-                    wire.send(request)
-                    answer = await wire.ask(b"")
+                    connection.send(request)
+                    answer = await connection.request(b"")
                     raise AssertionError(f"a whole reply came: {answer.body[:200]!r}")
-            wire.close(hard=random.random() < 0.5)
+            connection.close(hard=random.random() < 0.5)
             self.gone_at[question] = time.monotonic()
 
     async def watch(self) -> None:
@@ -74,9 +74,11 @@ class Clients:
         """One short reply, heard to its end."""
         say, self.engine.reply_text = self.engine.reply_text, ""
         body = {"model": "shop", "messages": [{"role": "user", "content": "hi"}]}
-        wire = await Wire.to(self.url)
-        answer = await wire.ask(post(self.url, "/v1/chat/completions", body, {"authorization": f"Bearer {self.key}"}))
-        wire.close()
+        connection = await HttpConnection.connect(self.url)
+        answer = await connection.request(
+            post(self.url, "/v1/chat/completions", body, {"authorization": f"Bearer {self.key}"})
+        )
+        connection.close()
         assert answer.status == 200
         self.engine.reply_text = say
 

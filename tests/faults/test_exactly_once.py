@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import func, select
 
 from app.models import Feedback
-from tests.benchmarks.wire import HttpResponse, Wires, post
+from tests.benchmarks.http_client import ConnectionPool, HttpResponse, post
 from tests.support.deployment import Harness
 from tests.support.processes import processes
 
@@ -33,7 +33,7 @@ def two_apis(harness: Harness) -> Iterator[tuple[str, str]]:
 async def test_ten_concurrent_sends_of_one_feedback_are_one_row(harness: Harness, two_apis: tuple[str, str]) -> None:
     turns = [(await harness.turn()).id for _ in range(5)]
     free = asyncio.Semaphore(AT_ONCE)
-    async with Wires(two_apis[0]) as one, Wires(two_apis[1]) as other:
+    async with ConnectionPool(two_apis[0]) as one, ConnectionPool(two_apis[1]) as other:
 
         async def send(number: int) -> None:
             async with free:
@@ -51,12 +51,12 @@ async def test_ten_concurrent_sends_of_one_feedback_are_one_row(harness: Harness
     print(f"\n{ITEMS} items x {SENDS} sends over two processes on {harness.db.engine.dialect.name}: {rows} rows")
 
 
-async def ten_times(harness: Harness, apis: list[Wires], turn: str, number: int) -> list[HttpResponse]:
+async def ten_times(harness: Harness, apis: list[ConnectionPool], turn: str, number: int) -> list[HttpResponse]:
     body = {"id": f"item-{number}", "completion_id": turn, "kind": "binary", "value": number % 2 == 0}
     headers = {"authorization": f"Bearer {harness.key}"}
     doors = [apis[at % 2] for at in range(SENDS)]
     random.shuffle(doors)
-    return await asyncio.gather(*(door.ask(post(door.url, "/v1/feedback", body, headers)) for door in doors))
+    return await asyncio.gather(*(door.request(post(door.url, "/v1/feedback", body, headers)) for door in doors))
 
 
 def check(answers: list[HttpResponse]) -> None:

@@ -29,7 +29,7 @@ from app.core.settings import Settings
 from app.models import Version
 from tests.benchmarks.first_token import sglang
 from tests.benchmarks.swap import spread
-from tests.benchmarks.swap_versions import Made, make
+from tests.benchmarks.swap_versions import UnpublishedVersion, make_versions
 from tests.gpu.trainer import SIZES, base_model
 from tests.support.engine_fixture import PYTHON, RunningEngine
 from workers.release.adapter_payload import build_payload
@@ -90,8 +90,8 @@ class Swaps:
     milliseconds: dict[str, list[float]] = field(default_factory=dict)  # by operation
 
     async def post(self, path: str, body: dict[str, object]) -> None:
-        answer = await self.admin.post(path, json=body)
-        assert answer.status_code == 200, f"{path}: {answer.text[:500]}"
+        response = await self.admin.post(path, json=body)
+        assert response.status_code == 200, f"{path}: {response.text[:500]}"
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
@@ -100,30 +100,30 @@ class Swaps:
         self.milliseconds.setdefault(what, []).append(1000 * (time.perf_counter() - started))
         self.streams.operation = "nothing"
 
-    async def by_path(self, name: str, one: Made) -> None:
+    async def by_path(self, name: str, unpublished: UnpublishedVersion) -> None:
         client, timings = self.engine.connect(), Timings()
         with self.timed(PATH):
             mark = time.perf_counter()
-            verify(one.folder, one.manifest_sha256)
-            check_adapter(one.folder, self.shapes)
+            verify(unpublished.folder, unpublished.manifest_sha256)
+            check_adapter(unpublished.folder, self.shapes)
             timings.record_since(mark, "check")
-            version = Version(adapter_name=name, adapter_path=str(one.folder), probe=one.probe)
-            await load_and_verify(client, version, one.folder, self.settings, timings)
+            version = Version(adapter_name=name, adapter_path=str(unpublished.folder), probe=unpublished.probe)
+            await load_and_verify(client, version, unpublished.folder, self.settings, timings)
             self.streams.version = name
         for phase in ("check", "load", "verify"):
             self.milliseconds.setdefault(phase, []).append(1000 * timings.seconds[phase])
         self.milliseconds.setdefault("distance", []).append(timings.seconds["probe_distance"])
         await client.aclose()
 
-    async def in_memory(self, name: str, one: Made) -> None:
+    async def in_memory(self, name: str, unpublished: UnpublishedVersion) -> None:
         client = self.engine.connect()
         with self.timed(MEMORY):
             mark = time.perf_counter()
-            adapter = build_payload(one.folder, one.manifest_sha256)
+            adapter = build_payload(unpublished.folder, unpublished.manifest_sha256)
             self.milliseconds.setdefault("transfer", []).append(1000 * (time.perf_counter() - mark))
             await client.load_adapter(name, adapter)
-        [logprobs, *_] = await client.score(name, one.probe["ids"])
-        distance = max(abs(a - b) for a, b in zip(logprobs, one.probe["logprobs"][0], strict=True))
+        [logprobs, *_] = await client.score(name, unpublished.probe["ids"])
+        distance = max(abs(a - b) for a, b in zip(logprobs, unpublished.probe["logprobs"][0], strict=True))
         self.milliseconds.setdefault("distance", []).append(distance)
         await client.unload_adapter(name)
         await client.aclose()
@@ -136,13 +136,13 @@ class Swaps:
             await self.post("/update_weights_from_disk", weights)
             await self.post("/continue_generation", {"torch_empty_cache": False})
 
-    async def all(self, made: Sequence[Made], peer: int) -> None:
+    async def all(self, versions: Sequence[UnpublishedVersion], peer: int) -> None:
         client = self.engine.connect()
         await asyncio.sleep(3 * self.pause)
-        for number, one in enumerate(made):
-            await self.by_path(f"version-{number}", one)
+        for number, unpublished in enumerate(versions):
+            await self.by_path(f"version-{number}", unpublished)
             await asyncio.sleep(self.pause)
-            await self.in_memory(f"aside-{number}", one)
+            await self.in_memory(f"memory-{number}", unpublished)
             await asyncio.sleep(self.pause)
             if number >= LOADED_ADAPTERS:
                 await client.unload_adapter(f"version-{number - LOADED_ADAPTERS}")
@@ -162,7 +162,7 @@ class Swaps:
         yield f"| nothing | | | | | {max(self.streams.gaps['nothing']):.0f} | {self.streams.broken['nothing']} |"
 
 
-async def measure(engine: RunningEngine, made: Sequence[Made], arguments: argparse.Namespace) -> None:
+async def measure(engine: RunningEngine, versions: Sequence[UnpublishedVersion], arguments: argparse.Namespace) -> None:
     streams = Streams(engine, SIZES[arguments.size][-1])
     key, lora = (
         {"authorization": f"Bearer {engine.spec.admin_key}"},
@@ -172,7 +172,7 @@ async def measure(engine: RunningEngine, made: Sequence[Made], arguments: argpar
     async with httpx2.AsyncClient(base_url=engine.spec.url, headers=key, timeout=300, trust_env=False) as admin:
         swaps = Swaps(engine, admin, streams, settings, shapes, arguments.pause)
         tasks = [asyncio.create_task(streams.stream(number)) for number in range(arguments.people)]
-        await swaps.all(made, arguments.peer)
+        await swaps.all(versions, arguments.peer)
         streams.stopped = True
         await asyncio.gather(*tasks)
     print("\n".join(swaps.table()))
@@ -197,7 +197,7 @@ def main() -> None:
     config = TrainerConfig(lora=lora, dtype=arguments.dtype, device=arguments.device)
     with TemporaryDirectory() as folder:
         model = base_model(Path(folder) / "model", arguments.size, getattr(torch, arguments.dtype))
-        made = make(Path(folder) / "versions", model, arguments.versions, config)
+        versions = make_versions(Path(folder) / "versions", model, arguments.versions, config)
         if arguments.device == "cuda":
             torch.cuda.empty_cache()
         spec = {
@@ -214,7 +214,7 @@ def main() -> None:
                 f"{arguments.people} streams of {TOKENS} tokens\n",
                 file=sys.stdout,
             )
-            asyncio.run(measure(engine, made, arguments))
+            asyncio.run(measure(engine, versions, arguments))
 
 
 if __name__ == "__main__":

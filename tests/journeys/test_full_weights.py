@@ -1,4 +1,4 @@
-"""The ring with all weights: people chat and judge, each version takes the engine's place, the engine dies, one goes
+"""The training loop with full weights: people chat and rate, each version replaces the engine's weights, the engine dies, one goes
 back; and nobody was refused, cut or answered by weights that the reply does not name."""
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Learning without the service: the demo model, its shoppers and an algorithm, in one process."""
+"""Learning without the service: the demo model, its simulated users and an algorithm, in one process."""
 
 from pathlib import Path
 from statistics import fmean

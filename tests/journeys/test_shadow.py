@@ -14,7 +14,7 @@ from app.core.settings import DEMO_MODEL, Settings
 from app.inference.client import EngineClient
 from app.main import create_app
 from app.models import Judgement, Origin, Turn, Version, VersionState
-from tests.benchmarks.swap_versions import make
+from tests.benchmarks.swap_versions import make_versions
 from tests.benchmarks.swap_versions import publish as export
 from tests.journeys.opening import keys, open_on
 from tests.journeys.test_rollouts import QUESTION
@@ -65,7 +65,7 @@ async def test_shadow_version_is_judged_and_rejected_when_it_is_worse(tmp_path: 
 
 async def run_in_shadow(harness: Harness, tmp_path: Path) -> None:
     db, settings = harness.db, harness.settings
-    [made] = await asyncio.to_thread(make, tmp_path, DEMO_MODEL, 1)
+    [made] = await asyncio.to_thread(make_versions, tmp_path, DEMO_MODEL, 1)
     version_id = await export(db, settings, (await harness.policy()).id, made)
     assert await evaluate(db, settings, "me") == 1
     assert (await harness.get(Version, version_id)).state == VersionState.SHADOW

@@ -1,4 +1,4 @@
-"""Ring: a small deployment to test against, and short ways to put things on record."""
+"""Harness: a small deployment for tests, with shortcuts that create rows."""
 
 import asyncio
 from dataclasses import dataclass

@@ -96,7 +96,7 @@ async def record_agreement(session: AsyncSession, project_id: str, turns: Sequen
 def is_within_allowance(position: ColumnElement[int], limit: int) -> ColumnElement[bool]:
     """Return whether a batch may take a rater's sample at this position (from 1), as a SQL condition.
 
-    This is `alignment.signals.rater_trust.allowance` in SQL, for a statement that has Rater joined from outside. A
+    This is `alignment.signals.rater_trust.sample_quota` in SQL, for a statement that has Rater joined from outside. A
     rater without a record counts as a newcomer, and a trusted rater has no limit.
     """
     alpha, beta = rater_trust.PRIOR

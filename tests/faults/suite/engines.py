@@ -26,7 +26,7 @@ from demo.recompute_logprobs import check_logprobs
 from tests.benchmarks import swap
 from tests.benchmarks.deployment import POLICY
 from tests.benchmarks.swap_users import Users
-from tests.benchmarks.swap_versions import Made, make, publish
+from tests.benchmarks.swap_versions import UnpublishedVersion, make_versions, publish
 
 MOST_BACK_SECONDS = 10.0  # from the model's answer until what serves is held
 MOST_AGAIN_SECONDS = 45.0  # from a kill until another SGLang is started: a hang is seen, and a short life waited out
@@ -65,10 +65,10 @@ async def storm(
 ) -> Storm:
     """At most so many kills, for about so long; then everything is looked through."""
     result, ends = Storm(), time.monotonic() + seconds
-    async with swap.deployed("sqlite", replicas=2, apis=1) as there:
-        made = await asyncio.to_thread(make, there.settings.home / "made", DEMO_MODEL, versions)
+    async with swap.run_deployment("sqlite", replicas=2, apis=1) as there:
+        made = await asyncio.to_thread(make_versions, there.settings.home / "made", DEMO_MODEL, versions)
         users = Users(there.urls, there.key, POLICY, 4)
-        talking = asyncio.create_task(users.talk(seed))
+        talking = asyncio.create_task(users.chat(seed))
         mover = Mover(there, made, random.Random(f"{seed}/moves"), result)
         await mover.publish()
         moving = asyncio.create_task(mover.run())
@@ -80,7 +80,7 @@ async def storm(
                 result.wrong.append(f"not back after {PATIENCE_SECONDS:.0f} s, after {dict(result.kills)}")
                 break
             say(f"engines: {result.kills.total()} of {count} kills, back after {result.back[-1]:.1f} s")
-        mover.over = users.over = True
+        mover.over = users.stopped = True
         for ended in await asyncio.gather(moving, talking, return_exceptions=True):
             if ended is not None:
                 result.wrong.append(repr(ended))
@@ -90,7 +90,7 @@ async def storm(
 
 @dataclass
 class Killer:
-    there: swap.Deployed
+    there: swap.SwapDeployment
     rng: random.Random
     result: Storm
 
@@ -175,8 +175,8 @@ async def answers(engine: httpx2.AsyncClient) -> bool:
 class Mover:
     """Publishes, rolls back and deploys, in no order, for as long as there are kills."""
 
-    there: swap.Deployed
-    made: list[Made]
+    there: swap.SwapDeployment
+    made: list[UnpublishedVersion]
     rng: random.Random
     result: Storm
     over: bool = False
@@ -221,26 +221,26 @@ class Mover:
             return await session.get_one(Version, id)
 
 
-async def look_through(there: swap.Deployed, users: Users, result: Storm) -> None:
+async def look_through(there: swap.SwapDeployment, users: Users, result: Storm) -> None:
     """Every reply as its user heard it, beside what is on record, and computed again."""
     async with there.db.read() as session:
         turns = {turn.completion_id: turn for turn in await session.scalars(select(Turn))}
         versions = list(await session.scalars(select(Version)))
         pointer = await session.get_one(Deployment, there.policy_id)
     labels = {version.id: f"{POLICY}@v{version.number}" for version in versions}
-    for seen in users.seen:
+    for seen in users.replies:
         turn = turns.get(seen.id or "")
-        if seen.trouble is None:
+        if seen.failure is None:
             result.replies["whole"] += 1
             if turn is None or turn.state != TurnState.DONE or labels[turn.version_id] != seen.label:
                 result.wrong.append(f"{seen.id} was whole and named {seen.label}; on record it is not")
-        elif seen.trouble.startswith("told: "):
+        elif seen.failure.startswith("reported: "):
             result.replies["cut, and told so"] += 1
-        elif seen.trouble == "refused: 503":
+        elif seen.failure == "refused: 503":
             result.replies["503 before a word"] += 1
         else:
             result.replies["cut without a word"] += 1
-            result.wrong.append(f"{seen.id}: {seen.trouble}")
+            result.wrong.append(f"{seen.id}: {seen.failure}")
     attested = await check_logprobs(there.db, there.settings)
     result.computed_again, result.another_version = attested.replies, attested.mislabelled
     result.largest_distance = attested.largest_distance

@@ -1,4 +1,4 @@
-"""No stage reads a table_scans table that grows: the cost of training does not grow with the history."""
+"""No stage scans a table that grows with the history, so the cost of training does not grow with it."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Wire: one kept connection with just enough HTTP/1.1, so that a load generator costs less than what it loads."""
+"""A minimal HTTP/1.1 client on persistent connections, so that the load generator uses little CPU time."""
 
 import asyncio
 import time
@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 import orjson
 
 EMPTY = b'"content":""'
-WORDS = b'"content":"'
-LARGEST = 2**24
+TEXT = b'"content":"'
+MAX_LINE_BYTES = 2**24
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """`first_at`: when the first words of a stream came (or the first byte of the body), on `time.perf_counter`."""
+    """`first_at`: the time of the first text of a stream, or of a whole body, on `time.perf_counter`."""
 
     status: int
     head: bytes
@@ -36,62 +36,62 @@ class HttpResponse:
 
 
 def post(url: str, path: str, body: Any, headers: Mapping[str, str] | None = None) -> bytes:
-    """A request as bytes, made once and sent often."""
+    """Return a POST request as bytes, which can be sent many times."""
     content = orjson.dumps(body)
-    named = {"host": urlsplit(url).netloc, "content-type": "application/json", **(headers or {})}
-    head = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+    all_headers = {"host": urlsplit(url).netloc, "content-type": "application/json", **(headers or {})}
+    head = "".join(f"{name}: {value}\r\n" for name, value in all_headers.items())
     return f"POST {path} HTTP/1.1\r\n{head}content-length: {len(content)}\r\n\r\n".encode() + content
 
 
-class Wire:
+class HttpConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
     @classmethod
-    async def to(cls, url: str) -> "Wire":
+    async def connect(cls, url: str) -> "HttpConnection":
         address = urlsplit(url)
-        return cls(*await asyncio.open_connection(address.hostname, address.port, limit=LARGEST))
+        return cls(*await asyncio.open_connection(address.hostname, address.port, limit=MAX_LINE_BYTES))
 
     def send(self, request: bytes) -> None:
         self._writer.write(request)
 
-    async def ask(self, request: bytes) -> HttpResponse:
-        self.send(request)
+    async def request(self, message: bytes) -> HttpResponse:
+        self.send(message)
         head = await self._reader.readuntil(b"\r\n\r\n")
         status = int(head[9:12])
-        small = head.lower()
-        if b"transfer-encoding: chunked" in small:
-            body, first_at = await self._chunks()
+        lower = head.lower()
+        if b"transfer-encoding: chunked" in lower:
+            body, first_at = await self._read_chunks()
         else:
-            _, _, rest = small.partition(b"content-length: ")
+            _, _, rest = lower.partition(b"content-length: ")
             body = await self._reader.readexactly(int(rest[: rest.index(b"\r")]))
             first_at = time.perf_counter()
         return HttpResponse(status, head, body, first_at, time.perf_counter())
 
-    async def _chunks(self) -> tuple[bytes, float]:
+    async def _read_chunks(self) -> tuple[bytes, float]:
         body, first_at = bytearray(), 0.0
         while size := int(await self._reader.readuntil(b"\r\n"), 16):
-            piece = (await self._reader.readexactly(size + 2))[:-2]
-            body += piece
-            if not first_at and WORDS in piece.replace(EMPTY, b""):
+            chunk = (await self._reader.readexactly(size + 2))[:-2]
+            body += chunk
+            if not first_at and TEXT in chunk.replace(EMPTY, b""):
                 first_at = time.perf_counter()
         await self._reader.readexactly(2)
         return bytes(body), first_at or time.perf_counter()
 
     def close(self, *, hard: bool = False) -> None:
-        """`hard`: the connection is reset, as by a process that dies; else it is closed, as by one that leaves."""
+        """Close the connection. With `hard` it is reset, as when the client process dies."""
         if hard:
             self._writer.transport.abort()
         else:
             self._writer.close()
 
 
-class Wires:
-    """As many connections as are needed at once, each used again; a broken one is not."""
+class ConnectionPool:
+    """A pool that opens connections as needed and reuses them, except those that failed."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._idle: deque[Wire] = deque()
+        self._idle: deque[HttpConnection] = deque()
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,22 +99,22 @@ class Wires:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for wire in self._idle:
-            wire.close()
+        for connection in self._idle:
+            connection.close()
 
     async def open(self, count: int) -> None:
-        self._idle.extend([await Wire.to(self.url) for _ in range(count)])
+        self._idle.extend([await HttpConnection.connect(self.url) for _ in range(count)])
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[Wire]:
-        wire = self._idle.popleft() if self._idle else await Wire.to(self.url)
+    async def connection(self) -> AsyncIterator[HttpConnection]:
+        connection = self._idle.popleft() if self._idle else await HttpConnection.connect(self.url)
         try:
-            yield wire
+            yield connection
         except BaseException:
-            wire.close(hard=True)
+            connection.close(hard=True)
             raise
-        self._idle.append(wire)
+        self._idle.append(connection)
 
-    async def ask(self, request: bytes) -> HttpResponse:
-        async with self.one() as wire:
-            return await wire.ask(request)
+    async def request(self, message: bytes) -> HttpResponse:
+        async with self.connection() as connection:
+            return await connection.request(message)
