@@ -40,8 +40,8 @@ REQUIRED = os.environ.get("ATTUNE_REQUIRE_SERVICES") == "1"
 POSTGRES = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
 
 
-# `make test` runs the PostgreSQL variant of these folders: their queries, locks and conflicts differ by database. Of all
-# other tests it runs the SQLite variant alone; `make test-all` and CI run both.
+# `make test` runs the PostgreSQL variant of these folders: their queries, locks and conflicts differ by database.
+# Of all other tests it runs the SQLite variant alone; `make test-all` and CI run both.
 POSTGRES_FOLDERS = (
     "app/core",
     "app/feedback",
@@ -62,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow variants, and keep all tests of the real engine on one xdist worker, so that one engine serves them."""
+    """Mark slow variants, and keep all tests of the real engine on one xdist worker, so that one engine serves them."""
     for item in items:
         place = item.path.relative_to(TESTS).as_posix()
         if item.get_closest_marker("postgres") and not place.startswith(POSTGRES_FOLDERS):

@@ -67,7 +67,7 @@ class ReaderSlots(asyncio.Semaphore):
 async def parse_file(kind: str, file: IO[bytes], rows: IO[bytes], limit: int) -> ParsedFile:
     """Write every row of the Parquet `file` to `rows` as a line of JSON. Raises BadRequest."""
     file.seek(0)
-    # Not asyncio's own: uvloop forks and runs Python in the child, which crashes now and then in a process with threads.
+    # Not asyncio's own: uvloop forks and runs Python in the child, which can crash in a process with threads.
     reader = subprocess.Popen(
         [sys.executable, "-m", "app.datasets.parquet_reader", kind, str(MAX_UNPACK_RATIO * limit)],
         stdin=file,

@@ -198,7 +198,8 @@ def test_url_and_key_come_from_environment(attune: Running, monkeypatch: pytest.
 
 
 def test_client_does_not_import_server() -> None:
-    program = "import sys, app.langchain; print(sorted({'sqlalchemy', 'fastapi', 'celery', 'app.core.settings'} & set(sys.modules)))"
+    server = {"sqlalchemy", "fastapi", "celery", "app.core.settings"}
+    program = f"import sys, app.langchain; print(sorted({server} & set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
     assert loaded.stdout.strip() == "[]", loaded.stdout + loaded.stderr
 

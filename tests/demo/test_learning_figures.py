@@ -1,7 +1,7 @@
 """The first updates of each algorithm on the demo model measure what is on record: losses, KL, norms and approval.
 
-The figures in `learning_figures.json` were computed before the code was renamed; the renamed code gave the same floats on
-the same machine. Other machines sum in another order, hence the tolerance.
+`learning_figures.json` holds the figures of the code before its names were changed; the renamed code gave the same
+floats on the same machine. Other machines sum in another order, hence the tolerance.
 """
 
 import json

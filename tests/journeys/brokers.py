@@ -25,7 +25,7 @@ LEASE_SECONDS = 900
 
 @contextmanager
 def shared_redis() -> Iterator[str]:
-    """Yield the URL of an unused database of the server, which is flushed afterwards. Parallel runs use different ones."""
+    """Yield the URL of an unused database of the server and flush it afterwards. Parallel runs use different ones."""
     server = REDIS.rstrip("/")
     if server.rpartition("/")[2].isdigit():
         server = server.rpartition("/")[0]

@@ -1,5 +1,5 @@
-"""The training loop with full weights: people chat and rate, each version replaces the engine's weights, the engine dies, one goes
-back; and nobody was refused, cut or answered by weights that the reply does not name."""
+"""The training loop with full weights: people chat and rate, each version replaces the engine's weights, the engine
+dies, a rollback follows; no reply is refused, cut, or answered by weights that it does not name."""
 
 import asyncio
 from pathlib import Path

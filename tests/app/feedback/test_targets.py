@@ -88,7 +88,11 @@ async def test_foreign_target_is_indistinguishable_from_unknown(harness: Harness
     pairs = [
         (send(harness, {"completion_id": turn.id}, headers), send(harness, {"completion_id": "X"}, headers), turn.id),
         (send(harness, {"conversation_id": "c"}, headers), send(harness, {"conversation_id": "X"}, headers), "c"),
-        (send(harness, {"metadata": {"thread": "t"}}, headers), send(harness, {"metadata": {"thread": "X"}}, headers), "t"),
+        (
+            send(harness, {"metadata": {"thread": "t"}}, headers),
+            send(harness, {"metadata": {"thread": "X"}}, headers),
+            "t",
+        ),
         *(
             (harness.api.request(method, f"/v1/feedback/{mine}", headers=headers),
              harness.api.request(method, "/v1/feedback/X", headers=headers), mine)

@@ -59,7 +59,7 @@ ROLES: dict[str, Callable[[], None]] = {
 
 
 def set_switches() -> None:
-    """FAULTS_RINGS: `none`, `reconcile` (only what the sweep rings is heard) or `3` (every message is sent three times).
+    """FAULTS_RINGS: `none`, `reconcile` (only its messages arrive) or `3` (every message is sent three times).
     FAULTS_SKEW: seconds that this process's wall clock is wrong. FAULTS_HASTE: pauses between attempts to reach a
     broker are so many times shorter.
     """
