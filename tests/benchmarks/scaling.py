@@ -1,6 +1,6 @@
 """Measure whether curate and assemble slow down with 10 k, 100 k and 1 M old turns: `make bench-scaling`.
 
-It uses new PostgreSQL databases. The new feedback is batches of 96 (`--rounds` of them), each curated and assembled as
+It uses new PostgreSQL databases. The new feedback is batches of 96 (`--rounds` of them), each processed and assembled as
 the workers do it. One statement replaces the trainer.
 """
 
@@ -138,13 +138,13 @@ async def measure(settings: Settings, turns: int, rounds: int) -> tuple[float, f
         async with db.write() as session:
             await insert_feedback(session, (await session.scalars(select(Policy))).one(), BATCH_SIZE, rng)
         started = time.perf_counter()
-        num_curated = await curate(db, settings)
-        curated = time.perf_counter()
+        num_processed = await curate(db, settings)
+        processed = time.perf_counter()
         num_batches = await assemble(db, settings)
         assembled = time.perf_counter()
-        assert (num_curated, num_batches) == (BATCH_SIZE, 1), (num_curated, num_batches)
-        curate_times.append(1000 * (curated - started))
-        assemble_times.append(1000 * (assembled - curated))
+        assert (num_processed, num_batches) == (BATCH_SIZE, 1), (num_processed, num_batches)
+        curate_times.append(1000 * (processed - started))
+        assemble_times.append(1000 * (assembled - processed))
         async with db.write() as session:
             await session.execute(update(Batch).where(Batch.state == BatchState.OPEN).values(state=BatchState.TRAINED))
             await session.execute(
