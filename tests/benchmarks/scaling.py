@@ -1,7 +1,7 @@
 """Measure whether curate and assemble slow down with 10 k, 100 k and 1 M old turns: `make bench-scaling`.
 
-It uses new PostgreSQL databases. The new feedback is batches of 96 (`--rounds` of them), each processed and assembled as
-the workers do it. One statement replaces the trainer.
+It uses new PostgreSQL databases. The new feedback is batches of 96 (`--rounds` of them), each processed and assembled
+as the workers do it. One statement replaces the trainer.
 """
 
 import argparse
