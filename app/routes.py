@@ -25,24 +25,33 @@ from app.training.endpoints import router as training
 from app.training.reward_models.endpoints import router as reward_models
 from app.training.rollouts.endpoints import router as rollouts
 
+ROUTERS = (
+    audit,
+    training,
+    deployments,
+    lineage,
+    pins,
+    raters,
+    reward_models,
+    rollouts,
+    privacy,
+    chat,
+    stored_completions,
+    responses,
+    feedback,
+    policies,
+    projects,
+    datasets,
+    status,
+    health,
+    metrics,
+    adapter_files,
+)
+
 
 def _all_routes() -> list[BaseRoute]:
     router = APIRouter()
-    administration = (audit, training, deployments, lineage, pins, raters, reward_models, rollouts, privacy)
-    public = (
-        chat,
-        stored_completions,
-        responses,
-        feedback,
-        policies,
-        projects,
-        datasets,
-        status,
-        health,
-        metrics,
-        adapter_files,
-    )
-    for domain_router in (*administration, *public):
+    for domain_router in ROUTERS:
         document_json_bodies(domain_router.routes)
         router.include_router(domain_router)
     return router.routes

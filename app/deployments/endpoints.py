@@ -32,11 +32,10 @@ from app.policies import repository, service
 from app.policies.references import PolicyName, version_name
 from app.projects.auth import AdminCaller, DatabaseDep
 from app.training.reward_config import effective_rewards
-from app.training.schemas import Reason
+from app.training.schemas import ReasonBody
 
 SHADOW_ABORTED = "an operator aborted its shadow deployment"
 router = APIRouter(prefix="/v1/policies/{name}", tags=["deployment"], responses=ERROR_RESPONSES)
-ReasonBody = Annotated[Reason, json_body(Reason)]
 
 
 @router.get("/deployment")

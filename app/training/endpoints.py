@@ -19,7 +19,7 @@ from app.projects.auth import AdminCaller, Caller, DatabaseDep
 from app.training import kl_guard, reward_config
 from app.training import service as training_service
 from app.training.reward_config import effective_rewards
-from app.training.schemas import Reason, RewardsView, TrainingView, UpdatePage, UpdateView
+from app.training.schemas import Reason, ReasonBody, RewardsView, TrainingView, UpdatePage, UpdateView
 
 router = APIRouter(prefix="/v1/policies/{name}", tags=["training"], responses=ERROR_RESPONSES)
 NUM_LATEST_UPDATES = 5  # that the training view shows
@@ -33,7 +33,7 @@ async def get_training(name: PolicyName, request: Request, caller: AdminCaller, 
 
 @router.post("/training/pause")
 async def pause(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: Annotated[Reason, json_body(Reason)]
+    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
 ) -> TrainingView:
     """Halt learning: the current update finishes, and no batch is assembled until it is resumed."""
     return await _control(kl_guard.halt, name, request, caller, db, body)
@@ -41,7 +41,7 @@ async def pause(
 
 @router.post("/training/resume")
 async def resume(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: Annotated[Reason, json_body(Reason)]
+    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
 ) -> TrainingView:
     """Return to the asynchronous mode and reset the alarms of the KL guard."""
     return await _control(kl_guard.resume, name, request, caller, db, body)
@@ -49,7 +49,7 @@ async def resume(
 
 @router.post("/training/trigger")
 async def trigger(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: Annotated[Reason, json_body(Reason)]
+    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
 ) -> TrainingView:
     """Let two ready samples be enough for the next batch."""
     return await _control(training_service.trigger, name, request, caller, db, body)

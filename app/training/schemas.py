@@ -1,10 +1,11 @@
 """Request and response bodies of the training and rewards APIs."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.core.http import json_body
 from app.core.pagination import Page
 from app.models import Batch, Policy
 from app.policies.references import format_reference
@@ -15,6 +16,9 @@ class Reason(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     reason: str | None = Field(None, min_length=1, max_length=2000, description="kept in the audit log")
+
+
+ReasonBody = Annotated[Reason, json_body(Reason)]
 
 
 class SamplesView(BaseModel):

@@ -19,7 +19,7 @@ from app.training import service as training_service
 from app.training.reward_config import effective_rewards
 from app.training.reward_models import human_labels, repository, service
 from app.training.reward_models.schemas import FitRequest, HumanAgreement, RewardModelList, RewardModelView
-from app.training.schemas import Reason
+from app.training.schemas import Reason, ReasonBody
 
 router = APIRouter(prefix="/v1/policies/{name}/reward-models", tags=["reward models"], responses=ERROR_RESPONSES)
 Number = Annotated[int, Path(ge=1, le=999_999_999)]
@@ -64,7 +64,7 @@ async def fit_reward_model(
 
 @router.post("/{number}/serve")
 async def serve_reward_model(
-    name: PolicyName, number: Number, caller: AdminCaller, db: DatabaseDep, body: Annotated[Reason, json_body(Reason)]
+    name: PolicyName, number: Number, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
 ) -> RewardModelView:
     """Let the reward model serve from now on; the one that served is retired."""
     return await _change_state(service.serve, name, number, caller, db, body)
@@ -72,7 +72,7 @@ async def serve_reward_model(
 
 @router.post("/{number}/disable")
 async def disable_reward_model(
-    name: PolicyName, number: Number, caller: AdminCaller, db: DatabaseDep, body: Annotated[Reason, json_body(Reason)]
+    name: PolicyName, number: Number, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
 ) -> RewardModelView:
     """Stop using the reward model. No other serves or is fitted until an operator serves one or requests a fit."""
     return await _change_state(service.disable, name, number, caller, db, body)

@@ -23,7 +23,7 @@ from app.training.rollouts import config as rollouts_config
 from app.training.rollouts import repository, service
 from app.training.rollouts.config import effective_rollouts
 from app.training.rollouts.schemas import PlanPage, PlanRequest, PlanView, RolloutCountsView, RolloutsView
-from app.training.schemas import Reason
+from app.training.schemas import Reason, ReasonBody
 
 router = APIRouter(prefix="/v1/policies/{name}/rollouts", tags=["rollouts"], responses=ERROR_RESPONSES)
 PlanId = Annotated[str, Path(min_length=1, max_length=48)]
@@ -118,7 +118,7 @@ async def get_plan(name: PolicyName, plan_id: PlanId, caller: AdminCaller, db: D
 
 @router.post("/plans/{plan_id}/pause")
 async def pause_plan(
-    name: PolicyName, plan_id: PlanId, caller: AdminCaller, db: DatabaseDep, body: Annotated[Reason, json_body(Reason)]
+    name: PolicyName, plan_id: PlanId, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
 ) -> PlanView:
     """Pause a plan: running rollouts finish, and no others begin until it is resumed."""
     return await _change_state("pause", name, plan_id, caller, db, body)
@@ -126,14 +126,14 @@ async def pause_plan(
 
 @router.post("/plans/{plan_id}/resume")
 async def resume_plan(
-    name: PolicyName, plan_id: PlanId, caller: AdminCaller, db: DatabaseDep, body: Annotated[Reason, json_body(Reason)]
+    name: PolicyName, plan_id: PlanId, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
 ) -> PlanView:
     return await _change_state("resume", name, plan_id, caller, db, body)
 
 
 @router.post("/plans/{plan_id}/cancel")
 async def cancel_plan(
-    name: PolicyName, plan_id: PlanId, caller: AdminCaller, db: DatabaseDep, body: Annotated[Reason, json_body(Reason)]
+    name: PolicyName, plan_id: PlanId, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
 ) -> PlanView:
     """End a plan. Verified replies are still trained on."""
     return await _change_state("cancel", name, plan_id, caller, db, body)
