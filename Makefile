@@ -6,6 +6,7 @@ ATTUNE_DEMO_FLAGS ?=
 ATTUNE_PARITY_FLAGS ?=
 ATTUNE_BENCH_FLAGS ?=
 ATTUNE_FAULTS_FLAGS ?=
+ATTUNE_MODEL_FLAGS ?=
 PYTEST_ARGS ?=
 # Test processes at a time. Tests of the real engine share one of them, and so one engine.
 TEST_WORKERS ?= 2
@@ -73,11 +74,11 @@ lint: $(MAIN)/.done ## ruff, mypy --strict, import contracts
 	@$(MAIN)/bin/mypy
 	@$(MAIN)/bin/lint-imports
 
-facts: $(MAIN)/.done ## modules, lines, import cycles, contracts, retired words, minutes of `make test`
+facts: $(MAIN)/.done ## modules, lines, import cycles, contracts, retired names, minutes of `make test`
 	@$(MAIN)/bin/python -m tests.architecture.facts
 
 model: $(MAIN)/.done ## train the demo model again, from nothing
-	@$(MAIN)/bin/python -m demo.train
+	@$(MAIN)/bin/python -m demo.train $(ATTUNE_MODEL_FLAGS)
 
 parity: $(PARITY)/.done ## our formulas against verl, TRL, OpenRLHF and AReaL: loss and gradient, on fresh random inputs
 	@OMP_NUM_THREADS=1 $(PARITY)/bin/python -m tests.parity.run $(ATTUNE_PARITY_FLAGS)
@@ -85,22 +86,22 @@ parity: $(PARITY)/.done ## our formulas against verl, TRL, OpenRLHF and AReaL: l
 bench-trainer: $(PARITY)/.done ## a GRPO step against TRL's, the gain of each technique, and peak memory; most of an hour
 	@$(PARITY)/bin/python -m tests.benchmarks.trainer $(ATTUNE_BENCH_FLAGS)
 
-bench-learning: $(MAIN)/.done ## what each algorithm teaches the demo model; hours, resumes where it stopped
+bench-learning: $(MAIN)/.done ## learning of the demo model by algorithm; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.learning $(ATTUNE_BENCH_FLAGS)
 
-bench-staleness: $(MAIN)/.done ## what stale samples do to learning; hours, resumes where it stopped
+bench-staleness: $(MAIN)/.done ## the effect of stale samples on learning; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.staleness $(ATTUNE_BENCH_FLAGS)
 
 bench-reward-model: $(MAIN)/.done ## the accuracy of a reward model by the amount of feedback; an hour, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.reward_model $(ATTUNE_BENCH_FLAGS)
 
-bench-scaling: $(MAIN)/.done ## curate and assemble beside 10 k, 100 k and 1 M old turns, on PostgreSQL
+bench-scaling: $(MAIN)/.done ## curate and assemble with 10 k, 100 k and 1 M old turns, on PostgreSQL
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.scaling $(ATTUNE_BENCH_FLAGS)
 
 bench-overlap: setup ## feedback collected while the trainer works, by max_staleness, on the whole service; half an hour
 	@$(MAIN)/bin/python -m tests.benchmarks.overlap $(ATTUNE_BENCH_FLAGS)
 
-bench-swap: setup ## what users notice of 100 publications on two replicas, beside pause, reload, resume; five minutes
+bench-swap: setup ## the effect of 100 publications on the users of two replicas, compared with pause, reload, resume; five minutes
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.swap $(ATTUNE_BENCH_FLAGS)
 
 bench-swap-full: setup ## the same with full weights (docs/full-weights.md): thirty publications, twelve moves
@@ -109,7 +110,7 @@ bench-swap-full: setup ## the same with full weights (docs/full-weights.md): thi
 bench-canary: setup ## a worse, an equal and a better version as canaries; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.canary $(ATTUNE_BENCH_FLAGS)
 
-bench-poisoning: $(MAIN)/.done ## what malicious raters teach the demo model, with protections off and on; hours, resumes where it stopped
+bench-poisoning: $(MAIN)/.done ## how far malicious raters shift the demo model, with protections off and on; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.poisoning $(ATTUNE_BENCH_FLAGS)
 
 clean: ## remove the environments and the demo's data (.attune/demo), nothing else

@@ -5,12 +5,11 @@ This module does not import torch when it runs, so `app` may import it. Tensor s
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from alignment.errors import MisalignedSample, NoVariance
 
@@ -66,20 +65,6 @@ class Batch:
     id: str
     policy: str
     samples: tuple[Sample, ...]
-
-    def to_bytes(self) -> bytes:
-        """Serialise as JSON. Floats round-trip exactly."""
-        return json.dumps(asdict(self), allow_nan=False).encode()
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> Self:
-        fields = json.loads(raw)
-        return cls(fields["id"], fields["policy"], tuple(_read_sample(sample) for sample in fields["samples"]))
-
-
-def _read_sample(fields: dict[str, Any]) -> Sample:
-    lists = {name: tuple(fields[name]) for name in ("prompt_ids", "output_ids", "logprobs")}
-    return Sample(**(fields | lists))
 
 
 def check_variance(rewards: Sequence[float]) -> None:
@@ -170,7 +155,3 @@ class UpdateReport:
     updates: int
     metrics: dict[str, float]
     unused_turn_ids: tuple[str, ...] = ()  # ids of the turns that the algorithm could not use
-
-    @property
-    def reference_kl(self) -> float:
-        return self.metrics.get("reference_kl", 0.0)

@@ -52,13 +52,9 @@ class ChatAttune(ChatOpenAI):
     ) -> ChatGenerationChunk | None:
         """Add the completion id, which LangChain does not copy from the last chunk."""
         converted = super()._convert_chunk_to_generation_chunk(chunk, default_chunk_class, base_generation_info)
-        if (
-            converted is not None
-            and converted.generation_info
-            and "finish_reason" in converted.generation_info
-            and chunk.get("id")
-        ):
-            converted.generation_info["id"] = chunk["id"]
+        info = converted.generation_info if converted is not None else None
+        if info and "finish_reason" in info and chunk.get("id"):
+            info["id"] = chunk["id"]
         return converted
 
     def feedback(
@@ -75,9 +71,8 @@ class ChatAttune(ChatOpenAI):
         `fields` are further fields of the API: name, comment, source, metadata. A request that fails is sent again, and
         the feedback is stored once. Pass an `idempotency_key` if several processes may send the same feedback.
         """
-        body, headers = _request(message, value, kind, idempotency_key, fields)
-        response = self.root_client.post("/feedback", body=body, cast_to=object, options={"headers": headers})
-        return dict(response)
+        request = _request(message, value, kind, idempotency_key, fields)
+        return dict(self.root_client.post("/feedback", **request))
 
     async def afeedback(
         self,
@@ -89,11 +84,8 @@ class ChatAttune(ChatOpenAI):
         **fields: Any,
     ) -> dict[str, Any]:
         """Send feedback; the asynchronous form of `feedback`."""
-        body, headers = _request(message, value, kind, idempotency_key, fields)
-        response = await self.root_async_client.post(
-            "/feedback", body=body, cast_to=object, options={"headers": headers}
-        )
-        return dict(response)
+        request = _request(message, value, kind, idempotency_key, fields)
+        return dict(await self.root_async_client.post("/feedback", **request))
 
 
 def completion_id(message: BaseMessage | str) -> str:
@@ -106,6 +98,7 @@ def completion_id(message: BaseMessage | str) -> str:
 
 def _request(
     message: BaseMessage | str, value: Any, kind: str, key: str | None, fields: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, str]]:
+) -> dict[str, Any]:
+    """Return the arguments of the OpenAI client's `post`."""
     body = {"completion_id": completion_id(message), "kind": kind, "value": value, **fields}
-    return body, {"Idempotency-Key": key or uuid4().hex}
+    return {"body": body, "cast_to": object, "options": {"headers": {"Idempotency-Key": key or uuid4().hex}}}

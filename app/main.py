@@ -1,31 +1,50 @@
-"""The API process: middleware, long-lived services and the FastAPI application."""
+"""The API process: routes, middleware, long-lived services and the FastAPI application."""
 
 import gc
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.routing import iter_route_contexts
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app import routes
+from app.chat.endpoints import router as chat
+from app.chat.stored import router as stored_completions
 from app.chat.turn_writer import TurnWriter
 from app.core import errors
 from app.core.database import Database
+from app.core.http import Services, document_json_bodies
 from app.core.jobs import TaskSender, make_celery
 from app.core.rate_limits import RateLimiter
-from app.core.services import Services
 from app.core.settings import Settings, get_settings
-from app.core.telemetry import RequestTimingMiddleware, Telemetry
-from app.datasets.upload import ReaderSlots
-from app.deployments.router import VersionRouter
+from app.core.telemetry import Telemetry
+from app.datasets.endpoints import router as datasets
+from app.datasets.imports import ReaderSlots
+from app.deployments.endpoints import pin_router as pins
+from app.deployments.endpoints import router as deployments
+from app.deployments.version_router import VersionRouter
+from app.feedback.endpoints import router as feedback
 from app.feedback.feedback_writer import FeedbackWriter
 from app.inference.pool import EnginePool, load_engine_keys
 from app.models import new_id
+from app.ops.adapter_files import router as adapter_files
+from app.ops.audit import router as audit
+from app.ops.metrics import router as metrics
+from app.ops.status import router as status
+from app.policies.endpoints import router as policies
+from app.privacy.endpoints import router as privacy
+from app.privacy.lineage_endpoints import router as lineage
 from app.projects.auth import ApiKeyCache
+from app.projects.endpoints import router as projects
+from app.raters.endpoints import router as raters
+from app.responses.endpoints import router as responses
+from app.training.endpoints import router as training
+from app.training.reward_model_endpoints import router as reward_models
+from app.training.rollout_endpoints import router as rollouts
 
 DRAIN_SECONDS = 3.0  # after uvicorn has waited for 10 s: the turns of replies that it cut are still recorded
 NUL_IN_URL = errors.BadRequest("The URL holds a NUL character, which no name may contain.", code="invalid_url")
@@ -44,40 +63,54 @@ CORS_RESPONSE_HEADERS = [
     *("idempotent-replayed", "retry-after", "x-rows", "x-rows-left-out", "x-columns-left-out"),
     *(f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")),
 ]
+ADMIN_ROUTERS = (audit, training, deployments, lineage, pins, raters, reward_models, rollouts, privacy)
+APPLICATION_ROUTERS = (chat, stored_completions, responses, feedback, policies, projects, datasets)
+OPERATION_ROUTERS = (status, metrics, adapter_files)
+
+_router = APIRouter()
+for domain_router in (*ADMIN_ROUTERS, *APPLICATION_ROUTERS, *OPERATION_ROUTERS):
+    document_json_bodies(domain_router.routes)
+    _router.include_router(domain_router)
+ROUTES = _router.routes  # FastAPI prepares them once, on first use, for every app of the process
 
 
-class RequestIdMiddleware:
-    """Adds `x-request-id` to every response, errors included, and refuses URLs with a NUL character.
+class RequestMiddleware:
+    """Adds `x-request-id` to every response, errors included, times requests, and refuses URLs with a NUL character.
 
-    Headers that a dependency leaves at `request.state.headers` are added too, whoever creates the response.
+    Headers that a dependency leaves at `request.state.headers` are added too, whoever creates the response. A request
+    lasts until the last byte of its response is sent.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
+        self.app, self._telemetry = app, telemetry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        began_at, status = time.perf_counter(), None
         state = scope.setdefault("state", {})
         state["request_id"] = new_id("req")
 
         async def send_with_headers(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                state["status"] = message["status"]
+                status = message["status"]
                 headers = MutableHeaders(raw=list(message.get("headers", [])))
                 headers.update({"x-request-id": state["request_id"], **state.get("headers", {})})
                 message["headers"] = headers.raw
             await send(message)
 
-        if b"%00" in scope["raw_path"] + b"?" + scope["query_string"]:
-            await errors.error_response(400, NUL_IN_URL.body())(scope, receive, send_with_headers)
-        else:
-            await self.app(scope, receive, send_with_headers)
+        has_nul = b"%00" in scope["raw_path"] + b"?" + scope["query_string"]
+        app = NUL_IN_URL.response() if has_nul else self.app
+        try:
+            await app(scope, receive, send_with_headers)
+        finally:
+            self._telemetry.record_request(scope["method"], scope["path"], status, time.perf_counter() - began_at)
 
 
 class Api(FastAPI):
-    """The application, with timing, request ids and CORS outside of FastAPI's own middleware.
+    """The application, with RequestMiddleware and CORS outside of FastAPI's own middleware.
 
     FastAPI creates the response to an unexpected error outside of its middleware, and browsers must be able to read
     that response, too.
@@ -91,9 +124,7 @@ class Api(FastAPI):
         self.state.services = self.services
 
     def build_middleware_stack(self) -> ASGIApp:
-        stack: ASGIApp = RequestTimingMiddleware(
-            RequestIdMiddleware(super().build_middleware_stack()), self.services.get(Telemetry)
-        )
+        stack: ASGIApp = RequestMiddleware(super().build_middleware_stack(), self.services.get(Telemetry))
         if not self.cors_origins:
             return stack
         return CORSMiddleware(
@@ -130,7 +161,7 @@ def create_app(settings: Settings) -> Api:
 
     app = Api(
         settings.cors_origins,
-        routes=routes.ROUTES,
+        routes=ROUTES,
         title="Attune",
         summary="Chats, feedback and versions of a model that learns online.",
         lifespan=lifespan,

@@ -68,7 +68,7 @@ class Dialogue:
 
 
 class SimulatedUser:
-    """A simulated user with two to four questions. Example: for question in Shopper(7).questions(): ..."""
+    """A simulated user with two to four questions. Example: for question in SimulatedUser(7).questions(): ..."""
 
     def __init__(self, seed: int) -> None:
         self._rng = Random(f"shopper {seed}")  # the demo model was trained on the chats of this seed string

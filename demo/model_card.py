@@ -49,7 +49,7 @@ Trained with `{command}` in {minutes:.1f} minutes on the CPU, with {threads} thr
 
 @dataclass(frozen=True)
 class SampledReply:
-    """A reply of the model to a held-out question. Example: Sample(prompt, question, "Closed.", 3)"""
+    """A reply of the model to a held-out question. Example: SampledReply(prompt, question, "Closed.", 3)"""
 
     messages: list[dict[str, Any]]
     question: Question

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import select
 
-from alignment.trainer.recompute_logprobs import recompute_logprobs
+from alignment.trainer.scoring import recompute_logprobs
 from alignment.types import Sample
 from app.core.database import Database
 from app.core.settings import Settings

@@ -10,17 +10,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
 from app.cli.client import Api
-from app.cli.output import console
-from app.cli.policies import trained_to_served_ms, versions_table
-from app.cli.up import LocalDeployment, check_ports_are_free
+from app.cli.ops import VERSION_COLUMNS, trained_to_served_ms
+from app.cli.output import console, format_optional, make_table
+from app.cli.server import LocalDeployment, check_ports_are_free
 from app.core.database import Database
 from app.core.settings import Settings, get_settings
-from demo.plot import plot
 from demo.recompute_logprobs import LogprobReport, check_logprobs
 from demo.simulate import ClientStats, SimulatedUsers, UserBehavior
+from demo.user_preferences import MAX_BRIEF_TOKENS, MIN_BRIEF_TOKENS
 
 HOME = Path(".attune/demo")
 RECIPE = {
@@ -31,6 +33,11 @@ RECIPE = {
 MIN_REPLIES = 150  # of the last version, so that its approval is measured well enough
 SECONDS_PER_UPDATE = 60  # five times the time of an update on two cores
 MAX_FIRST_APPROVAL, MIN_LAST_APPROVAL = 0.45, 0.85
+PANELS = (  # metric, label, limits of the axis, color
+    ("approval", "approved replies", (0.0, 1.0), "tab:green"),
+    ("mean_length", "tokens a reply", (0.0, None), "tab:blue"),
+    ("reference_kl", "KL to the base model", (0.0, None), "tab:blue"),
+)
 
 
 async def run_updates(
@@ -66,17 +73,18 @@ async def run_updates(
 
 
 def _print_version(row: dict[str, Any], number: int, updates: int, seconds: float) -> None:
-    approval = "–" if row["approval"] is None else f"{row['approval']:.0%}"
-    swap = "" if trained_to_served_ms(row) is None else f", trained → served in {trained_to_served_ms(row):.0f} ms"
+    approval = format_optional(row["approval"], "{:.0%}")
+    milliseconds = trained_to_served_ms(row)
+    swap = "" if milliseconds is None else f", trained → served in {milliseconds:.0f} ms"
     console.print(
         f"[{seconds:4.0f} s] {number:2}/{updates} {row['name']}: {row['turns']} replies, approval {approval}, "
         f"{row['mean_length']:.0f} tokens{swap}"
     )
 
 
-def report(stats: ClientStats, rows: list[dict[str, Any]], logprobs: LogprobReport) -> bool:
+def report(stats: ClientStats, rows: list[dict[str, Any]], logprobs: LogprobReport, min_approval: float) -> bool:
     """Print the versions and the figures. Return whether approval rose as promised and no reply failed."""
-    console.print(versions_table(rows))
+    console.print(make_table("versions", VERSION_COLUMNS, rows))
     first, last = rows[0]["approval"], rows[-1]["approval"]
     figures = Table(title="figures", show_header=False)
     delays = sorted(row["alignment_delay"] for row in rows if row["alignment_delay"] is not None)
@@ -95,11 +103,29 @@ def report(stats: ClientStats, rows: list[dict[str, Any]], logprobs: LogprobRepo
     for error in stats.errors[:5]:
         console.print(f"error: {error}")
     no_failures = not (stats.refused or stats.incomplete or stats.mislabelled or logprobs.mislabelled)
-    return first < MAX_FIRST_APPROVAL and last > MIN_LAST_APPROVAL and no_failures
+    return first < MAX_FIRST_APPROVAL and last > min_approval and no_failures
 
 
 def _format_spread(values: list[float], unit: str, digits: int) -> str:
     return f"median {values[len(values) // 2]:.{digits}f} {unit}, largest {values[-1]:.{digits}f} {unit}"
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Write the learning curve to a PNG: approval, length and KL to the base model, by version."""
+    figure = Figure(figsize=(8, 8), layout="constrained")
+    all_axes = figure.subplots(len(PANELS), 1, sharex=True)
+    for axes, (name, title, limits, color) in zip(all_axes, PANELS, strict=True):
+        points = [(row["number"], row[name] if name in row else row["metrics"].get(name)) for row in rows]
+        axes.plot(*zip(*(point for point in points if point[1] is not None), strict=True), marker="o", color=color)
+        axes.set_ylabel(title)
+        axes.set_ylim(*limits)
+        axes.grid(alpha=0.3)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    all_axes[0].axhspan(MIN_LAST_APPROVAL, 1.0, color="tab:green", alpha=0.08)
+    all_axes[1].axhspan(MIN_BRIEF_TOKENS, MAX_BRIEF_TOKENS, color="tab:blue", alpha=0.08)
+    all_axes[-1].set_xlabel("version")
+    figure.suptitle("Approval, length and KL by version")
+    figure.savefig(path, dpi=120)
 
 
 async def _check_logprobs(settings: Settings) -> LogprobReport:
@@ -114,6 +140,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make demo ATTUNE_DEMO_FLAGS=…", description=__doc__)
     parser.add_argument("--once", action="store_true", help="stop when the result is printed (for CI)")
     parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument(
+        "--min-approval", type=float, default=MIN_LAST_APPROVAL, help="exit with 1 if the last version has less"
+    )
     parser.add_argument("--users", type=int, default=UserBehavior.users)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -124,15 +153,20 @@ def main() -> None:
         behavior = UserBehavior(users=args.users, seed=args.seed)
         stats, rows = asyncio.run(run_updates(deployment, settings, behavior, args.updates))
         console.print("recomputing every reply under the version it names …")
-        passed = report(stats, rows, asyncio.run(_check_logprobs(settings)))
+        passed = report(stats, rows, asyncio.run(_check_logprobs(settings)), args.min_approval)
         plot_path = settings.home.resolve() / "demo.png"
         plot(rows, plot_path)
         console.print(f"plot: {plot_path}")
         if not args.once:
-            _keep_running(deployment)
+            command = f"ATTUNE_HOME={HOME} {Path(sys.executable).parent}/attune"
+            console.print("The deployment keeps running. In another terminal:")
+            for example in ("chat", "versions", "rollback", "status"):
+                console.print(f"  {command} {example}")
+            console.print("ctrl-C stops it.")
+            deployment.run()
     if not passed:
         console.print(
-            f"this run missed its aim: approval from under {MAX_FIRST_APPROVAL:.0%} to over {MIN_LAST_APPROVAL:.0%}, "
+            f"this run missed its aim: approval from under {MAX_FIRST_APPROVAL:.0%} to over {args.min_approval:.0%}, "
             "and no failed reply"
         )
     sys.exit(0 if passed else 1)
@@ -151,20 +185,6 @@ def _settings(seed: int) -> Settings:
     except ValueError as error:
         raise SystemExit(f"make demo: {error}") from error
     return settings
-
-
-def _keep_running(deployment: LocalDeployment) -> None:
-    command = f"ATTUNE_HOME={HOME} {Path(sys.executable).parent}/attune"
-    console.print("The deployment keeps running. In another terminal:")
-    for example in ("chat", "versions", "rollback", "status"):
-        console.print(f"  {command} {example}")
-    console.print("ctrl-C stops it.")
-    try:
-        while True:
-            deployment.restart_dead_processes()
-            time.sleep(0.5)
-    except KeyboardInterrupt:
-        pass
 
 
 if __name__ == "__main__":

@@ -4,14 +4,12 @@ import argparse
 import asyncio
 import itertools
 import json
-import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import httpx2
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
@@ -26,12 +24,13 @@ FINISH_REASONS = ("stop", "length")
 
 @dataclass
 class Reply:
-    """A reply as the client received it. `version` is the version that the response names."""
+    """A reply as the client received it. `versions`: as the response names them; all must be the same."""
 
     completion_id: str
-    version: str
+    versions: list[str]
     text: str
     num_tokens: int
+    finish_reason: str | None
 
 
 @dataclass
@@ -39,14 +38,15 @@ class ClientStats:
     """What the clients received.
 
     `refused`: an error in place of a reply; `incomplete`: a reply without a finish reason; `mislabelled`: a reply that
-    names two versions. `versions`: the version that each completion names; `approvals`: verdicts by version.
+    names two versions. `votes`: feedback by value; `versions`: the version that each completion names; `approvals`:
+    verdicts by version.
     """
 
     replies: int = 0
     refused: int = 0
     incomplete: int = 0
     mislabelled: int = 0
-    thumbs: Counter[str] = field(default_factory=Counter)
+    votes: Counter[str] = field(default_factory=Counter)
     versions: dict[str, str] = field(default_factory=dict)
     approvals: defaultdict[str, list[bool]] = field(default_factory=lambda: defaultdict(list))
     errors: list[str] = field(default_factory=list)
@@ -61,8 +61,8 @@ class UserBehavior:
     """How simulated users behave.
 
     `think_seconds`: mean time to read and type; `unrated_share`: share of replies without feedback; `mistake_share`:
-    share of wrong thumbs; `streamed_share`: share of streamed replies; `leave_share`: share of replies after which the
-    user leaves before the last question.
+    share of mistaken votes; `streamed_share`: share of streamed replies; `leave_share`: share of replies after which
+    the user leaves before the last question.
     """
 
     users: int = 24
@@ -72,6 +72,10 @@ class UserBehavior:
     streamed_share: float = 0.25
     seed: int = 0
     leave_share: float = 0.0
+
+
+class ReplyRefused(Exception):
+    """The service answered with an error in place of a reply."""
 
 
 class SimulatedUsers:
@@ -104,7 +108,7 @@ class SimulatedUsers:
         rng = Random(f"user {self.behavior.seed} {number}")
         while not self._stopping.is_set():
             seed = next(self._user_seeds)
-            user, name = SimulatedUser(seed), f"shopper-{seed}"
+            user, name = SimulatedUser(seed), f"user-{seed}"
             messages = [{"role": "system", "content": user.system}] if user.system else []
             for question in user.questions():
                 messages.append({"role": "user", "content": question.text})
@@ -120,32 +124,32 @@ class SimulatedUsers:
     async def _request_reply(self, user: str, messages: list[dict[str, str]], stream: bool) -> Reply | None:
         body = {"model": self._model, "messages": messages, "max_tokens": 160, "user": user}
         try:
-            return await (self._request_stream(body) if stream else self._request_completion(body))
-        except httpx2.TransportError as error:
-            self._record_refusal(f"{type(error).__name__}: {error}")
+            reply = await (self._request_stream(body) if stream else self._request_completion(body))
+        except (httpx2.TransportError, ReplyRefused) as error:
+            self.stats.refused += 1
+            self.stats.errors.append(f"{type(error).__name__}: {error}")
             return None
+        self.stats.replies += 1
+        self.stats.incomplete += reply.finish_reason not in FINISH_REASONS
+        self.stats.mislabelled += len(set(reply.versions)) != 1
+        return reply
 
-    async def _request_completion(self, body: dict[str, Any]) -> Reply | None:
+    async def _request_completion(self, body: dict[str, Any]) -> Reply:
         response = await self._http.post("/v1/chat/completions", json=body)
         if response.status_code != 200:
-            self._record_refusal(response.text)
-            return None
+            raise ReplyRefused(response.text)
         completion = response.json()
         choice = completion["choices"][0]
-        self._record_reply([completion["model"], response.headers["x-policy-version"]], choice["finish_reason"])
+        versions = [completion["model"], response.headers["x-policy-version"]]
         num_tokens = completion["usage"]["completion_tokens"]
-        return Reply(completion["id"], completion["model"], choice["message"]["content"], num_tokens)
+        return Reply(completion["id"], versions, choice["message"]["content"], num_tokens, choice["finish_reason"])
 
-    async def _request_stream(self, body: dict[str, Any]) -> Reply | None:
-        versions: list[str] = []
-        text, finish_reason, completion_id, num_tokens = "", None, "", 0
+    async def _request_stream(self, body: dict[str, Any]) -> Reply:
         options = {"stream": True, "stream_options": {"include_usage": True}}
         async with self._http.stream("POST", "/v1/chat/completions", json=body | options) as response:
             if response.status_code != 200:
-                await response.aread()
-                self._record_refusal(response.text)
-                return None
-            versions.append(response.headers["x-policy-version"])
+                raise ReplyRefused((await response.aread()).decode())
+            reply = Reply("", [response.headers["x-policy-version"]], "", 0, None)
             async for line in response.aiter_lines():
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
@@ -153,49 +157,40 @@ class SimulatedUsers:
                 if "error" in chunk:
                     self.stats.errors.append(chunk["error"]["message"])
                     continue
-                completion_id = chunk["id"]
-                versions.append(chunk["model"])
-                num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
+                reply.completion_id = chunk["id"]
+                reply.versions.append(chunk["model"])
+                reply.num_tokens = (chunk.get("usage") or {}).get("completion_tokens", reply.num_tokens)
                 for choice in chunk["choices"]:
-                    text += choice["delta"].get("content") or ""
-                    finish_reason = choice["finish_reason"] or finish_reason
-        self._record_reply(versions, finish_reason)
-        return Reply(completion_id, versions[0], text, num_tokens)
-
-    def _record_refusal(self, error: str) -> None:
-        self.stats.refused += 1
-        self.stats.errors.append(error)
-
-    def _record_reply(self, versions: list[str], finish_reason: str | None) -> None:
-        self.stats.replies += 1
-        self.stats.incomplete += finish_reason not in FINISH_REASONS
-        self.stats.mislabelled += len(set(versions)) != 1
+                    reply.text += choice["delta"].get("content") or ""
+                    reply.finish_reason = choice["finish_reason"] or reply.finish_reason
+        return reply
 
     async def _send_feedback(self, rng: Random, user: str, question: Question, reply: Reply) -> None:
+        version = reply.versions[0]
         approved = judge(question, reply.text, reply.num_tokens).approved
-        self.stats.approvals[reply.version].append(approved)
-        self.stats.versions[reply.completion_id] = reply.version
+        self.stats.approvals[version].append(approved)
+        self.stats.versions[reply.completion_id] = version
         if rng.random() < self.behavior.unrated_share:
             return
         if rng.random() < self.behavior.mistake_share:
             approved = not approved
-        thumb = "up" if approved else "down"
+        vote = "up" if approved else "down"
         body = {
-            "id": f"thumb-{reply.completion_id}",
+            "id": f"vote-{reply.completion_id}",
             "completion_id": reply.completion_id,
             "kind": "binary",
-            "value": thumb,
+            "value": vote,
             "source": {"kind": "HUMAN", "id": user},
         }
         response = await self._http.post("/v1/feedback", json=body)
         if response.status_code == 201:
-            self.stats.thumbs[thumb] += 1
+            self.stats.votes[vote] += 1
         else:
             self.stats.errors.append(response.text)
 
 
 def summary_table(stats: ClientStats) -> Table:
-    table = Table(title=f"{stats.replies} replies, thumbs: {dict(stats.thumbs)}, {stats.failures}")
+    table = Table(title=f"{stats.replies} replies, votes: {dict(stats.votes)}, {stats.failures}")
     for name in ("version", "replies", "approved"):
         table.add_column(name, justify="left" if name == "version" else "right")
     for version, verdicts in sorted(stats.approvals.items(), key=lambda item: int(item[0].rpartition("@v")[2])):
@@ -206,14 +201,10 @@ def summary_table(stats: ClientStats) -> Table:
 async def simulate(settings: Settings, behavior: UserBehavior, seconds: float, policy: str | None) -> ClientStats:
     users = SimulatedUsers(settings, behavior, policy)
     task = asyncio.create_task(users.run())
-    end = time.monotonic() + seconds
-    with Live(summary_table(users.stats), console=Console(), refresh_per_second=2) as live:
-        while time.monotonic() < end and not task.done():
-            await asyncio.sleep(0.5)
-            live.update(summary_table(users.stats))
+    with Live(get_renderable=lambda: summary_table(users.stats), refresh_per_second=2):
+        await asyncio.wait([task], timeout=seconds)
         users.stop()
         await task
-        live.update(summary_table(users.stats))
     return users.stats
 
 
@@ -222,22 +213,17 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=UserBehavior.users)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--unrated-share", type=float, default=UserBehavior.unrated_share, help="share of replies without feedback"
-    )
-    parser.add_argument("--mistake-share", type=float, default=UserBehavior.mistake_share, help="share of wrong thumbs")
-    parser.add_argument(
-        "--streamed-share", type=float, default=UserBehavior.streamed_share, help="share of streamed replies"
-    )
-    parser.add_argument(
-        "--think-seconds", type=float, default=UserBehavior.think_seconds, help="mean seconds between two messages"
-    )
+    for name, help in {
+        "unrated_share": "share of replies without feedback",
+        "mistake_share": "share of mistaken votes",
+        "streamed_share": "share of streamed replies",
+        "think_seconds": "mean seconds between two messages",
+    }.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(UserBehavior, name), help=help)
     parser.add_argument("--policy", default=None)
-    args = parser.parse_args()
-    behavior = UserBehavior(
-        args.users, args.think_seconds, args.unrated_share, args.mistake_share, args.streamed_share, args.seed
-    )
-    stats = asyncio.run(simulate(get_settings(), behavior, args.seconds, args.policy))
+    args = vars(parser.parse_args())
+    seconds, policy = args.pop("seconds"), args.pop("policy")
+    stats = asyncio.run(simulate(get_settings(), UserBehavior(**args), seconds, policy))
     for error in stats.errors[:5]:
         print(error)
 

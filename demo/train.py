@@ -1,24 +1,29 @@
 """Train the demo's tokenizer and model from scratch, on the CPU, in minutes: `python -m demo.train`."""
 
+import json
 import re
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 
 import torch
 import typer
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from demo.dialogues import Dialogue, dialogue
 from demo.model_card import write_model_card
-from demo.tokenizer import CONTEXT, END, END_OF_TEXT, START, train_tokenizer
 
 MODEL = Path(__file__).with_name("model")
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+VOCABULARY = 1536
+END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+CONTEXT = 2048
 BATCH_TOKENS = 2048
 ROUND_UP = 32
 MUON_LR, ADAM_LR, WARMUP = 5e-3, 2e-3, 50
@@ -27,8 +32,8 @@ FACT_WEIGHT = 4.0  # a wrong price makes a reply wrong, a different wording does
 Example = tuple[list[int], list[float]]  # token ids, and the loss weight of each
 
 
-def train(dialogues: int = 12_000, seed: int = 0, out: Path = MODEL) -> None:
-    """Train the demo model and write it with its model card."""
+def train(dialogues: int = 12_000, seed: int = 0, out: Path = MODEL, measure: bool = True) -> None:
+    """Train the demo model and write it. With `measure` also write its model card, which takes minutes."""
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
     started = time.monotonic()
@@ -41,8 +46,9 @@ def train(dialogues: int = 12_000, seed: int = 0, out: Path = MODEL) -> None:
     fit(model, batches)
     save(model, tokenizer, out)
     minutes = (time.monotonic() - started) / 60
-    print(f"trained in {minutes:.1f} minutes; measuring", flush=True)
-    write_model_card(out, f"python -m demo.train --dialogues {dialogues} --seed {seed}", minutes)
+    print(f"trained in {minutes:.1f} minutes", flush=True)
+    if measure:
+        write_model_card(out, f"python -m demo.train --dialogues {dialogues} --seed {seed}", minutes)
 
 
 def render(tokenizer: Qwen2Tokenizer | None, chat: Dialogue) -> str:
@@ -50,6 +56,36 @@ def render(tokenizer: Qwen2Tokenizer | None, chat: Dialogue) -> str:
     if tokenizer is None:
         return "\n".join(f"{message['role']}\n{message['content']}" for message in chat.messages)
     return str(tokenizer.apply_chat_template(chat.messages, tools=chat.tools, tokenize=False))
+
+
+def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
+    """Train a byte-level BPE of the dialogues, with Qwen2.5's special tokens."""
+    # Loaders of Qwen2 models use the pre-tokenizer of Qwen2, so the merges are learned from its words.
+    qwen2 = Qwen2Tokenizer().backend_tokenizer
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer, bpe.pre_tokenizer, bpe.decoder = qwen2.normalizer, qwen2.pre_tokenizer, qwen2.decoder
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - 2,  # minus the two tokens added below
+        special_tokens=[END_OF_TEXT, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    learned = json.loads(bpe.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(merge) for merge in learned["merges"]],
+        unk_token=None,
+        eos_token=END,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=[START, END],
+        clean_up_tokenization_spaces=False,
+        model_max_length=CONTEXT,
+    )
+    # Not special tokens, so that decoding keeps them: the engine's tool parser reads them in the text.
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in ("<tool_call>", "</tool_call>")])
+    tokenizer.chat_template = CHAT_TEMPLATE.read_text()
+    return tokenizer
 
 
 def make_example(tokenizer: Qwen2Tokenizer, chat: Dialogue) -> Example:

@@ -1,4 +1,4 @@
-"""Fixtures of the whole house: a fresh database, the API over it, and an engine on record."""
+"""Fixtures that all tests share: an empty database, the API with its database, and scripted engines."""
 
 import gc
 import os
@@ -19,20 +19,20 @@ from app.core.migrate import upgrade
 from app.core.settings import Settings
 from app.main import create_app
 from app.models import Base, Engine, EngineState
-from app.projects.bootstrap import bootstrap
+from app.projects.service import bootstrap
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine, serve
 
 pytest_plugins = ["tests.support.engine_fixture"]
 
-# Examples may take their time, for a busy machine is no failure; and they are the same in every run, unless asked for.
+# No deadline for an example, because a loaded machine is not a failure. ATTUNE_FULL=1 draws new examples in every run.
 hypothesis.settings.register_profile(
-    "patient",
+    "attune",
     deadline=None,
     derandomize=os.environ.get("ATTUNE_FULL") != "1",
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-hypothesis.settings.load_profile("patient")
+hypothesis.settings.load_profile("attune")
 
 TESTS = Path(__file__).parent
 STARTED = time.monotonic()
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Freeze the libraries' objects: they never die, and collecting them again and again takes a tenth of the run."""
+    """Exclude the libraries' objects from garbage collection, which otherwise takes a tenth of the run."""
     gc.collect()
     gc.freeze()
 
@@ -83,8 +83,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"not run: the budget of {budget:g} minutes is spent")
 
 
-def missing(what: str) -> None:
-    """A service that is not there skips the test; in CI it fails it."""
+def skip_or_fail(what: str) -> None:
+    """Skip the test because a service is missing; fail it if ATTUNE_REQUIRE_SERVICES=1, as in CI."""
     if REQUIRED:
         pytest.fail(f"{what}, and ATTUNE_REQUIRE_SERVICES=1")
     pytest.skip(what)
@@ -92,12 +92,12 @@ def missing(what: str) -> None:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """The URL of a database of our own, at the newest schema."""
+    """Yield the URL of a new PostgreSQL database with the newest schema."""
     name = f"attune_{uuid4().hex[:12]}"
     try:
         server = psycopg.connect(POSTGRES, autocommit=True, connect_timeout=3)
     except psycopg.OperationalError as error:
-        missing(f"no PostgreSQL at {POSTGRES} ({error})")
+        skip_or_fail(f"no PostgreSQL at {POSTGRES} ({error})")
     server.execute(f"CREATE DATABASE {name}")
     url = POSTGRES.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
     upgrade(url)
@@ -108,7 +108,7 @@ def postgres() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def blank_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An embedded database at the newest schema, to copy."""
+    """Return a SQLite file with the newest schema, to copy."""
     path = tmp_path_factory.mktemp("blank") / "attune.db"
     upgrade(f"sqlite+aiosqlite:///{path}")
     return path
@@ -116,7 +116,7 @@ def blank_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def database_url(request: pytest.FixtureRequest, blank_sqlite: Path, tmp_path: Path) -> str:
-    """Both databases that Attune runs on: the embedded one and the real one."""
+    """Return the URL of an empty database: SQLite and, as a second variant, PostgreSQL."""
     if request.param == "postgres":
         url: str = request.getfixturevalue("postgres")
         return url
@@ -127,9 +127,11 @@ def database_url(request: pytest.FixtureRequest, blank_sqlite: Path, tmp_path: P
 
 @pytest.fixture
 def settings(tmp_path: Path, database_url: str) -> Settings:
-    """A small deployment in a temporary folder: eight samples a batch. Leases outlast any pause of a busy machine: a
-    test that needs one to run out says so itself. Nobody is capped or doubted, for what tests put on record is much
-    alike."""
+    """Return the settings of a small deployment in a temporary folder, with eight samples per batch.
+
+    Leases outlast any pause of a loaded machine. The caps of shares and the rater trust are off, because the samples of
+    tests are much alike.
+    """
     (tmp_path / "home").mkdir(exist_ok=True)
     return Settings(
         home=tmp_path / "home",
@@ -150,15 +152,17 @@ async def db(settings: Settings) -> AsyncIterator[Database]:
     database = Database(settings.database)
     yield database
     if not database.embedded:
-        await emptied(database)
+        await delete_all_rows(database)
     await database.close()
 
 
-async def emptied(database: Database) -> None:
-    """Every row deleted, in whatever order (a TRUNCATE makes new files of every table, which takes 0.1 s), and the
-    counters at one. Whoever still writes is waited for."""
+async def delete_all_rows(database: Database) -> None:
+    """Delete every row and reset the sequences, after all running transactions have ended.
+
+    TRUNCATE would create new files for every table, which takes 0.1 s.
+    """
     tables = Base.metadata.sorted_tables
-    counted = [
+    sequences = [
         (table.name, table.autoincrement_column.name) for table in tables if table.autoincrement_column is not None
     ]
     async with database.write() as session:
@@ -166,14 +170,14 @@ async def emptied(database: Database) -> None:
             f"LOCK TABLE {', '.join(table.name for table in tables)} IN ACCESS EXCLUSIVE MODE",
             "SET LOCAL session_replication_role = replica",
             *(f"DELETE FROM {table.name}" for table in tables),
-            *(f"SELECT setval(pg_get_serial_sequence('{table}', '{column}'), 1, false)" for table, column in counted),
+            *(f"SELECT setval(pg_get_serial_sequence('{table}', '{column}'), 1, false)" for table, column in sequences),
         ):
             await session.execute(text(statement))
 
 
 @pytest.fixture
 async def harness(settings: Settings, db: Database) -> AsyncIterator[Harness]:
-    """A bootstrapped deployment and its API, with one engine on record as ready (nobody answers there)."""
+    """Yield a bootstrapped deployment and its API. Its one engine is ready, at an address without a server."""
     async with db.write() as session:
         key = await bootstrap(session, settings.policy, settings.model)
         session.add(
@@ -194,7 +198,7 @@ async def harness(settings: Settings, db: Database) -> AsyncIterator[Harness]:
 
 @pytest.fixture
 async def scripted(harness: Harness) -> AsyncIterator[ScriptedEngine]:
-    """A scripted engine behind the ring's API, holding no adapters yet."""
+    """Yield a scripted engine that the API of `harness` uses. It has loaded no adapter."""
     engine = ScriptedEngine()
     with serve(engine) as url:
         async with harness.db.write() as session:
@@ -203,8 +207,8 @@ async def scripted(harness: Harness) -> AsyncIterator[ScriptedEngine]:
 
 
 @pytest.fixture
-async def second(harness: Harness, scripted: ScriptedEngine) -> AsyncIterator[ScriptedEngine]:
-    """Another replica beside the first."""
+async def second_engine(harness: Harness, scripted: ScriptedEngine) -> AsyncIterator[ScriptedEngine]:
+    """Yield a second scripted engine of the same deployment."""
     engine = ScriptedEngine()
     with serve(engine) as url:
         async with harness.db.write() as session:
@@ -213,7 +217,7 @@ async def second(harness: Harness, scripted: ScriptedEngine) -> AsyncIterator[Sc
 
 
 @pytest.fixture
-def served(harness: Harness) -> Iterator[str]:
-    """The ring's API on a real socket, for stock clients and for clients that hang up. Its own process state."""
+def live_url(harness: Harness) -> Iterator[str]:
+    """Yield the URL of the API on a real socket, for stock clients and for clients that disconnect."""
     with serve(create_app(harness.settings), lifespan="on") as url:
         yield url

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every make target that has no test of its own in its shortest form. `make model` is left out: it overwrites demo/model.
+# Runs every make target other than the tests in its shortest form.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(mktemp -d)
@@ -20,13 +20,17 @@ run help
 run lint
 run facts
 run parity ATTUNE_PARITY_FLAGS="--repeats 1"
-run bench-trainer ATTUNE_BENCH_FLAGS="--tables layouts --threads 2 --rounds 1 --demo-prompts 2 --wide-prompts 1"
+run bench-trainer ATTUNE_BENCH_FLAGS="--models demo --threads 2 --rounds 1 --demo-prompts 2"
 run bench-learning ATTUNE_BENCH_FLAGS="--runs GRPO --seeds 0 --updates 1 --out $out/learning.jsonl"
 run bench-staleness ATTUNE_BENCH_FLAGS="--losses decoupled --lags 0 --seeds 0 --updates 1 --out $out/staleness.jsonl"
 run bench-scaling ATTUNE_BENCH_FLAGS="--turns 1000 --rounds 1"
-run bench-poisoning ATTUNE_BENCH_FLAGS="--attacks nobody --protections on --updates 1 --examiners 4 --out $out/poisoning.jsonl"
+run bench-poisoning ATTUNE_BENCH_FLAGS="--attacks nobody --protections on --updates 1 --evaluation-users 4 --out $out/poisoning.jsonl"
+run bench-reward-model ATTUNE_BENCH_FLAGS="--labels 30 --train-prompts 150 --evaluation-prompts 48 --out $out/reward-model"
+run bench-canary ATTUNE_BENCH_FLAGS="--cases better --seeds 0 --max-updates 1 --patience 15 --people 4 --out $out/canary.jsonl"
+run model ATTUNE_MODEL_FLAGS="--dialogues 200 --no-measure --out $out/model"
+run demo ATTUNE_DEMO_FLAGS="--once --updates 1 --min-approval 0"
 run bench-overlap ATTUNE_BENCH_FLAGS="--rows '1, drop' --updates 3 --runs 1 --out $out/overlap.jsonl"
 run bench-swap ATTUNE_BENCH_FLAGS="--publications 2 --moves 2 --peer 1 --people 1 --quiet 0"
 run bench-swap-full ATTUNE_BENCH_FLAGS="--publications 1 --moves 1 --peer 0 --people 1 --quiet 0"
-run faults ATTUNE_FAULTS_FLAGS="--parts kills --where embedded --kinds worker --kills 1 --seconds 20 --book $out/faults.jsonl"
+run faults ATTUNE_FAULTS_FLAGS="--parts kills --where embedded --kinds worker --kills 1 --seconds 20 --results $out/faults.jsonl"
 echo "smoke: all targets ended well"

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
-from alignment.artifacts import AdapterSpec, WeightsSpec, check_adapter, check_weights, verify
+from alignment.artifacts.manifest import verify
+from alignment.artifacts.specs import AdapterSpec, WeightsSpec, check_adapter, check_weights
 from alignment.config.trainer import LoRAConfig
 
 

@@ -1,19 +1,20 @@
 """The Celery application of the workers. Each task looks for work in the database and does what it finds."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from celery import Celery
 
-from app.core.jobs import EXPIRES_SECONDS, make_celery
+from app.core.jobs import EXPIRES_SECONDS, TaskName, make_celery
 from app.core.settings import get_settings
 from workers.context import WorkerContext
 from workers.curate import curate
 from workers.judging.judge import judge
 from workers.reconcile import reconcile
-from workers.release.adapter_payload import preload_torch
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
+from workers.release.verify_delivery import preload_torch
 from workers.rollouts.sampler import sample_rollouts
 from workers.training.assemble import assemble
 
@@ -28,41 +29,25 @@ celery.conf.beat_schedule = {
     }
 }
 celery.conf.beat_scheduler = "celery.beat:Scheduler"  # the schedule is in code, so nothing is stored
+STAGES: dict[TaskName, Callable[[], Coroutine[Any, Any, object]]] = {
+    "curate": lambda: curate(context.db, settings),
+    "judge": lambda: judge(context.db, settings, context.owner),
+    "rollout": lambda: sample_rollouts(context.db, settings, context.owner),
+    "assemble": lambda: assemble(context.db, settings),
+    "evaluate": lambda: evaluate(context.db, settings, context.owner),
+    "publish": lambda: publish(context.db, settings),
+    "reconcile": lambda: reconcile(context.db, settings),
+}
 
 
-@celery.task(name="attune.curate")
-def run_curate() -> None:
-    context.run(curate(context.db, settings))
+def add_stage(name: TaskName, stage: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    @celery.task(name=f"attune.{name}")
+    def run_stage() -> None:
+        context.run(stage())
 
 
-@celery.task(name="attune.judge")
-def run_judge() -> None:
-    context.run(judge(context.db, settings, context.owner))
-
-
-@celery.task(name="attune.rollout")
-def run_rollout() -> None:
-    context.run(sample_rollouts(context.db, settings, context.owner))
-
-
-@celery.task(name="attune.assemble")
-def run_assemble() -> None:
-    context.run(assemble(context.db, settings))
-
-
-@celery.task(name="attune.evaluate")
-def run_evaluate() -> None:
-    context.run(evaluate(context.db, settings, context.owner))
-
-
-@celery.task(name="attune.publish")
-def run_publish() -> None:
-    context.run(publish(context.db, settings))
-
-
-@celery.task(name="attune.reconcile")
-def run_reconcile() -> None:
-    context.run(reconcile(context.db, settings))
+for task, stage in STAGES.items():
+    add_stage(task, stage)
 
 
 class PollingWorker(celery.Worker):

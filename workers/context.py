@@ -1,4 +1,4 @@
-"""What a worker process holds: settings, the database, the task sender, and one event loop."""
+"""What a worker process holds: settings, the database, and one event loop."""
 
 import asyncio
 import os
@@ -20,12 +20,9 @@ class WorkerContext:
     settings: Settings = field(default_factory=get_settings)
 
     @cached_property
-    def task_sender(self) -> TaskSender:
-        return TaskSender(make_celery(self.settings.broker_url, self.settings.broker_dir))
-
-    @cached_property
     def db(self) -> Database:
-        return Database(self.settings.database, self.task_sender, seconds=self.settings.database_job_seconds)
+        task_sender = TaskSender(make_celery(self.settings.broker_url, self.settings.broker_dir))
+        return Database(self.settings.database, task_sender, seconds=self.settings.database_job_seconds)
 
     @cached_property
     def runner(self) -> asyncio.Runner:

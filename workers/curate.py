@@ -2,8 +2,9 @@
 
 import logging
 import time
+from typing import Any, NamedTuple
 
-from sqlalchemy import exists, select, update
+from sqlalchemy import exists, or_, select, update
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -11,17 +12,27 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.database import Database
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
-from app.models import Policy, Turn, TurnState
-from app.training.reward_config import effective_rewards
-from workers.feedback import inbox, rewards
+from app.models import AuditAction, Feedback, FeedbackRank, Policy, Turn, TurnState, record_audit
+from app.training.policy_config import effective_rewards
+from workers.feedback import rewards, signals
+from workers.feedback.signals import FinishedTurn
 from workers.judging import judgement_queue
-from workers.rollouts import group_sampling, shadow_replies
+from workers.rollouts import chat_rollouts
 
 log = logging.getLogger("attune.curate")
 PAGE_SIZE = 500
 DISCOUNTED_PAGE_SIZE = 64  # where each feedback event may change a whole conversation
+MAX_PAGE_CONVERSATIONS = 20  # each may have hundreds of turns
 RUN_SECONDS = 5.0
 DATABASE_ERRORS = (OperationalError, InterfaceError, InternalError, PoolTimeout)  # not caused by the feedback
+
+
+class FeedbackPage(NamedTuple):
+    """Unprocessed feedback by sequence number, and its turns in order of creation. `is_last`: nothing else waits."""
+
+    seqs: list[int]
+    turns: list[FinishedTurn]
+    is_last: bool
 
 
 async def curate(db: Database, settings: Settings) -> int:
@@ -56,10 +67,10 @@ async def _process_page(db: Database, settings: Settings, limit: int) -> tuple[i
         has_discount = settings.rewards.discount > 0 or await session.scalar(
             select(exists().where(Policy.rewards.is_not(None)))
         )
-        page = await inbox.read_page(session, min(limit, DISCOUNTED_PAGE_SIZE) if has_discount else limit)
+        page = await _read_page(session, min(limit, DISCOUNTED_PAGE_SIZE) if has_discount else limit)
         if page.seqs:
             await rewards.update_rewards(session, page.turns, settings)
-            await inbox.mark_processed(session, page.seqs)
+            await _mark_processed(session, page.seqs)
             enqueue_after_commit(session, "assemble")
         return len(page.seqs), page.is_last
 
@@ -76,12 +87,62 @@ async def _process_one_by_one(db: Database, settings: Settings) -> int:
             raise
         except Exception as error:
             async with db.write() as session:
-                await inbox.skip_oldest(session, f"{type(error).__name__}: {error}")
+                await _skip_oldest(session, f"{type(error).__name__}: {error}")
             num_read = 1
         total += num_read
         if num_read == 0:
             break
     return total
+
+
+async def _read_page(session: AsyncSession, limit: int) -> FeedbackPage:
+    """Return the oldest unprocessed feedback. Feedback about a reply that still streams waits for its end."""
+    has_open_turn = exists().where(
+        FeedbackRank.feedback_seq == Feedback.seq, Turn.id == FeedbackRank.turn_id, Turn.state == TurnState.OPEN
+    )
+    columns = (Feedback.seq, Feedback.turn_id, Feedback.project_id, Feedback.conversation_id, Feedback.target)
+    rows = await session.execute(
+        select(*columns)
+        .outerjoin(Turn, Turn.id == Feedback.turn_id)
+        .where(~Feedback.processed, or_(Turn.id.is_(None), Turn.state != TurnState.OPEN), ~has_open_turn)
+        .order_by(Feedback.seq)
+        .limit(limit)
+    )
+    page: list[Any] = []
+    is_cut = False
+    conversations: set[tuple[str, str]] = set()
+    for row in rows:
+        if row.turn_id is None and row.conversation_id is not None:
+            is_cut = len(conversations) == MAX_PAGE_CONVERSATIONS
+            if is_cut:
+                break
+            conversations.add((row.project_id, row.conversation_id))
+        page.append(row)
+    targets = {(row.project_id, row.target) for row in page if row.turn_id is None}
+    turn_ids = {row.turn_id for row in page if row.turn_id is not None}
+    turn_ids |= await signals.read_ranked_turn_ids(session, targets)
+    turns = await signals.read_finished_turns(session, turn_ids)
+    turns += await signals.read_conversations(session, conversations)
+    is_last = not is_cut and len(page) < limit
+    return FeedbackPage([row.seq for row in page], signals.in_order(turns), is_last)
+
+
+async def _mark_processed(session: AsyncSession, seqs: list[int]) -> None:
+    await session.execute(
+        update(Feedback)
+        .where(Feedback.seq.in_(seqs))
+        .values(processed=True)
+        .execution_options(synchronize_session=False)
+    )
+
+
+async def _skip_oldest(session: AsyncSession, reason: str) -> None:
+    """Mark the oldest feedback as processed and record why: it failed, and must not block the rest."""
+    page = await _read_page(session, 1)
+    await _mark_processed(session, page.seqs)
+    rows = await session.execute(select(Feedback.id, Feedback.project_id).where(Feedback.seq.in_(page.seqs)))
+    for id, project_id in rows:
+        record_audit(session, "curate", AuditAction.FEEDBACK_SKIPPED, id, reason[:500], project_id=project_id)
 
 
 async def process_finished_turns(session: AsyncSession, limit: int, settings: Settings) -> int:
@@ -103,8 +164,8 @@ async def process_finished_turns(session: AsyncSession, limit: int, settings: Se
     policies = list(await session.scalars(select(Policy).where(Policy.id.in_({turn.policy_id for turn in turns}))))
     configs = {policy.id: effective_rewards(policy, settings) for policy in policies}
     await judgement_queue.create_judgements(session, turns, configs)
-    await group_sampling.create_group_samples(session, turns, policies, settings)
-    await shadow_replies.create_shadow_replies(session, turns, policies, settings)
+    await chat_rollouts.create_group_samples(session, turns, policies, settings)
+    await chat_rollouts.create_shadow_replies(session, turns, policies, settings)
     await session.execute(
         update(Turn)
         .where(Turn.id.in_([turn.id for turn in turns]))

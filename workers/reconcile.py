@@ -12,8 +12,8 @@ from app.core.jobs import TaskName, enqueue_after_commit
 from app.core.leases import lease_is_free
 from app.core.settings import Settings
 from app.inference.client import EngineClient
-from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.pool import EnginePool, load_engine_keys
+from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import (
     LOST_REASON,
     SERVER_LOST,
@@ -23,14 +23,12 @@ from app.models import (
     EngineState,
     Feedback,
     Judgement,
-    JudgementState,
     Origin,
     PlanState,
     RewardModel,
     RewardModelState,
     Rollout,
     RolloutPlan,
-    RolloutState,
     Sample,
     SampleState,
     Turn,
@@ -39,8 +37,9 @@ from app.models import (
     VersionState,
 )
 from app.policies import service
-from workers.release import adapter_sync, canary, engine_inventory, publish, shadow, weight_swap
-from workers.training import batches, reward_models
+from workers.queue.leased_job import is_due
+from workers.release import adapter_sync, decisions, engine_inventory, publish, weight_swap
+from workers.training import batches, reward_model_fits
 
 log = logging.getLogger("attune.reconcile")
 # An adapter is unloaded so many times `route_cache_seconds` after the last chat can have been routed to it.
@@ -56,28 +55,22 @@ async def reconcile(db: Database, settings: Settings) -> None:
         enqueue_after_commit(session, *await _tasks_with_work(session, settings))
         if settings.adaptation == "full" and await weight_swap.has_outdated_engine(session):
             enqueue_after_commit(session, "evaluate")
-    await canary.check_canaries(db, settings)
-    await shadow.check_shadow_deployments(db, settings)
+    await decisions.check_canaries(db, settings)
+    await decisions.check_shadow_deployments(db, settings)
     await adapter_sync.sync_adapters(db, settings)
     await unload_unused_adapters(db, settings)
-    await reward_models.reconcile(db, settings)  # last, since it reads much feedback and may take long
+    await reward_model_fits.reconcile(db, settings)  # last, since it reads much feedback and may take long
 
 
 async def _tasks_with_work(session: AsyncSession, settings: Settings) -> list[TaskName]:
     """Return the tasks that have work, whether or not their message was lost."""
-    due_judgement = exists().where(
-        Judgement.state == JudgementState.OPEN, Judgement.due_at <= now(), lease_is_free(Judgement)
-    )
+    due_judgement = exists().where(is_due(Judgement))
     work: dict[TaskName, ColumnElement[bool]] = {
         "curate": or_(
-            exists().where(~Feedback.processed),
-            exists().where(~Turn.processed, Turn.state != TurnState.OPEN),
+            exists().where(~Feedback.processed), exists().where(~Turn.processed, Turn.state != TurnState.OPEN)
         ),
         "judge": due_judgement.where(Judgement.source != LEARNED),
-        "rollout": or_(
-            exists().where(Rollout.state == RolloutState.OPEN, Rollout.due_at <= now(), lease_is_free(Rollout)),
-            exists().where(RolloutPlan.state == PlanState.RUNNING),
-        ),
+        "rollout": or_(exists().where(is_due(Rollout)), exists().where(RolloutPlan.state == PlanState.RUNNING)),
         "assemble": exists().where(Sample.state == SampleState.OPEN, Sample.ready_at <= now()),
         "train": or_(
             exists().where(Batch.state == BatchState.OPEN, lease_is_free(Batch)),
@@ -136,9 +129,7 @@ async def unload_unused_adapters(db: Database, settings: Settings) -> None:
                 .where(Turn.state == TurnState.OPEN, or_(Turn.origin == Origin.CHAT, is_running_rollout))
             )
         )
-        needed = in_use | {
-            version.adapter_name for version in await engine_inventory.wanted_versions(session, settings.keep_versions)
-        }
+        needed = in_use | await _wanted_names(session, settings)
         engines = await service.list_ready_engines(session)
     pool = EnginePool(load_engine_keys(settings))
     try:
@@ -148,6 +139,10 @@ async def unload_unused_adapters(db: Database, settings: Settings) -> None:
                 await _unload(db, settings, client, engine, name)
     finally:
         await pool.close()
+
+
+async def _wanted_names(session: AsyncSession, settings: Settings) -> set[str | None]:
+    return {version.adapter_name for version in await engine_inventory.wanted_versions(session, settings.keep_versions)}
 
 
 async def _unrecorded_adapters(db: Database, client: EngineClient, engine: Engine) -> set[str]:
@@ -167,11 +162,8 @@ async def _unload(db: Database, settings: Settings, client: EngineClient, engine
     """Stop routing to the adapter in the transaction that finds it unwanted, wait for late requests, then unload it."""
     async with db.write() as session:
         # Locked before the check, so that no deployment can point to the adapter in between.
-        if await engine_inventory.lock_engine(session, engine) is None:
-            return
-        if name in {
-            version.adapter_name for version in await engine_inventory.wanted_versions(session, settings.keep_versions)
-        }:
+        current = await engine_inventory.lock_engine(session, engine)
+        if current is None or name in await _wanted_names(session, settings):
             return
         await engine_inventory.record_adapters(session, engine, removed=name)
     await asyncio.sleep(UNLOAD_DELAY_FACTOR * settings.route_cache_seconds)

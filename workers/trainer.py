@@ -9,7 +9,7 @@ from alignment.models.parallel import exit_process
 from app.core.processes import die_with_parent
 from app.core.settings import Settings
 from workers.context import WorkerContext
-from workers.training.loop import run_pending_work
+from workers.training.loop import TrainingLoop
 from workers.training.ranks import RANK_TIMEOUT_SECONDS, RankGroup, RankGroupFailed, abort_rank
 from workers.training.trackers import Trackers
 from workers.training.watchdog import RankHeartbeat
@@ -23,10 +23,11 @@ def run_rank_zero(group: RankGroup) -> None:
 
     context = WorkerContext()
     trackers = Trackers(context.settings)
+    loop = TrainingLoop(group, context, trackers)
 
     def train() -> int:
         try:
-            return run_pending_work(group, context, trackers)
+            return loop.run_pending_work()
         except RankGroupFailed:  # Celery would log it and continue
             abort_rank()
 

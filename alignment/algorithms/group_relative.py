@@ -1,4 +1,4 @@
-"""Algorithms that compare each reply with the other replies to the same prompt: GRPO, Dr.GRPO and RLOO.
+"""Algorithms that compare each reply with the other replies to the same prompt: GRPO, Dr.GRPO, RLOO, DAPO, REINFORCE++.
 
 GRPO (Shao et al., 2024) needs no critic: the advantage of a reply is its reward relative to its group, divided by the
 group's standard deviation.
@@ -9,18 +9,26 @@ only centres a group, and every token has the weight 1 / horizon.
 
 RLOO (Ahmadian et al., 2024) compares each reply with the mean of the others. This baseline is unbiased because the
 reply itself is not part of it.
+
+DAPO (Yu et al., 2025) is GRPO with clip-higher, equal weight for every token, no KL, and
+
+- dynamic sampling: a group with equal rewards carries no signal and is skipped before anything is computed;
+- soft overlong punishment: the reward falls linearly over the last tokens before the length limit.
+
+REINFORCE++ (Hu et al., 2025) whitens the rewards over all tokens of the batch. It needs neither a critic nor groups.
+With `baseline="group"` the group's mean is subtracted from each reward before the whitening.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from alignment.algorithms.policy_gradient import PolicyGradient
-from alignment.config.algorithm import DrGRPOConfig, GRPOConfig, RLOOConfig, UpdateConfig
+from alignment.algorithms.base import PolicyGradient, RLAlgorithm
+from alignment.config.algorithm import DAPOConfig, DrGRPOConfig, GRPOConfig, ReinforcePlusPlusConfig, RLOOConfig
 from alignment.errors import NothingToCompare
-from alignment.functional import group_advantage, leave_one_out_advantage
+from alignment.functional import group_advantage, leave_one_out_advantage, reinforce_plus_plus_advantage
 from alignment.types import Sample, TrainData
 
 
@@ -31,6 +39,14 @@ def group_indices(samples: Sequence[Sample]) -> list[list[int]]:
         if sample.group is not None:
             indices[sample.group].append(index)
     return [group for group in indices.values() if len(group) > 1]
+
+
+def overlong_penalty(length: int, longest: int, buffer: int) -> float:
+    """Return DAPO's soft punishment (Yu et al., 2025, eq. 13): 0 up to longest − buffer, then linear to −1 at longest.
+
+    Example: with longest 80 and buffer 20 a reply of 70 tokens gets −0.5
+    """
+    return 0.0 - min(1.0, max(0, length - (longest - buffer)) / buffer)
 
 
 class GroupRelative(PolicyGradient):
@@ -44,21 +60,54 @@ class GroupRelative(PolicyGradient):
 
 
 class GRPO(GroupRelative):
-    Config: ClassVar[type[UpdateConfig]] = GRPOConfig
+    Config = GRPOConfig
 
     def compute_advantages(self, data: TrainData) -> Tensor:
         return group_advantage(data.rewards_B, data.group_B, eps=self.config.eps)[:, None]
 
 
 class DrGRPO(GroupRelative):
-    Config: ClassVar[type[UpdateConfig]] = DrGRPOConfig
+    Config = DrGRPOConfig
 
     def compute_advantages(self, data: TrainData) -> Tensor:
         return group_advantage(data.rewards_B, data.group_B, scale_by_std=False)[:, None]
 
 
 class RLOO(GroupRelative):
-    Config: ClassVar[type[UpdateConfig]] = RLOOConfig
+    Config = RLOOConfig
 
     def compute_advantages(self, data: TrainData) -> Tensor:
         return leave_one_out_advantage(data.rewards_B, data.group_B)[:, None]
+
+
+class DAPO(GroupRelative):
+    Config = DAPOConfig
+
+    def select(self, samples: Sequence[Sample]) -> list[int]:
+        varied = [g for g in group_indices(samples) if len({self._reward(samples[index]) for index in g}) > 1]
+        if not varied:
+            raise NothingToCompare(f"No group of this batch of {len(samples)} samples has two different rewards.")
+        return sorted(index for group in varied for index in group)
+
+    def compute_advantages(self, data: TrainData) -> Tensor:
+        rewards_B = torch.tensor([self._reward(sample) for sample in data.samples]).to(data.rewards_B)
+        return group_advantage(rewards_B, data.group_B, eps=self.config.eps)[:, None]
+
+    def _reward(self, sample: Sample) -> float:
+        longest = self.config.overlong_longest
+        if longest is None:
+            return sample.reward
+        return sample.reward + overlong_penalty(len(sample.output_ids), longest, self.config.overlong_buffer)
+
+
+class ReinforcePlusPlus(GroupRelative):
+    Config = ReinforcePlusPlusConfig
+
+    def select(self, samples: Sequence[Sample]) -> list[int]:
+        return super().select(samples) if self.config.baseline == "group" else RLAlgorithm.select(self, samples)
+
+    def compute_advantages(self, data: TrainData) -> Tensor:
+        last_token_B1 = data.length_B.long()[:, None] - 1
+        rewards_BT = torch.zeros_like(data.mask_BT).scatter(1, last_token_B1, data.rewards_B[:, None])
+        group_B = data.group_B if self.config.baseline == "group" else None
+        return reinforce_plus_plus_advantage(rewards_BT, data.mask_BT, gamma=self.config.gamma, group_B=group_B)

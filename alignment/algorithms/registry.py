@@ -3,13 +3,9 @@
 from pydantic import ValidationError
 
 from alignment.algorithms.base import RLAlgorithm
-from alignment.algorithms.dapo import DAPO
-from alignment.algorithms.dpo import DPO, OnlineDPO
-from alignment.algorithms.group_relative import GRPO, RLOO, DrGRPO
-from alignment.algorithms.kto import KTO
-from alignment.algorithms.length_aware_ppo import LengthAwarePPO
-from alignment.algorithms.ppo import PPO
-from alignment.algorithms.reinforce_plus_plus import ReinforcePlusPlus
+from alignment.algorithms.dpo_and_kto import DPO, KTO, OnlineDPO
+from alignment.algorithms.group_relative import DAPO, GRPO, RLOO, DrGRPO, ReinforcePlusPlus
+from alignment.algorithms.ppo import PPO, LengthAwarePPO
 from alignment.config.algorithm import AlgorithmConfig, CustomConfig, UpdateConfig
 from alignment.errors import UnknownAlgorithm, UnknownExtension
 from alignment.extensions import load_extension

@@ -100,7 +100,7 @@ class RuleSource(SourceConfig):
     weight: float = Field(0.5, ge=0, le=100)
 
 
-class LearnedSource(SourceConfig):
+class RewardModelSource(SourceConfig, title="LearnedSource"):
     """A reward model: a head on the base model, trained on human feedback, that scores replies without feedback.
 
     It cannot be the only source. Its score is ignored where a person gave the opposite feedback on the same reply.
@@ -124,7 +124,7 @@ class LearnedSource(SourceConfig):
 
 
 Source = Annotated[
-    ExplicitSource | NextTurnSource | JudgeSource | HTTPSource | RuleSource | LearnedSource,
+    ExplicitSource | NextTurnSource | JudgeSource | HTTPSource | RuleSource | RewardModelSource,
     Field(discriminator="type"),
 ]
 
@@ -153,7 +153,7 @@ class RewardsConfig(Frozen):
             raise ValueError("sources must not be empty, and their names must be unique")
         if VERIFIER in names:
             raise ValueError(f"the name '{VERIFIER}' is reserved for the verifiers of planned rollouts")
-        if self.learned and not any(source.type != "learned" and source.weight > 0 for source in self.sources):
+        if self.reward_model and not any(source.type != "learned" and source.weight > 0 for source in self.sources):
             raise ValueError("a learned source cannot be the only one: it learns from the other sources")
         if any(source.name == LEARNED and source.type != "learned" for source in self.sources):
             raise ValueError(f"the name '{LEARNED}' is reserved for the source of that type")
@@ -167,8 +167,8 @@ class RewardsConfig(Frozen):
         return next((source for source in self.sources if source.name == name), None)
 
     @property
-    def learned(self) -> LearnedSource | None:
-        return next((source for source in self.sources if isinstance(source, LearnedSource)), None)
+    def reward_model(self) -> RewardModelSource | None:
+        return next((source for source in self.sources if isinstance(source, RewardModelSource)), None)
 
     @property
     def window_seconds(self) -> float:

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from alignment.config.algorithm import Frozen
 
+LIMITED = ("in_flight", "max_open_chats", "timeout_seconds")
 VerifierName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 
 
@@ -47,24 +48,19 @@ class RolloutsConfig(Frozen):
     )
 
 
-def exceeded_limit(own: RolloutsConfig, limits: RolloutsConfig) -> str | None:
-    """Return the first resource setting in which `own` exceeds the limits of the deployment, None if there is none."""
-    for name in ("in_flight", "max_open_chats", "timeout_seconds"):
-        if getattr(own, name) > getattr(limits, name):
-            return name
-    return (
-        "group_sampling.tokens_per_hour"
-        if own.group_sampling.tokens_per_hour > limits.group_sampling.tokens_per_hour
-        else None
-    )
-
-
 def apply_limits(own: RolloutsConfig, limits: RolloutsConfig) -> RolloutsConfig:
     """Return a policy's settings, capped by the limits of the deployment."""
-    names = ("in_flight", "max_open_chats", "timeout_seconds")
     tokens = min(own.group_sampling.tokens_per_hour, limits.group_sampling.tokens_per_hour)
-    group_sampling = own.group_sampling.model_copy(update={"tokens_per_hour": tokens})
+    capped = {name: min(getattr(own, name), getattr(limits, name)) for name in LIMITED}
     return own.model_copy(
-        update={"group_sampling": group_sampling}
-        | {name: min(getattr(own, name), getattr(limits, name)) for name in names}
+        update={**capped, "group_sampling": own.group_sampling.model_copy(update={"tokens_per_hour": tokens})}
     )
+
+
+def exceeded_limit(own: RolloutsConfig, limits: RolloutsConfig) -> str | None:
+    """Return the first resource setting in which `own` exceeds the limits of the deployment, None if there is none."""
+    capped = apply_limits(own, limits)
+    exceeded = [name for name in LIMITED if getattr(own, name) > getattr(capped, name)]
+    if own.group_sampling != capped.group_sampling:
+        exceeded.append("group_sampling.tokens_per_hour")
+    return exceeded[0] if exceeded else None

@@ -6,6 +6,8 @@ from pydantic import Field, model_validator
 
 from alignment.config.algorithm import AlgorithmConfig, Frozen, PPOConfig
 
+Packing = Literal["tree", "chain", "off"]
+
 
 class LoRAConfig(Frozen):
     """The shape of the adapter. It cannot change later, because the engine is launched for it."""
@@ -72,7 +74,7 @@ class TrainerConfig(Frozen):
     optim: OptimConfig = OptimConfig()
     reward_model: RewardModelConfig | None = Field(default=None, description="None disables it")
     microbatch_tokens: int = Field(default=2048, ge=1)
-    packing: Literal["tree", "chain", "off"] = Field(
+    packing: Packing = Field(
         default="tree",
         description="sequences that share a row: with a common prefix, those that continue one another, or none",
     )

@@ -1,12 +1,12 @@
 """Collate a batch into tensors, and split it into minibatches of one optimizer step each."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from alignment.data.components import connected_components
 from alignment.data.micro_batches import ScoredSequence, prefix_chains
-from alignment.disjoint_set import DisjointSet
 from alignment.types import MicroBatch, Sample, TrainData
 
 
@@ -59,18 +59,14 @@ def make_micro_batch(data: TrainData, minibatch: Sequence[int], rows: Sequence[i
 
 def _inseparable_units(samples: Sequence[Sample], coupled_samples: Iterable[Sequence[int]]) -> list[list[int]]:
     """Return the connected components of a batch, in the order of their first samples."""
-    sets = DisjointSet(len(samples))
-    members: dict[str, list[int]] = {}
+    keys: list[list[Hashable]] = [[] for _ in samples]
     for index, sample in enumerate(samples):
-        group = sample.group and f"group {sample.group}"
-        conversation = sample.conversation and f"conversation {sample.conversation}"
-        for key in (group, conversation):
-            if key:
-                members.setdefault(key, []).append(index)
+        if sample.group:
+            keys[index].append(("group", sample.group))
+        if sample.conversation:
+            keys[index].append(("conversation", sample.conversation))
     chains = prefix_chains([ScoredSequence.from_sample(sample) for sample in samples])
-    for indices in (*members.values(), *coupled_samples, *chains):
-        sets.union(indices)
-    units: dict[int, list[int]] = {}
-    for index in range(len(samples)):
-        units.setdefault(sets.find(index), []).append(index)
-    return list(units.values())
+    for number, indices in enumerate((*coupled_samples, *chains)):
+        for index in indices:
+            keys[index].append(number)
+    return connected_components(keys)

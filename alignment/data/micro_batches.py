@@ -15,15 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from alignment.data.prefix_sharing import (
-    PackedRow,
-    Packing,
-    TokenIds,
-    estimate_cost,
-    pack_rows,
-    row_columns,
-)
-from alignment.models.policy_model import ModelInputs
+from alignment.config.trainer import Packing
+from alignment.data.prefix_sharing import PackedRow, TokenIds, estimate_cost, pack_rows, row_columns
+from alignment.models.base_model import ModelInputs
 from alignment.types import Sample
 
 Block = list[PackedRow]  # rows that stay in one micro-batch

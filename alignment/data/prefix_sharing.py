@@ -13,12 +13,13 @@ share no more than a system prompt stay apart.
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import inf
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Packing = Literal["tree", "chain", "off"]
+from alignment.config.trainer import Packing
+
 TokenIds = tuple[int, ...]
 
 # Measured on a CPU with models of 2 M and 100 M weights, in rows of 128 to 2,048 tokens (docs/trainer-bench.md).

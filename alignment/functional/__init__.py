@@ -19,7 +19,7 @@ from alignment.functional.advantages import (
     reinforce_plus_plus_advantage,
     running_baseline,
 )
-from alignment.functional.aggregation import aggregate
+from alignment.functional.aggregation import aggregate, masked_mean, whiten
 from alignment.functional.importance import (
     LOG_RATIO_BOUND,
     RolloutCorrection,
@@ -27,8 +27,7 @@ from alignment.functional.importance import (
     rollout_correction,
 )
 from alignment.functional.kl import AdaptiveKLController, kl_estimate
-from alignment.functional.masks import masked_mean, whiten
-from alignment.functional.policy_losses import PolicyLoss, policy_loss
+from alignment.functional.policy_losses import PolicyLoss, ValueLoss, policy_loss, value_loss
 from alignment.functional.preference import KTOLoss, PreferenceLoss, dpo_loss, kto_loss
 from alignment.functional.reward_model import (
     PlattScaling,
@@ -38,7 +37,6 @@ from alignment.functional.reward_model import (
     calibration_error,
     fit_platt_scaling,
 )
-from alignment.functional.value import ValueLoss, value_loss
 
 __all__ = [
     "LOG_RATIO_BOUND",

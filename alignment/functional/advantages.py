@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from alignment.errors import AlignmentError, SingletonGroup
-from alignment.functional.masks import apply_mask, check_same_shape, whiten
+from alignment.functional.aggregation import apply_mask, check_same_shape, whiten
 
 
 class Gae(NamedTuple):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from alignment.config.algorithm import CorrectionLevel, CorrectionMode
 from alignment.errors import AlignmentError
-from alignment.functional.masks import apply_mask, check_literal, check_same_shape, masked_mean
+from alignment.functional.aggregation import apply_mask, check_literal, check_same_shape, masked_mean
 
 LOG_RATIO_BOUND = 20.0  # e^20 is far beyond any cap, and still a finite float32
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from alignment.config.algorithm import KLKind
+from alignment.functional.aggregation import check_literal, check_same_shape
 from alignment.functional.importance import clamp_log_ratio
-from alignment.functional.masks import check_literal, check_same_shape
 
 MAX_K3 = 10.0
 

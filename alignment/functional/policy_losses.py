@@ -1,4 +1,4 @@
-"""Policy losses: the loss per token of every kind, weighted and aggregated.
+"""Policy losses, the loss per token of every kind, weighted and aggregated, and the loss of the critic.
 
 Notation: π the policy, `old` the proximal policy, r = exp(clamp(log π − log old, ±20)), A the advantage, sg[·]
 stop-gradient, ε_low and ε_high the settings `clip_low` and `clip_high`.
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from alignment.config.algorithm import Aggregation, PolicyLossKind
-from alignment.functional.aggregation import aggregate
+from alignment.functional.aggregation import aggregate, apply_mask, check_literal, check_same_shape
 from alignment.functional.importance import clamp_log_ratio
-from alignment.functional.masks import apply_mask, check_literal, check_same_shape
 
 MAX_LOG_SEQUENCE_RATIO = 10.0  # verl's bound for GSPO's mean log-ratio
 
@@ -194,4 +193,46 @@ def policy_loss(
         loss_BT,
         surrogate.clipped_BT.to(loss_BT.dtype),
         surrogate.clipped_lower_BT.to(loss_BT.dtype),
+    )
+
+
+class ValueLoss(NamedTuple):
+    """The loss, and 1 for every token whose loss is the clipped one."""
+
+    loss: Tensor
+    clipped_BT: Tensor
+
+
+def value_loss(
+    values_BT: Tensor,
+    old_values_BT: Tensor,
+    returns_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    clip: float | None,
+    aggregation: Aggregation = "token-mean",
+    denominator: float | Tensor | None = None,
+    horizon: float | None = None,
+) -> ValueLoss:
+    """Return aggregate(½ · max((V − R)², (clamp(V, V_old ± clip) − R)²), mask).  [B, T] → scalar and [B, T].
+
+    `clip` is in units of the rewards; `clip=None` gives ½·(V − R)². See `aggregate` for `aggregation`, `denominator`
+    and `horizon`.  Schulman et al., 2017, as in verl and OpenRLHF.
+    Raises ValueError for mismatched shapes and for a clip that is not above 0.
+    """
+    check_same_shape(values_BT=values_BT, old_values_BT=old_values_BT, returns_BT=returns_BT, mask_BT=mask_BT)
+    if clip is not None and clip <= 0:
+        raise ValueError(f"clip must be above 0, not {clip}: None turns it off")
+    values_BT = apply_mask(values_BT, mask_BT)
+    old_BT = apply_mask(old_values_BT.detach(), mask_BT)
+    returns_BT = apply_mask(returns_BT.detach(), mask_BT)
+    unclipped_BT = (values_BT - returns_BT).square()
+    clipped_error_BT = unclipped_BT
+    if clip is not None:
+        # old + clamp(V − old) is not exactly V within the bounds, so rounding would mark tokens as clipped.
+        clipped_error_BT = (values_BT.clamp(old_BT - clip, old_BT + clip) - returns_BT).square()
+    loss_BT = 0.5 * torch.maximum(unclipped_BT, clipped_error_BT)
+    return ValueLoss(
+        aggregate(loss_BT, mask_BT, aggregation, denominator=denominator, horizon=horizon),
+        (clipped_error_BT > unclipped_BT).to(loss_BT.dtype),
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from alignment.config.algorithm import PairKind, UnpairedKind
-from alignment.functional.masks import check_literal, check_same_shape
+from alignment.functional.aggregation import check_literal, check_same_shape
 
 
 class PreferenceLoss(NamedTuple):

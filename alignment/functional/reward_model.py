@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from alignment.functional.masks import check_same_shape
+from alignment.functional.aggregation import check_same_shape
 
 
 class PlattScaling(NamedTuple):
@@ -80,9 +80,8 @@ def fit_platt_scaling(
     for _ in range(steps):
         probability_M = torch.sigmoid(inputs_M2 @ params_2)
         gradient_2 = inputs_M2.T @ (weight_M * (probability_M - target_M)) + prior * (params_2 - start_2)
-        hessian_22 = (inputs_M2.T * (weight_M * probability_M * (1 - probability_M))) @ inputs_M2 + prior * torch.eye(
-            2
-        ).double()
+        curvature_M = weight_M * probability_M * (1 - probability_M)
+        hessian_22 = (inputs_M2.T * curvature_M) @ inputs_M2 + prior * torch.eye(2).double()
         step_2 = torch.linalg.solve(hessian_22, gradient_2)
         step_size = 1.0
         while objective(params_2 - step_size * step_2) > objective(params_2) and step_size > 1e-9:

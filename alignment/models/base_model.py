@@ -1,14 +1,47 @@
-"""A causal language model that returns hidden states or log-probs of selected tokens only.
+"""The base model: the roles that it acts in, how it is loaded, and log-probs or hidden states of selected tokens.
+
+actor       the policy that is trained
+reference   the base model without any adapter
+critic      returns a value for every token instead of a log-prob
+reward      returns one score for a reply instead of log-probs
 
 Tensor suffixes: B rows, T tokens of a row, N scored tokens of all rows, D hidden size.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch.nn.utils.parametrize import register_parametrization
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
 from alignment.models.lm_head import compute_logprobs
+
+ModelRole = Literal["actor", "reference", "critic", "reward"]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass
+class ActiveRole:
+    """The role of the current forward pass. All LoRA layers of one base model share one instance."""
+
+    role: ModelRole = "actor"
+
+    @contextmanager
+    def acting_as(self, role: ModelRole) -> Iterator[None]:
+        """Set the role within a `with` block, and restore the previous one afterwards."""
+        previous, self.role = self.role, role
+        try:
+            yield
+        finally:
+            self.role = previous
 
 
 class ModelInputs(NamedTuple):
@@ -84,3 +117,100 @@ class BaseLM(nn.Module):
         """
         head = self.model.get_output_embeddings()
         return compute_logprobs(hidden_ND, head, inputs.targets_N, inputs.temperatures_N, self.logits_chunk)
+
+
+def pick_device(device: str) -> torch.device:
+    """Return the device of that name; "auto" is the GPU if there is one, else the CPU."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def load_base_model(path: Path, dtype: str, device: torch.device) -> PreTrainedModel:
+    """Return the model in `path`, frozen and in evaluation mode, in `dtype` on `device`.
+
+    Attention is SDPA: it has fast kernels for causal attention without a mask on CPU and GPU.
+    Raises ValueError for an architecture that `BaseLM` would compute wrongly.
+    """
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=DTYPES[dtype], attn_implementation="sdpa", local_files_only=True
+    )
+    model = model.requires_grad_(False).eval().to(device)
+    _check_architecture(model)
+    return model
+
+
+@torch.no_grad()
+def _check_architecture(model: PreTrainedModel) -> None:
+    """Check that the decoder has a list of layers and that its logits are the linear head's output.
+
+    Some models scale or cap the logits after the head. Raises ValueError.
+    """
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    name = type(model).__name__
+    if not isinstance(getattr(decoder, "layers", None), nn.ModuleList) or not isinstance(head, nn.Linear):
+        raise ValueError(
+            f"{name} is not supported: its decoder must have a list of layers and its head must be linear, "
+            "as in Llama and Qwen."
+        )
+    input_ids_BT = torch.arange(min(8, head.out_features), device=model.device)[None]
+    expected = model(input_ids=input_ids_BT, use_cache=False).logits.float()
+    logits = head(decoder(input_ids=input_ids_BT, use_cache=False).last_hidden_state).float()
+    if (logits - expected).abs().max() > 4 * torch.finfo(model.dtype).eps * expected.abs().max():
+        raise ValueError(f"{name} is not supported: its logits are not those of its head; it scales or caps them.")
+
+
+class CastOnRead(nn.Module):
+    """A parametrization that returns a float32 master weight in `dtype`."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.to(self.dtype)
+
+
+def enable_master_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Make every weight of a float32 model read as `dtype`, in place. Gradients are float32.
+
+    Optimizer steps are too small for bfloat16. On one rank this does what FSDP's mixed precision does on several: all
+    computation is in the model's own dtype, so the log-probs are those of the weights as an engine holds them
+    (Micikevicius et al., 2018).
+    """
+    for module in list(model.modules()):
+        for name, _ in list(module.named_parameters(recurse=False)):
+            register_parametrization(module, name, CastOnRead(dtype), unsafe=True)  # unsafe allows the dtype to change
+
+
+def named_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return all weights by the names of a Hugging Face file. A tied weight appears once."""
+    return {
+        name.replace(".parametrizations.", ".").removesuffix(".original"): parameter
+        for name, parameter in model.named_parameters()
+    }
+
+
+def enable_activation_checkpointing(layers: Iterable[nn.Module], active_role: ActiveRole) -> None:
+    """Wrap the `forward` of every decoder layer, in place: it stores its input only and is recomputed when needed.
+
+    The wrapper runs inside the hooks of FSDP, so a layer is gathered once in the backward pass. The switch of
+    transformers is not used: it requires training mode, which enables dropout.
+    """
+    for layer in layers:
+        layer.forward = partial(_checkpointed_forward, layer.forward, active_role)
+
+
+def _checkpointed_forward(forward: Callable[..., Any], active_role: ActiveRole, *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    role = active_role.role  # during the backward pass another role may be active
+    return checkpoint(
+        forward,
+        *args,
+        use_reentrant=False,
+        preserve_rng_state=False,  # the forward pass draws no random numbers
+        context_fn=lambda: (nullcontext(), active_role.acting_as(role)),
+        **kwargs,
+    )

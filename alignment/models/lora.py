@@ -15,9 +15,9 @@ from peft import LoraConfig
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from alignment.artifacts import ADAPTER_CONFIG
+from alignment.artifacts.specs import ADAPTER_CONFIG
 from alignment.config.trainer import LoRAConfig
-from alignment.models.roles import ActiveRole, ModelRole
+from alignment.models.base_model import ActiveRole, ModelRole
 
 PREFIX = "base_model.model."  # peft wraps a model twice before it names its modules
 
@@ -37,7 +37,7 @@ class LoRALinear(nn.Module):
         self.lora_A = nn.ParameterDict()
         self.lora_B = nn.ParameterDict()
 
-    def add_adapter(self, role: ModelRole, rank: int, trainable: bool) -> None:
+    def add_adapter(self, role: ModelRole, rank: int) -> None:
         """Add A and B for a role, all zeros. They are float32 for any base: bfloat16 would round optimizer steps away.
 
         A is [rank, in_features], B is [out_features, rank].
@@ -45,7 +45,7 @@ class LoRALinear(nn.Module):
         device = self.base_layer.weight.device
         shapes = (rank, self.base_layer.in_features), (self.base_layer.out_features, rank)
         for matrices, shape in zip((self.lora_A, self.lora_B), shapes, strict=True):
-            matrices[role] = nn.Parameter(torch.zeros(shape, device=device), requires_grad=trainable)
+            matrices[role] = nn.Parameter(torch.zeros(shape, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] → [..., out_features], in the dtype of `x`."""
@@ -76,11 +76,11 @@ def insert_lora_layers(model: nn.Module, lora: LoRAConfig, active_role: ActiveRo
         model.set_submodule(path, LoRALinear(module, lora.alpha / lora.rank, active_role))
 
 
-def add_adapter(model: nn.Module, role: ModelRole, rank: int, *, trainable: bool) -> None:
+def add_adapter(model: nn.Module, role: ModelRole, rank: int) -> None:
     """Add an adapter for a role to every LoRA layer, all zeros."""
     for module in model.modules():
         if isinstance(module, LoRALinear):
-            module.add_adapter(role, rank, trainable)
+            module.add_adapter(role, rank)
 
 
 def adapter_parameters(model: nn.Module, role: ModelRole) -> dict[str, nn.Parameter]:

@@ -11,7 +11,8 @@ are restored without the dummy step that its `set_optimizer_state_dict` makes to
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import NoReturn
 
 import torch
@@ -22,13 +23,26 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-def init_process_group(device: torch.device) -> tuple[int, int]:
-    """Return (rank, number of ranks), and join torchrun's process group unless the caller has joined it already."""
+def init_process_group(device: torch.device, timeout: timedelta | None = None) -> tuple[int, int]:
+    """Return (rank, number of ranks), and join torchrun's process group unless the caller has joined it already.
+
+    `timeout` limits each collective; None is torch's default of minutes.
+    """
     if dist.is_torchelastic_launched() and not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(dist.get_node_local_rank())
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+    return rank(), num_ranks()
+
+
+def rank() -> int:
+    """Return this process's rank; 0 if it is the only one."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def num_ranks() -> int:
+    """Return the number of ranks."""
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def exit_process() -> NoReturn:
@@ -57,9 +71,9 @@ def apply_fsdp(
     Each unit is gathered by itself, so that only one is unsharded at a time; the remaining parameters belong to the
     root. Units are gathered in `dtype`, `full_precision_units` in their own dtype. Gradients are reduced in float32.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if num_ranks() == 1:
         return
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    mesh = init_device_mesh(device.type, (num_ranks(),))
     # Inputs are not cast: they include temperatures, which bfloat16 would round.
     mixed_precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in full_precision_units:
@@ -98,8 +112,17 @@ def shard_like(tensor: Tensor, pattern: Tensor) -> Tensor:
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
     """Sum a tensor over all ranks, in place, and return it. All ranks must call it."""
-    dist.all_reduce(tensor)
+    if num_ranks() > 1:
+        dist.all_reduce(tensor)
     return tensor
+
+
+def gather_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous copies of the full tensors on rank 0, and nothing on the others. All ranks must call it."""
+    full = ((name, full_tensor(tensor).detach()) for name, tensor in tensors.items())
+    return {
+        name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format) for name, tensor in full if rank() == 0
+    }
 
 
 def broadcast_text(text: str) -> str:

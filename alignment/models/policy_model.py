@@ -1,7 +1,7 @@
 """The policy model: one base model that acts in several roles and returns log-probs or values of given tokens.
 
-With LoRA the frozen base weights are in memory once: actor, critic, anchor and reward model are adapters on them, and
-the reference is the base model without an adapter. With full weights the actor is the base model itself, in float32;
+With LoRA the frozen base weights are in memory once: actor, critic and reward model are adapters on them, and the
+reference is the base model without an adapter. With full weights the actor is the base model itself, in float32;
 the reference is a second, frozen copy, whose hidden states the reward model reads; the critic reads the actor's hidden
 states without a gradient to them.
 
@@ -13,17 +13,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from alignment.config.trainer import TrainerConfig
+from alignment.config.trainer import Packing, TrainerConfig
 from alignment.errors import DamagedAdapter
-from alignment.models import lora, master_weights, parallel
-from alignment.models.activation_checkpointing import enable_activation_checkpointing
-from alignment.models.base_model import BaseLM, ModelInputs
-from alignment.models.loading import DTYPES, load_base_model
-from alignment.models.roles import ActiveRole, ModelRole
+from alignment.models import base_model as base
+from alignment.models import lora, parallel
+from alignment.models.base_model import ActiveRole, BaseLM, ModelInputs, ModelRole, load_base_model
 
-__all__ = ["ModelInputs", "ModelRole", "PolicyModel"]
-
-VALUE_HEAD = "value_head.weight"
+VALUE_HEAD = "value_head."
 REWARD_HEAD = "reward_head."
 
 
@@ -38,43 +34,41 @@ class PolicyModel(nn.Module):
         *,
         critic: bool = False,
         reference: bool = True,
-        anchor: bool = False,
     ) -> None:
         """Load the base model and add the requested roles. A role that is not requested takes no memory.
 
         All roles are created here, because FSDP accepts no parameters later.
-        Raises ValueError for an anchor without LoRA, and for a reward model on full weights without a reference.
+        Raises ValueError for a reward model on full weights without a reference.
         """
         super().__init__()
         self.base_model = base_model
+        self.device = device
         self.lora = config.lora
-        self.dtype = DTYPES[config.dtype]
-        self.has_anchor = anchor
+        self.dtype = base.DTYPES[config.dtype]
         self.active_role = ActiveRole()
         self.reference_lm: BaseLM | None = None
         self.value_head: nn.Linear | None = None
         self.reward_head: nn.Linear | None = None
         if config.lora is None:
-            if anchor:
-                raise ValueError("An anchor is an adapter, so it needs LoRA; this trainer trains full weights.")
             if config.reward_model is not None and not reference:
                 raise ValueError("With full weights a reward model needs the reference model; set reference=True.")
             model = load_base_model(base_model, "float32", device).requires_grad_(True)
             if self.dtype != torch.float32:
-                master_weights.enable_master_weights(model, self.dtype)
+                base.enable_master_weights(model, self.dtype)
             if reference:
                 self.reference_lm = BaseLM(load_base_model(base_model, config.dtype, device), config.logits_chunk)
         else:
             model = load_base_model(base_model, config.dtype, device)
             lora.insert_lora_layers(model, config.lora, self.active_role)
-            lora.add_adapter(model, "actor", config.lora.rank, trainable=True)
+            lora.add_adapter(model, "actor", config.lora.rank)
             if critic:
-                lora.add_adapter(model, "critic", config.critic.rank, trainable=True)
-            if anchor:
-                lora.add_adapter(model, "anchor", config.lora.rank, trainable=False)
+                lora.add_adapter(model, "critic", config.critic.rank)
             if config.reward_model is not None:
-                lora.add_adapter(model, "reward", config.lora.rank, trainable=True)
+                lora.add_adapter(model, "reward", config.lora.rank)
         self.base_lm = BaseLM(model, config.logits_chunk)
+        # Rows that branch need an explicit attention mask, which not every model supports.
+        can_branch = config.packing != "tree" or self.base_lm.supports_attention_mask
+        self.packing: Packing = config.packing if can_branch else "chain"
         width = model.get_output_embeddings().in_features
         if critic:
             self.value_head = nn.Linear(width, 1, bias=False, device=device, dtype=torch.float32)
@@ -84,7 +78,7 @@ class PolicyModel(nn.Module):
             nn.init.zeros_(self.reward_head.weight)
             nn.init.zeros_(self.reward_head.bias)
         if config.gradient_checkpointing:
-            enable_activation_checkpointing(self.base_lm.layers, self.active_role)
+            base.enable_activation_checkpointing(self.base_lm.layers, self.active_role)
 
     @property
     def roles(self) -> tuple[ModelRole, ...]:
@@ -93,23 +87,17 @@ class PolicyModel(nn.Module):
             "actor": True,
             "reference": self.lora is not None or self.reference_lm is not None,
             "critic": self.value_head is not None,
-            "anchor": self.has_anchor,
             "reward": self.reward_head is not None,
         }
         return tuple(role for role in available if available[role])
 
-    @property
-    def supports_attention_mask(self) -> bool:
-        """Return whether inputs may have an explicit attention mask."""
-        return self.base_lm.supports_attention_mask
-
-    def shard(self, device: torch.device) -> None:
+    def shard(self) -> None:
         """Shard the weights over the ranks, if there are several. Optimizers must be built after this."""
         units = [*self.base_lm.layers]
         if self.reference_lm is not None:  # a unit of its own: its embeddings are not gathered with the actor's
             units += [*self.reference_lm.layers, self.reference_lm]
         heads = [head for head in (self.value_head, self.reward_head) if head is not None]
-        parallel.apply_fsdp(self, units, heads, device, self.dtype)
+        parallel.apply_fsdp(self, units, heads, self.device, self.dtype)
 
     def role_parameters(self, role: ModelRole) -> dict[str, nn.Parameter]:
         """Return a role's parameters, sharded, by the names of its file; the reference has none.
@@ -119,14 +107,12 @@ class PolicyModel(nn.Module):
         self._check_role(role)
         parallel.reshard(self)
         if self.lora is None and role == "actor":
-            return master_weights.named_weights(self.base_lm.model)
+            return base.named_weights(self.base_lm.model)
         named = lora.adapter_parameters(self.base_lm.model, role)
-        if role == "critic":
-            assert self.value_head is not None
-            named[VALUE_HEAD] = self.value_head.get_parameter("weight")
-        if role == "reward":
-            assert self.reward_head is not None
-            named |= {REWARD_HEAD + name: parameter for name, parameter in self.reward_head.named_parameters()}
+        heads = {"critic": (VALUE_HEAD, self.value_head), "reward": (REWARD_HEAD, self.reward_head)}
+        prefix, head = heads.get(role, ("", None))
+        if head is not None:
+            named |= {prefix + name: parameter for name, parameter in head.named_parameters()}
         return named
 
     @torch.no_grad()
@@ -154,7 +140,7 @@ class PolicyModel(nn.Module):
         """
         if self.lora is None and role == "actor":
             model = load_base_model(self.base_model, "float32", torch.device("cpu"))
-            return {name: parameter.detach() for name, parameter in master_weights.named_weights(model).items()}
+            return {name: parameter.detach() for name, parameter in base.named_weights(model).items()}
         return lora.init_adapter(
             {name: tuple(tensor.shape) for name, tensor in self.role_parameters(role).items()}, seed
         )

@@ -104,8 +104,11 @@ def decide(config: CanaryConfig, candidate: Arm, stable: Arm, age_seconds: float
         "less_approval": worse_evidence(candidate.good, candidate.rated, stable.good, stable.rated),
         "no_worse": worse_evidence(stable.good, stable.rated, candidate.good, candidate.rated, -config.margin),
     }
-    if alarm := _alarm(config, candidate, stable, figures):
-        return Decision("roll_back", alarm, figures)
+    if figures["less_approval"] >= figures["alarm_at"]:
+        reason = f"less approval: {_approval(candidate)} against {_approval(stable)}, {confidence(config)}"
+        return Decision("roll_back", reason, figures)
+    if violation := guardrail_violation(config, candidate, stable, figures):
+        return Decision("roll_back", violation, figures)
     evidence, required = figures["no_worse"], figures["promote_at"]
     details = (
         f"{_approval(candidate)} against {_approval(stable)}, "
@@ -190,13 +193,6 @@ def compare_arms(config: Comparison, candidate: Arm, stable: Arm) -> dict[str, f
         "alarm_at": math.log(NUM_TESTS / config.alpha),
         "promote_at": math.log(1 / config.alpha),
     }
-
-
-def _alarm(config: CanaryConfig, candidate: Arm, stable: Arm, figures: Mapping[str, float]) -> str | None:
-    """Return the reason for an alarm about the candidate, None if there is none."""
-    if figures["less_approval"] >= figures["alarm_at"]:
-        return f"less approval: {_approval(candidate)} against {_approval(stable)}, {confidence(config)}"
-    return guardrail_violation(config, candidate, stable, figures)
 
 
 def confidence(config: Comparison) -> str:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from alignment.config.rewards import JudgeSource, RewardsConfig
 from alignment.release.canary import Arm, Comparison, Decision, compare_arms, confidence, guardrail_violation
-from alignment.signals.eligibility import scores_unseen_replies
+from alignment.signals.combine_rewards import scores_unseen_replies
 
 SHADOW = "shadow_config"  # the name under which a turn's share is drawn
 

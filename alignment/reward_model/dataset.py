@@ -4,13 +4,11 @@ It does not import torch.
 """
 
 import hashlib
-import json
-from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
 
-from alignment.disjoint_set import DisjointSet
+from alignment.data.components import connected_components
 
 MAX_RATER_SHARE = 0.1  # a rater with a larger share of the examples connects no replies: nothing could be held out
 MAX_HELD_OUT_FACTOR = 1.5  # the held-out part is at most this many times the requested share
@@ -87,25 +85,6 @@ class PreferenceDataset:
         """Return the ids of all raters."""
         return {example.rater for example in self.examples if example.rater is not None}
 
-    def to_bytes(self) -> bytes:
-        """Return the dataset as JSON; floats are written so that they read back bit for bit."""
-        return json.dumps(asdict(self), allow_nan=False).encode()
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> Self:
-        """Return the dataset that `to_bytes` wrote."""
-        fields = json.loads(raw)
-        return cls(
-            tuple(_parse_reply(reply) for reply in fields["replies"]),
-            tuple(PreferencePair(**pair) for pair in fields["pairs"]),
-            tuple(BinaryLabel(**label) for label in fields["labels"]),
-        )
-
-
-def replies_to_bytes(replies: Sequence[Reply]) -> bytes:
-    """Return replies without feedback as the bytes of a dataset."""
-    return PreferenceDataset(tuple(replies)).to_bytes()
-
 
 def select_held_out(dataset: PreferenceDataset, share: float, seed: int) -> set[int]:
     """Return the indices of the replies to hold out: about `share` of the examples are about them.
@@ -115,24 +94,18 @@ def select_held_out(dataset: PreferenceDataset, share: float, seed: int) -> set[
     unless that rater has more than MAX_RATER_SHARE of the examples. The choice is by hash: the same dataset and seed
     give the same result.
     """
-    sets = DisjointSet(len(dataset.replies))
+    examples = dataset.examples
+    examples_of_rater = Counter(example.rater for example in examples)
+    keys: list[list[Hashable]] = [[("prompt", reply.prompt_ids)] for reply in dataset.replies]
     for index, reply in enumerate(dataset.replies):
-        sets.union_by_key(index, ("prompt", reply.prompt_ids))
         if reply.conversation is not None:
-            sets.union_by_key(index, ("conversation", reply.conversation))
-    examples_of_rater = Counter(example.rater for example in dataset.examples if example.rater is not None)
-    examples = [(example.reply_indices, example.rater) for example in dataset.examples]
-    num_examples: Counter[int] = Counter()  # by the first reply of each
-    for indices, rater in examples:
-        for index in indices:
-            sets.union_by_key(index, ("pair", indices))
-            if rater is not None and examples_of_rater[rater] <= MAX_RATER_SHARE * len(dataset):
-                sets.union_by_key(index, ("rater", rater))
-    for indices, _ in examples:
-        num_examples[indices[0]] += 1
-    components: dict[int, list[int]] = defaultdict(list)
-    for index in range(len(dataset.replies)):
-        components[sets.find(index)].append(index)
+            keys[index].append(("conversation", reply.conversation))
+    for example in examples:
+        for index in example.reply_indices:
+            keys[index].append(("pair", example.reply_indices))
+            if example.rater is not None and examples_of_rater[example.rater] <= MAX_RATER_SHARE * len(examples):
+                keys[index].append(("rater", example.rater))
+    num_examples = Counter(example.reply_indices[0] for example in examples)  # by the first reply of each
 
     def component_hash(component: list[int]) -> str:
         turn_id = min(dataset.replies[index].turn_id for index in component)
@@ -140,7 +113,7 @@ def select_held_out(dataset: PreferenceDataset, share: float, seed: int) -> set[
 
     held_out: set[int] = set()
     held_out_examples, target = 0, share * len(dataset)
-    for component in sorted(components.values(), key=component_hash):
+    for component in sorted(connected_components(keys), key=component_hash):
         count = sum(num_examples[index] for index in component)
         if held_out_examples < target and held_out_examples + count <= MAX_HELD_OUT_FACTOR * target:
             held_out |= set(component)
@@ -160,8 +133,3 @@ def split(dataset: PreferenceDataset, held_out: set[int]) -> tuple[PreferenceDat
         return PreferenceDataset(dataset.replies, pairs, labels)
 
     return select(False), select(True)
-
-
-def _parse_reply(fields: dict[str, Any]) -> Reply:
-    lists = {name: tuple(fields[name]) for name in ("prompt_ids", "output_ids")}
-    return Reply(**(fields | lists))

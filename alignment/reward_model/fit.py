@@ -2,14 +2,14 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from alignment.config.trainer import RewardModelConfig
 from alignment.data.micro_batches import ScoredSequence, make_micro_batches, make_model_inputs
-from alignment.data.prefix_sharing import Packing
 from alignment.errors import NonFiniteUpdate
 from alignment.functional import binary_feedback_loss, bradley_terry_loss
 from alignment.models import parallel
@@ -20,6 +20,7 @@ from alignment.trainer.trainer import Trainer
 
 # Appended to a reply and never read: the hidden state that predicts it is that of the reply's last token.
 END_TOKEN = 0
+ExampleGroup = list[PreferencePair | BinaryLabel]  # one label, or all pairs of one ranking, which share computation
 
 
 def make_sequence(reply: Reply) -> ScoredSequence:
@@ -39,49 +40,33 @@ def score_replies(trainer: Trainer, replies: Sequence[Reply], indices: Collectio
             trainer.policy,
             [make_sequence(replies[index]) for index in selected],
             max_tokens=trainer.config.microbatch_tokens,
-            rank=trainer.rank,
-            num_ranks=trainer.num_ranks,
             role="reward",
         )
         scores_B[torch.tensor(selected)] = scores_B1[:, 0].cpu()
     return scores_B
 
 
-class ExampleGroup:
-    """One label, or all pairs of one ranking, which share their computation."""
-
-    def __init__(self, pairs: Sequence[PreferencePair], labels: Sequence[BinaryLabel]) -> None:
-        self.pairs, self.labels = tuple(pairs), tuple(labels)
-        examples: list[PreferencePair | BinaryLabel] = [*pairs, *labels]
-        self.reply_indices = sorted({index for example in examples for index in example.reply_indices})
-
-    @property
-    def num_examples(self) -> int:
-        return len(self.pairs) + len(self.labels)
-
-    @property
-    def weight(self) -> float:
-        """Return the total weight of the examples."""
-        return sum(pair.weight for pair in self.pairs) + sum(label.weight for label in self.labels)
-
-
 def group_examples(dataset: PreferenceDataset) -> list[ExampleGroup]:
     """Return one group per ranking and one per label."""
-    rankings: dict[int, list[PreferencePair]] = defaultdict(list)
+    rankings: dict[int, ExampleGroup] = defaultdict(list)
     for pair in dataset.pairs:
         rankings[pair.ranking].append(pair)
-    pair_groups = [ExampleGroup(pairs, ()) for pairs in rankings.values()]
-    return pair_groups + [ExampleGroup((), (label,)) for label in dataset.labels]
+    labels: list[ExampleGroup] = [[label] for label in dataset.labels]
+    return [*rankings.values(), *labels]
 
 
 def _split_batches(groups: Sequence[ExampleGroup], num_batches: int) -> list[list[ExampleGroup]]:
     """Return up to `num_batches` batches with about equally many examples each, none empty."""
     batches: list[list[ExampleGroup]] = [[] for _ in range(num_batches)]
-    total, before = sum(group.num_examples for group in groups), 0
+    total, before = sum(len(group) for group in groups), 0
     for group in groups:
         batches[before * num_batches // total].append(group)
-        before += group.num_examples
+        before += len(group)
     return [batch for batch in batches if batch]
+
+
+def _reply_indices(examples: Iterable[PreferencePair | BinaryLabel]) -> list[int]:
+    return sorted({index for example in examples for index in example.reply_indices})
 
 
 class FitLoop:
@@ -124,18 +109,18 @@ class FitLoop:
     def _accumulate_gradient(self, batch: Sequence[ExampleGroup]) -> float:
         """Leave the batch's gradient on the parameters; return its loss, the same on every rank."""
         trainer = self.trainer
-        reply_indices = sorted({index for group in batch for index in group.reply_indices})
+        reply_indices = _reply_indices(chain.from_iterable(batch))
         position = {index: number for number, index in enumerate(reply_indices)}
         sequences = [make_sequence(self.dataset.replies[index]) for index in reply_indices]
-        packing: Packing = trainer.config.packing if trainer.policy.supports_attention_mask else "chain"
+        packing = trainer.policy.packing
         micro_batches = make_micro_batches(
             sequences,
             trainer.config.microbatch_tokens,
             trainer.num_ranks,
-            coupled=[[position[index] for index in g.reply_indices] for g in batch if len(g.reply_indices) > 1],
+            coupled=[[position[index] for index in _reply_indices(group)] for group in batch],
             packing=packing,
         )
-        total_weight = sum(group.weight for group in batch)
+        total_weight = sum(sum(example.weight for example in group) for group in batch)
         total_loss = torch.zeros((), device=trainer.device)
         for micro_batch in micro_batches[trainer.rank :: trainer.num_ranks]:
             # A rank with an empty micro-batch computes any other one with weight 0, to take part in the collectives.
@@ -143,17 +128,17 @@ class FitLoop:
             inputs = make_model_inputs([sequences[number] for number in rows], trainer.device, packing)
             scores_N = trainer.policy(inputs, "reward")
             score_index = {reply_indices[number]: index for index, number in enumerate(rows)}
-            groups = [group for group in batch if group.reply_indices[0] in score_index]
-            loss = _weighted_loss(groups, score_index, scores_N) / total_weight * float(bool(micro_batch))
+            examples = [one for group in batch for one in group if one.reply_indices[0] in score_index]
+            loss = _weighted_loss(examples, score_index, scores_N) / total_weight * float(bool(micro_batch))
             (loss * trainer.num_ranks).backward()  # FSDP averages over the ranks
             total_loss += loss.detach()
-        return float(parallel.sum_over_ranks(total_loss) if trainer.num_ranks > 1 else total_loss)
+        return float(parallel.sum_over_ranks(total_loss))
 
 
-def _weighted_loss(groups: Sequence[ExampleGroup], score_index: dict[int, int], scores: Tensor) -> Tensor:
-    """Return Σ weight · loss over the examples of the groups. `score_index` maps a reply to its score's index."""
-    pairs = [pair for group in groups for pair in group.pairs]
-    labels = [label for group in groups for label in group.labels]
+def _weighted_loss(examples: ExampleGroup, score_index: dict[int, int], scores: Tensor) -> Tensor:
+    """Return Σ weight · loss over the examples. `score_index` maps a reply to its score's index."""
+    pairs = [example for example in examples if isinstance(example, PreferencePair)]
+    labels = [example for example in examples if isinstance(example, BinaryLabel)]
 
     def scores_at(replies: Sequence[int]) -> Tensor:
         indices = torch.tensor([score_index[reply] for reply in replies], dtype=torch.long, device=scores.device)

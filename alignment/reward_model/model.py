@@ -1,8 +1,13 @@
 """The reward model: fitted on people's feedback, exported like a version, and used to score replies.
 
+adapter_model.safetensors   adapter_config.json    the adapter; not with full weights
+head.safetensors                                   the head's weight and bias
+reward_model.json                                  the calibration from score to reward, and the metrics
+
 Every rank calls every method. It uses the model role "reward" of the trainer's policy and leaves the other roles alone.
 """
 
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -10,20 +15,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from alignment.artifacts import AdapterSpec
-from alignment.config.trainer import OptimConfig, RewardModelConfig
-from alignment.errors import NothingToCompare
+from alignment.artifacts.manifest import verify
+from alignment.artifacts.specs import ADAPTER, AdapterSpec, check_adapter
+from alignment.config.trainer import LoRAConfig, OptimConfig, RewardModelConfig
+from alignment.errors import DamagedAdapter, NothingToCompare
+from alignment.functional import PlattScaling
+from alignment.models import lora as model_lora
 from alignment.models import parallel
-from alignment.reward_model import artifacts
-from alignment.reward_model.artifacts import RewardModelState
+from alignment.models.policy_model import REWARD_HEAD
 from alignment.reward_model.dataset import PreferenceDataset, Reply, select_held_out, split
 from alignment.reward_model.evaluate import calibrate, evaluate, scores_to_rewards
 from alignment.reward_model.fit import FitLoop, score_replies
-from alignment.trainer.export import Export, export_directory
+from alignment.trainer.checkpoint import Export, export_directory
 from alignment.trainer.optimizer import Optimizer
 from alignment.trainer.trainer import Trainer
+
+HEAD = "head.safetensors"
+METADATA = "reward_model.json"
 
 
 @dataclass
@@ -38,13 +49,12 @@ class FitState:
 
 
 @dataclass(frozen=True)
-class FitResult:
-    """The metrics of a fit on held-out examples, the same on every rank.
+class RewardModelState:
+    """Full tensors on the CPU by name, the calibration from score to probability, and the metrics of the fit."""
 
-    Example: FitResult(metrics={"agreement": 0.81, "thumb_auc": 0.88, "calibration_error": 0.04, "num_thumbs": 812, …})
-    """
-
-    metrics: dict[str, float]
+    tensors: dict[str, Tensor]
+    platt: PlattScaling
+    metrics: dict[str, Any]
 
 
 class RewardModel:
@@ -56,8 +66,8 @@ class RewardModel:
         self._state: RewardModelState | None = None
         self._fit: FitState | None = None
 
-    def fit(self, dataset: PreferenceDataset) -> FitResult:
-        """Fit a new reward model on the dataset except its held-out part, and calibrate it on that.
+    def fit(self, dataset: PreferenceDataset) -> dict[str, float]:
+        """Fit a new reward model on the dataset except its held-out part, calibrate it on that, and return its metrics.
 
         Equal datasets, seeds and numbers of ranks give equal bits. Raises NothingToCompare if there are too few
         examples and NonFiniteUpdate if the loss diverges; the previous reward model is then no longer loaded.
@@ -89,7 +99,7 @@ class RewardModel:
                 total_steps=loop.steps,
             ),
         )
-        optimizer.reset()
+        optimizer.load()
         self._fit = FitState(dataset, held_out, loop, optimizer, time.perf_counter() - started)
         return loop.steps
 
@@ -100,8 +110,12 @@ class RewardModel:
         fit.seconds += time.perf_counter() - started
         return is_done
 
-    def finish(self) -> FitResult:
-        """Evaluate and calibrate on the held-out part, and keep the result as the loaded reward model."""
+    def finish(self) -> dict[str, float]:
+        """Evaluate and calibrate on the held-out part, and keep the result as the loaded reward model.
+
+        Return the metrics, the same on every rank.
+        Example: {"agreement": 0.81, "thumb_auc": 0.88, "calibration_error": 0.04, "num_thumbs": 812, …}
+        """
         trainer, fit, started = self.trainer, self._current_fit, time.perf_counter()
         self._fit = None
         dataset, held_out = fit.dataset, fit.held_out
@@ -118,24 +132,15 @@ class RewardModel:
             "seconds": fit.seconds + time.perf_counter() - started,
         }
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        full_tensors = {
-            name: parallel.full_tensor(tensor).detach()
-            for name, tensor in trainer.policy.role_parameters("reward").items()
-        }
-        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in full_tensors.items() if trainer.rank == 0}
+        tensors = parallel.gather_to_cpu(trainer.policy.role_parameters("reward"))
         self._state = RewardModelState(tensors, calibrate(held_out, scores), metrics)
-        return FitResult(metrics)
+        return metrics
 
     def export(self, directory: Path, lineage: Mapping[str, Any]) -> Export:
         """Write the result of the last fit. Rank 0 writes; all ranks return the hash of the manifest."""
         state, lora, base_model = self._state, self.trainer.config.lora, self.trainer.base_model
         assert state is not None, "there is nothing to export before a fit"
-        result = Export(directory, "", 0.0)
-        if self.trainer.rank == 0:
-            result = export_directory(
-                directory, lambda folder: artifacts.write(folder, state, lora, base_model), lineage
-            )
-        return replace(result, manifest_sha256=parallel.broadcast_text(result.manifest_sha256))
+        return export_directory(directory, lambda folder: write(folder, state, lora, base_model), lineage)
 
     def restore(self, directory: Path, sha256: str) -> None:
         """Load the reward model in a directory.
@@ -145,7 +150,7 @@ class RewardModel:
         self._state = self._fit = None
         lora = self.trainer.config.lora
         spec = None if lora is None else AdapterSpec.from_base_model(self.trainer.base_model, lora)
-        state = artifacts.read(directory, sha256, spec)
+        state = read(directory, sha256, spec)
         self.trainer.policy.load_adapter(state.tensors, "reward")
         self._state = replace(state, tensors={})
 
@@ -180,3 +185,30 @@ def _check_size(train: PreferenceDataset, held_out: PreferenceDataset, config: R
             raise NothingToCompare(
                 f"All {name} labels point one way, and there are no pairs: there is no preference to learn."
             )
+
+
+def write(directory: Path, state: RewardModelState, lora: LoRAConfig | None, base_model: Path) -> None:
+    """Write a reward model into an empty directory. `lora` is None for full weights."""
+    head = {name: tensor for name, tensor in state.tensors.items() if name.startswith(REWARD_HEAD)}
+    save_file(head, directory / HEAD)
+    if lora is not None:
+        save_file({name: tensor for name, tensor in state.tensors.items() if name not in head}, directory / ADAPTER)
+        model_lora.write_config(directory, lora, base_model)
+    metadata = {"platt": state.platt._asdict(), "metrics": state.metrics}
+    (directory / METADATA).write_text(json.dumps(metadata, indent=1, sort_keys=True, allow_nan=False))
+
+
+def read(directory: Path, sha256: str, spec: AdapterSpec | None) -> RewardModelState:
+    """Return the reward model in a directory. `spec` is None for full weights.
+
+    Raises DamagedAdapter if the directory does not match the manifest with this hash or does not fit the base model.
+    """
+    verify(directory, sha256)
+    tensors: dict[str, Tensor] = load_file(directory / HEAD)
+    if spec is not None:
+        check_adapter(directory, spec)
+        tensors |= load_file(directory / ADAPTER)
+    elif (directory / ADAPTER).exists():
+        raise DamagedAdapter(f"{directory} holds an adapter, and full weights take none.")
+    metadata = json.loads((directory / METADATA).read_text())
+    return RewardModelState(tensors, PlattScaling(**metadata["platt"]), metadata["metrics"])

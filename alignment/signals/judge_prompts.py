@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from statistics import fmean
 from typing import Any, Literal
 
@@ -50,9 +49,10 @@ def build_grading_prompt(
     messages: Sequence[Mapping[str, Any]], reply: Mapping[str, Any], rubric: str, max_chars: int
 ) -> list[dict[str, str]]:
     """Build the prompt that asks for a grade of one reply."""
-    data = [*truncate_conversation(messages, max_chars), format_message({**reply, "role": "reply"}, max_chars)]
     return _build_prompt(
-        data,
+        messages,
+        [{**reply, "role": "reply"}],
+        max_chars,
         f'The last line of the data, with the role "reply", is the reply to judge. The measure is:\n{rubric}',
         'Answer with JSON: {"reason": one short sentence, "grade": 5 for excellent, 4 good, 3 neither, 2 poor, 1 bad}.',
     )
@@ -62,14 +62,10 @@ def build_outcome_prompt(
     messages: Sequence[Mapping[str, Any]], reply: Mapping[str, Any], next_message: str, max_chars: int
 ) -> list[dict[str, str]]:
     """Build the prompt that asks what the user's next message shows about the reply."""
-    next_line = {"role": "next", "content": next_message}
-    data = [
-        *truncate_conversation(messages, max_chars),
-        format_message({**reply, "role": "reply"}, max_chars),
-        format_message(next_line, max_chars),
-    ]
     return _build_prompt(
-        data,
+        messages,
+        [{**reply, "role": "reply"}, {"role": "next", "content": next_message}],
+        max_chars,
         f'The line with the role "reply" is the reply, the last one, "next", is what the user said to it. '
         f"{OUTCOME_CRITERION} "
         "A new request or a mere acknowledgement says nothing.",
@@ -82,20 +78,24 @@ def build_comparison_prompt(
     messages: Sequence[Mapping[str, Any]], a: Mapping[str, Any], b: Mapping[str, Any], rubric: str, max_chars: int
 ) -> list[dict[str, str]]:
     """Build the prompt that asks which of two replies to the same prompt is better."""
-    data = [
-        *truncate_conversation(messages, max_chars),
-        format_message({**a, "role": "reply A"}, max_chars),
-        format_message({**b, "role": "reply B"}, max_chars),
-    ]
     return _build_prompt(
-        data,
+        messages,
+        [{**a, "role": "reply A"}, {**b, "role": "reply B"}],
+        max_chars,
         'The last two lines of the data, "reply A" and "reply B", answer the same conversation. Their order is chance. '
         f"The measure is:\n{rubric}",
         'Answer with JSON: {"reason": one short sentence, "better": "A", "B" or "tie"}.',
     )
 
 
-def _build_prompt(data: Sequence[dict[str, Any]], instructions: str, answer_format: str) -> list[dict[str, str]]:
+def _build_prompt(
+    messages: Sequence[Mapping[str, Any]],
+    judged: Sequence[Mapping[str, Any]],
+    max_chars: int,
+    instructions: str,
+    answer_format: str,
+) -> list[dict[str, str]]:
+    data = [*truncate_conversation(messages, max_chars), *(format_message(line, max_chars) for line in judged)]
     text = "\n".join(json.dumps(line, ensure_ascii=False).translate(LINE_ESCAPES) for line in data)
     raw = text.encode("utf-8", "replace")  # an unpaired surrogate cannot be sent
     lines, mark = raw.decode(), hashlib.sha256(raw).hexdigest()[:16]
@@ -144,7 +144,7 @@ def shorten(text: str, max_chars: int) -> str:
 def parse_answer(text: str, answer_format: AnswerFormat) -> tuple[Any, str] | None:
     """Return the value and the reason of the last JSON object in the text that has the format. None if there is none.
 
-    Example: answered('Well… {"reason": "polite", "grade": 4}', GRADE) -> (4, "polite")
+    Example: parse_answer('Well… {"reason": "polite", "grade": 4}', GRADE_FORMAT) -> (4, "polite")
     """
     decoder = json.JSONDecoder()
     for brace in list(re.finditer(r"\{", text))[: -MAX_OBJECTS - 1 : -1]:
@@ -173,14 +173,10 @@ def comparison_result(shown_first: Better, shown_second: Better) -> int:
     return -1 if (shown_first, shown_second) == ("B", "A") else 0
 
 
-def all_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    return list(combinations(names, 2))
-
-
 def mean_results(results: Mapping[tuple[str, str], int]) -> dict[str, float]:
     """Return each reply's mean result over its pairs, in [-1, 1]. Each result is that of the first of the pair.
 
-    Example: standing({("a", "b"): 1, ("a", "c"): 0, ("b", "c"): 1}) -> {"a": 0.5, "b": 0.0, "c": -0.5}
+    Example: mean_results({("a", "b"): 1, ("a", "c"): 0, ("b", "c"): 1}) -> {"a": 0.5, "b": 0.0, "c": -0.5}
     """
     points: dict[str, list[int]] = {}
     for (one, other), result in results.items():

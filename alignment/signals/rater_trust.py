@@ -10,10 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-PRIOR = (
-    3.5,
-    1.5,
-)  # pseudo-counts (agreed, disagreed): a new rater is right in seven of ten, with the weight of five observations
+# Pseudo-counts (agreed, disagreed): a new rater is right in seven of ten, with the weight of five observations.
+PRIOR = (3.5, 1.5)
 ALARM_PROBABILITY = 1e-6  # for a thousand raters tested a thousand times: about one false alarm
 MIN_CROWD_FEEDBACK = 100  # feedback of others that must exist before a rater is compared with them
 MAX_PER_RATER_AND_PAGE = 5  # so that no single rater dominates the crowd
@@ -65,7 +63,7 @@ def reliability(agreed: float, disagreed: float) -> float:
 def rater_weight(agreed: float, disagreed: float) -> float:
     """Return max(0, 2·reliability − 1): a rater who is right half of the time has weight 0.
 
-    Example: weight(0, 0) -> 0.4; weight(20, 0) -> 0.88; weight(0, 2) -> 0.0
+    Example: rater_weight(0, 0) -> 0.4; rater_weight(20, 0) -> 0.88; rater_weight(0, 2) -> 0.0
     """
     alpha, beta = PRIOR
     return max(0.0, (alpha + agreed - beta - disagreed) / (alpha + beta + agreed + disagreed))

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from alignment import extensions
-from alignment.config.rewards import RewardsConfig, RuleSource
-from alignment.errors import AlignmentError, UnknownExtension
-from alignment.signals.length_penalty import length_penalty
+from alignment.errors import UnknownExtension
 
 ENTRY_POINTS = "attune.rewards"
 ERROR_TEXT = re.compile(
@@ -17,10 +15,6 @@ ERROR_TEXT = re.compile(
 )
 ERROR_KEYS = ("error", "errors", "exception", "is_error", "isError")
 SUCCESS_KEYS = ("ok", "success", "succeeded")
-
-
-class UnknownRule(AlignmentError):
-    """A rule name is neither built in, nor an entry point, nor a function that may be imported."""
 
 
 class NeedsNextMessage(Exception):
@@ -92,6 +86,15 @@ def length(turn: RuleInput) -> float | None:
     return length_penalty(turn.num_output_tokens, *turn.length_range) or 1.0
 
 
+def length_penalty(length: int, shortest: int, longest: int) -> float:
+    """Return 0 within [shortest, longest] tokens, else −((distance to the range) / (width of the range))², at least −1.
+
+    Example: with a range of 30 to 80 a reply of 105 tokens gets −(25 / 50)² = −0.25
+    """
+    distance = max(shortest - length, length - longest, 0)
+    return 0.0 - min(1.0, (distance / (longest - shortest)) ** 2)
+
+
 def ended(turn: RuleInput) -> float | None:
     """Return -1 for a reply that was aborted, failed or was cut at the length limit.
 
@@ -106,23 +109,12 @@ RULES: dict[str, Rule] = {"tool_outcome": tool_outcome, "length": length, "ended
 def load_rule(name: str, *, allow_import: bool) -> Rule:
     """Load a rule: a built-in one, an entry point, or (if `allow_import`) `module:function`.
 
-    Raises UnknownRule. The import of a module may raise any exception.
+    Raises UnknownExtension. The import of a module may raise any exception.
     """
     if name in RULES:
         return RULES[name]
     if ":" in name and not allow_import:
-        raise UnknownRule(
+        raise UnknownExtension(
             f"{name!r}: the rewards of a policy cannot name a module; only the deployment's settings can."
         )
-    try:
-        rule: Rule = extensions.load_function(name, ENTRY_POINTS, RULES, noun="rule")
-    except UnknownExtension as error:
-        raise UnknownRule(str(error)) from error
-    return rule
-
-
-def imported_rules(config: RewardsConfig) -> tuple[str, ...]:
-    """Return the rules that name a module. A policy's rewards must not have any, because tenants write them."""
-    return tuple(
-        source.function for source in config.sources if isinstance(source, RuleSource) and ":" in source.function
-    )
+    return extensions.load_function(name, ENTRY_POINTS, RULES, noun="rule")

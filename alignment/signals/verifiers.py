@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 import regex
@@ -28,7 +28,7 @@ MAX_SCHEMA_CHARS = 16_384  # schemas are parsed in API requests
 SCHEMA_SECONDS = 1.0
 RIGHT, WRONG = 1.0, -1.0
 # Groups of three digits are joined by a comma, a point, an apostrophe, an underscore or a (narrow) space.
-NUMBER = regex.compile(r"[-+−]?\d+(?:[.,'’_\u00a0\u202f ]\d+)*(?:[eE][-+]?\d{1,3})?")
+NUMBER = regex.compile(r"([-+−]?)(\d+(?:[.,'’_\u00a0\u202f ]\d+)*)((?:[eE][-+]?\d{1,3})?)")
 GROUPED = regex.compile(r"[1-9]\d{0,2}(?P<mark>[.,'’_\u00a0\u202f ])\d{3}(?:(?P=mark)\d{3})*")
 # Not the words "a" and "I": a lower-case letter must be last, and no sentence may continue after A or I.
 STATED_CHOICE = regex.compile(
@@ -62,43 +62,51 @@ class VerifierInput:
 Verifier = Callable[[VerifierInput], float | None]
 
 
-class Exact(Frozen):
+class ReferenceVerifier(Frozen):
+    """Base class of verifiers that compare the reply with the reference. Without a reference they have no opinion."""
+
+    def __call__(self, inputs: VerifierInput) -> float | None:
+        reference = (inputs.reference or "").strip()[:MAX_CHARS]
+        if not reference:
+            return None
+        return RIGHT if self.is_right(inputs.text, reference) else WRONG
+
+    def is_right(self, text: str, reference: str) -> bool:
+        raise NotImplementedError
+
+
+class Exact(ReferenceVerifier):
     """The reply equals the reference, apart from surrounding white space."""
 
     type: Literal["exact"] = "exact"
     ignore_case: bool = True
 
-    def __call__(self, inputs: VerifierInput) -> float | None:
-        return _compare(inputs.text.strip(), _reference(inputs), self.ignore_case, str.__eq__)
+    def is_right(self, text: str, reference: str) -> bool:
+        text = text.strip()
+        return text.casefold() == reference.casefold() if self.ignore_case else text == reference
 
 
-class Contains(Frozen):
+class Contains(ReferenceVerifier):
     """The reply contains the reference."""
 
     type: Literal["contains"] = "contains"
     ignore_case: bool = True
 
-    def __call__(self, inputs: VerifierInput) -> float | None:
-        return _compare(inputs.text, _reference(inputs), self.ignore_case, str.__contains__)
+    def is_right(self, text: str, reference: str) -> bool:
+        return reference.casefold() in text.casefold() if self.ignore_case else reference in text
 
 
-class Number(Frozen):
+class Number(ReferenceVerifier):
     """The last number of the reply equals the last number of the reference: 1,234.50 is 1234.5, 3,5 is 3.5."""
 
     type: Literal["number"] = "number"
     tolerance: float = Field(1e-6, ge=0, le=1, description="relative to the reference")
 
-    def __call__(self, inputs: VerifierInput) -> float | None:
-        reference = _reference(inputs)
-        if reference is None:
-            return None
-        expected = last_number(reference)
+    def is_right(self, text: str, reference: str) -> bool:
+        expected, actual = last_number(reference), last_number(text)
         if expected is None:
             raise Unverifiable(f"the reference has no number: {reference[:100]!r}")
-        actual = last_number(inputs.text)
-        if actual is None:
-            return WRONG
-        return RIGHT if abs(actual - expected) <= Decimal(self.tolerance) * max(abs(expected), Decimal(1)) else WRONG
+        return actual is not None and abs(actual - expected) <= Decimal(self.tolerance) * max(abs(expected), Decimal(1))
 
 
 class Regex(Frozen):
@@ -160,19 +168,16 @@ class JsonSchema(Frozen):
             raise Unverifiable(f"the schema cannot be applied: {error}") from error
 
 
-class Choice(Frozen):
+class Choice(ReferenceVerifier):
     """The letter that the reply chooses: alone, first as `B)`, after "the answer is", or last as `(B)`."""
 
     type: Literal["choice"] = "choice"
 
-    def __call__(self, inputs: VerifierInput) -> float | None:
-        reference = _reference(inputs)
-        if reference is None:
-            return None
+    def is_right(self, text: str, reference: str) -> bool:
         expected = read_choice(reference)
         if expected is None:
             raise Unverifiable(f"the reference is not a letter: {reference[:100]!r}")
-        return RIGHT if read_choice(inputs.text) == expected else WRONG
+        return read_choice(text) == expected
 
 
 class Custom(Frozen):
@@ -195,50 +200,36 @@ def last_number(text: str) -> Decimal | None:
 
     Example: last_number("That is 3 × 400 = 1,200.50 francs.") -> Decimal("1200.50")
     """
-    last = None
-    for match in NUMBER.finditer(text[-10_000:]):
-        last = match.group()
-    return None if last is None else _parse_number(last)
+    numbers = NUMBER.findall(text[-10_000:])
+    return _parse_number(*numbers[-1]) if numbers else None
 
 
-def _parse_number(text: str) -> Decimal | None:
-    digits = text.replace("−", "-")
-    mantissa, exponent = digits, ""
-    for letter in "eE":
-        if letter in mantissa:
-            mantissa, _, exponent = mantissa.partition(letter)
-    sign, body = (mantissa[0], mantissa[1:]) if mantissa[0] in "-+" else ("", mantissa)
+def _parse_number(sign: str, body: str, exponent: str) -> Decimal:
+    """Return the value of digits with group separators. Of items of a list, as in "3 4", the last one counts."""
     for mark in "'’_\u00a0\u202f ":
-        if mark in body:
-            head, rest = body, ""
-            for point in ".,":
-                if point in body.rpartition(mark)[2]:
-                    head, _, rest = body.rpartition(point)
-                    rest = "." + rest
-                    break
-            if not GROUPED.fullmatch(head):  # items of a list, as in "3 4": the last one counts
-                return _parse_number(body.rpartition(mark)[2] + (f"e{exponent}" if exponent else ""))
-            body = head.replace(mark, "") + rest
-    body = _normalise_decimal_point(body)
-    try:
-        return Decimal(f"{sign}{body}{f'e{exponent}' if exponent else ''}")
-    except InvalidOperation:
-        return None
+        if mark not in body:
+            continue
+        item = body.rpartition(mark)[2]
+        point = next((point for point in ".," if point in item), "")
+        whole, _, decimals = body.rpartition(point) if point else (body, "", "")
+        if not GROUPED.fullmatch(whole):
+            return _parse_number("", item, exponent)
+        body = whole.replace(mark, "") + (f".{decimals}" if point else "")
+    return Decimal(sign.replace("−", "-") + _normalise_decimal_point(body) + exponent)
 
 
 def _normalise_decimal_point(body: str) -> str:
-    """Return the digits with "." as decimal point. If there are both "," and ".", the last one is the decimal point."""
-    if "," in body and "." in body:
-        last = max(body.rfind(","), body.rfind("."))
-        return body[:last].replace(",", "").replace(".", "") + "." + body[last + 1 :]
-    if "," in body:
-        return _join_groups(body, ",") if body.count(",") > 1 or GROUPED.fullmatch(body) else body.replace(",", ".")
-    return _join_groups(body, ".") if body.count(".") > 1 else body
+    """Return the digits with "." as decimal point. If there are both "," and ".", the last one is the decimal point.
 
-
-def _join_groups(body: str, mark: str) -> str:
-    """Remove group separators. Digits that are not in groups of three are a list, whose last item is returned."""
-    return body.replace(mark, "") if GROUPED.fullmatch(body) else body.rpartition(mark)[2]
+    Digits with several "," or "." that are not in groups of three are a list, whose last item is returned.
+    """
+    is_grouped, marks = GROUPED.fullmatch(body), regex.findall(r"[.,]", body)
+    *groups, last = regex.split(r"[.,]", body)
+    if len(set(marks)) == 2:
+        return "".join(groups) + "." + last
+    if len(marks) > 1 or ("," in marks and is_grouped):
+        return "".join([*groups, last]) if is_grouped else last
+    return body.replace(",", ".")
 
 
 def read_choice(text: str) -> str | None:
@@ -251,19 +242,6 @@ def read_choice(text: str) -> str | None:
         return leading.group(1).upper()
     letters = [one or other for one, other in PARENTHESISED_CHOICE.findall(stripped)]
     return letters[-1] if letters else None
-
-
-def _reference(inputs: VerifierInput) -> str | None:
-    reference = (inputs.reference or "").strip()[:MAX_CHARS]
-    return reference or None
-
-
-def _compare(text: str, reference: str | None, ignore_case: bool, compare: Callable[[str, str], bool]) -> float | None:
-    if reference is None:
-        return None
-    if ignore_case:
-        text, reference = text.casefold(), reference.casefold()
-    return RIGHT if compare(text, reference) else WRONG
 
 
 def _compile(pattern: str, *, ignore_case: bool) -> Any:

@@ -1,4 +1,4 @@
-"""The trainer's state between two updates, on disk as safetensors and JSON.
+"""The trainer's state between two updates, on disk as safetensors and JSON, and the export of version directories.
 
 adapter_model.safetensors   adapter_config.json     for the engine; with full weights, a Hugging Face model's own files
 trainer/optimizer.safetensors   trainer/state.json   to resume training bit for bit
@@ -7,6 +7,9 @@ trainer/critic.safetensors                          if there is a critic: its te
 
 import json
 import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,12 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from alignment.artifacts import ADAPTER, WEIGHTS, AdapterSpec, check_adapter, verify
+from alignment.artifacts.manifest import publish_directory, verify, write_manifest
+from alignment.artifacts.specs import ADAPTER, WEIGHTS, AdapterSpec, check_adapter
 from alignment.config.trainer import LoRAConfig
 from alignment.errors import DamagedAdapter
 from alignment.models import lora as model_lora
+from alignment.models import parallel
 
 OPTIMIZER = Path("trainer/optimizer.safetensors")
 CRITIC = Path("trainer/critic.safetensors")
@@ -37,7 +42,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class RoleState:
-    """A role's full tensors by file name, and the optimizer's moments; None if it was not trained yet."""
+    """A role's full tensors on the CPU by file name, and the optimizer's moments; None if it was not trained yet."""
 
     tensors: dict[str, Tensor]
     moments: dict[str, Tensor] | None
@@ -52,6 +57,52 @@ class Checkpoint:
     progress: Progress
 
 
+@dataclass(frozen=True)
+class Export:
+    """An exported directory, the hash of its manifest, and how long the export took.
+
+    Example: Export(path=Path("versions/shop-v4"), manifest_sha256="9f86d0…", seconds=0.02)
+    """
+
+    path: Path
+    manifest_sha256: str
+    seconds: float
+
+
+def export(
+    directory: Path, content: Checkpoint, lora: LoRAConfig | None, base_model: Path, lineage: Mapping[str, Any]
+) -> Export:
+    """Write a checkpoint as an immutable version directory, as `export_directory` does."""
+    return export_directory(directory, lambda folder: write(folder, content, lora, base_model), lineage)
+
+
+def export_directory(directory: Path, write: Callable[[Path], None], lineage: Mapping[str, Any]) -> Export:
+    """Create `directory` atomically with whatever `write` puts into the folder that it is given.
+
+    Rank 0 writes; all ranks must call it and get the hash of the manifest. Raises FileExistsError if the directory
+    exists.
+    """
+    started, sha256 = time.perf_counter(), ""
+    if parallel.rank() == 0:
+        sha256 = _write_and_rename(directory, write, lineage)
+    return Export(directory, parallel.broadcast_text(sha256), time.perf_counter() - started)
+
+
+def _write_and_rename(directory: Path, write: Callable[[Path], None], lineage: Mapping[str, Any]) -> str:
+    """Write to a temporary directory with a manifest, rename it into place, and return the hash of the manifest."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        write(temporary)
+        for path in (temporary, *temporary.rglob("*")):  # the engine may run as another user
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        sha256 = write_manifest(temporary, lineage)
+        publish_directory(temporary, directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # after a successful rename it no longer exists
+    return sha256
+
+
 def write(directory: Path, content: Checkpoint, lora: LoRAConfig | None, base_model: Path) -> None:
     """Write a checkpoint into an empty directory. `lora` is None for full weights."""
     assert content.actor.moments is not None, "a trainer always has moments"
@@ -60,15 +111,15 @@ def write(directory: Path, content: Checkpoint, lora: LoRAConfig | None, base_mo
         for path in base_model.iterdir():  # the configuration and the tokenizer, which an engine needs
             if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in path.name:
                 shutil.copyfile(path, directory / path.name)
-        save_file(_to_cpu(content.actor.tensors), directory / WEIGHTS, metadata={"format": "pt"})
+        save_file(content.actor.tensors, directory / WEIGHTS, metadata={"format": "pt"})
     else:
-        save_file(_to_cpu(content.actor.tensors), directory / ADAPTER)
+        save_file(content.actor.tensors, directory / ADAPTER)
         model_lora.write_config(directory, lora, base_model)
-    save_file(_to_cpu(content.actor.moments), directory / OPTIMIZER)
+    save_file(content.actor.moments, directory / OPTIMIZER)
     if content.critic is not None and content.critic.moments is not None:
         tensors = {_TENSOR + name: tensor for name, tensor in content.critic.tensors.items()}
         moments = {_MOMENT + name: moment for name, moment in content.critic.moments.items()}
-        save_file(_to_cpu(tensors | moments), directory / CRITIC)
+        save_file(tensors | moments, directory / CRITIC)
     (directory / STATE).write_text(json.dumps(asdict(content.progress)))
 
 
@@ -97,7 +148,3 @@ def read(directory: Path, spec: AdapterSpec | None) -> Checkpoint:
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors whose names have the prefix, under their names without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

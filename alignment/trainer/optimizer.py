@@ -1,6 +1,7 @@
 """AdamW over named tensors, with a state that can be gathered and restored bit for bit."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -49,15 +50,6 @@ class Optimizer:
         """Drop all gradients."""
         self.adamw.zero_grad()
 
-    def reset(self) -> None:
-        """Set both moments and the step count to zero."""
-        zeros = {
-            f"{moment}.{name}": torch.zeros(parameter.shape)
-            for name, parameter in self.parameters.items()
-            for moment in MOMENTS
-        }
-        self.load(zeros, steps=0)
-
     @property
     def lr(self) -> float:
         """Return the learning rate of the next step."""
@@ -81,14 +73,15 @@ class Optimizer:
             for moment in MOMENTS
         }
 
-    def load(self, moments: dict[str, Tensor], steps: int) -> None:
-        """Restore full moments under the names of `moments()`, and the step count. Gradients are dropped."""
+    def load(self, moments: Mapping[str, Tensor] | None = None, steps: int = 0) -> None:
+        """Restore full moments under the names of `moments()`, None for zeros, and the step count. Drop gradients."""
         self.adamw.zero_grad()
         for name, parameter in self.parameters.items():
             state = self.adamw.state[parameter]
             state["step"] = torch.tensor(float(steps))
             for moment in MOMENTS:
-                state[moment] = parallel.shard_like(moments[f"{moment}.{name}"], parameter).clone()
+                full = torch.zeros(parameter.shape) if moments is None else moments[f"{moment}.{name}"]
+                state[moment] = parallel.shard_like(full, parameter).clone()
 
 
 def learning_rate(config: OptimConfig, step: int) -> float:

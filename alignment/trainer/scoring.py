@@ -1,32 +1,60 @@
-"""Score sequences: the log-probs of a batch's outputs (for the critic: values), distributed over the ranks.
+"""Score sequences: log-probs of a batch's outputs (for the critic: values), of the probe, and of recorded replies.
 
+The probe is a set of fixed texts whose log-probs identify a version and show that an engine has loaded it correctly.
 Tensor suffixes: B sequences, T scored tokens of a sequence, padded on the right.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoTokenizer
 
+from alignment.artifacts.specs import ADAPTER
+from alignment.config.trainer import LoRAConfig, TrainerConfig
 from alignment.data.collate import output_mask
 from alignment.data.micro_batches import ScoredSequence, make_micro_batches, make_model_inputs
-from alignment.data.prefix_sharing import Packing
+from alignment.models import lora as model_lora
 from alignment.models import parallel
-from alignment.models.policy_model import ModelRole, PolicyModel
+from alignment.models.base_model import ModelRole, pick_device
+from alignment.models.policy_model import PolicyModel
+from alignment.types import Sample
+
+PROBE_TEXTS = (
+    "Hello! How can I help you today?",
+    "What does it cost, and when will it be ready?",
+    "The order was sent on Tuesday and should be with you by Friday.",
+    "Thank you, that was very helpful. Goodbye!",
+    "I am sorry, but I cannot find anything about that.",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10",
+)
+MAX_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The token ids of each text, and the log-prob at temperature 1, in nats, of each token but the first.
+
+    Example: Probe(ids=((5, 9, 2),), logprobs=((-0.7, -2.1),))
+    """
+
+    ids: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
 
 
 def score_micro_batch(
-    policy: PolicyModel,
-    sequences: Sequence[ScoredSequence],
-    mask_BT: Tensor,
-    role: ModelRole = "actor",
-    packing: Packing = "tree",
+    policy: PolicyModel, sequences: Sequence[ScoredSequence], mask_BT: Tensor, role: ModelRole = "actor"
 ) -> Tensor:
     """Return the role's log-probs (nats) or values of the scored tokens of one micro-batch, 0 in the padding.
 
     → [B, T] float32, with a gradient if enabled.
     """
-    scores_N = policy(make_model_inputs(sequences, mask_BT.device, packing), role)
+    scores_N = policy(make_model_inputs(sequences, mask_BT.device, policy.packing), role)
     return torch.zeros_like(mask_BT).index_put(mask_BT.nonzero(as_tuple=True), scores_N)
 
 
@@ -36,11 +64,7 @@ def score_micro_batches(
     sequences: Sequence[ScoredSequence],
     micro_batches: Sequence[Sequence[int]],
     mask_BT: Tensor,
-    *,
-    rank: int = 0,
-    num_ranks: int = 1,
     role: ModelRole = "actor",
-    packing: Packing = "tree",
 ) -> Tensor:
     """Return the scores of all sequences in the given micro-batches, without a gradient.  → [B, T] float32
 
@@ -49,32 +73,52 @@ def score_micro_batches(
     step bit for bit.
     """
     scores_BT = torch.zeros_like(mask_BT)
-    for micro_batch in micro_batches[rank::num_ranks]:
+    for micro_batch in micro_batches[parallel.rank() :: parallel.num_ranks()]:
         present = list(micro_batch) or [0]  # a rank with an empty micro-batch still takes part in the forward pass
-        micro_batch_BT = score_micro_batch(
-            policy, [sequences[index] for index in present], mask_BT[present], role, packing
-        )
+        micro_batch_BT = score_micro_batch(policy, [sequences[index] for index in present], mask_BT[present], role)
         if micro_batch:
             scores_BT[present] = micro_batch_BT
-    return parallel.sum_over_ranks(scores_BT) if num_ranks > 1 else scores_BT
+    return parallel.sum_over_ranks(scores_BT)
 
 
 def score_sequences(
-    policy: PolicyModel,
-    sequences: Sequence[ScoredSequence],
-    *,
-    max_tokens: int,
-    rank: int = 0,
-    num_ranks: int = 1,
-    role: ModelRole = "actor",
+    policy: PolicyModel, sequences: Sequence[ScoredSequence], *, max_tokens: int, role: ModelRole = "actor"
 ) -> Tensor:
     """Return the scores of sequences outside of an update, in micro-batches of up to `max_tokens` tokens.  → [B, T]
 
     All ranks must call it with the same arguments, and each gets the same result.
     """
-    packing: Packing = "tree" if policy.supports_attention_mask else "chain"
-    micro_batches = make_micro_batches(sequences, max_tokens, num_ranks, packing=packing)
-    mask_BT = output_mask(sequences, next(policy.parameters()).device)
-    return score_micro_batches(
-        policy, sequences, micro_batches, mask_BT, rank=rank, num_ranks=num_ranks, role=role, packing=packing
-    )
+    micro_batches = make_micro_batches(sequences, max_tokens, parallel.num_ranks(), packing=policy.packing)
+    return score_micro_batches(policy, sequences, micro_batches, output_mask(sequences, policy.device), role)
+
+
+def probe_ids(base_model: Path) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of the probe texts; texts of fewer than two tokens are skipped."""
+    tokenizer = AutoTokenizer.from_pretrained(base_model, local_files_only=True)
+    encoded = (tokenizer(text, add_special_tokens=False)["input_ids"][:MAX_TOKENS] for text in PROBE_TEXTS)
+    return tuple(tuple(ids) for ids in encoded if len(ids) > 1)
+
+
+def recompute_logprobs(
+    base_model: Path,
+    version: Path | None,
+    samples: Sequence[Sample],
+    *,
+    dtype: str = "float32",
+    device: str = "auto",
+) -> list[npt.NDArray[np.float32]]:
+    """Return one log-prob per output token of every sample under a version, in nats, at the sample's temperature.
+
+    `version` is the directory of an adapter or of full weights; None is the base model.
+    """
+    adapter = version if version is not None and (version / ADAPTER).exists() else None
+    lora = model_lora.read_config(adapter) if adapter else LoRAConfig()
+    config = TrainerConfig.model_validate({"lora": lora, "dtype": dtype, "device": device})
+    model = version if version and not adapter else base_model  # a version of full weights is a model of its own
+    policy = PolicyModel(model, config, pick_device(device))  # an untrained adapter changes nothing
+    if adapter:
+        policy.load_adapter(load_file(adapter / ADAPTER))
+    sequences = [ScoredSequence.from_sample(sample) for sample in samples]
+    logprobs_BT = score_sequences(policy, sequences, max_tokens=config.microbatch_tokens)
+    rows = zip(logprobs_BT.cpu().numpy(), samples, strict=True)
+    return [row[: len(sample.output_ids)] for row, sample in rows]

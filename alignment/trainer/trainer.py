@@ -1,7 +1,6 @@
 """The trainer: restores a version, updates it from a batch, and exports the next. Every rank calls every method."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +8,16 @@ import torch
 from torch import Tensor
 
 from alignment.algorithms import build
-from alignment.artifacts import AdapterSpec
+from alignment.artifacts.specs import AdapterSpec
 from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
 from alignment.models import parallel
-from alignment.models.loading import pick_device
-from alignment.models.policy_model import ModelRole, PolicyModel
+from alignment.models.base_model import ModelRole, pick_device
+from alignment.models.policy_model import PolicyModel
 from alignment.trainer import checkpoint
-from alignment.trainer.checkpoint import Checkpoint, Progress, RoleState
-from alignment.trainer.export import Export, export
+from alignment.trainer.checkpoint import Checkpoint, Export, Progress, RoleState
 from alignment.trainer.optimizer import Optimizer
-from alignment.trainer.probe import Probe, probe_ids
-from alignment.trainer.scoring import score_sequences
+from alignment.trainer.scoring import Probe, probe_ids, score_sequences
 from alignment.trainer.update import TrainContext, Update
 from alignment.types import Batch, UpdateReport
 
@@ -42,22 +39,15 @@ class Trainer:
             # With full weights a reward model reads the reference, because the actor changes with every update.
             reference=self.algorithm.needs_reference or (config.reward_model is not None and config.lora is None),
         )
-        self.policy.shard(self.device)
-        self.optimizer = Optimizer(self.policy.role_parameters("actor"), config.optim)
-        self.critic_optimizer: Optimizer | None = None
+        self.policy.shard()
+        learning_rates: dict[ModelRole, float] = {"actor": config.optim.lr}
         if self.algorithm.needs_critic:
-            settings = config.optim.model_copy(update={"lr": config.critic.lr})
-            self.critic_optimizer = Optimizer(self.policy.role_parameters("critic"), settings)
-        self.context = TrainContext(
-            policy=self.policy,
-            algorithm=self.algorithm,
-            optimizer=self.optimizer,
-            critic_optimizer=self.critic_optimizer,
-            config=config,
-            device=self.device,
-            rank=self.rank,
-            num_ranks=self.num_ranks,
-        )
+            learning_rates["critic"] = config.critic.lr
+        self.optimizers = {
+            role: Optimizer(self.policy.role_parameters(role), config.optim.model_copy(update={"lr": lr}))
+            for role, lr in learning_rates.items()
+        }
+        self.context = TrainContext(self.policy, self.algorithm, self.optimizers, config)
         self.probe_ids = probe_ids(base_model)
         self.progress = Progress()
         self.restore(None)
@@ -88,8 +78,8 @@ class Trainer:
             raise
         self.progress = Progress(
             updates=self.progress.updates + 1,
-            optimizer_steps=self.optimizer.steps,
-            critic_steps=self.critic_optimizer.steps if self.critic_optimizer else 0,
+            optimizer_steps=self.optimizers["actor"].steps,
+            critic_steps=self.optimizers["critic"].steps if "critic" in self.optimizers else 0,
             algorithm=self.algorithm.state_dict(),
         )
         return report
@@ -97,68 +87,50 @@ class Trainer:
     def probe(self) -> Probe:
         """Return the log-probs of the probe texts under the current policy."""
         sequences = [ScoredSequence(ids, start=1) for ids in self.probe_ids]
-        logprobs_BT = score_sequences(
-            self.policy,
-            sequences,
-            max_tokens=self.config.microbatch_tokens,
-            rank=self.rank,
-            num_ranks=self.num_ranks,
-        )
+        logprobs_BT = score_sequences(self.policy, sequences, max_tokens=self.config.microbatch_tokens)
         rows = zip(logprobs_BT.tolist(), self.probe_ids, strict=True)
         return Probe(self.probe_ids, tuple(tuple(row[: len(ids) - 1]) for row, ids in rows))
 
     def export(self, directory: Path, lineage: Mapping[str, Any]) -> Export:
         """Write the policy as an immutable version. Rank 0 writes; all ranks return the hash of the manifest."""
-        content = self._make_checkpoint()
-        result = Export(directory, "", 0.0)
-        if self.rank == 0:
-            result = export(directory, content, self.config.lora, self.base_model, lineage)
-        return replace(result, manifest_sha256=parallel.broadcast_text(result.manifest_sha256))
+        return checkpoint.export(directory, self._make_checkpoint(), self.config.lora, self.base_model, lineage)
 
     def _make_checkpoint(self) -> Checkpoint:
         """Return the checkpoint on rank 0. The other ranks take part in gathering and get empty dicts."""
-
-        def gather(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            full = ((name, parallel.full_tensor(tensor).detach()) for name, tensor in tensors.items())
-            return {name: tensor.to("cpu", copy=True) for name, tensor in full if self.rank == 0}
-
-        def gather_role(role: ModelRole, optimizer: Optimizer) -> RoleState:
-            return RoleState(gather(self.policy.role_parameters(role)), gather(optimizer.moments()))
-
-        critic = gather_role("critic", self.critic_optimizer) if self.critic_optimizer else None
-        return Checkpoint(gather_role("actor", self.optimizer), critic, self.progress)
-
-    def _optimizers(self) -> list[Optimizer]:
-        return [self.optimizer, *([self.critic_optimizer] if self.critic_optimizer else [])]
+        states = {
+            role: RoleState(
+                parallel.gather_to_cpu(self.policy.role_parameters(role)), parallel.gather_to_cpu(optimizer.moments())
+            )
+            for role, optimizer in self.optimizers.items()
+        }
+        return Checkpoint(states["actor"], states.get("critic"), self.progress)
 
     def _trained_tensors(self) -> list[Tensor]:
         """Return this rank's shards of all tensors that an update changes."""
         parallel.reshard(self.policy)
-        return [parallel.local_tensor(tensor) for optimizer in self._optimizers() for tensor in optimizer.tensors()]
+        return [
+            parallel.local_tensor(tensor) for optimizer in self.optimizers.values() for tensor in optimizer.tensors()
+        ]
 
     @torch.no_grad()
     def _restore_backup(self, backup: list[tuple[Tensor, Tensor]]) -> None:
         parallel.reshard(self.policy)
         for tensor, saved in backup:
             tensor.copy_(saved)
-        for optimizer in self._optimizers():
+        for optimizer in self.optimizers.values():
             optimizer.zero_grad()
         self.algorithm.load_state_dict(self.progress.algorithm)
 
     def _load_checkpoint(self, content: Checkpoint) -> None:
-        self.policy.load_adapter(content.actor.tensors, "actor")
-        _load_moments(self.optimizer, content.actor.moments, content.progress.optimizer_steps)
-        if self.critic_optimizer:
+        progress = content.progress
+        self._load_role("actor", content.actor, progress.optimizer_steps)
+        if "critic" in self.optimizers:
             # A version that was trained by another algorithm has no critic: start with an untrained one.
             critic = content.critic or RoleState(self.policy.initial_tensors("critic", self.config.seed), None)
-            self.policy.load_adapter(critic.tensors, "critic")
-            _load_moments(self.critic_optimizer, critic.moments, content.progress.critic_steps)
-        self.algorithm.load_state_dict(content.progress.algorithm)
-        self.progress = content.progress
+            self._load_role("critic", critic, progress.critic_steps)
+        self.algorithm.load_state_dict(progress.algorithm)
+        self.progress = progress
 
-
-def _load_moments(optimizer: Optimizer, moments: Mapping[str, Any] | None, steps: int) -> None:
-    if moments is None:
-        optimizer.reset()
-    else:
-        optimizer.load(dict(moments), steps)
+    def _load_role(self, role: ModelRole, state: RoleState, steps: int) -> None:
+        self.policy.load_adapter(state.tensors, role)
+        self.optimizers[role].load(state.moments, steps if state.moments is not None else 0)

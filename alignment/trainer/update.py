@@ -1,6 +1,6 @@
 """One update: score a batch, compute advantages, and make the optimizer steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -11,14 +11,14 @@ from alignment.algorithms import RLAlgorithm
 from alignment.config.trainer import TrainerConfig
 from alignment.data.collate import collate, make_micro_batch, split_minibatches
 from alignment.data.micro_batches import ScoredSequence, make_micro_batches
-from alignment.data.prefix_sharing import Packing
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.functional import aggregate, kl_estimate
-from alignment.models.policy_model import ModelRole, PolicyModel
-from alignment.trainer.metrics import MetricAccumulator, Stopwatch, average_steps, batch_metrics
+from alignment.models import parallel
+from alignment.models.base_model import ModelRole
+from alignment.models.policy_model import PolicyModel
+from alignment.trainer.metrics import MetricAccumulator, Stopwatch, average_steps, batch_metrics, measure_update_kl
 from alignment.trainer.optimizer import Optimizer
 from alignment.trainer.scoring import score_micro_batch, score_micro_batches
-from alignment.trainer.update_kl import measure_update_kl
 from alignment.types import Batch, MicroBatch, UpdateReport
 
 # The mismatch of one short reply varies more than the mean of a batch, so its limit is larger by this factor.
@@ -28,23 +28,15 @@ Step = tuple[list[int], list[list[int]]]  # a minibatch, and the micro-batches t
 
 @dataclass(frozen=True)
 class TrainContext:
-    """What every update of a trainer works with. It is the same for the life of the trainer."""
+    """What every update of a trainer works with. It is the same for the life of the trainer.
+
+    `optimizers` are those of the actor and, if there is one, of the critic.
+    """
 
     policy: PolicyModel
     algorithm: RLAlgorithm
-    optimizer: Optimizer
-    critic_optimizer: Optimizer | None
+    optimizers: Mapping[ModelRole, Optimizer]
     config: TrainerConfig
-    device: torch.device
-    rank: int
-    num_ranks: int
-
-    @property
-    def packing(self) -> Packing:
-        """Return the configured packing, or "chain" instead of "tree" if the model supports no explicit mask."""
-        if self.config.packing == "tree" and not self.policy.supports_attention_mask:
-            return "chain"
-        return self.config.packing
 
 
 class Update:
@@ -55,11 +47,12 @@ class Update:
 
         Raises NoVariance or NothingToCompare if the algorithm cannot use the batch.
         """
-        self.context, self.batch, self.step = context, batch, step
-        self.algorithm, self.config = context.algorithm, context.config
+        self.policy, self.algorithm = context.policy, context.algorithm
+        self.optimizers, self.config = context.optimizers, context.config
+        self.batch, self.step = batch, step
         self.samples = [batch.samples[index] for index in self.algorithm.select(batch.samples)]
         self.sequences = [ScoredSequence.from_sample(sample) for sample in self.samples]
-        self.data = collate(self.samples, context.device)
+        self.data = collate(self.samples, self.policy.device)
         settings = self.algorithm.config
         self.enforces_max_kl = settings.max_kl is not None and settings.epochs * settings.minibatches > 1
         self.scores_old_logprobs = self.algorithm.needs_old_logprobs or (
@@ -83,12 +76,11 @@ class Update:
                 if not steps:
                     self._check_batch_mismatch(metrics["rollout_corr/mismatch"])
                 elif self._exceeds_max_kl(metrics):
-                    self._discard_gradient()
+                    for optimizer in self.optimizers.values():
+                        optimizer.zero_grad()
                     break
-                metrics["actor/lr"] = self.context.optimizer.lr
-                metrics["actor/grad_norm"] = self.context.optimizer.step()
-                if self.context.critic_optimizer:
-                    metrics["critic/grad_norm"] = self.context.critic_optimizer.step()
+                metrics["actor/lr"] = self.optimizers["actor"].lr
+                metrics |= {f"{role}/grad_norm": optimizer.step() for role, optimizer in self.optimizers.items()}
                 steps.append(metrics)
         if not any(metrics["actor/grad_norm"] for metrics in steps):
             raise NoVariance("The gradient of every step is zero: nothing can be learned from this batch.")
@@ -104,15 +96,7 @@ class Update:
         metrics["training/steps"] = len(steps)
         metrics["training/stopped_early"] = float(len(steps) < sum(len(epoch) for epoch in epochs))
         with self.stopwatch.measure("guard"):
-            metrics |= measure_update_kl(
-                self.context.policy,
-                self.data,
-                self.sequences,
-                first_epoch,
-                rank=self.context.rank,
-                num_ranks=self.context.num_ranks,
-                packing=self.context.packing,
-            )
+            metrics |= measure_update_kl(self.policy, self.data, self.sequences, first_epoch)
         used = {sample.turn_id for sample in self.samples}
         unused_turn_ids = tuple(sample.turn_id for sample in self.batch.samples if sample.turn_id not in used)
         metrics |= self.stopwatch.metrics | self._throughput_metrics()
@@ -134,9 +118,9 @@ class Update:
         micro_batches = make_micro_batches(
             [self.sequences[index] for index in minibatch],
             self.config.microbatch_tokens,
-            self.context.num_ranks,
+            parallel.num_ranks(),
             coupled=[[position[index] for index in indices] for indices in coupled_samples if indices[0] in position],
-            packing=self.context.packing,
+            packing=self.policy.packing,
         )
         return [[minibatch[number] for number in micro_batch] for micro_batch in micro_batches]
 
@@ -147,16 +131,7 @@ class Update:
         """
 
         def score(role: ModelRole) -> Tensor:
-            return score_micro_batches(
-                self.context.policy,
-                self.sequences,
-                micro_batches,
-                self.data.mask_BT,
-                rank=self.context.rank,
-                num_ranks=self.context.num_ranks,
-                role=role,
-                packing=self.context.packing,
-            )
+            return score_micro_batches(self.policy, self.sequences, micro_batches, self.data.mask_BT, role)
 
         if self.scores_old_logprobs:
             with self.stopwatch.measure("old_log_prob"):
@@ -197,30 +172,24 @@ class Update:
     def _accumulate_gradient(self, minibatch: list[int], micro_batches: list[list[int]]) -> dict[str, float]:
         """Leave the minibatch's gradient on the parameters, and return its metrics, the same on every rank."""
         accumulator = MetricAccumulator()
-        roles: tuple[ModelRole, ...] = ("actor", "critic") if self.algorithm.needs_critic else ("actor",)
-        for micro_batch in micro_batches[self.context.rank :: self.context.num_ranks]:
+        for micro_batch in micro_batches[parallel.rank() :: parallel.num_ranks()]:
             # A rank with an empty micro-batch computes any other one with weight 0, to take part in the collectives.
             rows = micro_batch or min((other for other in micro_batches if other), key=len)
-            for role in roles:
+            for role in self.optimizers:
                 accumulator.add(self._backward(role, minibatch, rows, weight=float(bool(micro_batch))))
-        return accumulator.totals(self.context.num_ranks)
+        return accumulator.totals()
 
     def _backward(self, role: ModelRole, minibatch: list[int], rows: list[int], *, weight: float) -> dict[str, Tensor]:
         """Run the forward and backward pass of one micro-batch, and return its metrics. `weight` is 1 or 0."""
-        scored_BT = score_micro_batch(
-            self.context.policy,
-            [self.sequences[index] for index in rows],
-            self.data.mask_BT[rows],
-            role=role,
-            packing=self.context.packing,
-        )
+        sequences = [self.sequences[index] for index in rows]
+        scored_BT = score_micro_batch(self.policy, sequences, self.data.mask_BT[rows], role)
         micro_batch = make_micro_batch(self.data, minibatch, rows, scored_BT)
         if role == "actor":
             result = self._divergence_metrics(micro_batch) | self.algorithm.compute_loss(micro_batch)
         else:
             result = dict(self.algorithm.compute_value_loss(micro_batch))
         loss = result.pop("loss") * weight
-        (loss * self.context.num_ranks).backward()  # FSDP averages over the ranks
+        (loss * parallel.num_ranks()).backward()  # FSDP averages over the ranks
         return {name: value.detach() * weight for name, value in result.items()}
 
     def _divergence_metrics(self, micro_batch: MicroBatch) -> dict[str, Tensor]:
@@ -247,11 +216,6 @@ class Update:
         """Return whether the policy has left the trust region, so that no further step must start from it."""
         max_kl = self.algorithm.config.max_kl
         return max_kl is not None and metrics["actor/ppo_kl_k3"] > max_kl
-
-    def _discard_gradient(self) -> None:
-        for optimizer in (self.context.optimizer, self.context.critic_optimizer):
-            if optimizer:
-                optimizer.zero_grad()
 
     def _throughput_metrics(self) -> dict[str, float]:
         seconds = sum(self.stopwatch.metrics.values())

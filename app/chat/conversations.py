@@ -1,9 +1,12 @@
-"""Find the parent turn of a request by hashes of its messages, so that unmodified clients get conversations."""
+"""Continue conversations: find the parent turn of a request, and begin the prompt with that turn's recorded tokens.
+
+The parent is found by hashes of the messages, so that unmodified clients get conversations.
+"""
 
 import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import orjson
@@ -11,33 +14,56 @@ from sqlalchemy import ColumnElement, case, exists, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import aliased
 
-from app.models import Origin, Turn, new_id
+from app.inference.client import EngineClient
+from app.inference.request import ChatCall
+from app.inference.transport import EngineRefused, EngineUnavailable
+from app.models import Origin, Turn
+from app.projects.auth import Caller
 
 MAX_REPLIES_SEARCHED = 8  # the newest replies of the history; the client may have edited some of them
 CONVERSATION_ID_KEY = "conversation_id"
+EXACT = "exact"
+Messages = Sequence[Mapping[str, Any]]
+MAX_CLOSING_TOKENS = 8  # a chat template closes a reply with a few tokens at most
 CHILD = aliased(Turn)
 HAS_CHILD = case((exists().where(CHILD.parent_id == Turn.id), 1), else_=0)
 
 
 @dataclass(frozen=True)
 class ParentTurn:
-    """The previous turn of a conversation, and how many messages of the new request it covers."""
+    """The previous turn of a conversation.
+
+    `num_messages`: how many messages of the new request it covers, its reply included; None when only the
+    conversation's id leads to it.
+    """
 
     id: str
     policy_id: str
     version_id: str
     conversation_id: str | None
+    parent_id: str | None
+    prefix_hash: str | None
     finish_reason: str | None
     prompt_ids: list[int] | None
     output_ids: list[int] | None
-    stop_strings: list[str]
-    tools: list[dict[str, Any]]
-    may_omit_tool_calls: bool  # the reply may hold more tool calls than the client received
-    may_be_spliced: bool  # its prompt may hold an earlier reply in tokens that the chat template does not produce
-    num_messages: int | None  # its reply included; None when only the conversation's id leads to it
+    sampling: dict[str, Any]
+    request_params: dict[str, Any]
+    num_messages: int | None = None
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        return [] if self.request_params.get("tool_choice") == "none" else self.request_params.get("tools", [])
+
+    @property
+    def may_omit_tool_calls(self) -> bool:
+        """Whether the reply may hold more tool calls than the client received."""
+        return self.finish_reason == "tool_calls" and self.request_params.get("parallel_tool_calls") is False
 
 
-def prefix_hashes(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+PARENT_COLUMNS = [getattr(Turn, field.name) for field in fields(ParentTurn) if field.name != "num_messages"]
+
+
+def prefix_hashes(messages: Messages) -> list[str]:
     """Return one SHA-256 hash for each prefix: item n covers the first n + 1 messages."""
     hashes, digest = [], b""
     for message in messages:
@@ -70,20 +96,14 @@ def _normalize_arguments(arguments: str) -> Any:
         return arguments
 
 
-def conversation_hash(messages: Sequence[Mapping[str, Any]]) -> int:
+def conversation_hash(messages: Messages) -> int:
     """Return a number that is equal for all turns of a conversation, so that one engine's prefix cache serves it."""
     first_message = next((message for message in messages if message["role"] == "user"), messages[0])
     return zlib.crc32(str(first_message.get("content")).encode())
 
 
 def find_parent(
-    connection: Connection,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    project_id: str,
-    key_id: str,
-    end_user: str | None,
-    conversation_id: str | None,
+    connection: Connection, messages: Messages, caller: Caller, end_user: str | None, conversation_id: str | None
 ) -> ParentTurn | None:
     """Return the turn that these messages continue, or None.
 
@@ -94,60 +114,85 @@ def find_parent(
     hashes = prefix_hashes(messages)
     replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     index_by_hash = {hashes[index]: index for index in replies[-MAX_REPLIES_SEARCHED:]}
-    scope = [Turn.project_id == project_id, Turn.deleted_at.is_(None), Turn.origin == Origin.CHAT]
+    scope = [Turn.project_id == caller.project_id, Turn.deleted_at.is_(None), Turn.origin == Origin.CHAT]
     if conversation_id is not None:
         scope.append(Turn.conversation_id == conversation_id)
     if index_by_hash:
-        same_user = [Turn.key_id == key_id, Turn.end_user.is_(None) if end_user is None else Turn.end_user == end_user]
+        same_user = [Turn.key_id == caller.key_id, Turn.end_user == end_user]  # None: IS NULL
         matches = Turn.prefix_hash.in_(list(index_by_hash))
         longest_first = case(index_by_hash, value=Turn.prefix_hash).desc()
-        row = _find_turn(connection, *scope, *same_user, matches, order=(longest_first, HAS_CHILD))
-        if row is not None:
-            return _to_parent_turn(row, index_by_hash[row.prefix_hash] + 1)
-    if conversation_id is not None and (row := _find_turn(connection, *scope)) is not None:
-        return _to_parent_turn(row, None)
+        parent = _find_turn(connection, *scope, *same_user, matches, order=(longest_first, HAS_CHILD))
+        if parent is not None and parent.prefix_hash is not None:
+            return replace(parent, num_messages=index_by_hash[parent.prefix_hash] + 1)
+    return None if conversation_id is None else _find_turn(connection, *scope)
+
+
+def _find_turn(
+    connection: Connection, *conditions: ColumnElement[bool], order: Sequence[Any] = ()
+) -> ParentTurn | None:
+    """Return the first turn in this order, the newest among equal ones; None if no turn matches."""
+    query = select(*PARENT_COLUMNS).where(*conditions).order_by(*order, Turn.created_at.desc()).limit(1)
+    row = connection.execute(query).one_or_none()
+    return None if row is None else ParentTurn(*row)
+
+
+async def reuse_parent_tokens(
+    client: EngineClient, call: ChatCall, messages: Messages, parent: ParentTurn, policy_id: str
+) -> tuple[list[int] | None, str]:
+    """Return the prompt ids that begin with the parent's prompt and output ids, and the turn's `prefix_reuse`.
+
+    That is "exact". Or there are no ids, so that the engine renders the messages, and it is the reason for that.
+    Usually the template's rendering already begins with these tokens. Where it tokenizes the sampled reply
+    differently, the recorded tokens replace that part of the rendering.
+    """
+    if (reason := _find_obstacle(parent, call, policy_id)) is not None:
+        return None, reason
+    assert parent.prompt_ids and parent.output_ids and parent.num_messages is not None
+    parent_ids = [*parent.prompt_ids, *parent.output_ids]
+    try:
+        rendered_ids = await client.tokenize(call)
+        if rendered_ids[: len(parent_ids)] == parent_ids:
+            return rendered_ids, EXACT
+        # The prompt of a turn with a parent may hold an earlier reply in tokens that the template does not produce.
+        if parent.parent_id is None and rendered_ids[: len(parent.prompt_ids)] != parent.prompt_ids:
+            return None, "the chat template renders the parent's prompt differently now"
+        if parent.may_omit_tool_calls:
+            return None, "the parent turn may hold more tool calls than the client received"
+        if parent.sampling.get("stop"):
+            return None, "a stop string ended the parent turn: its tokens hold it, its text does not"
+        history_ids = await client.tokenize(call, messages[: parent.num_messages], add_generation_prompt=False)
+    except (EngineUnavailable, EngineRefused) as error:
+        return None, f"the engine did not tokenize the prompt: {error}"
+    return _splice(parent_ids, rendered_ids, history_ids)
+
+
+def _find_obstacle(parent: ParentTurn, call: ChatCall, policy_id: str) -> str | None:
+    """Return why the parent's tokens cannot begin this prompt, as far as the record alone tells; else None."""
+    if parent.num_messages is None:
+        return "the messages do not continue the parent turn"
+    if parent.policy_id != policy_id:
+        return "the parent turn belongs to another policy"
+    if parent.tools != list(call.tools):
+        return "the tools have changed since the parent turn"
+    if not parent.prompt_ids or not parent.output_ids:
+        return "the parent turn has no recorded tokens"
+    if parent.finish_reason not in ("stop", "tool_calls"):
+        return f"the parent turn ended early: {parent.finish_reason}"
     return None
 
 
-def _find_turn(connection: Connection, *conditions: ColumnElement[bool], order: Sequence[Any] = ()) -> Any:
-    """Return the first row in this order, the newest among equal ones; None if no turn matches."""
-    return connection.execute(
-        select(
-            Turn.id,
-            Turn.policy_id,
-            Turn.version_id,
-            Turn.conversation_id,
-            Turn.finish_reason,
-            Turn.prompt_ids,
-            Turn.output_ids,
-            Turn.sampling,
-            Turn.request_params,
-            Turn.parent_id,
-            Turn.prefix_hash,
-        )
-        .where(*conditions)
-        .order_by(*order, Turn.created_at.desc())
-        .limit(1)
-    ).one_or_none()
+def _splice(parent_ids: list[int], rendered_ids: list[int], history_ids: list[int]) -> tuple[list[int] | None, str]:
+    """Replace the rendered history, up to the end of the parent's reply, by the parent's own tokens.
 
-
-def _to_parent_turn(row: Any, num_messages: int | None) -> ParentTurn:
-    return ParentTurn(
-        id=row.id,
-        policy_id=row.policy_id,
-        version_id=row.version_id,
-        conversation_id=row.conversation_id,
-        finish_reason=row.finish_reason,
-        prompt_ids=row.prompt_ids,
-        output_ids=row.output_ids,
-        stop_strings=row.sampling.get("stop", []),
-        tools=[] if row.request_params.get("tool_choice") == "none" else row.request_params.get("tools", []),
-        may_omit_tool_calls=row.finish_reason == "tool_calls"
-        and row.request_params.get("parallel_tool_calls") is False,
-        may_be_spliced=row.parent_id is not None,
-        num_messages=num_messages,
-    )
-
-
-def resolve_conversation_id(requested_id: str | None, parent: ParentTurn | None) -> str:
-    return requested_id or (parent.conversation_id if parent else None) or new_id("conv")
+    Args:
+        parent_ids: The parent's prompt and output ids, as recorded.
+        rendered_ids: The new prompt as the template renders it.
+        history_ids: The messages up to and with the parent's reply, rendered without a generation prompt.
+    """
+    if rendered_ids[: len(history_ids)] != history_ids:
+        return None, "the chat template renders a reply differently once another message follows"
+    end_of_turn = parent_ids[-1]
+    if end_of_turn not in history_ids[-MAX_CLOSING_TOKENS:]:
+        return None, "the parent turn does not end with the chat template's end-of-turn token"
+    end = len(history_ids) - history_ids[::-1].index(end_of_turn)
+    return [*parent_ids, *history_ids[end:], *rendered_ids[len(history_ids) :]], EXACT

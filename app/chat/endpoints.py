@@ -1,6 +1,6 @@
 """/v1/chat/completions and /v1/models."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from app.chat import schemas, service
 from app.core.errors import ERROR_RESPONSES, AttuneError
-from app.core.http import json_body
+from app.core.http import EVENT_STREAM, json_body, json_response
 from app.deployments.resolution import resolve_model
 from app.policies import references
 from app.policies import repository as policies
@@ -21,7 +21,7 @@ from app.projects.auth import ChatCaller, DatabaseDep
 router = APIRouter(prefix="/v1", tags=["chat"], responses=ERROR_RESPONSES)
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": EVENT_STREAM,
         "description": "a completion, or a stream of chunks",
     }
 }
@@ -49,13 +49,18 @@ async def chat(
     """Answer a chat, as OpenAI's chat completions do. Every completion is stored and can be given feedback."""
     if not body.stream:
         reply = await service.complete(request, caller, body)
-        return Response(orjson.dumps(reply.body), headers=reply.headers, media_type="application/json")
+        return json_response(reply.content, headers=reply.headers)
     streamed = await service.stream(request, caller, body)
-    headers = {**streamed.headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
-    return StreamingResponse(server_sent_events(streamed.chunks), headers=headers, media_type="text/event-stream")
+    return event_stream(server_sent_events(streamed.content), streamed.headers)
 
 
-async def server_sent_events(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[bytes]:
+def event_stream(events: AsyncIterator[bytes], headers: dict[str, str]) -> Response:
+    """Return a response of server-sent events that no proxy may buffer."""
+    headers = {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
+    return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+
+
+async def server_sent_events(chunks: service.Chunks) -> AsyncIterator[bytes]:
     """Yield server-sent events. A reply that breaks off ends with an error event, which OpenAI's clients raise."""
     async with aclosing(chunks):
         try:

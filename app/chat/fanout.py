@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -12,45 +11,37 @@ import anyio
 from app.core.errors import AttuneError
 from app.inference.capture import Capture
 from app.inference.client import Completion, EngineClient
-from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.request import ChatCall
 from app.inference.stream import abort_until_done
+from app.inference.transport import EngineRefused, EngineUnavailable
 
 log = logging.getLogger("attune.chat")
 ENGINE_ERRORS = (EngineUnavailable, EngineRefused)
 
 
-@dataclass(frozen=True)
-class ChoiceOutcome:
-    """The result of one choice: a completion or an error."""
-
-    completion: Completion | None
-    error: AttuneError | None = None
-
-
 class UnaryFanout:
     """Choices that are not streamed.
 
-    `start` sends the calls and `wait` returns their outcomes. `abort` ends the engine's work; `wait` then returns what
-    was generated until then.
+    `start` sends the calls and `wait` returns a completion or an error for each. `abort` ends the engine's work; `wait`
+    then returns what was generated until then.
     """
 
     def __init__(self, client: EngineClient, calls: Sequence[ChatCall]) -> None:
         self._client, self._calls = client, calls
-        self._tasks: list[asyncio.Task[ChoiceOutcome]] = []
+        self._tasks: list[asyncio.Task[Completion | AttuneError]] = []
         self._aborts: asyncio.Future[Any] | None = None
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._complete_choice(call)) for call in self._calls]
 
-    async def wait(self) -> list[ChoiceOutcome]:
-        return list(await asyncio.gather(*self._tasks))
+    async def wait(self) -> list[Completion | AttuneError]:
+        return await asyncio.gather(*self._tasks)
 
     def abort(self) -> None:
         if self._aborts is None:
             self._aborts = asyncio.gather(*map(self._abort_choice, self._calls, self._tasks))
 
-    async def cancel(self) -> None:
+    async def close(self) -> None:
         """Abort all choices without waiting for what they generated."""
         with anyio.CancelScope(shield=True):
             for call in self._calls:
@@ -60,17 +51,17 @@ class UnaryFanout:
                 task.cancel()
             await asyncio.wait(self._tasks)
 
-    async def _abort_choice(self, call: ChatCall, task: asyncio.Task[ChoiceOutcome]) -> None:
+    async def _abort_choice(self, call: ChatCall, task: asyncio.Task[Any]) -> None:
         with suppress(*ENGINE_ERRORS):  # if the engine cannot take the abort, the reply runs to its end
             await abort_until_done(self._client.abort, call.rid, task)
 
-    async def _complete_choice(self, call: ChatCall) -> ChoiceOutcome:
+    async def _complete_choice(self, call: ChatCall) -> Completion | AttuneError:
         try:
-            return ChoiceOutcome(await self._client.complete(call))
+            return await self._client.complete(call)
         except Exception as error:
             if len(self._calls) > 1:  # one failed choice fails the completion, so the others are not needed
                 self.abort()
-            return ChoiceOutcome(None, to_attune_error(error))
+            return to_attune_error(error)
 
 
 class StreamFanout:
@@ -137,7 +128,7 @@ class StreamFanout:
 
     def captures(self) -> list[Capture | None]:
         """Return what each choice generated; None for one that was never started. Complete after `close`."""
-        return [stream.capture_or_none for stream in self._streams]
+        return [stream.capture for stream in self._streams]
 
     async def _read_stream(self, index: int) -> None:
         try:

@@ -5,7 +5,7 @@ Sampling parameters have limits, and some of them exclude a turn from training.
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,21 +14,20 @@ from sqlalchemy import exists, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import aliased
 
-from app.chat import conversations, prefix_reuse
+from app.chat.conversations import CONVERSATION_ID_KEY, ParentTurn, conversation_hash, find_parent, reuse_parent_tokens
 from app.chat.schemas import ChatRequest
 from app.chat.turn_writer import EngineWeights, TurnStart
 from app.core.database import Database, now
 from app.core.errors import BadRequest
-from app.core.services import Services
+from app.core.http import Services
 from app.core.settings import Settings
-from app.deployments.resolution import Route
-from app.deployments.router import RequestIdentity, VersionRouter
+from app.deployments.version_router import RequestIdentity, VersionRouter
 from app.inference.client import BASE_WEIGHTS, EngineClient
 from app.inference.pool import EnginePool
 from app.inference.request import ChatCall, Sampling
 from app.models import Sample, Turn, new_id
 from app.projects.auth import Caller
-from app.projects.consent import NO_CONSENT, withholds_consent
+from app.projects.service import NO_CONSENT, withholds_consent
 
 RETRY_SECONDS = 1800.0  # OpenAI's clients time out after ten minutes and try three times
 MIN_TEMPERATURE = 1e-5  # SGLang decodes greedily below 1e-6, and the trainer divides by the temperature
@@ -46,9 +45,7 @@ class RequestContext:
     @classmethod
     def from_request(cls, request: ChatRequest, headers: Mapping[str, str]) -> "RequestContext":
         """Raises BadRequest for a conversation id that cannot be stored."""
-        conversation_id = (
-            request.metadata.get(conversations.CONVERSATION_ID_KEY) or headers.get("x-conversation-id") or None
-        )
+        conversation_id = request.metadata.get(CONVERSATION_ID_KEY) or headers.get("x-conversation-id") or None
         if conversation_id is not None and (len(conversation_id) > 255 or "\x00" in conversation_id):
             raise BadRequest("A conversation's id holds at most 255 characters.", param="x-conversation-id")
         body = orjson.dumps(request.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)
@@ -79,22 +76,9 @@ class Plan:
     @property
     def headers(self) -> dict[str, str]:
         headers = {"x-completion-id": self.id, "x-policy-version": self.label}
-        if self.conversation_id and self.conversation_id.isascii() and self.conversation_id.isprintable():
+        if self.conversation_id.isascii() and self.conversation_id.isprintable():
             headers["x-conversation-id"] = self.conversation_id
         return headers
-
-
-@dataclass(frozen=True)
-class RequestHistory:
-    """Recorded turns that matter to this request: its parent, and the turns that it may be a retry of."""
-
-    parent: conversations.ParentTurn | None = None
-    retried_turns: tuple[Any, ...] = ()
-
-    @property
-    def sampled_turn_id(self) -> str | None:
-        """The first of the retried turns that is already a training sample."""
-        return next((row.id for row in self.retried_turns if row.has_sample), None)
 
 
 async def plan_completion(services: Services, caller: Caller, request: ChatRequest, headers: Mapping[str, str]) -> Plan:
@@ -107,18 +91,20 @@ async def plan_completion(services: Services, caller: Caller, request: ChatReque
     context = RequestContext.from_request(request, headers)
     sampling = to_sampling(request, settings)
     messages = [message.to_template_message() for message in request.messages]
-    history = await _load_history(services.get(Database), caller, context, messages)
-    conversation_id = conversations.resolve_conversation_id(context.conversation_id, history.parent)
-    route = await router.select_version(
-        target, _request_identity(caller, context, conversation_id, history.parent, target)
-    )
-    engine, url = route.engines[conversations.conversation_hash(messages) % len(route.engines)]
+    parent, retried_turns = await _load_history(services.get(Database), caller, context, messages)
+    sampled_turn_id = next((row.id for row in retried_turns if row.has_sample), None)
+    conversation_id = context.conversation_id or (parent.conversation_id if parent else None) or new_id("conv")
+    parent_version = parent.version_id if parent and parent.policy_id == target.model.policy_id else None
+    identity = RequestIdentity(caller.key_id, conversation_id, request.end_user, parent_version)
+    route = await router.select_version(target, identity)
+    model = route.model
+    engine, url = route.engines[conversation_hash(messages) % len(route.engines)]
     client = services.get(EnginePool).get(url)
     call = ChatCall(
         rid=new_id("chatcmpl"),
         messages=messages,
         sampling=sampling,
-        adapter=route.model.adapter,
+        adapter=model.adapter,
         tools=request.engine_tools(),
         tool_choice=request.engine_tool_choice(),
         parallel_tool_calls=request.parallel_tool_calls is not False,
@@ -126,14 +112,14 @@ async def plan_completion(services: Services, caller: Caller, request: ChatReque
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
         include_usage=request.include_usage,
-        extra_key=route.model.weights or route.model.base_model,
-        weights=(route.model.weights or BASE_WEIGHTS) if settings.adaptation == "full" else None,
+        extra_key=model.weights or model.base_model,
+        weights=(model.weights or BASE_WEIGHTS) if settings.adaptation == "full" else None,
     )
     reuse_outcome = None
-    if history.parent is not None:
-        reuse = await prefix_reuse.reuse_parent_tokens(client, call, messages, history.parent, route.model.policy_id)
-        call, reuse_outcome = replace(call, prompt_ids=reuse.prompt_ids), reuse.outcome
-    exclusion_reason = _exclusion_reason(caller, context, sampling, history.sampled_turn_id)
+    if parent is not None:
+        prompt_ids, reuse_outcome = await reuse_parent_tokens(client, call, messages, parent, model.policy_id)
+        call = replace(call, prompt_ids=prompt_ids)
+    exclusion_reason = _exclusion_reason(caller, request, sampling, sampled_turn_id)
     calls = (call, *(_additional_choice(call, index) for index in range(1, request.n)))
     request_params = request.recorded_params()
     turns = [
@@ -143,8 +129,8 @@ async def plan_completion(services: Services, caller: Caller, request: ChatReque
             "choice_index": index,
             "project_id": caller.project_id,
             "key_id": caller.key_id,
-            "policy_id": route.model.policy_id,
-            "version_id": route.model.version_id,
+            "policy_id": model.policy_id,
+            "version_id": model.version_id,
             "route_reason": route.route_reason,
             "engine": engine,
             "stream": request.stream,
@@ -152,7 +138,7 @@ async def plan_completion(services: Services, caller: Caller, request: ChatReque
             "sampling": choice.sampling.body(),
             "request_params": request_params,
             "conversation_id": conversation_id,
-            "parent_id": history.parent.id if history.parent else None,
+            "parent_id": parent.id if parent else None,
             "prefix_reuse": reuse_outcome,
             "end_user": request.end_user,
             "request_sha256": context.sha256,
@@ -165,10 +151,10 @@ async def plan_completion(services: Services, caller: Caller, request: ChatReque
         {"turn_id": call.rid, "project_id": caller.project_id, "key": key, "value": value}
         for key, value in request.metadata.items()
     ]
-    weights = EngineWeights(engine, route.model.weights, route.model.name) if settings.adaptation == "full" else None
-    replaced_turn_ids = () if history.sampled_turn_id else tuple(row.id for row in history.retried_turns)
+    weights = EngineWeights(engine, model.weights, model.name) if settings.adaptation == "full" else None
+    replaced_turn_ids = () if sampled_turn_id else tuple(row.id for row in retried_turns)
     return Plan(
-        label=route.model.name,
+        label=model.name,
         created=int(time.time()),
         client=client,
         calls=calls,
@@ -203,47 +189,29 @@ def to_sampling(request: ChatRequest, settings: Settings) -> Sampling:
     )
 
 
-def _request_identity(
-    caller: Caller,
-    context: RequestContext,
-    conversation_id: str,
-    parent: conversations.ParentTurn | None,
-    target: Route,
-) -> RequestIdentity:
-    parent_version = parent.version_id if parent is not None and parent.policy_id == target.model.policy_id else None
-    return RequestIdentity(caller.key_id, conversation_id, context.request.end_user, parent_version)
-
-
 async def _load_history(
     db: Database, caller: Caller, context: RequestContext, messages: list[dict[str, Any]]
-) -> RequestHistory:
+) -> tuple[ParentTurn | None, Sequence[Any]]:
+    """Return the parent turn, and the turns that this request may be a retry of."""
     has_history = context.conversation_id is not None or any(message["role"] == "assistant" for message in messages)
     if not has_history and not context.num_retries:
-        return RequestHistory()  # a first turn needs no query
+        return None, ()  # a first turn needs no query
 
-    def read(connection: Connection) -> RequestHistory:
-        parent = conversations.find_parent(
-            connection,
-            messages,
-            project_id=caller.project_id,
-            key_id=caller.key_id,
-            end_user=context.request.end_user,
-            conversation_id=context.conversation_id,
-        )
-        retried_turns = _find_retried_turns(connection, caller, context) if context.num_retries else []
-        return RequestHistory(parent, tuple(retried_turns))
+    def read(connection: Connection) -> tuple[ParentTurn | None, Sequence[Any]]:
+        parent = find_parent(connection, messages, caller, context.request.end_user, context.conversation_id)
+        return parent, _find_retried_turns(connection, caller, context) if context.num_retries else ()
 
     return await db.run_read(read)
 
 
-def _find_retried_turns(connection: Connection, caller: Caller, context: RequestContext) -> list[Any]:
+def _find_retried_turns(connection: Connection, caller: Caller, context: RequestContext) -> Sequence[Any]:
     """Return the newest turns with the same body and API key: those that an automatic retry repeats.
 
     At most as many completions as the client says it has tried, and no turn that has a child: its reply had arrived.
     """
     same_conversation = [] if context.conversation_id is None else [Turn.conversation_id == context.conversation_id]
     child = aliased(Turn)
-    rows = connection.execute(
+    return connection.execute(
         select(Turn.id, exists().where(Sample.turn_id == Turn.id).label("has_sample"))
         .where(
             Turn.key_id == caller.key_id,
@@ -255,8 +223,7 @@ def _find_retried_turns(connection: Connection, caller: Caller, context: Request
         )
         .order_by(Turn.created_at.desc())
         .limit(context.num_retries * context.request.n)
-    )
-    return list(rows)
+    ).all()
 
 
 def _additional_choice(first: ChatCall, index: int) -> ChatCall:
@@ -266,28 +233,21 @@ def _additional_choice(first: ChatCall, index: int) -> ChatCall:
 
 
 def _exclusion_reason(
-    caller: Caller, context: RequestContext, sampling: Sampling, sampled_turn_id: str | None
+    caller: Caller, request: ChatRequest, sampling: Sampling, sampled_turn_id: str | None
 ) -> str | None:
-    """Return why these turns must not be trained on, as far as the request tells, or None."""
-    if withholds_consent(context.request.metadata) or not caller.train:
-        return NO_CONSENT
-    if sampled_turn_id is not None:
-        return f"its client repeated the request after {sampled_turn_id}, which is already a sample"
-    return _sampling_exclusion_reason(sampling)
-
-
-def _sampling_exclusion_reason(sampling: Sampling) -> str | None:
-    """Return why replies with these parameters must not be trained on, or None.
+    """Return why these turns must not be trained on, as far as the request tells, or None.
 
     The engine's log-probs account for the temperature only: any other change of the distribution makes them differ
     from the probabilities that the tokens were sampled with.
     """
+    if withholds_consent(request.metadata) or not caller.train:
+        return NO_CONSENT
+    if sampled_turn_id is not None:
+        return f"its client repeated the request after {sampled_turn_id}, which is already a sample"
     if sampling.temperature < MIN_TEMPERATURE:
         return "greedy decoding: the reply was not sampled"
-    if sampling.top_p < 1 or sampling.top_k > 0:
+    if sampling.top_p < 1:
         return "top-p or top-k truncated the sampling distribution"
     if sampling.frequency_penalty or sampling.presence_penalty:
         return "penalties changed the sampling distribution"
-    if sampling.logit_bias:
-        return "a logit bias changed the sampling distribution"
-    return None
+    return "a logit bias changed the sampling distribution" if sampling.logit_bias else None

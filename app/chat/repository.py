@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import and_, case, delete, exists, func, select, update
+from sqlalchemy import ColumnElement, and_, case, delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
+from app.core.errors import NotFound
 from app.core.pagination import apply_keyset
+from app.deployments.resolution import resolve_model
 from app.models import (
     Judgement,
     Origin,
@@ -20,79 +22,86 @@ from app.models import (
     Version,
     lock_turns,
 )
-from app.projects.consent import NO_CONSENT, withholds_consent
+from app.policies.references import parse_reference
+from app.projects.service import NO_CONSENT, withholds_consent
 from app.training import unlearning
 
 CompletionRows = tuple[list[Turn], Policy, Version]
 
 
-async def get_completion(session: AsyncSession, project_id: str, completion_id: str) -> CompletionRows | None:
-    """Return the choices of a completion in order, its policy and its version; None if it does not exist."""
-    result = await session.execute(
-        select(Turn, Policy, Version)
-        .join(Policy, Policy.id == Turn.policy_id)
-        .join(Version, Version.id == Turn.version_id)
-        .where(
-            Turn.completion_id == completion_id,
-            Turn.project_id == project_id,
-            Turn.deleted_at.is_(None),
-            Turn.origin == Origin.CHAT,
-        )
-        .order_by(Turn.choice_index)
-    )
-    rows = list(result)
-    return ([row[0] for row in rows], rows[0][1], rows[0][2]) if rows else None
+async def get_completion(
+    session: AsyncSession, project_id: str, completion_id: str, param: str = "completion_id"
+) -> CompletionRows:
+    """Return the choices of a completion in order, its policy and its version. Raises NotFound that names `param`."""
+    conditions = (Turn.completion_id == completion_id, Turn.project_id == project_id, Turn.deleted_at.is_(None))
+    completions = await _load_completions(session, *conditions)
+    if not completions:
+        raise NotFound(f"There is no completion '{completion_id}'.", param=param)
+    return completions[completion_id]
 
 
 async def list_completions(
     session: AsyncSession,
     project_id: str,
-    *,
-    model: tuple[str, str | None] | None,
+    model: str | None,
     metadata: Mapping[str, str],
-    after: Turn | None,
+    *,
+    after: str | None,
     newest_first: bool,
     limit: int,
 ) -> list[CompletionRows]:
-    """Return up to `limit + 1` completions, ordered by creation time.
+    """Return up to `limit + 1` completions, ordered by creation time. Raises NotFound.
 
     Args:
-        model: A policy's id and, optionally, a version's id.
+        model: A policy or a version, as a chat names it.
         metadata: Pairs that all must match.
-        after: The first choice of the last completion of the previous page.
+        after: The last completion of the previous page.
     """
-    conditions = [Turn.project_id == project_id, Turn.choice_index == 0, Turn.deleted_at.is_(None)]
-    conditions.append(Turn.origin == Origin.CHAT)
+    first_choice = (Turn.choice_index == 0, Turn.origin == Origin.CHAT)
+    conditions = [Turn.project_id == project_id, Turn.deleted_at.is_(None), *first_choice]
     if model is not None:
-        policy_id, version_id = model
-        conditions.append(Turn.policy_id == policy_id)
-        if version_id is not None:
-            conditions.append(Turn.version_id == version_id)
+        resolved = await (await session.connection()).run_sync(resolve_model, project_id, model)
+        conditions.append(Turn.policy_id == resolved.policy_id)
+        if parse_reference(model).names_version:
+            conditions.append(Turn.version_id == resolved.version_id)
     for key, value in metadata.items():
         has_pair = and_(TurnMetadata.turn_id == Turn.id, TurnMetadata.key == key, TurnMetadata.value == value)
         conditions.append(exists().where(has_pair, TurnMetadata.project_id == project_id))
-    last = None if after is None else (after.created_at, after.id)
+    last = None
+    if after is not None:
+        [first, *_], _, _ = await get_completion(session, project_id, after, param="after")
+        last = (first.created_at, first.id)
     query = select(Turn.completion_id).where(*conditions)
     query = apply_keyset(query, (Turn.created_at, Turn.id), last, limit, descending=newest_first)
-    return await _load_completions(session, list(await session.scalars(query)))
+    ids = list(await session.scalars(query))
+    completions = await _load_completions(session, Turn.completion_id.in_(ids))
+    return [completions[id] for id in ids]
 
 
-async def _load_completions(session: AsyncSession, ids: Sequence[str]) -> list[CompletionRows]:
+async def _load_completions(session: AsyncSession, *conditions: ColumnElement[bool]) -> dict[str, CompletionRows]:
+    """Return the completions with these turns, by id."""
     rows = await session.execute(
         select(Turn, Policy, Version)
         .join(Policy, Policy.id == Turn.policy_id)
         .join(Version, Version.id == Turn.version_id)
-        .where(Turn.completion_id.in_(ids), Turn.origin == Origin.CHAT)
+        .where(*conditions, Turn.origin == Origin.CHAT)
         .order_by(Turn.choice_index)
     )
     completions: dict[str, CompletionRows] = {}
     for turn, policy, version in rows:
         completions.setdefault(turn.completion_id, ([], policy, version))[0].append(turn)
-    return [completions[id] for id in ids]
+    return completions
 
 
-async def replace_metadata(session: AsyncSession, turns: Sequence[Turn], metadata: Mapping[str, str]) -> None:
-    """Replace the metadata of a completion. If it withdraws the consent to train, drop its samples and rollouts."""
+async def replace_metadata(
+    session: AsyncSession, project_id: str, completion_id: str, metadata: Mapping[str, str]
+) -> CompletionRows:
+    """Replace the metadata of a completion. If it withdraws the consent to train, drop its samples and rollouts.
+
+    Raises NotFound.
+    """
+    rows = await get_completion(session, project_id, completion_id)
+    turns, _, _ = rows
     first = turns[0]
     await session.execute(delete(TurnMetadata).where(TurnMetadata.turn_id == first.id))
     for key, value in metadata.items():
@@ -102,17 +111,14 @@ async def replace_metadata(session: AsyncSession, turns: Sequence[Turn], metadat
         if withholds_consent(metadata):
             turn.exclusion_reason = NO_CONSENT  # replaces any other reason, so that reports on consent find it
     if withholds_consent(metadata):
-        ids = await _lock_turns_and_rollouts(session, turns)
-        await _drop_samples(session, ids, NO_CONSENT)
-        await _stop_rollouts(session, ids, NO_CONSENT)
+        await _exclude_turns(session, turns, NO_CONSENT)
+    return rows
 
 
 async def erase(session: AsyncSession, turns: Sequence[Turn]) -> None:
     """Erase messages, replies, tokens and metadata. Time, token counts and version of each turn stay."""
-    ids = await _lock_turns_and_rollouts(session, turns)
+    ids = await _exclude_turns(session, turns, "its turn was deleted")
     await session.execute(delete(TurnMetadata).where(TurnMetadata.turn_id.in_(ids)))
-    await _drop_samples(session, ids, "its turn was deleted")
-    await _stop_rollouts(session, ids, "its turn was deleted")
     await session.execute(  # a judge's reason may quote the reply
         update(Judgement)
         .where(Judgement.turn_id.in_(ids))
@@ -141,13 +147,28 @@ async def erase(session: AsyncSession, turns: Sequence[Turn]) -> None:
     )
 
 
-async def _turn_and_rollout_ids(session: AsyncSession, turns: Sequence[Turn]) -> list[str]:
-    """Return the ids of the turns and of the rollouts to the same prompts."""
-    ids = [turn.id for turn in turns]
-    completion_ids = select(Turn.completion_id).where(Turn.id.in_(ids))
+async def _exclude_turns(session: AsyncSession, turns: Sequence[Turn], reason: str) -> list[str]:
+    """Drop the samples of these turns and of the rollouts to the same prompts. Returns the ids of all of them, locked.
+
+    Curation locks turns before samples as well, so no sample is created meanwhile. The given turns are locked first:
+    group sampling holds that lock while it creates rollouts, so all of them are visible afterwards.
+
+    Samples are also dropped from frozen batches that are not trained yet. A training run on such a batch, or a
+    reward-model run on feedback about these turns, can no longer commit.
+    """
+    turn_ids = [turn.id for turn in turns]
+    await lock_turns(session, turn_ids)
+    completion_ids = select(Turn.completion_id).where(Turn.id.in_(turn_ids))
     group_samples = select(Turn.id).where(Turn.completion_id.in_(completion_ids), Turn.origin == Origin.GROUP_SAMPLE)
-    shadow_turns = select(Turn.id).where(Turn.shadow_of_id.in_(ids))
-    return sorted({*ids, *await session.scalars(group_samples), *await session.scalars(shadow_turns)})
+    shadow_turns = select(Turn.id).where(Turn.shadow_of_id.in_(turn_ids))
+    ids = sorted({*turn_ids, *await session.scalars(group_samples), *await session.scalars(shadow_turns)})
+    await lock_turns(session, ids)
+    await unlearning.break_up_batches(session, ids)
+    await unlearning.restart_fits(session, ids)
+    states = (SampleState.OPEN, SampleState.QUARANTINED, SampleState.BATCHED)
+    await unlearning.drop_samples(session, ids, states, reason)
+    await _stop_rollouts(session, ids, reason)
+    return ids
 
 
 async def _stop_rollouts(session: AsyncSession, turn_ids: Sequence[str], reason: str) -> None:
@@ -175,28 +196,4 @@ async def _stop_rollouts(session: AsyncSession, turn_ids: Sequence[str], reason:
             finished_at=func.coalesce(Turn.finished_at, now()),
         )
         .execution_options(synchronize_session=False)
-    )
-
-
-async def _lock_turns_and_rollouts(session: AsyncSession, turns: Sequence[Turn]) -> list[str]:
-    """Lock the turns and their rollouts and return all their ids.
-
-    Curation locks turns before samples as well, so no sample is created meanwhile. The given turns are locked first:
-    group sampling holds that lock while it creates rollouts, so all of them are visible afterwards.
-    """
-    await lock_turns(session, [turn.id for turn in turns])
-    ids = await _turn_and_rollout_ids(session, turns)
-    await lock_turns(session, ids)
-    return ids
-
-
-async def _drop_samples(session: AsyncSession, turn_ids: Sequence[str], reason: str) -> None:
-    """Drop the turns' samples, also from frozen batches that are not trained yet.
-
-    A training run on such a batch, or a reward-model run on feedback about these turns, can no longer commit.
-    """
-    await unlearning.break_up_batches(session, turn_ids)
-    await unlearning.restart_fits(session, turn_ids)
-    await unlearning.drop_samples(
-        session, turn_ids, (SampleState.OPEN, SampleState.QUARANTINED, SampleState.BATCHED), reason
     )

@@ -1,4 +1,4 @@
-"""Request and response of OpenAI's chat completions API.
+"""Request and response of OpenAI's chat completions API: parameters, messages, tools and response formats.
 
 Parameters that would change the reply and are not supported are refused; hints that cannot change it are ignored.
 """
@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
-from app.chat.messages import Message, NamedToolChoice, ResponseFormat, Tool
 from app.core.errors import UnsupportedParameter
-from app.core.http import parse_body
+from app.core.http import StrictModel, parse_body
 
+FUNCTION_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 # Unsupported parameters, with the values that have no effect and are therefore accepted.
 UNSUPPORTED_UNLESS: dict[str, tuple[Any, ...]] = {
     "functions": (None, []),
@@ -31,34 +31,117 @@ IGNORED_HINTS = (
     "prompt_cache_retention",
     "store",
 )
-NULLABLE_FIELDS = (
-    "stream",
-    "temperature",
-    "top_p",
-    "n",
-    "frequency_penalty",
-    "presence_penalty",
-    "logprobs",
-    "top_logprobs",
-    "logit_bias",
-    "metadata",
-)
 TokenId = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 MetadataValue = Annotated[str, Field(max_length=512)]
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
 SEED_LIMIT = 2**63
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class TextPart(StrictModel):
+    type: Literal["text"]
+    text: str
 
+
+class RefusalPart(StrictModel):
+    """A refusal in an assistant's message."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class FunctionCall(StrictModel):
+    name: str = Field(min_length=1, max_length=64)
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    id: str = Field(min_length=1, max_length=255)
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(BaseModel):
+    """A message. Fields that the chat template does not read (annotations, audio, ids) are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]] | None = None
+    name: str | None = Field(None, max_length=64)
+    tool_calls: list[ToolCall] | None = Field(None, max_length=128)
+    tool_call_id: str | None = Field(None, max_length=255)
+
+    @model_validator(mode="after")
+    def check_content(self) -> "Message":
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content is missing")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("tool_call_id is missing: a tool's message names the call that it answers")
+        return self
+
+    def to_template_message(self) -> dict[str, Any]:
+        """Return the message for the chat template: its content is one string, its role one that templates know."""
+        fields = self.model_dump(exclude_none=True)
+        fields["role"] = "system" if self.role == "developer" else self.role
+        if isinstance(self.content, list):
+            fields["content"] = "".join(part.text for part in self.content)
+        if not self.tool_calls:
+            fields.pop("tool_calls", None)
+        return fields | ({"content": ""} if self.content is None else {})
+
+
+class Function(StrictModel):
+    name: str = Field(pattern=FUNCTION_NAME)
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: StrictBool | None = None
+
+
+class Tool(StrictModel):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(StrictModel):
+    name: str = Field(pattern=FUNCTION_NAME)
+
+
+class NamedToolChoice(StrictModel):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class TextFormat(StrictModel):
+    type: Literal["text", "json_object"]
+
+
+class JsonSchema(StrictModel):
+    name: str = Field(pattern=FUNCTION_NAME)
+    description: str | None = None
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    strict: StrictBool | None = None
+
+
+class JsonSchemaFormat(StrictModel):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StreamOptions(StrictModel):
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class ChatRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class ChatRequest(StrictModel):
     model: str = Field(min_length=1, max_length=128)
     messages: list[Message] = Field(min_length=1, max_length=2048)
     stream: StrictBool = False
@@ -83,17 +166,13 @@ class ChatRequest(BaseModel):
     safety_identifier: str | None = Field(None, max_length=512)
     metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=16)
 
-    @field_validator(*NULLABLE_FIELDS, mode="before")
-    @classmethod
-    def replace_null_by_default(cls, value: Any, info: Any) -> Any:
-        return cls.model_fields[info.field_name].get_default(call_default_factory=True) if value is None else value
-
     @field_validator("stop")
     @classmethod
     def check_stop(cls, value: str | list[str] | None) -> str | list[str] | None:
-        if value is not None and (value == "" or ("" in value and isinstance(value, list))):
+        stop_strings = [value] if isinstance(value, str) else value or []
+        if "" in stop_strings:
             raise ValueError("a stop string must not be empty")
-        if isinstance(value, list) and len(value) > 4:
+        if len(stop_strings) > 4:
             raise ValueError("there may be at most 4 stop strings")
         return value
 
@@ -149,6 +228,10 @@ class ChatRequest(BaseModel):
         return {name: value for name, value in fields.items() if value not in (None, [])}
 
 
+# Null stands for the default of these.
+OPTIONAL_PARAMETERS = [name for name, field in ChatRequest.model_fields.items() if not field.is_required()]
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
@@ -177,9 +260,9 @@ def parse_chat_request(body: dict[str, Any]) -> ChatRequest:
         if name in body and body[name] not in neutral:
             raise UnsupportedParameter(f"'{name}' with this value is not supported.", param=name)
     _reject_unsupported_types(body)
-    return parse_body(
-        ChatRequest, {k: v for k, v in body.items() if k not in UNSUPPORTED_UNLESS and k not in IGNORED_HINTS}
-    )
+    ignored = {*UNSUPPORTED_UNLESS, *IGNORED_HINTS}
+    ignored |= {name for name in OPTIONAL_PARAMETERS if body.get(name) is None}
+    return parse_body(ChatRequest, {name: value for name, value in body.items() if name not in ignored})
 
 
 def _reject_unsupported_types(body: dict[str, Any]) -> None:

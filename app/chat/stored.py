@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import orjson
 from fastapi import APIRouter, Path, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
@@ -13,11 +12,10 @@ from app.chat import repository
 from app.chat.repository import CompletionRows
 from app.chat.schemas import Choice, CompletionView, MetadataKey, MetadataValue, Usage
 from app.core.errors import ERROR_RESPONSES, BadRequest, NotFound
-from app.core.http import json_body
+from app.core.http import StrictModel, json_body, json_response
 from app.core.pagination import Page
-from app.deployments.resolution import resolve_model
 from app.models import Policy, Turn, TurnState, Version
-from app.policies.references import parse_reference, version_name
+from app.policies.references import version_name
 from app.projects.auth import ChatCaller, DatabaseDep
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["chat"], responses=ERROR_RESPONSES)
@@ -29,16 +27,6 @@ Order = Literal["asc", "desc"]
 
 class StoredChoice(Choice):
     length_penalty: float | None
-
-    @classmethod
-    def of(cls, turn: Turn) -> "StoredChoice":
-        return cls(
-            index=turn.choice_index,
-            message={"refusal": None, **(turn.reply or {})},
-            logprobs=None,
-            finish_reason=turn.finish_reason,
-            length_penalty=turn.length_penalty,
-        )
 
 
 class StoredCompletion(CompletionView):
@@ -60,21 +48,27 @@ class StoredCompletion(CompletionView):
     def of(cls, turns: Sequence[Turn], policy: Policy, version: Version) -> "StoredCompletion":
         """Return the view of a completion. `turns` are its choices, in order."""
         first = turns[0]
-        num_prompt = first.num_prompt_tokens or 0
-        num_output = sum(turn.num_output_tokens or 0 for turn in turns)
+        num_prompt, num_output = first.num_prompt_tokens or 0, sum(turn.num_output_tokens or 0 for turn in turns)
+        choices = [
+            StoredChoice(
+                index=turn.choice_index,
+                message={"refusal": None, **(turn.reply or {})},
+                logprobs=None,
+                finish_reason=turn.finish_reason,
+                length_penalty=turn.length_penalty,
+            )
+            for turn in turns
+            if turn.state == TurnState.DONE
+        ]
         return cls(
             id=first.completion_id,
             created=int(first.created_at),
             model=version_name(policy, version),
-            choices=[StoredChoice.of(turn) for turn in turns if turn.state == TurnState.DONE],
+            choices=choices,
             usage=Usage(prompt_tokens=num_prompt, completion_tokens=num_output, total_tokens=num_prompt + num_output),
             metadata=first.request_metadata,
-            temperature=first.sampling.get("temperature"),
-            top_p=first.sampling.get("top_p"),
-            seed=first.sampling.get("seed"),
-            tools=first.request_params.get("tools"),
-            tool_choice=first.request_params.get("tool_choice"),
-            response_format=first.request_params.get("response_format"),
+            **{name: first.sampling.get(name) for name in ("temperature", "top_p", "seed")},
+            **{name: first.request_params.get(name) for name in ("tools", "tool_choice", "response_format")},
             input_user=first.end_user,
             conversation_id=first.conversation_id,
             status=first.state,
@@ -104,9 +98,7 @@ class DeletedCompletion(BaseModel):
     deleted: Literal[True] = True
 
 
-class MetadataUpdate(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class MetadataUpdate(StrictModel):
     metadata: dict[MetadataKey, MetadataValue] = Field(max_length=16)
 
 
@@ -122,20 +114,10 @@ async def list_completions(
 ) -> Any:
     """List completions. Filter by metadata with `metadata[key]=value`, as OpenAI's clients do; all pairs must match."""
     metadata = parse_metadata_filter(request.query_params)
+    newest_first = order == "desc"
     async with db.read() as session:
-        resolved_model = await _resolve_model(session, caller.project_id, model) if model is not None else None
-        last_seen = None
-        if after is not None:
-            turns, _, _ = await find_completion(session, caller.project_id, after, param="after")
-            last_seen = turns[0]
         page = await repository.list_completions(
-            session,
-            caller.project_id,
-            model=resolved_model,
-            metadata=metadata,
-            after=last_seen,
-            newest_first=order == "desc",
-            limit=limit,
+            session, caller.project_id, model, metadata, after=after, newest_first=newest_first, limit=limit
         )
     return CompletionList.from_rows([StoredCompletion.of(*rows) for rows in page], limit)
 
@@ -143,7 +125,7 @@ async def list_completions(
 @router.get("/{completion_id}", response_model=StoredCompletion)
 async def get_completion(completion_id: CompletionId, caller: ChatCaller, db: DatabaseDep) -> Response:
     async with db.read() as session:
-        rows = await find_completion(session, caller.project_id, completion_id)
+        rows = await repository.get_completion(session, caller.project_id, completion_id)
     return _completion_response(rows)
 
 
@@ -155,13 +137,10 @@ async def update_completion(
     body: Annotated[MetadataUpdate, json_body(MetadataUpdate)],
 ) -> Any:
     """Replace the metadata of a completion."""
-
-    async def replace(session: AsyncSession) -> CompletionRows:
-        rows = await find_completion(session, caller.project_id, completion_id)
-        await repository.replace_metadata(session, rows[0], body.metadata)
-        return rows
-
-    return _completion_response(await db.retry_on_deadlock(replace))
+    rows = await db.retry_on_deadlock(
+        lambda session: repository.replace_metadata(session, caller.project_id, completion_id, body.metadata)
+    )
+    return _completion_response(rows)
 
 
 @router.get("/{completion_id}/messages", response_model=MessageList)
@@ -175,7 +154,7 @@ async def list_messages(
 ) -> Any:
     """List the messages of the request."""
     async with db.read() as session:
-        turns, _, _ = await find_completion(session, caller.project_id, completion_id)
+        turns, _, _ = await repository.get_completion(session, caller.project_id, completion_id)
     messages = [
         StoredMessage(**{"content": None, **message, "id": f"{completion_id}-{index}"})
         for index, message in enumerate(turns[0].messages)
@@ -183,10 +162,10 @@ async def list_messages(
     if order == "desc":
         messages.reverse()
     if after is not None:
-        index = next((index for index, message in enumerate(messages) if message.id == after), None)
-        if index is None:
+        ids = [message.id for message in messages]
+        if after not in ids:
             raise NotFound(f"There is no message '{after}'.", param="after")
-        messages = messages[index + 1 :]
+        messages = messages[ids.index(after) + 1 :]
     return MessageList.from_rows(messages, limit)
 
 
@@ -195,26 +174,11 @@ async def delete_completion(completion_id: CompletionId, caller: ChatCaller, db:
     """Erase the messages, the reply and the tokens of a completion, and drop its samples."""
 
     async def erase(session: AsyncSession) -> None:
-        turns, _, _ = await find_completion(session, caller.project_id, completion_id)
+        turns, _, _ = await repository.get_completion(session, caller.project_id, completion_id)
         await repository.erase(session, turns)
 
     await db.retry_on_deadlock(erase)
     return DeletedCompletion(id=completion_id)
-
-
-async def find_completion(
-    session: AsyncSession, project_id: str, id: str, param: str = "completion_id"
-) -> CompletionRows:
-    """Return the completion's rows. Raises NotFound that names `param`."""
-    rows = await repository.get_completion(session, project_id, id)
-    if rows is None:
-        raise NotFound(f"There is no completion '{id}'.", param=param)
-    return rows
-
-
-async def _resolve_model(session: AsyncSession, project_id: str, model: str) -> tuple[str, str | None]:
-    resolved = await (await session.connection()).run_sync(resolve_model, project_id, model)
-    return resolved.policy_id, resolved.version_id if parse_reference(model).names_version else None
 
 
 def parse_metadata_filter(query: Mapping[str, str]) -> dict[str, str]:
@@ -232,4 +196,4 @@ def parse_metadata_filter(query: Mapping[str, str]) -> dict[str, str]:
 def _completion_response(rows: CompletionRows) -> Response:
     view = StoredCompletion.of(*rows)
     headers = {"x-completion-id": view.id, "x-policy-version": view.model}
-    return Response(orjson.dumps(view.model_dump()), headers=headers, media_type="application/json")
+    return json_response(view.model_dump(), headers=headers)

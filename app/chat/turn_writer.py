@@ -58,6 +58,7 @@ class TurnEnd:
         return None if self.capture is None else len(self.capture.output_ids)
 
     def values(self) -> dict[str, Any]:
+        """Return the parameters of FINISH_TURNS: the values of columns, prefixed with "b_"."""
         capture = self.capture
         return {
             "b_id": self.turn_id,
@@ -79,27 +80,15 @@ class TurnEnd:
 
 
 SERVER_STOPPED = "server_stopped"
-FINISHED_COLUMNS = (
-    "state",
-    "prompt_ids",
-    "output_ids",
-    "logprobs",
-    "num_prompt_tokens",
-    "num_output_tokens",
-    "reply",
-    "finish_reason",
-    "prefix_hash",
-    "length_penalty",
-    "weight_versions",
-)
 INSERT_TURNS = insert(Turn)
 MARKED_LOST = Turn.finish_reason == SERVER_LOST
+FINISHED_COLUMNS = TurnEnd("", TurnState.DONE).values().keys() - {"b_id", "b_exclusion_reason"}
 FINISH_TURNS = (
     update(Turn)
     # A turn that the reconciler marked as lost may still end.
     .where(Turn.id == bindparam("b_id"), or_(Turn.state == TurnState.OPEN, MARKED_LOST), Turn.deleted_at.is_(None))
     .values(
-        {name: bindparam(f"b_{name}") for name in FINISHED_COLUMNS}
+        {name.removeprefix("b_"): bindparam(name) for name in FINISHED_COLUMNS}
         | {
             "finished_at": now(),
             "exclusion_reason": func.coalesce(
@@ -149,16 +138,18 @@ class TurnWriter:
 
 def write_group(connection: Connection, items: Sequence[TurnStart | TurnEnd]) -> list[AttuneError | None]:
     """Write a group of starts and ends in the open transaction; return one error or None for each item, in order."""
-    all_starts = [item for item in items if isinstance(item, TurnStart)]
-    refused = _refused_starts(connection, [start for start in all_starts if start.required_weights is not None])
-    starts = [start for start in all_starts if id(start) not in refused]
+    starts = [item for item in items if isinstance(item, TurnStart)]
+    refused = _refused_starts(connection, starts)
+    starts = [start for start in starts if id(start) not in refused]
     if starts:
         connection.execute(INSERT_TURNS, [turn for start in starts for turn in start.turns])
     if metadata := [row for start in starts for row in start.metadata]:
         connection.execute(insert(TurnMetadata), metadata)
     for start in starts:
         if start.replaced_turn_ids:
-            _exclude_replaced_turns(connection, start)
+            replaced = (Turn.id.in_(start.replaced_turn_ids), Turn.exclusion_reason.is_(None))
+            reason = f"its client repeated the request and received {start.turns[0]['completion_id']} instead"
+            connection.execute(update(Turn).where(*replaced).values(exclusion_reason=reason))
     if ends := [item.values() for item in items if isinstance(item, TurnEnd)]:
         connection.execute(FINISH_TURNS, ends)
     return [refused.get(id(item)) for item in items]
@@ -170,33 +161,21 @@ def _refused_starts(connection: Connection, starts: Sequence[TurnStart]) -> dict
     A weight swap first marks the engine's row, then waits for the recorded turns. The shared lock on that row
     therefore guarantees that no turn runs unseen during a swap or is recorded under the wrong version.
     """
-    if not starts:
+    required = {id(start): start.required_weights for start in starts if start.required_weights is not None}
+    if not required:
         return {}
-    names = {start.required_weights.engine for start in starts if start.required_weights}
     rows = connection.execute(
         select(Engine.name, Engine.weights, Engine.swapping_until)
-        .where(Engine.name.in_(names))
+        .where(Engine.name.in_({weights.engine for weights in required.values()}))
         .order_by(Engine.name)
         .with_for_update(read=True)
     )
-    weights = {row.name: row.weights for row in rows if row.swapping_until is None}
-    refused: dict[int, AttuneError] = {}
-    for start in starts:
-        required = start.required_weights
-        if required and (required.engine not in weights or weights[required.engine] != required.weights):
-            refused[id(start)] = VersionNotLoaded(
-                f"{required.label} was just unloaded from the engine; try again in a moment."
-            )
-    return refused
-
-
-def _exclude_replaced_turns(connection: Connection, start: TurnStart) -> None:
-    reason = f"its client repeated the request and received {start.turns[0]['completion_id']} instead"
-    connection.execute(
-        update(Turn)
-        .where(Turn.id.in_(start.replaced_turn_ids), Turn.exclusion_reason.is_(None))
-        .values(exclusion_reason=reason)
-    )
+    loaded = {(row.name, row.weights) for row in rows if row.swapping_until is None}
+    return {
+        start_id: VersionNotLoaded(f"{weights.label} was just unloaded from the engine; try again in a moment.")
+        for start_id, weights in required.items()
+        if (weights.engine, weights.weights) not in loaded
+    }
 
 
 def replace_nul(value: Any) -> Any:

@@ -12,7 +12,9 @@ from app.cli.client import Api, CommandError
 from app.core.settings import get_settings
 
 HELP = "an empty line or ctrl-D ends the chat; /new starts a new conversation"
-THUMBS = {"u": "up", "+": "up", "d": "down", "-": "down"}
+RATING_KEYS = {"u": "up", "+": "up", "d": "down", "-": "down"}
+Messages = list[dict[str, Any]]
+console = Console(highlight=False)
 
 
 def chat(
@@ -22,44 +24,36 @@ def chat(
     system: Annotated[str | None, typer.Option(help="a system prompt")] = None,
 ) -> None:
     """Chat with a policy and rate each reply with a key press."""
-    settings = get_settings()
-    run_chat(Api(settings), model or settings.policy, system)
-
-
-def run_chat(api: Api, model: str, system: str | None) -> None:
-    console = Console(highlight=False)
+    api, model = Api(), model or get_settings().policy
+    new_conversation: Messages = [{"role": "system", "content": system}] if system else []
+    messages = [*new_conversation]
     console.print(f"[dim]{HELP}[/]")
-    messages = _new_conversation(system)
-    while line := _read_line(console):
+    while line := _read_line():
         if line == "/new":
-            messages = _new_conversation(system)
+            messages = [*new_conversation]
             continue
         messages.append({"role": "user", "content": line})
         try:
-            completion_id, version, text = _stream_reply(console, api, model, messages)
+            completion_id, version, text = _stream_reply(api, model, messages)
         except CommandError as error:
             console.print(f"\n[red]{error}[/]")
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": text})
         console.print(f"[dim]{version} · \\[u]p, \\[d]own, any other key to continue[/]", markup=True)
-        if (thumb := THUMBS.get(_read_key())) is not None:
-            api.post("/v1/feedback", {"completion_id": completion_id, "kind": "binary", "value": thumb})
-            console.print(f"[green]thumb {thumb}[/]" if thumb == "up" else f"[red]thumb {thumb}[/]")
+        if (rating := RATING_KEYS.get(_read_key())) is not None:
+            api.post("/v1/feedback", {"completion_id": completion_id, "kind": "binary", "value": rating})
+            console.print(f"[{'green' if rating == 'up' else 'red'}]thumb {rating}[/]")
 
 
-def _new_conversation(system: str | None) -> list[dict[str, Any]]:
-    return [{"role": "system", "content": system}] if system else []
-
-
-def _read_line(console: Console) -> str:
+def _read_line() -> str:
     try:
         return console.input("[bold]you:[/] ").strip()
     except (EOFError, KeyboardInterrupt):
         return ""
 
 
-def _stream_reply(console: Console, api: Api, model: str, messages: list[dict[str, Any]]) -> tuple[str, str, str]:
+def _stream_reply(api: Api, model: str, messages: Messages) -> tuple[str, str, str]:
     """Print a reply as it arrives. Return the completion's id, the version and the text."""
     console.print("[bold]assistant:[/] ", end="")
     completion_id = version = text = ""

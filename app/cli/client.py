@@ -8,7 +8,14 @@ from typing import Any
 
 import httpx2
 
-from app.core.settings import Settings
+from app.core.settings import Settings, get_settings
+
+
+class CommandError(SystemExit):
+    """An error that ends a command with a message and exit status 1."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"attune: {message}")
 
 
 def save_api_key(settings: Settings, key: str) -> None:
@@ -23,22 +30,20 @@ def load_api_key(settings: Settings) -> str:
     if settings.api_key:
         return settings.api_key
     if settings.credentials_file.exists():
-        key: str = json.loads(settings.credentials_file.read_text())["api_key"]
-        return key
-    raise SystemExit("attune: set ATTUNE_API_KEY, or run this where `attune up` was started")
+        return str(json.loads(settings.credentials_file.read_text())["api_key"])
+    raise CommandError("set ATTUNE_API_KEY, or run this where `attune up` was started")
 
 
-class CommandError(SystemExit):
-    """An error that ends a command with a message and exit status 1."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(f"attune: {message}")
+def drop_unset(**params: Any) -> dict[str, Any]:
+    """Return the parameters that are not None."""
+    return {name: value for name, value in params.items() if value is not None}
 
 
 class Api:
     """A synchronous client of Attune's API. Every method raises CommandError with the service's error message."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings | None = None) -> None:
+        settings = settings or get_settings()
         self._http = httpx2.Client(
             base_url=settings.url,
             headers={"authorization": f"Bearer {load_api_key(settings)}"},
@@ -46,8 +51,28 @@ class Api:
             trust_env=False,
         )
 
+    @contextmanager
+    def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx2.Response]:
+        """Open a response whose body the caller reads."""
+        try:
+            with self._http.stream(method, path, **options) as response:
+                if response.status_code >= 400:
+                    response.read()
+                    raise CommandError(response.json()["error"]["message"])
+                yield response
+        except httpx2.ConnectError as error:
+            raise CommandError(f"no connection to {self._http.base_url}; is `attune up` running?") from error
+        except httpx2.TransportError as error:
+            raise CommandError(f"the connection failed: {error}") from error
+
+    def _request(self, method: str, path: str, **options: Any) -> Any:
+        with self.stream(method, path, **options) as response:
+            response.read()
+            return response.json()
+
     def get(self, path: str, **params: Any) -> Any:
-        return self._parse_response(self._send("GET", path, params=params))
+        """Parameters that are None are not sent."""
+        return self._request("GET", path, params=drop_unset(**params))
 
     def list_all(self, path: str, **params: Any) -> list[dict[str, Any]]:
         """Return the rows of every page."""
@@ -59,47 +84,20 @@ class Api:
         return rows
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._parse_response(self._send("POST", path, json=body))
+        return self._request("POST", path, json=body)
 
     def put(self, path: str, body: dict[str, Any]) -> Any:
-        return self._parse_response(self._send("PUT", path, json=body))
+        return self._request("PUT", path, json=body)
 
     def delete(self, path: str) -> Any:
-        return self._parse_response(self._send("DELETE", path))
+        return self._request("DELETE", path)
 
     def stream_chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the chunks of one streamed completion."""
-        with self._stream("POST", "/v1/chat/completions", json=body) as response:
+        with self.stream("POST", "/v1/chat/completions", json=body) as response:
             for line in response.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
                     chunk = json.loads(line[6:])
                     if "error" in chunk:
                         raise CommandError(chunk["error"]["message"])
                     yield chunk
-
-    @contextmanager
-    def _stream(self, method: str, path: str, **options: Any) -> Iterator[httpx2.Response]:
-        """Open a streamed response, or raise CommandError for an error status."""
-        with self._translate_transport_errors(), self._http.stream(method, path, **options) as response:
-            if response.status_code >= 400:
-                response.read()
-                self._parse_response(response)
-            yield response
-
-    def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
-        with self._translate_transport_errors():
-            return self._http.request(method, path, **options)
-
-    @contextmanager
-    def _translate_transport_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except httpx2.ConnectError as error:
-            raise CommandError(f"no connection to {self._http.base_url}; is `attune up` running?") from error
-        except httpx2.TransportError as error:
-            raise CommandError(f"the connection failed: {error}") from error
-
-    def _parse_response(self, response: httpx2.Response) -> Any:
-        if response.status_code >= 400:
-            raise CommandError(response.json()["error"]["message"])
-        return response.json()

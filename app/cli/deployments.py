@@ -1,4 +1,4 @@
-"""`attune deploy | rollback | canary | shadow | delivery`: which version serves, and to whom."""
+"""`attune deploy | rollback | canary | shadow | delivery | pin`: which version serves, and to whom."""
 
 import time
 from collections.abc import Iterator
@@ -7,11 +7,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from app.cli import output
-from app.cli.client import Api
+from app.cli.client import Api, CommandError, drop_unset
 from app.cli.options import Json, PolicyName, Reason, VersionNumber, parse_json, parse_version_number, policy_path
-from app.cli.output import Column, Renderable
-from app.core.settings import get_settings
+from app.cli.output import Column, Renderable, Row, format_time, make_table, post_action, print_list, print_object
 from app.models import AuditAction
 
 CANARY_OUTCOMES = {AuditAction.CANARY_ENDED: "was taken back", AuditAction.DEPLOYMENT_DEPLOYED: "went live"}
@@ -26,8 +24,17 @@ SIDE_COLUMNS = (
         "ms a token", lambda side: side["seconds_per_token"] and 1000 * side["seconds_per_token"], "{:.1f}", right=True
     ),
 )
+PIN_COLUMNS = (
+    Column("id", "id"),
+    Column("pinned", lambda row: f"{row['kind']} {row['subject']}"),
+    Column("to", "version"),
+    Column("loaded", lambda row: "yes" if row["loaded"] else "not yet"),
+    Column("by", "created_by"),
+    Column("reason", lambda row: row["reason"] or None),
+)
 canary = typer.Typer(no_args_is_help=True, help="The canary: a version that serves a share of the conversations.")
 shadow = typer.Typer(no_args_is_help=True, help="The shadow deployment: a version whose answers no user sees.")
+pins = typer.Typer(no_args_is_help=True, help="Pin end users, conversations and API keys to one version.")
 
 
 def deploy(
@@ -42,7 +49,7 @@ def deploy(
 ) -> None:
     """Deploy a version that has served before, to all conversations or as a canary."""
     body = {"version": parse_version_number(version), "share": share, "watch": watch, "reason": reason}
-    _print(Api(get_settings()).post(f"{policy_path(policy)}/deploy", body), json)
+    print_object(Api().post(policy_path(policy, "/deploy"), body), json, _render_deployment)
 
 
 def rollback(
@@ -55,23 +62,23 @@ def rollback(
     json: Json = False,
 ) -> None:
     """Undo the latest deployment, or deploy an older version and train on from it."""
-    api, path = Api(get_settings()), policy_path(policy)
+    api = Api()
     if to is not None:
         body = {"version": parse_version_number(to), "reason": reason}
     else:
-        current = api.get(path)  # the request names the version to undo, so that a repeated request undoes nothing else
-        name = current["canary"] or current["serving"]
+        current = api.get(policy_path(policy))
+        name = current["canary"] or current["serving"]  # named, so that a repeated request undoes nothing else
         body = {"from_version": parse_version_number(name.rpartition("@")[2]), "reason": reason}
-    result = api.post(f"{path}/rollback", body)
-    output.print_object(result, json, lambda body: f"{body['rolled_back']} → {body['serving']}")
+    result = api.post(policy_path(policy, "/rollback"), body)
+    print_object(result, json, lambda body: f"{body['rolled_back']} → {body['serving']}")
 
 
 @canary.command("show")
 def show_canary(policy: PolicyName = None, json: Json = False) -> None:
     """Show the metrics of the canary and of the live version, or how the last canary ended."""
-    api = Api(get_settings())
-    row = api.get(f"{policy_path(policy)}/deployment")
-    _print(row, json)
+    api = Api()
+    row = api.get(policy_path(policy, "/deployment"))
+    print_object(row, json, _render_deployment)
     if not json and row["canary"] is None and (summary := _describe_last_canary(api, row["policy"])) is not None:
         typer.echo(summary)
 
@@ -79,31 +86,31 @@ def show_canary(policy: PolicyName = None, json: Json = False) -> None:
 @canary.command("promote")
 def promote_canary(reason: Reason = None, policy: PolicyName = None, json: Json = False) -> None:
     """Deploy the canary to all conversations."""
-    _print(Api(get_settings()).post(f"{policy_path(policy)}/canary/promote", {"reason": reason}), json)
+    post_action("/canary/promote", policy, reason, json, _render_deployment)
 
 
 @canary.command("abort")
 def abort_canary(reason: Reason = None, policy: PolicyName = None, json: Json = False) -> None:
     """End the canary: the live version serves all conversations again."""
-    _print(Api(get_settings()).post(f"{policy_path(policy)}/canary/abort", {"reason": reason}), json)
+    post_action("/canary/abort", policy, reason, json, _render_deployment)
 
 
 @shadow.command("show")
 def show_shadow(policy: PolicyName = None, json: Json = False) -> None:
     """Show the metrics of the shadow deployment and of the live version."""
-    _print(Api(get_settings()).get(f"{policy_path(policy)}/deployment"), json)
+    print_object(Api().get(policy_path(policy, "/deployment")), json, _render_deployment)
 
 
 @shadow.command("promote")
 def promote_shadow(reason: Reason = None, policy: PolicyName = None, json: Json = False) -> None:
     """End the shadow deployment and release the version as new versions are released."""
-    _print(Api(get_settings()).post(f"{policy_path(policy)}/shadow/promote", {"reason": reason}), json)
+    post_action("/shadow/promote", policy, reason, json, _render_deployment)
 
 
 @shadow.command("abort")
 def abort_shadow(reason: Reason = None, policy: PolicyName = None, json: Json = False) -> None:
     """Reject the shadow version; training continues from the live version."""
-    _print(Api(get_settings()).post(f"{policy_path(policy)}/shadow/abort", {"reason": reason}), json)
+    post_action("/shadow/abort", policy, reason, json, _render_deployment)
 
 
 def delivery(
@@ -121,29 +128,26 @@ def delivery(
     json: Json = False,
 ) -> None:
     """Show or change how new versions are released. Without options it shows the settings."""
-    api = Api(get_settings())
-    row: dict[str, Any] = api.get(f"{policy_path(policy)}/deployment")
+    api = Api()
+    row = api.get(policy_path(policy, "/deployment"))
     if (conversations, canary_config, shadow_config) != (None, None, None):
         body = {
-            "conversations": row["conversations"],
-            "canary": row["canary_config"] if row["canary_overridden"] else None,
-            "shadow": row["shadow_config"] if row["shadow_overridden"] else None,
+            "conversations": row["conversations"] if conversations is None else conversations,
+            "canary": _stage_config("canary", canary_config, row),
+            "shadow": _stage_config("shadow", shadow_config, row),
         }
-        if conversations is not None:
-            body["conversations"] = conversations
-        if canary_config is not None:
-            body["canary"] = None if canary_config == "default" else parse_json(canary_config, "--canary")
-        if shadow_config is not None:
-            body["shadow"] = None if shadow_config == "default" else parse_json(shadow_config, "--shadow")
-        row = api.put(f"{policy_path(policy)}/delivery", body)
-    _print(row, json)
+        row = api.put(policy_path(policy, "/delivery"), body)
+    print_object(row, json, _render_deployment)
 
 
-def _print(row: dict[str, Any], json: bool) -> None:
-    output.print_object(row, json, _render)
+def _stage_config(stage: str, option: str | None, row: Row) -> Any:
+    """Return the option's value or, without the option, the policy's present configuration of the stage."""
+    if option is None:
+        return row[f"{stage}_config"] if row[f"{stage}_overridden"] else None
+    return None if option == "default" else parse_json(option, f"--{stage}")
 
 
-def _render(row: dict[str, Any]) -> Iterator[Renderable]:
+def _render_deployment(row: Row) -> Iterator[Renderable]:
     stages = []
     if row["shadow_config"]:
         stages.append(f"a shadow deployment beside {row['shadow_config']['share']:.1%} of the replies")
@@ -151,10 +155,8 @@ def _render(row: dict[str, Any]) -> Iterator[Renderable]:
         stages.append(f"each new version answers {row['canary_config']['share']:.1%} first")
     else:
         stages.append("at once")
-    yield (
-        f"{row['policy']}: {row['serving']} serves; conversations {row['conversations']}; "
-        f"new versions: {', then '.join(stages)}"
-    )
+    serving = f"{row['policy']}: {row['serving']} serves; conversations {row['conversations']}"
+    yield f"{serving}; new versions: {', then '.join(stages)}"
     if (out := row["shadow"]) is not None:
         yield _side_table(f"{out['version']} runs in shadow beside {out['share']:.1%} of the replies", out)
         yield f"{out['verdict']}: {out['disabled_reason'] or out['reason']}"
@@ -165,7 +167,11 @@ def _render(row: dict[str, Any]) -> Iterator[Renderable]:
         yield f"{out['verdict'].replace('_', ' ')}: {out['reason']}"
 
 
-def _evidence_lines(out: dict[str, Any]) -> Iterator[str]:
+def _side_table(title: str, out: Row) -> Table:
+    return make_table(title, SIDE_COLUMNS, [out["candidate"], out["stable"]])
+
+
+def _evidence_lines(out: Row) -> Iterator[str]:
     """Yield how near the canary is to each of its possible ends."""
     figures = out["figures"]
     for claim, evidence, threshold, outcome in (
@@ -191,11 +197,54 @@ def _describe_last_canary(api: Api, policy: str) -> str | None:
     end = next((row for row in later if row["action"] in CANARY_OUTCOMES), None)
     if end is None:
         return None
-    ended_at = output.format_time(end["created_at"])
     reason = f": {end['reason']}" if end["reason"] else ""
-    outcome = CANARY_OUTCOMES[end["action"]]
-    return f"the last canary, {start['subject']}, {outcome} at {ended_at}, by {end['actor']}{reason}"
+    outcome = f"{CANARY_OUTCOMES[end['action']]} at {format_time(end['created_at'])}"
+    return f"the last canary, {start['subject']}, {outcome}, by {end['actor']}{reason}"
 
 
-def _side_table(title: str, out: dict[str, Any]) -> Table:
-    return output.make_table(title, SIDE_COLUMNS, [out["candidate"], out["stable"]])
+@pins.command("set")
+def set_pin(
+    version: VersionNumber,
+    user: Annotated[str | None, typer.Option(help="an end user, as requests name them")] = None,
+    conversation: Annotated[str | None, typer.Option(help="a conversation's id")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="an API key's id, or its prefix as `attune keys list` shows it")
+    ] = None,
+    reason: Reason = None,
+    policy: PolicyName = None,
+    json: Json = False,
+) -> None:
+    """Pin one of them to this version, from the next request on."""
+    subjects = drop_unset(user=user, conversation=conversation, key=key and key.removesuffix("…"))
+    if len(subjects) != 1:
+        raise CommandError("give exactly one of --user, --conversation and --key")
+    [(kind, subject)] = subjects.items()
+    body = {"kind": kind, "subject": subject, "version": parse_version_number(version), "reason": reason}
+    print_object(Api().put(policy_path(policy, "/pins"), body), json, _render_pin)
+
+
+@pins.command("list")
+def list_pins(
+    kind: Annotated[str | None, typer.Option(help="conversation, user or key; default: all")] = None,
+    policy: PolicyName = None,
+    json: Json = False,
+) -> None:
+    """List the pins of a policy, the newest first."""
+    rows = Api().list_all(policy_path(policy, "/pins"), kind=kind)
+    rows.sort(key=lambda row: row["created_at"], reverse=True)
+    print_list("pins", PIN_COLUMNS, rows, json)
+
+
+@pins.command("remove")
+def remove_pin(
+    id: Annotated[str, typer.Argument(help="pin-…, as `attune pin list` shows it")],
+    policy: PolicyName = None,
+    json: Json = False,
+) -> None:
+    """Remove a pin: requests get the deployed version again."""
+    print_object(Api().delete(policy_path(policy, f"/pins/{id}")), json, lambda row: f"{row['id']} is removed")
+
+
+def _render_pin(row: Row) -> str:
+    suffix = "" if row["loaded"] else "; it is not loaded yet, and serves as soon as it is"
+    return f"{row['kind']} {row['subject']} is pinned to {row['version']}{suffix}"

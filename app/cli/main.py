@@ -2,17 +2,7 @@
 
 import typer
 
-from app.cli import analyze, chat, deployments, ops, policies, server
-from app.cli.datasets import exports, imports
-from app.cli.deployments import canary, shadow
-from app.cli.pins import pins
-from app.cli.privacy import subjects
-from app.cli.projects import keys, projects
-from app.cli.raters import raters
-from app.cli.rewards import rewards
-from app.cli.rollouts import rollouts
-from app.cli.server import database
-from app.cli.training import train
+from app.cli import analyze, chat, data, deployments, ops, projects, server, training
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Attune: online preference alignment for chatbots in production."
@@ -26,7 +16,7 @@ for command in (
     server.trainer,
     chat.chat,
     ops.status,
-    policies.versions,
+    ops.versions,
     deployments.deploy,
     deployments.rollback,
     deployments.delivery,
@@ -38,19 +28,19 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
     server.simulate
 )
 for name, group in {
-    "canary": canary,
-    "shadow": shadow,
-    "pin": pins,
-    "keys": keys,
-    "projects": projects,
-    "raters": raters,
-    "train": train,
-    "rewards": rewards,
-    "rollouts": rollouts,
-    "subject": subjects,
-    "export": exports,
-    "import": imports,
-    "db": database,
+    "canary": deployments.canary,
+    "shadow": deployments.shadow,
+    "pin": deployments.pins,
+    "keys": projects.keys,
+    "projects": projects.projects,
+    "raters": projects.raters,
+    "train": training.train,
+    "rewards": training.rewards,
+    "rollouts": training.rollouts,
+    "subject": data.subjects,
+    "export": data.exports,
+    "import": data.imports,
+    "db": server.database,
 }.items():
     app.add_typer(group, name=name)
 

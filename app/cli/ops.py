@@ -1,24 +1,27 @@
-"""`attune status` and `attune audit`: the state of the deployment, and who changed it."""
+"""`attune status | versions | audit`: the state of the deployment, the versions of a policy, and who changed what."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from app.cli import output
 from app.cli.client import Api
-from app.cli.options import Json, drop_unset
-from app.cli.output import Renderable
-from app.core.settings import get_settings
+from app.cli.options import Json, PolicyName, policy_path
+from app.cli.output import Column, Renderable, Row, format_time, print_list, print_object
 
 Exact = Annotated[str | None, typer.Option(help="only entries with exactly this value")]
 
 
 def status(json: Json = False) -> None:
     """Show what serves, what is being trained, and what is queued."""
-    output.print_object(Api(get_settings()).get("/v1/status"), json, _render_status)
+    print_object(Api().get("/v1/status"), json, _render_status)
+
+
+def versions(policy: PolicyName = None, json: Json = False) -> None:
+    """List the versions of a policy, with their metrics and the feedback on them."""
+    print_list("versions", VERSION_COLUMNS, Api().get(policy_path(policy, "/versions"))["data"], json)
 
 
 def audit(
@@ -30,12 +33,11 @@ def audit(
     json: Json = False,
 ) -> None:
     """Show who changed what, when and why."""
-    params = drop_unset(action=action, subject=subject, actor=actor, since=since, limit=limit)
-    rows = Api(get_settings()).get("/v1/audit", **params)["data"]
-    output.print_object(rows, json, lambda rows: (_format_event(row, "%Y-%m-%d %H:%M:%S") for row in rows))
+    rows = Api().get("/v1/audit", action=action, subject=subject, actor=actor, since=since, limit=limit)["data"]
+    print_object(rows, json, lambda rows: (_format_event(row, "%Y-%m-%d %H:%M:%S") for row in rows))
 
 
-def _render_status(body: dict[str, Any]) -> Iterator[Renderable]:
+def _render_status(body: Row) -> Iterator[Renderable]:
     for policy in body["policies"]:
         line = f" serves {policy['serving']}, trains from {policy['head']}, {policy['mode']}"
         yield Text.assemble((policy["name"], "bold"), line)
@@ -44,7 +46,7 @@ def _render_status(body: dict[str, Any]) -> Iterator[Renderable]:
         if policy["shadow"]:
             yield f"  runs in shadow: {policy['shadow']} (attune shadow show)"
         if policy["mode_reason"]:
-            yield f"  since {output.format_time(policy['mode_since'], '%H:%M:%S')}: {policy['mode_reason']}"
+            yield f"  since {format_time(policy['mode_since'], '%H:%M:%S')}: {policy['mode_reason']}"
     for engine in body["engines"]:
         heartbeat = engine["heartbeat_at"]
         age = f", last heartbeat {time.time() - heartbeat:.0f} s ago" if heartbeat else ""
@@ -64,6 +66,31 @@ def _render_status(body: dict[str, Any]) -> Iterator[Renderable]:
         yield f"  {_format_event(event, '%H:%M:%S')}"
 
 
-def _format_event(row: dict[str, Any], time_format: str) -> str:
-    created_at = output.format_time(row["created_at"], time_format)
+def _format_event(row: Row, time_format: str) -> str:
+    created_at = format_time(row["created_at"], time_format)
     return f"{created_at}  {row['actor']}: {row['action']} {row['subject']} {row['reason'] or ''}".rstrip()
+
+
+def trained_to_served_ms(row: Row) -> float | None:
+    """Return the milliseconds from the end of the update to the first reply."""
+    seconds = row["timings"].get("trained_to_served")
+    return None if seconds is None else 1000 * seconds
+
+
+def _metric(name: str) -> Callable[[Row], Any]:
+    return lambda row: row["metrics"].get(name)
+
+
+VERSION_COLUMNS = (
+    Column("version", lambda row: row["name"] + (" ◀" if row["serving"] else "")),
+    Column("state", "state"),
+    Column("turns", "turns", right=True),
+    Column("rated", "rated", right=True),
+    Column("approval", "approval", "{:.0%}", right=True),
+    Column("reward", _metric("critic/score/mean"), "{:+.2f}", right=True),
+    Column("KL", _metric("reference_kl"), "{:.3f}", right=True),
+    Column("length", lambda row: row["mean_length"] or None, "{:.0f}", right=True),
+    Column("swap ms", trained_to_served_ms, "{:.0f}", right=True),
+    Column("delay s", "alignment_delay", "{:.1f}", right=True),
+    Column("staleness", _metric("training/off_policy/trajectory_staleness"), "{:.2f}", right=True),
+)

@@ -23,14 +23,9 @@ def parse_version_number(text: str) -> int:
     return int(text.removeprefix("v"))
 
 
-def policy_path(policy: str | None) -> str:
-    """Example: "shop" -> "/v1/policies/shop" """
-    return f"/v1/policies/{policy or get_settings().policy}"
-
-
-def read_json_file(file: Path) -> Any:
-    """Raise CommandError if the file is not valid JSON."""
-    return parse_json(file.read_text(), str(file))
+def policy_path(policy: str | None, path: str = "") -> str:
+    """Example: ("shop", "/pins") -> "/v1/policies/shop/pins" """
+    return f"/v1/policies/{policy or get_settings().policy}{path}"
 
 
 def parse_json(text: str, source: str) -> Any:
@@ -39,8 +34,3 @@ def parse_json(text: str, source: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise CommandError(f"{source} is not valid JSON: {error}") from error
-
-
-def drop_unset(**params: Any) -> dict[str, Any]:
-    """Return the parameters that are not None."""
-    return {name: value for name, value in params.items() if value is not None}

@@ -11,8 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from app.cli.client import Api
+from app.cli.options import policy_path
+
 Row = dict[str, Any]
 Renderable = str | Text | Table
+Render = Callable[[Any], str | Iterable[Renderable]]
 
 console = Console(highlight=False)
 if not console.is_terminal:
@@ -49,16 +53,13 @@ def make_table(title: str, columns: Sequence[Column], rows: Iterable[Row]) -> Ta
 
 def print_list(title: str, columns: Sequence[Column], rows: Sequence[Row], json: bool) -> None:
     """Print rows as a table, or as a JSON array."""
-    if json:
-        print_json(rows)
-    else:
-        console.print(make_table(title, columns, rows))
+    print_object(rows, json, lambda rows: [make_table(title, columns, rows)])
 
 
-def print_object(body: Any, json: bool, render: Callable[[Any], str | Iterable[Renderable]]) -> None:
+def print_object(body: Any, json: bool, render: Render) -> None:
     """Print one object as the lines and tables that `render` returns, or as JSON."""
     if json:
-        print_json(body)
+        print(jsonlib.dumps(body, indent=2))
         return
     parts = render(body)
     for part in [parts] if isinstance(parts, str) else parts:
@@ -68,8 +69,9 @@ def print_object(body: Any, json: bool, render: Callable[[Any], str | Iterable[R
             console.print(part, soft_wrap=isinstance(part, Text))
 
 
-def print_json(value: Any) -> None:
-    print(jsonlib.dumps(value, indent=2))
+def post_action(path: str, policy: str | None, reason: str | None, json: bool, render: Render) -> None:
+    """Post a reason to an endpoint of a policy, and print the object that it returns."""
+    print_object(Api().post(policy_path(policy, path), {"reason": reason}), json, render)
 
 
 def format_optional(value: Any, form: str = "{}") -> str:

@@ -1,25 +1,27 @@
-"""`attune keys create | list | revoke` over HTTP; `attune projects create | list | key` on the database."""
+"""`attune keys | raters` over HTTP, and `attune projects` on the database."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
+from urllib.parse import quote
 
 import typer
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.cli import output
-from app.cli.client import Api
-from app.cli.options import Json, drop_unset
-from app.cli.output import Column
+from app.cli.client import Api, drop_unset
+from app.cli.options import Json, Reason
+from app.cli.output import Column, Row, format_time, print_list, print_object
 from app.core.database import Database
 from app.core.settings import Settings, get_settings
-from app.projects import repository, service
-from app.projects.schemas import ProjectView
+from app.projects import service
+from app.projects.endpoints import ProjectView
 
 T = TypeVar("T")
 keys = typer.Typer(no_args_is_help=True, help="Manage the API keys of your project. Your key needs the scope admin.")
+raters = typer.Typer(no_args_is_help=True, help="Choose whose feedback is trained on. Your key needs the scope admin.")
 projects = typer.Typer(no_args_is_help=True, help="Manage projects, on the machine that has the database.")
+RaterName = Annotated[str, typer.Argument(help='as `attune raters list` shows it, for example "HUMAN/user-7"')]
 
 
 @keys.command("create")
@@ -36,21 +38,15 @@ def create_key(
     json: Json = False,
 ) -> None:
     """Create an API key. It is shown this once."""
-    body = drop_unset(
-        scopes=scope or None,
-        name=name,
-        expires_in=expires_in,
-        train=train,
-        requests_per_minute=requests_per_minute,
-        max_concurrency=max_concurrency,
-    )
-    output.print_object(Api(get_settings()).post("/v1/keys", body), json, lambda row: row["key"])
+    limits = {"requests_per_minute": requests_per_minute, "max_concurrency": max_concurrency}
+    body = drop_unset(scopes=scope or None, name=name, expires_in=expires_in, train=train, **limits)
+    print_object(Api().post("/v1/keys", body), json, lambda row: row["key"])
 
 
 @keys.command("list")
 def list_keys(json: Json = False) -> None:
     """List the keys of your project, including revoked ones."""
-    output.print_list("keys", KEY_COLUMNS, Api(get_settings()).list_all("/v1/keys"), json)
+    print_list("keys", KEY_COLUMNS, Api().list_all("/v1/keys"), json)
 
 
 @keys.command("revoke")
@@ -58,16 +54,15 @@ def revoke_key(
     id: Annotated[str, typer.Argument(help="key-…, as `attune keys list` shows it")], json: Json = False
 ) -> None:
     """Revoke a key: its requests are refused from now on."""
-    row = Api(get_settings()).delete(f"/v1/keys/{id}")
-    output.print_object(row, json, lambda row: f"{row['prefix']}… is revoked")
+    print_object(Api().delete(f"/v1/keys/{id}"), json, lambda row: f"{row['prefix']}… is revoked")
 
 
-def _key_state(row: dict[str, Any]) -> str:
+def _key_state(row: Row) -> str:
     if row["revoked_at"] is not None:
         return "revoked"
     if row["expires_at"] is None:
         return "active"
-    expires_at = output.format_time(row["expires_at"], "%Y-%m-%d %H:%M")
+    expires_at = format_time(row["expires_at"], "%Y-%m-%d %H:%M")
     return f"{'expired' if row['expires_at'] <= time.time() else 'until'} {expires_at}"
 
 
@@ -81,6 +76,57 @@ KEY_COLUMNS = (
     Column("trains", lambda row: {None: "as project", True: "yes", False: "no"}[row["train"]]),
     Column("state", _key_state),
 )
+RATER_COLUMNS = (
+    Column("rater", "name"),
+    Column("standing", "standing"),
+    Column("up", "num_up", right=True),
+    Column("down", "num_down", right=True),
+    Column("weight", "weight", "{:.2f}", right=True),
+    Column("reason", lambda row: row["reason"] or None),
+)
+PROJECT_COLUMNS = (
+    Column("name", "name"),
+    Column("id", "id", no_wrap=True),
+    Column("trains", lambda row: "yes" if row["train"] else "no"),
+)
+
+
+@raters.command("list")
+def list_raters(
+    standing: Annotated[str | None, typer.Option(help="normal, trusted, quarantined or blocked; default: all")] = None,
+    json: Json = False,
+) -> None:
+    """List the raters of your project and the weight of their feedback."""
+    print_list("raters", RATER_COLUMNS, Api().list_all("/v1/raters", standing=standing), json)
+
+
+@raters.command("trust")
+def trust_rater(name: RaterName, reason: Reason = None, json: Json = False) -> None:
+    """Never quarantine this rater automatically, and release quarantined samples."""
+    _set_standing(name, "trusted", reason, json)
+
+
+@raters.command("quarantine")
+def quarantine_rater(name: RaterName, reason: Reason = None, json: Json = False) -> None:
+    """Quarantine this rater's samples until the rater is released or blocked."""
+    _set_standing(name, "quarantined", reason, json)
+
+
+@raters.command("block")
+def block_rater(name: RaterName, reason: Reason = None, json: Json = False) -> None:
+    """Never train on this rater's feedback, and drop quarantined samples."""
+    _set_standing(name, "blocked", reason, json)
+
+
+@raters.command("release")
+def release_rater(name: RaterName, reason: Reason = None, json: Json = False) -> None:
+    """Reset this rater to normal, and train on quarantined samples."""
+    _set_standing(name, "normal", reason, json)
+
+
+def _set_standing(name: str, standing: str, reason: str | None, json: bool) -> None:
+    row = Api().put(f"/v1/raters/{quote(name)}", {"standing": standing, "reason": reason or None})
+    print_object(row, json, lambda row: f"{row['name']} is {row['standing']}; {row['samples']} samples changed state")
 
 
 @projects.command("create")
@@ -96,33 +142,30 @@ def create_project(
         raise ValueError(
             "with full weights an engine serves one policy: run a deployment of its own for another project"
         )
-    project, key = _run_in_transaction(
+    project, key = run_in_transaction(
         settings, lambda s: service.create_project(s, name, policy or settings.policy, model or settings.model)
     )
-    row = ProjectView.of(project).model_dump() | {"key": key}
-    output.print_object(row, json, lambda row: f"project '{name}' ({project.id}), API key (shown this once): {key}")
+    row = ProjectView.model_validate(project).model_dump() | {"key": key}
+    print_object(row, json, lambda row: f"project '{name}' ({project.id}), API key (shown this once): {key}")
 
 
 @projects.command("list")
 def list_projects(json: Json = False) -> None:
     """List the projects of this deployment."""
-    rows = [ProjectView.of(row).model_dump() for row in _run_in_transaction(get_settings(), repository.list_projects)]
-    columns = (
-        Column("name", "name"),
-        Column("id", "id", no_wrap=True),
-        Column("trains", lambda row: "yes" if row["train"] else "no"),
-    )
-    output.print_list("projects", columns, rows, json)
+    rows = run_in_transaction(get_settings(), service.list_projects)
+    print_list("projects", PROJECT_COLUMNS, [ProjectView.model_validate(row).model_dump() for row in rows], json)
 
 
 @projects.command("key")
 def create_admin_key(name: str, json: Json = False) -> None:
     """Create another admin key for a project. It is shown this once."""
-    key = _run_in_transaction(get_settings(), lambda session: service.create_admin_key(session, name))
-    output.print_object({"project": name, "key": key}, json, lambda row: row["key"])
+    key = run_in_transaction(get_settings(), lambda session: service.create_admin_key(session, name))
+    print_object({"project": name, "key": key}, json, lambda row: row["key"])
 
 
-def _run_in_transaction(settings: Settings, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
+def run_in_transaction(settings: Settings, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
+    """Run a coroutine function in one transaction of the deployment's database."""
+
     async def run() -> T:
         db = Database(settings.database)
         try:

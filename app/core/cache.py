@@ -4,25 +4,12 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from cachetools import TLRUCache
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-@dataclass(frozen=True)
-class _Entry(Generic[V]):
-    value: V
-    expires_at: float  # on the monotonic clock
-
-
-@dataclass(frozen=True)
-class _Read(Generic[V]):
-    task: asyncio.Task[V | None]
-    began_at: float  # on the monotonic clock
 
 
 class SingleFlightCache(Generic[K, V]):
@@ -48,23 +35,24 @@ class SingleFlightCache(Generic[K, V]):
         lifetime: Callable[[V], float] = lambda value: math.inf,
     ) -> None:
         self._seconds, self._share_seconds, self._lifetime = seconds, share_seconds, lifetime
-        self._entries: TLRUCache[K, _Entry[V]] = TLRUCache(
-            max_size, ttu=lambda key, entry, now: entry.expires_at, timer=lambda: time.monotonic()
+        # Values with the time at which they expire, and reads with the time at which they began.
+        self._entries: TLRUCache[K, tuple[V, float]] = TLRUCache(
+            max_size, ttu=lambda key, entry, now: entry[1], timer=lambda: time.monotonic()
         )
-        self._reads: dict[K, _Read[V]] = {}
+        self._reads: dict[K, tuple[asyncio.Task[V | None], float]] = {}
         self._generation = 0
 
     async def get(self, key: K, read: Callable[[], Awaitable[V | None]]) -> V | None:
         """Return the value of `key`, read by `read` if it is not kept. Raises what `read` raises."""
         if (entry := self._entries.get(key)) is not None:
-            return entry.value
+            return entry[0]
         now = time.monotonic()
-        running = self._reads.get(key)
-        if running is None or now - running.began_at > self._share_seconds:
+        task, began_at = self._reads.get(key, (None, -math.inf))
+        if task is None or now - began_at > self._share_seconds:
             task = asyncio.create_task(self._read(key, read, now))
-            running = self._reads[key] = _Read(task, now)
+            self._reads[key] = task, now
             task.add_done_callback(lambda done: self._remove_read(key, done))
-        return await asyncio.shield(running.task)
+        return await asyncio.shield(task)
 
     async def _read(self, key: K, read: Callable[[], Awaitable[V | None]], began_at: float) -> V | None:
         generation = self._generation
@@ -74,11 +62,11 @@ class SingleFlightCache(Generic[K, V]):
         self._entries.pop(key, None)
         if value is not None:
             expires_at = began_at + min(self._seconds, self._lifetime(value))
-            self._entries[key] = _Entry(value, expires_at)  # not kept if this time has passed already
+            self._entries[key] = value, expires_at  # not kept if this time has passed already
         return value
 
     def _remove_read(self, key: K, task: "asyncio.Task[V | None]") -> None:
-        if (running := self._reads.get(key)) is not None and running.task is task:
+        if key in self._reads and self._reads[key][0] is task:
             del self._reads[key]
 
     def forget(self) -> None:

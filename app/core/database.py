@@ -11,11 +11,12 @@ In both, the transaction ends where it was opened: services and repositories nev
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -33,7 +34,6 @@ from app.core import db_timeouts
 from app.core.jobs import PENDING_TASKS, TaskName, TaskSender
 
 T = TypeVar("T")
-R = TypeVar("R")
 IDLE_SECONDS = 1.0
 # secure_delete: what is erased must be gone from the file, too.
 PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=15000", "secure_delete=ON")
@@ -108,11 +108,10 @@ class Database:
             def connect(dialect: Any, record: Any, args: Any, kwargs: Any) -> Any:
                 return connection_class.connect(*args, **kwargs)
 
-        self._reader = self.engine
         self._writer = self.engine.execution_options(attune_write=True)
         self._task_sender = task_sender
         # SQLite has one writer. Waiting for this lock costs microseconds, SQLite's busy handler up to 100 ms.
-        self._write_lock = asyncio.Lock()
+        self._write_lock = asyncio.Lock() if self.embedded else nullcontext()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="database")
         for engine in (self.engine.sync_engine, self._sync):
             if self.embedded:
@@ -120,20 +119,14 @@ class Database:
             else:
                 _ping_when_idle(engine)
 
-    @asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncSession]:
-        """Open a session for reading."""
-        async with AsyncSession(self._reader, expire_on_commit=False) as session:
-            yield session
+    def read(self) -> AsyncSession:
+        """Return a session for reading, an async context manager."""
+        return AsyncSession(self.engine, expire_on_commit=False)
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncSession]:
         """Open a session in a write transaction, commit it at the end, then send its tasks."""
-        async with AsyncExitStack() as stack:
-            if self.embedded:
-                await stack.enter_async_context(self._write_lock)
-            session = await stack.enter_async_context(AsyncSession(self._writer, expire_on_commit=False))
-            await stack.enter_async_context(session.begin())
+        async with self._write_lock, AsyncSession(self._writer, expire_on_commit=False) as session, session.begin():
             yield session
         self._enqueue(session.info.pop(PENDING_TASKS, []))
 
@@ -158,47 +151,41 @@ class Database:
 
     async def run_read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a thread. It must return plain values and no rows that are still to be fetched."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._run_until, self._read_in_thread, work, self._deadline()
-        )
+
+        def read() -> T:
+            with self._sync.connect() as connection:
+                return work(connection)
+
+        return await self._run_in_thread(read)
 
     async def run_write(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a thread, in one write transaction. Cancelling the caller does not stop it."""
-        async with AsyncExitStack() as stack:
-            if self.embedded:
-                await stack.enter_async_context(self._write_lock)
-            loop = asyncio.get_running_loop()
-            result, tasks = await loop.run_in_executor(
-                self._threads, self._run_until, self._write_in_thread, work, self._deadline()
-            )
+
+        def write() -> tuple[T, list[TaskName]]:
+            with self._sync.connect().execution_options(attune_write=True) as connection:
+                connection.info.pop(PENDING_TASKS, None)
+                with connection.begin():
+                    result = work(connection)
+                return result, connection.info.pop(PENDING_TASKS, [])
+
+        async with self._write_lock:
+            result, tasks = await self._run_in_thread(write)
         self._enqueue(tasks)
         return result
 
-    def _deadline(self) -> float | None:
-        return None if self._seconds is None else time.monotonic() + self._seconds + db_timeouts.GRACE_SECONDS
+    async def _run_in_thread(self, run: Callable[[], T]) -> T:
+        """Run a function in a thread. The time that it waits for a free thread counts towards its limit."""
+        seconds = self._seconds
+        deadline = math.inf if seconds is None else time.monotonic() + seconds + db_timeouts.GRACE_SECONDS
 
-    def _run_until(
-        self, run: Callable[[Callable[[Connection], T]], R], work: Callable[[Connection], T], deadline: float | None
-    ) -> R:
-        """Run `work` in the thread. The time that it waited for a free thread counts towards the deadline."""
-        if deadline is None:
-            return run(work)
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise PoolTimeout("no database thread became free in time")
-        with db_timeouts.time_limit(remaining):
-            return run(work)
+        def run_until_deadline() -> T:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise PoolTimeout("no database thread became free in time")
+            with db_timeouts.time_limit(remaining):
+                return run()
 
-    def _read_in_thread(self, work: Callable[[Connection], T]) -> T:
-        with self._sync.connect() as connection:
-            return work(connection)
-
-    def _write_in_thread(self, work: Callable[[Connection], T]) -> tuple[T, list[TaskName]]:
-        with self._sync.connect().execution_options(attune_write=True) as connection:
-            connection.info.pop(PENDING_TASKS, None)
-            with connection.begin():
-                result = work(connection)
-            return result, connection.info.pop(PENDING_TASKS, [])
+        return await asyncio.get_running_loop().run_in_executor(self._threads, run_until_deadline)
 
     def _enqueue(self, tasks: list[TaskName]) -> None:
         if self._task_sender is not None:

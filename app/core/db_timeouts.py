@@ -4,6 +4,7 @@ A server, or the network before it, may accept a statement and never answer. The
 TCP as long as the packets are acknowledged. So every wait for an answer ends on the client, too.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,15 +28,13 @@ KEEPALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-_DEADLINE: ContextVar[float | None] = ContextVar("deadline", default=None)
+_DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Limit all database calls of this block together to `seconds`. A nested block can only shorten the limit."""
-    deadline = time.monotonic() + seconds
-    outer = _DEADLINE.get()
-    token = _DEADLINE.set(deadline if outer is None else min(deadline, outer))
+    token = _DEADLINE.set(min(_DEADLINE.get(), time.monotonic() + seconds))
     try:
         yield
     finally:
@@ -46,22 +45,15 @@ def connect_arguments(url: URL, seconds: float | None) -> dict[str, Any]:
     """Return the arguments of psycopg's `connect`. Parameters of the URL win; its `options` follow ours."""
     defaults: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, **KEEPALIVE}
     arguments = {name: value for name, value in defaults.items() if name not in url.query}
-    options = url.query.get("options", "")
-    arguments["options"] = " ".join(
-        [_server_options(seconds), *([options] if isinstance(options, str) else options)]
-    ).strip()
-    return arguments
-
-
-def _server_options(seconds: float | None) -> str:
-    limits = {"lock_timeout": float(UNLIMITED_LOCK_SECONDS)}
+    limits: dict[str, float] = {"lock_timeout": UNLIMITED_LOCK_SECONDS}
     if seconds is not None:
         limits = {
             "statement_timeout": seconds,
             "lock_timeout": seconds * LOCK_SHARE,
             "idle_in_transaction_session_timeout": seconds * IDLE_FACTOR,
         }
-    return " ".join(f"-c {name}={int(limit * 1000)}" for name, limit in limits.items())
+    options = [f"-c {name}={int(limit * 1000)}" for name, limit in limits.items()]
+    return arguments | {"options": " ".join([*options, *url.normalized_query.get("options", ())])}
 
 
 def connection_classes(
@@ -90,13 +82,10 @@ def connection_classes(
 
 
 def _shortest_timeout(timeout: float | None, seconds: float | None) -> float | None:
-    deadline = _DEADLINE.get()
-    timeouts = [
-        timeout,
-        None if seconds is None else seconds + GRACE_SECONDS,
-        None if deadline is None else max(0.0, deadline - time.monotonic()),
-    ]
-    return min((timeout for timeout in timeouts if timeout is not None), default=None)
+    limits = [timeout, None if seconds is None else seconds + GRACE_SECONDS]
+    remaining = max(0.0, _DEADLINE.get() - time.monotonic())
+    shortest = min([remaining, *(limit for limit in limits if limit is not None)])
+    return None if shortest == math.inf else shortest
 
 
 def _close_silent(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], error: Exception) -> Exception:

@@ -15,7 +15,6 @@ AttuneError
 
 import logging
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -30,37 +29,44 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 
 log = logging.getLogger("attune.errors")
+PERMANENT = (409, 500)  # stock OpenAI clients retry a 409 and every 5xx unless they are asked not to
 
 
 class AttuneError(Exception):
-    """An error that is sent to the caller. `param` names the field of the request that is wrong."""
+    """An error that is sent to the caller.
+
+    Args:
+        param: The field of the request that is wrong.
+        retry_after: The seconds after which the caller may try again, sent as Retry-After.
+    """
 
     status = 500
-    type = "server_error"
+    type = "invalid_request_error"
     code: str | None = None
+    retry_after: float | None = None
 
     def __init__(
-        self,
-        message: str,
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, message: str, *, code: str | None = None, param: str | None = None, retry_after: float | None = None
     ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code or self.code
         self.param = param
-        self.headers = dict(headers or {})
+        self.headers: dict[str, str] = {}
+        if (seconds := retry_after or self.retry_after) is not None:
+            self.headers["retry-after"] = str(max(1, math.ceil(seconds)))
 
     def body(self) -> dict[str, Any]:
         """Return the response body. It always has all four keys."""
-        return error_body(self.message, type=self.type, param=self.param, code=self.code)
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        headers = self.headers if self.status not in PERMANENT else {**self.headers, "x-should-retry": "false"}
+        return Response(orjson.dumps(self.body()), self.status, headers, media_type="application/json")
 
 
 class BadRequest(AttuneError):
     status = 400
-    type = "invalid_request_error"
 
 
 class UnsupportedParameter(BadRequest):
@@ -81,25 +87,21 @@ class Forbidden(AttuneError):
 
 class NotFound(AttuneError):
     status = 404
-    type = "invalid_request_error"
     code = "not_found"
 
 
 class Conflict(AttuneError):
     status = 409
-    type = "invalid_request_error"
     code = "conflict"
 
 
 class TooLarge(AttuneError):
     status = 413
-    type = "invalid_request_error"
     code = "request_too_large"
 
 
 class Unprocessable(AttuneError):
     status = 422
-    type = "invalid_request_error"
 
 
 class RateLimited(AttuneError):
@@ -107,17 +109,12 @@ class RateLimited(AttuneError):
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
 
-    def __init__(self, message: str, *, retry_after: float) -> None:
-        super().__init__(message, headers={"retry-after": str(max(1, math.ceil(retry_after)))})
-
 
 class Unavailable(AttuneError):
     status = 503
     type = "server_error"
     code = "engine_unavailable"
-
-    def __init__(self, message: str, *, retry_after: int = 2, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message, headers={"retry-after": str(retry_after), **(headers or {})})
+    retry_after = 2
 
 
 class ErrorDetail(BaseModel):
@@ -137,10 +134,6 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def error_body(message: str, *, type: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": type, "param": param, "code": code}}
-
-
 def _allowed_methods(request: Request) -> set[str]:
     """Return the methods of every route at this address; Starlette names those of the first one only."""
     operations: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
@@ -149,49 +142,41 @@ def _allowed_methods(request: Request) -> set[str]:
     return {method.upper() for path in paths for method in operations[path]}
 
 
-def error_response(
-    status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None, *, permanent: bool = False
-) -> Response:
-    """Return a JSON response. `permanent` tells stock OpenAI clients not to retry."""
-    headers = dict(headers or {})
-    if permanent:  # OpenAI's clients retry every 5xx and 409 otherwise
-        headers["x-should-retry"] = "false"
-    return Response(orjson.dumps(body), status, headers, media_type="application/json")
-
-
 def install_error_handlers(api: FastAPI) -> None:
     """Install the handlers that turn every exception into an error response."""
 
     @api.exception_handler(AttuneError)
     async def handle_attune_error(request: Request, error: AttuneError) -> Response:
-        return error_response(error.status, error.body(), error.headers, permanent=error.status == 409)
+        return error.response()
 
     @api.exception_handler(RequestValidationError)
     async def handle_invalid_parameter(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         param = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "header"))
         message = f"{param}: {first['msg']}" if param else str(first["msg"])
-        return error_response(
-            400, error_body(message, type="invalid_request_error", param=param or None, code=first["type"])
-        )
+        return BadRequest(message, param=param or None, code=first["type"]).response()
 
     @api.exception_handler(HTTPException)
     async def handle_http_error(request: Request, error: HTTPException) -> Response:
+        attune_error = AttuneError(str(error.detail), code=f"http_{error.status_code}")
+        attune_error.status = error.status_code
         if error.status_code == 405:
-            error.headers = {"allow": ", ".join(sorted(_allowed_methods(request)))}
-        body = error_body(str(error.detail), type="invalid_request_error", code=f"http_{error.status_code}")
-        return error_response(error.status_code, body, error.headers)
+            attune_error.headers["allow"] = ", ".join(sorted(_allowed_methods(request)))
+        else:
+            attune_error.headers |= error.headers or {}
+        return attune_error.response()
 
     @api.exception_handler(ClientDisconnect)
     async def handle_client_disconnect(request: Request, error: ClientDisconnect) -> Response:
-        body = error_body("The client left before its request was read.", type="invalid_request_error", code="gone")
-        return error_response(400, body)  # nobody reads it, but the disconnect must not be logged as a failure
+        # Nobody reads this response, but the disconnect must not be logged as a failure.
+        return BadRequest("The client left before its request was read.", code="gone").response()
 
     @api.exception_handler(Exception)
     async def handle_unexpected_error(request: Request, error: Exception) -> Response:
-        body = error_body("Attune failed on this request; the failure is logged.", type="server_error", code="internal")
-        headers = {"x-request-id": request.state.request_id}  # this handler runs outside of the middleware
-        return error_response(500, body, headers, permanent=True)
+        unexpected = AttuneError("Attune failed on this request; the failure is logged.", code="internal")
+        unexpected.type = "server_error"
+        unexpected.headers["x-request-id"] = request.state.request_id  # this handler runs outside of the middleware
+        return unexpected.response()
 
     @api.exception_handler(OperationalError)
     @api.exception_handler(PoolTimeout)
@@ -201,6 +186,5 @@ def install_error_handlers(api: FastAPI) -> None:
         if isinstance(error, (InterfaceError, InternalError)) and not error.connection_invalidated:
             raise error  # a programming error
         log.warning("the database failed a request: %s", error)
-        unavailable = Unavailable("The database did not answer in time; nothing is promised. Try again in a moment.")
-        unavailable.code = "database_unavailable"
-        return error_response(unavailable.status, unavailable.body(), unavailable.headers)
+        message = "The database did not answer in time; nothing is promised. Try again in a moment."
+        return Unavailable(message, code="database_unavailable").response()

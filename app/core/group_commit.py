@@ -46,34 +46,30 @@ class GroupCommit(Generic[T, R]):
     async def _drain(self) -> None:
         while self._queue:
             group, self._queue = self._queue[: self._max_group_size], self._queue[self._max_group_size :]
-            try:
-                await self._commit(group)
-            except Exception as error:
-                if len(group) == 1 or _is_outage(error):
-                    _set_exception(group, error)
-                else:
-                    await self._commit_one_by_one(group)
+            await self._commit(group)
 
     async def _commit(self, group: list[tuple[T, asyncio.Future[R]]]) -> None:
-        def write(connection: Connection) -> list[tuple[tuple[T, asyncio.Future[R]], R | AttuneError]]:
+        def write(connection: Connection) -> list[R | AttuneError]:
             results = self._write_group(connection, [item for item, _ in group])
-            return list(zip(group, results, strict=True))  # inside the transaction: a mismatch must write nothing
+            # In the transaction: a mismatch must write nothing.
+            return [result for _, result in zip(group, results, strict=True)]
 
-        pairs = await self._db.run_write(write)
-        for (_, future), result in pairs:
+        outcomes: Sequence[R | Exception]
+        try:
+            outcomes = await self._db.run_write(write)
+        except Exception as error:
+            if len(group) > 1 and not _is_outage(error):
+                for pair in group:
+                    await self._commit([pair])
+                return
+            outcomes = [error] * len(group)
+        for (_, future), outcome in zip(group, outcomes, strict=True):
             if future.done():
                 continue
-            if isinstance(result, AttuneError):
-                future.set_exception(result)
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
             else:
-                future.set_result(result)
-
-    async def _commit_one_by_one(self, group: list[tuple[T, asyncio.Future[R]]]) -> None:
-        for pair in group:
-            try:
-                await self._commit([pair])
-            except Exception as error:
-                _set_exception([pair], error)
+                future.set_result(outcome)
 
 
 def _is_outage(error: Exception) -> bool:
@@ -84,9 +80,3 @@ def _is_outage(error: Exception) -> bool:
     """
     state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
     return isinstance(error, (OperationalError, PoolTimeout)) and state[:2] not in ("40", "54")
-
-
-def _set_exception(group: list[tuple[T, asyncio.Future[R]]], error: Exception) -> None:
-    for _, future in group:
-        if not future.done():
-            future.set_exception(error)

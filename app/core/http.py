@@ -1,4 +1,4 @@
-"""JSON request bodies: one dependency that reads, checks, parses and documents them.
+"""What handlers share: the services of the process, the dependency for JSON bodies, and the JSON response.
 
 Example:
     @router.post("/deploy")
@@ -8,22 +8,80 @@ Bodies are checked before any other code reads them, so that text which JSON or 
 400 response and never in a 500.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import orjson
 from fastapi import Depends, Request
-from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from app.core.errors import BadRequest, TooLarge
-from app.core.services import settings_of
+from app.core.settings import Settings
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 MAX_DEPTH = 64
+# The OpenAPI description of a stream of server-sent events: `itemSchema` describes one event (OpenAPI 3.2).
+EVENT_STREAM = {
+    "text/event-stream": {
+        "itemSchema": {
+            "type": "object",
+            "required": ["data"],
+            "properties": {
+                "event": {"type": "string"},
+                "data": {"type": "string", "description": "JSON, or [DONE] at the end of a chat completion"},
+            },
+        }
+    }
+}
+
+
+class StrictModel(BaseModel):
+    """A part of a request that may hold no other fields than those of the model."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a response that FastAPI does not validate again. `content` must be what JSON can hold."""
+    return Response(orjson.dumps(content), status, headers, media_type="application/json")
+
+
+class Services:
+    """Holds one object of each type. `app.main` adds them at start; handlers get them with `services_of`.
+
+    Example: services_of(request).get(Database)
+    """
+
+    def __init__(self) -> None:
+        self._by_type: dict[type, object] = {}
+
+    def put(self, service: T) -> T:
+        """Add an object, or replace the one of its type, and return it."""
+        self._by_type[type(service)] = service
+        return service
+
+    def get(self, kind: type[T]) -> T:
+        """Return the object of exactly this type. Raises LookupError when the process has none."""
+        service = self._by_type.get(kind)
+        if not isinstance(service, kind):
+            raise LookupError(f"this process holds no {kind.__name__}: is its lifespan running?")
+        return service
+
+
+def services_of(connection: HTTPConnection) -> Services:
+    """Return the services of the application that handles this request."""
+    services: Services = connection.app.state.services
+    return services
+
+
+def settings_of(connection: HTTPConnection) -> Settings:
+    """Return the settings of the application that handles this request."""
+    return services_of(connection).get(Settings)
 
 
 class JsonBody(Generic[T]):
@@ -121,13 +179,11 @@ def validation_error(error: ValidationError, tag: int | None = None) -> BadReque
 def document_json_bodies(routes: Iterable[BaseRoute]) -> None:
     """Add the schema of each route's `json_body` to its OpenAPI operation; FastAPI sees a plain dependency only."""
     for route in routes:
-        if isinstance(route, APIRoute) and (dependency := _find_json_body(route.dependant)) is not None:
-            route.openapi_extra = {**(route.openapi_extra or {}), **_request_body_schema(dependency.model)}
-
-
-def _find_json_body(dependant: Dependant) -> JsonBody[Any] | None:
-    calls = (dependency.call for dependency in dependant.dependencies)
-    return next((call for call in calls if isinstance(call, JsonBody)), None)
+        if not isinstance(route, APIRoute):
+            continue
+        for dependency in route.dependant.dependencies:
+            if isinstance(dependency.call, JsonBody):
+                route.openapi_extra = {**(route.openapi_extra or {}), **_request_body_schema(dependency.call.model)}
 
 
 def _request_body_schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -4,10 +4,12 @@ This module sends the messages. A lost message costs time, not work: the reconci
 """
 
 import logging
+import os
 import queue
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +18,9 @@ from celery import Celery
 from celery.app.amqp import AMQP
 from kombu import Connection as KombuConnection
 from kombu import transport
+from kombu.transport import filesystem
+from kombu.utils.encoding import str_to_bytes
+from kombu.utils.json import dumps
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -24,7 +29,9 @@ log = logging.getLogger("attune.jobs")
 PENDING_TASKS = "attune_pending_tasks"  # a key of a session's or connection's `info`
 SEND_INTERVAL_SECONDS = 0.02  # between two messages of the same task
 EMBEDDED_SCHEME = "attune-folder"
+MAX_QUEUED = 50  # messages that wait in one queue of the embedded broker
 EXPIRES_SECONDS = 7200  # compared with the worker's clock, which may be an hour off
+RETRY_INTERVALS = {"interval_start": 0.5, "interval_step": 0.5, "interval_max": 4.0}  # seconds
 # A Redis host that has vanished is noticed like a database host; one that does not answer is given up after 10 s.
 REDIS_OPTIONS = {
     "socket_connect_timeout": 3.0,
@@ -32,7 +39,7 @@ REDIS_OPTIONS = {
     "socket_keepalive": True,
     "socket_keepalive_options": {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3},
 }
-transport.TRANSPORT_ALIASES[EMBEDDED_SCHEME] = "app.core.broker:Transport"
+transport.TRANSPORT_ALIASES[EMBEDDED_SCHEME] = f"{__name__}:Transport"
 
 
 def enqueue_after_commit(session: AsyncSession | Connection, *tasks: TaskName) -> None:
@@ -95,29 +102,38 @@ class BrokerConnection(KombuConnection):  # type: ignore[misc]
     Neither Celery nor a setting changes that.
     """
 
-    retry_start, retry_step, retry_max = 0.5, 0.5, 4.0  # seconds
-
     def _ensure_connection(
-        self,
-        errback: Any = None,
-        max_retries: int | None = None,
-        interval_start: float | None = None,
-        interval_step: float | None = None,
-        interval_max: float | None = None,
-        **options: Any,
+        self, errback: Any = None, max_retries: int | None = None, *args: Any, **options: Any
     ) -> Any:
-        return super()._ensure_connection(
-            errback,
-            max_retries,
-            self.retry_start if interval_start is None else interval_start,
-            self.retry_step if interval_step is None else interval_step,
-            self.retry_max if interval_max is None else interval_max,
-            **options,
-        )
+        if not args:
+            options = RETRY_INTERVALS | {name: value for name, value in options.items() if value is not None}
+        return super()._ensure_connection(errback, max_retries, *args, **options)
 
 
 class RetryingAMQP(AMQP):  # type: ignore[misc]
     Connection = BrokerConnection
+
+
+class Channel(filesystem.Channel):  # type: ignore[misc]
+    """Kombu's file-system channel, except that messages appear whole or not at all.
+
+    Kombu creates the file of a message and then writes it. A reader that polls in between takes an empty message, and
+    its worker fails.
+    """
+
+    def _put(self, queue: str, payload: Any, **options: Any) -> None:
+        folder = Path(self.data_folder_out)
+        if sum(name.endswith(f".{queue}.msg") for name in os.listdir(folder)) >= MAX_QUEUED:
+            return  # no worker reads this queue; one that starts looks at the database first
+        name = f"{time.time_ns()}_{uuid.uuid4()}.{queue}"
+        (folder / f"{name}.new").write_bytes(str_to_bytes(dumps(payload)))
+        os.rename(folder / f"{name}.new", folder / f"{name}.msg")
+
+
+class Transport(filesystem.Transport):  # type: ignore[misc]
+    """The embedded broker."""
+
+    Channel = Channel
 
 
 def make_celery(broker_url: str | None, broker_dir: Path) -> Celery:
@@ -138,14 +154,10 @@ def make_celery(broker_url: str | None, broker_dir: Path) -> Celery:
         broker_transport_options=options,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,  # an outage may last long
-        task_serializer="json",
-        accept_content=["json"],
         task_ignore_result=True,
-        task_create_missing_queues=True,
         task_default_queue="attune",
         worker_hijack_root_logger=False,
         worker_enable_remote_control=False,
-        worker_send_task_events=False,
         worker_prefetch_multiplier=1,
         task_publish_retry_policy={"max_retries": 1, "interval_start": 0.1},
     )

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import ColumnElement, Float, Integer, Select, String, or_, select, update
+from sqlalchemy import ColumnElement, Float, Select, String, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
@@ -37,8 +37,8 @@ class LeaseMixin:
     lease_owner: Mapped[str | None] = mapped_column(String(128))
     lease_until: Mapped[float | None] = mapped_column(Float)
     heartbeat_at: Mapped[float | None] = mapped_column(Float)
-    attempt: Mapped[int] = mapped_column(Integer, default=0)
-    fence: Mapped[int] = mapped_column(Integer, default=0)
+    attempt: Mapped[int] = mapped_column(default=0)
+    fence: Mapped[int] = mapped_column(default=0)
 
 
 def lease_is_free(model: type[LeaseMixin]) -> ColumnElement[bool]:
@@ -75,12 +75,13 @@ async def claim(
 
 async def renew(session: AsyncSession, model: type[Any], id: str, *, fence: int, seconds: float) -> bool:
     """Extend the deadline. Returns False when another worker has claimed the row."""
-    result = await session.execute(
-        update(model)
-        .where(model.id == id, model.fence == fence)
-        .values(lease_until=now() + seconds, heartbeat_at=now())
-        .execution_options(synchronize_session=False)
-    )
+    return await _update(session, model, id, fence, lease_until=now() + seconds, heartbeat_at=now())
+
+
+async def _update(session: AsyncSession, model: type[Any], id: str, fence: int, **values: Any) -> bool:
+    """Update the row, unless another worker has claimed it since. Returns whether it was updated."""
+    statement = update(model).where(model.id == id, model.fence == fence).values(**values)
+    result = await session.execute(statement.execution_options(synchronize_session=False))
     return bool(result.rowcount)  # type: ignore[attr-defined]
 
 
@@ -107,11 +108,5 @@ async def keep_renewed(db: Database, model: type[Any], id: str, *, fence: int, s
 
 async def finish(session: AsyncSession, model: type[Any], id: str, *, fence: int, state: str, **values: Any) -> None:
     """Write the result and release the row in one statement. Raises LeaseLost when the fencing token is old."""
-    result = await session.execute(
-        update(model)
-        .where(model.id == id, model.fence == fence)
-        .values(state=state, lease_owner=None, lease_until=None, **values)
-        .execution_options(synchronize_session=False)
-    )
-    if not result.rowcount:  # type: ignore[attr-defined]
+    if not await _update(session, model, id, fence, state=state, lease_owner=None, lease_until=None, **values):
         raise LeaseLost(f"{model.__tablename__} {id} was claimed by another worker (fence {fence} is old)")

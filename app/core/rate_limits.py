@@ -4,11 +4,11 @@ this process."""
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from limits import RateLimitItemPerMinute
 from limits.aio.storage import RedisStorage
@@ -34,15 +34,6 @@ class WindowResult:
     reset_seconds: float | None = None
 
 
-class Window(Protocol):
-    """Counts the requests of the last minute by key."""
-
-    async def take(self, key_id: str, limit: int) -> WindowResult:
-        """Count a request, unless the window holds `limit` requests already."""
-
-    async def close(self) -> None: ...
-
-
 class MemoryWindow:
     """A moving window in this process. It costs microseconds; the library's switches to a thread for every request."""
 
@@ -51,6 +42,7 @@ class MemoryWindow:
         self._purged_at = time.monotonic()
 
     async def take(self, key_id: str, limit: int) -> WindowResult:
+        """Count a request, unless the window holds `limit` requests already."""
         now = time.monotonic()
         self._purge(now)
         times = self._times.setdefault(key_id, deque())
@@ -78,13 +70,23 @@ class RedisWindow:
         url = url if url.startswith("async+") else f"async+{url}"
         if not url.startswith("async+redis") or "://" not in url:
             raise ValueError(f"ATTUNE_LIMITS_URL is memory:// or async+redis://…, not {url.partition('://')[0]}://…")
-        storage = storage_from_string(url, wrap_exceptions=True, **_redis_options())
+        from redis.asyncio.retry import Retry  # an optional dependency
+        from redis.backoff import NoBackoff
+
+        options: dict[str, Any] = {
+            "implementation": "redispy",
+            "socket_timeout": REDIS_TIMEOUT_SECONDS,
+            "socket_connect_timeout": REDIS_TIMEOUT_SECONDS,
+            "retry": Retry(NoBackoff(), 0),  # the client's own retries would delay every chat by seconds
+        }
+        storage = storage_from_string(url, wrap_exceptions=True, **options)
         assert isinstance(storage, RedisStorage)
         self._storage = storage
         self._windows = MovingWindowRateLimiter(storage)
         self._bypass_until = self._warn_after = 0.0
 
     async def take(self, key_id: str, limit: int) -> WindowResult:
+        """Count a request, unless the window holds `limit` requests already."""
         if time.monotonic() < self._bypass_until:
             return WindowResult(True)
         item = RateLimitItemPerMinute(limit, namespace="attune")
@@ -92,35 +94,17 @@ class RedisWindow:
             if await self._windows.hit(item, key_id):
                 return WindowResult(True)  # the remaining count would cost another round trip
             reset_at, remaining = await self._windows.get_window_stats(item, key_id)
-        except StorageError as error:
-            self._bypass(error)
+        except StorageError as error:  # let requests pass for a moment, so that they do not all wait for Redis
+            self._bypass_until = time.monotonic() + BYPASS_SECONDS
+            if time.monotonic() >= self._warn_after:
+                self._warn_after = time.monotonic() + WARN_INTERVAL_SECONDS
+                log.warning("requests pass uncounted, because Redis does not answer: %s", error.storage_error)
             return WindowResult(True)
         return WindowResult(False, remaining, max(0.0, reset_at - time.time()))
-
-    def _bypass(self, error: StorageError) -> None:
-        """Let requests pass for a moment, so that they do not all wait for Redis."""
-        now = time.monotonic()
-        self._bypass_until = now + BYPASS_SECONDS
-        if now >= self._warn_after:
-            self._warn_after = now + WARN_INTERVAL_SECONDS
-            log.warning("requests pass uncounted, because Redis does not answer: %s", error.storage_error)
 
     async def close(self) -> None:
         bridge: Any = self._storage.bridge
         await bridge.get_connection().aclose()
-
-
-def _redis_options() -> dict[str, Any]:
-    """Return options that switch off the client's own retries, which would delay every chat by seconds."""
-    from redis.asyncio.retry import Retry  # an optional dependency
-    from redis.backoff import NoBackoff
-
-    return {
-        "implementation": "redispy",
-        "socket_timeout": REDIS_TIMEOUT_SECONDS,
-        "socket_connect_timeout": REDIS_TIMEOUT_SECONDS,
-        "retry": Retry(NoBackoff(), 0),
-    }
 
 
 class RateLimiter:
@@ -128,8 +112,8 @@ class RateLimiter:
 
     def __init__(self, url: str, requests_per_minute: int, max_concurrency: int) -> None:
         self._requests_per_minute, self._max_concurrency = requests_per_minute, max_concurrency
-        self._window: Window = MemoryWindow() if url == "memory://" else RedisWindow(url)
-        self._running: dict[str, int] = {}
+        self._window: MemoryWindow | RedisWindow = MemoryWindow() if url == "memory://" else RedisWindow(url)
+        self._running: Counter[str] = Counter()
 
     @asynccontextmanager
     async def slot(
@@ -139,26 +123,25 @@ class RateLimiter:
 
         Raises RateLimited when the key has too many requests in this minute or at the same time.
         """
-        self._acquire(key_id, max_concurrency or self._max_concurrency)
+        limit = max_concurrency or self._max_concurrency
+        if self._running[key_id] >= limit:
+            raise RateLimited(f"This API key may have {limit} requests under way at a time, and has.", retry_after=1)
+        self._running[key_id] += 1
         try:
             yield await self._count(key_id, requests_per_minute or self._requests_per_minute)
         finally:
-            self._release(key_id)
-
-    def _acquire(self, key_id: str, limit: int) -> None:
-        running = self._running.get(key_id, 0)
-        if running >= limit:
-            raise RateLimited(f"This API key may have {limit} requests under way at a time, and has.", retry_after=1)
-        self._running[key_id] = running + 1
-
-    def _release(self, key_id: str) -> None:
-        self._running[key_id] -= 1
-        if self._running[key_id] == 0:
-            del self._running[key_id]
+            self._running[key_id] -= 1
+            if self._running[key_id] == 0:
+                del self._running[key_id]
 
     async def _count(self, key_id: str, limit: int) -> dict[str, str]:
+        """Count a request in the last minute. Returns OpenAI's rate-limit headers; an unknown value is left out."""
         result = await self._window.take(key_id, limit)
-        headers = _headers(limit, result)
+        headers = {"x-ratelimit-limit-requests": str(limit)}
+        if result.remaining is not None:
+            headers["x-ratelimit-remaining-requests"] = str(result.remaining)
+        if result.reset_seconds is not None:
+            headers["x-ratelimit-reset-requests"] = _duration(result.reset_seconds)
         if not result.allowed:
             message = f"This API key may send {limit} requests a minute."
             error = RateLimited(message, retry_after=result.reset_seconds or 1)
@@ -168,16 +151,6 @@ class RateLimiter:
 
     async def close(self) -> None:
         await self._window.close()
-
-
-def _headers(limit: int, result: WindowResult) -> dict[str, str]:
-    """Return OpenAI's rate-limit headers; a value that is not known is left out."""
-    headers = {"x-ratelimit-limit-requests": str(limit)}
-    if result.remaining is not None:
-        headers["x-ratelimit-remaining-requests"] = str(result.remaining)
-    if result.reset_seconds is not None:
-        headers["x-ratelimit-reset-requests"] = _duration(result.reset_seconds)
-    return headers
 
 
 def _duration(seconds: float) -> str:

@@ -1,12 +1,10 @@
 """Telemetry of one API process: what it counts and measures while it serves requests. /metrics shows it."""
 
 import math
-import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from prometheus_client import Histogram
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 WINDOW = 1000  # replies
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -16,12 +14,6 @@ TIMED_ROUTES = {
     "/v1/feedback": "feedback",
     "/v1/feedback/batch": "feedback_batch",
 }
-
-
-def _request_histogram() -> Histogram:
-    """Return a histogram that belongs to no global registry, as tests run several applications in one process."""
-    documentation = "From a request's head to its reply's last byte."
-    return Histogram("attune_request_seconds", documentation, ("route", "status"), registry=None, buckets=BUCKETS)
 
 
 class LengthWindow:
@@ -53,7 +45,15 @@ class Telemetry:
 
     turns: Counter[tuple[str, str]] = field(default_factory=Counter)  # by policy and state
     feedback: Counter[tuple[str, str]] = field(default_factory=Counter)  # by project and kind
-    requests: Histogram = field(default_factory=_request_histogram)  # seconds, by route and status
+    requests: Histogram = field(  # by route and status; in no global registry, as tests run several applications
+        default_factory=lambda: Histogram(
+            "attune_request_seconds",
+            "From a request's head to its reply's last byte.",
+            ("route", "status"),
+            registry=None,
+            buckets=BUCKETS,
+        )
+    )
     lengths: dict[str, LengthWindow] = field(default_factory=dict)  # by policy
 
     def record_turn(self, policy_id: str, state: str, length: int | None, penalty: float | None) -> None:
@@ -68,28 +68,8 @@ class Telemetry:
         """Count feedback that was stored; a repeated request does not count."""
         self.feedback[project_id, kind] += 1
 
-    def record_request(self, route: str, status: str, seconds: float) -> None:
-        self.requests.labels(route, status).observe(seconds)
-
-
-class RequestTimingMiddleware:
-    """Measures chat and feedback requests from the head to the reply's last byte. It must be the outermost middleware.
-
-    An inner middleware leaves the response's status at `state.status`; without it, no response was sent.
-    """
-
-    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
-        self.app, self._telemetry = app, telemetry
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = TIMED_ROUTES.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if route is None:
-            await self.app(scope, receive, send)
-            return
-        began_at = time.perf_counter()
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            status = scope.get("state", {}).get("status")
+    def record_request(self, method: str, path: str, status: int | None, seconds: float) -> None:
+        """Record how long a chat or feedback request took; others are not timed. No `status`: no response was sent."""
+        if method == "POST" and path in TIMED_ROUTES:
             status_class = "none" if status is None else f"{status // 100}xx"
-            self._telemetry.record_request(route, status_class, time.perf_counter() - began_at)
+            self.requests.labels(TIMED_ROUTES[path], status_class).observe(seconds)

@@ -1,22 +1,25 @@
 """/v1/exports and /v1/datasets: export and import of Parquet files."""
 
 import tempfile
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-import orjson
+import pyarrow as pa  # type: ignore[import-untyped]
 from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import delete
 from starlette.responses import Response
 
 from app.core.database import Database
 from app.core.errors import ERROR_RESPONSES, NotFound
-from app.core.services import services_of, settings_of
-from app.datasets import preference_pairs, repository, turn_rows, upload
+from app.core.http import services_of, settings_of
+from app.core.pagination import Page
+from app.datasets import imports, preference_pairs, turn_rows
 from app.datasets.parquet_writer import MEDIA_TYPE, ParquetResponse, ParquetWriter
-from app.datasets.repository import ExportFilter
-from app.datasets.schemas import DatasetDeleted, DatasetList, DatasetView, RowList
-from app.models import Dataset, DatasetKind
+from app.datasets.turn_rows import ExportFilter
+from app.models import Dataset, DatasetKind, new_id
 from app.policies import repository as policies
 from app.projects.auth import AdminCaller, Caller, DatabaseDep, UnboundedDatabaseDep
 
@@ -29,6 +32,49 @@ PolicyName = Annotated[str | None, Query(min_length=1, max_length=63)]
 UnixTime = Annotated[float | None, Query(ge=0, le=1e12, allow_inf_nan=False, description="Unix seconds")]
 Id = Annotated[str, Path(min_length=1, max_length=64)]
 Limit = Annotated[int, Query(ge=1, le=100)]
+
+
+class DatasetView(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["dataset"] = "dataset"
+    id: str
+    name: str
+    kind: DatasetKind
+    num_rows: int
+    sha256: str
+    created_at: float
+
+
+class DatasetList(Page[DatasetView]):
+    pass
+
+
+class RowView(BaseModel):
+    """Prompts have `messages` and may have a `reference`; preferences have `messages`, `chosen` and `rejected`."""
+
+    object: Literal["dataset.row"] = "dataset.row"
+    number: int
+    messages: list[dict[str, Any]]
+    chosen: list[dict[str, Any]] | None = None
+    rejected: list[dict[str, Any]] | None = None
+    reference: str | None = None
+    details: dict[str, Any] = {}
+
+
+class RowList(BaseModel):
+    """`last_number` is the `after` of the next page."""
+
+    object: Literal["list"] = "list"
+    data: list[RowView]
+    last_number: int | None
+    has_more: bool
+
+
+class DatasetDeleted(BaseModel):
+    object: Literal["dataset.deleted"] = "dataset.deleted"
+    id: str
+    deleted: bool = True
 
 
 @router.get("/exports/turns", response_class=Response, responses=PARQUET_RESPONSE)
@@ -44,13 +90,10 @@ async def export_turns(
     with_feedback: bool | None = None,
 ) -> Response:
     """Export every turn that is not deleted, oldest first, with its feedback."""
-    export_filter = ExportFilter(
-        caller.project_id, await _policy_id(db, caller, policy), version, since, until, trainable, with_feedback
-    )
-    writer = ParquetWriter(settings_of(request).home, turn_rows.TURNS_SCHEMA)
-    return await _download(
-        writer, "turns.parquet", lambda: turn_rows.write_turns(db, export_filter, writer, request.is_disconnected)
-    )
+    policy_id = await _policy_id(db, caller, policy)
+    export_filter = ExportFilter(caller.project_id, policy_id, version, since, until, trainable, with_feedback)
+    pages = turn_rows.read_pages(db, export_filter)
+    return await _download(request, "turns.parquet", turn_rows.TURNS_SCHEMA, pages)
 
 
 @router.get("/exports/preferences", response_class=Response, responses=PARQUET_RESPONSE)
@@ -64,21 +107,8 @@ async def export_preferences(
 ) -> Response:
     """Export pairs of replies to the same messages, from effective comparisons, rankings and corrections."""
     export_filter = ExportFilter(caller.project_id, await _policy_id(db, caller, policy), since=since, until=until)
-    writer = ParquetWriter(settings_of(request).home, preference_pairs.PREFERENCES_SCHEMA)
-    return await _download(
-        writer,
-        "preferences.parquet",
-        lambda: preference_pairs.write_pairs(db, export_filter, writer, request.is_disconnected),
-    )
-
-
-async def _download(writer: ParquetWriter, name: str, write_rows: Callable[[], Awaitable[None]]) -> Response:
-    try:
-        await write_rows()
-        return ParquetResponse(await writer.finish(), name)
-    except BaseException:
-        writer.close()
-        raise
+    pages = preference_pairs.read_pages(db, export_filter)
+    return await _download(request, "preferences.parquet", preference_pairs.PREFERENCES_SCHEMA, pages)
 
 
 async def _policy_id(db: Database, caller: Caller, name: str | None) -> str | None:
@@ -91,41 +121,56 @@ async def _policy_id(db: Database, caller: Caller, name: str | None) -> str | No
     return policy.id
 
 
+async def _download(request: Request, name: str, schema: pa.Schema, pages: AsyncGenerator[Any]) -> Response:
+    """Write the pages of rows to a file and return it, or what is written when the client disconnects."""
+    writer = ParquetWriter(settings_of(request).home, schema)
+    try:
+        async with aclosing(pages):
+            async for rows in pages:
+                await writer.add(rows)
+                if await request.is_disconnected():
+                    break
+        await writer.finish()
+        return ParquetResponse(writer, name)
+    except BaseException:
+        writer.close()
+        raise
+
+
 @router.post(
     "/datasets",
     status_code=201,
-    response_model=DatasetView,
     responses={200: {"model": DatasetView, "description": "This file was imported before."}},
     openapi_extra=PARQUET_BODY,
 )
 async def import_dataset(
     request: Request,
+    response: Response,
     caller: AdminCaller,
     db: UnboundedDatabaseDep,
     name: Annotated[str, Query(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")],
     kind: DatasetKind,
-) -> Response:
+) -> DatasetView:
     """Import the Parquet file in the body. It is checked completely before anything is stored. Idempotent."""
     settings = settings_of(request)
     settings.home.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=settings.home) as file, tempfile.TemporaryFile(dir=settings.home) as rows:
-        sha256 = await upload.receive_file(request, file, settings.max_import_bytes)
+        sha256 = await imports.receive_file(request, file, settings.max_import_bytes)
         async with db.read() as session:
-            existing = await repository.find_same_file(session, caller.project_id, name, kind, sha256)
-        if existing is not None:
-            return _dataset_response(existing, 200)
-        async with services_of(request).get(upload.ReaderSlots):
-            parsed = await upload.parse_file(kind, file, rows, settings.max_import_bytes)
-        dataset = repository.new_dataset(caller.project_id, name, kind, sha256, parsed.num_rows)
-        async with db.write() as session:
-            existing = await repository.store_dataset(session, dataset, upload.read_chunks(rows))
-        return _dataset_response(existing or dataset, 200 if existing else 201, parsed.left_out)
-
-
-def _dataset_response(dataset: Dataset, status: int, left_out: list[str] | None = None) -> Response:
-    headers = {"x-columns-left-out": ",".join(quote(name, safe="") for name in left_out)} if left_out else {}
-    view = DatasetView.of(dataset).model_dump(mode="json")
-    return Response(orjson.dumps(view), status, headers, media_type="application/json")
+            existing = await imports.find_same_file(session, caller.project_id, name, kind, sha256)
+        if existing is None:
+            async with services_of(request).get(imports.ReaderSlots):
+                parsed = await imports.parse_file(kind, file, rows, settings.max_import_bytes)
+            if parsed.left_out:
+                response.headers["x-columns-left-out"] = ",".join(quote(name, safe="") for name in parsed.left_out)
+            dataset = Dataset(
+                id=new_id("ds"), project_id=caller.project_id, name=name, kind=kind, sha256=sha256, num_rows=parsed.rows
+            )
+            async with db.write() as session:
+                existing = await imports.store_dataset(session, dataset, rows)
+    if existing is not None:
+        response.status_code = 200
+    return DatasetView.model_validate(existing or dataset)
 
 
 @router.get("/datasets")
@@ -137,13 +182,14 @@ async def list_datasets(
 ) -> DatasetList:
     """Return the project's datasets, the newest first."""
     async with db.read() as session:
-        return DatasetList.of(await repository.list_datasets(session, caller.project_id, after, limit), limit)
+        rows = await imports.list_datasets(session, caller.project_id, after, limit)
+    return DatasetList.from_rows([DatasetView.model_validate(row) for row in rows], limit)
 
 
 @router.get("/datasets/{id}")
 async def get_dataset(id: Id, caller: AdminCaller, db: DatabaseDep) -> DatasetView:
     async with db.read() as session:
-        return DatasetView.of(await repository.get_dataset(session, caller.project_id, id))
+        return DatasetView.model_validate(await imports.get_dataset(session, caller.project_id, id))
 
 
 @router.get("/datasets/{id}/rows")
@@ -156,13 +202,16 @@ async def dataset_rows(
 ) -> RowList:
     """Return the dataset's rows, by number."""
     async with db.read() as session:
-        dataset = await repository.get_dataset(session, caller.project_id, id)
-        return RowList.of(await repository.list_rows(session, dataset, after, limit), limit)
+        dataset = await imports.get_dataset(session, caller.project_id, id)
+        rows = await imports.list_rows(session, dataset, after, limit)
+    data = [RowView(number=row.row_number, **row.content) for row in rows[:limit]]
+    return RowList(data=data, last_number=data[-1].number if data else None, has_more=len(rows) > limit)
 
 
 @router.delete("/datasets/{id}")
 async def delete_dataset(id: Id, caller: AdminCaller, db: UnboundedDatabaseDep) -> DatasetDeleted:
     """Delete the dataset with its rows."""
     async with db.write() as session:
-        await repository.delete_dataset(session, caller.project_id, id)
+        dataset = await imports.get_dataset(session, caller.project_id, id)
+        await session.execute(delete(Dataset).where(Dataset.id == dataset.id))
     return DatasetDeleted(id=id)

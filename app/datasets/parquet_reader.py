@@ -5,10 +5,11 @@ it can only crash this process. The file is stdin, the rows go to stdout, and th
 {"rows": 3, "left_out": ["embedding"]} or {"error": "Row 2, …", "column": "chosen"}.
 """
 
+import math
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 import orjson
@@ -16,14 +17,27 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyarrow import types
 
-from app.datasets.row_validation import InvalidFile, convert_row
-
 MAX_ROWS = 2_000_000
 MAX_COLUMNS = 256
+MAX_ROW_BYTES = 1024 * 1024
 BATCH_BYTES = 8 * 1024 * 1024
 MEMORY_BYTES = 1024 * 1024 * 1024
 CPU_SECONDS = 600
 REQUIRED = {"prompts": ("prompt",), "preferences": ("prompt", "chosen", "rejected")}
+ROLES = ("user", "assistant", "system", "tool")
+Messages = list[dict[str, str]]
+
+
+class InvalidFile(Exception):
+    """A file that cannot be imported: the message says why, and `column` where, if one column is the cause."""
+
+    def __init__(self, message: str, column: str | None = None) -> None:
+        super().__init__(message)
+        self.column = column
+
+
+class InvalidValue(Exception):
+    """A value that cannot be imported. The caller adds the row and the column."""
 
 
 def convert(kind: str, source: BinaryIO, target: BinaryIO, max_bytes: int) -> dict[str, Any]:
@@ -32,16 +46,15 @@ def convert(kind: str, source: BinaryIO, target: BinaryIO, max_bytes: int) -> di
     columns, left_out = _columns(kind, file.schema_arrow)
     if not 0 < file.metadata.num_rows <= MAX_ROWS:
         raise InvalidFile(f"The file has {file.metadata.num_rows} rows; a dataset has 1 to {MAX_ROWS}.")
-    number = num_bytes = 0
-    for row in _rows(file, columns):
-        line = convert_row(kind, row, number)
+    num_rows = num_bytes = 0
+    for num_rows, row in enumerate(_rows(file, columns), 1):
+        line = convert_row(kind, row, num_rows - 1)
         num_bytes += len(line)
         if num_bytes > max_bytes:
             raise InvalidFile(f"The rows hold more than {max_bytes} bytes once unpacked.")
         target.write(line + b"\n")
-        number += 1
     target.flush()
-    return {"rows": number, "left_out": left_out}
+    return {"rows": num_rows, "left_out": left_out}
 
 
 def _columns(kind: str, schema: pa.Schema) -> tuple[list[str], list[str]]:
@@ -79,14 +92,12 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _is_messages(kind: pa.DataType) -> bool:
-    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if not (is_list and types.is_struct(kind.value_type)):
         return False
-    message = kind.value_type
-    if not types.is_struct(message):
-        return False
-    fields = [message.field(index) for index in range(message.num_fields)]
-    texts = [field.name for field in fields if _is_text(field.type)]
-    return texts.count("role") == 1 == texts.count("content") and len({f.name for f in fields}) == len(fields)
+    fields = {field.name: field.type for field in kind.value_type}
+    has_texts = all(_is_text(fields.get(name, pa.null())) for name in ("role", "content"))
+    return has_texts and len(fields) == kind.value_type.num_fields  # no two of the same name
 
 
 def _rows(file: pq.ParquetFile, columns: list[str]) -> Iterator[dict[str, Any]]:
@@ -95,12 +106,94 @@ def _rows(file: pq.ParquetFile, columns: list[str]) -> Iterator[dict[str, Any]]:
         row_bytes = max(1, metadata.total_byte_size // max(1, metadata.num_rows))
         size = max(1, min(1024, BATCH_BYTES // row_bytes))
         for batch in file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False):
-            values = {name: batch.column(name).to_pylist() for name in columns}
-            for index in range(batch.num_rows):
-                yield {name: values[name][index] for name in columns}
+            yield from batch.select(columns).to_pylist()
 
 
-def main(kind: str, max_bytes: str) -> int:
+def convert_row(kind: str, row: Mapping[str, Any], number: int) -> bytes:
+    """Return the row as JSON. Raises InvalidFile.
+
+    Example: {"prompt": "Hi", "reference": "Oh"} -> {"messages": [{…}], "reference": "Oh"}
+    """
+    content: dict[str, Any] = {"messages": _read_at(number, "prompt", read_messages, row["prompt"], "user")}
+    rest = {name: value for name, value in row.items() if name != "prompt"}
+    if kind == "preferences":
+        content |= _read_preference(content["messages"], rest.pop("chosen"), rest.pop("rejected"), number)
+    elif rest.get("reference") is not None:
+        content["reference"] = _read_at(number, "reference", check_text, rest.pop("reference"))
+    details = {name: _read_at(number, name, check_scalar, value) for name, value in rest.items() if value is not None}
+    if details:
+        content["details"] = details
+    line = orjson.dumps(content)
+    if len(line) > MAX_ROW_BYTES:
+        raise InvalidFile(f"Row {number} holds more than {MAX_ROW_BYTES} bytes.")
+    return line
+
+
+def _read_preference(prompt: Messages, chosen: Any, rejected: Any, number: int) -> dict[str, Messages]:
+    chosen_messages = _read_at(number, "chosen", read_answer, chosen, prompt)
+    rejected_messages = _read_at(number, "rejected", read_answer, rejected, prompt)
+    if chosen_messages == rejected_messages:
+        raise InvalidFile(f"Row {number}: 'chosen' and 'rejected' are the same, so neither is preferred.", "rejected")
+    return {"chosen": chosen_messages, "rejected": rejected_messages}
+
+
+def _read_at(number: int, column: str, read: Any, *values: Any) -> Any:
+    try:
+        return read(*values)
+    except InvalidValue as error:
+        raise InvalidFile(f"Row {number}, column '{column}': {error}.", column) from error
+
+
+def read_messages(value: Any, role: str) -> Messages:
+    """Return the messages of a column: text is one message of `role`, a list is read message by message."""
+    if value is None:
+        raise InvalidValue("there is no value")
+    if isinstance(value, str):
+        if not value.strip():
+            raise InvalidValue("the text is empty")
+        return [{"role": role, "content": check_text(value)}]
+    if not value:
+        raise InvalidValue("the list of messages is empty")
+    return [_read_message(message, index) for index, message in enumerate(value)]
+
+
+def read_answer(value: Any, prompt: Messages) -> Messages:
+    """Return the messages of a reply, without the prompt that some datasets repeat in front of it."""
+    messages = read_messages(value, "assistant")
+    if len(messages) > len(prompt) and messages[: len(prompt)] == prompt:
+        messages = messages[len(prompt) :]
+    if messages[-1]["role"] != "assistant":
+        raise InvalidValue("the last message must be the assistant's")
+    return messages
+
+
+def _read_message(message: Any, index: int) -> dict[str, str]:
+    if message is None:
+        raise InvalidValue(f"message {index} is missing")
+    role, content = message["role"], message["content"]
+    if role not in ROLES:
+        raise InvalidValue(f"message {index} has a role that is none of {', '.join(ROLES)}")
+    if content is None or not (content or role == "assistant"):
+        raise InvalidValue(f"message {index} has no content")
+    for name, value in message.items():
+        if name not in ("role", "content") and value not in (None, [], {}, ""):
+            raise InvalidValue(f"message {index} has a field that cannot be stored: '{name}'")
+    return {"role": role, "content": check_text(content)}
+
+
+def check_text(value: str) -> str:
+    if "\x00" in value:
+        raise InvalidValue("the text has a NUL character, which cannot be stored")
+    return value
+
+
+def check_scalar(value: str | int | float) -> str | int | float:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidValue(f"{value} is not a finite number")
+    return check_text(value) if isinstance(value, str) else value
+
+
+def main(kind: str, max_bytes: str) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -115,7 +208,6 @@ def main(kind: str, max_bytes: str) -> int:
     except (pa.ArrowException, OSError, ValueError) as error:
         result = {"error": f"The file is not a Parquet file that can be read: {_first_line(error)}"}
     os.write(2, b"\n" + orjson.dumps(result) + b"\n")
-    return 0
 
 
 def _first_line(error: Exception) -> str:
@@ -124,4 +216,4 @@ def _first_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -2,9 +2,9 @@
 
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import orjson
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 GROUP_BYTES = 16 * 1024 * 1024
 GROUP_ROWS = 8192
 CHUNK_BYTES = 256 * 1024
-IsDisconnected = Callable[[], Awaitable[bool]]  # whether the client has closed the connection
 MEDIA_TYPE = "application/vnd.apache.parquet"
 
 
@@ -32,17 +31,20 @@ class ParquetWriter:
         self._rows: list[dict[str, Any]] = []
         self._bytes = 0
 
-    async def add(self, rows: Sequence[dict[str, Any]]) -> None:
+    async def add(self, rows: Sequence[dict[str, Any] | None]) -> None:
+        """Add rows. A row that is None is counted as left out."""
         for row in rows:
+            if row is None:
+                self.left_out += 1
+                continue
             self._rows.append(row)
             self._bytes += len(orjson.dumps(row))
             if self._bytes >= GROUP_BYTES or len(self._rows) >= GROUP_ROWS:
                 await self._flush()
 
-    async def finish(self) -> Self:
+    async def finish(self) -> None:
         await self._flush()
         await asyncio.to_thread(self._writer.close)
-        return self
 
     def iter_chunks(self) -> Iterator[bytes]:
         self._file.seek(0)

@@ -1,18 +1,21 @@
 """The export of preference pairs, in the columns of conversational preference data: prompt, chosen, rejected."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import load_only
 
 from app.core.database import Database
-from app.datasets import repository
-from app.datasets.parquet_writer import IsDisconnected, ParquetWriter
-from app.datasets.repository import CORRECTION, ExportFilter
-from app.models import Feedback, FeedbackRank, Turn
+from app.datasets.turn_rows import ExportFilter
+from app.feedback.queries import is_effective
+from app.models import RANKING_KINDS, Feedback, FeedbackRank, Turn
 
 PAGE_SIZE = 32  # feedback events at a time; each may rank many turns
+CORRECTION = "correction"
 Messages = list[dict[str, str]]
 
 MESSAGES_TYPE = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
@@ -31,28 +34,53 @@ PREFERENCES_SCHEMA = pa.schema(
 )
 
 
-async def write_pairs(
-    db: Database, export_filter: ExportFilter, writer: ParquetWriter, is_disconnected: IsDisconnected
-) -> None:
-    """Write the pairs of all effective comparisons, rankings and corrections.
+async def read_pages(db: Database, export_filter: ExportFilter) -> AsyncGenerator[list[dict[str, Any] | None]]:
+    """Yield the pairs of each effective comparison, ranking and correction, in order of arrival.
 
-    Pairs that roles and text cannot represent (a tool call, an image) are left out and counted.
+    None stands for a pair that roles and text cannot represent (a tool call, an image).
     """
     last_seq = 0
     while True:
         async with db.read() as session:
-            page = await repository.read_preferences(session, export_filter, last_seq, PAGE_SIZE)
-            ranks = await repository.read_ranks(session, [row.seq for row in page])
+            page = await _read_feedback(session, export_filter, last_seq)
+            ranks = await _read_ranks(session, [row.seq for row in page])
             turn_ids = {row.turn_id for row in page if row.turn_id}
             turn_ids |= {rank.turn_id for rows in ranks.values() for rank in rows}
-            turns = await repository.read_replies(session, export_filter, turn_ids)
+            turns = await _read_replies(session, export_filter, turn_ids)
         for feedback in page:
-            rows = list(make_pairs(feedback, ranks[feedback.seq], turns))
-            writer.left_out += rows.count(None)
-            await writer.add([row for row in rows if row is not None])
-        if len(page) < PAGE_SIZE or await is_disconnected():
+            yield list(make_pairs(feedback, ranks[feedback.seq], turns))
+        if len(page) < PAGE_SIZE:
             return
         last_seq = page[-1].seq
+
+
+async def _read_feedback(session: AsyncSession, export_filter: ExportFilter, last_seq: int) -> Sequence[Feedback]:
+    """Return the next effective comparisons, rankings and corrections, in order of arrival."""
+    kinds = Feedback.kind.in_((*RANKING_KINDS, CORRECTION))
+    query = select(Feedback).where(*export_filter.conditions(Feedback), kinds, Feedback.seq > last_seq, is_effective())
+    return (await session.scalars(query.order_by(Feedback.seq).limit(PAGE_SIZE))).all()
+
+
+async def _read_ranks(session: AsyncSession, seqs: Sequence[int]) -> dict[int, list[FeedbackRank]]:
+    """Return the ranks by the feedback's sequence number, best first."""
+    ranks: dict[int, list[FeedbackRank]] = {seq: [] for seq in seqs}
+    for row in await session.scalars(
+        select(FeedbackRank).where(FeedbackRank.feedback_seq.in_(seqs)).order_by(FeedbackRank.rank)
+    ):
+        ranks[row.feedback_seq].append(row)
+    return ranks
+
+
+async def _read_replies(session: AsyncSession, export_filter: ExportFilter, turn_ids: set[str]) -> dict[str, Turn]:
+    """Return the turns that have a reply and are not deleted, by id."""
+    query = (
+        select(Turn)
+        .where(Turn.id.in_(turn_ids), Turn.project_id == export_filter.project_id, Turn.deleted_at.is_(None))
+        .options(load_only(Turn.id, Turn.policy_id, Turn.messages, Turn.reply))
+    )
+    if export_filter.policy_id is not None:
+        query = query.where(Turn.policy_id == export_filter.policy_id)
+    return {turn.id: turn for turn in await session.scalars(query) if turn.reply}
 
 
 def make_pairs(

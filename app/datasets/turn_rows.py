@@ -1,30 +1,31 @@
-"""The export of turns: the rows of the Parquet file and its schema."""
+"""The export of turns: which turns are read, page by page, and the rows of the Parquet file."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 import pyarrow as pa  # type: ignore[import-untyped]
+from sqlalchemy import ColumnElement, Row, and_, exists, or_, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database
-from app.datasets import repository
-from app.datasets.parquet_writer import IsDisconnected, ParquetWriter
-from app.datasets.repository import ExportFilter
-from app.models import Feedback, Turn
+from app.feedback.queries import is_effective
+from app.models import Feedback, FeedbackRank, Origin, Policy, Turn, TurnState, Version
 from app.policies.references import format_reference
 
 PAGE_SIZE = 64  # turns in memory at a time; one may have a prompt of megabytes
 
+
+def _text_columns(*names: str) -> list[tuple[str, pa.DataType]]:
+    return [(name, pa.string()) for name in names]
+
+
 FEEDBACK_TYPE = pa.struct(
     [
-        ("id", pa.string()),
-        ("kind", pa.string()),
-        ("name", pa.string()),
+        *_text_columns("id", "kind", "name"),
         ("value", pa.float64()),
-        ("raw_value", pa.string()),
-        ("comment", pa.string()),
-        ("source_kind", pa.string()),
-        ("source_id", pa.string()),
+        *_text_columns("raw_value", "comment", "source_kind", "source_id"),
         ("created_at", pa.float64()),
         ("effective", pa.bool_()),
     ]
@@ -32,85 +33,139 @@ FEEDBACK_TYPE = pa.struct(
 
 TURNS_SCHEMA = pa.schema(
     [
-        ("id", pa.string()),
-        ("completion_id", pa.string()),
+        *_text_columns("id", "completion_id"),
         ("choice_index", pa.int32()),
-        ("conversation_id", pa.string()),
-        ("parent_id", pa.string()),
+        *_text_columns("conversation_id", "parent_id"),
         ("created_at", pa.float64()),
-        ("model", pa.string()),
-        ("policy", pa.string()),
+        *_text_columns("model", "policy"),
         ("version", pa.int32()),
-        ("route_reason", pa.string()),
-        ("messages", pa.string()),
-        ("request_params", pa.string()),
-        ("reply", pa.string()),
+        *_text_columns("route_reason", "messages", "request_params", "reply"),
         ("prompt_ids", pa.list_(pa.int32())),
         ("output_ids", pa.list_(pa.int32())),
         ("logprobs", pa.list_(pa.float32())),
-        ("sampling", pa.string()),
+        *_text_columns("sampling"),
         ("temperature", pa.float64()),
-        ("finish_reason", pa.string()),
+        *_text_columns("finish_reason"),
         ("length_penalty", pa.float64()),
-        ("exclusion_reason", pa.string()),
-        ("prefix_reuse", pa.string()),
-        ("state", pa.string()),
-        ("end_user", pa.string()),
+        *_text_columns("exclusion_reason", "prefix_reuse", "state", "end_user"),
         ("metadata", pa.map_(pa.string(), pa.string())),
         ("feedback", pa.list_(FEEDBACK_TYPE)),
     ]
 )
 
 
-async def write_turns(
-    db: Database, export_filter: ExportFilter, writer: ParquetWriter, is_disconnected: IsDisconnected
-) -> None:
-    """Write every turn that matches the filter, oldest first. Each page is read in one short transaction."""
+@dataclass(frozen=True)
+class ExportFilter:
+    """Which rows are exported. A field that is None restricts nothing."""
+
+    project_id: str
+    policy_id: str | None = None
+    version: int | None = None
+    since: float | None = None
+    until: float | None = None
+    trainable: bool | None = None
+    with_feedback: bool | None = None
+
+    def conditions(self, table: type[Turn] | type[Feedback]) -> list[ColumnElement[bool]]:
+        """Return the conditions on the project and the time, for turns or for feedback."""
+        conditions = [table.project_id == self.project_id]
+        if self.since is not None:
+            conditions.append(table.created_at >= self.since)
+        if self.until is not None:
+            conditions.append(table.created_at < self.until)
+        return conditions
+
+
+async def read_pages(db: Database, export_filter: ExportFilter) -> AsyncGenerator[list[dict[str, Any]]]:
+    """Yield rows for every turn that matches the filter, oldest first. Each page is read in one short transaction."""
     last: tuple[float, str] | None = None
     while True:
         async with db.read() as session:
-            rows = await repository.read_turns(session, export_filter, last, PAGE_SIZE)
-            turn_ids = [turn.id for turn, _, _ in rows]
-            feedback = await repository.read_feedback(session, export_filter.project_id, turn_ids)
-        await writer.add([_turn_row(turn, policy, number, feedback[turn.id]) for turn, policy, number in rows])
-        if len(rows) < PAGE_SIZE or await is_disconnected():
+            rows = await read_turns(session, export_filter, last)
+            feedback = await read_feedback(session, export_filter.project_id, [turn.id for turn, _, _ in rows])
+        yield [_turn_row(turn, policy, number, feedback[turn.id]) for turn, policy, number in rows]
+        if len(rows) < PAGE_SIZE:
             return
         last = (rows[-1][0].created_at, rows[-1][0].id)
 
 
+async def read_turns(
+    session: AsyncSession, export_filter: ExportFilter, last: tuple[float, str] | None
+) -> Sequence[Row[Turn, str, int]]:
+    """Return the next turns with the policy's name and the version's number, oldest first."""
+    query = (
+        select(Turn, Policy.name, Version.number)
+        .join(Policy, Policy.id == Turn.policy_id)
+        .join(Version, Version.id == Turn.version_id)
+        .where(*export_filter.conditions(Turn), Turn.deleted_at.is_(None), Turn.origin == Origin.CHAT)
+        .order_by(Turn.created_at, Turn.id)
+        .limit(PAGE_SIZE)
+    )
+    if export_filter.policy_id is not None:
+        query = query.where(Turn.policy_id == export_filter.policy_id)
+    if export_filter.version is not None:
+        query = query.where(Version.number == export_filter.version)
+    if export_filter.trainable is not None:
+        trainable = and_(Turn.exclusion_reason.is_(None), Turn.state != TurnState.OPEN, Turn.output_ids.is_not(None))
+        query = query.where(trainable if export_filter.trainable else ~trainable)
+    if export_filter.with_feedback is not None:
+        query = query.where(_has_feedback() if export_filter.with_feedback else ~_has_feedback())
+    if last is not None:
+        query = query.where(tuple_(Turn.created_at, Turn.id) > last)
+    return (await session.execute(query)).all()
+
+
+def _has_feedback() -> ColumnElement[bool]:
+    """Return the condition for turns with effective feedback."""
+    ranked = select(FeedbackRank.turn_id).join(Feedback, Feedback.seq == FeedbackRank.feedback_seq)
+    return or_(
+        exists().where(Feedback.turn_id == Turn.id, is_effective()),
+        ranked.where(FeedbackRank.turn_id == Turn.id, is_effective()).exists(),
+    )
+
+
+async def read_feedback(
+    session: AsyncSession, project_id: str, turn_ids: Sequence[str]
+) -> dict[str, list[tuple[Feedback, bool]]]:
+    """Return the feedback by turn id, in order of arrival, each with whether it is effective.
+
+    A ranking is listed with each of its turns.
+    """
+    effective = is_effective().label("effective")
+    direct = select(Feedback.turn_id, Feedback, effective).where(Feedback.turn_id.in_(turn_ids))
+    ranked = (
+        select(FeedbackRank.turn_id, Feedback, effective)
+        .join(Feedback, Feedback.seq == FeedbackRank.feedback_seq)
+        .where(FeedbackRank.turn_id.in_(turn_ids))
+    )
+    by_turn: dict[str, dict[int, tuple[Feedback, bool]]] = {id: {} for id in turn_ids}
+    for query in (direct, ranked):
+        for turn_id, feedback, is_latest in await session.execute(query.where(Feedback.project_id == project_id)):
+            by_turn[str(turn_id)][feedback.seq] = (feedback, bool(is_latest))
+    return {id: [rows[seq] for seq in sorted(rows)] for id, rows in by_turn.items()}
+
+
 def _turn_row(turn: Turn, policy: str, number: int, feedback: Sequence[tuple[Feedback, bool]]) -> dict[str, Any]:
-    copied = {name: getattr(turn, name) for name in TURNS_SCHEMA.names if hasattr(turn, name) and name != "metadata"}
+    metadata = turn.request_metadata.items()
     return {
-        **copied,
+        **_copy_fields(turn, TURNS_SCHEMA.names),
         "model": format_reference(policy, number),
         "policy": policy,
         "version": number,
-        "messages": _to_json(turn.messages),
-        "request_params": _to_json(turn.request_params),
-        "reply": None if turn.reply is None else _to_json(turn.reply),
-        "sampling": _to_json(turn.sampling),
+        **{name: _to_json(getattr(turn, name)) for name in ("messages", "request_params", "reply", "sampling")},
         "temperature": turn.sampling.get("temperature"),
-        "metadata": {
-            key: value if isinstance(value, str) else _to_json(value) for key, value in turn.request_metadata.items()
-        },
-        "feedback": [_feedback_row(row, effective) for row, effective in feedback],
+        "metadata": {key: value if isinstance(value, str) else _to_json(value) for key, value in metadata},
+        "feedback": [
+            {**_copy_fields(row, FEEDBACK_TYPE.names), "raw_value": _to_json(row.raw_value), "effective": effective}
+            for row, effective in feedback
+        ],
     }
 
 
-def _feedback_row(row: Feedback, effective: bool) -> dict[str, Any]:
-    return {
-        "id": row.id,
-        "kind": row.kind,
-        "name": row.name,
-        "value": row.value,
-        "raw_value": None if row.raw_value is None else _to_json(row.raw_value),
-        "comment": row.comment,
-        "source_kind": row.source_kind,
-        "source_id": row.source_id,
-        "created_at": row.created_at,
-        "effective": effective,
-    }
+def _copy_fields(row: Turn | Feedback, names: Sequence[str]) -> dict[str, Any]:
+    """Return the row's attributes with these names, where it has them."""
+    return {name: getattr(row, name) for name in names if hasattr(row, name)}
 
 
-def _to_json(value: Any) -> str:
-    return orjson.dumps(value).decode()
+def _to_json(value: Any) -> str | None:
+    return None if value is None else orjson.dumps(value).decode()

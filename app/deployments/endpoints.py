@@ -1,243 +1,231 @@
-"""/v1/policies/{name}/deployment, /deploy, /rollback, /canary, /shadow and /delivery: which version serves whom."""
+"""/v1/policies/{name}/deployment, /deploy, /rollback, /canary, /shadow, /delivery, /pins: which version serves whom."""
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
-from pydantic import BaseModel
+from fastapi import APIRouter, Path, Query
 from sqlalchemy import null
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment.release.canary import CanaryConfig
+from alignment.release.canary import Arm, CanaryConfig, Decision
 from alignment.release.shadow import disabled_reason
 from app.core.errors import ERROR_RESPONSES, BadRequest, Conflict
-from app.core.http import json_body
-from app.core.services import services_of, settings_of
+from app.core.http import json_body, services_of
+from app.core.pagination import Page
 from app.core.settings import Settings
-from app.deployments import canary as canaries
-from app.deployments import service as deployment_service
-from app.deployments import shadow as shadows
-from app.deployments.router import VersionRouter
+from app.deployments import comparison, pins, service
 from app.deployments.schemas import (
     ArmView,
     CanaryView,
     DeliveryRequest,
     DeploymentView,
     DeployRequest,
+    PinDeleted,
+    PinRequest,
+    PinView,
     RollbackRequest,
     RollbackResult,
     ShadowView,
 )
-from app.models import AuditAction, ConversationRouting, Deployment, Policy, Version, record_audit
-from app.policies import repository, service
-from app.policies.references import PolicyName, version_name
-from app.projects.auth import AdminCaller, DatabaseDep
-from app.training.reward_config import effective_rewards
-from app.training.schemas import ReasonBody
+from app.deployments.version_router import VersionRouter
+from app.models import AuditAction, ConversationRouting, Deployment, Engine, Pin, PinKind, Policy, Version
+from app.policies import repository
+from app.policies import service as policies
+from app.policies.context import PolicyContext, PolicyDep, ReasonBody
+from app.policies.references import version_name
+from app.policies.service import require_adapters
+from app.training.policy_config import effective_rewards
 
 SHADOW_ABORTED = "an operator aborted its shadow deployment"
 router = APIRouter(prefix="/v1/policies/{name}", tags=["deployment"], responses=ERROR_RESPONSES)
+pin_router = APIRouter(prefix="/v1/policies/{name}/pins", tags=["pins"], responses=ERROR_RESPONSES)
 
 
 @router.get("/deployment")
-async def get_deployment(name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep) -> DeploymentView:
+async def get_deployment(context: PolicyDep) -> DeploymentView:
     """Return which version serves, and the statistics of the canary and of the shadow deployment."""
-    async with db.read() as session:
-        policy = await service.get_policy(session, caller.project_id, name)
-        return await _view_deployment(session, policy, settings_of(request))
+    async with context.read() as (session, policy):
+        return await _view_deployment(session, policy, context.settings)
 
 
 @router.post("/deploy")
-async def deploy(
-    name: PolicyName,
-    request: Request,
-    caller: AdminCaller,
-    db: DatabaseDep,
-    body: Annotated[DeployRequest, json_body(DeployRequest)],
-) -> DeploymentView:
+async def deploy(context: PolicyDep, body: Annotated[DeployRequest, json_body(DeployRequest)]) -> DeploymentView:
     """Deploy a version to everybody, or with `share` to some.
 
     With adapters nothing is reloaded and running replies finish on their version. With full weights new requests wait
     until an engine has the weights.
     """
+    audit: dict[str, Any] = {"actor": context.actor, "reason": body.reason}
     if body.share is not None:
-        service.require_adapters(settings_of(request), "A canary")
-    audit: dict[str, Any] = {"actor": caller.key_prefix, "reason": body.reason}
-    async with db.write() as session:
-        policy = await service.get_policy(session, caller.project_id, name)
+        require_adapters(context.settings, "A canary")
+    async with context.write() as (session, policy):
         if body.share is None:
-            await deployment_service.deploy(session, policy, body.version, **audit)
+            await service.deploy(session, policy, body.version, **audit)
         else:
-            await deployment_service.lock_deployment(session, policy)
-            version = await deployment_service.get_served_version(session, policy, body.version)
-            await deployment_service.start_canary(session, policy, version, body.share, watched=body.watch, **audit)
-    return await _view_changed_deployment(name, request, caller.project_id, db)
+            version = await service.get_served_version(session, policy, body.version)
+            await service.start_canary(session, policy, version, body.share, watched=body.watch, **audit)
+    return await _view_changed_deployment(context)
 
 
 @router.post("/rollback")
-async def roll_back(
-    name: PolicyName,
-    request: Request,
-    caller: AdminCaller,
-    db: DatabaseDep,
-    body: Annotated[RollbackRequest, json_body(RollbackRequest)],
-) -> RollbackResult:
+async def roll_back(context: PolicyDep, body: Annotated[RollbackRequest, json_body(RollbackRequest)]) -> RollbackResult:
     """Undo the latest release, or return to an older version; training continues from there."""
-    async with db.write() as session:
-        policy = await service.get_policy(session, caller.project_id, name)
-        rolled_back, serving = await deployment_service.roll_back(
+    async with context.write() as (session, policy):
+        rolled_back, serving = await service.roll_back(
             session,
             policy,
             body.version,
             from_version=body.from_version,
-            actor=caller.key_prefix,
+            actor=context.actor,
             reason=body.reason,
         )
-    services_of(request).get(VersionRouter).forget()
+    _forget_routes(context)
     return RollbackResult(
-        policy=name, rolled_back=version_name(policy, rolled_back), serving=version_name(policy, serving)
+        policy=context.name, rolled_back=version_name(policy, rolled_back), serving=version_name(policy, serving)
     )
 
 
 @router.post("/canary/promote")
-async def promote_canary(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
-) -> DeploymentView:
+async def promote_canary(context: PolicyDep, body: ReasonBody) -> DeploymentView:
     """Deploy the canary to everybody. 409 without a canary."""
-    async with db.write() as session:
-        policy = await service.get_policy(session, caller.project_id, name)
-        deployment = await deployment_service.lock_deployment(session, policy)
+    async with context.write() as (session, policy):
+        deployment = await repository.get_deployment(session, policy.id)
         if deployment.canary_version_id is None:
             raise _no_canary(policy)
         version = await repository.get_version(session, deployment.canary_version_id)
-        await deployment_service.deploy(session, policy, version.number, actor=caller.key_prefix, reason=body.reason)
-    return await _view_changed_deployment(name, request, caller.project_id, db)
+        await service.deploy(session, policy, version.number, actor=context.actor, reason=body.reason)
+    return await _view_changed_deployment(context)
 
 
 @router.post("/canary/abort")
-async def abort_canary(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
-) -> DeploymentView:
+async def abort_canary(context: PolicyDep, body: ReasonBody) -> DeploymentView:
     """Return everybody to the version that serves. 409 without a canary."""
-    async with db.write() as session:
-        policy = await service.get_policy(session, caller.project_id, name)
-        await deployment_service.lock_deployment(session, policy)
-        if await deployment_service.abort_canary(session, policy, actor=caller.key_prefix, reason=body.reason) is None:
+    async with context.write() as (session, policy):
+        if await service.abort_canary(session, policy, actor=context.actor, reason=body.reason) is None:
             raise _no_canary(policy)
-    return await _view_changed_deployment(name, request, caller.project_id, db)
+    return await _view_changed_deployment(context)
 
 
 @router.post("/shadow/promote")
-async def promote_shadow(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
-) -> DeploymentView:
+async def promote_shadow(context: PolicyDep, body: ReasonBody) -> DeploymentView:
     """Publish the version in shadow, as a canary or to everybody, as new versions are. 409 without one."""
-    async with db.write() as session:
-        policy, version = await _lock_shadow_version(session, caller.project_id, name)
-        shadows.pass_shadow(session, policy, version, actor=caller.key_prefix, reason=body.reason)
-    return await _view_changed_deployment(name, request, caller.project_id, db)
+    async with context.write() as (session, policy):
+        version = await _get_shadow_version(session, policy)
+        service.pass_shadow(session, policy, version, actor=context.actor, reason=body.reason)
+    return await _view_changed_deployment(context)
 
 
 @router.post("/shadow/abort")
-async def abort_shadow(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
-) -> DeploymentView:
+async def abort_shadow(context: PolicyDep, body: ReasonBody) -> DeploymentView:
     """Reject the version in shadow; training continues from the version that serves. 409 without one."""
-    async with db.write() as session:
-        policy, version = await _lock_shadow_version(session, caller.project_id, name)
-        await deployment_service.reject_version(
-            session, policy, version, actor=caller.key_prefix, reason=body.reason or SHADOW_ABORTED
-        )
-    return await _view_changed_deployment(name, request, caller.project_id, db)
+    async with context.write() as (session, policy):
+        version = await _get_shadow_version(session, policy)
+        reason = body.reason or SHADOW_ABORTED
+        await service.reject_version(session, policy, version, actor=context.actor, reason=reason)
+    return await _view_changed_deployment(context)
 
 
 @router.put("/delivery")
 async def put_delivery(
-    name: PolicyName,
-    request: Request,
-    caller: AdminCaller,
-    db: DatabaseDep,
-    body: Annotated[DeliveryRequest, json_body(DeliveryRequest)],
+    context: PolicyDep, body: Annotated[DeliveryRequest, json_body(DeliveryRequest)]
 ) -> DeploymentView:
     """Set how new versions are released, from the next request and the next version on.
 
     The current canary stays as it is. The current shadow deployment goes on under the new setting.
     """
-    settings = settings_of(request)
+    settings = context.settings
     if body.canary is not None:
-        service.require_adapters(settings, "A canary")
+        require_adapters(settings, "A canary")
     if body.shadow is not None:
-        service.require_adapters(settings, "A shadow")
+        require_adapters(settings, "A shadow")
     if body.conversations == ConversationRouting.STICKY:
-        service.require_adapters(settings, "A conversation that stays on its version")
-    async with db.write() as session:
-        policy = await service.get_policy(session, caller.project_id, name)
-        await deployment_service.lock_deployment(session, policy)
+        require_adapters(settings, "A conversation that stays on its version")
+    async with context.write() as (session, policy):
         if body.shadow is not None and (reason := disabled_reason(body.shadow, effective_rewards(policy, settings))):
             raise BadRequest(f"No version could run in shadow: {reason}.", param="shadow")
+        details = body.model_dump(mode="json")
         policy.conversations = body.conversations
-        canary_config, shadow_config = _to_json(body.canary), _to_json(body.shadow)
-        policy.canary = null() if canary_config is None else canary_config  # None would be stored as JSON null
-        policy.shadow = null() if shadow_config is None else shadow_config
-        record_audit(
-            session,
-            caller.key_prefix,
-            AuditAction.DELIVERY_UPDATED,
-            policy.name,
-            project_id=policy.project_id,
-            conversations=body.conversations,
-            canary=canary_config,
-            shadow=shadow_config,
-        )
-    return await _view_changed_deployment(name, request, caller.project_id, db)
+        policy.canary = details["canary"] or null()  # None would be stored as JSON null
+        policy.shadow = details["shadow"] or null()
+        policies.audit_policy(session, policy, AuditAction.DELIVERY_UPDATED, context.actor, **details)
+    return await _view_changed_deployment(context)
 
 
-def _to_json(config: BaseModel | None) -> dict[str, Any] | None:
-    return None if config is None else config.model_dump(mode="json")
+@pin_router.put("")
+async def set_pin(context: PolicyDep, body: Annotated[PinRequest, json_body(PinRequest)]) -> PinView:
+    """Pin a subject to a version, from its next request on. Idempotent; another version changes the pin."""
+    require_adapters(context.settings, "A pin")
+    async with context.write() as (session, policy):
+        pin, version = await pins.set_pin(session, policy, body, actor=context.actor)
+        engines = await policies.list_ready_engines(session)
+    _forget_routes(context)
+    return _view_pin(policy, pin, version, engines)
 
 
-async def _view_changed_deployment(name: str, request: Request, project_id: str, db: DatabaseDep) -> DeploymentView:
-    services_of(request).get(VersionRouter).forget()
-    async with db.read() as session:
-        policy = await service.get_policy(session, project_id, name)
-        return await _view_deployment(session, policy, settings_of(request))
+@pin_router.get("")
+async def list_pins(
+    context: PolicyDep,
+    kind: PinKind | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    after: Annotated[str | None, Query(min_length=1, max_length=48, description="a pin's id")] = None,
+) -> Page[PinView]:
+    """Return the policy's pins, by id."""
+    async with context.read() as (session, policy):
+        rows = await pins.list_pins(session, policy.id, kind, after, limit)
+        engines = await policies.list_ready_engines(session)
+    return Page.from_rows([_view_pin(policy, pin, version, engines) for pin, version in rows], limit)
+
+
+@pin_router.delete("/{pin_id}")
+async def remove_pin(context: PolicyDep, pin_id: Annotated[str, Path(min_length=1, max_length=48)]) -> PinDeleted:
+    """Remove a pin: the deployment and the canary decide about its subject again."""
+    async with context.write() as (session, policy):
+        await pins.remove_pin(session, policy, pin_id, actor=context.actor)
+    _forget_routes(context)
+    return PinDeleted(id=pin_id)
+
+
+def _forget_routes(context: PolicyContext) -> None:
+    services_of(context.request).get(VersionRouter).forget()
+
+
+async def _view_changed_deployment(context: PolicyContext) -> DeploymentView:
+    _forget_routes(context)
+    return await get_deployment(context)
 
 
 async def _view_deployment(session: AsyncSession, policy: Policy, settings: Settings) -> DeploymentView:
     deployment = await repository.get_deployment(session, policy.id)
     serving = version_name(policy, await repository.get_version(session, deployment.version_id))
-    previous_id = deployment.previous_version_id
-    config = canaries.effective_canary(policy, settings)
     return DeploymentView(
         policy=policy.name,
         serving=serving,
-        previous=version_name(policy, await repository.get_version(session, previous_id)) if previous_id else None,
-        canary=await _view_canary(session, policy, deployment, config or CanaryConfig(), serving),
+        previous=await repository.find_version_name(session, policy, deployment.previous_version_id),
+        canary=await _view_canary(session, policy, deployment, settings, serving),
         shadow=await _view_shadow(session, policy, deployment, settings, serving),
         epoch=deployment.epoch,
         changed_at=deployment.changed_at,
-        conversations=policy.conversations,
+        conversations=ConversationRouting(policy.conversations),
         canary_overridden=policy.canary is not None,
-        canary_config=config,
+        canary_config=comparison.effective_canary(policy, settings),
         shadow_overridden=policy.shadow is not None,
-        shadow_config=shadows.effective_shadow(policy, settings),
+        shadow_config=comparison.effective_shadow(policy, settings),
     )
 
 
 async def _view_canary(
-    session: AsyncSession, policy: Policy, deployment: Deployment, config: CanaryConfig, serving: str
+    session: AsyncSession, policy: Policy, deployment: Deployment, settings: Settings, serving: str
 ) -> CanaryView | None:
     if deployment.canary_version_id is None or deployment.canary_since is None:
         return None
+    config = comparison.effective_canary(policy, settings) or CanaryConfig()
     version = await repository.get_version(session, deployment.canary_version_id)
-    candidate, stable, decision = await canaries.evaluate_canary(session, deployment, config)
-    return CanaryView.of(
+    candidate, stable, decision = await comparison.evaluate_canary(session, deployment, config)
+    return CanaryView(
         share=deployment.canary_share,
         since=deployment.canary_since,
         until=deployment.canary_since + config.patience_seconds,
         watched=deployment.canary_watched,
-        candidate=ArmView.of(version_name(policy, version), candidate),
-        stable=ArmView.of(serving, stable),
-        decision=decision,
+        **_view_comparison(version_name(policy, version), candidate, serving, stable, decision),
     )
 
 
@@ -247,29 +235,50 @@ async def _view_shadow(
     version = await repository.find_shadow_version(session, policy.id)
     if version is None or version.shadow_since is None:
         return None
-    config, rewards = shadows.active_shadow_config(policy, settings), effective_rewards(policy, settings)
-    candidate, stable, pairs, decision = await shadows.evaluate_shadow(
+    config, rewards = comparison.active_shadow_config(policy, settings), effective_rewards(policy, settings)
+    candidate, stable, pairs, decision = await comparison.evaluate_shadow(
         session, version, deployment.version_id, config, rewards
     )
-    return ShadowView.of(
+    return ShadowView(
         share=config.share,
         since=version.shadow_since,
-        candidate=ArmView.of(version_name(policy, version), candidate),
-        stable=ArmView.of(serving, stable),
-        pairs=pairs,
         disabled_reason=disabled_reason(config, rewards),
-        decision=decision,
+        **vars(pairs),
+        **_view_comparison(version_name(policy, version), candidate, serving, stable, decision),
     )
 
 
-async def _lock_shadow_version(session: AsyncSession, project_id: str, name: str) -> tuple[Policy, Version]:
-    """Lock the policy; return it and its version in shadow. Raises Conflict without one."""
-    policy = await service.get_policy(session, project_id, name)
-    await deployment_service.lock_deployment(session, policy)
+def _view_comparison(version: str, candidate: Arm, serving: str, stable: Arm, decision: Decision) -> dict[str, Any]:
+    """Return the fields that a CanaryView and a ShadowView share."""
+    return {
+        "version": version,
+        "candidate": _view_arm(version, candidate),
+        "stable": _view_arm(serving, stable),
+        "verdict": decision.action,
+        "reason": decision.reason,
+        "figures": dict(decision.figures),
+    }
+
+
+def _view_arm(version: str, arm: Arm) -> ArmView:
+    return ArmView(version=version, approval=arm.good / arm.rated if arm.rated else None, **vars(arm))
+
+
+def _view_pin(policy: Policy, pin: Pin, version: Version, engines: list[Engine]) -> PinView:
+    return PinView.from_row(
+        pin,
+        policy=policy.name,
+        version=version_name(policy, version),
+        loaded=any(policies.is_loaded(engine, version) for engine in engines),
+        created_by=pin.actor,
+    )
+
+
+async def _get_shadow_version(session: AsyncSession, policy: Policy) -> Version:
     version = await repository.find_shadow_version(session, policy.id)
     if version is None:
         raise Conflict(f"No version of '{policy.name}' is in shadow.", code="no_shadow")
-    return policy, version
+    return version
 
 
 def _no_canary(policy: Policy) -> Conflict:

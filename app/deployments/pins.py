@@ -4,7 +4,6 @@ Callers hold the policy's lock. So changes of one subject's pin do not overlap, 
 too, neither taints the version nor removes the pin meanwhile.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Select, or_, select
@@ -15,10 +14,10 @@ from app.core.errors import Conflict, NotFound
 from app.core.jobs import enqueue_after_commit
 from app.core.pagination import apply_keyset
 from app.deployments.schemas import PinRequest
-from app.models import SERVED_TRAFFIC, ApiKey, AuditAction, Engine, Pin, PinKind, Policy, Version, new_id, record_audit
+from app.models import SERVED_TRAFFIC, ApiKey, AuditAction, Pin, PinKind, Policy, Version, new_id
 from app.policies import repository
 from app.policies.references import version_name
-from app.policies.service import is_loaded, list_ready_engines
+from app.policies.service import audit_policy, is_loaded, list_ready_engines
 from app.raters.names import hash_name
 
 
@@ -30,11 +29,13 @@ async def set_pin(session: AsyncSession, policy: Policy, request: PinRequest, *,
         enqueue_after_commit(session, "reconcile")
     is_key = request.kind == PinKind.KEY
     subject = (await _get_key(session, policy.project_id, request.subject)).id if is_key else request.subject
-    pin, previous = await find_pin(session, policy.id, request.kind, subject) or (None, None)
+    query = _select_pins(policy.id).where(Pin.kind == request.kind, Pin.subject == subject)
+    pin, previous = (await session.execute(query)).one_or_none() or (None, None)
     if pin is not None and pin.version_id == version.id and request.reason in (None, pin.reason):
         return pin, version
     details: dict[str, Any] = {"policy": policy.name, "kind": request.kind, "version": version.number}
-    details |= {"previous": previous.number} if previous is not None else {}
+    if previous is not None:
+        details["previous"] = previous.number
     if is_key:
         details["key"] = subject
     else:
@@ -47,21 +48,19 @@ async def set_pin(session: AsyncSession, policy: Policy, request: PinRequest, *,
     pin.version_id, pin.reason, pin.actor, pin.created_at = version.id, request.reason, actor, now()
     await session.flush()
     await session.refresh(pin)
-    record_audit(session, actor, AuditAction.PIN_SET, pin.id, request.reason, project_id=policy.project_id, **details)
+    audit_policy(session, policy, AuditAction.PIN_SET, actor, request.reason, subject=pin.id, **details)
     return pin, version
 
 
 async def remove_pin(session: AsyncSession, policy: Policy, pin_id: str, *, actor: str) -> None:
     """Raises NotFound."""
-    pin, version = await get_pin(session, policy.id, pin_id)
-    details: dict[str, Any] = {"policy": policy.name, "kind": pin.kind, "version": version.number}
+    row = (await session.execute(_select_pins(policy.id).where(Pin.id == pin_id))).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no pin '{pin_id}'.", param="pin_id")
+    pin, version = row
     await session.delete(pin)
-    record_audit(session, actor, AuditAction.PIN_REMOVED, pin.id, project_id=policy.project_id, **details)
-
-
-def is_loaded_somewhere(engines: Sequence[Engine], version: Version) -> bool:
-    """Whether one of these engines has loaded the version."""
-    return any(is_loaded(engine, version) for engine in engines)
+    details: dict[str, Any] = {"policy": policy.name, "kind": pin.kind, "version": version.number}
+    audit_policy(session, policy, AuditAction.PIN_REMOVED, actor, subject=pin.id, **details)
 
 
 def subject_hash(project_id: str, kind: str, subject: str) -> str:
@@ -88,26 +87,14 @@ async def _get_pinnable_version(session: AsyncSession, policy: Policy, number: i
 
 
 async def _get_key(session: AsyncSession, project_id: str, id_or_prefix: str) -> ApiKey:
-    keys = await find_keys(session, project_id, id_or_prefix)
+    matches = or_(ApiKey.id == id_or_prefix, ApiKey.prefix == id_or_prefix)
+    query = select(ApiKey).where(ApiKey.project_id == project_id, matches)
+    keys = list(await session.scalars(query.limit(2)))
     if not keys:  # the message does not repeat the value, which may be a whole key
         raise NotFound("There is no such API key in this project; send its id or its visible prefix.", param="subject")
     if len(keys) > 1:
         raise Conflict("Several API keys have this prefix; send the key's id.", param="subject")
     return keys[0]
-
-
-async def get_pin(session: AsyncSession, policy_id: str, pin_id: str) -> tuple[Pin, Version]:
-    """Return a pin and its version. Raises NotFound."""
-    row = (await session.execute(_select_pins(policy_id).where(Pin.id == pin_id))).one_or_none()
-    if row is None:
-        raise NotFound(f"There is no pin '{pin_id}'.", param="pin_id")
-    return row[0], row[1]
-
-
-async def find_pin(session: AsyncSession, policy_id: str, kind: str, subject: str) -> tuple[Pin, Version] | None:
-    query = _select_pins(policy_id).where(Pin.kind == kind, Pin.subject == subject)
-    row = (await session.execute(query)).one_or_none()
-    return None if row is None else (row[0], row[1])
 
 
 async def list_pins(
@@ -122,13 +109,6 @@ async def list_pins(
         query = query.where(Pin.kind == kind)
     query = apply_keyset(query, (Pin.id,), None if after is None else (after,), limit)
     return [(pin, version) for pin, version in await session.execute(query)]
-
-
-async def find_keys(session: AsyncSession, project_id: str, id_or_prefix: str) -> list[ApiKey]:
-    """Return at most two API keys with this id or this visible prefix, which two keys may share."""
-    matches = or_(ApiKey.id == id_or_prefix, ApiKey.prefix == id_or_prefix)
-    query = select(ApiKey).where(ApiKey.project_id == project_id, matches)
-    return list(await session.scalars(query.limit(2)))
 
 
 def _select_pins(policy_id: str) -> Select[Pin, Version]:

@@ -2,20 +2,19 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from alignment.release.canary import Arm, CanaryConfig, Decision
-from alignment.release.shadow import PairCounts, ShadowConfig
-from app.models import ConversationRouting, Pin, PinKind, Policy, Version
-from app.policies.references import version_name
+from alignment.release.canary import CanaryConfig
+from alignment.release.shadow import ShadowConfig
+from app.core.http import StrictModel
+from app.models import ConversationRouting, PinKind
+from app.policies.context import RowView
 
 MAX_VERSION = 999_999_999
 MAX_CONVERSATION_ID = 255  # characters; the length of the turns' column
 
 
-class DeployRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class DeployRequest(StrictModel):
     version: int = Field(ge=0, le=MAX_VERSION)
     share: float | None = Field(
         None, gt=0, lt=1, description="share of the conversations, which makes the version a canary; null: all of them"
@@ -24,10 +23,8 @@ class DeployRequest(BaseModel):
     reason: str | None = Field(None, min_length=1, max_length=2000, description="kept in the audit log")
 
 
-class DeliveryRequest(BaseModel):
+class DeliveryRequest(StrictModel):
     """How versions of this policy are released from now on."""
-
-    model_config = ConfigDict(extra="forbid")
 
     conversations: ConversationRouting = Field(
         ConversationRouting.FOLLOW,
@@ -41,9 +38,7 @@ class DeliveryRequest(BaseModel):
     )
 
 
-class RollbackRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class RollbackRequest(StrictModel):
     version: int | None = Field(
         None,
         ge=0,
@@ -87,100 +82,35 @@ class ArmView(BaseModel):
     mean_length: float | None = Field(description="tokens")
     seconds_per_token: float | None
 
-    @classmethod
-    def of(cls, version: str, arm: Arm) -> Self:
-        return cls(
-            version=version,
-            turns=arm.turns,
-            failed=arm.failed,
-            rated=arm.rated,
-            good=arm.good,
-            approval=arm.good / arm.rated if arm.rated else None,
-            mean_length=arm.mean_length,
-            seconds_per_token=arm.seconds_per_token,
-        )
 
+class ComparisonView(BaseModel):
+    """How a new version compares with the one that serves."""
 
-class CanaryView(BaseModel):
-    object: Literal["canary"] = "canary"
     version: str
     share: float
     since: float
-    until: float = Field(description="when the statistics decide at the latest, if the canary is watched")
-    watched: bool
     candidate: ArmView
     stable: ArmView
-    verdict: str = Field(description="by the statistics so far: wait, promote or roll_back")
+    verdict: str
     reason: str
     figures: dict[str, Any]
 
-    @classmethod
-    def of(
-        cls,
-        *,
-        share: float,
-        since: float,
-        until: float,
-        watched: bool,
-        candidate: ArmView,
-        stable: ArmView,
-        decision: Decision,
-    ) -> Self:
-        return cls(
-            version=candidate.version,
-            share=share,
-            since=since,
-            until=until,
-            watched=watched,
-            candidate=candidate,
-            stable=stable,
-            verdict=decision.action,
-            reason=decision.reason,
-            figures=dict(decision.figures),
-        )
+
+class CanaryView(ComparisonView):
+    object: Literal["canary"] = "canary"
+    until: float = Field(description="when the statistics decide at the latest, if the canary is watched")
+    watched: bool
+    verdict: str = Field(description="by the statistics so far: wait, promote or roll_back")
 
 
-class ShadowView(BaseModel):
+class ShadowView(ComparisonView):
     object: Literal["shadow"] = "shadow"
-    version: str
     share: float = Field(description="share of the served replies that the candidate answers too")
-    since: float
-    candidate: ArmView
-    stable: ArmView
     better: int = Field(description="pairs, one per end user, in which the candidate's reply was judged better")
     tied: int
     worse: int
     disabled_reason: str | None = Field(description="why the version cannot pass; null if it can")
     verdict: str = Field(description="by the statistics so far: wait, promote, reject or lapse (too few judged pairs)")
-    reason: str
-    figures: dict[str, Any]
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        share: float,
-        since: float,
-        candidate: ArmView,
-        stable: ArmView,
-        pairs: PairCounts,
-        disabled_reason: str | None,
-        decision: Decision,
-    ) -> Self:
-        return cls(
-            version=candidate.version,
-            share=share,
-            since=since,
-            candidate=candidate,
-            stable=stable,
-            better=pairs.better,
-            tied=pairs.tied,
-            worse=pairs.worse,
-            disabled_reason=disabled_reason,
-            verdict=decision.action,
-            reason=decision.reason,
-            figures=dict(decision.figures),
-        )
 
 
 class DeploymentView(BaseModel):
@@ -199,9 +129,7 @@ class DeploymentView(BaseModel):
     shadow_config: ShadowConfig | None = Field(description="null: new versions do not run in shadow")
 
 
-class PinRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class PinRequest(StrictModel):
     kind: PinKind
     subject: str = Field(
         min_length=1,
@@ -221,7 +149,7 @@ class PinRequest(BaseModel):
         return subject
 
 
-class PinView(BaseModel):
+class PinView(RowView):
     object: Literal["pin"] = "pin"
     id: str
     policy: str
@@ -234,20 +162,6 @@ class PinView(BaseModel):
     reason: str | None
     created_at: float = Field(description="when it was set or last changed; `reason` and `created_by` likewise")
     created_by: str = Field(description="the prefix of the API key that set it")
-
-    @classmethod
-    def of(cls, policy: Policy, row: Pin, version: Version, *, loaded: bool) -> Self:
-        return cls(
-            id=row.id,
-            policy=policy.name,
-            kind=PinKind(row.kind),
-            subject=row.subject,
-            version=version_name(policy, version),
-            loaded=loaded,
-            reason=row.reason,
-            created_at=row.created_at,
-            created_by=row.actor,
-        )
 
 
 class PinDeleted(BaseModel):

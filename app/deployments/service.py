@@ -1,7 +1,8 @@
-"""The deployment of a policy: which version serves, the canary, rollback.
+"""The deployment of a policy: which version serves, the canary, the version in shadow, rollback.
 
-    verified ──▶ live ──▶ superseded          live, canary ──▶ rolled_back
-         └──▶ canary ──▶ live                 trained … shadow_passed ──▶ rejected
+    verified ──▶ live ──▶ superseded                  live, canary ──▶ rolled_back
+       │ └──▶ canary ──▶ live                         trained … shadow_passed ──▶ rejected
+       └──▶ shadow ──▶ shadow_passed ──▶ canary or live
 
 A release is one update of the deployment's row. New turns use the new version from the moment the transaction commits;
 running turns finish on theirs. Engines reload nothing: a version that fewer than half of the ready engines have loaded
@@ -13,18 +14,19 @@ Publishing, deploying and rolling back lock the policy's row, so that one runs a
 do not wait for this lock.
 """
 
-from sqlalchemy import update
+from typing import Any
+
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
 from app.core.errors import Conflict, NotFound
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
-from app.models import SERVED_TRAFFIC, AuditAction, Deployment, Policy, Version, VersionState, record_audit
+from app.models import SERVED_TRAFFIC, AuditAction, Deployment, Policy, Version, VersionState
 from app.policies import repository
-from app.policies.ancestry import descends_from
 from app.policies.references import version_name
-from app.policies.service import is_loaded_on_quorum, list_ready_engines
+from app.policies.repository import descends_from
+from app.policies.service import audit_policy, is_loaded_on_quorum, list_ready_engines, lock_policy
 from app.training import kl_guard
 
 CANARY_ABORTED = "the canary was aborted"
@@ -33,7 +35,7 @@ HEAD_MOVED = "learning went back to another version before this one was publishe
 
 async def lock_deployment(session: AsyncSession, policy: Policy) -> Deployment:
     """Lock the policy's row until the transaction ends, and return its deployment."""
-    await session.get(Policy, policy.id, with_for_update={"key_share": True}, populate_existing=True)
+    await lock_policy(session, policy.id)
     return await session.get_one(Deployment, policy.id, populate_existing=True)
 
 
@@ -52,17 +54,10 @@ async def set_live(session: AsyncSession, policy: Policy, version: Version, *, a
         _clear_canary(deployment)
     elif deployment.canary_version_id is not None:
         deployment.canary_since = now()
-    await _update_deployment(session, deployment, version)
+    _point_to(deployment, version)
     policy.head_version_id = version.id
-    record_audit(
-        session,
-        actor,
-        AuditAction.DEPLOYMENT_DEPLOYED,
-        version_name(policy, version),
-        reason,
-        project_id=policy.project_id,
-        previous=previous.number,
-    )
+    action = AuditAction.DEPLOYMENT_DEPLOYED
+    audit_policy(session, policy, action, actor, reason, subject=version, previous=previous.number)
 
 
 async def promote_canary(
@@ -72,7 +67,7 @@ async def promote_canary(
     is_head = policy.head_version_id == canary.id
     await set_live(session, policy, canary, actor=actor, reason=reason)
     if is_head:  # an older version that goes live does not end a synchronous round
-        await kl_guard.record_release(session, policy, version_name(policy, canary))
+        kl_guard.record_release(session, policy, version_name(policy, canary))
     enqueue_after_commit(session, "reconcile", "assemble")
 
 
@@ -127,16 +122,8 @@ async def start_canary(
     if deployment.canary_share != share:
         deployment.canary_since = now()
     deployment.canary_share, deployment.canary_watched = share, watched
-    record_audit(
-        session,
-        actor,
-        AuditAction.CANARY_BEGAN,
-        version_name(policy, version),
-        reason,
-        project_id=policy.project_id,
-        share=share,
-        watched=watched,
-    )
+    details: dict[str, Any] = {"share": share, "watched": watched}
+    audit_policy(session, policy, AuditAction.CANARY_BEGAN, actor, reason, subject=version, **details)
 
 
 async def abort_canary(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> Version | None:
@@ -154,9 +141,7 @@ async def abort_canary(session: AsyncSession, policy: Policy, *, actor: str, rea
     canary.state, canary.reason = VersionState.ROLLED_BACK, reason or CANARY_ABORTED
     _clear_canary(deployment)
     deployment.epoch += 1
-    record_audit(
-        session, actor, AuditAction.CANARY_ENDED, version_name(policy, canary), reason, project_id=policy.project_id
-    )
+    audit_policy(session, policy, AuditAction.CANARY_ENDED, actor, reason, subject=canary)
     enqueue_after_commit(session, "assemble")
     return canary
 
@@ -193,9 +178,7 @@ async def roll_back(
                 code="not_serving",
             )
     if abort_only:
-        canary = await abort_canary(session, policy, actor=actor, reason=reason)
-        assert canary is not None
-        return canary, serving
+        return await abort_canary(session, policy, actor=actor, reason=reason) or serving, serving
     if number is None:
         if serving.parent_id is None:
             raise Conflict(f"{version_name(policy, serving)} is the first version; there is none to roll back to.")
@@ -214,17 +197,25 @@ async def roll_back(
     if target.live_at is None:  # it has served as a canary only
         target.live_at = now()
     policy.head_version_id = target.id
-    await _update_deployment(session, deployment, target)
-    record_audit(
-        session,
-        actor,
-        AuditAction.DEPLOYMENT_ROLLED_BACK,
-        version_name(policy, target),
-        reason,
-        project_id=policy.project_id,
-        previous=serving.number,
-    )
+    _point_to(deployment, target)
+    action = AuditAction.DEPLOYMENT_ROLLED_BACK
+    audit_policy(session, policy, action, actor, reason, subject=target, previous=serving.number)
     return serving, target
+
+
+def start_shadow(
+    session: AsyncSession, policy: Policy, version: Version, share: float, *, actor: str, reason: str
+) -> None:
+    """Let the version answer a `share` of the replies' prompts in shadow. The caller holds the policy's lock."""
+    version.state, version.shadow_since = VersionState.SHADOW, now()
+    audit_policy(session, policy, AuditAction.SHADOW_BEGAN, actor, reason, subject=version, share=share)
+
+
+def pass_shadow(session: AsyncSession, policy: Policy, version: Version, *, actor: str, reason: str | None) -> None:
+    """Let the version in shadow go on to publishing. The caller holds the policy's lock."""
+    version.state = VersionState.SHADOW_PASSED
+    audit_policy(session, policy, AuditAction.SHADOW_PASSED, actor, reason, subject=version)
+    enqueue_after_commit(session, "publish")
 
 
 async def reject_version(
@@ -239,15 +230,8 @@ async def reject_version(
     if policy.head_version_id == version.id:
         policy.head_version_id = (await repository.get_deployment(session, policy.id)).version_id
     if alarm is not None:
-        await kl_guard.raise_alarm(session, policy, reason, alarm)
-    record_audit(
-        session,
-        actor,
-        AuditAction.VERSION_REJECTED,
-        version_name(policy, version),
-        reason,
-        project_id=policy.project_id,
-    )
+        kl_guard.raise_alarm(session, policy, reason, alarm)
+    audit_policy(session, policy, AuditAction.VERSION_REJECTED, actor, reason, subject=version)
     enqueue_after_commit(session, "assemble")
 
 
@@ -276,17 +260,7 @@ def _clear_canary(deployment: Deployment) -> None:
     deployment.canary_share, deployment.canary_watched = 0.0, False
 
 
-async def _update_deployment(session: AsyncSession, deployment: Deployment, version: Version) -> None:
-    await session.flush()
-    await session.execute(
-        update(Deployment)
-        .where(Deployment.policy_id == deployment.policy_id)
-        .values(
-            version_id=version.id,
-            previous_version_id=Deployment.version_id,
-            epoch=Deployment.epoch + 1,
-            changed_at=now(),
-        )
-        .execution_options(synchronize_session=False)
-    )
-    session.expire(deployment)
+def _point_to(deployment: Deployment, version: Version) -> None:
+    deployment.previous_version_id, deployment.version_id = deployment.version_id, version.id
+    deployment.epoch += 1
+    deployment.changed_at = now()

@@ -12,9 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database
 from app.core.errors import Forbidden, Unauthorized
+from app.core.http import StrictModel
 from app.feedback.kinds import FeedbackCreate
-from app.feedback.repository import TargetTurn
-from app.feedback.schemas import Choice, ChoiceIndex, CompletionId, Name, Source, SourceId, StrictModel
+from app.feedback.schemas import Choice, ChoiceIndex, CompletionId, Name, Source, SourceId
 from app.models import Project, SourceKind, new_id
 
 ISSUER, AUDIENCE, ALGORITHM = "attune", "attune.feedback", "HS256"
@@ -63,7 +63,7 @@ class TokenClaims(BaseModel):
 
 
 def create_token(
-    project_id: str, secret: str, turn: TargetTurn, request: TokenRequest, lifetime_seconds: float
+    project_id: str, secret: str, turn_id: str, request: TokenRequest, lifetime_seconds: float
 ) -> tuple[str, int]:
     """Return a signed token and its expiry, in seconds since the epoch."""
     now = int(time.time())
@@ -71,15 +71,11 @@ def create_token(
     claims = {
         "iss": ISSUER,
         "aud": AUDIENCE,
-        "sub": turn.id,
+        "sub": turn_id,
         "jti": new_id("tok"),
         "iat": now,
         "exp": expires_at,
-        "completion_id": turn.completion_id,
-        "choice_index": turn.choice_index,
-        "kinds": request.kinds,
-        "names": request.names,
-        "source_id": request.source_id,
+        **request.model_dump(exclude={"expires_in"}),
     }
     return jwt.encode(claims, secret, algorithm=ALGORITHM, headers={"kid": project_id}), expires_at
 
@@ -121,9 +117,7 @@ async def verify_token(db: Database, token: str) -> TokenClaims:
             issuer=ISSUER,
             options={"require": ["exp", "sub", "jti", "aud", "iss"]},
         )
-        return TokenClaims(
-            project_id=project_id, **{key: claims[key] for key in claims.keys() & TokenClaims.model_fields.keys()}
-        )
+        return TokenClaims.model_validate(claims | {"project_id": project_id})
     except jwt.ExpiredSignatureError as error:
         raise Unauthorized("This feedback token has expired.", code="token_expired") from error
     except (jwt.PyJWTError, ValidationError) as error:

@@ -1,25 +1,21 @@
 """Endpoints of feedback (/v1/feedback): submit, submit in batches, create browser tokens, read and withdraw."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import orjson
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from starlette.responses import Response
 
 from app.core.errors import ERROR_RESPONSES, BadRequest, NotFound
-from app.core.http import json_body
+from app.core.http import json_body, json_response, services_of, settings_of
 from app.core.rate_limits import RateLimiter
-from app.core.services import services_of, settings_of
 from app.core.telemetry import Telemetry
 from app.feedback import browser_tokens, queries, repository, service
 from app.feedback.browser_tokens import TokenClaims, TokenRequest, TokenView
-from app.feedback.feedback_writer import FeedbackWriter
+from app.feedback.feedback_writer import MAX_KEY_LENGTH, FeedbackWriter
 from app.feedback.kinds import FeedbackRequest
 from app.feedback.schemas import BatchResults, FeedbackBatch, FeedbackPage, FeedbackView
-from app.feedback.submission import MAX_KEY_LENGTH
-from app.projects.auth import BEARER, DatabaseDep, FeedbackCaller, authenticate, bearer
+from app.projects.auth import BEARER, Caller, DatabaseDep, FeedbackCaller, authenticate, bearer
 
 router = APIRouter(prefix="/v1/feedback", tags=["feedback"], responses=ERROR_RESPONSES)
 
@@ -28,33 +24,25 @@ FeedbackId = Annotated[str, Path(min_length=1, max_length=48)]
 TargetId = Annotated[str | None, Query(min_length=1, max_length=255)]
 
 
-@dataclass(frozen=True)
-class FeedbackSubmitter:
-    """Who submits feedback: a caller with an API key, or a browser with a token and its claims."""
-
-    project_id: str
-    token_claims: TokenClaims | None = None
-
-
 async def authenticate_submitter(
     request: Request, db: DatabaseDep, _: Any = BEARER
-) -> AsyncIterator[FeedbackSubmitter]:
+) -> AsyncIterator[Caller | TokenClaims]:
     """Authenticate an API key or a browser token and apply its rate limits. Each token has limits of its own."""
     limits = services_of(request).get(RateLimiter)
     credential = bearer(request)
     if browser_tokens.is_browser_token(credential):
         claims = await browser_tokens.verify_token(db, credential)
-        submitter, slot = FeedbackSubmitter(claims.project_id, claims), limits.slot(claims.jti, None, None)
+        submitter: Caller | TokenClaims = claims
+        slot = limits.slot(claims.jti, None, None)
     else:
-        caller = await authenticate(request, db, "feedback")
-        submitter = FeedbackSubmitter(caller.project_id)
+        submitter = caller = await authenticate(request, db, "feedback")
         slot = limits.slot(caller.key_id, caller.requests_per_minute, caller.max_concurrency)
     async with slot as headers:
         request.state.headers = headers
         yield submitter
 
 
-FeedbackSubmitterDep = Annotated[FeedbackSubmitter, Depends(authenticate_submitter)]
+FeedbackSubmitter = Annotated[Caller | TokenClaims, Depends(authenticate_submitter)]
 
 
 @router.post(
@@ -65,7 +53,7 @@ FeedbackSubmitterDep = Annotated[FeedbackSubmitter, Depends(authenticate_submitt
 )
 async def submit_feedback(
     request: Request,
-    submitter: FeedbackSubmitterDep,
+    submitter: FeedbackSubmitter,
     db: DatabaseDep,
     body: Annotated[dict[str, Any], json_body(FeedbackRequest, parse=dict)],
     idempotency_key: IdempotencyKey = None,
@@ -78,12 +66,12 @@ async def submit_feedback(
         submitter.project_id,
         body,
         header_key=idempotency_key,
-        token_claims=submitter.token_claims,
+        token_claims=submitter if isinstance(submitter, TokenClaims) else None,
     )
     if not result.is_replay:
         services.get(Telemetry).record_feedback(submitter.project_id, result.view["kind"])
     headers = {"idempotent-replayed": "true"} if result.is_replay else {}
-    return _json_response(result.view, 200 if result.is_replay else 201, headers)
+    return json_response(result.view, 200 if result.is_replay else 201, headers)
 
 
 @router.post("/batch", response_model=BatchResults)
@@ -99,7 +87,7 @@ async def submit_feedback_batch(
     for result in results:
         if result["status"] == 201:
             services_of(request).get(Telemetry).record_feedback(caller.project_id, result["feedback"]["kind"])
-    return _json_response({"object": "list", "data": results})
+    return json_response({"object": "list", "data": results})
 
 
 @router.post("/tokens", status_code=201, response_model=TokenView)
@@ -108,18 +96,14 @@ async def create_token(
 ) -> TokenView:
     """Create a token that a web page can submit feedback with, instead of an API key."""
     seconds = body.expires_in or settings_of(request).feedback_token_seconds
-    choices = await db.run_read(lambda connection: repository.find_turns(connection, [body.completion_id]))
-    turn = next((choice for choice in choices if _matches(choice, caller.project_id, body.choice_index)), None)
-    if turn is None:
+    turns = await db.run_read(lambda connection: repository.find_turns(connection, {body.completion_id}))
+    turn_id = turns.get((caller.project_id, body.completion_id, body.choice_index))
+    if turn_id is None:
         raise NotFound(f"There is no completion '{body.completion_id}'.", param="completion_id")
     async with db.write() as session:
         secret = await browser_tokens.get_or_create_secret(session, caller.project_id)
-    token, expires_at = browser_tokens.create_token(caller.project_id, secret, turn, body, seconds)
+    token, expires_at = browser_tokens.create_token(caller.project_id, secret, turn_id, body, seconds)
     return TokenView(token=token, expires_at=expires_at, url=f"{request.base_url}v1/feedback")
-
-
-def _matches(turn: repository.TargetTurn, project_id: str, choice_index: int) -> bool:
-    return turn.project_id == project_id and turn.choice_index == choice_index
 
 
 @router.get("", response_model=FeedbackPage)
@@ -137,16 +121,11 @@ async def list_feedback(
     if (completion_id is None) == (conversation_id is None):
         raise BadRequest("Give either 'completion_id' or 'conversation_id'.", param="completion_id")
     async with db.read() as session:
-        if completion_id is not None:
-            query = await queries.select_by_completion(session, caller.project_id, completion_id, choice_index)
-        else:
-            query = await queries.select_by_conversation(session, caller.project_id, conversation_id or "")
-        data, has_more = await queries.list_page(
+        query = await queries.select_feedback(session, caller.project_id, completion_id, choice_index, conversation_id)
+        page = await queries.list_page(
             session, caller.project_id, query, after=after, limit=limit, newest_first=order == "desc"
         )
-    ids = [view["id"] for view in data] or [None]
-    page = {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": has_more}
-    return _json_response(page)
+    return json_response(page)
 
 
 @router.get("/{feedback_id}", response_model=FeedbackView)
@@ -154,8 +133,8 @@ async def get_feedback(caller: FeedbackCaller, db: DatabaseDep, feedback_id: Fee
     """Return one piece of feedback."""
     async with db.read() as session:
         row = await queries.get_feedback(session, caller.project_id, feedback_id)
-        [view] = await queries.to_views(session, caller.project_id, [row])
-    return _json_response(view)
+        [view] = await queries.read_views(session, caller.project_id, [row])
+    return json_response(view)
 
 
 @router.delete("/{feedback_id}", response_model=FeedbackView)
@@ -163,8 +142,4 @@ async def withdraw_feedback(caller: FeedbackCaller, db: DatabaseDep, feedback_id
     """Withdraw feedback; its record stays. Feedback that was withdrawn or replaced before is not changed."""
     async with db.write() as session:
         view = await service.withdraw(session, caller.project_id, feedback_id)
-    return _json_response(view)
-
-
-def _json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(content), status, headers, media_type="application/json")
+    return json_response(view)

@@ -1,23 +1,49 @@
 """Write feedback: many requests share one transaction, and a row is one insert together with its idempotency key."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from sqlalchemy.engine import Connection
 
 from app.core.database import Database
-from app.core.errors import AttuneError, NotFound, Unprocessable
+from app.core.errors import AttuneError, BadRequest, NotFound, Unprocessable
 from app.core.group_commit import GroupCommit
 from app.core.jobs import enqueue_after_commit
 from app.feedback import repository
-from app.feedback.repository import TargetTurn
-from app.feedback.schemas import Choice, ConversationTarget, feedback_view
-from app.feedback.submission import Submission
+from app.feedback.kinds import FeedbackCreate, OrderedFeedback, Rating
+from app.feedback.repository import ProjectAndValue, TurnIds
+from app.feedback.schemas import Choice, ConversationTarget, MetadataTarget, feedback_view
 from app.models import new_id
 
-ProjectKey = tuple[str, str]  # project id, idempotency key
+MAX_KEY_LENGTH = 250  # of the header; the column holds 255 characters, and a batch appends an index
+
+
+@dataclass(slots=True)
+class Submission:
+    """Feedback to write.
+
+    Before that its target is resolved: a metadata target becomes the turn that matches, or None if there is none.
+    """
+
+    project_id: str
+    request: FeedbackCreate
+    raw_value: Any
+    target: Choice | ConversationTarget | MetadataTarget | None
+    key: str
+    has_client_key: bool  # the client chose the key, so the submission may be a replay
+    fingerprint: str  # SHA-256 of the meaning of the body
+
+    @property
+    def project_key(self) -> ProjectAndValue:
+        return self.project_id, self.key
+
+    def choices(self) -> list[Choice]:
+        """Return the turns that the feedback is about."""
+        ranked = [choice for _, choice in self.request.ranked_choices()]
+        return [self.target] if isinstance(self.target, Choice) else ranked
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +54,13 @@ class SubmissionResult:
     is_replay: bool
 
 
-@dataclass(slots=True)
-class GroupState:
-    """What one transaction knows: earlier feedback by key, targets that exist, and the rows to insert.
+@dataclass(frozen=True, slots=True)
+class NewFeedback:
+    """A row to insert, and the ranks of a comparison or ranking as (rank, turn id)."""
 
-    `new_rows` holds each row with its target turn, if it has one; `ranks` holds (rank, turn id) pairs by feedback id.
-    """
-
-    existing: dict[ProjectKey, dict[str, Any]]
-    turns: dict[tuple[str, str, int], TargetTurn]
-    conversations: set[tuple[str, str]]
-    new_rows: dict[ProjectKey, tuple[dict[str, Any], TargetTurn | None]] = field(default_factory=dict)
-    ranks: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    row: dict[str, Any]
+    choice: Choice | None
+    ranks: list[tuple[int, str]]
 
 
 class FeedbackWriter(GroupCommit[Submission, SubmissionResult]):
@@ -49,87 +70,133 @@ class FeedbackWriter(GroupCommit[Submission, SubmissionResult]):
         super().__init__(db, submit_many)
 
 
-def submit_many(connection: Connection, items: Sequence[Submission]) -> list[SubmissionResult | AttuneError]:
-    """Return one result or error for each item, in order. The number of statements is independent of their number."""
-    group = _load_targets(connection, items)
-    refused: dict[int, AttuneError] = {}
-    first_index: dict[ProjectKey, int] = {}
-    for index, item in enumerate(items):
-        key = (item.project_id, item.key)
-        if key in group.new_rows:
-            continue
-        try:
-            _add_row(group, key, item)
-            first_index[key] = index
-        except NotFound as error:
-            refused[index] = error
-    _accept_replays(connection, group, items, refused)
-    _write_rows(connection, group)
-    return [
-        refused.get(index) or _to_result(group, item, is_first=first_index.get((item.project_id, item.key)) == index)
-        for index, item in enumerate(items)
-    ]
+def build_submission(
+    project_id: str,
+    request: FeedbackCreate,
+    body: dict[str, Any],
+    *,
+    header_key: str | None = None,
+    key_namespace: str | None = None,
+) -> Submission:
+    """Return the submission for a validated request. Raises BadRequest for contradictory keys.
 
-
-def _load_targets(connection: Connection, items: Sequence[Submission]) -> GroupState:
-    completions, conversations = set(), set()
-    for item in items:
-        completions |= {choice.completion_id for choice in _target_choices(item)}
-        if isinstance(item.target, ConversationTarget):
-            conversations.add((item.project_id, item.target.conversation_id))
-    turns = repository.find_turns(connection, completions) if completions else []
-    return GroupState(
-        existing={},
-        turns={(turn.project_id, turn.completion_id, turn.choice_index): turn for turn in turns},
-        conversations=repository.find_conversations(connection, conversations) if conversations else set(),
+    Args:
+        header_key: The Idempotency-Key header.
+        key_namespace: Separates the keys of one browser from all others.
+    """
+    if header_key is not None and "\x00" in header_key:
+        raise BadRequest("An Idempotency-Key cannot hold a NUL character.", param="Idempotency-Key")
+    if request.id is not None and header_key is not None and request.id != header_key:
+        raise BadRequest("'id' and the Idempotency-Key header name different keys.", param="id")
+    client_key = request.id or header_key
+    key = client_key or new_id("auto")
+    if client_key is not None and key_namespace is not None:
+        key = f"browser:{hashlib.sha256(orjson.dumps([key_namespace, client_key])).hexdigest()}"
+    has_scale = isinstance(request, Rating) and "scale" in body
+    return Submission(
+        project_id=project_id,
+        request=request,
+        raw_value={"value": body["value"], "scale": body["scale"]} if has_scale else body["value"],
+        target=request.get_target(),
+        key=key,
+        has_client_key=client_key is not None,
+        fingerprint=_fingerprint(request, body),
     )
 
 
-def _accept_replays(
-    connection: Connection, group: GroupState, items: Sequence[Submission], refused: dict[int, AttuneError]
-) -> None:
-    """Load the earlier feedback of refused items: a replay succeeds although its target no longer exists.
+def _fingerprint(request: FeedbackCreate, body: dict[str, Any]) -> str:
+    """Return a hash of the body's meaning.
 
-    All other replays are found when the rows are inserted, so that new feedback needs no query by key.
+    Fields at their defaults do not change it; nor do fields that were added to the API after a row was written.
     """
-    keys = {(items[index].project_id, items[index].key) for index in refused if items[index].has_client_key}
-    if keys:
-        group.existing |= repository.find_by_keys(connection, keys)
-        for index in list(refused):
-            if (items[index].project_id, items[index].key) in group.existing:
-                del refused[index]
+    target = request.get_target()
+    meaning: dict[str, Any] = {
+        "kind": body["kind"],
+        "value": body["value"],
+        "name": request.name,
+        "comment": request.comment,
+        "source": {"kind": request.source.kind, "id": request.source.id},
+        "metadata": request.metadata,
+    }
+    if isinstance(target, Choice):
+        meaning["completion_id"] = target.completion_id
+        if target.choice_index:
+            meaning["choice_index"] = target.choice_index
+    elif target is not None:
+        meaning["target"] = target.model_dump()
+    elif isinstance(request, OrderedFeedback):
+        meaning["value"] = [
+            [rank, choice.completion_id, choice.choice_index] for rank, choice in request.ranked_choices()
+        ]
+    if isinstance(request, Rating) and request.scale != (1, 5):
+        meaning["scale"] = request.scale
+    return hashlib.sha256(orjson.dumps(meaning, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def _target_choices(item: Submission) -> list[Choice]:
-    return [item.target] if isinstance(item.target, Choice) else [choice for _, choice in item.request.ranked_choices()]
+def submit_many(connection: Connection, items: Sequence[Submission]) -> list[SubmissionResult | AttuneError]:
+    """Return one result or error for each item, in order. The number of statements is independent of their number."""
+    turn_ids = repository.find_turns(connection, {choice.completion_id for item in items for choice in item.choices()})
+    targets = [(item.project_id, item.target) for item in items]
+    conversations = repository.find_conversations(
+        connection, {(id, target.conversation_id) for id, target in targets if isinstance(target, ConversationTarget)}
+    )
+    new: dict[ProjectAndValue, NewFeedback] = {}
+    refused: dict[int, NotFound] = {}
+    for index, item in enumerate(items):
+        if item.project_key not in new:
+            try:
+                new[item.project_key] = _build_feedback(item, turn_ids, conversations)
+            except NotFound as error:
+                refused[index] = error
+    # A replay succeeds although its target no longer exists. All other replays are found when the rows are inserted, so
+    # that new feedback needs no query by key.
+    retried = {items[index].project_key for index in refused if items[index].has_client_key}
+    replays = repository.find_by_keys(connection, retried)
+    rows = replays | _insert(connection, new)
+    created = {key for key, feedback in new.items() if rows[key]["id"] == feedback.row["id"]}
+    results: list[SubmissionResult | AttuneError] = []
+    for index, item in enumerate(items):
+        if index in refused and item.project_key not in replays:
+            results.append(refused[index])
+            continue
+        row = rows[item.project_key]
+        if row["fingerprint"] == item.fingerprint:
+            results.append(SubmissionResult(feedback_view(row), is_replay=item.project_key not in created))
+        else:
+            message = "This id was used before with another body."
+            results.append(Unprocessable(message, code="idempotency_key_reused", param="id"))
+        created.discard(item.project_key)  # the items that follow with this key are replays
+    return results
 
 
-def _add_row(group: GroupState, key: ProjectKey, item: Submission) -> None:
-    """Add the row for this item to the group. Raises NotFound for a target that the project does not have."""
-    request, turn, conversation_id, id = item.request, None, None, new_id("fb")
+def _build_feedback(item: Submission, turn_ids: TurnIds, conversations: set[ProjectAndValue]) -> NewFeedback:
+    """Return the row for this item. Raises NotFound for a target that the project does not have."""
+    request, choice, turn_id, conversation_id = item.request, None, None, None
+    ranks: list[tuple[int, str]] = []
     if isinstance(item.target, Choice):
-        turn = _find_turn(group, item.project_id, item.target)
-        target = turn.id
+        choice = item.target
+        target = turn_id = _find_turn(item.project_id, choice, turn_ids)
     elif isinstance(item.target, ConversationTarget):
         conversation_id = item.target.conversation_id
-        if (item.project_id, conversation_id) not in group.conversations:
+        if (item.project_id, conversation_id) not in conversations:
             raise NotFound(f"There is no conversation '{conversation_id}'.", param="conversation_id")
         target = f"conversation:{conversation_id}"
-    elif ranks := [(rank, _find_turn(group, item.project_id, choice).id) for rank, choice in request.ranked_choices()]:
-        target = _ranking_target(turn_id for _, turn_id in ranks)
-        group.ranks[id] = ranks
+    elif ranks := [(rank, _find_turn(item.project_id, other, turn_ids)) for rank, other in request.ranked_choices()]:
+        # The target depends on the set of turns only: a new order replaces the earlier one.
+        turns = "\n".join(sorted(turn_id for _, turn_id in ranks))
+        target = "ranking:" + hashlib.sha256(turns.encode()).hexdigest()
     else:
         raise NotFound("There is no completion with this metadata.", param="target.metadata")
-    is_text_only = request.reward_value() is None and turn is None and not group.ranks.get(id)
+    value = request.reward_value()
     row = {
-        "id": id,
+        "id": new_id("fb"),
         "project_id": item.project_id,
-        "turn_id": turn and turn.id,
+        "turn_id": turn_id,
         "conversation_id": conversation_id,
         "target": target,
         "kind": request.kind,
         "name": request.name,
-        "value": request.reward_value(),
+        "value": value,
         "raw_value": item.raw_value,
         "comment": request.comment,
         "source_kind": request.source.kind,
@@ -137,64 +204,34 @@ def _add_row(group: GroupState, key: ProjectKey, item: Submission) -> None:
         "request_metadata": request.metadata,
         "idempotency_key": item.key,
         "fingerprint": item.fingerprint,
-        "processed": is_text_only,  # curation has nothing to do for it
+        "processed": value is None and turn_id is None and not ranks,  # curation has nothing to do for a text only
     }
-    group.new_rows[key] = (row, turn)
+    return NewFeedback(row, choice, ranks)
 
 
-def _ranking_target(turn_ids: Iterable[str]) -> str:
-    """Return the target of an ordering. It depends on the set of turns only: a new order replaces the earlier one."""
-    return "ranking:" + hashlib.sha256("\n".join(sorted(turn_ids)).encode()).hexdigest()
+def _find_turn(project_id: str, choice: Choice, turn_ids: TurnIds) -> str:
+    turn_id = turn_ids.get((project_id, choice.completion_id, choice.choice_index))
+    if turn_id is None:
+        suffix = f" with a choice {choice.choice_index}" if choice.choice_index else ""
+        raise NotFound(f"There is no completion '{choice.completion_id}'{suffix}.", param="completion_id")
+    return turn_id
 
 
-def _find_turn(group: GroupState, project_id: str, choice: Choice) -> TargetTurn:
-    turn = group.turns.get((project_id, choice.completion_id, choice.choice_index))
-    if turn is None:
-        message = f"There is no completion '{choice.completion_id}'"
-        if choice.choice_index:
-            message += f" with a choice {choice.choice_index}"
-        raise NotFound(f"{message}.", param="completion_id")
-    return turn
-
-
-def _write_rows(connection: Connection, group: GroupState) -> None:
-    """Insert the new rows. One whose key another process has used meanwhile moves to `existing`."""
-    if not group.new_rows:
-        return
-    repository.lock_projects(connection, {project for project, _ in group.new_rows})
-    inserted = repository.insert_feedback(connection, [row for row, _ in group.new_rows.values()])
-    conflicts = set()
-    for key, (row, _) in group.new_rows.items():
-        if row["id"] in inserted:
-            row["seq"], row["created_at"] = inserted[row["id"]]
-        else:
-            conflicts.add(key)
-    if conflicts:
-        group.existing |= repository.find_by_keys(connection, conflicts)
-        for key in conflicts:
-            group.ranks.pop(group.new_rows.pop(key)[0]["id"], None)
-    if group.ranks:
-        repository.insert_ranks(
-            connection,
-            [
-                {"feedback_seq": inserted[id][0], "turn_id": turn_id, "rank": rank}
-                for id, ranks in group.ranks.items()
-                for rank, turn_id in ranks
-            ],
-        )
-    if any(not row["processed"] for row, _ in group.new_rows.values()):
+def _insert(connection: Connection, new: dict[ProjectAndValue, NewFeedback]) -> dict[ProjectAndValue, dict[str, Any]]:
+    """Insert new feedback and return the stored rows by key. A key that another process has used is left as it is."""
+    if not new:
+        return {}
+    repository.lock_projects(connection, {project_id for project_id, _ in new})
+    inserted = repository.insert_feedback(connection, [feedback.row for feedback in new.values()])
+    rows, ranks = {}, []
+    for key, feedback in new.items():
+        if feedback.row["id"] in inserted:
+            seq, created_at = inserted[feedback.row["id"]]
+            choice = feedback.choice.model_dump() if feedback.choice else {"completion_id": None, "choice_index": None}
+            rows[key] = feedback.row | choice | {"seq": seq, "created_at": created_at}
+            ranks += [{"feedback_seq": seq, "turn_id": turn_id, "rank": rank} for rank, turn_id in feedback.ranks]
+    if ranks:
+        repository.insert_ranks(connection, ranks)
+    if any(not row["processed"] for row in rows.values()):
         enqueue_after_commit(connection, "curate")
-
-
-def _to_result(group: GroupState, item: Submission, *, is_first: bool) -> SubmissionResult | AttuneError:
-    key = (item.project_id, item.key)
-    choice: tuple[str, int] | None
-    if key in group.new_rows:
-        row, turn = group.new_rows[key]
-        choice = (turn.completion_id, turn.choice_index) if turn else None
-    else:
-        row, is_first = group.existing[key], False
-        choice = (row["completion_id"], row["choice_index"]) if row["turn_id"] else None
-    if row["fingerprint"] != item.fingerprint:
-        return Unprocessable("This id was used before with another body.", code="idempotency_key_reused", param="id")
-    return SubmissionResult(feedback_view(row, choice), is_replay=not is_first)
+    return rows | repository.find_by_keys(connection, new.keys() - rows.keys())

@@ -1,12 +1,12 @@
 """The eight kinds of feedback and their targets. `KINDS` lists them all."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import ConfigDict, Discriminator, Field, RootModel, StringConstraints, Tag, model_validator
 
 from app.core.errors import BadRequest
-from app.core.http import parse_body
+from app.core.http import StrictModel, parse_body
 from app.feedback.schemas import (
     Choice,
     ChoiceIndex,
@@ -17,7 +17,6 @@ from app.feedback.schemas import (
     MetadataTarget,
     Name,
     Source,
-    StrictModel,
 )
 
 MAX_RANKED = 16
@@ -212,26 +211,13 @@ class Ranking(OrderedFeedback):
     kind: Literal["ranking"]
 
 
+AnyFeedback: TypeAlias = Binary | Rating | Score | Comparison | Ranking | Correction | Comment | Categorical
 KINDS: dict[str, type[FeedbackCreate]] = {
-    "binary": Binary,
-    "rating": Rating,
-    "score": Score,
-    "comparison": Comparison,
-    "ranking": Ranking,
-    "correction": Correction,
-    "comment": Comment,
-    "categorical": Categorical,
+    get_args(model.model_fields["kind"].annotation)[0]: model for model in get_args(AnyFeedback)
 }
 
 
-class FeedbackRequest(
-    RootModel[
-        Annotated[
-            Binary | Rating | Score | Comparison | Ranking | Correction | Comment | Categorical,
-            Field(discriminator="kind"),
-        ]
-    ]
-):
+class FeedbackRequest(RootModel[Annotated[AnyFeedback, Field(discriminator="kind")]]):
     """One piece of feedback, of one of eight kinds."""
 
 

@@ -1,10 +1,14 @@
-"""Read feedback by id, by completion or by conversation, and whether it is still effective."""
+"""Read feedback by id, by completion or by conversation, and whether it is effective.
 
-from collections.abc import Sequence
+Effective feedback is the latest of its class, target, name and source, unless it was withdrawn.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, func, select, union_all
+from sqlalchemy import ColumnElement, Select, and_, case, exists, func, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from app.core.errors import NotFound
 from app.core.pagination import apply_keyset
@@ -12,9 +16,51 @@ from app.feedback.repository import FEEDBACK
 from app.feedback.schemas import WITHDRAWAL, feedback_view
 from app.models import NUMERIC_KINDS, Feedback, FeedbackRank, Origin, Turn
 
-Row = dict[str, Any]
-# Feedback replaces earlier feedback of the same class only: a comment does not replace a rating.
-KIND_CLASS: ColumnElement[str] = case((Feedback.kind.in_(NUMERIC_KINDS), "number"), else_=Feedback.kind)
+Row = Mapping[Any, Any]
+
+
+def is_effective(
+    kinds: Collection[str] | None = None, as_of: InstrumentedAttribute[float] | None = None
+) -> ColumnElement[bool]:
+    """Return the condition that a Feedback row is effective.
+
+    Withdrawing the latest feedback does not make the one before effective again.
+
+    Args:
+        kinds: Only these kinds matter; all kinds if None.
+        as_of: A time column of another table in the statement; later feedback is ignored.
+    """
+    later, withdrawal = aliased(Feedback), aliased(Feedback)
+
+    def exists_by_then(row: Any, condition: ColumnElement[bool]) -> ColumnElement[bool]:
+        return condition if as_of is None else and_(condition, row.created_at <= as_of)
+
+    def is_relevant(row: Any) -> ColumnElement[bool]:
+        return exists_by_then(row, row.kind != WITHDRAWAL if kinds is None else row.kind.in_(kinds))
+
+    newer = exists().where(
+        later.project_id == Feedback.project_id,
+        later.target == Feedback.target,
+        later.name == Feedback.name,
+        later.source_kind == Feedback.source_kind,
+        func.coalesce(later.source_id, "") == func.coalesce(Feedback.source_id, ""),
+        _kind_class(later.kind) == _kind_class(Feedback.kind),
+        later.seq > Feedback.seq,
+        is_relevant(later),
+    )
+    withdrawn = exists().where(
+        withdrawal.project_id == Feedback.project_id,
+        withdrawal.target == Feedback.target,
+        withdrawal.request_metadata["withdraws"].as_string() == Feedback.id,
+        exists_by_then(withdrawal, withdrawal.kind == WITHDRAWAL),
+    )
+    outer = [Feedback] if as_of is None else [Feedback, as_of.class_]
+    return and_(is_relevant(Feedback), ~newer.correlate(*outer), ~withdrawn.correlate(*outer))
+
+
+def _kind_class(kind: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[str]:
+    """Return the class of a kind: a comment, for example, does not replace a rating."""
+    return case((kind.in_(NUMERIC_KINDS), "number"), else_=kind)
 
 
 def _select_feedback() -> Select[Any]:
@@ -27,23 +73,31 @@ def _select_feedback() -> Select[Any]:
 
 async def get_feedback(session: AsyncSession, project_id: str, feedback_id: str) -> Row:
     """Return one row. Raises NotFound, also for feedback of another project."""
-    rows = await session.execute(
-        _select_feedback().where(Feedback.id == feedback_id, Feedback.project_id == project_id)
-    )
-    row = rows.mappings().one_or_none()
+    query = _select_feedback().where(Feedback.id == feedback_id, Feedback.project_id == project_id)
+    row: Row | None = (await session.execute(query)).mappings().one_or_none()
     if row is None:
         raise NotFound(f"There is no feedback '{feedback_id}'.", param="feedback_id")
-    return dict(row)
+    return row
 
 
-async def to_views(session: AsyncSession, project_id: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the views of the rows, with `effective` and `withdrawn`, which take two statements for all rows."""
-    withdrawn = await _withdrawn_ids(session, project_id, rows)
-    latest = await _latest_seqs(session, project_id, rows)
+async def read_views(session: AsyncSession, project_id: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the views of the rows, with `effective` and `withdrawn`.
+
+    That takes two statements for all rows: with the conditions above for each row, a page of feedback about one target
+    would take time quadratic in its feedback.
+    """
+    same_targets = (Feedback.project_id == project_id, Feedback.target.in_({row["target"] for row in rows}))
+    withdrawn_id = Feedback.request_metadata["withdraws"].as_string()
+    last_seq = func.max(Feedback.seq)
+    replaces = (Feedback.target, Feedback.name, Feedback.source_kind, Feedback.source_id, _kind_class(Feedback.kind))
+    withdrawn_ids = await session.scalars(select(withdrawn_id).where(*same_targets, Feedback.kind == WITHDRAWAL))
+    last_seqs = await session.scalars(
+        select(last_seq).where(*same_targets, Feedback.kind != WITHDRAWAL).group_by(*replaces)
+    )
+    withdrawn, latest = set(withdrawn_ids), set(last_seqs)
     return [
         feedback_view(
             row,
-            (row["completion_id"], row["choice_index"]) if row["turn_id"] else None,
             effective=row["seq"] in latest and row["id"] not in withdrawn,
             withdrawn=row["id"] in withdrawn,
         )
@@ -51,80 +105,43 @@ async def to_views(session: AsyncSession, project_id: str, rows: Sequence[Row]) 
     ]
 
 
-async def _withdrawn_ids(session: AsyncSession, project_id: str, rows: Sequence[Row]) -> set[str]:
-    withdrawn_id = Feedback.request_metadata["withdraws"].as_string()
-    query = select(withdrawn_id).where(
-        Feedback.project_id == project_id,
-        Feedback.target.in_({row["target"] for row in rows}),
-        Feedback.kind == WITHDRAWAL,
-        withdrawn_id.in_([row["id"] for row in rows]),
-    )
-    return set(await session.scalars(query))
-
-
-async def _latest_seqs(session: AsyncSession, project_id: str, rows: Sequence[Row]) -> set[int]:
-    last_seq = func.max(Feedback.seq)
-    query = (
-        select(last_seq)
-        .where(
-            Feedback.project_id == project_id,
-            Feedback.target.in_({row["target"] for row in rows}),
-            Feedback.kind != WITHDRAWAL,
-        )
-        .group_by(Feedback.target, Feedback.name, Feedback.source_kind, Feedback.source_id, KIND_CLASS)
-        .having(last_seq.in_([row["seq"] for row in rows]))
-    )
-    return set(await session.scalars(query))
-
-
-async def select_by_completion(
-    session: AsyncSession, project_id: str, completion_id: str, choice_index: int | None
+async def select_feedback(
+    session: AsyncSession,
+    project_id: str,
+    completion_id: str | None,
+    choice_index: int | None,
+    conversation_id: str | None,
 ) -> Select[Any]:
-    """Return the query of all feedback about a completion's choices, comparisons and rankings included.
+    """Return the query of all feedback about a completion or about a conversation and its turns. Raises NotFound.
 
-    Raises NotFound.
+    Comparisons and rankings are included.
     """
-    turns = select(Turn.id).where(
-        Turn.project_id == project_id,
-        Turn.completion_id == completion_id,
-        Turn.deleted_at.is_(None),
-        Turn.origin == Origin.CHAT,
-    )
-    if choice_index is not None:
-        turns = turns.where(Turn.choice_index == choice_index)
+    turns = select(Turn.id).where(Turn.project_id == project_id, Turn.deleted_at.is_(None))
+    about_conversation = []
+    if completion_id is not None:
+        turns = turns.where(Turn.completion_id == completion_id, Turn.origin == Origin.CHAT)
+        if choice_index is not None:
+            turns = turns.where(Turn.choice_index == choice_index)
+    else:
+        turns = turns.where(Turn.conversation_id == conversation_id)
+        in_conversation = (Feedback.project_id == project_id, Feedback.conversation_id == conversation_id)
+        about_conversation = [select(Feedback.seq).where(*in_conversation)]
     if await session.scalar(turns.limit(1)) is None:
-        raise NotFound(f"There is no completion '{completion_id}'.", param="completion_id")
-    return _select_by_turns(turns)
-
-
-async def select_by_conversation(session: AsyncSession, project_id: str, conversation_id: str) -> Select[Any]:
-    """Return the query of all feedback about a conversation and its turns. Raises NotFound."""
-    turns = select(Turn.id).where(
-        Turn.project_id == project_id, Turn.conversation_id == conversation_id, Turn.deleted_at.is_(None)
-    )
-    if await session.scalar(turns.limit(1)) is None:
-        raise NotFound(f"There is no conversation '{conversation_id}'.", param="conversation_id")
-    about_conversation = select(Feedback.seq).where(
-        Feedback.project_id == project_id, Feedback.conversation_id == conversation_id
-    )
-    return _select_by_turns(turns, about_conversation)
-
-
-def _select_by_turns(turns: Select[Any], *more: Select[Any]) -> Select[Any]:
-    """Return the query of feedback about these turns and of the `more` queries of `seq`.
-
-    A union lets each part use its own index; an OR would read the whole table.
-    """
+        name = "conversation" if completion_id is None else "completion"
+        raise NotFound(f"There is no {name} '{completion_id or conversation_id}'.", param=f"{name}_id")
     about_turn = select(Feedback.seq).where(Feedback.turn_id.in_(turns))
     in_ranking = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(turns))
-    return _select_feedback().where(Feedback.seq.in_(union_all(about_turn, in_ranking, *more)))
+    # A union lets each part use its own index; an OR would read the whole table.
+    return _select_feedback().where(Feedback.seq.in_(union_all(about_turn, in_ranking, *about_conversation)))
 
 
 async def list_page(
     session: AsyncSession, project_id: str, query: Select[Any], *, after: str | None, limit: int, newest_first: bool
-) -> tuple[list[dict[str, Any]], bool]:
-    """Return a page of views in order of arrival, and whether there are more. Raises NotFound."""
+) -> dict[str, Any]:
+    """Return a FeedbackPage in order of arrival, as a dict. Raises NotFound."""
     last = None if after is None else ((await get_feedback(session, project_id, after))["seq"],)
     query = apply_keyset(query, (Feedback.seq,), last, limit, descending=newest_first)
-    rows = [dict(row) for row in (await session.execute(query)).mappings()]
-    return await to_views(session, project_id, rows[:limit]), len(rows) > limit
+    rows = (await session.execute(query)).mappings().all()
+    views = await read_views(session, project_id, rows[:limit])
+    ids = [view["id"] for view in views] or [None]
+    return {"object": "list", "data": views, "first_id": ids[0], "last_id": ids[-1], "has_more": len(rows) > limit}

@@ -2,28 +2,13 @@
 
 import zlib
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import orjson
 import sqlalchemy as sa
-from sqlalchemy import (
-    ColumnElement,
-    Integer,
-    Select,
-    String,
-    Table,
-    Text,
-    and_,
-    any_,
-    bindparam,
-    column,
-    exists,
-    func,
-    insert,
-    select,
-    values,
-)
+from sqlalchemy import ColumnElement, Select, String, Table, Text, and_, any_, bindparam, column, exists, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.engine import Connection
@@ -39,34 +24,30 @@ RANKS = cast(Table, FeedbackRank.__table__)
 TURNS = cast(Table, Turn.__table__)
 ADVISORY_LOCK_CLASS = 0x66623A  # class of the PostgreSQL advisory locks that serialize a project's feedback
 ProjectAndValue = tuple[str, str]  # project id, and a key or a conversation id
-MetadataQuery = dict[str, str]
-QueryRow = tuple[int, int, str, str]  # index of the query, position of the pair in it, key, value
+TurnIds = dict[tuple[str, str, int], str]  # by project id, completion id and choice index
 QUERIES_PER_STATEMENT = 100  # of up to 16 pairs each: well below any database's limit on parameters
 
 
-class TargetTurn(NamedTuple):
-    """The columns of a turn that feedback needs."""
-
-    id: str
-    project_id: str
-    completion_id: str
-    choice_index: int
-
-
-def find_turns(connection: Connection, completion_ids: Iterable[str]) -> list[TargetTurn]:
-    """Return all choices of these completions, of any project. Deleted turns and rollouts are left out."""
-    rows = connection.execute(_turns_statement(_has_arrays(connection)), {"completions": sorted(set(completion_ids))})
-    return [TargetTurn(*row) for row in rows]
+def find_turns(connection: Connection, completion_ids: AbstractSet[str]) -> TurnIds:
+    """Return the ids of all choices of these completions, of any project. Deleted turns and rollouts are left out."""
+    if not completion_ids:
+        return {}
+    rows = connection.execute(_turns_statement(_has_arrays(connection)), {"completions": sorted(completion_ids)})
+    return {(row.project_id, row.completion_id, row.choice_index): row.id for row in rows}
 
 
-def find_conversations(connection: Connection, pairs: set[ProjectAndValue]) -> set[ProjectAndValue]:
+def find_conversations(connection: Connection, pairs: AbstractSet[ProjectAndValue]) -> set[ProjectAndValue]:
     """Return the (project, conversation) pairs that have a turn."""
+    if not pairs:
+        return set()
     rows = connection.execute(_conversations_statement(_has_arrays(connection)), _split_pairs(pairs))
     return {(project, conversation) for project, conversation in rows} & pairs
 
 
-def find_by_keys(connection: Connection, keys: set[ProjectAndValue]) -> dict[ProjectAndValue, dict[str, Any]]:
+def find_by_keys(connection: Connection, keys: AbstractSet[ProjectAndValue]) -> dict[ProjectAndValue, dict[str, Any]]:
     """Return feedback by (project, idempotency key), with the choice that it is about."""
+    if not keys:
+        return {}
     rows = connection.execute(_by_keys_statement(_has_arrays(connection)), _split_pairs(keys))
     return {(row["project_id"], row["idempotency_key"]): dict(row) for row in rows.mappings()}
 
@@ -92,14 +73,14 @@ def insert_feedback(connection: Connection, rows: list[dict[str, Any]]) -> dict[
 
 
 def insert_ranks(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    connection.execute(insert(RANKS), rows)
+    connection.execute(sa.insert(RANKS), rows)
 
 
 def _has_arrays(connection: Connection) -> bool:
     return connection.dialect.name == "postgresql"
 
 
-def _split_pairs(pairs: set[ProjectAndValue]) -> dict[str, list[str]]:
+def _split_pairs(pairs: AbstractSet[ProjectAndValue]) -> dict[str, list[str]]:
     return {"projects": sorted({project for project, _ in pairs}), "others": sorted({other for _, other in pairs})}
 
 
@@ -160,7 +141,7 @@ def _ignore_conflicts(statement: Any) -> ReturningInsert[Any]:
 
 
 async def find_newest_turns(
-    session: AsyncSession, project_id: str, metadata_queries: Sequence[MetadataQuery]
+    session: AsyncSession, project_id: str, metadata_queries: Sequence[dict[str, str]]
 ) -> list[Choice | None]:
     """Return, for each query, the newest turn whose metadata has all of its pairs, or None.
 
@@ -168,22 +149,25 @@ async def find_newest_turns(
     """
     matches: dict[int, Choice] = {}
     for start in range(0, len(metadata_queries), QUERIES_PER_STATEMENT):
-        chunk = enumerate(metadata_queries[start : start + QUERIES_PER_STATEMENT], start)
-        rows = [row for index, pairs in chunk for row in _query_rows(index, pairs)]
+        rows = []
+        for number, pairs in enumerate(metadata_queries[start : start + QUERIES_PER_STATEMENT], start):
+            # The longest value comes first: it is most likely an id and has the fewest matches.
+            ordered = sorted(pairs.items(), key=lambda pair: -len(pair[1]))
+            rows += [(number, position, key, value) for position, (key, value) in enumerate(ordered)]
         matches |= await _find_newest(session, project_id, rows)
-    return [matches.get(index) for index in range(len(metadata_queries))]
+    return [matches.get(number) for number in range(len(metadata_queries))]
 
 
-def _query_rows(index: int, pairs: MetadataQuery) -> list[QueryRow]:
-    """Return one row for each pair, the longest value first: it is most likely an id and has the fewest matches."""
-    ordered = sorted(pairs.items(), key=lambda pair: -len(pair[1]))
-    return [(index, position, key, value) for position, (key, value) in enumerate(ordered)]
+async def _find_newest(
+    session: AsyncSession, project_id: str, rows: Sequence[tuple[int, int, str, str]]
+) -> dict[int, Choice]:
+    """Return the newest turns by query. A row is (number of the query, position of the pair in it, key, value).
 
-
-async def _find_newest(session: AsyncSession, project_id: str, rows: list[QueryRow]) -> dict[int, Choice]:
-    """Look up the first pair of each query by index and check the other pairs for each turn that has it."""
-    columns = (column("number", Integer), column("position", Integer), column("key", String), column("value", String))
-    queries = values(*columns, name="queries").data(rows).cte("queries")
+    The first pair of each query is looked up by index, and the other pairs are checked for each turn that has it.
+    """
+    columns: list[ColumnElement[Any]] = [column(name, sa.Integer) for name in ("number", "position")]
+    columns += [column(name, String) for name in ("key", "value")]
+    queries = sa.values(*columns, name="queries").data(rows).cte("queries")
     first, other = queries.alias("first"), queries.alias("other")
     has_pair = exists().where(
         TurnMetadata.turn_id == Turn.id, TurnMetadata.key == other.c.key, TurnMetadata.value == other.c.value
@@ -193,13 +177,10 @@ async def _find_newest(session: AsyncSession, project_id: str, rows: list[QueryR
     )
     pair = aliased(TurnMetadata)
     age = func.row_number().over(partition_by=first.c.number, order_by=(Turn.created_at.desc(), Turn.id.desc()))
+    is_first = and_(pair.project_id == project_id, pair.key == first.c.key, pair.value == first.c.value)
     matches = (
         select(first.c.number, Turn.completion_id, Turn.choice_index, age.label("age"))
-        .join_from(
-            first,
-            pair,
-            and_(pair.project_id == project_id, pair.key == first.c.key, pair.value == first.c.value),
-        )
+        .join_from(first, pair, is_first)
         .join(Turn, Turn.id == pair.turn_id)
         .where(first.c.position == 0, Turn.deleted_at.is_(None), ~lacks_pair.correlate(Turn, first))
         .subquery()

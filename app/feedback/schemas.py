@@ -1,9 +1,11 @@
 """Fields that all kinds of feedback share, and the views of feedback."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StringConstraints
+from pydantic import BaseModel, BeforeValidator, Field, StrictInt, StringConstraints
 
+from app.core.http import StrictModel
 from app.core.pagination import Page
 from app.models import SourceKind
 
@@ -22,10 +24,6 @@ SourceId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 Key = Annotated[str, StringConstraints(max_length=64)]
 Metadata = dict[Key, Annotated[str, StringConstraints(max_length=512)]]
 WITHDRAWAL = "withdrawal"
-
-
-class StrictModel(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 class Source(StrictModel):
@@ -94,13 +92,16 @@ class BatchResults(BaseModel):
     data: list[BatchResult]
 
 
-def feedback_view(row: dict[str, Any], choice: tuple[str, int] | None, **more: bool) -> dict[str, Any]:
-    """Return a FeedbackView as a dict; building the model would slow down every acknowledgement."""
+def feedback_view(row: Mapping[Any, Any], **more: bool) -> dict[str, Any]:
+    """Return a FeedbackView as a dict; building the model would slow down every acknowledgement.
+
+    `row` has the columns of Feedback, and the completion's id and the choice's index of its turn, which may be None.
+    """
     return {
         "object": "feedback",
         "id": row["id"],
-        "completion_id": choice[0] if choice else None,
-        "choice_index": choice[1] if choice else None,
+        "completion_id": row["completion_id"],
+        "choice_index": row["choice_index"],
         "conversation_id": row["conversation_id"],
         "kind": row["kind"],
         "value": row["value"],

@@ -8,12 +8,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.database import Database
 from app.core.errors import AttuneError, BadRequest
 from app.core.jobs import enqueue_after_commit
-from app.feedback import browser_tokens, queries, repository
+from app.feedback import browser_tokens, repository
 from app.feedback.browser_tokens import TokenClaims
-from app.feedback.feedback_writer import FeedbackWriter, SubmissionResult, submit_many
-from app.feedback.kinds import FeedbackCreate, parse_feedback
-from app.feedback.schemas import WITHDRAWAL, Choice, MetadataTarget
-from app.feedback.submission import build_submission
+from app.feedback.feedback_writer import FeedbackWriter, Submission, SubmissionResult, build_submission, submit_many
+from app.feedback.kinds import parse_feedback
+from app.feedback.queries import get_feedback, read_views
+from app.feedback.schemas import WITHDRAWAL, MetadataTarget
 from app.models import NUMERIC_KINDS, RANKING_KINDS, Feedback, new_id
 
 COPIED_COLUMNS = ("project_id", "turn_id", "conversation_id", "target", "name", "source_kind", "source_id")
@@ -36,15 +36,9 @@ async def submit(
     request = parse_feedback(body)
     if token_claims is not None:
         request = browser_tokens.restrict_to_claims(token_claims, request)
-    [metadata_match] = await _resolve_metadata_targets(db, project_id, [request])
-    submission = build_submission(
-        project_id,
-        request,
-        body,
-        header_key=header_key,
-        metadata_match=metadata_match,
-        key_namespace=token_claims.key_namespace if token_claims else None,
-    )
+    key_namespace = token_claims.key_namespace if token_claims else None
+    submission = build_submission(project_id, request, body, header_key=header_key, key_namespace=key_namespace)
+    await _resolve_metadata_targets(db, project_id, [submission])
     return await writer.submit(submission)
 
 
@@ -56,38 +50,27 @@ async def submit_batch(
     An invalid item gets an error as its result and does not affect the others.
     """
     outcomes: dict[int, SubmissionResult | AttuneError] = {}
-    requests: dict[int, FeedbackCreate] = {}
+    submissions: dict[int, Submission] = {}
     for index, body in enumerate(bodies):
         try:
-            requests[index] = _parse_item(body)
+            submissions[index] = _parse_item(project_id, body, header_key, index)
         except BadRequest as error:
             outcomes[index] = error
-    matches = dict(zip(requests, await _resolve_metadata_targets(db, project_id, list(requests.values())), strict=True))
-    submissions = {
-        index: build_submission(
-            project_id,
-            request,
-            bodies[index],
-            header_key=_item_key(request, header_key, index),
-            metadata_match=matches[index],
-        )
-        for index, request in requests.items()
-    }
-    if submissions:
-        results = await db.run_write(lambda connection: submit_many(connection, list(submissions.values())))
+    items = list(submissions.values())
+    await _resolve_metadata_targets(db, project_id, items)
+    if items:
+        results = await db.run_write(lambda connection: submit_many(connection, items))
         outcomes |= zip(submissions, results, strict=True)
     return [_item_result(index, outcomes[index]) for index in range(len(bodies))]
 
 
-def _parse_item(body: Any) -> FeedbackCreate:
+def _parse_item(project_id: str, body: Any, header_key: str | None, index: int) -> Submission:
+    """Return the submission of an item. Without an `id` its key is, for example, "nightly/7"."""
     if not isinstance(body, dict):
         raise BadRequest("An item must be a JSON object.", code="invalid_value")
-    return parse_feedback(body)
-
-
-def _item_key(request: FeedbackCreate, header_key: str | None, index: int) -> str | None:
-    """Return the key of an item without an `id`. Example: ("nightly", 7) -> "nightly/7"."""
-    return None if header_key is None or request.id is not None else f"{header_key}/{index}"
+    request = parse_feedback(body)
+    item_key = None if header_key is None or request.id is not None else f"{header_key}/{index}"
+    return build_submission(project_id, request, body, header_key=item_key)
 
 
 def _item_result(index: int, outcome: SubmissionResult | AttuneError) -> dict[str, Any]:
@@ -96,44 +79,36 @@ def _item_result(index: int, outcome: SubmissionResult | AttuneError) -> dict[st
     return {"index": index, "status": 200 if outcome.is_replay else 201, "feedback": outcome.view}
 
 
-async def _resolve_metadata_targets(
-    db: Database, project_id: str, requests: list[FeedbackCreate]
-) -> list[Choice | None]:
-    """Return the turn that each request's metadata leads to; None for a request that names its target itself."""
-    metadata_by_index = {
-        index: target.metadata
-        for index, request in enumerate(requests)
-        if isinstance(target := request.get_target(), MetadataTarget)
-    }
-    if not metadata_by_index:
-        return [None] * len(requests)
+async def _resolve_metadata_targets(db: Database, project_id: str, submissions: list[Submission]) -> None:
+    """Replace each target that is named by metadata by the turn that the metadata leads to, or None."""
+    queries = [(item, item.target.metadata) for item in submissions if isinstance(item.target, MetadataTarget)]
+    if not queries:
+        return
     async with db.read() as session:
-        turns = await repository.find_newest_turns(session, project_id, list(metadata_by_index.values()))
-    turn_by_index = dict(zip(metadata_by_index, turns, strict=True))
-    return [turn_by_index.get(index) for index in range(len(requests))]
+        turns = await repository.find_newest_turns(session, project_id, [metadata for _, metadata in queries])
+    for (submission, _), turn in zip(queries, turns, strict=True):
+        submission.target = turn
 
 
 async def withdraw(session: AsyncSession, project_id: str, feedback_id: str) -> dict[str, Any]:
     """Withdraw feedback by a new row and return its view. Feedback that is no longer effective stays as it is."""
     await (await session.connection()).run_sync(repository.lock_projects, [project_id])
-    row = await queries.get_feedback(session, project_id, feedback_id)
-    [view] = await queries.to_views(session, project_id, [row])
+    row = await get_feedback(session, project_id, feedback_id)
+    [view] = await read_views(session, project_id, [row])
     if not view["effective"]:
         return view
     affects_reward = row["kind"] in (*NUMERIC_KINDS, *RANKING_KINDS)
-    session.add(_withdrawal(row, processed=not affects_reward))
+    session.add(
+        Feedback(
+            id=new_id("fb"),
+            kind=WITHDRAWAL,
+            request_metadata={"withdraws": row["id"]},
+            idempotency_key=new_id("auto"),
+            fingerprint=hashlib.sha256(row["id"].encode()).hexdigest(),
+            processed=not affects_reward,
+            **{column: row[column] for column in COPIED_COLUMNS},
+        )
+    )
     if affects_reward:
         enqueue_after_commit(session, "curate")
     return view | {"effective": False, "withdrawn": True}
-
-
-def _withdrawal(row: queries.Row, *, processed: bool) -> Feedback:
-    return Feedback(
-        id=new_id("fb"),
-        kind=WITHDRAWAL,
-        request_metadata={"withdraws": row["id"]},
-        idempotency_key=new_id("auto"),
-        fingerprint=hashlib.sha256(row["id"].encode()).hexdigest(),
-        processed=processed,
-        **{column: row[column] for column in COPIED_COLUMNS},
-    )

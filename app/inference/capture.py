@@ -1,8 +1,7 @@
 """Capture: one reply in tokens, exactly as the engine processed it. Tokens are recorded, never reconstructed."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.inference.request import ChatCall
@@ -23,7 +22,7 @@ class Capture:
     tool_calls: list[dict[str, Any]]
     finish_reason: str | None
     weight_versions: list[dict[str, Any]]  # spans of output tokens: {version, start, end}; with full weights only
-    exclusion_reason: str | None
+    exclusion_reason: str | None = None
 
     @property
     def message(self) -> dict[str, Any]:
@@ -35,60 +34,67 @@ class Capture:
         return message
 
 
-def build_capture(
-    call: ChatCall,
-    *,
-    prompt_ids: Sequence[int] | None,
-    output_ids: Sequence[int] | None,
-    logprobs: Sequence[float | None],
-    text: str,
-    tool_calls: list[dict[str, Any]],
-    finish_reason: str | None,
-    weight_versions: list[dict[str, Any]],
-    interruption: str | None = None,
-) -> Capture:
-    """Return the capture of a reply.
+def capture_choice(call: ChatCall, choice: dict[str, Any]) -> Capture:
+    """Return the capture of a whole reply, which is a choice of SGLang's response."""
+    meta, message = choice["meta_info"], choice["message"]
+    received = Capture(
+        prompt_ids=choice["prompt_token_ids"] or [],
+        output_ids=choice["response_token_ids"] or [],
+        logprobs=[to_logprob(logprob) for logprob, _, _ in meta["output_token_logprobs"]],
+        text=message["content"] or "",
+        tool_calls=[_to_openai_tool_call(tool_call) for tool_call in message.get("tool_calls") or ()],
+        finish_reason=choice["finish_reason"],
+        weight_versions=[
+            {name: span[name] for name in ("version", "start", "end")} for span in meta.get("weight_versions") or ()
+        ],
+    )
+    scored_ids = [token_id for _, token_id, _ in meta["output_token_logprobs"]]
+    if len(received.output_ids) == len(scored_ids) and received.output_ids != scored_ids:
+        received = replace(received, exclusion_reason="the engine's log-probs belong to other tokens")
+    return build_capture(call, received)
 
-    `interruption` says what ended the reply early, if anything did; it takes precedence as the exclusion reason.
+
+def _to_openai_tool_call(tool_call: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool call without the index that SGLang adds to whole replies."""
+    function = {"name": tool_call["function"]["name"], "arguments": tool_call["function"]["arguments"]}
+    return {"id": tool_call["id"], "type": "function", "function": function}
+
+
+def build_capture(call: ChatCall, received: Capture) -> Capture:
+    """Return what the engine sent as the capture of this call.
+
+    An exclusion reason that `received` has already, such as an interruption, takes precedence over what is found here.
     """
-    exclusion_reason = interruption or _exclusion_reason(
-        call, prompt_ids, output_ids, logprobs, finish_reason, weight_versions
-    )
-    if exclusion_reason is None and len(tool_calls) > call.max_tool_calls:
-        exclusion_reason = "the reply holds several tool calls and only the first was sent to the client"
-    return Capture(
-        prompt_ids=list(prompt_ids or ()),
-        output_ids=list(output_ids or ()),
-        logprobs=[math.nan if value is None else value for value in logprobs],
-        text=text,
-        tool_calls=tool_calls[: call.max_tool_calls],
-        finish_reason=finish_reason,
-        weight_versions=weight_versions if call.weights is not None else [],
-        exclusion_reason=exclusion_reason,
+    return replace(
+        received,
+        tool_calls=received.tool_calls[: call.max_tool_calls],
+        weight_versions=received.weight_versions if call.weights is not None else [],
+        exclusion_reason=received.exclusion_reason or _exclusion_reason(call, received),
     )
 
 
-def _exclusion_reason(
-    call: ChatCall,
-    prompt_ids: Sequence[int] | None,
-    output_ids: Sequence[int] | None,
-    logprobs: Sequence[float | None],
-    finish_reason: str | None,
-    weight_versions: list[dict[str, Any]],
-) -> str | None:
-    if finish_reason is None:  # "abort" is a valid end: the policy generated all tokens before it
+def _exclusion_reason(call: ChatCall, received: Capture) -> str | None:
+    num_ids, num_logprobs = len(received.output_ids), len(received.logprobs)
+    if received.finish_reason is None:  # "abort" is a valid end: the policy generated all tokens before it
         return "the reply has no finish reason"
-    if not prompt_ids or not output_ids:
+    if not received.prompt_ids or not received.output_ids:
         return "the engine sent no token ids"
-    if len(output_ids) != len(logprobs):
-        return f"{len(output_ids)} output ids came with {len(logprobs)} log-probs"
-    if not all(value is not None and math.isfinite(value) for value in logprobs):
+    if num_ids != num_logprobs:
+        return f"{num_ids} output ids came with {num_logprobs} log-probs"
+    if not all(map(math.isfinite, received.logprobs)):
         return "a log-prob is not a finite number"
     if call.is_grammar_constrained:
         return "a grammar constrained the reply: its log-probs are not the model's own"
-    versions = [span["version"] for span in weight_versions]
+    versions = [span["version"] for span in received.weight_versions]
     if len(set(versions)) > 1:
         return f"the base weights changed during the reply: {', '.join(versions)}"
     if call.weights is not None and versions and versions[0] != call.weights:
         return f"the weights of {versions[0]} generated the reply, not those of {call.weights}"
+    if len(received.tool_calls) > call.max_tool_calls:
+        return "the reply holds several tool calls and only the first was sent to the client"
     return None
+
+
+def to_logprob(value: float | None) -> float:
+    """Return NaN for a log-prob that the engine did not report."""
+    return math.nan if value is None else value

@@ -1,7 +1,6 @@
 """EngineClient: all requests to one SGLang engine."""
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,11 +9,10 @@ from typing import Any
 
 import anyio
 
-from app.inference.capture import Capture, build_capture
-from app.inference.errors import EngineRefused, EngineUnavailable
+from app.inference.capture import Capture, capture_choice, to_logprob
 from app.inference.request import ChatCall, engine_messages
 from app.inference.stream import ChatStream
-from app.inference.transport import EngineTransport
+from app.inference.transport import EngineRefused, EngineTransport, EngineUnavailable
 
 USAGE_FIELDS = ("prompt_tokens", "completion_tokens", "total_tokens")
 PROBE_SECONDS = 2.0
@@ -22,25 +20,20 @@ ADAPTER_SECONDS = 60.0
 UNLOAD_SECONDS = 30.0
 WEIGHTS_SECONDS = 600.0
 PAUSE_SECONDS = 30.0
-LOAD_FROM_TENSORS, TENSORS_FIELD_LIST, TENSORS_FIELD_TEXT = (
-    "/load_lora_adapter_from_tensors",
-    "serialized_named_tensors",
-    "serialized_tensors",
-)
+LOAD_FROM_TENSORS = "/load_lora_adapter_from_tensors"
+TENSORS_FIELD_LIST = "serialized_named_tensors"
+TENSORS_FIELD_TEXT = "serialized_tensors"
 TENSORS_FIELDS: dict[str, str] = {}  # the field that each engine accepts, by its URL
 BASE_WEIGHTS = "default"  # SGLang's name of the weights that it was started with
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole reply: OpenAI's choice fields and usage for the client, and the capture for the turn's record."""
+    """One whole reply, and OpenAI's log-probs and usage for the client."""
 
-    message: dict[str, Any]
-    finish_reason: str
+    capture: Capture
     logprobs: dict[str, Any] | None
     usage: dict[str, int]
-    created: int
-    capture: Capture
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +51,11 @@ class EngineClient:
     """
 
     def __init__(
-        self,
-        url: str,
-        api_key: str | None = None,
-        admin_key: str | None = None,
-        *,
-        read_timeout: float = 120.0,
+        self, url: str, api_key: str | None = None, admin_key: str | None = None, *, read_timeout: float = 120.0
     ) -> None:
         self.url = url
-        self.read_timeout = read_timeout
-        self._api_key = api_key
-        self._admin_key = admin_key
-        self._transport = EngineTransport(url)
+        self._transport = EngineTransport(url, api_key, admin_key, read_timeout)
+        self._request = self._transport.request
 
     async def aclose(self) -> None:
         await self._transport.aclose()
@@ -82,31 +68,12 @@ class EngineClient:
         To end it early and keep what was generated, call `abort(call.rid)` from another task: this then returns the
         tokens generated until then, with the finish reason "abort".
         """
-        body = call.body(stream=False)
-        response = await self._request("POST", "/v1/chat/completions", body)
+        response = await self._request("/v1/chat/completions", call.body(stream=False))
         choice = response["choices"][0]
-        meta = choice["meta_info"]
-        message = choice["message"]
-        capture = build_capture(
-            call,
-            prompt_ids=choice["prompt_token_ids"],
-            output_ids=choice["response_token_ids"],
-            logprobs=[logprob for logprob, _, _ in meta["output_token_logprobs"]],
-            text=message["content"] or "",
-            tool_calls=[_to_openai_tool_call(tool_call) for tool_call in message.get("tool_calls") or ()],
-            finish_reason=choice["finish_reason"],
-            weight_versions=[
-                {name: span[name] for name in ("version", "start", "end")} for span in meta.get("weight_versions") or ()
-            ],
-            interruption=_find_misalignment(choice["response_token_ids"], meta["output_token_logprobs"]),
-        )
         return Completion(
-            message=capture.message,
-            finish_reason=choice["finish_reason"],
+            capture_choice(call, choice),
             logprobs=choice["logprobs"] if call.logprobs else None,
             usage={name: response["usage"][name] for name in USAGE_FIELDS},
-            created=response["created"],
-            capture=capture,
         )
 
     def stream(self, call: ChatCall) -> ChatStream:
@@ -117,7 +84,7 @@ class EngineClient:
                 async for chunk in reply: ...       # OpenAI's chunks, as dicts
             reply.capture
         """
-        return ChatStream(self._transport, call, self.abort, key=self._api_key, read_timeout=self.read_timeout)
+        return ChatStream(self._transport, call, self.abort)
 
     async def tokenize(
         self, call: ChatCall, messages: Sequence[Mapping[str, Any]] | None = None, *, add_generation_prompt: bool = True
@@ -133,28 +100,27 @@ class EngineClient:
         }
         if not add_generation_prompt:
             body["add_generation_prompt"] = False
-        response = await self._request("POST", "/v1/tokenize", body, read_timeout=PROBE_SECONDS)
+        response = await self._request("/v1/tokenize", body, read_timeout=PROBE_SECONDS)
         ids: list[int] = response["tokens"]
         return ids
 
     async def abort(self, rid: str) -> None:
         """End the reply with this id, if there is one."""
-        await self._admin_request("POST", "/abort_request", {"rid": rid}, read_timeout=PROBE_SECONDS)
+        await self._request("/abort_request", {"rid": rid}, admin=True, read_timeout=PROBE_SECONDS)
 
     # Health.
 
     async def is_ready(self) -> bool:
         """Return whether the engine is up and not paused. Cheap."""
-        try:
-            await self._transport.request("GET", "/ready", key=None, read_timeout=PROBE_SECONDS)
-        except (EngineUnavailable, EngineRefused):
-            return False
-        return True
+        return await self._responds("/ready", PROBE_SECONDS)
 
     async def can_generate(self, *, read_timeout: float = 25.0) -> bool:
         """Return whether the engine generates a token. Takes at least a second, and longer with a long queue."""
+        return await self._responds("/health_generate", read_timeout)
+
+    async def _responds(self, path: str, read_timeout: float) -> bool:
         try:
-            await self._transport.request("GET", "/health_generate", key=None, read_timeout=read_timeout)
+            await self._request(path, read_timeout=read_timeout)
         except (EngineUnavailable, EngineRefused):
             return False
         return True
@@ -163,7 +129,7 @@ class EngineClient:
 
     async def list_adapters(self) -> set[str]:
         """Return the names of the loaded adapters."""
-        response = await self._request("GET", "/v1/models", None, read_timeout=PROBE_SECONDS)
+        response = await self._request("/v1/models", read_timeout=PROBE_SECONDS)
         return {model["id"] for model in response["data"] if model.get("parent") is not None}
 
     async def load_adapter(self, name: str, adapter: Path | AdapterPayload) -> None:
@@ -176,7 +142,7 @@ class EngineClient:
                 await self._load_adapter_payload(name, adapter)
             else:
                 body = {"lora_name": name, "lora_path": str(adapter)}
-                await self._admin_request("POST", "/load_lora_adapter", body, read_timeout=ADAPTER_SECONDS)
+                await self._request("/load_lora_adapter", body, admin=True, read_timeout=ADAPTER_SECONDS)
         except EngineRefused:
             if name not in await self.list_adapters():
                 raise
@@ -191,7 +157,7 @@ class EngineClient:
                 field = await self._tensors_field()
                 # One copy for each tensor-parallel rank: our engines have one.
                 body[field] = adapter.tensors_base64 if field == TENSORS_FIELD_TEXT else [adapter.tensors_base64]
-                await self._admin_request("POST", LOAD_FROM_TENSORS, body, read_timeout=ADAPTER_SECONDS)
+                await self._request(LOAD_FROM_TENSORS, body, admin=True, read_timeout=ADAPTER_SECONDS)
         except EngineRefused as refusal:
             if any(other != field and other in refusal.message for other in (TENSORS_FIELD_TEXT, TENSORS_FIELD_LIST)):
                 TENSORS_FIELDS.pop(self.url, None)  # the engine now runs another release of SGLang
@@ -210,8 +176,8 @@ class EngineClient:
         """
         if self.url not in TENSORS_FIELDS:
             try:
-                await self._admin_request(
-                    "POST", LOAD_FROM_TENSORS, {"lora_name": "", "config_dict": {}}, read_timeout=PROBE_SECONDS
+                await self._request(
+                    LOAD_FROM_TENSORS, {"lora_name": "", "config_dict": {}}, admin=True, read_timeout=PROBE_SECONDS
                 )
             except EngineRefused as refusal:
                 for field in (TENSORS_FIELD_TEXT, TENSORS_FIELD_LIST):
@@ -226,7 +192,7 @@ class EngineClient:
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter. Waits for the replies that still use it."""
         try:
-            await self._admin_request("POST", "/unload_lora_adapter", {"lora_name": name}, read_timeout=UNLOAD_SECONDS)
+            await self._request("/unload_lora_adapter", {"lora_name": name}, admin=True, read_timeout=UNLOAD_SECONDS)
         except EngineRefused:
             if name in await self.list_adapters():
                 raise
@@ -244,13 +210,13 @@ class EngineClient:
         Running replies keep their tokens, but their key-value cache is computed again with the new weights.
         """
         try:
-            await self._admin_request("POST", "/pause_generation", {"mode": "retract"}, read_timeout=PAUSE_SECONDS)
+            await self._request("/pause_generation", {"mode": "retract"}, admin=True, read_timeout=PAUSE_SECONDS)
             yield
         finally:
             with anyio.CancelScope(shield=True):
                 # By default SGLang empties the device's cache first, while all requests wait.
-                await self._admin_request(
-                    "POST", "/continue_generation", {"torch_empty_cache": False}, read_timeout=PAUSE_SECONDS
+                await self._request(
+                    "/continue_generation", {"torch_empty_cache": False}, admin=True, read_timeout=PAUSE_SECONDS
                 )
 
     async def load_weights(self, path: Path, version: str) -> None:
@@ -268,7 +234,7 @@ class EngineClient:
             "flush_cache": True,
             "torch_empty_cache": False,
         }
-        await self._admin_request("POST", "/update_weights_from_disk", body, read_timeout=WEIGHTS_SECONDS)
+        await self._request("/update_weights_from_disk", body, admin=True, read_timeout=WEIGHTS_SECONDS)
 
     async def score(
         self, adapter: str | None, sequences: Sequence[Sequence[int]], *, extra_key: str | None = None
@@ -285,16 +251,11 @@ class EngineClient:
             tokens = result["meta_info"]["input_token_logprobs"][1:]
             # The ids are not compared: SGLang reports the vocabulary's last id as 0, though it scores it correctly.
             assert len(tokens) == len(sequence) - 1, "the engine scored another number of tokens"
-            scores.append([math.nan if logprob is None else logprob for logprob, _, _ in tokens])
+            scores.append([to_logprob(logprob) for logprob, _, _ in tokens])
         return scores
 
     async def _generate(
-        self,
-        adapter: str | None,
-        sequences: Sequence[Sequence[int]],
-        *,
-        new_tokens: int,
-        extra_key: str | None = None,
+        self, adapter: str | None, sequences: Sequence[Sequence[int]], *, new_tokens: int, extra_key: str | None = None
     ) -> list[dict[str, Any]]:
         body: dict[str, Any] = {
             "input_ids": [list(sequence) for sequence in sequences],
@@ -306,27 +267,5 @@ class EngineClient:
             body["lora_path"] = [adapter] * len(sequences)
         if extra_key is not None:
             body["extra_key"] = [extra_key] * len(sequences)
-        results: list[dict[str, Any]] = await self._request("POST", "/generate", body)
+        results: list[dict[str, Any]] = await self._request("/generate", body)
         return results
-
-    async def _request(
-        self, method: str, path: str, body: dict[str, Any] | None, *, read_timeout: float | None = None
-    ) -> Any:
-        return await self._transport.request(
-            method, path, body, key=self._api_key, read_timeout=read_timeout or self.read_timeout
-        )
-
-    async def _admin_request(self, method: str, path: str, body: dict[str, Any], *, read_timeout: float) -> Any:
-        return await self._transport.request(method, path, body, key=self._admin_key, read_timeout=read_timeout)
-
-
-def _to_openai_tool_call(tool_call: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool call without the index that SGLang adds to whole replies."""
-    function = {"name": tool_call["function"]["name"], "arguments": tool_call["function"]["arguments"]}
-    return {"id": tool_call["id"], "type": "function", "function": function}
-
-
-def _find_misalignment(output_ids: list[int], logprobs: list[tuple[float | None, int, str | None]]) -> str | None:
-    if len(output_ids) == len(logprobs) and output_ids != [token_id for _, token_id, _ in logprobs]:
-        return "the engine's log-probs belong to other tokens"
-    return None

@@ -5,6 +5,7 @@ import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from app.core.settings import Settings
 from app.inference.client import EngineClient
@@ -47,7 +48,7 @@ def _create_keys(path: Path) -> None:
 
 
 class EnginePool:
-    """One open client for each engine URL."""
+    """One open client for each engine URL. As a context manager it closes them at the end of the block."""
 
     def __init__(self, keys: EngineKeys, *, read_timeout: float = 120.0) -> None:
         """`read_timeout`: the longest time without data while a reply is generated, in seconds."""
@@ -58,6 +59,12 @@ class EnginePool:
         if url not in self._clients:
             self._clients[url] = EngineClient(url, self._keys.api, self._keys.admin, read_timeout=self._read_timeout)
         return self._clients[url]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         for client in self._clients.values():

@@ -1,7 +1,7 @@
 """Build the bodies of SGLang's chat requests. An allow-list: other fields never reach the engine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 MESSAGE_FIELDS = ("role", "name", "tool_call_id", "tool_calls")
@@ -23,24 +23,9 @@ class Sampling:
     logit_bias: Mapping[str, float] | None = None
 
     def body(self) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "n": 1,
-        }
-        if self.stop:
-            body["stop"] = list(self.stop)
-        if self.seed is not None:
-            body["seed"] = self.seed
-        if self.logit_bias:
-            body["logit_bias"] = dict(self.logit_bias)
-        return body
+        """Return the request's fields. Stop texts, a seed and a bias are left out when there are none."""
+        body = {**asdict(self), "stop": list(self.stop), "min_p": 0.0, "repetition_penalty": 1.0, "n": 1}
+        return {name: value for name, value in body.items() if value not in (None, [], {})}
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> "Sampling":
@@ -124,20 +109,15 @@ class ChatCall:
         else:
             body["return_token_ids"] = True
             body["return_meta_info"] = True
-        if self.top_logprobs:
-            body["top_logprobs"] = self.top_logprobs
-        if self.adapter is not None:
-            body["lora_path"] = self.adapter
-        if self.extra_key is not None:
-            body["extra_key"] = self.extra_key
-        if self.prompt_ids is not None:
-            body["input_ids"] = list(self.prompt_ids)
-        if self.priority is not None:
-            body["priority"] = self.priority
-        body |= self.tool_fields()
-        if self.response_format is not None:
-            body["response_format"] = dict(self.response_format)
-        return body
+        optional = {
+            "top_logprobs": self.top_logprobs or None,
+            "lora_path": self.adapter,
+            "extra_key": self.extra_key,
+            "input_ids": self.prompt_ids,
+            "priority": self.priority,
+            "response_format": self.response_format,
+        }
+        return body | {name: value for name, value in optional.items() if value is not None} | self.tool_fields()
 
     def tool_fields(self) -> dict[str, Any]:
         if not self.tools:

@@ -3,21 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
 import anyio
 import orjson
 
-from app.inference.capture import Capture
-from app.inference.errors import EngineRefused, EngineUnavailable
+from app.inference.capture import Capture, build_capture, to_logprob
 from app.inference.request import ChatCall
-from app.inference.stream_state import StreamState
-from app.inference.transport import EngineTransport, to_engine_error
+from app.inference.transport import EngineRefused, EngineTransport, EngineUnavailable, to_engine_error
 
 ABORT_TIMEOUT_SECONDS = 5.0
 ABORT_INTERVAL_SECONDS = 0.5
+ENGINE_ONLY_FIELDS = ("matched_stop", "hidden_states")
 
 
 async def abort_until_done(abort: Callable[[str], Awaitable[None]], rid: str, reply: asyncio.Task[Any]) -> None:
@@ -30,84 +28,123 @@ async def abort_until_done(abort: Callable[[str], Awaitable[None]], rid: str, re
         await asyncio.wait([reply], timeout=ABORT_INTERVAL_SECONDS)
 
 
+class StreamState:
+    """Collects the tokens of a streamed reply from the engine's chunks, and returns the chunks for the client."""
+
+    def __init__(self, call: ChatCall) -> None:
+        self.call = call
+        self.prompt_ids: list[int] = []
+        self.output_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.finish_reason: str | None = None
+        self._text: list[str] = []
+        self._tool_calls: dict[int, dict[str, Any]] = {}
+
+    def add_chunk(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the chunk as OpenAI sends it, or None if it holds nothing for the client."""
+        if (extra := chunk.pop("sglext", None)) is not None:
+            self.prompt_ids = extra["input_ids"]
+            self.output_ids = extra["output_ids"][0]
+        if not chunk["choices"]:
+            return chunk if self.call.include_usage and chunk.get("usage") else None
+        choice = chunk["choices"][0]
+        self._record(choice)
+        delta = choice["delta"]
+        if (tool_calls := delta.get("tool_calls")) is not None:
+            allowed = [part for part in tool_calls if part["index"] < self.call.max_tool_calls]
+            delta.pop("tool_calls") if not allowed else delta.update(tool_calls=allowed)
+        if delta.get("reasoning_content") is None:
+            delta.pop("reasoning_content", None)
+        for name in ENGINE_ONLY_FIELDS:
+            choice.pop(name, None)
+        if not self.call.logprobs:
+            choice["logprobs"] = None
+        # The engine sends the log-probs of tokens without text in separate chunks.
+        if not delta and choice["finish_reason"] is None and choice["logprobs"] is None:
+            return None
+        if self.call.include_usage:
+            chunk.setdefault("usage", None)
+        return chunk
+
+    def _record(self, choice: dict[str, Any]) -> None:
+        if choice.get("logprobs") is not None:
+            self.logprobs += [to_logprob(token["logprob"]) for token in choice["logprobs"]["content"]]
+        delta = choice["delta"]
+        if delta.get("content"):
+            self._text.append(delta["content"])
+        for part in delta.get("tool_calls") or ():
+            self._record_tool_call(part)
+        if choice["finish_reason"] is not None:
+            self.finish_reason = choice["finish_reason"]
+
+    def _record_tool_call(self, part: dict[str, Any]) -> None:
+        """Add a part of a tool call: its name comes first, then its arguments in several parts."""
+        call = self._tool_calls.setdefault(
+            part["index"], {"id": part["id"], "type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        function = part["function"]
+        call["function"]["name"] += function.get("name") or ""
+        call["function"]["arguments"] += function.get("arguments") or ""
+
+    def capture(self, *, interruption: str | None = None) -> Capture:
+        received = Capture(
+            prompt_ids=self.prompt_ids,
+            output_ids=self.output_ids,
+            logprobs=self.logprobs,
+            text="".join(self._text),
+            tool_calls=[self._tool_calls[index] for index in sorted(self._tool_calls)],
+            finish_reason=self.finish_reason,
+            weight_versions=[],  # SGLang reports them only for replies that are not streamed
+            exclusion_reason=interruption,
+        )
+        return build_capture(self.call, received)
+
+
 class ChatStream:
-    """An async context manager and iterator of chunks; `capture` holds the tokens after it has been left.
+    """An async context manager and iterator of chunks. `capture` holds the tokens after it has been left, else None.
 
     Entering waits for the first token and raises the engine's refusal. Leaving early (by a break or a cancellation)
     aborts the engine's work and waits for the ids of the tokens generated until then. A separate task reads the
     connection, because a cancelled read would close it and lose those ids.
     """
 
-    def __init__(
-        self,
-        transport: EngineTransport,
-        call: ChatCall,
-        abort: Callable[[str], Awaitable[None]],
-        *,
-        key: str | None,
-        read_timeout: float,
-    ) -> None:
-        self.call = call
-        self._transport = transport
-        self._key, self._read_timeout = key, read_timeout
-        self._abort = abort
+    def __init__(self, transport: EngineTransport, call: ChatCall, abort: Callable[[str], Awaitable[None]]) -> None:
+        self.call, self._transport, self._abort = call, transport, abort
         self._state = StreamState(call)
         self._chunks: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._opened = asyncio.Event()
-        self._reader: asyncio.Task[None] | None = None
-        self._capture: Capture | None = None
-        self._left_early = False
+        self._reader: asyncio.Task[None]
         self._response_started = False
-
-    @property
-    def capture(self) -> Capture:
-        assert self._capture is not None, "the capture exists only after the stream has been left"
-        return self._capture
-
-    @property
-    def capture_or_none(self) -> Capture | None:
-        """The capture; None while the stream runs or if it was never entered."""
-        return self._capture
+        self.capture: Capture | None = None
 
     async def __aenter__(self) -> Self:
         self._reader = asyncio.create_task(self._read())
-        entered = False
         try:
             await self._opened.wait()
             if not self._response_started:
                 await self._reader  # raises the engine's refusal
-            entered = True
-        finally:
-            if not entered:
-                await self._close()
+        except BaseException:
+            await self._close()
+            raise
         return self
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        assert self._reader is not None, "enter the stream before iterating it"
         while (chunk := await self._chunks.get()) is not None:
             yield chunk
         await self._reader  # raises the error that broke off the reply
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self._close()
 
     async def _read(self) -> None:
         try:
-            body = self.call.body(stream=True)
-            with self._transport.translate_errors():
-                async with self._transport.open(
-                    "POST", "/v1/chat/completions", body, key=self._key, read_timeout=self._read_timeout
-                ) as response:
-                    await self._relay(response)
+            async with self._transport.open("/v1/chat/completions", self.call.body(stream=True)) as response:
+                await self._relay(response)
         finally:
             self._opened.set()
             self._chunks.put_nowait(None)
 
     async def _relay(self, response: aiohttp.ClientResponse) -> None:
-        if response.status >= 400:
-            raise to_engine_error(response.status, await response.read())
         self._response_started = True
         self._opened.set()
         async for data in _read_events(response):
@@ -122,28 +159,21 @@ class ChatStream:
 
     async def _close(self) -> None:
         """Abort a running reply and build the capture. Shielded from cancellation, which is one way to leave."""
-        assert self._reader is not None
         with anyio.CancelScope(shield=True):
-            if not self._reader.done():
-                await self._abort_reply()
-            self._capture = self._state.capture(interruption=self._interruption())
+            left_early = not self._reader.done()
+            if left_early:
+                with anyio.move_on_after(ABORT_TIMEOUT_SECONDS), suppress(EngineUnavailable, EngineRefused):
+                    await abort_until_done(self._abort, self.call.rid, self._reader)
+                self._reader.cancel()
+                await asyncio.wait([self._reader])
+            self.capture = self._state.capture(interruption=self._interruption(left_early))
 
-    async def _abort_reply(self) -> None:
-        assert self._reader is not None
-        self._left_early = True
-        with anyio.move_on_after(ABORT_TIMEOUT_SECONDS):
-            with suppress(EngineUnavailable, EngineRefused):
-                await abort_until_done(self._abort, self.call.rid, self._reader)
-        self._reader.cancel()
-        await asyncio.wait([self._reader])
-
-    def _interruption(self) -> str | None:
-        assert self._reader is not None
+    def _interruption(self, left_early: bool) -> str | None:
         if self._reader.cancelled():
             return "the client left and the engine did not report what it had generated"
         if (error := self._reader.exception()) is not None:
             return str(error)
-        if self._left_early and self._state.finish_reason is None:
+        if left_early and self._state.finish_reason is None:
             return "the client left before the reply was complete"
         return None
 

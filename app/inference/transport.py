@@ -1,13 +1,20 @@
-"""HTTP transport to one engine; translates connection errors and error responses into our own errors."""
+"""HTTP transport to one engine; translates connection errors and error responses into our own errors.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+AttuneError
+├── Unavailable
+│   └── EngineUnavailable     connection refused, lost or timed out: try another replica, or later
+│       └── AdapterMissing    the engine runs, but does not hold the requested version
+└── EngineRefused             the engine rejected the request: a retry will not help
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import orjson
 
-from app.inference.errors import AdapterMissing, EngineRefused, EngineUnavailable
+from app.core.errors import AttuneError, Unavailable
 
 # SGLang's uvicorn closes idle connections after five seconds; closing first avoids writing to a closing connection.
 KEEPALIVE_SECONDS = 3.0
@@ -15,51 +22,74 @@ CONNECT_SECONDS = 2.0
 HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
-class EngineTransport:
-    """A lazily opened aiohttp session. aiohttp's parser is in C: a request takes a quarter of the time of httpx."""
+class EngineUnavailable(Unavailable):
+    pass
 
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+
+class AdapterMissing(EngineUnavailable):
+    pass
+
+
+class EngineRefused(AttuneError):
+    """The engine rejected a request. A mistake of the client results in 400, anything else (a wrong key) in 502."""
+
+    def __init__(self, engine_status: int, message: str) -> None:
+        super().__init__(message, code="engine_refused")
+        self.engine_status = engine_status
+        self.status = 400 if engine_status in (400, 413, 422) else 502
+        if self.status == 502:
+            self.type = "server_error"
+
+
+class EngineTransport:
+    """A lazily opened aiohttp session. aiohttp's parser is in C: a request takes a quarter of the time of httpx.
+
+    `read_timeout`: the longest time without data, in seconds, for requests without a timeout of their own.
+    """
+
+    def __init__(self, url: str, api_key: str | None, admin_key: str | None, read_timeout: float) -> None:
+        self.url, self.read_timeout = url.rstrip("/"), read_timeout
+        self._api_key, self._admin_key = api_key, admin_key
         self._session: aiohttp.ClientSession | None = None  # opened at first use, as it belongs to the running loop
 
-    def open(
-        self, method: str, path: str, body: dict[str, Any] | None, *, key: str | None, read_timeout: float
-    ) -> "aiohttp.client._RequestContextManager":
-        """Start a request, inside `translate_errors`. `read_timeout`: the longest time without data, in seconds."""
-        if self._session is not None and self._session.closed:
-            raise EngineUnavailable("This server is shutting down.")
+    @asynccontextmanager
+    async def open(
+        self, path: str, body: dict[str, Any] | None = None, *, admin: bool = False, read_timeout: float | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a POST, or without a body a GET, and yield the response. `admin`: with the admin key.
+
+        Errors of the connection, inside the block too, and error responses are raised as EngineUnavailable,
+        AdapterMissing or EngineRefused.
+        """
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, headers=HEADERS, auto_decompress=False)
-        return self._session.request(
-            method,
-            self.url + path,
-            data=None if body is None else orjson.dumps(body),
-            headers=None if key is None else {"authorization": f"Bearer {key}"},
-            timeout=aiohttp.ClientTimeout(sock_connect=min(CONNECT_SECONDS, read_timeout), sock_read=read_timeout),
-        )
-
-    async def request(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, key: str | None, read_timeout: float
-    ) -> Any:
-        """Send a request and return the parsed JSON. Raises EngineUnavailable, AdapterMissing or EngineRefused."""
-        with self.translate_errors():
-            async with self.open(method, path, body, key=key, read_timeout=read_timeout) as response:
-                content = await response.read()
-        if response.status >= 400:
-            raise to_engine_error(response.status, content)
-        return orjson.loads(content) if content else None
-
-    @contextmanager
-    def translate_errors(self) -> Iterator[None]:
+        if self._session.closed:
+            raise EngineUnavailable("This server is shutting down.")
+        key, timeout = self._admin_key if admin else self._api_key, read_timeout or self.read_timeout
         try:
-            yield
+            async with self._session.request(
+                "GET" if body is None else "POST",
+                self.url + path,
+                data=None if body is None else orjson.dumps(body),
+                headers=None if key is None else {"authorization": f"Bearer {key}"},
+                timeout=aiohttp.ClientTimeout(sock_connect=min(CONNECT_SECONDS, timeout), sock_read=timeout),
+            ) as response:
+                if response.status >= 400:
+                    raise to_engine_error(response.status, await response.read())
+                yield response
         except aiohttp.ClientConnectorError as error:
             raise EngineUnavailable(f"The engine at {self.url} cannot be reached.") from error
         except TimeoutError as error:
             raise EngineUnavailable(f"The engine at {self.url} did not respond in time.") from error
         except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineUnavailable(f"The engine at {self.url} closed the connection.") from error
+
+    async def request(self, path: str, body: dict[str, Any] | None = None, **options: Any) -> Any:
+        """Send a request and return the parsed JSON. Options and errors are those of `open`."""
+        async with self.open(path, body, **options) as response:
+            content = await response.read()
+        return orjson.loads(content) if content else None
 
     async def aclose(self) -> None:
         if self._session is not None:

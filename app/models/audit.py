@@ -3,11 +3,11 @@
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Index, Integer, String, Text
+from sqlalchemy import Index, String
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.models.base import Base, Created, Json
+from app.models.base import Base, Created
 
 
 class AuditAction(StrEnum):
@@ -63,15 +63,15 @@ class AuditAction(StrEnum):
 class Audit(Created, Base):
     __tablename__ = "audit"
 
-    seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
     project_id: Mapped[str | None] = mapped_column(
-        String(48), index=True, doc="the project that owns the entry; null when none does"
+        String(48), index=True, doc="the owner of the entry, if there is one"
     )
     actor: Mapped[str] = mapped_column(String(128), doc="an API key's prefix, or the worker that acted")
     action: Mapped[str] = mapped_column(String(64), doc="an AuditAction")
     subject: Mapped[str] = mapped_column(String(128), doc="the id or the name of what was changed")
-    reason: Mapped[str | None] = mapped_column(Text)
-    details: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
+    reason: Mapped[str | None]
+    details: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
     __table_args__ = (Index("ix_audit_project_id_action_subject", "project_id", "action", "subject"),)
 

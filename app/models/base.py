@@ -1,11 +1,11 @@
-"""The base of every table: names of constraints, ids, creation times, and columns for arrays of numbers."""
+"""The base of every table: names of constraints, types of columns, ids, creation times and partial indexes."""
 
 import secrets
 from array import array
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from sqlalchemy import JSON, Float, LargeBinary, MetaData
+from sqlalchemy import JSON, Float, Index, LargeBinary, MetaData, String, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -26,38 +26,51 @@ class Base(DeclarativeBase):
             "pk": "pk_%(table_name)s",
         }
     )
+    type_annotation_map: ClassVar[Mapping[Any, Any]] = {
+        float: Float,
+        str: Text,
+        **dict.fromkeys((list[str], list[dict[str, Any]], dict[str, Any]), Json),
+    }
 
 
 class Created:
-    created_at: Mapped[float] = mapped_column(Float, default=now(), doc="seconds since the epoch, database clock")
+    created_at: Mapped[float] = mapped_column(default=now(), doc="seconds since the epoch, database clock")
 
 
-class _Packed(TypeDecorator[list[Any]]):
-    """A list of numbers stored as little-endian bytes: exact, and a tenth of its size as JSON."""
+class Entity(Created):
+    """A row with an id of its own; see `new_id`."""
+
+    id: Mapped[str] = mapped_column(String(48), primary_key=True, sort_order=-1)
+
+
+def partial_index(name: str, *columns: str, where: str, unique: bool = False) -> Index:
+    """Return an index of the rows that satisfy the condition `where`."""
+    condition = text(where)
+    return Index(name, *columns, unique=unique, postgresql_where=condition, sqlite_where=condition)
+
+
+class PackedNumbers(TypeDecorator[list[Any]]):
+    """A list of numbers stored as little-endian bytes: exact, and a tenth of its size as JSON.
+
+    `typecode` is that of Python's `array`.
+    """
 
     impl = LargeBinary
     cache_ok = True
-    typecode: str
+
+    def __init__(self, typecode: str) -> None:
+        super().__init__()
+        self.typecode = typecode
 
     def process_bind_param(self, value: Sequence[Any] | None, dialect: Dialect) -> bytes | None:
         return None if value is None else array(self.typecode, value).tobytes()
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> list[Any] | None:
-        if value is None:
-            return None
-        numbers = array(self.typecode)
-        numbers.frombytes(value)
-        return numbers.tolist()
+        return None if value is None else array(self.typecode, value).tolist()
 
 
-class TokenIds(_Packed):
-    cache_ok = True
-    typecode = "i"
-
-
-class Logprobs(_Packed):
-    cache_ok = True
-    typecode = "f"  # the engine computes them in float32
+TokenIds = PackedNumbers("i")
+Logprobs = PackedNumbers("f")  # the engine computes them in float32
 
 
 def new_id(prefix: str) -> str:

@@ -1,12 +1,12 @@
-"""Feedback: append-only events. The latest per target, name and source is the effective one."""
+"""Feedback and its raters. Feedback is append-only: the latest per target, name and source is the effective one."""
 
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Boolean, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
+from sqlalchemy import ForeignKey, Index, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.models.base import Base, Created, Json
+from app.models.base import Base, Created, Json, partial_index
 
 NUMERIC_KINDS = ("binary", "rating", "score")  # kinds of feedback whose value is a number in [-1, 1]
 RANKING_KINDS = ("comparison", "ranking")  # kinds of feedback that put several turns in order
@@ -25,7 +25,7 @@ class Feedback(Created, Base):
 
     __tablename__ = "feedback"
 
-    seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True, doc="order of arrival")
+    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=True, doc="order of arrival")
     id: Mapped[str] = mapped_column(String(48), unique=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     turn_id: Mapped[str | None] = mapped_column(ForeignKey("turns.id"), index=True)
@@ -37,15 +37,15 @@ class Feedback(Created, Base):
     )
     kind: Mapped[str] = mapped_column(String(16))
     name: Mapped[str] = mapped_column(String(63))
-    value: Mapped[float | None] = mapped_column(Float, doc="binary: 1 or -1; score and rating: in [-1, 1]")
+    value: Mapped[float | None] = mapped_column(doc="binary: 1 or -1; score and rating: in [-1, 1]")
     raw_value: Mapped[Any | None] = mapped_column(Json, doc="the value as it was sent; null for a withdrawal")
-    comment: Mapped[str | None] = mapped_column(Text)
+    comment: Mapped[str | None]
     source_kind: Mapped[str] = mapped_column(String(16))
     source_id: Mapped[str | None] = mapped_column(String(255))
-    request_metadata: Mapped[dict[str, Any]] = mapped_column(Json, default=dict, doc="the caller's metadata")
+    request_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict, doc="the caller's metadata")
     idempotency_key: Mapped[str] = mapped_column(String(255))
     fingerprint: Mapped[str] = mapped_column(String(64), doc="SHA-256 of the request body with this key")
-    processed: Mapped[bool] = mapped_column(Boolean, default=False)
+    processed: Mapped[bool] = mapped_column(default=False)
 
     __table_args__ = (
         UniqueConstraint("project_id", "idempotency_key"),
@@ -54,13 +54,7 @@ class Feedback(Created, Base):
         ),
         Index("ix_feedback_project_id_target", "project_id", "target"),
         Index("ix_feedback_project_id_conversation_id", "project_id", "conversation_id"),
-        Index(
-            "ix_feedback_project_id_source_id",
-            "project_id",
-            "source_id",
-            postgresql_where=text("source_id IS NOT NULL"),
-            sqlite_where=text("source_id IS NOT NULL"),
-        ),
+        partial_index("ix_feedback_project_id_source_id", "project_id", "source_id", where="source_id IS NOT NULL"),
     )
 
 
@@ -71,4 +65,32 @@ class FeedbackRank(Base):
 
     feedback_seq: Mapped[int] = mapped_column(ForeignKey("feedback.seq"), primary_key=True)
     turn_id: Mapped[str] = mapped_column(ForeignKey("turns.id"), primary_key=True, index=True)
-    rank: Mapped[int] = mapped_column(Integer)
+    rank: Mapped[int]
+
+
+class RaterStanding(StrEnum):
+    NORMAL = "normal"
+    TRUSTED = "trusted"  # known to the operator: no caps apply, and its trust is not reduced
+    QUARANTINED = "quarantined"  # too much or too unusual feedback: its samples wait for an admin
+    BLOCKED = "blocked"  # set by an admin: its feedback is stored and never trained on
+
+
+class Rater(Created, Base):
+    """A person, a program or a judge, as the feedback names it. Its counts are updated when its feedback is curated."""
+
+    __tablename__ = "raters"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(320), primary_key=True, doc='example: "HUMAN/user-7"')
+    standing: Mapped[str] = mapped_column(String(16), default=RaterStanding.NORMAL)
+    reason: Mapped[str | None] = mapped_column(doc="why it has this standing")
+    num_up: Mapped[int] = mapped_column(default=0, doc="rewards above 0, of all time")
+    num_down: Mapped[int] = mapped_column(default=0, doc="rewards below 0")
+    agreement_weight: Mapped[float] = mapped_column(
+        default=0.0, doc="total weight of its rewards with which others agreed"
+    )
+    disagreement_weight: Mapped[float] = mapped_column(default=0.0)
+    counted_day: Mapped[int] = mapped_column(default=0, doc="days since the epoch, database clock")
+    num_today: Mapped[int] = mapped_column(default=0, doc="rewards on that day")
+
+    __table_args__ = (Index("ix_raters_project_id_standing", "project_id", "standing"),)

@@ -1,13 +1,13 @@
-"""Policy, Version and Deployment: what is learned, its immutable results, and which of them serves."""
+"""Policies and versions, and what serves them: deployments, pins and engines."""
 
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Boolean, Float, ForeignKey, Integer, String, Text, UniqueConstraint, false
+from sqlalchemy import ForeignKey, Index, String, UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.leases import LeaseMixin
-from app.models.base import Base, Created, Json
+from app.models.base import Base, Entity
 
 
 class LearningMode(StrEnum):
@@ -25,40 +25,29 @@ class ConversationRouting(StrEnum):
     STICKY = "sticky"  # the version that began it, unless that is rolled back or no longer loaded
 
 
-class Policy(Created, Base):
+class Policy(Entity, Base):
     """A base model with its versions. The head is the version that the next update starts from; it may be newer than
     the serving one."""
 
     __tablename__ = "policies"
 
-    id: Mapped[str] = mapped_column(String(48), primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), index=True)
     name: Mapped[str] = mapped_column(String(63))
-    base_model: Mapped[str] = mapped_column(Text)
+    base_model: Mapped[str]
     head_version_id: Mapped[str | None] = mapped_column(String(48))
-    rewards: Mapped[dict[str, Any] | None] = mapped_column(
-        Json, doc="its own alignment.config.rewards.RewardsConfig; the deployment's when null"
-    )
-    rollouts: Mapped[dict[str, Any] | None] = mapped_column(
-        Json, doc="its own alignment.config.rollouts.RolloutsConfig; the deployment's when null"
-    )
+    rewards: Mapped[dict[str, Any] | None] = mapped_column(doc="its own RewardsConfig; the deployment's when null")
+    rollouts: Mapped[dict[str, Any] | None] = mapped_column(doc="its own RolloutsConfig; the deployment's when null")
     mode: Mapped[str] = mapped_column(
         String(16), default=LearningMode.ASYNCHRONOUS, server_default=LearningMode.ASYNCHRONOUS
     )
-    mode_reason: Mapped[str | None] = mapped_column(Text)
-    mode_since: Mapped[float | None] = mapped_column(Float)
-    kl_alarms: Mapped[int] = mapped_column(
-        Integer, default=0, server_default="0", doc="consecutive alarms of the KL guard"
-    )
+    mode_reason: Mapped[str | None]
+    mode_since: Mapped[float | None]
+    kl_alarms: Mapped[int] = mapped_column(default=0, server_default="0", doc="consecutive alarms of the KL guard")
     conversations: Mapped[str] = mapped_column(
         String(16), default=ConversationRouting.FOLLOW, server_default=ConversationRouting.FOLLOW
     )
-    canary: Mapped[dict[str, Any] | None] = mapped_column(
-        Json, doc="its own alignment.release.canary.CanaryConfig; the deployment's when null"
-    )
-    shadow: Mapped[dict[str, Any] | None] = mapped_column(
-        Json, doc="its own alignment.release.shadow.ShadowConfig; the deployment's when null"
-    )
+    canary: Mapped[dict[str, Any] | None] = mapped_column(doc="its own CanaryConfig; the deployment's when null")
+    shadow: Mapped[dict[str, Any] | None] = mapped_column(doc="its own ShadowConfig; the deployment's when null")
 
     __table_args__ = (UniqueConstraint("project_id", "name"),)
 
@@ -75,41 +64,35 @@ class VersionState(StrEnum):
     REJECTED = "rejected"
 
 
-PENDING_RELEASE = (
-    VersionState.TRAINED,
-    VersionState.VERIFIED,
-    VersionState.SHADOW,
-    VersionState.SHADOW_PASSED,
-)
+PENDING_RELEASE = (VersionState.TRAINED, VersionState.VERIFIED, VersionState.SHADOW, VersionState.SHADOW_PASSED)
 ONCE_LIVE = (VersionState.LIVE, VersionState.SUPERSEDED, VersionState.ROLLED_BACK)  # was deployed to everybody
 SERVED_TRAFFIC = (*ONCE_LIVE, VersionState.CANARY)  # has answered users
 
 
-class Version(Created, LeaseMixin, Base):
+class Version(Entity, LeaseMixin, Base):
     """An immutable result of an update. Version 0 is the base model: it has no adapter and no parent."""
 
     __tablename__ = "versions"
 
-    id: Mapped[str] = mapped_column(String(48), primary_key=True)
     policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"), index=True)
-    number: Mapped[int] = mapped_column(Integer)
+    number: Mapped[int]
     parent_id: Mapped[str | None] = mapped_column(ForeignKey("versions.id"))
     batch_id: Mapped[str | None] = mapped_column(String(48))
     state: Mapped[str] = mapped_column(String(16), index=True)
-    reason: Mapped[str | None] = mapped_column(Text, doc="why it was rejected or rolled back")
+    reason: Mapped[str | None] = mapped_column(doc="why it was rejected or rolled back")
     adapter_name: Mapped[str | None] = mapped_column(String(80), unique=True)
-    adapter_path: Mapped[str | None] = mapped_column(Text)
+    adapter_path: Mapped[str | None]
     full_weights: Mapped[bool] = mapped_column(
-        Boolean, default=False, server_default=false(), doc="it holds all weights; otherwise an adapter"
+        default=False, server_default=false(), doc="all weights; else an adapter"
     )
     manifest_sha256: Mapped[str | None] = mapped_column(String(64))
-    probe: Mapped[dict[str, Any] | None] = mapped_column(Json, doc="token ids and their log-probs from the trainer")
-    metrics: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
-    timings: Mapped[dict[str, Any]] = mapped_column(Json, default=dict, doc="seconds by phase, from trained to served")
-    shadow_since: Mapped[float | None] = mapped_column(Float)
-    live_at: Mapped[float | None] = mapped_column(Float)
+    probe: Mapped[dict[str, Any] | None] = mapped_column(doc="token ids and their log-probs from the trainer")
+    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    timings: Mapped[dict[str, Any]] = mapped_column(default=dict, doc="seconds by phase, from trained to served")
+    shadow_since: Mapped[float | None]
+    live_at: Mapped[float | None]
     tainted_at: Mapped[float | None] = mapped_column(
-        Float, doc="since when it, or one of its ancestors, has learned from data that is erased"
+        doc="since when it, or one of its ancestors, has learned from data that is erased"
     )
 
     __table_args__ = (UniqueConstraint("policy_id", "number"),)
@@ -134,14 +117,67 @@ class Deployment(Base):
     policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"), primary_key=True)
     version_id: Mapped[str] = mapped_column(ForeignKey("versions.id"))
     previous_version_id: Mapped[str | None] = mapped_column(ForeignKey("versions.id"))
-    epoch: Mapped[int] = mapped_column(Integer, default=0)
-    changed_at: Mapped[float | None] = mapped_column(Float)
+    epoch: Mapped[int] = mapped_column(default=0)
+    changed_at: Mapped[float | None]
     canary_version_id: Mapped[str | None] = mapped_column(ForeignKey("versions.id"))
-    canary_share: Mapped[float] = mapped_column(Float, default=0.0, server_default="0", doc="of conversations")
-    canary_since: Mapped[float | None] = mapped_column(Float)
+    canary_share: Mapped[float] = mapped_column(default=0.0, server_default="0", doc="of conversations")
+    canary_since: Mapped[float | None]
     canary_watched: Mapped[bool] = mapped_column(
-        Boolean,
-        default=False,
-        server_default=false(),
-        doc="its metrics promote it or roll it back; otherwise a person does",
+        default=False, server_default=false(), doc="its metrics promote it or roll it back; otherwise a person does"
     )
+
+
+class PinKind(StrEnum):
+    """What is pinned. If several pins match a request, the first kind in this order decides."""
+
+    CONVERSATION = "conversation"
+    USER = "user"
+    KEY = "key"
+
+
+class Pin(Entity, Base):
+    """`subject` is a conversation's id, an end user as requests name them, or an API key's id."""
+
+    __tablename__ = "pins"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    kind: Mapped[str] = mapped_column(String(16))
+    subject: Mapped[str] = mapped_column(String(512))
+    version_id: Mapped[str] = mapped_column(ForeignKey("versions.id"), index=True)
+    reason: Mapped[str | None]
+    actor: Mapped[str] = mapped_column(String(63), doc="the prefix of the API key that set it")
+
+    __table_args__ = (
+        Index("ix_pins_policy_id_kind_subject", "policy_id", "kind", "subject", unique=True),
+        Index("ix_pins_project_id_kind_subject", "project_id", "kind", "subject"),
+    )
+
+
+class EngineState(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"
+
+
+class Engine(Base):
+    """`incarnation` grows with every start, and a write that names an older one is refused.
+
+    An engine holds several adapters, but the full weights of one version only. While its weights are swapped, no
+    request is routed to it. The process that swaps them owns the exact value of `swapping_until`; after that moment
+    another process may swap.
+    """
+
+    __tablename__ = "engines"
+
+    name: Mapped[str] = mapped_column(String(63), primary_key=True)
+    url: Mapped[str]
+    state: Mapped[str] = mapped_column(String(16))
+    incarnation: Mapped[int] = mapped_column(default=0)
+    loaded: Mapped[list[str]] = mapped_column(default=list, doc="names of the loaded adapters")
+    weights: Mapped[str | None] = mapped_column(
+        String(80), doc="the version whose full weights it has; null for the base model's weights"
+    )
+    swapping_until: Mapped[float | None] = mapped_column(doc="until when its weights are being swapped, if they are")
+    heartbeat_at: Mapped[float | None]
+    reason: Mapped[str | None]

@@ -1,13 +1,43 @@
-"""Rollout and RolloutPlan: replies sampled for training, which no user sees, and passes over a set of prompts."""
+"""Rollouts: replies sampled for training, which no user sees. Datasets hold the prompts, plans pass over them."""
 
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
+from sqlalchemy import ForeignKey, Index, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.leases import LeaseMixin
-from app.models.base import Base, Created, Json
+from app.models.base import Base, Created, Entity, partial_index
+
+
+class DatasetKind(StrEnum):
+    PROMPTS = "prompts"
+    PREFERENCES = "preferences"
+
+
+class Dataset(Entity, Base):
+    """Imported prompts or preferences to learn from."""
+
+    __tablename__ = "datasets"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str] = mapped_column(String(63))
+    kind: Mapped[str] = mapped_column(String(16))
+    num_rows: Mapped[int]
+    sha256: Mapped[str] = mapped_column(String(64), doc="of the imported file: the same file is imported once")
+
+    __table_args__ = (UniqueConstraint("project_id", "name"),)
+
+
+class DatasetRow(Base):
+    """One row. `content` holds `messages` and perhaps `reference` (prompts), or `messages`, `chosen` and `rejected`
+    (preferences)."""
+
+    __tablename__ = "dataset_rows"
+
+    dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"), primary_key=True)
+    row_number: Mapped[int] = mapped_column(primary_key=True)
+    content: Mapped[dict[str, Any]]
 
 
 class RolloutState(StrEnum):
@@ -25,34 +55,27 @@ class Rollout(Created, LeaseMixin, Base):
     id: Mapped[str] = mapped_column(ForeignKey("turns.id"), primary_key=True)
     policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
     origin: Mapped[str] = mapped_column(String(16), doc="the origin of its turn")
-    plan_id: Mapped[str | None] = mapped_column(
-        ForeignKey("rollout_plans.id"), doc="null for a group sample or a shadow"
-    )
-    pass_number: Mapped[int | None] = mapped_column(Integer, doc="the pass of the plan, from 0")
-    row_number: Mapped[int | None] = mapped_column(Integer, doc="the row of the dataset")
-    choice_index: Mapped[int] = mapped_column(Integer)
+    plan_id: Mapped[str | None] = mapped_column(ForeignKey("rollout_plans.id"), doc="set for prompt sets only")
+    pass_number: Mapped[int | None] = mapped_column(doc="the pass of the plan, from 0")
+    row_number: Mapped[int | None] = mapped_column(doc="the row of the dataset")
+    choice_index: Mapped[int]
     state: Mapped[str] = mapped_column(String(16), default=RolloutState.OPEN)
     engine: Mapped[str | None] = mapped_column(String(63), doc="used last")
-    due_at: Mapped[float] = mapped_column(Float, doc="it is not sampled before")
+    due_at: Mapped[float] = mapped_column(doc="it is not sampled before")
     expires_at: Mapped[float] = mapped_column(
-        Float, doc="until then the other replies to its prompt wait for it; then it is skipped"
+        doc="until then the other replies to its prompt wait for it; then it is skipped"
     )
     tokens: Mapped[int] = mapped_column(
-        Integer, default=0, server_default=text("0"), doc="the budget while it is sampled, the tokens used afterwards"
+        default=0, server_default=text("0"), doc="the budget while it is sampled, the tokens used afterwards"
     )
-    duration_seconds: Mapped[float | None] = mapped_column(Float, doc="from the request to the end of the reply")
-    reward: Mapped[float | None] = mapped_column(Float, doc="of the verifier, in [-1, 1]")
-    reason: Mapped[str | None] = mapped_column(Text, doc="why it was skipped or failed, or has no reward")
-    settled_at: Mapped[float | None] = mapped_column(Float)
+    duration_seconds: Mapped[float | None] = mapped_column(doc="from the request to the end of the reply")
+    reward: Mapped[float | None] = mapped_column(doc="of the verifier, in [-1, 1]")
+    reason: Mapped[str | None] = mapped_column(doc="why it was skipped or failed, or has no reward")
+    settled_at: Mapped[float | None]
 
     __table_args__ = (
         UniqueConstraint("plan_id", "pass_number", "row_number", "choice_index"),
-        Index(
-            "ix_rollouts_due_at",
-            "due_at",
-            postgresql_where=text("state = 'open'"),
-            sqlite_where=text("state = 'open'"),
-        ),
+        partial_index("ix_rollouts_due_at", "due_at", where="state = 'open'"),
         Index("ix_rollouts_policy_id_origin_settled_at", "policy_id", "origin", "settled_at"),
     )
 
@@ -65,30 +88,29 @@ class PlanState(StrEnum):
     CANCELLED = "cancelled"
 
 
-class RolloutPlan(Created, Base):
+class RolloutPlan(Entity, Base):
     """Passes over a dataset of prompts, with `n` replies to each. A worker that advances it locks its row, so that no
     prompt is sampled twice in a pass."""
 
     __tablename__ = "rollout_plans"
 
-    id: Mapped[str] = mapped_column(String(48), primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
     dataset_id: Mapped[str] = mapped_column(String(48), doc="if the dataset is deleted, the plan fails")
     dataset: Mapped[str] = mapped_column(String(63), doc="its name")
     state: Mapped[str] = mapped_column(String(16), default=PlanState.RUNNING)
-    reason: Mapped[str | None] = mapped_column(Text, doc="why it failed, was paused or cancelled")
-    n: Mapped[int] = mapped_column(Integer, doc="replies to each prompt")
-    passes: Mapped[int] = mapped_column(Integer)
-    verifier: Mapped[dict[str, Any]] = mapped_column(Json, doc="an alignment.signals.verifiers.VerifierConfig")
-    temperature: Mapped[float] = mapped_column(Float)
-    max_tokens: Mapped[int] = mapped_column(Integer)
-    prompts_per_version: Mapped[int | None] = mapped_column(Integer, doc="null: as many as a batch needs")
-    num_prompts: Mapped[int] = mapped_column(Integer, doc="in the dataset")
-    pass_number: Mapped[int] = mapped_column(Integer, default=0)
-    position: Mapped[int] = mapped_column(Integer, default=0, doc="the next prompt of this pass")
+    reason: Mapped[str | None] = mapped_column(doc="why it failed, was paused or cancelled")
+    n: Mapped[int] = mapped_column(doc="replies to each prompt")
+    passes: Mapped[int]
+    verifier: Mapped[dict[str, Any]] = mapped_column(doc="an alignment.signals.verifiers.VerifierConfig")
+    temperature: Mapped[float]
+    max_tokens: Mapped[int]
+    prompts_per_version: Mapped[int | None] = mapped_column(doc="null: as many as a batch needs")
+    num_prompts: Mapped[int] = mapped_column(doc="in the dataset")
+    pass_number: Mapped[int] = mapped_column(default=0)
+    position: Mapped[int] = mapped_column(default=0, doc="the next prompt of this pass")
     version_id: Mapped[str | None] = mapped_column(String(48), doc="used last")
-    version_prompts: Mapped[int] = mapped_column(Integer, default=0, doc="prompts sampled from that version")
-    settled_at: Mapped[float | None] = mapped_column(Float)
+    version_prompts: Mapped[int] = mapped_column(default=0, doc="prompts sampled from that version")
+    settled_at: Mapped[float | None]
 
     __table_args__ = (Index("ix_rollout_plans_policy_id_created_at", "policy_id", "created_at"),)

@@ -4,12 +4,12 @@ from collections.abc import Collection
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import JSON, Boolean, Float, ForeignKey, Index, Integer, String, Text, false, select, text
+from sqlalchemy import JSON, ForeignKey, Index, String, false, select, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.models.base import Base, Created, Json, Logprobs, TokenIds
+from app.models.base import Base, Entity, Logprobs, TokenIds, partial_index
 
 LOST_REASON = "the server died mid-reply"
 SERVER_LOST = "server_lost"  # the finish reason of a turn whose process died
@@ -41,41 +41,39 @@ class RouteReason(StrEnum):
     REQUESTED = "requested"  # the request named it: policy@v12, policy@previous, …
 
 
-class Turn(Created, Base):
+class Turn(Entity, Base):
     """Each choice of a completion is a turn. The id of the first one is the chat completion id."""
 
     __tablename__ = "turns"
 
-    id: Mapped[str] = mapped_column(String(48), primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
     version_id: Mapped[str] = mapped_column(ForeignKey("versions.id"))
     completion_id: Mapped[str] = mapped_column(String(48), nullable=True)
-    choice_index: Mapped[int] = mapped_column(Integer, default=0, server_default=text("0"))
+    choice_index: Mapped[int] = mapped_column(default=0, server_default=text("0"))
     route_reason: Mapped[str] = mapped_column(String(16), default=RouteReason.STABLE, server_default=RouteReason.STABLE)
     origin: Mapped[str] = mapped_column(String(16), default=Origin.CHAT, server_default=Origin.CHAT)
     conversation_id: Mapped[str | None] = mapped_column(String(255), doc="the caller's, or one that was generated")
     parent_id: Mapped[str | None] = mapped_column(String(48), index=True, doc="the turn before, in this conversation")
     shadow_of_id: Mapped[str | None] = mapped_column(
-        String(48), doc="of a shadow deployment: the chat turn whose prompt it answers"
+        String(48), doc="of a shadow: the chat turn whose prompt it answers"
     )
     prefix_reuse: Mapped[str | None] = mapped_column(
-        Text, doc="'exact' when the prompt begins with the parent's tokens, otherwise why not; null without a parent"
+        doc="'exact' when the prompt begins with the parent's tokens, otherwise why not; null without a parent"
     )
     prefix_hash: Mapped[str | None] = mapped_column(String(64), doc="hash of all messages including the reply")
     key_id: Mapped[str | None] = mapped_column(String(48), doc="the API key of the request")
     end_user: Mapped[str | None] = mapped_column(String(512), doc="`safety_identifier` or `user` of the request")
     request_sha256: Mapped[str | None] = mapped_column(String(64), doc="of the body, to recognize a retry")
     request_metadata: Mapped[dict[str, Any]] = mapped_column(
-        Json, default=dict, server_default=text("'{}'"), doc="the caller's metadata"
+        default=dict, server_default=text("'{}'"), doc="the caller's metadata"
     )
     engine: Mapped[str] = mapped_column(String(63))
     state: Mapped[str] = mapped_column(String(16), default=TurnState.OPEN)
-    stream: Mapped[bool] = mapped_column(Boolean)
-    messages: Mapped[list[dict[str, Any]]] = mapped_column(Json)
-    sampling: Mapped[dict[str, Any]] = mapped_column(Json)
+    stream: Mapped[bool]
+    messages: Mapped[list[dict[str, Any]]]
+    sampling: Mapped[dict[str, Any]]
     request_params: Mapped[dict[str, Any]] = mapped_column(
-        Json,
         default=dict,
         server_default=text("'{}'"),
         doc="other parameters of the reply: tools, tool_choice, response_format, …",
@@ -83,28 +81,24 @@ class Turn(Created, Base):
     prompt_ids: Mapped[list[int] | None] = mapped_column(TokenIds)
     output_ids: Mapped[list[int] | None] = mapped_column(TokenIds)
     logprobs: Mapped[list[float] | None] = mapped_column(Logprobs, doc="one per output token")
-    reply: Mapped[dict[str, Any] | None] = mapped_column(Json, doc="the assistant's message as sent")
+    reply: Mapped[dict[str, Any] | None] = mapped_column(doc="the assistant's message as sent")
     finish_reason: Mapped[str | None] = mapped_column(String(32))
-    num_prompt_tokens: Mapped[int | None] = mapped_column(Integer)
-    num_output_tokens: Mapped[int | None] = mapped_column(Integer)
+    num_prompt_tokens: Mapped[int | None]
+    num_output_tokens: Mapped[int | None]
     length_penalty: Mapped[float | None] = mapped_column(
-        Float,
-        doc="below 0 when the length is out of range; null when no range is set or the reply was not finished",
+        doc="below 0 when the length is out of range; null when no range is set or the reply was not finished"
     )
     weight_versions: Mapped[list[dict[str, Any]] | None] = mapped_column(
         JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql"),
         doc="with full weights, if the engine reports them: spans of output tokens, {version, start, end}",
     )
-    exclusion_reason: Mapped[str | None] = mapped_column(Text, doc="why it must not be trained on; null when it may")
-    first_token_at: Mapped[float | None] = mapped_column(Float)
-    finished_at: Mapped[float | None] = mapped_column(Float)
+    exclusion_reason: Mapped[str | None] = mapped_column(doc="why it must not be trained on; null when it may")
+    first_token_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
     processed: Mapped[bool] = mapped_column(
-        Boolean,
-        default=False,
-        server_default=false(),
-        doc="the reward sources that need no feedback have been requested",
+        default=False, server_default=false(), doc="the reward sources that need no feedback have been requested"
     )
-    deleted_at: Mapped[float | None] = mapped_column(Float, doc="when its content was erased; the row remains")
+    deleted_at: Mapped[float | None] = mapped_column(doc="when its content was erased; the row remains")
 
     __table_args__ = (
         Index("ix_turns_completion_id_choice_index", "completion_id", "choice_index", unique=True),
@@ -114,19 +108,8 @@ class Turn(Created, Base):
         Index("ix_turns_key_id_request_sha256", "key_id", "request_sha256"),
         Index("ix_turns_project_id_created_at", "project_id", "created_at"),
         Index("ix_turns_state", "state"),
-        Index(
-            "ix_turns_project_id_end_user",
-            "project_id",
-            "end_user",
-            postgresql_where=text("end_user IS NOT NULL"),
-            sqlite_where=text("end_user IS NOT NULL"),
-        ),
-        Index(
-            "ix_turns_shadow_of_id",
-            "shadow_of_id",
-            postgresql_where=text("shadow_of_id IS NOT NULL"),
-            sqlite_where=text("shadow_of_id IS NOT NULL"),
-        ),
+        partial_index("ix_turns_project_id_end_user", "project_id", "end_user", where="end_user IS NOT NULL"),
+        partial_index("ix_turns_shadow_of_id", "shadow_of_id", where="shadow_of_id IS NOT NULL"),
         Index(
             "ix_turns_finished_at",
             "finished_at",

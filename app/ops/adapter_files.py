@@ -13,9 +13,10 @@ from fastapi import Path as InPath
 from sqlalchemy import select
 from starlette.responses import FileResponse
 
-from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, MANIFEST
+from alignment.artifacts.manifest import MANIFEST
+from alignment.artifacts.specs import ADAPTER, ADAPTER_CONFIG
 from app.core.errors import NotFound, Unauthorized
-from app.core.services import services_of
+from app.core.http import services_of
 from app.inference.pool import EngineKeys
 from app.models import Version
 from app.projects.auth import DatabaseDep, bearer

@@ -1,10 +1,9 @@
 """/v1/audit: the audit log of a project, the newest entries first."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 
 from app.core.errors import ERROR_RESPONSES
@@ -18,19 +17,16 @@ Seconds = Annotated[float | None, Query(ge=0, le=1e12, allow_inf_nan=False, desc
 
 
 class AuditView(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
     object: Literal["audit.entry"] = "audit.entry"
-    number: int
+    number: int = Field(validation_alias="seq")
     created_at: float
     actor: str
     action: str
     subject: str
     reason: str | None
     details: dict[str, Any]
-
-    @classmethod
-    def of(cls, row: Audit) -> Self:
-        fields = ("created_at", "actor", "action", "subject", "reason", "details")
-        return cls(number=row.seq, **{name: getattr(row, name) for name in fields})
 
 
 class AuditPage(BaseModel):
@@ -40,12 +36,6 @@ class AuditPage(BaseModel):
     data: list[AuditView]
     last_number: int | None
     has_more: bool
-
-    @classmethod
-    def of(cls, rows: Sequence[Audit], limit: int) -> Self:
-        """Build a page from up to `limit + 1` entries."""
-        data = [AuditView.of(row) for row in rows[:limit]]
-        return cls(data=data, last_number=data[-1].number if data else None, has_more=len(rows) > limit)
 
 
 @router.get("/audit")
@@ -70,4 +60,6 @@ async def list_audit(
     last = None if after is None else (after,)
     query = apply_keyset(query, (Audit.seq,), last, limit, descending=order == "desc")
     async with db.read() as session:
-        return AuditPage.of(list(await session.scalars(query)), limit)
+        rows = (await session.scalars(query)).all()
+    data = [AuditView.model_validate(row) for row in rows[:limit]]
+    return AuditPage(data=data, last_number=data[-1].number if data else None, has_more=len(rows) > limit)

@@ -1,28 +1,37 @@
-"""/v1/status: a project's policies, engines, queues and last events."""
+"""/v1/status: a project's policies, engines, queues and last events; /livez and /readyz.
 
+/livez checks nothing; /readyz checks the database and that an engine has loaded each serving version.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from app.core.errors import ERROR_RESPONSES
-from app.models import Audit, Batch, Engine, Feedback, Origin, Rollout, Sample, Turn, Version
+from app.core.database import database_time
+from app.core.errors import ERROR_RESPONSES, Unavailable
+from app.core.http import settings_of
+from app.models import Audit, Batch, Deployment, Engine, Feedback, Origin, Rollout, Sample, Turn, Version
 from app.policies import endpoints as policies
-from app.policies import repository
+from app.policies import repository, service
 from app.projects.auth import AdminCaller, DatabaseDep
-from app.training.reward_models.repository import summarize
+from app.training.reward_models import summarize
 
-router = APIRouter(prefix="/v1", tags=["status"], responses=ERROR_RESPONSES)
+router = APIRouter(responses=ERROR_RESPONSES)
 MAX_EVENTS = 10
 
 
-@router.get("/status")
+@router.get("/v1/status", tags=["status"])
 async def status(caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
+    event = select(Audit.created_at, Audit.actor, Audit.action, Audit.subject, Audit.reason)
+    newest = event.where(Audit.project_id == caller.project_id).order_by(Audit.seq.desc()).limit(MAX_EVENTS)
     async with db.read() as session:
         rows = await repository.list_policies(session, caller.project_id)
         policy_ids = [policy.id for policy in rows]
+        of_sample = Sample.policy_id.in_(policy_ids)
         return {
             "object": "status",
             "policies": [await policies.view_policy(session, policy) for policy in rows],
@@ -30,13 +39,11 @@ async def status(caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
             "turns": await _count(session, Turn.state, Turn.policy_id.in_(policy_ids), Turn.origin == Origin.CHAT),
             "rollouts": await _count(session, Rollout.state, Rollout.policy_id.in_(policy_ids)),
             "feedback": await _count(session, Feedback.kind, Feedback.project_id == caller.project_id),
-            "samples": await _count(session, Sample.state, Sample.policy_id.in_(policy_ids)),
+            "samples": await _count(session, Sample.state, of_sample),
             "batches": await _count(session, Batch.state, Batch.policy_id.in_(policy_ids)),
             "reward_models": await summarize(session, rows),
-            "not_learned_from": await _count(
-                session, Sample.reason, Sample.policy_id.in_(policy_ids), Sample.reason.is_not(None)
-            ),
-            "events": [_event(row) for row in await _audit(session, caller.project_id)],
+            "not_learned_from": await _count(session, Sample.reason, of_sample, Sample.reason.is_not(None)),
+            "events": [dict(row) for row in (await session.execute(newest)).mappings()],
         }
 
 
@@ -62,16 +69,33 @@ async def _engines(session: AsyncSession, policy_ids: list[str]) -> list[dict[st
     ]
 
 
-async def _audit(session: AsyncSession, project_id: str) -> list[Audit]:
-    rows = select(Audit).where(Audit.project_id == project_id).order_by(Audit.seq.desc()).limit(MAX_EVENTS)
-    return list(await session.scalars(rows))
+@router.get("/livez", tags=["health"])
+async def livez() -> dict[str, str]:
+    return {"status": "alive"}
 
 
-def _event(row: Audit) -> dict[str, Any]:
-    return {
-        "created_at": row.created_at,
-        "actor": row.actor,
-        "action": row.action,
-        "subject": row.subject,
-        "reason": row.reason,
-    }
+@router.get("/readyz", tags=["health"])
+async def readyz(request: Request, db: DatabaseDep) -> dict[str, Any]:
+    settings = settings_of(request)
+    async with db.read() as session:
+        engines = await service.list_ready_engines(session)
+        serving = await session.scalars(select(Version).join(Deployment, Deployment.version_id == Version.id))
+        loaded = all(any(service.is_loaded(engine, version) for engine in engines) for version in serving)
+        if not loaded and settings.adaptation == "full":
+            loaded = await _is_swapping(session, engines, settings.lease_seconds)
+    if not engines or not loaded:
+        raise Unavailable("No ready engine holds what serves." if engines else "No engine is ready.")
+    return {"status": "ready", "engines": [engine.name for engine in engines]}
+
+
+async def _is_swapping(session: AsyncSession, engines: Sequence[Engine], seconds: float) -> bool:
+    """Return whether requests wait for full weights that an engine is about to serve.
+
+    That is so when the deployment has changed a moment ago, or an engine swaps its weights or verifies them.
+    """
+    time = await database_time(session)
+    changed_at = await session.scalar(select(func.max(Deployment.changed_at)))
+    if changed_at is not None and time - changed_at < seconds:
+        return True
+    swapping = any(engine.swapping_until is not None and engine.swapping_until > time for engine in engines)
+    return swapping or any([await service.is_verifying(session, engine) for engine in engines])

@@ -1,18 +1,67 @@
 """/v1/policies: policies and their versions."""
 
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
+from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.errors import ERROR_RESPONSES
-from app.models import Policy
-from app.policies import ancestry, repository, service
-from app.policies.references import PolicyName, version_name
-from app.policies.schemas import PolicyView, VersionView
+from app.models import Policy, Version
+from app.policies import repository
+from app.policies.context import PolicyDep, RowView
+from app.policies.references import version_name
 from app.projects.auth import AdminCaller, DatabaseDep
 
 router = APIRouter(prefix="/v1/policies", tags=["policies"], responses=ERROR_RESPONSES)
+
+
+class VersionView(RowView):
+    object: Literal["version"] = "version"
+    id: str
+    name: str
+    number: int
+    parent: int | None
+    state: str
+    serving: bool
+    reason: str | None
+    created_at: float
+    live_at: float | None
+    turns: int
+    rated: int
+    approval: float | None
+    mean_length: float
+    alignment_delay: float | None
+    metrics: dict[str, Any]
+    timings: dict[str, Any]
+    tainted_at: float | None = Field(
+        description="when data that the version or one of its ancestors learned from was erased"
+    )
+    untainted_ancestor: str | None = Field(
+        description="the version to roll back to if this one learned from erased data"
+    )
+
+
+class PolicyView(RowView):
+    object: Literal["policy"] = "policy"
+    id: str
+    name: str
+    base_model: str
+    serving: str
+    previous: str | None
+    canary: str | None = Field(description="the version that serves a share of the conversations")
+    canary_share: float
+    shadow: str | None = Field(description="the version whose replies to live prompts are judged but never returned")
+    head: str = Field(description="the version that the next update starts from")
+    epoch: int
+    created_at: float
+    mode: str = Field(description="of learning: asynchronous, synchronous (after an alarm of the KL guard) or halted")
+    mode_reason: str | None
+    mode_since: float | None
+    kl_alarms: int = Field(description="alarms of the KL guard in a row")
+    untainted_ancestor: str | None = Field(
+        description="the version to roll back to if the serving one learned from erased data"
+    )
 
 
 @router.get("")
@@ -20,70 +69,55 @@ async def list_policies(caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
     """Return every policy of the project, by name."""
     async with db.read() as session:
         policies = await repository.list_policies(session, caller.project_id)
-        views = [await view_policy(session, policy) for policy in policies]
-    return {"object": "list", "data": views}
+        return {"object": "list", "data": [await view_policy(session, policy) for policy in policies]}
 
 
 @router.get("/{name}")
-async def get_policy(name: PolicyName, caller: AdminCaller, db: DatabaseDep) -> PolicyView:
+async def get_policy(context: PolicyDep) -> PolicyView:
     """Return a policy with the versions that serve, and its mode of learning."""
-    async with db.read() as session:
-        return await view_policy(session, await service.get_policy(session, caller.project_id, name))
+    async with context.read() as (session, policy):
+        return await view_policy(session, policy)
 
 
 @router.get("/{name}/versions")
-async def list_versions(name: PolicyName, caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
+async def list_versions(context: PolicyDep) -> dict[str, Any]:
     """Return every version of a policy with its statistics, by number."""
-    async with db.read() as session:
-        policy = await service.get_policy(session, caller.project_id, name)
+    async with context.read() as (session, policy):
         serving_id = (await repository.get_deployment(session, policy.id)).version_id
         versions = await repository.list_versions(session, policy.id)
         stats = await repository.version_stats(session, policy.id)
-        delays = await repository.alignment_delays(session, policy.id)
     numbers = {version.id: version.number for version in versions}
-    tainted = ancestry.tainted_since(versions)
-    views = [
-        VersionView.of(
-            policy,
+    tainted = repository.tainted_since(versions)
+
+    def view_version(version: Version) -> VersionView:
+        untainted = repository.last_untainted_ancestor(version, versions, tainted)
+        return VersionView.from_row(
             version,
-            serving=version.id == serving_id,
+            name=version_name(policy, version),
             parent=numbers.get(version.parent_id or ""),
-            stats=stats.get(version.id, {}),
-            delay=delays.get(version.id),
+            serving=version.id == serving_id,
             tainted_at=tainted.get(version.id),
-            untainted_ancestor=ancestry.last_untainted_ancestor(version, versions, tainted),
+            untainted_ancestor=version_name(policy, untainted) if untainted else None,
+            **stats[version.id],
         )
-        for version in versions
-    ]
-    return {"object": "list", "data": views}
+
+    return {"object": "list", "data": [view_version(version) for version in versions]}
 
 
 async def view_policy(session: AsyncSession, policy: Policy) -> PolicyView:
     """Return the policy as the API shows it."""
     deployment = await repository.get_deployment(session, policy.id)
     serving = await repository.get_version(session, deployment.version_id)
-    head = await repository.get_version(session, policy.head_version_id or serving.id)
     shadow = await repository.find_shadow_version(session, policy.id)
-    untainted = await ancestry.find_untainted_ancestor(session, policy.id, serving)
-
-    async def name_of(version_id: str | None) -> str | None:
-        return version_name(policy, await repository.get_version(session, version_id)) if version_id else None
-
-    return PolicyView(
-        id=policy.id,
-        name=policy.name,
-        base_model=policy.base_model,
+    untainted = await repository.find_untainted_ancestor(session, policy.id, serving)
+    return PolicyView.from_row(
+        policy,
         serving=version_name(policy, serving),
-        previous=await name_of(deployment.previous_version_id),
-        canary=await name_of(deployment.canary_version_id),
+        previous=await repository.find_version_name(session, policy, deployment.previous_version_id),
+        canary=await repository.find_version_name(session, policy, deployment.canary_version_id),
         canary_share=deployment.canary_share,
         shadow=version_name(policy, shadow) if shadow else None,
-        head=version_name(policy, head),
+        head=await repository.find_version_name(session, policy, policy.head_version_id or serving.id),
         epoch=deployment.epoch,
-        created_at=policy.created_at,
-        mode=policy.mode,
-        mode_reason=policy.mode_reason,
-        mode_since=policy.mode_since,
-        kl_alarms=policy.kl_alarms,
         untainted_ancestor=version_name(policy, untainted) if untainted else None,
     )

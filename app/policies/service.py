@@ -1,15 +1,32 @@
-"""Policies by name, and which engines have which version loaded."""
+"""Policies by name, the settings that they override, and which engines have which version loaded."""
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
 
-from sqlalchemy import exists, or_, select
+import orjson
+from pydantic import BaseModel
+from sqlalchemy import exists, null, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.errors import Conflict, NotFound
 from app.core.leases import lease_is_free
 from app.core.settings import Settings
-from app.models import SERVED_TRAFFIC, Engine, EngineState, Policy, Version, VersionState
+from app.models import (
+    SERVED_TRAFFIC,
+    AuditAction,
+    Engine,
+    EngineState,
+    Policy,
+    Version,
+    VersionState,
+    record_audit,
+)
 from app.policies import repository
+from app.policies.references import version_name
+
+M = TypeVar("M", bound=BaseModel)
+Default = TypeVar("Default")
 
 
 async def get_policy(session: AsyncSession, project_id: str, name: str) -> Policy:
@@ -18,6 +35,51 @@ async def get_policy(session: AsyncSession, project_id: str, name: str) -> Polic
     if policy is None:
         raise NotFound(f"There is no policy named '{name}'.", code="model_not_found", param="model")
     return policy
+
+
+async def lock_policy(session: AsyncSession, policy_id: str) -> Policy:
+    """Lock the policy's row until the transaction ends. Assembling and publishing take the same lock."""
+    return await session.get_one(Policy, policy_id, with_for_update={"key_share": True}, populate_existing=True)
+
+
+def audit_policy(
+    session: AsyncSession,
+    policy: Policy,
+    action: AuditAction,
+    actor: str,
+    reason: str | None = None,
+    /,
+    *,
+    subject: Version | str | None = None,
+    **details: Any,
+) -> None:
+    """Add an audit entry about the policy, or about its `subject`: a version, or what is named so."""
+    name = version_name(policy, subject) if isinstance(subject, Version) else subject or policy.name
+    record_audit(session, actor, action, name, reason, project_id=policy.project_id, **details)
+
+
+def effective_config(override: dict[str, Any] | None, default: Default, model: type[M]) -> M | Default:
+    """Return the policy's own setting as a `model`, or `default` (the deployment's) where the policy has none.
+
+    Args:
+        override: The JSON column of the policy, such as `policy.rewards`.
+    """
+    return default if override is None else _parse(model, orjson.dumps(override))
+
+
+@lru_cache(maxsize=1024)
+def _parse(model: type[M], raw: bytes) -> M:
+    return model.model_validate_json(raw)
+
+
+async def reset_override(session: AsyncSession, policy: Policy, column: str, *, actor: str) -> None:
+    """Clear the override in `column` (such as "rewards"), so that the deployment's setting applies again."""
+    if getattr(policy, column) is None:
+        return
+    setattr(policy, column, null())  # None would be stored as JSON null
+    await session.flush()
+    await session.refresh(policy)
+    audit_policy(session, policy, AuditAction(f"{column}.reset"), actor)
 
 
 async def list_loaded_versions(session: AsyncSession, project_id: str) -> list[tuple[Policy, Version]]:

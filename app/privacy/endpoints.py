@@ -1,23 +1,20 @@
 """/v1/subjects/{id}: what is stored of a data subject, its export, and its erasure."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response, StreamingResponse
 
-from app.core.database import Database
 from app.core.errors import ERROR_RESPONSES, NotFound
-from app.core.services import settings_of
-from app.policies import ancestry
+from app.core.http import settings_of
 from app.policies import repository as policies
 from app.policies.references import version_name
-from app.privacy import erasure, export, repository
-from app.privacy.identities import SubjectNames
-from app.privacy.lineage import repository as lineage
-from app.privacy.lineage.schemas import TrainedVersionView
-from app.privacy.schemas import RollbackTarget, SubjectErased, SubjectView
+from app.privacy import erasure, lineage, subjects
+from app.privacy.lineage import TrainedVersionView
+from app.privacy.subjects import SubjectNames, SubjectRecords
 from app.projects.auth import AdminCaller, UnboundedDatabaseDep
 
 router = APIRouter(prefix="/v1/subjects", tags=["subjects"], responses=ERROR_RESPONSES)
@@ -28,29 +25,68 @@ NDJSON_RESPONSE: dict[int | str, dict[str, Any]] = {
 }
 
 
+class SubjectView(BaseModel):
+    object: Literal["subject"] = "subject"
+    id: str
+    turns: int = Field(description="turns that name the subject as end user, or continue one that does")
+    feedback: int = Field(description="feedback by the subject, and on the subject's turns")
+    rewards: int
+    judgements: int
+    samples: int
+    pins: int = Field(description="pins of the subject and of the subject's conversations")
+    raters: list[str] = Field(description="the names under which the subject's feedback is weighted")
+    versions: list[TrainedVersionView] = Field(description="versions that learned from it, with their descendants")
+
+
+class RollbackTarget(BaseModel):
+    """The last version without erased data: POST /v1/policies/{policy}/rollback {"version": number}."""
+
+    policy: str
+    serving: str
+    untainted_ancestor: str
+    version: int
+
+
+class SubjectErased(BaseModel):
+    object: Literal["subject.erased"] = "subject.erased"
+    id: str
+    turns: int
+    feedback: int
+    rewards: int
+    pins: int = Field(description="pins of the subject, and of conversations of which no turn is left")
+    batches: list[str] = Field(description="batches with the subject's samples: refused, their other samples reopened")
+    versions: list[TrainedVersionView] = Field(description="versions that had learned from it, with their descendants")
+    reward_models: list[str] = Field(description="reward models that had learned from it; none of them serves any more")
+    rollback: list[RollbackTarget] = Field(description="for policies whose serving version learned from erased data")
+    purged: bool = Field(description="false: the database's files still contain copies; repeat the request")
+
+
 @router.get("/{id:path}/export", response_class=Response, responses=NDJSON_RESPONSE)
 async def export_subject(id: SubjectId, caller: AdminCaller, db: UnboundedDatabaseDep) -> Response:
     """Return everything stored of the subject, and the feedback on the subject's turns."""
-    names = SubjectNames.of(caller.project_id, id)
-    await _require_records(db, names)
+    async with db.read() as session:
+        records = await _get_records(session, SubjectNames.of(caller.project_id, id))
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(id, safe='')}.ndjson"}
-    return StreamingResponse(export.export_lines(db, names), headers=headers, media_type=NDJSON)
+    return StreamingResponse(subjects.export_lines(db, records), headers=headers, media_type=NDJSON)
 
 
 @router.get("/{id:path}")
 async def get_subject(request: Request, id: SubjectId, caller: AdminCaller, db: UnboundedDatabaseDep) -> SubjectView:
     """Return how much is stored of the subject, and which versions learned from it."""
     names = SubjectNames.of(caller.project_id, id)
-    await _require_records(db, names)
     async with db.read() as session:
-        counts = await repository.count_records(session, names)
-        raters = [row.name for row in await repository.list_raters(session, names)]
-        records = await repository.find_records(session, names)
+        records = await _get_records(session, names)
         direct = await lineage.versions_trained_on_turns(session, dict.fromkeys(records.turns, 0.0))
         kinds = await lineage.list_reward_kinds(session, caller.project_id, settings_of(request))
         direct |= await lineage.versions_trained_on_feedback(session, kinds, records.feedback)
-        versions = await lineage.list_trained_versions(session, direct)
-    return SubjectView(id=id, **counts, raters=raters, versions=[TrainedVersionView.of(row) for row in versions])
+        return SubjectView(
+            id=id,
+            turns=len(records.turns),
+            pins=len(records.pins),
+            **await subjects.count_rows(session, names),
+            raters=[rater.name for rater in records.raters],
+            versions=await lineage.list_trained_versions(session, direct),
+        )
 
 
 @router.delete("/{id:path}")
@@ -65,27 +101,20 @@ async def erase_subject(
     result = await erasure.erase_subject(db, names, settings_of(request), actor=caller.key_prefix)
     if result is None:
         raise _not_found(id)
+    purged = await erasure.purge_deleted(db)
     async with db.read() as session:
-        versions = await lineage.list_trained_versions(session, result.version_ids)
+        versions = await lineage.list_trained_versions(session, result.versions)
         targets = await _list_rollback_targets(session, caller.project_id)
-    return SubjectErased(
-        id=id,
-        turns=result.turns,
-        feedback=result.feedback,
-        rewards=result.rewards,
-        pins=result.pins,
-        batches=result.batches,
-        versions=[TrainedVersionView.of(row) for row in versions],
-        reward_models=sorted(result.reward_models),
-        rollback=targets,
-        purged=result.purged,
-    )
+    learned = {"versions": versions, "reward_models": sorted(set(result.reward_models))}
+    return SubjectErased(**{**vars(result), **learned}, id=id, rollback=targets, purged=purged)
 
 
-async def _require_records(db: Database, names: SubjectNames) -> None:
-    async with db.read() as session:
-        if not await repository.find_records(session, names) and not await repository.has_other_records(session, names):
-            raise _not_found(names.id)
+async def _get_records(session: AsyncSession, names: SubjectNames) -> SubjectRecords:
+    """Return what is stored of the subject. Raises NotFound if that is nothing."""
+    records = await subjects.find_records(session, names)
+    if not records:
+        raise _not_found(names.id)
+    return records
 
 
 def _not_found(id: str) -> NotFound:
@@ -98,7 +127,7 @@ async def _list_rollback_targets(session: AsyncSession, project_id: str) -> list
     for policy in await policies.list_policies(session, project_id):
         deployment = await policies.get_deployment(session, policy.id)
         serving = await policies.get_version(session, deployment.version_id)
-        target = await ancestry.find_untainted_ancestor(session, policy.id, serving)
+        target = await policies.find_untainted_ancestor(session, policy.id, serving)
         if target is not None:
             targets.append(
                 RollbackTarget(

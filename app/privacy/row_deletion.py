@@ -1,10 +1,10 @@
 """Deletes the rows of one chunk of an erasure, or empties those that others refer to or count."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
-from sqlalchemy import case, delete, or_, select, tuple_, update
+from sqlalchemy import case, delete, or_, select, tuple_, union_all, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.sql.dml import Delete, Update
 
 from app.chat import repository as chats
 from app.deployments.pins import subject_hash
@@ -23,12 +23,47 @@ from app.models import (
     Sample,
     SourceKind,
     Turn,
-    TurnState,
     new_id,
 )
-from app.privacy.identities import SubjectNames
+from app.privacy.subjects import SubjectNames
 from app.raters import names as rater_names
 from app.training.unlearning import ERASED
+
+
+async def _execute(session: AsyncSession, statement: Update | Delete) -> int:
+    """Execute the statement without changing objects of the session, and return the number of rows."""
+    result = await session.execute(statement.execution_options(synchronize_session=False))
+    return int(result.rowcount)  # type: ignore[attr-defined]
+
+
+async def find_ended_conversations(session: AsyncSession, project_id: str, turns: Sequence[Turn]) -> set[str]:
+    """Return the conversations that have no turns but these."""
+    conversation_ids = {turn.conversation_id for turn in turns if turn.conversation_id is not None}
+    remaining = await session.scalars(
+        select(Turn.conversation_id).where(
+            Turn.project_id == project_id,
+            Turn.conversation_id.in_(conversation_ids),
+            Turn.deleted_at.is_(None),
+            Turn.id.not_in([turn.id for turn in turns]),
+        )
+    )
+    return conversation_ids - set(remaining)
+
+
+async def lock_feedback(
+    session: AsyncSession, project_id: str, turn_ids: Collection[str], seqs: Collection[int], ended: Collection[str]
+) -> list[Feedback]:
+    """Lock and return the feedback with these sequence numbers, on these turns, and on the `ended` conversations."""
+    queries = (
+        select(Feedback.seq).where(Feedback.turn_id.in_(turn_ids)),
+        select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(turn_ids)),
+        select(Feedback.seq).where(
+            Feedback.project_id == project_id, Feedback.turn_id.is_(None), Feedback.conversation_id.in_(ended)
+        ),
+        select(Feedback.seq).where(Feedback.seq.in_(seqs)),
+    )
+    rows = select(Feedback).where(Feedback.project_id == project_id, Feedback.seq.in_(union_all(*queries)))
+    return list(await session.scalars(rows.order_by(Feedback.seq).with_for_update()))
 
 
 async def delete_rewards(
@@ -36,10 +71,7 @@ async def delete_rewards(
 ) -> int:
     """Delete the rewards of the subject's `own` turns and the subject's on `others`' turns; return how many."""
     theirs = Reward.turn_id.in_(others) & Reward.rater.in_(names.raters)
-    deleted = await session.execute(
-        delete(Reward).where(or_(Reward.turn_id.in_(own), theirs)).execution_options(synchronize_session=False)
-    )
-    return int(deleted.rowcount)  # type: ignore[attr-defined]
+    return await _execute(session, delete(Reward).where(or_(Reward.turn_id.in_(own), theirs)))
 
 
 async def delete_feedback(
@@ -50,8 +82,8 @@ async def delete_feedback(
     A withdrawal without content is added to each of the `others`' turns, so that they are processed again.
     """
     seqs = [row.seq for row in feedback]
-    await session.execute(delete(FeedbackRank).where(FeedbackRank.feedback_seq.in_(seqs)))
-    await session.execute(delete(Feedback).where(Feedback.seq.in_(seqs)).execution_options(synchronize_session=False))
+    await _execute(session, delete(FeedbackRank).where(FeedbackRank.feedback_seq.in_(seqs)))
+    await _execute(session, delete(Feedback).where(Feedback.seq.in_(seqs)))
     for row in feedback:
         session.expunge(row)  # SQLite may reuse the last sequence numbers
     for turn_id in sorted(others):
@@ -73,54 +105,38 @@ async def delete_feedback(
 
 
 async def empty_judgements(session: AsyncSession, own: Collection[str], parents: Collection[str]) -> None:
-    """Clear the content of judgements: their details may quote the turn, or the turn that continues it."""
-    empty: dict[str, Any] = {
-        "details": {},
-        "reason": None,
-        "state": case((Judgement.state == JudgementState.OPEN, JudgementState.SKIPPED), else_=Judgement.state),
-        "fence": Judgement.fence + 1,
-        "lease_owner": None,
-        "lease_until": None,
-    }
-    updates: list[tuple[Collection[str], dict[str, Any]]] = [(parents, {}), (own, {"value": None})]
-    for turn_ids, values in updates:
-        await session.execute(
-            update(Judgement)
-            .where(Judgement.turn_id.in_(turn_ids))
-            .values(**empty, **values)
-            .execution_options(synchronize_session=False)
-        )
+    """Clear the content of judgements: their details may quote the turn, or the turn that continues it.
+
+    The `parents` keep their values; the subject's `own` turns do not.
+    """
+    await _execute(
+        session,
+        update(Judgement)
+        .where(Judgement.turn_id.in_([*own, *parents]))
+        .values(
+            details={},
+            reason=None,
+            value=case((Judgement.turn_id.in_(parents), Judgement.value)),
+            state=case((Judgement.state == JudgementState.OPEN, JudgementState.SKIPPED), else_=Judgement.state),
+            fence=Judgement.fence + 1,
+            lease_owner=None,
+            lease_until=None,
+        ),
+    )
 
 
 async def erase_turns(session: AsyncSession, project_id: str, turns: Sequence[Turn]) -> None:
     """Empty the turns as the deletion of a completion does, and their conversation ids and sampling parameters too."""
-    for is_open in (True, False):
-        in_state = [turn for turn in turns if (turn.state == TurnState.OPEN) is is_open]
-        if in_state:
-            await chats.erase(session, in_state)
+    if turns:
+        await chats.erase(session, turns)
     conversation_ids = {turn.conversation_id for turn in turns} - {None}
-    empty: dict[str, Any] = {"conversation_id": None, "sampling": {}, "prefix_reuse": None}
     matches = or_(Turn.id.in_([turn.id for turn in turns]), Turn.conversation_id.in_(conversation_ids))
-    await session.execute(
+    await _execute(
+        session,
         update(Turn)
         .where(Turn.project_id == project_id, matches, Turn.deleted_at.is_not(None))
-        .values(**empty)
-        .execution_options(synchronize_session=False)
+        .values(conversation_id=None, sampling={}, prefix_reuse=None),
     )
-
-
-async def find_ended_conversations(session: AsyncSession, project_id: str, turns: Sequence[Turn]) -> set[str]:
-    """Return the conversations that have no turns but these."""
-    conversation_ids = {turn.conversation_id for turn in turns if turn.conversation_id is not None}
-    remaining = await session.scalars(
-        select(Turn.conversation_id).where(
-            Turn.project_id == project_id,
-            Turn.conversation_id.in_(conversation_ids),
-            Turn.deleted_at.is_(None),
-            Turn.id.not_in([turn.id for turn in turns]),
-        )
-    )
-    return conversation_ids - set(remaining)
 
 
 async def delete_raters(
@@ -129,11 +145,8 @@ async def delete_raters(
     """Delete the subject's raters, and the nameless ones of these turns and of the `ended` conversations."""
     nameless = [rater_names.conversation_rater(id) for id in ended]
     nameless += [rater_names.single_turn_rater(turn.id) for turn in turns]
-    await session.execute(
-        delete(Rater)
-        .where(Rater.project_id == names.project_id, Rater.name.in_([*names.raters, *nameless]))
-        .execution_options(synchronize_session=False)
-    )
+    matches = Rater.name.in_([*names.raters, *nameless])
+    await _execute(session, delete(Rater).where(Rater.project_id == names.project_id, matches))
 
 
 async def delete_pins(session: AsyncSession, names: SubjectNames, ended: Collection[str]) -> int:
@@ -142,38 +155,29 @@ async def delete_pins(session: AsyncSession, names: SubjectNames, ended: Collect
     The reasons in their audit entries are cleared, also those of earlier pins, because a reason may name the subject.
     """
     subjects = [(PinKind.USER, name) for name in names.end_users] + [(PinKind.CONVERSATION, id) for id in ended]
-    deleted = await session.execute(
-        delete(Pin)
-        .where(Pin.project_id == names.project_id, tuple_(Pin.kind, Pin.subject).in_(subjects))
-        .execution_options(synchronize_session=False)
-    )
     hashes = [subject_hash(names.project_id, kind, subject) for kind, subject in subjects]
-    await session.execute(
+    await _execute(
+        session,
         update(Audit)
         .where(
             Audit.project_id == names.project_id,
             Audit.action == AuditAction.PIN_SET,
             Audit.details["subject_sha256"].as_string().in_(hashes),
         )
-        .values(reason=None, details={})
-        .execution_options(synchronize_session=False)
+        .values(reason=None, details={}),
     )
-    return int(deleted.rowcount)  # type: ignore[attr-defined]
+    matches = tuple_(Pin.kind, Pin.subject).in_(subjects)
+    return await _execute(session, delete(Pin).where(Pin.project_id == names.project_id, matches))
 
 
 async def delete_mentions(session: AsyncSession, names: SubjectNames, others: Collection[str]) -> None:
     """Remove the subject's name from the samples of `others`' turns and from the audit log."""
-    await session.execute(
-        update(Sample)
-        .where(Sample.turn_id.in_(others), Sample.rater.in_(names.raters))
-        .values(rater=None)
-        .execution_options(synchronize_session=False)
-    )
-    await session.execute(
+    by_subject = Sample.turn_id.in_(others) & Sample.rater.in_(names.raters)
+    await _execute(session, update(Sample).where(by_subject).values(rater=None))
+    mentions = Audit.subject.in_([name[:128] for name in (names.id, *names.raters)])
+    await _execute(
+        session,
         update(Audit)
-        .where(
-            Audit.project_id == names.project_id, Audit.subject.in_([name[:128] for name in (names.id, *names.raters)])
-        )
-        .values(subject=names.sha256, reason=None, details={})
-        .execution_options(synchronize_session=False)
+        .where(Audit.project_id == names.project_id, mentions)
+        .values(subject=names.sha256, reason=None, details={}),
     )

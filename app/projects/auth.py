@@ -1,17 +1,20 @@
 """Authentication: the caller behind a bearer key, with its project, its scopes and its limits."""
 
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
+from sqlalchemy import select
 
 from app.core.cache import SingleFlightCache
-from app.core.database import Database
+from app.core.database import Database, now
 from app.core.errors import Forbidden, Unauthorized
+from app.core.http import services_of
 from app.core.rate_limits import RateLimiter
-from app.core.services import services_of
+from app.models import ApiKey, Project
 from app.projects import keys
 
 
@@ -28,51 +31,49 @@ class Caller:
     max_concurrency: int | None = None
 
 
-@dataclass(frozen=True)
-class _CachedKey:
-    caller: Caller
-    remaining_seconds: float  # until the key expires, on the database's clock when it was read
-
-
-class ApiKeyCache:
+class ApiKeyCache(SingleFlightCache[str, tuple[Caller, float]]):
     """The API keys that were read a moment ago, so that a chat need not read its key from the database.
 
     Unknown keys are not kept. A key's remaining life is computed on the database's clock when the key is read; from
     then on this process's monotonic clock runs. So a wrong wall clock of the host neither shortens nor stretches a key.
+    `forget` must be called when this process has changed a key or its project.
     """
 
     def __init__(self, seconds: float, max_size: int = 10_000) -> None:
-        self._keys: SingleFlightCache[str, _CachedKey] = SingleFlightCache(
-            seconds, max_size=max_size, lifetime=lambda key: key.remaining_seconds
-        )
+        super().__init__(seconds, max_size=max_size, lifetime=lambda cached: cached[1])
 
     async def find(self, db: Database, key: str) -> Caller | None:
         """Return the caller of an API key, or None for a key that is unknown, revoked or expired."""
         digest = keys.digest(key)
-        cached = await self._keys.get(digest, lambda: _read_key(db, digest))
-        return None if cached is None else cached.caller
-
-    def forget(self) -> None:
-        """Drop every key, those being read included: this process has changed a key or its project."""
-        self._keys.forget()
+        cached = await self.get(digest, lambda: _read_key(db, digest))
+        return None if cached is None else cached[0]
 
 
-async def _read_key(db: Database, digest: str) -> _CachedKey | None:
+async def _read_key(db: Database, sha256: str) -> tuple[Caller, float] | None:
+    """Return the caller of the active key with this hash, and the seconds until the key expires.
+
+    The key itself never reaches the database, on whose clock the seconds are.
+    """
+    query = (
+        select(ApiKey, Project.train, ApiKey.expires_at - now())
+        .join(Project, Project.id == ApiKey.project_id)
+        .where(ApiKey.sha256 == sha256, keys.is_active())
+    )
     async with db.read() as session:
-        active = await keys.find_active(session, digest)
-    if active is None:
+        found = (await session.execute(query)).one_or_none()
+    if found is None:
         return None
-    row = active.key
+    row, project_train, remaining_seconds = found
     caller = Caller(
         project_id=row.project_id,
         key_id=row.id,
         key_prefix=row.prefix,
         scopes=tuple(row.scopes),
-        train=active.project_train if row.train is None else row.train,
+        train=project_train if row.train is None else row.train,
         requests_per_minute=row.requests_per_minute,
         max_concurrency=row.max_concurrency,
     )
-    return _CachedKey(caller, active.remaining_seconds)
+    return caller, math.inf if remaining_seconds is None else remaining_seconds
 
 
 async def database(request: Request) -> Database:  # async, because FastAPI runs other dependencies in a thread

@@ -1,25 +1,84 @@
 """/v1/keys and /v1/project, for the admins of the project."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints, field_validator
 
 from app.core.errors import ERROR_RESPONSES
-from app.core.http import json_body
-from app.core.services import services_of
-from app.projects import repository, service
+from app.core.http import json_body, services_of
+from app.core.pagination import Page
+from app.models import Project
+from app.projects import keys, service
 from app.projects.auth import AdminCaller, ApiKeyCache, DatabaseDep
-from app.projects.schemas import KeyList, KeyRequest, KeyView, NewKeyView, ProjectRequest, ProjectView
+from app.projects.keys import SCOPES
 
 router = APIRouter(prefix="/v1", tags=["projects"], responses=ERROR_RESPONSES)
 KeyId = Annotated[str, Path(min_length=1, max_length=255)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=63)]
+Scope = Literal["chat", "feedback", "admin"]
+Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
+TEN_YEARS = 10 * 366 * 86_400
 
 
-def api_key_cache(request: Request) -> ApiKeyCache:
-    return services_of(request).get(ApiKeyCache)
+class KeyRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name | None = Field(None, description="a label for the owner's own use")
+    scopes: list[Scope] = Field(["chat", "feedback", "admin"], min_length=1, max_length=len(SCOPES))
+    expires_in: Annotated[StrictInt, Field(ge=1, le=TEN_YEARS)] | None = Field(
+        None, description="seconds until the key expires; null: never"
+    )
+    train: StrictBool | None = Field(None, description="consent to train on this key's turns; the project's when null")
+    requests_per_minute: Count | None = Field(None, description="the deployment's limit when null")
+    max_concurrency: Count | None = Field(
+        None, description="requests at the same time, in each API process; the deployment's limit when null"
+    )
+
+    @field_validator("scopes")
+    @classmethod
+    def remove_duplicates(cls, scopes: list[str]) -> list[str]:
+        return [scope for scope in SCOPES if scope in scopes]
 
 
-KeyCacheDep = Annotated[ApiKeyCache, Depends(api_key_cache)]
+class KeyView(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["key"] = "key"
+    id: str
+    name: str | None
+    prefix: str
+    scopes: list[str]
+    train: bool | None
+    requests_per_minute: int | None
+    max_concurrency: int | None
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+
+
+class NewKeyView(KeyView):
+    key: str = Field(description="the key itself; it cannot be read again")
+
+
+class KeyList(Page[KeyView]):
+    pass
+
+
+class ProjectRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    train: StrictBool = Field(description="consent to train on the project's turns; keys and requests may differ")
+
+
+class ProjectView(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["project"] = "project"
+    id: str
+    name: str
+    train: bool
+    created_at: float
 
 
 @router.post("/keys", status_code=201)
@@ -27,8 +86,8 @@ async def create_key(
     caller: AdminCaller, db: DatabaseDep, body: Annotated[KeyRequest, json_body(KeyRequest)]
 ) -> NewKeyView:
     async with db.write() as session:
-        row, key = await service.create_key(session, caller.project_id, body, actor=caller.key_prefix)
-    return NewKeyView(**KeyView.of(row).model_dump(), key=key)
+        row, key = await keys.create(session, caller.project_id, actor=caller.key_prefix, **body.model_dump())
+    return NewKeyView(**KeyView.model_validate(row).model_dump(), key=key)
 
 
 @router.get("/keys")
@@ -39,39 +98,35 @@ async def list_keys(
     after: Annotated[str | None, Query(min_length=1, max_length=255)] = None,
 ) -> KeyList:
     async with db.read() as session:
-        last = await service.get_key(session, caller.project_id, after, param="after") if after else None
-        rows = await repository.list_keys(session, caller.project_id, last, limit)
-    return KeyList.of(rows, limit)
+        rows = await keys.list_keys(session, caller.project_id, after, limit)
+    return KeyList.from_rows([KeyView.model_validate(row) for row in rows], limit)
 
 
 @router.get("/keys/{key_id}")
 async def get_key(key_id: KeyId, caller: AdminCaller, db: DatabaseDep) -> KeyView:
     async with db.read() as session:
-        return KeyView.of(await service.get_key(session, caller.project_id, key_id))
+        return KeyView.model_validate(await keys.get_key(session, caller.project_id, key_id))
 
 
 @router.delete("/keys/{key_id}")
-async def revoke_key(key_id: KeyId, caller: AdminCaller, db: DatabaseDep, key_cache: KeyCacheDep) -> KeyView:
+async def revoke_key(request: Request, key_id: KeyId, caller: AdminCaller, db: DatabaseDep) -> KeyView:
     async with db.write() as session:
-        row = await service.revoke_key(session, caller.project_id, key_id, actor=caller.key_prefix)
-    key_cache.forget()
-    return KeyView.of(row)
+        row = await keys.revoke(session, caller.project_id, key_id, actor=caller.key_prefix)
+    services_of(request).get(ApiKeyCache).forget()
+    return KeyView.model_validate(row)
 
 
 @router.get("/project")
 async def get_project(caller: AdminCaller, db: DatabaseDep) -> ProjectView:
     async with db.read() as session:
-        return ProjectView.of(await repository.get_project(session, caller.project_id))
+        return ProjectView.model_validate(await session.get_one(Project, caller.project_id))
 
 
 @router.patch("/project")
 async def change_project(
-    caller: AdminCaller,
-    db: DatabaseDep,
-    body: Annotated[ProjectRequest, json_body(ProjectRequest)],
-    key_cache: KeyCacheDep,
+    request: Request, caller: AdminCaller, db: DatabaseDep, body: Annotated[ProjectRequest, json_body(ProjectRequest)]
 ) -> ProjectView:
     async with db.write() as session:
         project = await service.set_consent(session, caller.project_id, body.train, actor=caller.key_prefix)
-    key_cache.forget()
-    return ProjectView.of(project)
+    services_of(request).get(ApiKeyCache).forget()
+    return ProjectView.model_validate(project)

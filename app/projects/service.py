@@ -1,17 +1,112 @@
-"""Projects are created by the operator of the machine; a project's keys are created by its own admins."""
+"""Projects: the first start, creation by the operator of the machine, and the consent to train.
+
+At the first start there is one project, one key (shown once), and one policy whose version 0 is the base model. A
+refusal to train by the key, by the project or by the request is final.
+"""
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
 
+from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
-from app.core.errors import Conflict, NotFound
-from app.models import ApiKey, AuditAction, Project, new_id, record_audit
-from app.projects import keys, repository
-from app.projects.bootstrap import create_policy
-from app.projects.schemas import KeyRequest
+from app.models import (
+    ApiKey,
+    AuditAction,
+    Deployment,
+    Policy,
+    Project,
+    Turn,
+    Version,
+    VersionState,
+    new_id,
+    record_audit,
+)
+from app.projects import keys
 
+DEFAULT_PROJECT = "default"
+BOOTSTRAP_LOCK = 20261121  # a PostgreSQL advisory lock
+CONSENT = "attune_train"  # a key of the request's metadata
+NO_CONSENT = "no consent to train"  # an exclusion reason
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+async def bootstrap(session: AsyncSession, policy_name: str, model: str, adaptation: str = "lora") -> str | None:
+    """Create what is missing. Returns the key if one was created.
+
+    Raises ValueError when the policy has another base model, or when this database holds versions of the other
+    adaptation.
+    """
+    model = resolve_base_model(model)
+    if session.get_bind().dialect.name == "postgresql":  # several processes may start at the same time
+        await session.execute(text(f"SELECT pg_advisory_xact_lock({BOOTSTRAP_LOCK})"))
+    project = await find_project(session, DEFAULT_PROJECT) or await _add_project(session, DEFAULT_PROJECT)
+    key: str | None = None
+    if await session.scalar(select(ApiKey).where(ApiKey.project_id == project.id).limit(1)) is None:
+        _, key = await keys.create(session, project.id)
+    policy = await session.scalar(select(Policy).where(Policy.project_id == project.id, Policy.name == policy_name))
+    if policy is None:
+        await create_policy(session, project.id, policy_name, model)
+    elif policy.base_model != model:
+        raise ValueError(
+            f"policy '{policy_name}' learns on {policy.base_model}, not on {model}: "
+            "name another ATTUNE_POLICY or another ATTUNE_HOME"
+        )
+    await _check_adaptation(session, full=adaptation == "full")
+    return key
+
+
+async def _check_adaptation(session: AsyncSession, *, full: bool) -> None:
+    """Raise ValueError if adapters and full weights would mix, or if several policies would have full weights.
+
+    An adapter belongs to the base model's weights, and an engine holds the full weights of one policy only.
+    """
+    other = await session.scalar(
+        select(Version.adapter_name).where(Version.number > 0, Version.full_weights != full).limit(1)
+    )
+    if other is not None:
+        kind = "an adapter, not full weights" if full else "full weights, not an adapter"
+        raise ValueError(f"{other} is {kind}: name another ATTUNE_HOME, or another ATTUNE_ADAPTATION")
+    if full and await session.scalar(select(func.count()).select_from(Policy)) != 1:
+        raise ValueError(
+            "an engine holds the full weights of one policy, and this database has several policies: "
+            "name another ATTUNE_HOME"
+        )
+
+
+def resolve_base_model(model: str) -> str:
+    """Return the absolute path of a model folder; return a hub name unchanged."""
+    return str(Path(model).resolve()) if Path(model).exists() else model
+
+
+async def create_policy(session: AsyncSession, project_id: str, name: str, model: str) -> None:
+    """Add a policy with version 0, the base model, and deploy that version."""
+    policy = Policy(id=new_id("pol"), project_id=project_id, name=name, base_model=resolve_base_model(model))
+    session.add(policy)
+    await session.flush()
+    base = Version(id=new_id("ver"), policy_id=policy.id, number=0, state=VersionState.LIVE, live_at=now())
+    session.add(base)
+    await session.flush()
+    policy.head_version_id = base.id
+    session.add(Deployment(policy_id=policy.id, version_id=base.id, changed_at=now()))
+
+
+async def find_project(session: AsyncSession, name: str) -> Project | None:
+    return await session.scalar(select(Project).where(Project.name == name))
+
+
+async def list_projects(session: AsyncSession) -> list[Project]:
+    """Return every project, the oldest first."""
+    return list(await session.scalars(select(Project).order_by(Project.created_at, Project.id)))
+
+
+async def _add_project(session: AsyncSession, name: str) -> Project:
+    project = Project(id=new_id("proj"), name=name)
+    session.add(project)
+    await session.flush()
+    return project
 
 
 async def create_project(session: AsyncSession, name: str, policy: str, model: str) -> tuple[Project, str]:
@@ -24,11 +119,9 @@ async def create_project(session: AsyncSession, name: str, policy: str, model: s
             raise ValueError(
                 f"'{value}' is not a valid name: use a-z, 0-9, - and _, beginning with a letter or a digit"
             )
-    if await repository.find_project(session, name) is not None:
+    if await find_project(session, name) is not None:
         raise ValueError(f"there is a project '{name}' already")
-    project = Project(id=new_id("proj"), name=name)
-    session.add(project)
-    await session.flush()
+    project = await _add_project(session, name)
     await create_policy(session, project.id, policy, model)
     row, key = await keys.create(session, project.id)
     details = {"name": name, "key": row.id}
@@ -38,54 +131,36 @@ async def create_project(session: AsyncSession, name: str, policy: str, model: s
 
 async def create_admin_key(session: AsyncSession, name: str) -> str:
     """Return a new key for a project that has lost its own. Raises ValueError when there is no such project."""
-    project = await repository.find_project(session, name)
+    project = await find_project(session, name)
     if project is None:
         raise ValueError(f"there is no project '{name}'")
-    row, key = await keys.create(session, project.id, name="made by the operator")
-    record_audit(session, "operator", AuditAction.KEY_CREATED, row.id, project_id=project.id, scopes=row.scopes)
+    _, key = await keys.create(session, project.id, actor="operator", name="made by the operator")
     return key
 
 
-async def create_key(session: AsyncSession, project_id: str, request: KeyRequest, *, actor: str) -> tuple[ApiKey, str]:
-    """Add a key to a project. Returns its row and the key itself, which cannot be read again."""
-    values = request.model_dump(exclude={"scopes", "expires_in"})
-    row, key = await keys.create(session, project_id, tuple(request.scopes), expires_in=request.expires_in, **values)
-    record_audit(session, actor, AuditAction.KEY_CREATED, row.id, project_id=project_id, scopes=row.scopes)
-    return row, key
+def withholds_consent(metadata: Mapping[str, str]) -> bool:
+    """Return whether a request's metadata forbids training on its turns.
+
+    Every value but "true" forbids it: a caller who writes "False" or "0" does not consent.
+    """
+    return metadata.get(CONSENT, "true") != "true"
 
 
-async def get_key(session: AsyncSession, project_id: str, key_id: str, *, param: str = "key_id") -> ApiKey:
-    """Return a key of a project, revoked or not. Raises NotFound, which names `param`."""
-    row = await repository.find_key(session, project_id, key_id)
-    if row is None:
-        raise NotFound(f"There is no key '{key_id}'.", param=param)
-    return row
-
-
-async def revoke_key(session: AsyncSession, project_id: str, key_id: str, *, actor: str) -> ApiKey:
-    """Revoke a key; a revoked key stays as it is. Raises NotFound, and Conflict for the project's last admin key."""
-    await repository.get_project(session, project_id, lock=True)  # two admins who revoke each other's key take turns
-    row = await get_key(session, project_id, key_id)
-    if row.revoked_at is not None:
-        return row
-    others = [other for other in await repository.list_active_keys(session, project_id) if other.id != row.id]
-    if not any("admin" in other.scopes for other in others):
-        raise Conflict(
-            "This is the project's last admin key; make another before you revoke it.", code="last_admin_key"
-        )
-    row.revoked_at = now()
-    await session.flush()
-    await session.refresh(row)
-    record_audit(session, actor, AuditAction.KEY_REVOKED, row.id, project_id=project_id)
-    return row
+async def has_training_consent(session: AsyncSession, turn: Turn) -> bool:
+    """Return whether the turn may be trained on now: its key or project may have changed since it was recorded."""
+    if turn.exclusion_reason == NO_CONSENT:
+        return False
+    key = await session.get(ApiKey, turn.key_id) if turn.key_id is not None else None
+    if key is not None and key.train is not None:
+        return key.train
+    return (await session.get_one(Project, turn.project_id)).train
 
 
 async def set_consent(session: AsyncSession, project_id: str, train: bool, *, actor: str) -> Project:
     """Set whether a project's turns may be trained on."""
-    project = await repository.get_project(session, project_id, lock=True)
+    project = await session.get_one(Project, project_id, with_for_update=True, populate_existing=True)
     if project.train != train:
         project.train = train
-        record_audit(
-            session, actor, AuditAction.PROJECT_CONSENT_CHANGED, project_id, project_id=project_id, train=train
-        )
+        action = AuditAction.PROJECT_CONSENT_CHANGED
+        record_audit(session, actor, action, project_id, project_id=project_id, train=train)
     return project

@@ -1,59 +1,192 @@
-"""Set the standing of a rater and update the samples that depend on it."""
+"""Standings of raters, and the samples whose rewards come from them."""
 
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, RowMapping, Select, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
+from app.core.database import dialect_insert, now
 from app.core.errors import NotFound
 from app.core.jobs import enqueue_after_commit
-from app.models import AuditAction, Rater, RaterStanding, Sample, record_audit
-from app.raters import repository
+from app.core.pagination import apply_keyset
+from app.models import (
+    AuditAction,
+    Feedback,
+    Policy,
+    Rater,
+    RaterStanding,
+    Reward,
+    Sample,
+    SampleState,
+    Turn,
+    record_audit,
+)
 
+ALL_RATERS = "*"  # the row with the totals of a project's raters; names of raters hold a "/"
 BLOCKED = "its rater is blocked"
+MAX_TURNS_PER_STATEMENT = 1000
+RECOMPUTE_DELAY_SECONDS = 60.0  # a sample stays out of batches for so long, while curation computes its reward again
 
 
 async def set_standing(
     session: AsyncSession, project_id: str, name: str, standing: RaterStanding, reason: str | None, *, actor: str
 ) -> tuple[Rater, int]:
     """Set a rater's standing; the rater need not exist yet. Returns the rater and the number of updated samples."""
-    await repository.lock_rewards(session, project_id, name)
-    row = await repository.lock_rater(session, project_id, name)
-    if row is None:
-        row = await repository.create_rater(session, project_id, name)
-    row.standing = standing
-    row.reason = reason or f"{standing} by an admin"
-    await session.flush()
-    await session.refresh(row)
-    num_samples = await _update_samples(session, project_id, name, standing, row.reason)
-    record_audit(
-        session,
-        actor,
-        AuditAction(f"rater.{standing}"),
-        name[:128],
-        reason,
-        project_id=project_id,
-        rater=name,
-        samples=num_samples,
-    )
-    return row, num_samples
+    await _lock_rewards(session, project_id, name)
+    values = {"standing": standing, "reason": reason or f"{standing} by an admin"}
+    row = dialect_insert(session, Rater).values(project_id=project_id, name=name, **values)
+    await session.execute(row.on_conflict_do_update(index_elements=["project_id", "name"], set_=values))
+    num_samples = await _update_samples(session, project_id, name, standing, values["reason"])
+    details = {"rater": name, "samples": num_samples}
+    action = AuditAction(f"rater.{standing}")
+    record_audit(session, actor, action, name[:128], reason, project_id=project_id, **details)
+    return await session.get_one(Rater, (project_id, name)), num_samples
 
 
 async def _update_samples(
     session: AsyncSession, project_id: str, name: str, standing: RaterStanding, reason: str
 ) -> int:
     if standing == RaterStanding.QUARANTINED:
-        return await repository.quarantine_samples(session, project_id, name, reason)
+        return await quarantine_samples(session, project_id, name, reason)
     enqueue_after_commit(session, "curate", "assemble")
     if standing == RaterStanding.BLOCKED:
-        return await repository.drop_samples(session, project_id, name, BLOCKED)
-    return await repository.release_samples(session, project_id, name)
+        return await drop_samples(session, project_id, name, BLOCKED)
+    return await release_samples(session, project_id, name)
+
+
+async def list_raters(
+    session: AsyncSession, project_id: str, standing: str | None, after: str | None, limit: int
+) -> list[Rater]:
+    """Return up to `limit + 1` raters, ordered by name."""
+    rows = select(Rater).where(Rater.project_id == project_id, Rater.name != ALL_RATERS)
+    if standing is not None:
+        rows = rows.where(Rater.standing == standing)
+    return list(await session.scalars(apply_keyset(rows, (Rater.name,), None if after is None else (after,), limit)))
 
 
 async def list_quarantined(
     session: AsyncSession, project_id: str, after: str | None, limit: int
-) -> list[tuple[Sample, str, str]]:
-    """Return a page of quarantined samples. Raises NotFound if `after` is no sample of this project."""
-    position = None
+) -> Sequence[RowMapping]:
+    """Return up to `limit + 1` quarantined samples as fields of their views, the oldest first.
+
+    Raises NotFound if `after` is no sample of this project. It may be one that is no longer quarantined.
+    """
+    columns = (Sample.turn_id, Sample.reward, Sample.reason, Sample.rater, Sample.conversation_id, Sample.created_at)
+    query = (
+        select(*columns, Turn.completion_id, Policy.name.label("policy"))
+        .join(Policy, Policy.id == Sample.policy_id)
+        .join(Turn, Turn.id == Sample.turn_id)
+        .where(Policy.project_id == project_id)
+    )
+    last = None
     if after is not None:
-        position = await repository.find_sample_position(session, project_id, after)
-        if position is None:
+        last = (await session.execute(query.where(Sample.turn_id == after))).one_or_none()
+        if last is None:
             raise NotFound(f"There is no sample of a turn '{after}'.", param="after")
-    return await repository.list_quarantined(session, project_id, position, limit)
+    position = None if last is None else (last.created_at, last.turn_id)
+    query = query.where(Sample.state == SampleState.QUARANTINED)
+    page = await session.execute(apply_keyset(query, (Sample.created_at, Sample.turn_id), position, limit))
+    return page.mappings().all()
+
+
+async def quarantine_samples(session: AsyncSession, project_id: str, name: str, reason: str) -> int:
+    """Move the rater's open samples to quarantine. Returns how many."""
+    turn_ids = await _lock_samples(session, project_id, name, SampleState.OPEN)
+    await _update(session, Sample.turn_id, turn_ids, state=SampleState.QUARANTINED, reason=reason)
+    return len(turn_ids)
+
+
+async def release_samples(session: AsyncSession, project_id: str, name: str) -> int:
+    """Release the rater's samples, except those with a reward of another quarantined rater. Returns how many."""
+    free = set(await _lock_samples(session, project_id, name, SampleState.QUARANTINED))
+    for chunk in _chunks(free):
+        free -= set(
+            await session.scalars(
+                select(Reward.turn_id)
+                .join(Rater, Rater.name == Reward.rater)
+                .where(
+                    Reward.turn_id.in_(chunk),
+                    Rater.project_id == project_id,
+                    Rater.standing == RaterStanding.QUARANTINED,
+                    Rater.name != name,
+                )
+            )
+        )
+    await _update(session, Sample.turn_id, free, state=SampleState.OPEN, reason=None)
+    return len(free)
+
+
+async def drop_samples(session: AsyncSession, project_id: str, name: str, reason: str) -> int:
+    """Remove the rater's rewards from samples that are in no batch yet. Returns how many samples were dropped.
+
+    A sample with rewards of others is not dropped: curation computes its reward again without this rater.
+    """
+    turn_ids = await _lock_samples(session, project_id, name, SampleState.QUARANTINED)
+    turn_ids += await _lock_samples(session, project_id, name, SampleState.OPEN)
+    others = or_(Reward.rater.is_(None), Reward.rater != name)
+    await _update(session, Reward.turn_id, turn_ids, Reward.rater == name, weight=0.0)
+    shared: set[str] = set()
+    for chunk in _chunks(turn_ids):
+        query = select(Reward.turn_id).where(Reward.turn_id.in_(chunk), Reward.weight > 0, others)
+        shared |= set(await session.scalars(query))
+    alone = set(turn_ids) - shared
+    await _update(session, Sample.turn_id, alone, state=SampleState.DROPPED, reason=reason)
+    recompute_at = now() + RECOMPUTE_DELAY_SECONDS
+    await _update(session, Sample.turn_id, shared, state=SampleState.OPEN, reason=None, ready_at=recompute_at)
+    await _update(session, Feedback.turn_id, shared, processed=False)
+    return len(alone)
+
+
+async def _lock_rewards(session: AsyncSession, project_id: str, name: str) -> None:
+    """Lock the rewards of the rater's samples. Curation locks rewards before the rater's row too: no deadlock."""
+    turn_ids = _select_samples(project_id, name, SampleState.OPEN, SampleState.QUARANTINED)
+    await session.execute(
+        select(Reward.id).where(Reward.turn_id.in_(turn_ids)).order_by(Reward.turn_id, Reward.source).with_for_update()
+    )
+
+
+async def _lock_samples(session: AsyncSession, project_id: str, name: str, state: SampleState) -> list[str]:
+    """Lock the samples in this state with a reward of this rater and return their turn ids.
+
+    An open sample that another transaction has locked is about to enter a batch. It is skipped, because waiting for it
+    could cause a deadlock.
+    """
+    query = _select_samples(project_id, name, state).order_by(Sample.turn_id)
+    rows = await session.scalars(query.with_for_update(of=Sample, skip_locked=state == SampleState.OPEN))
+    return list(rows)
+
+
+def _select_samples(project_id: str, name: str, *states: SampleState) -> Select[str]:
+    """Return the query of the turn ids of samples with a reward of this rater."""
+    reward = aliased(Reward)
+    has_reward = exists().where(reward.turn_id == Sample.turn_id, reward.rater == name)
+    return (
+        select(Sample.turn_id)
+        .join(Policy, Policy.id == Sample.policy_id)
+        .where(Policy.project_id == project_id, Sample.state.in_(states), has_reward)
+    )
+
+
+async def _update(
+    session: AsyncSession,
+    turn_id: InstrumentedAttribute[str] | InstrumentedAttribute[str | None],
+    turn_ids: Collection[str],
+    *conditions: ColumnElement[bool],
+    **values: Any,
+) -> None:
+    """Update the rows of these turns in the table of the column `turn_id`."""
+    for chunk in _chunks(turn_ids):
+        await session.execute(
+            update(turn_id.class_)
+            .where(turn_id.in_(chunk), *conditions)
+            .values(**values)
+            .execution_options(synchronize_session=False)
+        )
+
+
+def _chunks(turn_ids: Collection[str]) -> Iterator[Sequence[str]]:
+    """Yield the sorted ids in chunks: SQLite limits a statement to 32,766 parameters."""
+    ids = sorted(turn_ids)
+    return (ids[start : start + MAX_TURNS_PER_STATEMENT] for start in range(0, len(ids), MAX_TURNS_PER_STATEMENT))

@@ -1,101 +1,209 @@
-"""Translate the chunks of a chat completion into the typed events of a streamed response."""
+"""Translate a chat completion into a response object, and its chunks into the typed events of a streamed response."""
 
+import time
 from typing import Any
 
-from app.responses.rendering import INCOMPLETE_REASONS, STATUS, ResponseRenderer, choice_logprobs, response_usage
-from app.responses.stream_state import Event, OpenCall, OpenMessage
+from app.responses.request import ResponsesRequest
+
+STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete", "content_filter": "incomplete"}
+INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
+Event = dict[str, Any]
+
+
+def render_response(request: ResponsesRequest, completion: dict[str, Any]) -> dict[str, Any]:
+    """Return a whole chat completion as a response object: the one that ends the stream of the same reply."""
+    [choice] = completion["choices"]
+    message = choice["message"]
+    calls = [call | {"index": index} for index, call in enumerate(message.get("tool_calls") or ())]
+    events = ResponseEvents(request, completion["id"], completion["model"], completion["created"])
+    events.add_chunk(
+        {"choices": [choice | {"delta": message | {"tool_calls": calls}}], "usage": completion.get("usage")}
+    )
+    response: dict[str, Any] = events.finish()[-1]["response"]
+    return response
 
 
 class ResponseEvents:
     """Call `start`, `add_chunk` for every chunk, then `finish` or `fail`; each returns the numbered events to send."""
 
-    def __init__(self, rendering: ResponseRenderer) -> None:
-        self._rendering = rendering
+    def __init__(self, request: ResponsesRequest, completion_id: str, model: str, created: int) -> None:
+        self._response = _new_response(request, completion_id, model, created)
+        self._id_suffix = completion_id.partition("-")[2]
         self._sequence_number = 0
-        self._output: list[dict[str, Any]] = []
-        self._open_item: OpenMessage | OpenCall | None = None
-        self._finish_reason: str | None = None
+        self._output: list[dict[str, Any]] = []  # the items that are complete
+        self._item: dict[str, Any] = {}  # the item that is still generated, if any
+        self._call_index: int | None = None  # of that item in the chat's tool calls
+        self._finish_reason = ""
         self._usage: dict[str, Any] | None = None
         self._pending_logprobs: list[dict[str, Any]] = []  # of tokens without text yet; they go with the next text
 
     def start(self) -> list[Event]:
-        response = self._rendering.response("in_progress", [])
-        types = ("response.created", "response.in_progress")
-        return self._number_events([{"type": type, "response": response} for type in types])
+        return [self._event(type, response=self._response) for type in ("created", "in_progress")]
 
     def add_chunk(self, chunk: dict[str, Any]) -> list[Event]:
         self._usage = chunk.get("usage") or self._usage
         events: list[Event] = []
         for choice in chunk["choices"]:
             delta = choice["delta"]
-            self._pending_logprobs += choice_logprobs(choice)
+            self._pending_logprobs += _response_logprobs(choice)
             if delta.get("content"):
                 events += self._add_text(delta["content"])
             for piece in delta.get("tool_calls") or ():
                 events += self._add_tool_call(piece)
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
-        return self._number_events(events)
+        return events
 
     def finish(self) -> list[Event]:
-        status = STATUS.get(self._finish_reason or "", "failed")
+        status = STATUS.get(self._finish_reason, "failed")
         if status == "failed":
             return self.fail("The reply ended before it was complete.")
-        events = self._ensure_message()[1] if not self._output and self._open_item is None else []
-        events += self._close_item("completed" if status == "completed" else "incomplete")
-        response = self._rendering.response(
-            status,
-            self._output,
-            usage=response_usage(self._usage),
-            incomplete=INCOMPLETE_REASONS.get(self._finish_reason or ""),
-        )
-        return self._number_events([*events, {"type": f"response.{status}", "response": response}])
+        events = [] if self._output or self._item else self._open_message()
+        events += self._close_item(status)
+        reason = INCOMPLETE_REASONS.get(self._finish_reason)
+        response = self._response | {
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "incomplete_details": None if reason is None else {"reason": reason},
+            "output": self._output,
+            "usage": response_usage(self._usage),
+        }
+        return [*events, self._event(status, response=response)]
 
     def fail(self, message: str) -> list[Event]:
         """Return the failure event. The response holds the output so far; its last item stays incomplete."""
-        output = self._output + ([self._open_item.item("incomplete")] if self._open_item else [])
-        response = self._rendering.response("failed", output, usage=response_usage(self._usage), error=message)
-        return self._number_events([{"type": "response.failed", "response": response}])
+        response = self._response | {
+            "status": "failed",
+            "error": {"code": "server_error", "message": message},
+            "output": self._output + ([self._item | {"status": "incomplete"}] if self._item else []),
+            "usage": response_usage(self._usage),
+        }
+        return [self._event("failed", response=response)]
 
     def _add_text(self, text: str) -> list[Event]:
-        message, events = self._ensure_message()
+        events = self._open_message()
         logprobs, self._pending_logprobs = self._pending_logprobs, []
-        return [*events, message.append(text, logprobs)]
+        [part] = self._item["content"]
+        part["text"] += text
+        part["logprobs"] += logprobs
+        return [*events, self._item_event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)]
 
-    def _ensure_message(self) -> tuple[OpenMessage, list[Event]]:
-        if isinstance(self._open_item, OpenMessage):
-            return self._open_item, []
-        events = self._close_item("completed")
-        message = OpenMessage(self._rendering, len(self._output))
-        return message, [*events, *self._open_new(message)]
+    def _open_message(self) -> list[Event]:
+        if self._item.get("type") == "message":
+            return []
+        events = self._open_item("msg", {"type": "message", "role": "assistant", "content": []})
+        self._item["content"] = [_text_part()]
+        return [*events, self._item_event("content_part.added", content_index=0, part=_text_part())]
 
     def _add_tool_call(self, piece: dict[str, Any]) -> list[Event]:
         function, events = piece.get("function") or {}, []
-        if not (isinstance(self._open_item, OpenCall) and self._open_item.number == piece["index"]):
-            events = self._close_item("completed")
-            call = OpenCall(
-                self._rendering, len(self._output), piece["index"], piece.get("id") or "", function.get("name") or ""
-            )
-            events += self._open_new(call)
-        else:
-            call = self._open_item
-        return [*events, call.append(function["arguments"])] if function.get("arguments") else events
+        if self._call_index != piece["index"]:
+            call = {"call_id": piece.get("id") or "", "name": function.get("name") or "", "arguments": ""}
+            events = self._open_item("fc", {"type": "function_call", **call})
+            self._call_index = piece["index"]
+        if arguments := function.get("arguments"):
+            self._item["arguments"] += arguments
+            events.append(self._item_event("function_call_arguments.delta", delta=arguments))
+        return events
 
-    def _open_new(self, item: OpenMessage | OpenCall) -> list[Event]:
-        self._open_item = item
-        added = {"type": "response.output_item.added", "output_index": item.index, "item": item.item("in_progress")}
-        return [added, *item.opening_events()]
+    def _open_item(self, prefix: str, fields: dict[str, Any]) -> list[Event]:
+        events = self._close_item("completed")
+        index = len(self._output)
+        self._item = {"id": f"{prefix}_{self._id_suffix}_{index}", "status": "in_progress", **fields}
+        return [*events, self._event("output_item.added", output_index=index, item=dict(self._item))]
 
     def _close_item(self, status: str) -> list[Event]:
-        if (item := self._open_item) is None:
+        if not self._item:
             return []
-        self._open_item = None
-        if isinstance(item, OpenMessage):
-            item.logprobs, self._pending_logprobs = item.logprobs + self._pending_logprobs, []
-        self._output.append(item.item(status))
-        done = {"type": "response.output_item.done", "output_index": item.index, "item": item.item(status)}
-        return [*item.closing_events(), done]
+        item = self._item
+        item["status"] = status
+        if item["type"] == "message":
+            [part] = item["content"]
+            part["logprobs"] += self._pending_logprobs
+            content = {"text": part["text"], "logprobs": part["logprobs"]}
+            events = [
+                self._item_event("output_text.done", content_index=0, **content),
+                self._item_event("content_part.done", content_index=0, part=part),
+            ]
+            self._pending_logprobs = []
+        else:
+            call = {"name": item["name"], "arguments": item["arguments"]}
+            events = [self._item_event("function_call_arguments.done", **call)]
+        events.append(self._event("output_item.done", output_index=len(self._output), item=item))
+        self._output.append(item)
+        self._item, self._call_index = {}, None
+        return events
 
-    def _number_events(self, events: list[Event]) -> list[Event]:
-        numbered = [event | {"sequence_number": self._sequence_number + index} for index, event in enumerate(events)]
-        self._sequence_number += len(events)
-        return numbered
+    def _item_event(self, type: str, **fields: Any) -> Event:
+        return self._event(type, item_id=self._item["id"], output_index=len(self._output), **fields)
+
+    def _event(self, type: str, **fields: Any) -> Event:
+        event = {"type": f"response.{type}", **fields, "sequence_number": self._sequence_number}
+        self._sequence_number += 1
+        return event
+
+
+def _new_response(request: ResponsesRequest, completion_id: str, model: str, created: int) -> dict[str, Any]:
+    """Return the response object before there is any output. Its id is "resp_9f2c…" for "chatcmpl-9f2c…"."""
+    choice = request.tool_choice
+    text_format = request.text.format if request.text else None
+    return {
+        "id": "resp_" + completion_id.partition("-")[2],  # feedback accepts both ids
+        "object": "response",
+        "created_at": created,
+        "completed_at": None,
+        "completion_id": completion_id,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "model": model,
+        "output": [],
+        "usage": None,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": request.safety_identifier,
+        "store": False,
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "text": {"format": text_format.model_dump(by_alias=True) if text_format else {"type": "text"}},
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump() if choice else "auto",
+        "tools": [tool.model_dump() | {"strict": bool(tool.strict)} for tool in request.tools or ()],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "truncation": "disabled",
+        "user": request.user,
+    }
+
+
+def _text_part() -> dict[str, Any]:
+    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+
+
+def _response_logprobs(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the log-probs of a choice. The Responses API requires `bytes` and `top_logprobs` for every token."""
+    return [
+        _with_bytes(token) | {"top_logprobs": [_with_bytes(other) for other in token.get("top_logprobs") or ()]}
+        for token in (choice.get("logprobs") or {}).get("content") or ()
+    ]
+
+
+def _with_bytes(token: dict[str, Any]) -> dict[str, Any]:
+    return token | {"bytes": token.get("bytes") or []}
+
+
+def response_usage(usage: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a chat completion's usage in the form of the Responses API."""
+    if usage is None:
+        return None
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    reasoning = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": usage["total_tokens"],
+    }

@@ -1,155 +1,179 @@
 """/v1/policies/{name}/training, /updates and /rewards: the state of learning, its control, and the rewards."""
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import RewardsConfig
-from app.core.database import Database
 from app.core.errors import ERROR_RESPONSES
 from app.core.http import json_body
-from app.core.services import settings_of
-from app.core.settings import Settings
-from app.models import AuditAction, Batch, Policy, record_audit
-from app.policies import overrides, service
-from app.policies.references import PolicyName
-from app.projects.auth import AdminCaller, Caller, DatabaseDep
-from app.training import kl_guard, reward_config
-from app.training import service as training_service
-from app.training.reward_config import effective_rewards
-from app.training.schemas import Reason, ReasonBody, RewardsView, TrainingView, UpdatePage, UpdateView
+from app.core.pagination import Page
+from app.models import AuditAction, Batch, Policy
+from app.policies.context import PolicyContext, PolicyDep, Reason, ReasonBody, RowView
+from app.policies.references import format_reference
+from app.policies.service import audit_policy, reset_override
+from app.training import kl_guard, service
+from app.training.policy_config import effective_rewards, parse_rewards, redact_rewards
 
 router = APIRouter(prefix="/v1/policies/{name}", tags=["training"], responses=ERROR_RESPONSES)
 NUM_LATEST_UPDATES = 5  # that the training view shows
 
 
+class SamplesView(BaseModel):
+    open: int = Field(description="ready for the next batch")
+    not_ready: int = Field(description="waiting for late feedback")
+    quarantined: int = Field(description="waiting for an admin's decision")
+
+
+class UpdateView(RowView):
+    """A batch and the result of its update."""
+
+    object: Literal["update"] = "update"
+    id: str
+    state: str
+    reason: str | None
+    parent: str = Field(description="the version that the update starts from")
+    version: str | None = Field(description="the version that it produced")
+    samples: int
+    raters: int | None
+    attempt: int
+    created_at: float
+    claimed_at: float | None
+    settled_at: float | None
+    metrics: dict[str, Any]
+
+
+class UpdatePage(Page[UpdateView]):
+    pass
+
+
+class TrainingView(RowView):
+    object: Literal["training"] = "training"
+    policy: str
+    mode: Literal["asynchronous", "synchronous", "halted"]
+    reason: str | None
+    since: float | None = Field(description="when the mode last changed; null if it never did")
+    kl_alarms: int = Field(description="alarms of the KL guard in a row")
+    samples: SamplesView
+    raters: int = Field(description="distinct raters of the open samples; a sample without a rater counts as one")
+    batch_size: int
+    triggered: bool = Field(description="whether two samples are enough for the next batch")
+    waiting_for: str = Field(description="what the next batch waits for")
+    updates: list[UpdateView] = Field(description="the latest ones, without their metrics")
+
+
+class RewardsView(BaseModel):
+    object: Literal["rewards"] = "rewards"
+    policy: str
+    overridden: bool = Field(description="whether the policy overrides the deployment's rewards")
+    rewards: dict[str, Any]
+
+
 @router.get("/training")
-async def get_training(name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep) -> TrainingView:
+async def get_training(context: PolicyDep) -> TrainingView:
     """Return the mode of learning, the samples that wait, and what the next batch waits for."""
-    return await _view_training(db, caller, name, settings_of(request))
+    settings = context.settings
+    async with context.read() as (session, policy):
+        counts = await service.count_samples(session, policy, settings)
+        rows = await service.list_batches(session, policy, None, NUM_LATEST_UPDATES)
+        updates = await _view_updates(session, policy, rows[:NUM_LATEST_UPDATES])
+        triggered = await service.is_triggered(session, policy)
+        return TrainingView.from_row(
+            policy,
+            policy=policy.name,
+            reason=policy.mode_reason,
+            since=policy.mode_since,
+            samples=SamplesView(open=counts.ready, not_ready=counts.not_ready, quarantined=counts.quarantined),
+            raters=counts.raters,
+            batch_size=settings.batch_size,
+            triggered=triggered,
+            waiting_for=await service.describe_wait(session, policy, counts, settings, triggered=triggered),
+            updates=[view.model_copy(update={"metrics": {}}) for view in updates],
+        )
 
 
 @router.post("/training/pause")
-async def pause(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
-) -> TrainingView:
+async def pause(context: PolicyDep, body: ReasonBody) -> TrainingView:
     """Halt learning: the current update finishes, and no batch is assembled until it is resumed."""
-    return await _control(kl_guard.halt, name, request, caller, db, body)
+    return await _control(kl_guard.halt, context, body)
 
 
 @router.post("/training/resume")
-async def resume(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
-) -> TrainingView:
+async def resume(context: PolicyDep, body: ReasonBody) -> TrainingView:
     """Return to the asynchronous mode and reset the alarms of the KL guard."""
-    return await _control(kl_guard.resume, name, request, caller, db, body)
+    return await _control(kl_guard.resume, context, body)
 
 
 @router.post("/training/trigger")
-async def trigger(
-    name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep, body: ReasonBody
-) -> TrainingView:
+async def trigger(context: PolicyDep, body: ReasonBody) -> TrainingView:
     """Let two ready samples be enough for the next batch."""
-    return await _control(training_service.trigger, name, request, caller, db, body)
+    return await _control(service.trigger, context, body)
 
 
 @router.get("/updates")
 async def list_updates(
-    name: PolicyName,
-    caller: AdminCaller,
-    db: DatabaseDep,
+    context: PolicyDep,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     after: Annotated[str | None, Query(min_length=1, max_length=48, description="an update's id")] = None,
 ) -> UpdatePage:
     """Return every batch with the metrics of its update, the newest first."""
-    async with db.read() as session:
-        policy = await service.get_policy(session, caller.project_id, name)
-        rows = await training_service.list_batches(session, policy, after, limit)
+    async with context.read() as (session, policy):
+        rows = await service.list_batches(session, policy, after, limit)
         return UpdatePage.from_rows(await _view_updates(session, policy, rows), limit)
 
 
 @router.get("/rewards")
-async def get_rewards(name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep) -> RewardsView:
+async def get_rewards(context: PolicyDep) -> RewardsView:
     """Return the policy's own rewards, or the deployment's."""
-    async with db.read() as session:
-        policy = await service.get_policy(session, caller.project_id, name)
-    return _view_rewards(policy, settings_of(request))
+    async with context.read() as (_, policy):
+        return _view_rewards(context, policy)
 
 
 @router.put("/rewards")
 async def put_rewards(
-    name: PolicyName,
-    request: Request,
-    caller: AdminCaller,
-    db: DatabaseDep,
-    body: Annotated[dict[str, Any], json_body(RewardsConfig, parse=dict)],
+    context: PolicyDep, body: Annotated[dict[str, Any], json_body(RewardsConfig, parse=dict)]
 ) -> RewardsView:
     """Set the policy's own rewards. Rewards that were computed before stay until their turn is processed again."""
-    config = reward_config.parse_rewards(body, settings_of(request))
-    async with db.write() as session:
-        policy = await training_service.lock_policy(session, caller.project_id, name)
+    config = parse_rewards(body, context.settings)
+    async with context.write() as (session, policy):
         policy.rewards = config.model_dump(mode="json")
         sources = [source.name for source in config.sources]
-        record_audit(
-            session,
-            caller.key_prefix,
-            AuditAction.REWARDS_UPDATED,
-            policy.name,
-            project_id=policy.project_id,
-            sources=sources,
-        )
-    return _view_rewards(policy, settings_of(request))
+        audit_policy(session, policy, AuditAction.REWARDS_UPDATED, context.actor, sources=sources)
+    return _view_rewards(context, policy)
 
 
 @router.delete("/rewards")
-async def reset_rewards(name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep) -> RewardsView:
+async def reset_rewards(context: PolicyDep) -> RewardsView:
     """Return to the deployment's rewards."""
-    async with db.write() as session:
-        policy = await training_service.lock_policy(session, caller.project_id, name)
-        await overrides.reset_override(session, policy, "rewards", actor=caller.key_prefix)
-    return _view_rewards(policy, settings_of(request))
+    async with context.write() as (session, policy):
+        await reset_override(session, policy, "rewards", actor=context.actor)
+    return _view_rewards(context, policy)
 
 
-async def _control(
-    action: Callable[..., Awaitable[None]],
-    name: str,
-    request: Request,
-    caller: Caller,
-    db: Database,
-    body: Reason,
-) -> TrainingView:
-    async with db.write() as session:
-        policy = await training_service.lock_policy(session, caller.project_id, name)
-        await action(session, policy, actor=caller.key_prefix, reason=body.reason)
-    return await _view_training(db, caller, name, settings_of(request))
+async def _control(act: Callable[..., None], context: PolicyContext, body: Reason) -> TrainingView:
+    async with context.write() as (session, policy):
+        act(session, policy, actor=context.actor, reason=body.reason)
+    return await get_training(context)
 
 
-def _view_rewards(policy: Policy, settings: Settings) -> RewardsView:
-    rewards = reward_config.redact_rewards(effective_rewards(policy, settings))
+def _view_rewards(context: PolicyContext, policy: Policy) -> RewardsView:
+    rewards = redact_rewards(effective_rewards(policy, context.settings))
     return RewardsView(policy=policy.name, overridden=policy.rewards is not None, rewards=rewards)
 
 
-async def _view_training(db: Database, caller: Caller, name: str, settings: Settings) -> TrainingView:
-    async with db.read() as session:
-        policy = await service.get_policy(session, caller.project_id, name)
-        counts = await training_service.count_samples(session, policy, settings)
-        rows = await training_service.list_batches(session, policy, None, NUM_LATEST_UPDATES)
-        views = await _view_updates(session, policy, rows[:NUM_LATEST_UPDATES])
-        triggered = await training_service.is_triggered(session, policy)
-        return TrainingView.of(
-            policy,
-            counts,
-            batch_size=settings.batch_size,
-            triggered=triggered,
-            waiting_for=await training_service.describe_wait(session, policy, counts, settings, triggered=triggered),
-            updates=[view.model_copy(update={"metrics": {}}) for view in views],
-        )
-
-
 async def _view_updates(session: AsyncSession, policy: Policy, rows: list[Batch]) -> list[UpdateView]:
-    numbers = await training_service.version_numbers(
-        session, {id for row in rows for id in (row.parent_id, row.version_id)}
-    )
-    return [UpdateView.of(policy, row, numbers) for row in rows]
+    numbers = await service.version_numbers(session, {id for row in rows for id in (row.parent_id, row.version_id)})
+    names: dict[str | None, str] = {id: format_reference(policy.name, number) for id, number in numbers.items()}
+    return [
+        UpdateView.from_row(
+            row,
+            parent=names[row.parent_id],
+            version=names.get(row.version_id),
+            samples=row.num_samples,
+            raters=row.num_raters,
+        )
+        for row in rows
+    ]

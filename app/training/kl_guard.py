@@ -8,13 +8,15 @@ An alarm rejects the version whose KL is too high and returns training to the ve
 mode only samples of the serving version are used. In the halted mode no batch is assembled.
 """
 
-from sqlalchemy import update
+from typing import Any
+
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
-from app.models import AuditAction, LearningMode, Policy, Version, record_audit
+from app.models import AuditAction, LearningMode, Policy, Version
+from app.policies.service import audit_policy
 
 KL_METRIC = "guard/kl"
 
@@ -27,7 +29,7 @@ def describe_violation(version: Version, settings: Settings) -> str | None:
     return f"its KL from the parent version is {kl:.3g} per token (k3); the limit `kl_guard` is {settings.kl_guard:g}"
 
 
-async def raise_alarm(session: AsyncSession, policy: Policy, reason: str, settings: Settings) -> None:
+def raise_alarm(session: AsyncSession, policy: Policy, reason: str, settings: Settings) -> None:
     """Count the rejection of a version for its KL. The caller has set the head to the version that serves."""
     policy.kl_alarms += 1
     if policy.mode == LearningMode.HALTED:
@@ -36,46 +38,34 @@ async def raise_alarm(session: AsyncSession, policy: Policy, reason: str, settin
         mode, reason = LearningMode.HALTED, f"{reason}; {policy.kl_alarms} alarms in a row"
     else:
         mode = LearningMode.SYNCHRONOUS
-    await _set_mode(session, policy, mode, actor="guard", reason=reason)
+    _set_mode(session, policy, mode, actor="guard", reason=reason)
 
 
-async def record_release(session: AsyncSession, policy: Policy, version: str) -> None:
+def record_release(session: AsyncSession, policy: Policy, version: str) -> None:
     """Reset the alarms after a version went live; it ends the synchronous mode. `version` is its name."""
     policy.kl_alarms = 0
     if policy.mode == LearningMode.SYNCHRONOUS:
-        await _set_mode(
+        _set_mode(
             session, policy, LearningMode.ASYNCHRONOUS, actor="guard", reason=f"{version} stayed within the KL limit"
         )
 
 
-async def halt(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
+def halt(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
     """Stop learning: the current update is finished, and no batch is assembled until `resume`."""
-    await _set_mode(session, policy, LearningMode.HALTED, actor=actor, reason=reason)
+    _set_mode(session, policy, LearningMode.HALTED, actor=actor, reason=reason)
 
 
-async def resume(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
+def resume(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
     """Return to the asynchronous mode and reset the alarms."""
     policy.kl_alarms = 0
-    await _set_mode(session, policy, LearningMode.ASYNCHRONOUS, actor=actor, reason=reason)
+    _set_mode(session, policy, LearningMode.ASYNCHRONOUS, actor=actor, reason=reason)
     enqueue_after_commit(session, "assemble")
 
 
-async def _set_mode(
-    session: AsyncSession, policy: Policy, mode: LearningMode, *, actor: str, reason: str | None
-) -> None:
+def _set_mode(session: AsyncSession, policy: Policy, mode: LearningMode, *, actor: str, reason: str | None) -> None:
     previous = policy.mode
     if previous == mode:
         return
-    policy.mode, policy.mode_reason = mode, reason
-    await session.flush()
-    await session.execute(update(Policy).where(Policy.id == policy.id).values(mode_since=now()))
-    record_audit(
-        session,
-        actor,
-        AuditAction(f"training.{mode}"),
-        policy.name,
-        reason,
-        project_id=policy.project_id,
-        previous=previous,
-        kl_alarms=policy.kl_alarms,
-    )
+    policy.mode, policy.mode_reason, policy.mode_since = mode, reason, now()
+    details: dict[str, Any] = {"previous": previous, "kl_alarms": policy.kl_alarms}
+    audit_policy(session, policy, AuditAction(f"training.{mode}"), actor, reason, **details)

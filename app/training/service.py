@@ -1,5 +1,6 @@
-"""The state of a policy's learning: the samples that wait, what the next batch waits for, and its trigger."""
+"""The state of a policy's learning: the samples that wait, what the next batch waits for, its caps and its trigger."""
 
+import math
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -23,14 +24,13 @@ from app.models import (
     SampleState,
     Version,
     VersionState,
-    record_audit,
 )
-from app.policies import repository, service
-from app.policies.ancestry import list_ancestors
+from app.policies import repository
 from app.policies.references import version_name
-from app.training import batch_caps
+from app.policies.service import audit_policy
 
 MIN_TRIGGERED_SAMPLES = 2
+MIN_RATERS_FOR_EVEN_SHARE = 5
 
 
 class SampleCounts(NamedTuple):
@@ -38,8 +38,10 @@ class SampleCounts(NamedTuple):
 
     `ready` samples may go into the next batch, `not_ready` ones wait for late feedback, and `quarantined` ones for an
     admin. `raters` are the distinct raters of the ready samples; a sample without a rater counts as one.
+    `version_ids` are the versions whose samples are recent enough; in the synchronous mode the head alone.
     """
 
+    version_ids: list[str]
     ready: int
     not_ready: int
     quarantined: int
@@ -49,6 +51,9 @@ class SampleCounts(NamedTuple):
 
 
 async def count_samples(session: AsyncSession, policy: Policy, settings: Settings) -> SampleCounts:
+    steps = 0 if policy.mode == LearningMode.SYNCHRONOUS else settings.max_staleness
+    ancestors = await repository.list_ancestors(session, policy.head_version_id or "", steps)
+    version_ids = [version.id for version in ancestors]
     ready = (Sample.state == SampleState.OPEN) & (Sample.ready_at <= now())
     query = select(
         func.count(case((ready, 1))),
@@ -60,15 +65,9 @@ async def count_samples(session: AsyncSession, policy: Policy, settings: Setting
     ).where(
         Sample.policy_id == policy.id,
         Sample.state.in_((SampleState.OPEN, SampleState.QUARANTINED)),
-        Sample.version_id.in_(await _fresh_version_ids(session, policy, settings)),
+        Sample.version_id.in_(version_ids),
     )
-    return SampleCounts(*(await session.execute(query)).one())
-
-
-async def _fresh_version_ids(session: AsyncSession, policy: Policy, settings: Settings) -> list[str]:
-    """Return the versions whose samples are recent enough; in the synchronous mode the head alone."""
-    steps = 0 if policy.mode == LearningMode.SYNCHRONOUS else settings.max_staleness
-    return [version.id for version in await list_ancestors(session, policy.head_version_id or "", steps)]
+    return SampleCounts(version_ids, *(await session.execute(query)).one())
 
 
 async def describe_wait(
@@ -95,17 +94,13 @@ async def describe_wait(
     if counts.raters < settings.min_raters:
         return f"{settings.min_raters - counts.raters} more raters."
     size = min(counts.ready, settings.batch_size)
-    version_ids = await _fresh_version_ids(session, policy, settings)
-    selectable, limiting = await batch_caps.count_selectable(
-        session, policy, version_ids, settings.batch_size, counts.raters, settings
-    )
-    if selectable < size:
-        size = selectable
-        if selectable < min_size:
-            return (
-                f"At least {min_size - selectable} more ready samples of other {limiting}s: of the {counts.ready} "
-                f"ready samples at most {selectable} may be in one batch (ATTUNE_MAX_{limiting.upper()}_SHARE)."
-            )
+    selectable, limiting = await _count_selectable(session, policy, counts, settings)
+    if selectable < min_size:
+        return (
+            f"At least {min_size - selectable} more ready samples of other {limiting}s: of the {counts.ready} "
+            f"ready samples at most {selectable} may be in one batch (ATTUNE_MAX_{limiting.upper()}_SHARE)."
+        )
+    size = min(size, selectable)
     waited = 0.0 if counts.oldest_ready_at is None else counts.now - counts.oldest_ready_at
     remaining = settings.max_wait_seconds - waited
     if size < settings.batch_size and not triggered and remaining > 0:
@@ -118,17 +113,58 @@ async def describe_wait(
     )
 
 
-async def lock_policy(session: AsyncSession, project_id: str, name: str) -> Policy:
-    """Return the policy with its row locked. Assembling and publishing take the same lock. Raises NotFound."""
-    policy = await service.get_policy(session, project_id, name)
-    return await session.get_one(Policy, policy.id, with_for_update={"key_share": True}, populate_existing=True)
+def max_samples(share: float, size: int) -> int:
+    """Return how many samples of a batch of `size` one rater, conversation or cluster may have; at least one."""
+    return max(1, int(share * size))
 
 
-async def trigger(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
+def even_share(size: int, raters: int) -> int:
+    """Return a batch's size divided by the number of raters, rounded up; 1 where there are too few raters."""
+    return math.ceil(size / raters) if raters >= MIN_RATERS_FOR_EVEN_SHARE else 1
+
+
+async def _count_selectable(
+    session: AsyncSession, policy: Policy, counts: SampleCounts, settings: Settings
+) -> tuple[int, str]:
+    """Return an upper bound of the ready samples that fit into one batch, and the cap that sets it.
+
+    The cap is "rater", "conversation", "cluster", or "" if none of them limits the batch. Each cap is applied by
+    itself: all of them together, and raters of reduced trust, may leave fewer. Replies to one prompt count once, since
+    they are selected together.
+    """
+    size = settings.batch_size
+    group = func.coalesce(Sample.group_id, Sample.turn_id)
+    caps = {
+        "conversation": (Sample.conversation_id, max_samples(settings.max_conversation_share, size)),
+        "cluster": (Sample.cluster, max_samples(settings.max_cluster_share, size)),
+    }
+    if settings.max_rater_share < 1.0:
+        limit = max(max_samples(settings.max_rater_share, size), even_share(size, counts.raters))
+        caps = {"rater": (Sample.rater, limit), **caps}
+    fewest, limiting = size, ""
+    for name, (owner, limit) in caps.items():
+        ready = (
+            select(owner.label("owner"), func.dense_rank().over(partition_by=owner, order_by=group).label("rank"))
+            .where(
+                Sample.policy_id == policy.id,
+                Sample.state == SampleState.OPEN,
+                Sample.ready_at <= now(),
+                Sample.version_id.in_(counts.version_ids),
+            )
+            .subquery()
+        ).c
+        query = select(func.count()).where(ready.owner.is_(None) | (ready.rank <= limit))
+        count = int(await session.scalar(query) or 0)
+        if count < fewest:
+            fewest, limiting = count, name
+    return fewest, limiting
+
+
+def trigger(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
     """Let the next batch have as few as two samples. Raises Conflict while learning is halted."""
     if policy.mode == LearningMode.HALTED:
         raise Conflict(f"Learning of '{policy.name}' is halted; resume it first.", code="learning_halted")
-    record_audit(session, actor, AuditAction.TRAINING_TRIGGERED, policy.name, reason, project_id=policy.project_id)
+    audit_policy(session, policy, AuditAction.TRAINING_TRIGGERED, actor, reason)
     enqueue_after_commit(session, "curate", "assemble")
 
 
@@ -141,7 +177,7 @@ async def is_triggered(session: AsyncSession, policy: Policy) -> bool:
     )
     frozen = select(func.max(Batch.created_at)).where(Batch.policy_id == policy.id)
     triggered_at, frozen_at = await session.scalar(triggered), await session.scalar(frozen)
-    return triggered_at is not None and (frozen_at is None or triggered_at > frozen_at)
+    return (triggered_at or 0.0) > (frozen_at or 0.0)
 
 
 async def list_batches(session: AsyncSession, policy: Policy, after: str | None, limit: int) -> list[Batch]:

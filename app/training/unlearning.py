@@ -29,9 +29,9 @@ from app.models import (
     Version,
     lock_turns,
 )
-from app.policies.ancestry import select_descendants
-from app.training.reward_config import effective_rewards
-from app.training.reward_models import repository, service
+from app.policies.repository import select_descendants
+from app.training import reward_models
+from app.training.policy_config import effective_rewards
 
 ERASED = "erased"
 SAMPLES_ERASED = "some of its samples were erased"
@@ -147,19 +147,19 @@ async def unlearn_reward_models(session: AsyncSession, turns: Mapping[str, float
         turns: For each turn id, when the erased feedback on it was given (Unix seconds).
     """
     tainted: list[str] = []
-    for row in await repository.lock_fitted_on(session, turns):
+    for row in await reward_models.lock_fitted_on(session, turns):
         policy = await session.get_one(Policy, row.policy_id)
         if row.state == RewardModelState.OPEN:
             await _restart_fit(session, row)
         elif row.path is not None and await _has_read(session, row, turns):
-            tainted.append(repository.reward_model_name(policy, row))
+            tainted.append(reward_models.reward_model_name(policy, row))
             await _taint(session, policy, row, settings)
     return tainted
 
 
 async def restart_fits(session: AsyncSession, turn_ids: Collection[str]) -> None:
     """Make running fits that read feedback on these turns lose their lease and read the remaining data again."""
-    for row in await repository.lock_fitted_on(session, turn_ids):
+    for row in await reward_models.lock_fitted_on(session, turn_ids):
         if row.state == RewardModelState.OPEN:
             await _restart_fit(session, row)
 
@@ -188,8 +188,8 @@ async def _taint(session: AsyncSession, policy: Policy, row: RewardModel, settin
         row.tainted_at = now()
     if not was_serving:
         return
-    await service.disable(session, policy, row, actor=service.ERASURE, reason=REWARD_MODEL_DATA_ERASED)
-    open_fit = await repository.find_in_state(session, policy.id, RewardModelState.OPEN)
-    if open_fit is None and effective_rewards(policy, settings).learned is not None:
-        reason = f"{repository.reward_model_name(policy, row)}: {REWARD_MODEL_DATA_ERASED}"
-        await service.create_fit(session, policy, actor=service.ERASURE, reason=reason)
+    await reward_models.disable(session, policy, row, actor=reward_models.ERASURE, reason=REWARD_MODEL_DATA_ERASED)
+    open_fit = await reward_models.find_newest(session, policy.id, RewardModelState.OPEN)
+    if open_fit is None and effective_rewards(policy, settings).reward_model is not None:
+        reason = f"{reward_models.reward_model_name(policy, row)}: {REWARD_MODEL_DATA_ERASED}"
+        await reward_models.create_fit(session, policy, actor=reward_models.ERASURE, reason=reason)

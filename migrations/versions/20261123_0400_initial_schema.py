@@ -12,6 +12,16 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
+JSON = sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql")
+
+
+def create_partial_index(
+    name: str, table: str, columns: list[str], where: str, *, sqlite: str | None = None, unique: bool = False
+) -> None:
+    """Create an index of the rows that meet a condition, which SQLite may need in another form than PostgreSQL."""
+    sqlite_where = sa.text(sqlite or where)
+    op.create_index(name, table, columns, unique=unique, postgresql_where=sa.text(where), sqlite_where=sqlite_where)
+
 
 def upgrade() -> None:
     op.create_table(
@@ -22,23 +32,19 @@ def upgrade() -> None:
         sa.Column("action", sa.String(length=64), nullable=False),
         sa.Column("subject", sa.String(length=128), nullable=False),
         sa.Column("reason", sa.Text(), nullable=True),
-        sa.Column(
-            "details", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=False
-        ),
+        sa.Column("details", JSON, nullable=False),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("seq", name=op.f("pk_audit")),
     )
-    op.create_index(op.f("ix_audit_project_id"), "audit", ["project_id"], unique=False)
-    op.create_index("ix_audit_project_id_action_subject", "audit", ["project_id", "action", "subject"], unique=False)
+    op.create_index(op.f("ix_audit_project_id"), "audit", ["project_id"])
+    op.create_index("ix_audit_project_id_action_subject", "audit", ["project_id", "action", "subject"])
     op.create_table(
         "engines",
         sa.Column("name", sa.String(length=63), nullable=False),
         sa.Column("url", sa.Text(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("incarnation", sa.Integer(), nullable=False),
-        sa.Column(
-            "loaded", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=False
-        ),
+        sa.Column("loaded", JSON, nullable=False),
         sa.Column("weights", sa.String(length=80), nullable=True),
         sa.Column("swapping_until", sa.Float(), nullable=True),
         sa.Column("heartbeat_at", sa.Float(), nullable=True),
@@ -62,9 +68,7 @@ def upgrade() -> None:
         sa.Column("prefix", sa.String(length=24), nullable=False),
         sa.Column("sha256", sa.String(length=64), nullable=False),
         sa.Column("name", sa.String(length=63), nullable=True),
-        sa.Column(
-            "scopes", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=False
-        ),
+        sa.Column("scopes", JSON, nullable=False),
         sa.Column("train", sa.Boolean(), nullable=True),
         sa.Column("requests_per_minute", sa.Integer(), nullable=True),
         sa.Column("max_concurrency", sa.Integer(), nullable=True),
@@ -75,7 +79,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_api_keys")),
         sa.UniqueConstraint("sha256", name=op.f("uq_api_keys_sha256")),
     )
-    op.create_index(op.f("ix_api_keys_project_id"), "api_keys", ["project_id"], unique=False)
+    op.create_index(op.f("ix_api_keys_project_id"), "api_keys", ["project_id"])
     op.create_table(
         "datasets",
         sa.Column("id", sa.String(length=48), nullable=False),
@@ -96,29 +100,21 @@ def upgrade() -> None:
         sa.Column("name", sa.String(length=63), nullable=False),
         sa.Column("base_model", sa.Text(), nullable=False),
         sa.Column("head_version_id", sa.String(length=48), nullable=True),
-        sa.Column(
-            "rewards", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=True
-        ),
-        sa.Column(
-            "rollouts", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=True
-        ),
+        sa.Column("rewards", JSON, nullable=True),
+        sa.Column("rollouts", JSON, nullable=True),
         sa.Column("mode", sa.String(length=16), server_default="asynchronous", nullable=False),
         sa.Column("mode_reason", sa.Text(), nullable=True),
         sa.Column("mode_since", sa.Float(), nullable=True),
         sa.Column("kl_alarms", sa.Integer(), server_default="0", nullable=False),
         sa.Column("conversations", sa.String(length=16), server_default="follow", nullable=False),
-        sa.Column(
-            "canary", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=True
-        ),
-        sa.Column(
-            "shadow", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=True
-        ),
+        sa.Column("canary", JSON, nullable=True),
+        sa.Column("shadow", JSON, nullable=True),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_policies_project_id_projects")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_policies")),
         sa.UniqueConstraint("project_id", "name", name=op.f("uq_policies_project_id_name")),
     )
-    op.create_index(op.f("ix_policies_project_id"), "policies", ["project_id"], unique=False)
+    op.create_index(op.f("ix_policies_project_id"), "policies", ["project_id"])
     op.create_table(
         "raters",
         sa.Column("project_id", sa.String(length=48), nullable=False),
@@ -135,14 +131,12 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_raters_project_id_projects")),
         sa.PrimaryKeyConstraint("project_id", "name", name=op.f("pk_raters")),
     )
-    op.create_index("ix_raters_project_id_standing", "raters", ["project_id", "standing"], unique=False)
+    op.create_index("ix_raters_project_id_standing", "raters", ["project_id", "standing"])
     op.create_table(
         "dataset_rows",
         sa.Column("dataset_id", sa.String(length=48), nullable=False),
         sa.Column("row_number", sa.Integer(), nullable=False),
-        sa.Column(
-            "content", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=False
-        ),
+        sa.Column("content", JSON, nullable=False),
         sa.ForeignKeyConstraint(
             ["dataset_id"], ["datasets.id"], name=op.f("fk_dataset_rows_dataset_id_datasets"), ondelete="CASCADE"
         ),
@@ -159,9 +153,7 @@ def upgrade() -> None:
         sa.Column("serve_when_fitted", sa.Boolean(), nullable=False),
         sa.Column("path", sa.Text(), nullable=True),
         sa.Column("manifest_sha256", sa.String(length=64), nullable=True),
-        sa.Column(
-            "metrics", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=False
-        ),
+        sa.Column("metrics", JSON, nullable=False),
         sa.Column("num_pairs", sa.Integer(), nullable=True),
         sa.Column("num_thumbs", sa.Integer(), nullable=True),
         sa.Column("num_raters", sa.Integer(), nullable=True),
@@ -180,22 +172,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_reward_models")),
         sa.UniqueConstraint("policy_id", "number", name=op.f("uq_reward_models_policy_id_number")),
     )
-    op.create_index(
-        "ix_reward_models_open",
-        "reward_models",
-        ["policy_id"],
-        unique=True,
-        postgresql_where=sa.text("state = 'open'"),
-        sqlite_where=sa.text("state = 'open'"),
-    )
-    op.create_index(
-        "ix_reward_models_serving",
-        "reward_models",
-        ["policy_id"],
-        unique=True,
-        postgresql_where=sa.text("state = 'serving'"),
-        sqlite_where=sa.text("state = 'serving'"),
-    )
+    create_partial_index("ix_reward_models_open", "reward_models", ["policy_id"], "state = 'open'", unique=True)
+    create_partial_index("ix_reward_models_serving", "reward_models", ["policy_id"], "state = 'serving'", unique=True)
     op.create_table(
         "rollout_plans",
         sa.Column("id", sa.String(length=48), nullable=False),
@@ -207,9 +185,7 @@ def upgrade() -> None:
         sa.Column("reason", sa.Text(), nullable=True),
         sa.Column("n", sa.Integer(), nullable=False),
         sa.Column("passes", sa.Integer(), nullable=False),
-        sa.Column(
-            "verifier", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=False
-        ),
+        sa.Column("verifier", JSON, nullable=False),
         sa.Column("temperature", sa.Float(), nullable=False),
         sa.Column("max_tokens", sa.Integer(), nullable=False),
         sa.Column("prompts_per_version", sa.Integer(), nullable=True),
@@ -224,7 +200,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_rollout_plans_project_id_projects")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_rollout_plans")),
     )
-    op.create_index("ix_rollout_plans_policy_id_created_at", "rollout_plans", ["policy_id", "created_at"], unique=False)
+    op.create_index("ix_rollout_plans_policy_id_created_at", "rollout_plans", ["policy_id", "created_at"])
     op.create_table(
         "versions",
         sa.Column("id", sa.String(length=48), nullable=False),
@@ -238,15 +214,9 @@ def upgrade() -> None:
         sa.Column("adapter_path", sa.Text(), nullable=True),
         sa.Column("full_weights", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("manifest_sha256", sa.String(length=64), nullable=True),
-        sa.Column(
-            "probe", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=True
-        ),
-        sa.Column(
-            "metrics", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=False
-        ),
-        sa.Column(
-            "timings", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=False
-        ),
+        sa.Column("probe", JSON, nullable=True),
+        sa.Column("metrics", JSON, nullable=False),
+        sa.Column("timings", JSON, nullable=False),
         sa.Column("shadow_since", sa.Float(), nullable=True),
         sa.Column("live_at", sa.Float(), nullable=True),
         sa.Column("tainted_at", sa.Float(), nullable=True),
@@ -262,8 +232,8 @@ def upgrade() -> None:
         sa.UniqueConstraint("adapter_name", name=op.f("uq_versions_adapter_name")),
         sa.UniqueConstraint("policy_id", "number", name=op.f("uq_versions_policy_id_number")),
     )
-    op.create_index(op.f("ix_versions_policy_id"), "versions", ["policy_id"], unique=False)
-    op.create_index(op.f("ix_versions_state"), "versions", ["state"], unique=False)
+    op.create_index(op.f("ix_versions_policy_id"), "versions", ["policy_id"])
+    op.create_index(op.f("ix_versions_state"), "versions", ["state"])
     op.create_table(
         "batches",
         sa.Column("id", sa.String(length=48), nullable=False),
@@ -275,9 +245,7 @@ def upgrade() -> None:
         sa.Column("num_raters", sa.Integer(), nullable=True),
         sa.Column("claimed_at", sa.Float(), nullable=True),
         sa.Column("version_id", sa.String(length=48), nullable=True),
-        sa.Column(
-            "metrics", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=False
-        ),
+        sa.Column("metrics", JSON, nullable=False),
         sa.Column("settled_at", sa.Float(), nullable=True),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.Column("lease_owner", sa.String(length=128), nullable=True),
@@ -289,8 +257,8 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["policy_id"], ["policies.id"], name=op.f("fk_batches_policy_id_policies")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_batches")),
     )
-    op.create_index(op.f("ix_batches_policy_id"), "batches", ["policy_id"], unique=False)
-    op.create_index(op.f("ix_batches_state"), "batches", ["state"], unique=False)
+    op.create_index(op.f("ix_batches_policy_id"), "batches", ["policy_id"])
+    op.create_index(op.f("ix_batches_state"), "batches", ["state"])
     op.create_table(
         "deployments",
         sa.Column("policy_id", sa.String(length=48), nullable=False),
@@ -329,8 +297,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_pins")),
     )
     op.create_index("ix_pins_policy_id_kind_subject", "pins", ["policy_id", "kind", "subject"], unique=True)
-    op.create_index("ix_pins_project_id_kind_subject", "pins", ["project_id", "kind", "subject"], unique=False)
-    op.create_index(op.f("ix_pins_version_id"), "pins", ["version_id"], unique=False)
+    op.create_index("ix_pins_project_id_kind_subject", "pins", ["project_id", "kind", "subject"])
+    op.create_index(op.f("ix_pins_version_id"), "pins", ["version_id"])
     op.create_table(
         "turns",
         sa.Column("id", sa.String(length=48), nullable=False),
@@ -351,31 +319,25 @@ def upgrade() -> None:
         sa.Column("request_sha256", sa.String(length=64), nullable=True),
         sa.Column(
             "request_metadata",
-            sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"),
+            JSON,
             server_default=sa.text("'{}'"),
             nullable=False,
         ),
         sa.Column("engine", sa.String(length=63), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("stream", sa.Boolean(), nullable=False),
-        sa.Column(
-            "messages", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=False
-        ),
-        sa.Column(
-            "sampling", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=False
-        ),
+        sa.Column("messages", JSON, nullable=False),
+        sa.Column("sampling", JSON, nullable=False),
         sa.Column(
             "request_params",
-            sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"),
+            JSON,
             server_default=sa.text("'{}'"),
             nullable=False,
         ),
         sa.Column("prompt_ids", sa.LargeBinary(), nullable=True),
         sa.Column("output_ids", sa.LargeBinary(), nullable=True),
         sa.Column("logprobs", sa.LargeBinary(), nullable=True),
-        sa.Column(
-            "reply", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=True
-        ),
+        sa.Column("reply", JSON, nullable=True),
         sa.Column("finish_reason", sa.String(length=32), nullable=True),
         sa.Column("num_prompt_tokens", sa.Integer(), nullable=True),
         sa.Column("num_output_tokens", sa.Integer(), nullable=True),
@@ -399,39 +361,16 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_turns")),
     )
     op.create_index("ix_turns_completion_id_choice_index", "turns", ["completion_id", "choice_index"], unique=True)
-    op.create_index(
-        "ix_turns_finished_at",
-        "turns",
-        ["finished_at"],
-        unique=False,
-        postgresql_where=sa.text("NOT processed"),
-        sqlite_where=sa.text("processed = 0"),
-    )
-    op.create_index("ix_turns_key_id_request_sha256", "turns", ["key_id", "request_sha256"], unique=False)
-    op.create_index(op.f("ix_turns_parent_id"), "turns", ["parent_id"], unique=False)
-    op.create_index(
-        "ix_turns_project_id_conversation_id", "turns", ["project_id", "conversation_id", "created_at"], unique=False
-    )
-    op.create_index("ix_turns_project_id_created_at", "turns", ["project_id", "created_at"], unique=False)
-    op.create_index(
-        "ix_turns_project_id_end_user",
-        "turns",
-        ["project_id", "end_user"],
-        unique=False,
-        postgresql_where=sa.text("end_user IS NOT NULL"),
-        sqlite_where=sa.text("end_user IS NOT NULL"),
-    )
-    op.create_index("ix_turns_project_id_prefix_hash", "turns", ["project_id", "prefix_hash"], unique=False)
-    op.create_index(
-        "ix_turns_shadow_of_id",
-        "turns",
-        ["shadow_of_id"],
-        unique=False,
-        postgresql_where=sa.text("shadow_of_id IS NOT NULL"),
-        sqlite_where=sa.text("shadow_of_id IS NOT NULL"),
-    )
-    op.create_index("ix_turns_state", "turns", ["state"], unique=False)
-    op.create_index("ix_turns_version_id_created_at", "turns", ["version_id", "created_at"], unique=False)
+    create_partial_index("ix_turns_finished_at", "turns", ["finished_at"], "NOT processed", sqlite="processed = 0")
+    op.create_index("ix_turns_key_id_request_sha256", "turns", ["key_id", "request_sha256"])
+    op.create_index(op.f("ix_turns_parent_id"), "turns", ["parent_id"])
+    op.create_index("ix_turns_project_id_conversation_id", "turns", ["project_id", "conversation_id", "created_at"])
+    op.create_index("ix_turns_project_id_created_at", "turns", ["project_id", "created_at"])
+    create_partial_index("ix_turns_project_id_end_user", "turns", ["project_id", "end_user"], "end_user IS NOT NULL")
+    op.create_index("ix_turns_project_id_prefix_hash", "turns", ["project_id", "prefix_hash"])
+    create_partial_index("ix_turns_shadow_of_id", "turns", ["shadow_of_id"], "shadow_of_id IS NOT NULL")
+    op.create_index("ix_turns_state", "turns", ["state"])
+    op.create_index("ix_turns_version_id_created_at", "turns", ["version_id", "created_at"])
     op.create_table(
         "feedback",
         sa.Column("seq", sa.Integer(), autoincrement=True, nullable=False),
@@ -443,15 +382,13 @@ def upgrade() -> None:
         sa.Column("kind", sa.String(length=16), nullable=False),
         sa.Column("name", sa.String(length=63), nullable=False),
         sa.Column("value", sa.Float(), nullable=True),
-        sa.Column(
-            "raw_value", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=True
-        ),
+        sa.Column("raw_value", JSON, nullable=True),
         sa.Column("comment", sa.Text(), nullable=True),
         sa.Column("source_kind", sa.String(length=16), nullable=False),
         sa.Column("source_id", sa.String(length=255), nullable=True),
         sa.Column(
             "request_metadata",
-            sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"),
+            JSON,
             nullable=False,
         ),
         sa.Column("idempotency_key", sa.String(length=255), nullable=False),
@@ -464,27 +401,13 @@ def upgrade() -> None:
         sa.UniqueConstraint("id", name=op.f("uq_feedback_id")),
         sa.UniqueConstraint("project_id", "idempotency_key", name=op.f("uq_feedback_project_id_idempotency_key")),
     )
-    op.create_index(
-        "ix_feedback_processed",
-        "feedback",
-        ["seq"],
-        unique=False,
-        postgresql_where=sa.text("NOT processed"),
-        sqlite_where=sa.text("processed = 0"),
+    create_partial_index("ix_feedback_processed", "feedback", ["seq"], "NOT processed", sqlite="processed = 0")
+    op.create_index("ix_feedback_project_id_conversation_id", "feedback", ["project_id", "conversation_id"])
+    create_partial_index(
+        "ix_feedback_project_id_source_id", "feedback", ["project_id", "source_id"], "source_id IS NOT NULL"
     )
-    op.create_index(
-        "ix_feedback_project_id_conversation_id", "feedback", ["project_id", "conversation_id"], unique=False
-    )
-    op.create_index(
-        "ix_feedback_project_id_source_id",
-        "feedback",
-        ["project_id", "source_id"],
-        unique=False,
-        postgresql_where=sa.text("source_id IS NOT NULL"),
-        sqlite_where=sa.text("source_id IS NOT NULL"),
-    )
-    op.create_index("ix_feedback_project_id_target", "feedback", ["project_id", "target"], unique=False)
-    op.create_index(op.f("ix_feedback_turn_id"), "feedback", ["turn_id"], unique=False)
+    op.create_index("ix_feedback_project_id_target", "feedback", ["project_id", "target"])
+    op.create_index(op.f("ix_feedback_turn_id"), "feedback", ["turn_id"])
     op.create_table(
         "judgements",
         sa.Column("id", sa.String(length=48), nullable=False),
@@ -494,9 +417,7 @@ def upgrade() -> None:
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("due_at", sa.Float(), nullable=False),
         sa.Column("value", sa.Float(), nullable=True),
-        sa.Column(
-            "details", sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"), nullable=False
-        ),
+        sa.Column("details", JSON, nullable=False),
         sa.Column("reason", sa.Text(), nullable=True),
         sa.Column("settled_at", sa.Float(), nullable=True),
         sa.Column("created_at", sa.Float(), nullable=False),
@@ -510,17 +431,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_judgements")),
         sa.UniqueConstraint("turn_id", "source", name=op.f("uq_judgements_turn_id_source")),
     )
-    op.create_index(
-        "ix_judgements_due_at",
-        "judgements",
-        ["due_at"],
-        unique=False,
-        postgresql_where=sa.text("state = 'open'"),
-        sqlite_where=sa.text("state = 'open'"),
-    )
-    op.create_index(
-        "ix_judgements_policy_id_source_settled_at", "judgements", ["policy_id", "source", "settled_at"], unique=False
-    )
+    create_partial_index("ix_judgements_due_at", "judgements", ["due_at"], "state = 'open'")
+    op.create_index("ix_judgements_policy_id_source_settled_at", "judgements", ["policy_id", "source", "settled_at"])
     op.create_table(
         "reward_model_turns",
         sa.Column("reward_model_id", sa.String(length=48), nullable=False),
@@ -534,7 +446,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["turn_id"], ["turns.id"], name=op.f("fk_reward_model_turns_turn_id_turns")),
         sa.PrimaryKeyConstraint("reward_model_id", "turn_id", name=op.f("pk_reward_model_turns")),
     )
-    op.create_index(op.f("ix_reward_model_turns_turn_id"), "reward_model_turns", ["turn_id"], unique=False)
+    op.create_index(op.f("ix_reward_model_turns_turn_id"), "reward_model_turns", ["turn_id"])
     op.create_table(
         "rewards",
         sa.Column("id", sa.String(length=48), nullable=False),
@@ -585,17 +497,8 @@ def upgrade() -> None:
             name=op.f("uq_rollouts_plan_id_pass_number_row_number_choice_index"),
         ),
     )
-    op.create_index(
-        "ix_rollouts_due_at",
-        "rollouts",
-        ["due_at"],
-        unique=False,
-        postgresql_where=sa.text("state = 'open'"),
-        sqlite_where=sa.text("state = 'open'"),
-    )
-    op.create_index(
-        "ix_rollouts_policy_id_origin_settled_at", "rollouts", ["policy_id", "origin", "settled_at"], unique=False
-    )
+    create_partial_index("ix_rollouts_due_at", "rollouts", ["due_at"], "state = 'open'")
+    op.create_index("ix_rollouts_policy_id_origin_settled_at", "rollouts", ["policy_id", "origin", "settled_at"])
     op.create_table(
         "samples",
         sa.Column("turn_id", sa.String(length=48), nullable=False),
@@ -617,16 +520,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["version_id"], ["versions.id"], name=op.f("fk_samples_version_id_versions")),
         sa.PrimaryKeyConstraint("turn_id", name=op.f("pk_samples")),
     )
-    op.create_index(op.f("ix_samples_batch_id"), "samples", ["batch_id"], unique=False)
-    op.create_index(
-        "ix_samples_policy_id_ready_at",
-        "samples",
-        ["policy_id", "ready_at"],
-        unique=False,
-        postgresql_where=sa.text("state = 'open'"),
-        sqlite_where=sa.text("state = 'open'"),
-    )
-    op.create_index("ix_samples_policy_id_state", "samples", ["policy_id", "state"], unique=False)
+    op.create_index(op.f("ix_samples_batch_id"), "samples", ["batch_id"])
+    create_partial_index("ix_samples_policy_id_ready_at", "samples", ["policy_id", "ready_at"], "state = 'open'")
+    op.create_index("ix_samples_policy_id_state", "samples", ["policy_id", "state"])
     op.create_table(
         "turn_metadata",
         sa.Column("turn_id", sa.String(length=48), nullable=False),
@@ -639,9 +535,7 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("turn_id", "key", name=op.f("pk_turn_metadata")),
     )
-    op.create_index(
-        "ix_turn_metadata_project_id_key_value", "turn_metadata", ["project_id", "key", "value"], unique=False
-    )
+    op.create_index("ix_turn_metadata_project_id_key_value", "turn_metadata", ["project_id", "key", "value"])
     op.create_table(
         "feedback_ranks",
         sa.Column("feedback_seq", sa.Integer(), nullable=False),
@@ -653,121 +547,30 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["turn_id"], ["turns.id"], name=op.f("fk_feedback_ranks_turn_id_turns")),
         sa.PrimaryKeyConstraint("feedback_seq", "turn_id", name=op.f("pk_feedback_ranks")),
     )
-    op.create_index(op.f("ix_feedback_ranks_turn_id"), "feedback_ranks", ["turn_id"], unique=False)
+    op.create_index(op.f("ix_feedback_ranks_turn_id"), "feedback_ranks", ["turn_id"])
 
 
 def downgrade() -> None:
-    op.drop_index(op.f("ix_feedback_ranks_turn_id"), table_name="feedback_ranks")
     op.drop_table("feedback_ranks")
-    op.drop_index("ix_turn_metadata_project_id_key_value", table_name="turn_metadata")
     op.drop_table("turn_metadata")
-    op.drop_index("ix_samples_policy_id_state", table_name="samples")
-    op.drop_index(
-        "ix_samples_policy_id_ready_at",
-        table_name="samples",
-        postgresql_where=sa.text("state = 'open'"),
-        sqlite_where=sa.text("state = 'open'"),
-    )
-    op.drop_index(op.f("ix_samples_batch_id"), table_name="samples")
     op.drop_table("samples")
-    op.drop_index("ix_rollouts_policy_id_origin_settled_at", table_name="rollouts")
-    op.drop_index(
-        "ix_rollouts_due_at",
-        table_name="rollouts",
-        postgresql_where=sa.text("state = 'open'"),
-        sqlite_where=sa.text("state = 'open'"),
-    )
     op.drop_table("rollouts")
     op.drop_table("rewards")
-    op.drop_index(op.f("ix_reward_model_turns_turn_id"), table_name="reward_model_turns")
     op.drop_table("reward_model_turns")
-    op.drop_index("ix_judgements_policy_id_source_settled_at", table_name="judgements")
-    op.drop_index(
-        "ix_judgements_due_at",
-        table_name="judgements",
-        postgresql_where=sa.text("state = 'open'"),
-        sqlite_where=sa.text("state = 'open'"),
-    )
     op.drop_table("judgements")
-    op.drop_index(op.f("ix_feedback_turn_id"), table_name="feedback")
-    op.drop_index("ix_feedback_project_id_target", table_name="feedback")
-    op.drop_index(
-        "ix_feedback_project_id_source_id",
-        table_name="feedback",
-        postgresql_where=sa.text("source_id IS NOT NULL"),
-        sqlite_where=sa.text("source_id IS NOT NULL"),
-    )
-    op.drop_index("ix_feedback_project_id_conversation_id", table_name="feedback")
-    op.drop_index(
-        "ix_feedback_processed",
-        table_name="feedback",
-        postgresql_where=sa.text("NOT processed"),
-        sqlite_where=sa.text("processed = 0"),
-    )
     op.drop_table("feedback")
-    op.drop_index("ix_turns_version_id_created_at", table_name="turns")
-    op.drop_index("ix_turns_state", table_name="turns")
-    op.drop_index(
-        "ix_turns_shadow_of_id",
-        table_name="turns",
-        postgresql_where=sa.text("shadow_of_id IS NOT NULL"),
-        sqlite_where=sa.text("shadow_of_id IS NOT NULL"),
-    )
-    op.drop_index("ix_turns_project_id_prefix_hash", table_name="turns")
-    op.drop_index(
-        "ix_turns_project_id_end_user",
-        table_name="turns",
-        postgresql_where=sa.text("end_user IS NOT NULL"),
-        sqlite_where=sa.text("end_user IS NOT NULL"),
-    )
-    op.drop_index("ix_turns_project_id_created_at", table_name="turns")
-    op.drop_index("ix_turns_project_id_conversation_id", table_name="turns")
-    op.drop_index(op.f("ix_turns_parent_id"), table_name="turns")
-    op.drop_index("ix_turns_key_id_request_sha256", table_name="turns")
-    op.drop_index(
-        "ix_turns_finished_at",
-        table_name="turns",
-        postgresql_where=sa.text("NOT processed"),
-        sqlite_where=sa.text("processed = 0"),
-    )
-    op.drop_index("ix_turns_completion_id_choice_index", table_name="turns")
     op.drop_table("turns")
-    op.drop_index(op.f("ix_pins_version_id"), table_name="pins")
-    op.drop_index("ix_pins_project_id_kind_subject", table_name="pins")
-    op.drop_index("ix_pins_policy_id_kind_subject", table_name="pins")
     op.drop_table("pins")
     op.drop_table("deployments")
-    op.drop_index(op.f("ix_batches_state"), table_name="batches")
-    op.drop_index(op.f("ix_batches_policy_id"), table_name="batches")
     op.drop_table("batches")
-    op.drop_index(op.f("ix_versions_state"), table_name="versions")
-    op.drop_index(op.f("ix_versions_policy_id"), table_name="versions")
     op.drop_table("versions")
-    op.drop_index("ix_rollout_plans_policy_id_created_at", table_name="rollout_plans")
     op.drop_table("rollout_plans")
-    op.drop_index(
-        "ix_reward_models_serving",
-        table_name="reward_models",
-        postgresql_where=sa.text("state = 'serving'"),
-        sqlite_where=sa.text("state = 'serving'"),
-    )
-    op.drop_index(
-        "ix_reward_models_open",
-        table_name="reward_models",
-        postgresql_where=sa.text("state = 'open'"),
-        sqlite_where=sa.text("state = 'open'"),
-    )
     op.drop_table("reward_models")
     op.drop_table("dataset_rows")
-    op.drop_index("ix_raters_project_id_standing", table_name="raters")
     op.drop_table("raters")
-    op.drop_index(op.f("ix_policies_project_id"), table_name="policies")
     op.drop_table("policies")
     op.drop_table("datasets")
-    op.drop_index(op.f("ix_api_keys_project_id"), table_name="api_keys")
     op.drop_table("api_keys")
     op.drop_table("projects")
     op.drop_table("engines")
-    op.drop_index("ix_audit_project_id_action_subject", table_name="audit")
-    op.drop_index(op.f("ix_audit_project_id"), table_name="audit")
     op.drop_table("audit")

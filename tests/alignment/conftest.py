@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from alignment.config.trainer import LoRAConfig, OptimConfig, PPOConfig, TrainerConfig
-from alignment.trainer.recompute_logprobs import recompute_logprobs
+from alignment.trainer.scoring import recompute_logprobs
 from alignment.types import Batch, Sample
 
 VOCABULARY = 256

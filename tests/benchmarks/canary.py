@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,9 @@ COLUMNS = {
 
 
 async def run(
-    deployment: Harness, name: str, candidates: dict[str, Candidate], seed: int, behavior: UserBehavior
+    deployment: Harness, name: str, case: Case, candidates: dict[str, Candidate], seed: int, behavior: UserBehavior
 ) -> Row:
     """Run one canary from its start to its end."""
-    case = CASES[name]
     candidate, serving = candidates[case.candidate], candidates["serving"]
     await deployment.set_delivery(None if case.manual else case.config)
     # before the users start
@@ -147,7 +146,7 @@ async def _update_after(deployment: Harness, serving: Candidate) -> Row:
 
 async def bench(args: argparse.Namespace, seed: int, cases: Sequence[str]) -> None:
     """Run the cases of one seed in sequence on one deployment, and recompute the log-probs of all replies."""
-    candidates = await asyncio.to_thread(trained_versions, args.out.parent / "canary", args.taught)
+    candidates = await asyncio.to_thread(trained_versions, args.out.parent / "canary", args.taught, args.max_updates)
     async with harness(candidates["serving"].version, args.database, seed) as deployment:
         for number, name in enumerate(CASES):
             if name not in cases:
@@ -158,8 +157,9 @@ async def bench(args: argparse.Namespace, seed: int, cases: Sequence[str]) -> No
                 leave_share=args.leaves,
                 seed=1 + len(CASES) * seed + number,
             )
-            save(args.out, await run(deployment, name, candidates, seed, behavior))
-            if CASES[name].update_after:
+            case = CASES[name] if args.patience is None else replace(CASES[name], patience=args.patience)
+            save(args.out, await run(deployment, name, case, candidates, seed, behavior))
+            if case.update_after:
                 save(
                     args.out,
                     {"update after": name, "seed": seed, **await _update_after(deployment, candidates["serving"])},
@@ -207,6 +207,8 @@ def main() -> None:
     parser.add_argument(
         "--leaves", type=float, default=0.9, help="share of users that leave after a reply that is not the last"
     )
+    parser.add_argument("--patience", type=float, help="seconds until the statistics must decide, in every case")
+    parser.add_argument("--max-updates", type=int, help="train the versions with at most this many updates each")
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--out", type=Path, default=Path(".attune/canary.jsonl"))
     args = parser.parse_args()

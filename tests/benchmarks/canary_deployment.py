@@ -22,7 +22,7 @@ from app.core.jobs import TaskSender, make_celery
 from app.core.migrate import upgrade
 from app.core.settings import Settings
 from app.models import Deployment, Engine, EngineState, Policy, Sample, Version, VersionState
-from app.projects.bootstrap import bootstrap
+from app.projects.service import bootstrap
 from tests.benchmarks.deployment import POLICY, database
 from tests.benchmarks.swap_versions import UnpublishedVersion, publish
 from tests.support.engine_fixture import free_port

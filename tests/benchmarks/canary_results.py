@@ -46,7 +46,7 @@ class ArmVotes:
 async def read_results(db: Database, version_id: str, since: float, config: CanaryConfig) -> dict[str, Any]:
     """Return the results of the canary that started at `since` and that the monitor ended. Times are in seconds."""
     async with db.read() as session:
-        audit_rows = await session.scalars(select(Audit).where(Audit.actor == "watch", Audit.created_at >= since))
+        audit_rows = await session.scalars(select(Audit).where(Audit.actor == "reconcile", Audit.created_at >= since))
         end = next(row for row in audit_rows if row.action in ENDINGS)
         turns = [
             row

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from demo.offline.experiment import Experiment, ExperimentConfig
 from demo.train import MODEL
 from tests.benchmarks.learning import RUNS
 from tests.benchmarks.swap_versions import UnpublishedVersion
+from tests.support.offline.experiment import Experiment, ExperimentConfig
 
 RUN_CONFIG = RUNS["PPO, running baseline"]
 UPDATES = {"serving": 4, "worse": 7, "better": 5}  # of 96 replies; the last two continue from the first
@@ -31,13 +31,13 @@ class Candidate:
     replies: int
 
 
-def trained_versions(directory: Path, seed: int) -> dict[str, Candidate]:
+def trained_versions(directory: Path, seed: int, max_updates: int | None = None) -> dict[str, Candidate]:
     """Return the versions by name; they are read from `directory` if they exist there. `seed`: of the training."""
     summary = directory / f"seed-{seed}" / SUMMARY
     if not summary.exists():
         shutil.rmtree(summary.parent, ignore_errors=True)
         summary.parent.mkdir(parents=True)
-        summary.write_text(json.dumps(_train_versions(summary.parent, seed)))
+        summary.write_text(json.dumps(_train_versions(summary.parent, seed, max_updates)))
     rows = json.loads(summary.read_text())
     return {
         name: Candidate(
@@ -47,20 +47,21 @@ def trained_versions(directory: Path, seed: int) -> dict[str, Candidate]:
     }
 
 
-def _train_versions(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
+def _train_versions(folder: Path, seed: int, max_updates: int | None) -> dict[str, dict[str, Any]]:
+    updates = {name: min(count, max_updates or count) for name, count in UPDATES.items()}
     config = replace(RUN_CONFIG, seed=seed, config=RUN_CONFIG.config.model_copy(update={"seed": seed}))
     experiment, rows = Experiment(MODEL, config), {}
-    rows["serving"] = _train_version(experiment, folder, "serving")
-    rows["better"] = _train_version(experiment, folder, "better")
+    rows["serving"] = _train_version(experiment, folder, "serving", updates["serving"])
+    rows["better"] = _train_version(experiment, folder, "better", updates["better"])
     inverted: ExperimentConfig = replace(config, mistake_share=1.0)
     experiment = Experiment(MODEL, inverted)
     experiment.restore(folder / "serving")
-    rows["worse"] = _train_version(experiment, folder, "worse")
+    rows["worse"] = _train_version(experiment, folder, "worse", updates["worse"])
     return rows
 
 
-def _train_version(experiment: Experiment, folder: Path, name: str) -> dict[str, Any]:
-    for _ in range(UPDATES[name]):
+def _train_version(experiment: Experiment, folder: Path, name: str, updates: int) -> dict[str, Any]:
+    for _ in range(updates):
         experiment.run_update()
     probe, evaluation = experiment.probe(), experiment.evaluate(EVALUATION_USERS)
     print(f"{folder.name}, {name}: {evaluation.approval:.1%} of {evaluation.replies} replies approved", flush=True)

@@ -22,7 +22,7 @@ from app.core.database import Database
 from app.core.migrate import upgrade
 from app.core.settings import Settings
 from app.models import Engine, EngineState
-from app.projects.bootstrap import bootstrap
+from app.projects.service import bootstrap
 from tests.support.engine_fixture import free_port
 from tests.support.processes import Processes, processes
 

@@ -65,12 +65,12 @@ async def first_token_ms(connection: HttpConnection, request: bytes) -> float:
     return 1000 * (response.first_at - start)
 
 
-async def burst(target: Request, num_connections: int, each: int) -> list[float]:
+async def burst(target: Request, num_connections: int, replies: int) -> list[float]:
     url, request = target
     connections = [await HttpConnection.connect(url) for _ in range(num_connections)]
 
     async def send_all(connection: HttpConnection) -> list[float]:
-        return [await first_token_ms(connection, request) for _ in range(each)]
+        return [await first_token_ms(connection, request) for _ in range(replies)]
 
     latencies = await asyncio.gather(*(send_all(connection) for connection in connections))
     for connection in connections:

@@ -32,8 +32,8 @@ from alignment.config.algorithm import (
     RLOOConfig,
 )
 from alignment.config.trainer import CriticConfig, OptimConfig, TrainerConfig
-from demo.offline.experiment import Experiment, ExperimentConfig
 from demo.train import MODEL
+from tests.support.offline.experiment import Experiment, ExperimentConfig
 
 UPDATES = 20
 LR = 1.5e-3  # for an adapter of a model with 2 M parameters
@@ -209,8 +209,8 @@ def table(results: Iterable[Result]) -> str:
 
 
 def _percent(shares: Iterable[float]) -> str:
-    every = list(shares)
-    return f"{fmean(every):.0%}" + (f" ({min(every):.0%})" if len(every) > 1 else "")
+    values = list(shares)
+    return f"{fmean(values):.0%}" + (f" ({min(values):.0%})" if len(values) > 1 else "")
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ INITIAL_CONNECTIONS = 32
 class Round:
     """Milliseconds to the first token and to the last byte. `late`: the delay of the generator before each request."""
 
-    first: list[float]
-    whole: list[float]
+    first_token: list[float]
+    last_byte: list[float]
     late: list[float]
     errors: int
     cpu: float  # the generator's share of one core
@@ -28,7 +28,7 @@ async def open_loop(url: str, request: bytes, rate: float, seconds: float, seed:
     rng, due, start_times = random.Random(seed), 0.0, []
     while (due := due + rng.expovariate(rate)) < seconds:
         start_times.append(due)
-    first, whole, late, errors = [], [], [], 0
+    first_token, last_byte, late, errors = [], [], [], 0
     cpu_before = cpu_seconds()
     async with ConnectionPool(url) as pool:
         await pool.open(INITIAL_CONNECTIONS)
@@ -43,15 +43,15 @@ async def open_loop(url: str, request: bytes, rate: float, seconds: float, seed:
                 errors += 1
                 return
             errors += response.status != ok
-            first.append(1000 * (response.first_at - start_at))
-            whole.append(1000 * (response.last_at - start_at))
+            first_token.append(1000 * (response.first_at - start_at))
+            last_byte.append(1000 * (response.last_at - start_at))
 
         async with asyncio.TaskGroup() as group:
             for start_at in start_times:
                 if (wait := start + start_at - time.perf_counter()) > 0:
                     await asyncio.sleep(wait)
                 group.create_task(send_at(start + start_at))
-    return Round(first, whole, late, errors, (cpu_seconds() - cpu_before) / seconds)
+    return Round(first_token, last_byte, late, errors, (cpu_seconds() - cpu_before) / seconds)
 
 
 async def closed_loop(

@@ -81,7 +81,10 @@ async def run(args: argparse.Namespace) -> None:
             async with deployment(kind, engine) as target:
                 warm_up = attune_request(target, True)  # imports, pools, statement caches
                 await open_loop(target.url, warm_up, 50, 2, seed=99)
-                for stream, part, name in ((False, "whole", "whole"), (True, "first", "first token, streamed")):
+                for stream, part, name in (
+                    (False, "last_byte", "not streamed"),
+                    (True, "first_token", "first token, streamed"),
+                ):
                     for rate in args.rates:
                         comparison = await compare(target, engine, stream, rate, args)
                         print(f"| {kind} | {name} | {rate:g} | {comparison.row(part)} |", flush=True)

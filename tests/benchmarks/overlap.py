@@ -19,7 +19,7 @@ from statistics import fmean, median
 
 from sqlalchemy import func, select
 
-from app.cli.up import LocalDeployment
+from app.cli.server import LocalDeployment
 from app.core.database import Database
 from app.core.settings import Settings
 from app.models import Batch, BatchState, Sample, SampleState, Turn, Version

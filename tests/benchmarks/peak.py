@@ -15,8 +15,7 @@ import torch
 
 from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import make_micro_batches, make_model_inputs
-from alignment.models.base_model import BaseLM
-from alignment.models.loading import load_base_model
+from alignment.models.base_model import BaseLM, load_base_model
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch, Sample
 from tests.benchmarks.candidates import Case, N, wide_groups

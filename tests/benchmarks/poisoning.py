@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from alignment.config.algorithm import PPOConfig
-from demo.offline.poisoning import Attack, PoisoningConfig, PoisoningExperiment
 from tests.benchmarks.learning import _config
+from tests.support.offline.poisoning import Attack, PoisoningConfig, PoisoningExperiment
 
 UPDATES = 20
 EVALUATION_USERS = 256  # about 720 replies: a share of a third has a standard error of 1.7 points
@@ -46,7 +46,7 @@ Result = dict[str, Any]
 def run(attack: str, protections: str, seed: int, updates: int, evaluation_users: int) -> Result:
     config = PPO.config.model_copy(update={"seed": seed})
     run_config = replace(PPO, config=config, attack=ATTACKS[attack], seed=seed, **PROTECTIONS[protections])
-    began, experiment, rounds = time.process_time(), PoisoningExperiment(run_config), []
+    started, experiment, rounds = time.process_time(), PoisoningExperiment(run_config), []
     for _ in range(updates):
         rounds.append(experiment.run_update())
         last = rounds[-1]
@@ -54,7 +54,7 @@ def run(attack: str, protections: str, seed: int, updates: int, evaluation_users
             f"{attack}, {protections}, seed {seed}: v{experiment.version} phrase {last.phrase:.0%}, approval "
             f"{last.approval:.0%}, {last.samples} samples, {last.troll_share:.0%} from attackers, "
             f"{len(last.quarantined)} raters quarantined, "
-            f"{time.process_time() - began:.0f} s",
+            f"{time.process_time() - started:.0f} s",
             flush=True,
         )
     evaluation = experiment.evaluate(evaluation_users)
@@ -66,7 +66,7 @@ def run(attack: str, protections: str, seed: int, updates: int, evaluation_users
         "evaluation": evaluation._asdict(),
         "rounds": [one._asdict() for one in rounds],
         "quarantined": experiment.rater_trust.quarantined,
-        "seconds": time.process_time() - began,
+        "seconds": time.process_time() - started,
     }
 
 
@@ -118,9 +118,7 @@ def main() -> None:
     parser.add_argument("--protections", nargs="+", choices=PROTECTIONS, default=["off", "on"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--updates", type=int, default=UPDATES)
-    parser.add_argument(
-        "--examiners", type=int, default=EVALUATION_USERS, help="number of simulated users in the evaluation"
-    )
+    parser.add_argument("--evaluation-users", type=int, default=EVALUATION_USERS, help="number of simulated users")
     parser.add_argument("--out", type=Path, default=Path(".attune/poisoning.jsonl"))
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -130,7 +128,7 @@ def main() -> None:
         for attack in args.attacks:
             for protections in args.protections:
                 if (attack, protections, seed, args.updates) not in finished:
-                    result = run(attack, protections, seed, args.updates, args.examiners)
+                    result = run(attack, protections, seed, args.updates, args.evaluation_users)
                     with args.out.open("a") as file:
                         file.write(json.dumps(result) + "\n")
     print(f"\n{table(read_results(args.out))}")

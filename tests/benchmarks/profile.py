@@ -42,9 +42,9 @@ async def measure(target: Deployment, what: str, make: Callable[[], bytes], argu
     await read_cpu_seconds(target)
     latencies, errors, _ = await closed_loop(target.url, make, arguments.connections, arguments.seconds, (200, 201))
     seconds = await read_cpu_seconds(target)
-    each = 1000 * seconds.total() / len(latencies)
+    cpu_ms = 1000 * seconds.total() / len(latencies)
     print(
-        f"\n### {what}: {each:.2f} ms of CPU time, {median(latencies):.2f} ms latency ({len(latencies)} requests, "
+        f"\n### {what}: {cpu_ms:.2f} ms of CPU time, {median(latencies):.2f} ms latency ({len(latencies)} requests, "
         f"{errors} errors)\n"
     )
     print("| package or library | ms | share |\n|---|---|---|")
@@ -71,11 +71,11 @@ async def run(arguments: argparse.Namespace) -> None:
 
 async def measure_database(target: Deployment, kind: str, arguments: argparse.Namespace) -> None:
     body = {"model": POLICY, "messages": MESSAGES}
-    whole = post(target.url, "/v1/chat/completions", body, target.headers)
+    unary = post(target.url, "/v1/chat/completions", body, target.headers)
     stream = post(target.url, "/v1/chat/completions", body | {"stream": True}, target.headers)
     async with ConnectionPool(target.url) as pool:
-        turn = orjson.loads((await pool.request(whole)).body)["id"]
-    await measure(target, f"one chat, whole, {kind}", lambda: whole, arguments)
+        turn = orjson.loads((await pool.request(unary)).body)["id"]
+    await measure(target, f"one chat, not streamed, {kind}", lambda: unary, arguments)
     await measure(target, f"one chat, streamed, {kind}", lambda: stream, arguments)
     sends = votes(target, turn)
     await measure(target, f"one feedback, {kind}", lambda: next(sends), arguments)

@@ -26,9 +26,9 @@ from alignment.reward_model.dataset import BinaryLabel, PreferenceDataset, Prefe
 from alignment.reward_model.model import RewardModel
 from alignment.signals.agreement import Agreement
 from alignment.trainer.trainer import Trainer
-from demo.offline.chats import ChatPool, Judge
-from demo.offline.sampler import Sampler
 from demo.train import MODEL
+from tests.support.offline.chats import ChatPool, Judge
+from tests.support.offline.sampler import Sampler
 
 TRAIN_PROMPTS, EVALUATION_PROMPTS = 4000, 600
 NUM_CHATS = 48  # conversations at a time
@@ -143,7 +143,7 @@ def run(
     start = time.process_time()
     model.score(replies)
     ms_per_reply = 1000 * (time.process_time() - start) / len(replies)
-    return Result(kind, len(dataset), seed, fit.metrics, evaluation, ms_per_reply, fit_seconds)
+    return Result(kind, len(dataset), seed, fit, evaluation, ms_per_reply, fit_seconds)
 
 
 def table(results: Sequence[Result]) -> str:
@@ -179,11 +179,14 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--out", type=Path, default=Path(".attune/reward-model"))
     parser.add_argument("--lr", type=float, default=LR)
+    parser.add_argument("--labels", nargs="+", type=int, help="numbers of labels instead of the table's")
+    parser.add_argument("--train-prompts", type=int, default=TRAIN_PROMPTS)
+    parser.add_argument("--evaluation-prompts", type=int, default=EVALUATION_PROMPTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
-    evaluation_data = load_or_sample(args.out / "evaluation.json", EVALUATION_PROMPTS, seed=1000)
-    train_data = load_or_sample(args.out / "training.json", TRAIN_PROMPTS, seed=0)
+    evaluation_data = load_or_sample(args.out / "evaluation.json", args.evaluation_prompts, seed=1000)
+    train_data = load_or_sample(args.out / "training.json", args.train_prompts, seed=0)
     results_file = args.out / "results.jsonl"
     lines = results_file.read_text().splitlines() if results_file.exists() else []
     results = [Result(**json.loads(line)) for line in lines]
@@ -191,7 +194,7 @@ def main() -> None:
         config = TrainerConfig(reward_model=RewardModelConfig(lr=args.lr), seed=seed)
         trainer = Trainer(MODEL, config)
         for kind, sizes in SIZES.items():
-            for count in sizes:
+            for count in args.labels or sizes:
                 if (kind, count, seed) not in {(row.kind, row.num_labels, row.seed) for row in results}:
                     results.append(run(trainer, train_data, evaluation_data, kind, count, seed))
                     with results_file.open("a") as file:

@@ -95,9 +95,9 @@ async def run_round(
 
 async def count_group_samples(db: Database) -> tuple[int, int]:
     """Return the number of finished group samples, and their tokens."""
-    done = (Turn.origin == Origin.GROUP_SAMPLE, Turn.num_output_tokens.is_not(None))
+    finished = (Turn.origin == Origin.GROUP_SAMPLE, Turn.num_output_tokens.is_not(None))
     async with db.read() as session:
-        row = (await session.execute(select(func.count(), func.sum(Turn.num_output_tokens)).where(*done))).one()
+        row = (await session.execute(select(func.count(), func.sum(Turn.num_output_tokens)).where(*finished))).one()
     return int(row[0]), int(row[1] or 0)
 
 

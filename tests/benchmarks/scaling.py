@@ -20,7 +20,7 @@ from app.core.database import Database, now
 from app.core.migrate import upgrade
 from app.core.settings import Settings
 from app.models import Batch, BatchState, Feedback, Policy, Sample, SampleState, Turn, TurnState, new_id
-from app.projects.bootstrap import bootstrap
+from app.projects.service import bootstrap
 from workers.curate import curate
 from workers.reconcile import reconcile
 from workers.training.assemble import assemble

@@ -16,8 +16,8 @@ import torch
 
 from alignment.config.algorithm import CorrectionConfig, PPOConfig
 from alignment.config.trainer import OptimConfig, TrainerConfig
-from demo.offline.experiment import ExperimentConfig
 from tests.benchmarks.learning import LR, UPDATES, Result, change_settings, run_all
+from tests.support.offline.experiment import ExperimentConfig
 
 LAGS = (0, 1, 4, 8)
 LOSSES = {

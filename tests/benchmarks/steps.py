@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from alignment.config.trainer import TrainerConfig
+from alignment.config.trainer import Packing, TrainerConfig
 from alignment.data.collate import output_mask
 from alignment.data.micro_batches import ScoredSequence, make_micro_batches, make_model_inputs
-from alignment.data.prefix_sharing import Packing
 from alignment.functional import policy_loss
-from alignment.models.policy_model import ModelInputs, PolicyModel
+from alignment.models.base_model import ModelInputs
+from alignment.models.policy_model import PolicyModel
 from tests.benchmarks.candidates import Case
 
 CPU = torch.device("cpu")
@@ -109,8 +109,8 @@ def _padded(sequences: list[ScoredSequence], longest: int, everywhere: bool) -> 
     if not everywhere:
         return inputs._replace(input_ids_BT=ids_BT), torch.arange(len(inputs.rows_N))
     rows_N, columns_N = torch.ones_like(ids_BT[:, 1:]).nonzero(as_tuple=True)
-    every = ModelInputs(ids_BT, rows_N, columns_N, ids_BT[rows_N, columns_N + 1], torch.ones(len(rows_N)))
-    return every, inputs.rows_N * (longest - 1) + inputs.columns_N
+    all_positions = ModelInputs(ids_BT, rows_N, columns_N, ids_BT[rows_N, columns_N + 1], torch.ones(len(rows_N)))
+    return all_positions, inputs.rows_N * (longest - 1) + inputs.columns_N
 
 
 def _end_to_end(inputs: ModelInputs) -> ModelInputs:

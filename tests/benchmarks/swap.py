@@ -33,7 +33,7 @@ from app.core.settings import DEMO_MODEL, Settings
 from app.inference.pool import load_engine_keys
 from app.models import Audit, Engine, EngineState, Origin, Policy, Turn, Version, VersionState
 from app.policies.service import is_loaded
-from app.projects.bootstrap import bootstrap
+from app.projects.service import bootstrap
 from demo.recompute_logprobs import check_logprobs
 from tests.benchmarks.deployment import POLICY, database, machine
 from tests.benchmarks.load import quantile

@@ -9,13 +9,13 @@ from typing import Any
 from safetensors.torch import load_file
 from sqlalchemy import func, select
 
-from alignment.artifacts import ADAPTER, WEIGHTS, publish_directory
+from alignment.artifacts.manifest import publish_directory
+from alignment.artifacts.specs import ADAPTER, WEIGHTS
 from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
-from alignment.models.loading import pick_device
+from alignment.models.base_model import pick_device
 from alignment.models.policy_model import PolicyModel
-from alignment.trainer.probe import probe_ids
-from alignment.trainer.scoring import score_sequences
+from alignment.trainer.scoring import probe_ids, score_sequences
 from app.core.database import Database
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings

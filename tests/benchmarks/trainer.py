@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from alignment.config.algorithm import GRPOConfig, PPOConfig
-from alignment.config.trainer import TrainerConfig
-from alignment.data.prefix_sharing import Packing
+from alignment.config.trainer import Packing, TrainerConfig
 from alignment.models.policy_model import PolicyModel
 from tests.benchmarks import candidates, peak, steps, trl_step
 from tests.benchmarks.candidates import Case
@@ -192,6 +191,7 @@ TABLES = ("trl", "techniques", "layouts", "masks", "memory")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
+    parser.add_argument("--models", nargs="+", choices=("demo", "wide"), default=("demo", "wide"))
     parser.add_argument("--threads", nargs="+", type=int, default=[2, 1])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--demo-prompts", type=int, default=8)
@@ -200,21 +200,24 @@ def main() -> None:
     print(f"# The trainer\n\n{machine()}", flush=True)
     with TemporaryDirectory() as directory:
         wide_model = Path(directory)
-        candidates.write_wide(wide_model)
         groups = candidates.demo_groups(arguments.demo_prompts)
         conversations = candidates.demo_conversations(3 * arguments.demo_prompts)
-        wide = candidates.wide_groups(wide_model, arguments.wide_prompts)
+        against, cases, models = [groups], [groups, conversations], {"demo": candidates.DEMO}
+        if "wide" in arguments.models:
+            candidates.write_wide(wide_model)
+            wide = candidates.wide_groups(wide_model, arguments.wide_prompts)
+            against, cases, models = [groups, wide], [*cases, wide], models | {"100 M": wide_model}
         if "trl" in arguments.tables:
             print("\n## A GRPO loss step against TRL's")
-            for case in (groups, wide):
+            for case in against:
                 against_trl(case, arguments.threads, arguments.rounds)
         if "techniques" in arguments.tables:
-            techniques([groups, conversations, wide], arguments.threads[0], arguments.rounds)
+            techniques(cases, arguments.threads[0], arguments.rounds)
         if "layouts" in arguments.tables:
-            layouts([groups, conversations, wide], arguments.threads[0], arguments.rounds)
+            layouts(cases, arguments.threads[0], arguments.rounds)
         if "masks" in arguments.tables:
-            masks({"demo": candidates.DEMO, "100 M": wide_model}, arguments.threads, arguments.rounds)
-        if "memory" in arguments.tables:
+            masks(models, arguments.threads, arguments.rounds)
+        if "memory" in arguments.tables and "wide" in arguments.models:
             memory(wide_model, arguments.threads[0])
 
 

@@ -16,7 +16,7 @@ from app.core.database import Database
 from app.core.settings import Settings
 from app.main import create_app
 from app.models import Engine, EngineState, Feedback, Turn
-from app.projects.bootstrap import bootstrap
+from app.projects.service import bootstrap
 from tests.support.engine_fixture import DEMO_MODEL, RunningEngine
 from tests.support.scripted_engine import serve
 
@@ -46,8 +46,8 @@ class Record:
     def turns(self, completion_id: str) -> list[Turn]:
         """Return the turns of a completion, ordered by choice."""
         with Session(self.connection, expire_on_commit=False) as session:
-            found = select(Turn).where(Turn.completion_id == completion_id).order_by(Turn.choice_index)
-            return list(session.scalars(found))
+            turns = select(Turn).where(Turn.completion_id == completion_id).order_by(Turn.choice_index)
+            return list(session.scalars(turns))
 
     def turn(self, completion_id: str, *, exclusion_reason: str | None = None) -> Turn:
         """Return the only turn of a completion. Asserts an exact capture with this exclusion reason."""

@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK with its default model class, which uses the Responses API, whole and streamed."""
+"""The OpenAI Agents SDK with its default model class, which uses the Responses API, streamed and not."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,8 +9,8 @@ from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner
 from agents.result import RunResultBase
 
 from demo.dialogues import SYSTEM
-from tests.clients.again import again
 from tests.clients.conftest import CONSTRAINED, Record, Running
+from tests.clients.retries import with_retries
 
 QUESTION = "Where is my order 4321?"
 QUIET = RunConfig(tracing_disabled=True)
@@ -52,13 +52,13 @@ def assert_recorded(result: RunResultBase, record: Record, *, first_exclusion_re
     assert result.raw_responses[-1].usage.output_tokens == turns[-1].num_output_tokens
 
 
-@again
+@with_retries
 async def test_tool_loop_is_recorded(model: OpenAIResponsesModel, record: Record) -> None:
     result = await Runner.run(support(model, order_status, "order_status"), QUESTION, run_config=QUIET, max_turns=6)
     assert_recorded(result, record, first_exclusion_reason=CONSTRAINED)
 
 
-@again
+@with_retries
 async def test_streamed_tool_loop_is_recorded(model: OpenAIResponsesModel, record: Record) -> None:
     result = Runner.run_streamed(support(model, order_status, "order_status"), QUESTION, run_config=QUIET, max_turns=6)
     kinds = [event.data.type async for event in result.stream_events() if event.type == "raw_response_event"]
@@ -66,7 +66,7 @@ async def test_streamed_tool_loop_is_recorded(model: OpenAIResponsesModel, recor
     assert_recorded(result, record, first_exclusion_reason=CONSTRAINED)
 
 
-@again
+@with_retries
 async def test_strict_tools_work_and_are_excluded(model: OpenAIResponsesModel, record: Record) -> None:
     result = await Runner.run(support(model, strict_status, "auto"), QUESTION, run_config=QUIET, max_turns=6)
     for response in result.raw_responses:

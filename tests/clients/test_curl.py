@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.clients.again import again
 from tests.clients.conftest import Record, Running
+from tests.clients.retries import with_retries
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 REQUEST = {"model": "shop", "messages": [{"role": "user", "content": "When are you open on Friday?"}]}
@@ -49,7 +49,7 @@ def test_streamed_chat(attune: Running, record: Record) -> None:
     assert turn.reply == {"role": "assistant", "content": text}
 
 
-@again
+@with_retries
 def test_streamed_response(attune: Running, record: Record) -> None:
     lines = curl(attune, "/responses", {"model": "shop", "input": "Hi!", "stream": True}).splitlines()
     kinds = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]

@@ -16,8 +16,8 @@ from pydantic import BaseModel, Field
 from app.core.settings import REPOSITORY
 from app.langchain import ChatAttune
 from demo.dialogues import SYSTEM
-from tests.clients.again import again
 from tests.clients.conftest import CONSTRAINED, Record, Running
+from tests.clients.retries import with_retries
 
 MESSAGES = [("system", SYSTEM), ("user", "When are you open on Friday?")]
 ORDER: list[Any] = [("system", SYSTEM), ("user", "Where is my order 4321?")]
@@ -58,10 +58,10 @@ def model(attune: Running) -> ChatAttune:
 
 
 def join(chunks: Sequence[BaseMessage]) -> Any:
-    whole: Any = chunks[0]
+    message: Any = chunks[0]
     for chunk in chunks[1:]:
-        whole = whole + chunk
-    return whole
+        message = message + chunk
+    return message
 
 
 def test_chat_openai_is_invoked_and_streamed(plain: ChatOpenAI, record: Record) -> None:
@@ -73,7 +73,7 @@ def test_chat_openai_is_invoked_and_streamed(plain: ChatOpenAI, record: Record) 
     assert len(chunks) > 4 and join(chunks).response_metadata["finish_reason"] in ("stop", "length")
 
 
-@again
+@with_retries
 def test_chat_openai_calls_tools(plain: ChatOpenAI, record: Record) -> None:
     reply = plain.bind_tools([order_status], tool_choice="any").invoke(ORDER)
     [call] = reply.tool_calls
@@ -91,7 +91,7 @@ def test_chat_openai_calls_tools(plain: ChatOpenAI, record: Record) -> None:
     [("json_schema", Opening, MESSAGES), ("function_calling", Order, ORDER)],
     ids=["json_schema", "function_calling"],
 )
-@again
+@with_retries
 def test_chat_openai_returns_structured_output(
     plain: ChatOpenAI, record: Record, method: Any, schema: type[BaseModel], messages: Any
 ) -> None:
@@ -149,7 +149,7 @@ async def test_feedback_on_awaited_replies(model: ChatAttune, record: Record) ->
         assert [row.value for row in record.feedback(reply.response_metadata["id"])] == [-1.0]
 
 
-@again
+@with_retries
 def test_feedback_on_streamed_tool_call(model: ChatAttune, record: Record) -> None:
     forced = model.bind_tools([order_status], tool_choice="order_status")
     reply = join(list(forced.stream(ORDER)))
@@ -157,7 +157,7 @@ def test_feedback_on_streamed_tool_call(model: ChatAttune, record: Record) -> No
     assert_feedback(model, reply, record, exclusion_reason=CONSTRAINED)
 
 
-@again
+@with_retries
 def test_feedback_on_structured_reply(model: ChatAttune, record: Record) -> None:
     bound = model.with_structured_output(Opening, include_raw=True)
     answer: Any = bound.invoke(MESSAGES)
@@ -170,8 +170,8 @@ def test_feedback_on_structured_reply(model: ChatAttune, record: Record) -> None
 def test_repeated_feedback_is_recorded_once(model: ChatAttune, record: Record) -> None:
     reply, key = model.invoke(MESSAGES, max_completion_tokens=8), uuid4().hex
     first = model.feedback(reply, True, idempotency_key=key)
-    again = model.feedback(reply.response_metadata["id"], True, idempotency_key=key)
-    assert first["id"] == again["id"] and len(record.feedback(reply.response_metadata["id"])) == 1
+    repeated = model.feedback(reply.response_metadata["id"], True, idempotency_key=key)
+    assert first["id"] == repeated["id"] and len(record.feedback(reply.response_metadata["id"])) == 1
     with pytest.raises(openai.UnprocessableEntityError):
         model.feedback(reply, False, idempotency_key=key)
 

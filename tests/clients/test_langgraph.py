@@ -12,8 +12,8 @@ from langchain_openai import ChatOpenAI
 from app.langchain import ChatAttune
 from demo import agent as example
 from demo.shop import ORDERS
-from tests.clients.again import again
 from tests.clients.conftest import CONSTRAINED, Record, Running
+from tests.clients.retries import with_retries
 
 REQUEST: Any = {"messages": [HumanMessage("Where is my order 4321?")]}
 
@@ -47,25 +47,25 @@ def assert_judged(model: ChatAttune, replies: list[AIMessage], record: Record) -
     assert turns[-1].reply is not None and turns[-1].reply["content"] == replies[-1].text
 
 
-@again
+@with_retries
 def test_feedback_on_invoked_agent(model: ChatAttune, record: Record) -> None:
     state = example.build_agent(model, force=True).invoke(REQUEST, thread("invoked"))
     assert_judged(model, replies_of(state["messages"]), record)
 
 
-@again
+@with_retries
 def test_feedback_on_agent_streamed_by_steps(model: ChatAttune, record: Record) -> None:
     steps = list(example.build_agent(model, force=True).stream(REQUEST, thread("steps"), stream_mode="values"))
     assert_judged(model, replies_of(steps[-1]["messages"]), record)
 
 
-@again
+@with_retries
 def test_feedback_on_agent_streamed_by_tokens(model: ChatAttune, record: Record) -> None:
     """LangGraph's `messages` mode streams although the node invokes; ChatOpenAI loses the id there."""
     agent = example.build_agent(model, force=True)
     pieces = [piece for piece, _ in agent.stream(REQUEST, thread("tokens"), stream_mode="messages")]
     chunks = [piece for piece in pieces if isinstance(piece, AIMessageChunk)]
-    assert len(chunks) > 8, "it came as it was said"
+    assert len(chunks) > 8, "the reply is streamed token by token"
     replies = replies_of(agent.get_state(thread("tokens")).values["messages"])
     assert_judged(model, replies, record)
     shown = {chunk.response_metadata["id"] for chunk in chunks if "id" in chunk.response_metadata}
@@ -73,7 +73,7 @@ def test_feedback_on_agent_streamed_by_tokens(model: ChatAttune, record: Record)
 
 
 @pytest.mark.asyncio(loop_scope="session")  # LangChain keeps one connection pool for all its models
-@again
+@with_retries
 async def test_feedback_on_awaited_agent(model: ChatAttune, record: Record) -> None:
     agent = example.build_agent(model, force=True)
     async for _ in agent.astream(REQUEST, thread("awaited"), stream_mode="messages"):
@@ -81,7 +81,7 @@ async def test_feedback_on_awaited_agent(model: ChatAttune, record: Record) -> N
     assert_judged(model, replies_of((await agent.aget_state(thread("awaited"))).values["messages"]), record)
 
 
-@again
+@with_retries
 def test_feedback_by_metadata_with_chat_openai(attune: Running, record: Record) -> None:
     """ChatOpenAI keeps no id; the newest turn with this metadata is the target."""
     turn = uuid4().hex
@@ -100,7 +100,7 @@ def test_feedback_by_metadata_with_chat_openai(attune: Running, record: Record) 
     assert last.reply == {"role": "assistant", "content": replies[-1].text}
 
 
-@again
+@with_retries
 def test_model_chooses_the_tool(model: ChatAttune, record: Record) -> None:
     agent = example.build_agent(model)
     turns = [replies_of(agent.invoke(REQUEST, thread(f"free-{number}"))["messages"]) for number in range(3)]
@@ -110,7 +110,7 @@ def test_model_chooses_the_tool(model: ChatAttune, record: Record) -> None:
             record.turn(reply.response_metadata["id"])
 
 
-@again
+@with_retries
 def test_example_runs(
     attune: Running, record: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from demo.dialogues import ORDER_STATUS, SYSTEM
-from tests.clients.again import again
 from tests.clients.conftest import CONSTRAINED, Record, Running, assert_exact
+from tests.clients.retries import with_retries
 
 MESSAGES: list[Any] = [
     {"role": "system", "content": SYSTEM},
@@ -89,7 +89,7 @@ def test_stream_helper(client: openai.OpenAI, record: Record) -> None:
     assert turn.reply is not None and turn.reply["content"] == final.choices[0].message.content
 
 
-@again
+@with_retries
 def test_structured_output(client: openai.OpenAI, record: Record) -> None:
     reply = client.chat.completions.parse(model="shop", messages=MESSAGES, response_format=Opening, max_tokens=64)
     assert isinstance(reply.choices[0].message.parsed, Opening)
@@ -97,7 +97,7 @@ def test_structured_output(client: openai.OpenAI, record: Record) -> None:
     assert turn.request_params["response_format"]["json_schema"]["strict"] is True
 
 
-@again
+@with_retries
 def test_streamed_structured_output(client: openai.OpenAI, record: Record) -> None:
     with client.chat.completions.stream(
         model="shop", messages=MESSAGES, response_format=Opening, max_tokens=64
@@ -116,7 +116,7 @@ def test_json_object_format(client: openai.OpenAI, record: Record) -> None:
     record.turn(reply.id, exclusion_reason=CONSTRAINED)
 
 
-@again
+@with_retries
 def test_tool_call_and_result(client: openai.OpenAI, record: Record) -> None:
     tools: Any = [ORDER_STATUS]
     for seed in range(8):
@@ -133,12 +133,12 @@ def test_tool_call_and_result(client: openai.OpenAI, record: Record) -> None:
     answer = client.chat.completions.create(model="shop", messages=conversation, tools=tools, max_tokens=24)
     assert answer.choices[0].message.content
     turn = record.turn(answer.id)
-    assert turn.parent_id == reply.id, "the turn before is found by its messages"
+    assert turn.parent_id == reply.id, "its messages identify the turn before"
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
-@again
+@with_retries
 def test_required_tool_is_called(client: openai.OpenAI, record: Record, choice: Any, stream: bool) -> None:
     params: Any = {
         "model": "shop",
@@ -158,7 +158,7 @@ def test_required_tool_is_called(client: openai.OpenAI, record: Record, choice: 
     assert turn.reply is not None and turn.reply["tool_calls"][0]["function"]["name"] == "order_status"
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 def test_three_choices_are_three_turns(client: openai.OpenAI, record: Record, stream: bool) -> None:
     if stream:
         with client.chat.completions.stream(model="shop", messages=MESSAGES, n=3) as events:
@@ -174,7 +174,7 @@ def test_three_choices_are_three_turns(client: openai.OpenAI, record: Record, st
         assert reply.usage.completion_tokens == sum(turn.num_output_tokens or 0 for turn in turns)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 def test_returned_log_probs_equal_recorded_ones(client: openai.OpenAI, record: Record, stream: bool) -> None:
     params: Any = {"model": "shop", "messages": MESSAGES, "logprobs": True, "top_logprobs": 3, "max_tokens": 16}
     if stream:
@@ -245,9 +245,9 @@ def test_stored_completions(client: openai.OpenAI, record: Record) -> None:
         for _ in range(3)
     ]
     stored = client.chat.completions
-    found = stored.retrieve(created_completions[0].id)
-    assert found.choices[0].message.content == created_completions[0].choices[0].message.content
-    assert (found.model, found.usage and found.usage.total_tokens) == (
+    retrieved = stored.retrieve(created_completions[0].id)
+    assert retrieved.choices[0].message.content == created_completions[0].choices[0].message.content
+    assert (retrieved.model, retrieved.usage and retrieved.usage.total_tokens) == (
         "shop@v0",
         created_completions[0].usage and created_completions[0].usage.total_tokens,
     )

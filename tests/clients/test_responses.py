@@ -10,8 +10,8 @@ from openai.types.responses import Response, ResponseFunctionToolCall
 from pydantic import BaseModel
 
 from demo.dialogues import ORDER_STATUS, SYSTEM
-from tests.clients.again import again
 from tests.clients.conftest import CONSTRAINED, Record, Running
+from tests.clients.retries import with_retries
 
 QUESTION = "When are you open on Friday?"
 ORDER = "Where is my order 4321?"
@@ -35,7 +35,7 @@ def completion_id(response: Response) -> str:
     return "chatcmpl-" + response.id.removeprefix("resp_")
 
 
-@again
+@with_retries
 def test_response_is_recorded_as_completion(client: openai.OpenAI, record: Record) -> None:
     raw = client.responses.with_raw_response.create(
         model="shop", instructions=SYSTEM, input=QUESTION, metadata={"visit": "responses"}
@@ -51,7 +51,7 @@ def test_response_is_recorded_as_completion(client: openai.OpenAI, record: Recor
     assert turn.request_metadata == {"visit": "responses"}
 
 
-@again
+@with_retries
 def test_streamed_response_has_typed_events(client: openai.OpenAI, record: Record) -> None:
     with client.responses.stream(model="shop", instructions=SYSTEM, input=QUESTION) as stream:
         events = list(stream)
@@ -67,15 +67,15 @@ def test_streamed_response_has_typed_events(client: openai.OpenAI, record: Recor
     assert final.usage is not None and final.usage.output_tokens == turn.num_output_tokens
 
 
-@again
+@with_retries
 def test_structured_output(client: openai.OpenAI, record: Record) -> None:
     response = client.responses.parse(model="shop", input=QUESTION, text_format=Opening, max_output_tokens=64)
     assert isinstance(response.output_parsed, Opening)
     record.turn(completion_id(response), exclusion_reason=CONSTRAINED)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@again
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
+@with_retries
 def test_tool_loop_is_one_conversation(client: openai.OpenAI, record: Record, stream: bool) -> None:
     params: Any = {"model": "shop", "instructions": SYSTEM, "tools": [TOOL], "temperature": 0.3}
     input_items: list[Any] = [{"role": "user", "content": ORDER}]

@@ -24,7 +24,7 @@ from app.core.database import Database
 from app.core.settings import Settings
 from app.main import create_app
 from app.models import Engine, EngineState, Policy, Turn, Version
-from app.projects.bootstrap import bootstrap
+from app.projects.service import bootstrap
 from tests.support.scripted_engine import ScriptedEngine, serve
 from tests.support.turns import make_turn
 

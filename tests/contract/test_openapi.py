@@ -1,4 +1,4 @@
-"""What OpenAPI says is what the service does: every operation, on cases that schemathesis makes up from it."""
+"""The service behaves as its OpenAPI document says: every operation, on cases that schemathesis generates."""
 
 import os
 import zlib
@@ -36,11 +36,11 @@ def error_has_four_keys(ctx: Any, response: Any, case: Any) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def door(deployment: ContractHarness) -> Iterator[None]:
+def route_requests_to_harness(deployment: ContractHarness) -> Iterator[None]:
     """Send the requests of checks that open a session of their own to the harness, too."""
-    door = HarnessAdapter(deployment)
+    adapter = HarnessAdapter(deployment)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(requests.Session, "get_adapter", lambda session, url: door)
+        patched.setattr(requests.Session, "get_adapter", lambda session, url: adapter)
         yield
 
 
@@ -72,3 +72,18 @@ def test_every_operation_conforms_to_the_document(case: Any, deployment: Contrac
         use_known_names(case)
     headers = {} if has_invalid_key(case) else {"Authorization": f"Bearer {deployment.key}"}
     case.call_and_validate(base_url="http://attune", headers=headers, excluded_checks=ACROSS_FIELDS)
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+        ("/v1/responses", {"input": "Hello"}),
+    ],
+)
+def test_streams_conform_to_the_document(path: str, body: dict[str, Any], deployment: ContractHarness) -> None:
+    case = schema[path]["POST"].Case(body={"model": "shop", "stream": True} | body, media_type="application/json")
+    response = case.call_and_validate(
+        base_url="http://attune", headers={"Authorization": f"Bearer {deployment.key}"}, excluded_checks=ACROSS_FIELDS
+    )
+    assert response.status_code == 200 and response.headers["content-type"][0].startswith("text/event-stream")

@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from alignment.release.canary import CanaryConfig
-from demo.offline.experiment import Experiment, ExperimentConfig
 from demo.train import MODEL
 from tests.benchmarks.canary_results import RatedTurn, decisive_at
 from tests.benchmarks.learning import RUNS
+from tests.support.offline.experiment import Experiment, ExperimentConfig
 
 CONFIG: ExperimentConfig = replace(RUNS["PPO, running baseline"], replies_per_update=16)
 
@@ -23,10 +23,10 @@ def test_experiment_continues_from_an_exported_version(tmp_path: Path) -> None:
 
 def test_decisive_at_returns_the_feedback_that_decided_a_canary() -> None:
     config = CanaryConfig(share=0.5)
-    words = [RatedTurn(float(at), f"user-{at}", at % 2 == 0, 1.0 if at % 2 else -1.0) for at in range(60)]
-    decisive = decisive_at(config, words, "canary.ended")
+    turns = [RatedTurn(float(at), f"user-{at}", at % 2 == 0, 1.0 if at % 2 else -1.0) for at in range(60)]
+    decisive = decisive_at(config, turns, "canary.ended")
     assert decisive is not None and 4 < decisive < 30
-    assert decisive_at(config, words[: int(decisive)], "canary.ended") is None
-    assert decisive_at(config, words, "deployment.deployed") is None
-    again = [word._replace(rater=f"user-{word.candidate}") for word in words]
-    assert decisive_at(config, again, "canary.ended") is None, "feedback of one rater counts once"
+    assert decisive_at(config, turns[: int(decisive)], "canary.ended") is None
+    assert decisive_at(config, turns, "deployment.deployed") is None
+    two_raters = [turn._replace(rater=f"user-{turn.candidate}") for turn in turns]
+    assert decisive_at(config, two_raters, "canary.ended") is None, "feedback of one rater counts once"

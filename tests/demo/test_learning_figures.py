@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from demo.offline.experiment import Experiment
 from demo.train import MODEL
 from tests.benchmarks.learning import RUNS
+from tests.support.offline.experiment import Experiment
 
 FIGURES = json.loads(Path(__file__).with_name("learning_figures.json").read_text())
 FAST = ("GRPO", "DPO")

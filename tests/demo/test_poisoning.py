@@ -3,8 +3,8 @@
 from random import Random
 
 from alignment.types import Sample
-from demo.offline.poisoning import BATCH, InMemoryRaterTrust, RatedSample, assemble_batch
 from tests.support.deployment import Harness
+from tests.support.offline.poisoning import BATCH, InMemoryRaterTrust, RatedSample, assemble_batch
 from workers.feedback import rater_trust
 
 

@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.main import app
-from app.cli.up import build_processes
+from app.cli.server import build_processes
 from app.core.settings import Settings
-from tests.conftest import missing
+from tests.conftest import skip_or_fail
 from tests.docker.files import COMPOSE, FOLDER, OVERLAY, compose, roles
 from tests.journeys.brokers import OwnRedis
 from tests.support.engine_fixture import RunningEngine, free_port
@@ -133,14 +133,14 @@ def is_healthy(command: list[str], replace: tuple[str, str] = ("", ""), **enviro
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_health_check_of_the_api(served: str) -> None:
-    assert is_healthy(health_check("api"), ("http://127.0.0.1:8700", served))
+def test_health_check_of_the_api(live_url: str) -> None:
+    assert is_healthy(health_check("api"), ("http://127.0.0.1:8700", live_url))
     assert not is_healthy(health_check("api"), ("127.0.0.1:8700", f"127.0.0.1:{free_port()}"))
 
 
 def test_health_check_of_redis_needs_the_password(tmp_path: Path) -> None:
     if which("redis-cli") is None:
-        missing("redis-cli is not installed")
+        skip_or_fail("redis-cli is not installed")
     options = [VARIABLE.sub("right", argument) for argument in services()["redis"]["command"]][1:]
     server = OwnRedis(tmp_path, options=tuple(options), password="right")
     server.start()
@@ -156,7 +156,7 @@ def test_health_check_of_redis_needs_the_password(tmp_path: Path) -> None:
 @pytest.mark.postgres
 def test_health_check_of_postgres(postgres: str) -> None:
     if which("pg_isready") is None:
-        missing("pg_isready is not installed")
+        skip_or_fail("pg_isready is not installed")
     host, _, port = postgres.partition("@")[2].partition("/")[0].partition(":")
     assert is_healthy(health_check("postgres"), PGHOST=host, PGPORT=port or "5432")
     assert not is_healthy(health_check("postgres"), PGHOST="127.0.0.1", PGPORT=str(free_port()))

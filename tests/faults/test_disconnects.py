@@ -1,4 +1,4 @@
-"""Clients hang up at random moments: the engine stops, the turn is on record with its reason, nothing is left over."""
+"""Clients disconnect at random moments: the engine stops, the turn is stored with its reason, and nothing leaks."""
 
 import asyncio
 import os
@@ -21,58 +21,58 @@ from tests.support.processes import processes, until
 from tests.support.scripted_engine import ScriptedEngine, serve
 
 FULL = os.environ.get("ATTUNE_FULL") == "1"
-ROUND = 500 if FULL else 50  # there are two
-AT_ONCE = 25
-IDLE_SECONDS = 15.0  # after the client is gone, on a busy machine
-LATEST = 2.5  # seconds; a whole reply would take twenty times that
-SPARE = 5  # idle connections and the like that may come and go
+CLIENTS_PER_ROUND = 500 if FULL else 50  # there are two rounds
+CONCURRENCY = 25
+MAX_ABORT_SECONDS = 15.0  # from the disconnect until the engine stops, on a busy machine
+MAX_CONNECTED_SECONDS = 2.5  # a complete reply takes twenty times that
+DESCRIPTOR_MARGIN = 5  # idle connections and the like
 pytestmark = [pytest.mark.timeout(900 if FULL else 400)]
 
 
 @dataclass
 class Clients:
-    """They ask, and are gone. Each question carries its number, by which the engine's replies are told apart."""
+    """Clients that send a question and disconnect. Each question has a number, which identifies the engine's reply."""
 
     url: str
     key: str
     engine: ScriptedEngine
-    gone_at: dict[str, float] = field(default_factory=dict)
-    lateness: dict[str, float] = field(default_factory=dict)
+    disconnected_at: dict[str, float] = field(default_factory=dict)
+    abort_seconds: dict[str, float] = field(default_factory=dict)  # from the disconnect until the engine stopped
 
-    async def hang_up(self, count: int) -> None:
-        free = asyncio.Semaphore(AT_ONCE)
-        first = len(self.gone_at)
+    async def disconnect(self, count: int) -> None:
+        semaphore = asyncio.Semaphore(CONCURRENCY)
+        first = len(self.disconnected_at)
         async with asyncio.TaskGroup() as group:
             for number in range(first, first + count):
-                group.create_task(self._one(f"question {number}", free))
+                group.create_task(self._ask_and_disconnect(f"question {number}", semaphore))
 
-    async def _one(self, question: str, free: asyncio.Semaphore) -> None:
+    async def _ask_and_disconnect(self, question: str, semaphore: asyncio.Semaphore) -> None:
         stream = random.random() < 0.5
         body = {"model": "shop", "messages": [{"role": "user", "content": question}], "stream": stream}
         request = post(self.url, "/v1/chat/completions", body, {"authorization": f"Bearer {self.key}"})
-        async with free:
+        async with semaphore:
             connection = await HttpConnection.connect(self.url)
             with suppress(TimeoutError):
-                async with asyncio.timeout(random.choice([0.0, 0.03] + [random.uniform(0, LATEST)] * 8)):
+                async with asyncio.timeout(random.choice([0.0, 0.03] + [random.uniform(0, MAX_CONNECTED_SECONDS)] * 8)):
                     connection.send(request)
                     answer = await connection.request(b"")
-                    raise AssertionError(f"a whole reply came: {answer.body[:200]!r}")
+                    raise AssertionError(f"a complete reply came: {answer.body[:200]!r}")
             connection.close(hard=random.random() < 0.5)
-            self.gone_at[question] = time.monotonic()
+            self.disconnected_at[question] = time.monotonic()
 
-    async def watch(self) -> None:
-        """How long after its client each reply is still being made."""
+    async def monitor(self) -> None:
+        """Record how long the engine generates each reply after its client has disconnected."""
         while True:
             at = time.monotonic()
             for reply in list(self.engine.running.values()):
                 question = reply.body["messages"][-1]["content"]
-                if question in self.gone_at:
-                    self.lateness[question] = at - self.gone_at[question]
+                if question in self.disconnected_at:
+                    self.abort_seconds[question] = at - self.disconnected_at[question]
             await asyncio.sleep(0.02)
 
-    async def ask_whole(self) -> None:
-        """One short reply, heard to its end."""
-        say, self.engine.reply_text = self.engine.reply_text, ""
+    async def complete_one(self) -> None:
+        """Get one short reply completely."""
+        long_text, self.engine.reply_text = self.engine.reply_text, ""
         body = {"model": "shop", "messages": [{"role": "user", "content": "hi"}]}
         connection = await HttpConnection.connect(self.url)
         answer = await connection.request(
@@ -80,18 +80,18 @@ class Clients:
         )
         connection.close()
         assert answer.status == 200
-        self.engine.reply_text = say
+        self.engine.reply_text = long_text
 
-    async def idle(self) -> None:
-        async def nothing_runs() -> bool:
+    async def wait_until_idle(self) -> None:
+        async def is_idle() -> bool:
             return not self.engine.running
 
-        await until(nothing_runs, 30, "the engine is idle again")
+        await until(is_idle, 30, "the engine is idle again")
 
 
 @dataclass
-class Watched:
-    """The API, and the tasks that live on its event loop."""
+class MonitoredApp:
+    """The API, whose event loop's tasks can be counted."""
 
     app: Any
     loop: asyncio.AbstractEventLoop | None = None
@@ -106,79 +106,80 @@ class Watched:
 
 
 @pytest.fixture
-def long_winded(scripted: ScriptedEngine) -> ScriptedEngine:
-    """Fifty seconds a reply: were it not cut, it would outlast every bound of these tests."""
+def slow_engine(scripted: ScriptedEngine) -> ScriptedEngine:
+    """An engine that takes fifty seconds per reply, longer than any limit of these tests."""
     scripted.reply_text, scripted.seconds_per_token = "word " * 500, 0.1
     return scripted
 
 
 @pytest.fixture
-def watched(harness: Harness) -> Iterator[tuple[str, Watched]]:
-    watched = Watched(create_app(harness.settings))
-    with serve(watched, lifespan="on") as url:
-        yield url, watched
+def monitored(harness: Harness) -> Iterator[tuple[str, MonitoredApp]]:
+    app = MonitoredApp(create_app(harness.settings))
+    with serve(app, lifespan="on") as url:
+        yield url, app
 
 
 async def test_disconnected_replies_end_and_are_recorded(
-    harness: Harness, long_winded: ScriptedEngine, watched: tuple[str, Watched]
+    harness: Harness, slow_engine: ScriptedEngine, monitored: tuple[str, MonitoredApp]
 ) -> None:
-    url, api = watched
-    clients = Clients(url, harness.key, long_winded)
-    before = api.tasks()
-    watching = asyncio.create_task(clients.watch())
+    url, app = monitored
+    clients = Clients(url, harness.key, slow_engine)
+    tasks_before = app.tasks()
+    monitoring = asyncio.create_task(clients.monitor())
     for _ in range(2):
-        await clients.hang_up(ROUND)
-        await clients.idle()
-    watching.cancel()
+        await clients.disconnect(CLIENTS_PER_ROUND)
+        await clients.wait_until_idle()
+    monitoring.cancel()
 
-    await until(lambda: closed(harness), 60, "every turn is closed")
+    await until(lambda: has_no_open_turn(harness), 60, "every turn is closed")
     turns = await harness.all(Turn)
-    prompts = [body["messages"][-1]["content"] for body in long_winded.requests]
-    asked = Counter(turn.messages[-1]["content"] for turn in turns)
-    assert set(prompts) <= set(asked), "what the engine was asked is on record"
-    assert len(turns) > len(clients.gone_at) / 4, "many of them were heard before they were gone"
-    assert set(asked.values()) == {1} == set(Counter(prompts).values())
+    prompts = [body["messages"][-1]["content"] for body in slow_engine.requests]
+    stored = Counter(turn.messages[-1]["content"] for turn in turns)
+    assert set(prompts) <= set(stored), "every request to the engine is stored"
+    assert len(turns) > len(clients.disconnected_at) / 4, "many clients disconnected after their request was accepted"
+    assert set(stored.values()) == {1} == set(Counter(prompts).values())
     assert {(turn.state, turn.finish_reason) for turn in turns} == {(TurnState.ABORTED, "client_disconnect")}
-    late = sorted(clients.lateness.values(), reverse=True)[:5]
-    print(f"\n{len(clients.gone_at)} hung up on {harness.db.engine.dialect.name}: {len(turns)} turns, latest {late} s")
-    assert not late or late[0] <= IDLE_SECONDS
+    slowest = sorted(clients.abort_seconds.values(), reverse=True)[:5]
+    print(f"\n{len(clients.disconnected_at)} disconnected on {harness.db.engine.dialect.name}: {len(turns)} turns")
+    print(f"slowest aborts: {slowest} s")
+    assert not slowest or slowest[0] <= MAX_ABORT_SECONDS
 
-    async def no_task_left() -> bool:
-        return not api.tasks() - before
+    async def has_no_new_task() -> bool:
+        return not app.tasks() - tasks_before
 
-    await until(no_task_left, 60, f"only the tasks of before are left, beside {api.tasks() - before}")
+    await until(has_no_new_task, 60, f"no task is left over, of {app.tasks() - tasks_before}")
 
 
-async def closed(harness: Harness) -> bool:
+async def has_no_open_turn(harness: Harness) -> bool:
     return all(turn.state != TurnState.OPEN for turn in await harness.all(Turn))
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.slow
-async def test_disconnects_leave_no_file_descriptor_open(harness: Harness, long_winded: ScriptedEngine) -> None:
+async def test_disconnects_leave_no_file_descriptor_open(harness: Harness, slow_engine: ScriptedEngine) -> None:
     with processes(harness.settings) as running:
         running.start("api")
         process = running.children["api"].process
         assert process is not None
         descriptors = Path(f"/proc/{process.pid}/fd")
-        clients = Clients(running.settings.url, harness.key, long_winded)
+        clients = Clients(running.settings.url, harness.key, slow_engine)
         counts = []
         for _ in range(2):  # the first round fills the pools, which stay
-            await clients.hang_up(ROUND)
-            await clients.idle()
-            await until(lambda: closed(harness), 60, "every turn is closed")
+            await clients.disconnect(CLIENTS_PER_ROUND)
+            await clients.wait_until_idle()
+            await until(lambda: has_no_open_turn(harness), 60, "every turn is closed")
             await asyncio.sleep(4)  # idle connections to the engine are dropped after three, at the next request
-            await clients.ask_whole()
-            counts.append(held(descriptors))
+            await clients.complete_one()
+            counts.append(count_descriptors(descriptors))
     first, second = (count.total() for count in counts)
-    print(f"\n{2 * ROUND} hung up: {first} and {second} descriptors after each half")
-    assert second <= first + SPARE, counts[1] - counts[0]
-    said = running.children["api"].log.read_text()
-    assert "Traceback" not in said, said[-3000:]
+    print(f"\n{2 * CLIENTS_PER_ROUND} disconnects: {first} and {second} descriptors after each half")
+    assert second <= first + DESCRIPTOR_MARGIN, counts[1] - counts[0]
+    log = running.children["api"].log.read_text()
+    assert "Traceback" not in log, log[-3000:]
 
 
-def held(descriptors: Path) -> Counter[str]:
-    """By what they are: a file's name, or "socket"."""
+def count_descriptors(descriptors: Path) -> Counter[str]:
+    """Count the open descriptors by kind: a file's name, or "socket"."""
     kinds: Counter[str] = Counter()
     for descriptor in descriptors.iterdir():
         with suppress(FileNotFoundError):

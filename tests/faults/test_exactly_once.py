@@ -16,15 +16,15 @@ from tests.support.processes import processes
 FULL = os.environ.get("ATTUNE_FULL") == "1"
 ITEMS = 10_000 if FULL else 200
 SENDS = 10
-AT_ONCE = 8  # items on their way at a time, so 80 requests
+CONCURRENCY = 8  # items at a time, so 80 requests
 pytestmark = [pytest.mark.timeout(3600 if FULL else 600)]
 
 
 @pytest.fixture
 def two_apis(harness: Harness) -> Iterator[tuple[str, str]]:
     """Two API processes on one database, so that only the database can resolve a race between them."""
-    lifted = harness.settings.model_copy(update={"requests_per_minute": 10**9, "max_concurrency": 10**6})
-    with processes(lifted) as one, processes(lifted) as other:
+    settings = harness.settings.model_copy(update={"requests_per_minute": 10**9, "max_concurrency": 10**6})
+    with processes(settings) as one, processes(settings) as other:
         one.start("api")
         other.start("api")
         yield one.settings.url, other.settings.url
@@ -32,13 +32,12 @@ def two_apis(harness: Harness) -> Iterator[tuple[str, str]]:
 
 async def test_ten_concurrent_sends_of_one_feedback_are_one_row(harness: Harness, two_apis: tuple[str, str]) -> None:
     turns = [(await harness.turn()).id for _ in range(5)]
-    free = asyncio.Semaphore(AT_ONCE)
+    semaphore = asyncio.Semaphore(CONCURRENCY)
     async with ConnectionPool(two_apis[0]) as one, ConnectionPool(two_apis[1]) as other:
 
         async def send(number: int) -> None:
-            async with free:
-                answers = await ten_times(harness, [one, other], turns[number % len(turns)], number)
-                check(answers)
+            async with semaphore:
+                check_answers(await send_ten_times(harness, [one, other], turns[number % len(turns)], number))
 
         async with asyncio.TaskGroup() as group:
             for number in range(ITEMS):
@@ -51,17 +50,17 @@ async def test_ten_concurrent_sends_of_one_feedback_are_one_row(harness: Harness
     print(f"\n{ITEMS} items x {SENDS} sends over two processes on {harness.db.engine.dialect.name}: {rows} rows")
 
 
-async def ten_times(harness: Harness, apis: list[ConnectionPool], turn: str, number: int) -> list[HttpResponse]:
+async def send_ten_times(harness: Harness, apis: list[ConnectionPool], turn: str, number: int) -> list[HttpResponse]:
     body = {"id": f"item-{number}", "completion_id": turn, "kind": "binary", "value": number % 2 == 0}
     headers = {"authorization": f"Bearer {harness.key}"}
-    doors = [apis[at % 2] for at in range(SENDS)]
-    random.shuffle(doors)
-    return await asyncio.gather(*(door.request(post(door.url, "/v1/feedback", body, headers)) for door in doors))
+    targets = [apis[at % 2] for at in range(SENDS)]
+    random.shuffle(targets)
+    return await asyncio.gather(*(api.request(post(api.url, "/v1/feedback", body, headers)) for api in targets))
 
 
-def check(answers: list[HttpResponse]) -> None:
+def check_answers(answers: list[HttpResponse]) -> None:
     statuses = sorted(answer.status for answer in answers)
     assert statuses == [200] * (SENDS - 1) + [201], (statuses, [answer.body[:200] for answer in answers])
-    assert len({answer.body for answer in answers}) == 1, "every sender is told the same"
+    assert len({answer.body for answer in answers}) == 1, "every sender gets the same answer"
     replayed = [answer.header("idempotent-replayed") for answer in answers if answer.status == 200]
     assert replayed == ["true"] * (SENDS - 1)

@@ -10,8 +10,8 @@ import httpx2
 import pytest
 from sqlalchemy import func, select
 
-from alignment.trainer.recompute_logprobs import recompute_logprobs
-from alignment.types import Sample as Draft
+from alignment.trainer.scoring import recompute_logprobs
+from alignment.types import Sample as TrainerSample
 from app.core.settings import DEMO_MODEL
 from app.models import Batch, BatchState, Feedback, Reward, Sample, SampleState, Turn, TurnState, Version
 from tests.support.deployment import Harness
@@ -22,27 +22,30 @@ from workers.reconcile import reconcile
 from workers.training.assemble import assemble
 
 SAMPLES = 24
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the default, with the embedded bell
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the default, with the embedded broker
 
 
-async def long_turns(harness: Harness, count: int) -> list[str]:
+async def create_long_turns(harness: Harness, count: int) -> list[str]:
     """Rated turns whose update takes a few seconds, with the log-probs that the model gives them."""
     rng = random.Random(7)
 
     def ids_of(length: int) -> tuple[int, ...]:
         return tuple(rng.randrange(300, 900) for _ in range(length))
 
-    drafts = [Draft(f"draft-{n}", ids_of(200), ids_of(400), (0.0,) * 400, reward=0.0, version=0) for n in range(count)]
+    samples = [
+        TrainerSample(f"sample-{n}", ids_of(200), ids_of(400), (0.0,) * 400, reward=0.0, version=0)
+        for n in range(count)
+    ]
     ids = []
-    for number, logprobs in enumerate(recompute_logprobs(DEMO_MODEL, None, drafts)):
+    for number, logprobs in enumerate(recompute_logprobs(DEMO_MODEL, None, samples)):
         turn = await harness.turn(
-            prompt_ids=list(drafts[number].prompt_ids),
-            output_ids=list(drafts[number].output_ids),
+            prompt_ids=list(samples[number].prompt_ids),
+            output_ids=list(samples[number].output_ids),
             logprobs=logprobs.tolist(),
             sampling={"temperature": 1.0},
         )
         ids.append(turn.id)
-        answer = await harness.thumb(turn.id, "up" if number % 2 else "down", id=f"thumb-{number}")
+        answer = await harness.vote(turn.id, "up" if number % 2 else "down", id=f"thumb-{number}")
         assert answer.status_code == 201
     return ids
 
@@ -52,7 +55,7 @@ async def test_trainer_killed_during_an_update_loses_nothing_and_repeats_nothing
     settings = harness.settings.model_copy(
         update={"batch_size": SAMPLES, "lease_seconds": 3.0, "reconcile_seconds": 0.5}
     )
-    turns = await long_turns(harness, SAMPLES)
+    turns = await create_long_turns(harness, SAMPLES)
     await curate(harness.db, harness.settings)
     assert await assemble(harness.db, settings) == 1
 
@@ -71,17 +74,17 @@ async def test_trainer_killed_during_an_update_loses_nothing_and_repeats_nothing
         owner = (await batch()).lease_owner
         assert owner is not None
         os.kill(int(owner.rpartition(":")[2]), signal.SIGKILL)
-        assert (await batch()).state == BatchState.OPEN, "it was killed in mid-update"
+        assert (await batch()).state == BatchState.OPEN, "it was killed during the update"
         running.start("worker")
         await until(trained, 180, "the batch is trained after the kill")
 
-    taken = await batch()
+    trained_batch = await batch()
     versions = [version for version in await harness.all(Version) if version.number > 0]
-    assert taken.attempt == 2
-    assert [version.batch_id for version in versions] == [taken.id], "one batch, one version"
+    assert trained_batch.attempt == 2
+    assert [version.batch_id for version in versions] == [trained_batch.id], "one batch, one version"
     samples = await harness.all(Sample)
     assert Counter(sample.turn_id for sample in samples) == Counter(turns)
-    assert {(sample.state, sample.batch_id) for sample in samples} == {(SampleState.TRAINED, taken.id)}
+    assert {(sample.state, sample.batch_id) for sample in samples} == {(SampleState.TRAINED, trained_batch.id)}
     assert {row.idempotency_key for row in await harness.all(Feedback)} == {f"thumb-{n}" for n in range(SAMPLES)}
 
 
@@ -95,27 +98,27 @@ async def test_api_killed_during_a_reply_keeps_acknowledged_feedback(
         running.start("api")
         async with httpx2.AsyncClient(base_url=running.settings.url, headers=headers, timeout=60) as client:
             done = (await client.post("/v1/chat/completions", json=chat)).json()["id"]
-            assert (await client.post("/v1/feedback", json=thumb(done, "one"))).status_code == 201
+            assert (await client.post("/v1/feedback", json=like(done, "one"))).status_code == 201
             scripted.reply_text, scripted.seconds_per_token = "word " * 500, 0.02
             with pytest.raises(httpx2.TransportError):
                 async with client.stream("POST", "/v1/chat/completions", json=chat | {"stream": True}) as reply:
                     cut = reply.headers["x-completion-id"]
-                    assert (await client.post("/v1/feedback", json=thumb(cut, "two"))).status_code == 201
+                    assert (await client.post("/v1/feedback", json=like(cut, "two"))).status_code == 201
                     running.kill("api")
                     async for _ in reply.aiter_bytes():
                         pass
             running.start("api")
-            again = await client.post("/v1/feedback", json=thumb(cut, "two"))
+            again = await client.post("/v1/feedback", json=like(cut, "two"))
             assert (again.status_code, again.headers["idempotent-replayed"]) == (200, "true")
 
     assert {row.idempotency_key for row in await harness.all(Feedback)} == {"one", "two"}
     assert (await harness.get(Turn, cut)).state == TurnState.OPEN
 
-    async def closed() -> bool:
+    async def is_aborted() -> bool:
         await reconcile(harness.db, harness.settings.model_copy(update={"chat_timeout_seconds": 0.5}))
         return (await harness.get(Turn, cut)).state == TurnState.ABORTED
 
-    await until(closed, 60, "the sweep has closed the turn that nobody will finish")
+    await until(is_aborted, 60, "the reconciler has closed the lost turn")
     await curate(harness.db, harness.settings)
     await curate(harness.db, harness.settings)
     assert {(sample.turn_id, sample.state) for sample in await harness.all(Sample)} == {
@@ -126,5 +129,5 @@ async def test_api_killed_during_a_reply_keeps_acknowledged_feedback(
         assert await session.scalar(select(func.count()).select_from(Reward)) == 2
 
 
-def thumb(completion_id: str, key: str) -> dict[str, Any]:
+def like(completion_id: str, key: str) -> dict[str, Any]:
     return {"id": key, "completion_id": completion_id, "kind": "binary", "value": True}

@@ -8,7 +8,7 @@ from tests.support.processes import processes, until
 from tests.support.rollout_rows import create_plan, create_prompt_set
 from tests.support.scripted_engine import ScriptedEngine
 
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the default, with the embedded bell
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the default, with the embedded broker
 KILLS = 2
 
 
@@ -19,25 +19,25 @@ async def test_plan_finishes_after_its_worker_is_killed(harness: Harness, script
     settings = harness.settings.model_copy(update={"lease_seconds": 3.0, "max_attempts": 10})
     await create_plan(harness)
 
-    async def replying() -> bool:
+    async def is_generating() -> bool:
         return bool(scripted.running)
 
-    async def done() -> bool:
+    async def is_done() -> bool:
         return (await harness.all(RolloutPlan))[0].state == "done"
 
     with processes(settings) as running:
         running.start("worker", "beat", "rollout")
         for _ in range(KILLS):
-            await until(replying, 60, "a reply is being made")
+            await until(is_generating, 60, "the engine generates a reply")
             running.kill("rollout")
             for reply in list(scripted.running.values()):
-                reply.is_aborted = True  # whoever asked is gone
+                reply.is_aborted = True  # its client was killed
             running.start("rollout")
         scripted.is_blocked = lambda reply: False
-        await until(done, 120, "the plan is done")
+        await until(is_done, 120, "the plan is done")
     rows = await harness.all(Rollout)
     assert {row.state for row in rows} == {RolloutState.DONE} and max(row.attempt for row in rows) > 1
-    assert sorted((row.number, row.choice_index, row.reward) for row in rows) == [
+    assert sorted((row.row_number, row.choice_index, row.reward) for row in rows) == [
         (0, 0, 1.0),
         (0, 1, 1.0),
         (1, 0, -1.0),

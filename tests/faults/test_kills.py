@@ -1,49 +1,49 @@
-"""Every kind of process killed under load at random moments: a short part of `make faults`."""
+"""Every kind of process is killed under load at random moments: a short part of `make faults`."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import missing
+from tests.conftest import skip_or_fail
 from tests.faults.suite import services
-from tests.faults.suite.deployment import KINDS, Deployment, small
-from tests.faults.suite.kills import storm
+from tests.faults.suite.deployment import KINDS, Deployment, make_settings
+from tests.faults.suite.fork_server_client import ForkServerClient
+from tests.faults.suite.kills import run_faults
 from tests.faults.suite.load import Load
-from tests.faults.suite.nursery import Nursery
-from tests.faults.suite.watch import Watch
+from tests.faults.suite.progress import ProgressMonitor
 
 KILLS = 2
-LEARNED_SECONDS = 240.0
+VERSION_SECONDS = 240.0
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(params=["embedded", pytest.param("services", marks=pytest.mark.postgres)])
 def urls(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
-    """Nothing for the embedded default; a PostgreSQL and a Redis of the test's own."""
+    """Return no settings for the embedded default, or those of a PostgreSQL and a Redis of the test's own."""
     if request.param == "embedded":
         yield {}
         return
-    if not services.available():
-        missing("no PostgreSQL or Redis to start")
+    if not services.are_available():
+        skip_or_fail("no PostgreSQL or Redis to start")
     with services.Services() as running:
         yield running.urls()
 
 
-async def learned(watch: Watch, load: Load) -> None:
-    """The load goes on until a version has come of it, however soon the killing was over."""
-    await watch.learned(LEARNED_SECONDS)
+async def wait_for_version(monitor: ProgressMonitor, load: Load) -> None:
+    """Keep the load running until a version was released, even if the kills end sooner."""
+    await monitor.wait_for_version(VERSION_SECONDS)
 
 
 async def test_kills_under_load_lose_nothing_and_repeat_nothing(
-    tmp_path: Path, nursery: Nursery, urls: dict[str, str]
+    tmp_path: Path, fork_server: ForkServerClient, urls: dict[str, str]
 ) -> None:
-    settings = small(tmp_path / "home", judged=True, **urls)
-    async with Deployment(settings, {"api": {"FAULTS_RINGS": "none"}}, nursery) as deployment:
-        result = await storm(deployment, 7, dict.fromkeys(KINDS, KILLS), meanwhile=learned)
-    assert result.found is not None
-    print(f"\n{dict(result.kills)} kills, recovered {result.recovered}, {result.found}")
-    assert result.wrong == []
+    settings = make_settings(tmp_path / "home", judged=True, **urls)
+    async with Deployment(settings, {"api": {"FAULTS_MESSAGES": "none"}}, fork_server) as deployment:
+        result = await run_faults(deployment, 7, dict.fromkeys(KINDS, KILLS), meanwhile=wait_for_version)
+    assert result.report is not None
+    print(f"\n{dict(result.kills)} kills, recovered {result.recovered}, {result.report}")
+    assert result.errors == []
     assert result.kills == dict.fromkeys(KINDS, KILLS)
-    assert result.found.acked > 0
-    assert result.found.versions > 0, "nothing was learned, so nothing was shown"
+    assert result.report.acknowledged > 0
+    assert result.report.versions > 0, "no version was trained, so the test shows nothing"

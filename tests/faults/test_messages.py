@@ -9,30 +9,32 @@ import pytest
 
 from app.core.jobs import TaskSender, make_celery
 from tests.faults.suite import messages
-from tests.faults.suite.nursery import Nursery
-from tests.faults.suite.parts import on
+from tests.faults.suite.cases import run_on
+from tests.faults.suite.fork_server_client import ForkServerClient
 
 SECONDS = 4.0
 pytestmark = pytest.mark.timeout(600)
 
 
-def check(told: dict[str, Any]) -> None:
-    print(f"\n{told['case']}: {told['counts']}")
-    assert told["wrong"] == []
-    assert told["counts"]["used"] > 0
+def check(row: dict[str, Any]) -> None:
+    print(f"\n{row['case']}: {row['counts']}")
+    assert row["errors"] == []
+    assert row["counts"]["used"] > 0
 
 
-async def test_reconciler_finishes_the_work_when_every_message_is_lost(tmp_path: Path, nursery: Nursery) -> None:
-    check(await on("embedded", messages.lost, tmp_path, 7, SECONDS, nursery))
+async def test_reconciler_finishes_the_work_when_every_message_is_lost(
+    tmp_path: Path, fork_server: ForkServerClient
+) -> None:
+    check(await run_on("embedded", messages.lose_messages, tmp_path, 7, SECONDS, fork_server))
 
 
-async def test_with_every_message_tripled_nothing_is_done_twice(tmp_path: Path, nursery: Nursery) -> None:
-    check(await on("embedded", messages.tripled, tmp_path, 7, SECONDS, nursery))
+async def test_with_every_message_tripled_nothing_is_done_twice(tmp_path: Path, fork_server: ForkServerClient) -> None:
+    check(await run_on("embedded", messages.triple_messages, tmp_path, 7, SECONDS, fork_server))
 
 
 @pytest.mark.slow
-async def test_trainer_stopped_past_its_lease_cannot_commit(tmp_path: Path, nursery: Nursery) -> None:
-    check(await on("embedded", messages.two_trainers, tmp_path, 7, 2, nursery))
+async def test_trainer_stopped_past_its_lease_cannot_commit(tmp_path: Path, fork_server: ForkServerClient) -> None:
+    check(await run_on("embedded", messages.stop_a_trainer, tmp_path, 7, 2, fork_server))
 
 
 def test_message_does_not_expire_for_a_clock_an_hour_ahead(tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ import pytest
 from app.core.jobs import TaskSender, make_celery
 from app.core.processes import die_with_parent
 from app.models import Feedback
-from tests.conftest import missing
+from tests.conftest import skip_or_fail
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import free_port
 from tests.support.processes import processes
 
-AWAY_SECONDS = 15.0  # kombu's own pauses would have come to 8 s by then, and to 30 s later
-PAUSE_SECONDS = 4.0  # ours at most
-BACK_SECONDS = 60.0  # of which a busy machine may take the most
+OUTAGE_SECONDS = 15.0  # Kombu's own pauses would have grown to 8 s by then, and later to 30 s
+MAX_PAUSE_SECONDS = 4.0  # of Attune's connections
+RECOVERY_SECONDS = 60.0  # much longer than needed, for busy machines
 pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.parametrize("database_url", ["sqlite"], indirect=True),
@@ -29,6 +29,8 @@ pytestmark = [
 
 
 class Redis:
+    """A Redis of the test's own, which can be killed."""
+
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_port()
         self.process: subprocess.Popen[bytes] | None = None
@@ -38,9 +40,9 @@ class Redis:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        told = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder)]
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder)]
         self.process = subprocess.Popen(
-            ["redis-server", *told], stdout=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
+            ["redis-server", *options], stdout=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
         )
 
     def kill(self) -> None:
@@ -52,7 +54,7 @@ class Redis:
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[Redis]:
     if shutil.which("redis-server") is None:
-        missing("no Redis to start")
+        skip_or_fail("no Redis to start")
     redis = Redis(tmp_path)
     redis.start()
     yield redis
@@ -60,61 +62,60 @@ def redis(tmp_path: Path) -> Iterator[Redis]:
 
 
 @dataclass
-class Thumbs:
-    """One after the other, each with a ring every half second until it has been looked at."""
+class FeedbackSender:
+    """Gives feedback, and enqueues its processing twice a second until it is processed."""
 
     harness: Harness
     task_sender: TaskSender
     turn_id: str
     log: Path  # the worker's
 
-    async def give(self, name: str) -> None:
-        assert (await self.harness.thumb(self.turn_id, id=name)).status_code == 201
+    async def send(self, id: str) -> None:
+        assert (await self.harness.vote(self.turn_id, id=id)).status_code == 201
         self.task_sender.enqueue(["curate"])
 
-    async def processed(self, name: str) -> float:
-        """Seconds until it has been looked at."""
-        await self.give(name)
+    async def wait_until_processed(self, id: str) -> float:
+        """Give feedback. Return the seconds until it is processed."""
+        await self.send(id)
         began = time.monotonic()
         while True:
             self.task_sender.enqueue(["curate"])
             await asyncio.sleep(0.5)
             if all(row.processed for row in await self.harness.all(Feedback)):
                 return time.monotonic() - began
-            assert time.monotonic() - began < BACK_SECONDS
+            assert time.monotonic() - began < RECOVERY_SECONDS
 
 
 @pytest.fixture
-async def thumbs(harness: Harness, redis: Redis, tmp_path: Path) -> AsyncIterator[Thumbs]:
-    """A worker answers them, once it has looked at the first."""
+async def sender(harness: Harness, redis: Redis, tmp_path: Path) -> AsyncIterator[FeedbackSender]:
+    """A sender and a running worker, which has processed the first feedback."""
     task_sender = TaskSender(make_celery(redis.url, tmp_path))
     with processes(harness.settings.model_copy(update={"broker_url": redis.url})) as running:
-        thumbs = Thumbs(harness, task_sender, (await harness.turn()).id, running.children["worker"].log)
+        sender = FeedbackSender(harness, task_sender, (await harness.turn()).id, running.children["worker"].log)
         running.start("worker")
-        await thumbs.processed("before")
-        yield thumbs
+        await sender.wait_until_processed("before")
+        yield sender
     task_sender.close()
 
 
 @pytest.mark.slow
-async def test_worker_reconnects_within_seconds_after_a_long_outage(thumbs: Thumbs, redis: Redis) -> None:
+async def test_worker_reconnects_within_seconds_after_a_long_outage(sender: FeedbackSender, redis: Redis) -> None:
     redis.kill()
-    await asyncio.sleep(AWAY_SECONDS)
+    await asyncio.sleep(OUTAGE_SECONDS)
     redis.start()
-    seconds = await thumbs.processed("after")
-    print(f"\nback {seconds:.1f} s after a broker that was away for {AWAY_SECONDS:.0f} s")
-    pauses = [float(told) for told in re.findall(r"Trying again in ([\d.]+) seconds", thumbs.log.read_text())]
-    assert len(pauses) > 2 and 1.0 < max(pauses) <= PAUSE_SECONDS, pauses
+    seconds = await sender.wait_until_processed("after")
+    print(f"\nrecovered {seconds:.1f} s after a broker outage of {OUTAGE_SECONDS:.0f} s")
+    pauses = [float(seconds) for seconds in re.findall(r"Trying again in ([\d.]+) seconds", sender.log.read_text())]
+    assert len(pauses) > 2 and 1.0 < max(pauses) <= MAX_PAUSE_SECONDS, pauses
 
 
 @pytest.mark.slow
-async def test_worker_reconnects_after_an_outage_under_load(thumbs: Thumbs, redis: Redis) -> None:
-    """Some message has just been read then, and cannot be acknowledged: that must not be the last that the worker hears
-    of its broker."""
+async def test_worker_reconnects_after_an_outage_under_load(sender: FeedbackSender, redis: Redis) -> None:
+    """A message that was just read cannot be acknowledged then, and the worker must consume messages again later."""
 
     async def send_messages() -> None:
         while True:
-            thumbs.task_sender.enqueue(["reconcile", "assemble", "curate"])
+            sender.task_sender.enqueue(["reconcile", "assemble", "curate"])
             await asyncio.sleep(0.005)
 
     sending = asyncio.create_task(send_messages())
@@ -123,5 +124,5 @@ async def test_worker_reconnects_after_an_outage_under_load(thumbs: Thumbs, redi
         redis.kill()
         await asyncio.sleep(1.5)
         redis.start()
-        await thumbs.processed(f"after {number}")
+        await sender.wait_until_processed(f"after {number}")
     sending.cancel()

@@ -23,7 +23,8 @@ from tempfile import TemporaryDirectory
 import httpx2
 import torch
 
-from alignment.artifacts import AdapterSpec, check_adapter, verify
+from alignment.artifacts.manifest import verify
+from alignment.artifacts.specs import AdapterSpec, check_adapter
 from alignment.config.trainer import LoRAConfig, TrainerConfig
 from app.core.settings import Settings
 from app.models import Version
@@ -32,8 +33,7 @@ from tests.benchmarks.swap import spread
 from tests.benchmarks.swap_versions import UnpublishedVersion, make_versions
 from tests.gpu.trainer import SIZES, base_model
 from tests.support.engine_fixture import PYTHON, RunningEngine
-from workers.release.adapter_payload import build_payload
-from workers.release.verify_delivery import Timings, load_and_verify
+from workers.release.verify_delivery import Timings, build_payload, load_and_verify
 
 START_SECONDS = 600.0
 TOKENS = 96
@@ -103,10 +103,9 @@ class Swaps:
     async def by_path(self, name: str, unpublished: UnpublishedVersion) -> None:
         client, timings = self.engine.connect(), Timings()
         with self.timed(PATH):
-            mark = time.perf_counter()
-            verify(unpublished.folder, unpublished.manifest_sha256)
-            check_adapter(unpublished.folder, self.shapes)
-            timings.record_since(mark, "check")
+            with timings.measure("check"):
+                verify(unpublished.folder, unpublished.manifest_sha256)
+                check_adapter(unpublished.folder, self.shapes)
             version = Version(adapter_name=name, adapter_path=str(unpublished.folder), probe=unpublished.probe)
             await load_and_verify(client, version, unpublished.folder, self.settings, timings)
             self.streams.version = name

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from alignment.config.algorithm import AlgorithmConfig, GRPOConfig, PPOConfig
 from alignment.config.trainer import CriticConfig, LoRAConfig, TrainerConfig
-from alignment.trainer.recompute_logprobs import recompute_logprobs
+from alignment.trainer.scoring import recompute_logprobs
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch, Sample
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 import redis
 from kombu import Connection
 
-from tests.conftest import missing
+from tests.conftest import skip_or_fail
 from tests.support.engine_fixture import free_port
 
 REDIS = os.environ.get("ATTUNE_TEST_REDIS", "redis://127.0.0.1:6379")
@@ -37,8 +37,8 @@ def shared_redis() -> Iterator[str]:
                 client.flushdb()
                 return
         except redis.ConnectionError as error:
-            missing(f"no Redis at {server} ({error})")
-    missing(f"no database of the Redis at {server} is free")
+            skip_or_fail(f"no Redis at {server} ({error})")
+    skip_or_fail(f"no database of the Redis at {server} is free")
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def shared_rabbitmq() -> Iterator[str]:
             yield RABBITMQ
             delete_queues(connection)
     except connection.connection_errors as error:
-        missing(f"no RabbitMQ at {RABBITMQ} ({error})")
+        skip_or_fail(f"no RabbitMQ at {RABBITMQ} ({error})")
 
 
 def delete_queues(connection: Connection) -> None:
@@ -76,9 +76,9 @@ class OwnRedis:
 
     def start(self) -> None:
         if (binary := which("redis-server")) is None:
-            missing("redis-server is not installed")
-        place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        self.process = subprocess.Popen([binary, *place, *self.options], stdout=subprocess.DEVNULL)
+            skip_or_fail("redis-server is not installed")
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        self.process = subprocess.Popen([binary, *options, *self.options], stdout=subprocess.DEVNULL)
         client, ends = redis.Redis(port=self.port, password=self.password), time.monotonic() + 20
         while time.monotonic() < ends:
             with suppress(redis.ConnectionError):

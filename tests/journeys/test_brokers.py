@@ -22,22 +22,22 @@ pytestmark = [
 PROCESSES = ("worker", "trainer", "beat")
 
 
-async def trained(harness: Harness, batch_id: str) -> None:
-    async def done() -> bool:
+async def wait_until_trained(harness: Harness, batch_id: str) -> None:
+    async def is_trained() -> bool:
         return bool((await harness.get(Batch, batch_id)).state == BatchState.TRAINED)
 
-    await until(done, 180, "the batch is trained")
+    await until(is_trained, 180, "the batch is trained")
 
 
 def pids(running: Processes) -> dict[str, int]:
     """Return the process ids of all started processes, including torchrun's ranks."""
-    found = {}
+    ids = {}
     for name in PROCESSES:
         process = running.children[name].process
         assert process is not None and process.poll() is None, f"{name} has ended"
-        found[name] = process.pid
-        found |= {f"{name} {n}": child.pid for n, child in enumerate(psutil.Process(process.pid).children())}
-    return found
+        ids[name] = process.pid
+        ids |= {f"{name} {n}": child.pid for n, child in enumerate(psutil.Process(process.pid).children())}
+    return ids
 
 
 def settings_for(harness: Harness, broker_url: str) -> Settings:
@@ -53,10 +53,10 @@ async def test_batch_enqueued_twenty_times_over_rabbitmq_is_applied_once(harness
         running.start(*PROCESSES)
         batch_id = await create_batch(harness.db, policy)
         celery = make_celery(url, tmp_path)
-        for station in ("train", "assemble", "reconcile") * 20:
-            celery.send_task(f"attune.{station}", queue=queue_name(station))  # type: ignore[arg-type]
-        await trained(harness, batch_id)
-        await trained(harness, await create_batch(harness.db, policy, seed=1))
+        for task in ("train", "assemble", "reconcile") * 20:
+            celery.send_task(f"attune.{task}", queue=queue_name(task))  # type: ignore[arg-type]
+        await wait_until_trained(harness, batch_id)
+        await wait_until_trained(harness, await create_batch(harness.db, policy, seed=1))
         celery.close()
     versions = [version for version in await harness.all(Version) if version.number]
     assert sorted(version.number for version in versions) == [1, 2]
@@ -74,17 +74,17 @@ async def test_workers_reconnect_to_a_redis_that_comes_back_empty(harness: Harne
     try:
         with processes(settings_for(harness, redis.url)) as running:
             running.start(*PROCESSES)
-            for seed in range(2):  # the first may be found at the trainer's start; the second is rung for
-                await trained(harness, await create_batch(harness.db, policy, seed=seed))
+            for seed in range(2):  # the trainer may find the first one at its start; the second one needs a message
+                await wait_until_trained(harness, await create_batch(harness.db, policy, seed=seed))
             before = pids(running)
             redis.kill()
-            await asyncio.sleep(3)  # what had been rung before is answered
-            meanwhile = await create_batch(harness.db, policy, seed=2)
+            await asyncio.sleep(3)  # the messages from before are consumed
+            batch_id = await create_batch(harness.db, policy, seed=2)
             await asyncio.sleep(3)
-            assert (await harness.get(Batch, meanwhile)).state == BatchState.OPEN, "nobody could ring for it"
+            assert (await harness.get(Batch, batch_id)).state == BatchState.OPEN, "no message could be sent"
             redis.start()
-            await trained(harness, meanwhile)
-            assert pids(running) == before, "nobody had to be started again"
+            await wait_until_trained(harness, batch_id)
+            assert pids(running) == before, "no process was restarted"
     finally:
         redis.kill()
     assert [version.number for version in await harness.all(Version) if version.number] == [1, 2, 3]

@@ -14,7 +14,7 @@ from app.models import Feedback, Sample, SampleState, Turn, Version
 from demo.recompute_logprobs import check_logprobs
 from demo.simulate import SimulatedUsers, UserBehavior
 from tests.journeys.brokers import shared_redis
-from tests.journeys.opening import keys, open_on
+from tests.journeys.deployments import create_deployment, engine_keys
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import RunningEngine
 from tests.support.processes import processes, until
@@ -23,74 +23,74 @@ pytestmark = pytest.mark.parametrize("database_url", ["postgres"], indirect=True
 
 
 @pytest.fixture
-async def served(settings: Settings, db: Database, engine: RunningEngine) -> AsyncIterator[Harness]:
-    """A deployment whose rows, messages and limits are all shared, on the engine that all tests share."""
+async def deployment(settings: Settings, db: Database, engine: RunningEngine) -> AsyncIterator[Harness]:
+    """A deployment with its rows, messages and rate limits in PostgreSQL and Redis, on the engine of all tests."""
     with shared_redis() as url:
         settings = settings.model_copy(
             update={
                 "broker_url": url,
                 "limits_url": f"async+{url}",
                 "batch_size": 24,
-                "max_rater_share": 0.5,  # of eight people
+                "max_rater_share": 0.5,  # there are eight users
                 "max_conversation_share": 0.5,
                 "lease_seconds": 20.0,
                 "learning_rate": 2e-3,
-                "kl_guard": 1.0,  # each update is to come home
-                **keys(engine),
+                "kl_guard": 1.0,  # every update must be released
+                **engine_keys(engine),
             }
         )
-        yield await open_on(engine, settings, db)
+        yield await create_deployment(engine, settings, db)
 
 
 @pytest.mark.engine
 @pytest.mark.journey
 @pytest.mark.postgres
-async def test_training_loop_on_postgres_and_redis(served: Harness) -> None:
-    async def live() -> bool:
-        return (await served.serving()).number >= 1
+async def test_training_loop_on_postgres_and_redis(deployment: Harness) -> None:
+    async def is_live() -> bool:
+        return (await deployment.serving()).number >= 1
 
-    with processes(served.settings) as running:
+    with processes(deployment.settings) as running:
         running.start("trainer", "worker", "publisher", "beat", "api")
-        crowd = SimulatedUsers(running.settings, UserBehavior(users=8, seed=3))
-        chatting = asyncio.create_task(crowd.run())
+        users = SimulatedUsers(running.settings, UserBehavior(users=8, seed=3))
+        chatting = asyncio.create_task(users.run())
         try:
-            await until(live, 180, "version 1 is live")
+            await until(is_live, 180, "version 1 is live")
         finally:
-            crowd.stop()
+            users.stop()
             await chatting
-        answer = await ask(served, running.settings.url)
-        limits = redis.Redis.from_url(served.settings.broker_url or "").keys("LIMITS*")
-    assert crowd.stats.errors == []
-    assert (crowd.stats.refused, crowd.stats.incomplete, crowd.stats.mislabelled) == (0, 0, 0)
-    learned = [version for version in await served.all(Version) if version.live_at is not None and version.number]
-    assert answer in {f"shop@v{version.number}" for version in learned}, "the next version may be there already"
-    assert limits, "the API counts requests where all its processes see them"
-    await check_rows(served)
-    attested = await check_logprobs(served.db, served.settings)
-    assert attested.replies > 20 and attested.mislabelled == 0, attested
+        answer = await chat(deployment, running.settings.url)
+        limits = redis.Redis.from_url(deployment.settings.broker_url or "").keys("LIMITS*")
+    assert users.stats.errors == []
+    assert (users.stats.refused, users.stats.incomplete, users.stats.mislabelled) == (0, 0, 0)
+    released = [version for version in await deployment.all(Version) if version.live_at is not None and version.number]
+    assert answer in {f"shop@v{version.number}" for version in released}, "a later version may serve already"
+    assert limits, "requests are counted in Redis, for all API processes"
+    await check_rows(deployment)
+    logprobs = await check_logprobs(deployment.db, deployment.settings)
+    assert logprobs.replies > 20 and logprobs.mislabelled == 0, logprobs
 
 
-async def ask(served: Harness, url: str) -> str:
-    headers = {"authorization": f"Bearer {served.key}"}
-    chat = {"model": "shop", "messages": [{"role": "user", "content": "When are you open?"}], "max_tokens": 60}
+async def chat(deployment: Harness, url: str) -> str:
+    headers = {"authorization": f"Bearer {deployment.key}"}
+    body = {"model": "shop", "messages": [{"role": "user", "content": "When are you open?"}], "max_tokens": 60}
     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False) as api:
-        reply = await api.post("/v1/chat/completions", json=chat)
+        reply = await api.post("/v1/chat/completions", json=body)
     assert reply.status_code == 200, reply.text
     version: str = reply.headers["x-policy-version"]
     return version
 
 
-async def check_rows(served: Harness) -> None:
-    """They are in PostgreSQL, and every version learned from a batch of samples that no other used."""
-    versions = [version for version in await served.all(Version) if version.number]
-    async with served.db.read() as session:
+async def check_rows(deployment: Harness) -> None:
+    """Check that the rows are in PostgreSQL, and that each version learned from samples that no other version used."""
+    versions = [version for version in await deployment.all(Version) if version.number]
+    async with deployment.db.read() as session:
         assert "PostgreSQL" in str(await session.scalar(text("SELECT version()")))
-        assert await session.scalar(select(func.count()).select_from(Feedback)) >= served.settings.batch_size
-        assert await session.scalar(select(func.count()).select_from(Turn)) >= served.settings.batch_size
+        assert await session.scalar(select(func.count()).select_from(Feedback)) >= deployment.settings.batch_size
+        assert await session.scalar(select(func.count()).select_from(Turn)) >= deployment.settings.batch_size
     live_versions = [
         version for version in versions if version.live_at is not None
-    ]  # the guard may refuse one before that
+    ]  # the KL guard may reject a version
     assert live_versions and all(version.timings["probe_distance"] < 1e-3 for version in live_versions)
-    trained = [sample for sample in await served.all(Sample) if sample.state == SampleState.TRAINED]
-    assert len(trained) == served.settings.batch_size * len(versions)
-    assert not (served.settings.home / "attune.db").exists() and not served.settings.broker_dir.exists()
+    trained = [sample for sample in await deployment.all(Sample) if sample.state == SampleState.TRAINED]
+    assert len(trained) == deployment.settings.batch_size * len(versions)
+    assert not (deployment.settings.home / "attune.db").exists() and not deployment.settings.broker_dir.exists()

@@ -23,7 +23,7 @@ from app.core.settings import DEMO_MODEL, Settings
 from app.main import create_app
 from app.models import Origin, Rollout, RolloutPlan, RolloutState, Sample, SampleState, Turn, Version
 from demo.dialogues import HELD_OUT, SYSTEM, SimulatedUser
-from tests.journeys.opening import keys, open_on
+from tests.journeys.deployments import create_deployment, engine_keys
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import RunningEngine
 from tests.support.judgements import ScriptedEndpoint, grade_response
@@ -35,7 +35,7 @@ from workers.release.publish import publish
 from workers.rollouts.sampler import sample_rollouts
 from workers.training import batches
 from workers.training.assemble import assemble
-from workers.training.loop import run_pending_work
+from workers.training.loop import TrainingLoop
 from workers.training.ranks import RankGroup
 from workers.training.trackers import Trackers
 
@@ -59,12 +59,12 @@ async def journey(tmp_path: Path, engine: RunningEngine) -> AsyncIterator[Harnes
         rollouts=RolloutsConfig.model_validate(
             {"group_sampling": {"extra_replies": EXTRA_REPLIES}, "in_flight": 8, "max_plan_share": 1.0}
         ),
-        **keys(engine),
+        **engine_keys(engine),
     )
     settings.home.mkdir()
     await asyncio.to_thread(upgrade, settings.database)
     db = Database(settings.database)
-    harness = await open_on(engine, settings, db)
+    harness = await create_deployment(engine, settings, db)
     app = create_app(settings)
     async with (
         app.router.lifespan_context(app),
@@ -98,7 +98,7 @@ async def test_group_samples_of_a_chat_become_a_grpo_group(journey: Harness) -> 
         answer = await journey.api.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         id = answer.json()["id"]
-        assert (await journey.thumb(id)).status_code == 201
+        assert (await journey.vote(id)).status_code == 201
         await curate(journey.db, settings)
         assert await sample_rollouts(journey.db, settings, "me") == EXTRA_REPLIES
         await curate(journey.db, settings)
@@ -152,7 +152,8 @@ async def test_a_prompt_set_with_a_verifier_is_sampled_and_trained_on(journey: H
                 while (await read_plan(journey)).state == "running":
                     await sample_rollouts(journey.db, settings, "me")
                     await assemble(journey.db, settings)
-                    await loop.run_in_executor(thread, run_pending_work, group, context, Trackers(settings))
+                    training_loop = TrainingLoop(group, context, Trackers(settings))
+                    await loop.run_in_executor(thread, training_loop.run_pending_work)
                     await evaluate(journey.db, settings, "me")
                     await publish(journey.db, settings)
         finally:

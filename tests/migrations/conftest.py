@@ -7,7 +7,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from tests.conftest import POSTGRES, missing
+from tests.conftest import POSTGRES, skip_or_fail
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -20,7 +20,7 @@ def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[s
     try:
         server = psycopg.connect(POSTGRES, autocommit=True, connect_timeout=3)
     except psycopg.OperationalError as error:
-        missing(f"no PostgreSQL at {POSTGRES} ({error})")
+        skip_or_fail(f"no PostgreSQL at {POSTGRES} ({error})")
     server.execute(f"CREATE DATABASE {name}")
     yield POSTGRES.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
     server.execute(f"DROP DATABASE {name} WITH (FORCE)")

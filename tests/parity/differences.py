@@ -68,8 +68,8 @@ def metric(side: Any, name: str, level: str = "token") -> Formula:
 
 def loss_with_rejection(x: Tensors) -> Tensor:
     """As in the trainer: rejected tokens have weight 0 and stay in the denominator."""
-    done = functional.rollout_correction(x["old_logprobs_BT"], x["rollout_logprobs_BT"], x["mask_BT"], **REJECT)
-    return ours.policy_loss(x, **PPO, rollout_weights_BT=done.weights_BT)
+    correction = functional.rollout_correction(x["old_logprobs_BT"], x["rollout_logprobs_BT"], x["mask_BT"], **REJECT)
+    return ours.policy_loss(x, **PPO, rollout_weights_BT=correction.weights_BT)
 
 
 def singleton_group(x: Tensors) -> Tensor:
@@ -90,10 +90,10 @@ def equal_rewards(side: Any) -> Formula:
 
     def formula(x: Tensors) -> Tensor:
         rest = {"group_B": torch.zeros(8, dtype=torch.int64), "mask_BT": x["mask_BT"][:8].float()}
-        each = [
+        advantages = [
             side.group_advantage(rest | {"rewards_B": torch.full((8,), k / 10).float()}, **GRPO) for k in range(1, 10)
         ]
-        return torch.stack(each).abs().max()
+        return torch.stack(advantages).abs().max()
 
     return formula
 
@@ -189,7 +189,8 @@ DIFFERENCES = [
         lambda x: functional.whiten(x["returns_BT"] + 2, x["mask_BT"], centre=False) * x["mask_BT"],
         lambda x: torch_functional.masked_whiten(x["returns_BT"] + 2, x["mask_BT"], shift_mean=False) * x["mask_BT"]),
     Difference(
-        "whiten", "areal", "Bessel's correction and 1e-8 under the root, as verl; AReaL: neither, and 1e-5 beside it",
+        "whiten", "areal",
+        "Bessel's correction and 1e-8 under the root, as verl; AReaL: neither, and 1e-5 added to the root",
         run_on(ours, "whiten"), run_on(areal, "whiten")),
     Difference(
         "the overlong penalty of a reply of 500 tokens where 80 is the longest", "areal",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from alignment import functional
-from alignment.signals.length_penalty import overlong_penalty as overlong
+from alignment.algorithms.group_relative import overlong_penalty as overlong
 from tests.parity.draws import Tensors
 
 METRICS = (
@@ -55,7 +55,7 @@ def clip_fraction(x: Tensors, **settings: Any) -> Tensor:
 
 
 def policy_loss_of_sums(x: Tensors, **settings: Any) -> Tensor:
-    """Return the loss with a whole reply as one action: RLOO's loss is PPO's on sequences of one token."""
+    """Return the loss with a reply as one action: RLOO's loss is PPO's on sequences of one token."""
     sums = {name: (x[name] * x["mask_BT"]).sum(-1, keepdim=True) for name in ("logprobs_BT", "old_logprobs_BT")}
     mask_B1 = torch.ones_like(sums["logprobs_BT"])
     return functional.policy_loss(*sums.values(), x["advantages_B"][:, None], mask_B1, **settings).loss

@@ -56,11 +56,11 @@ def difference_line(difference: Difference, measured: Measured) -> str:
 
 def reasons() -> str:
     """Return why some bounds are wider than 1e-9 and 1e-6."""
-    found: dict[str, list[str]] = {}
+    cases_by_reason: dict[str, list[str]] = {}
     for case in CASES:
         if case.why:
-            found.setdefault(case.why, []).append(f"`{case.function}` {case.title}")
-    return "\n".join(f"- {why}: {'; '.join(dict.fromkeys(cases))}." for why, cases in found.items())
+            cases_by_reason.setdefault(case.why, []).append(f"`{case.function}` {case.title}")
+    return "\n".join(f"- {why}: {'; '.join(dict.fromkeys(cases))}." for why, cases in cases_by_reason.items())
 
 
 def reference_line(comparison: Comparison) -> str:

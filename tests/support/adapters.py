@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, AdapterSpec, write_manifest
+from alignment.artifacts.manifest import write_manifest
+from alignment.artifacts.specs import ADAPTER, ADAPTER_CONFIG, AdapterSpec
 from alignment.config.trainer import LoRAConfig
 
 

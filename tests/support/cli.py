@@ -12,9 +12,9 @@ run = CliRunner().invoke
 
 
 @pytest.fixture
-def cli_harness(harness: Harness, served: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
-    """Set the environment variables that connect commands to the served harness."""
-    host, _, port = served.removeprefix("http://").partition(":")
+def cli_harness(harness: Harness, live_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
+    """Set the environment variables that connect commands to the live_url harness."""
+    host, _, port = live_url.removeprefix("http://").partition(":")
     for name, value in {"HOST": host, "PORT": port, "API_KEY": harness.key, "POLICY": "shop"}.items():
         monkeypatch.setenv(f"ATTUNE_{name}", value)
     monkeypatch.setenv("ATTUNE_DATABASE_URL", harness.settings.database)

@@ -88,6 +88,6 @@ class Harness:
             row.head_version_id = version.id
         return version
 
-    async def thumb(self, turn_id: str, value: str = "up", **fields: Any) -> httpx2.Response:
+    async def vote(self, turn_id: str, value: str = "up", **fields: Any) -> httpx2.Response:
         body = {"completion_id": turn_id, "kind": "binary", "value": value, **fields}
         return await self.api.post("/v1/feedback", json=body)

@@ -17,7 +17,7 @@ from anyio.from_thread import start_blocking_portal
 from app.inference.client import EngineClient
 from app.inference.request import ChatCall, Sampling
 from tests.support.engine_model import make_tiny_model
-from workers.engine.launch import EngineSpec
+from workers.engine.sglang_process import EngineSpec
 from workers.engine.supervisor import Supervisor
 from workers.engine.version_files import VersionRef, local_versions
 
@@ -116,19 +116,19 @@ def engine_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     require_engine_environment()
     spec = engine_spec(tmp_path_factory.mktemp("engine"), engine_model)
-    supervisor = Supervisor(spec, ledger := InMemoryEngineRecord(), UNCHECKED)
+    supervisor = Supervisor(spec, record := InMemoryEngineRecord(), UNCHECKED)
     # The thread must live as long as the run: the kernel treats the end of the starting thread as the parent's end.
     with start_blocking_portal() as portal:
         running = portal.start_task_soon(supervisor.run)
-        portal.call(wait_for_event, ledger, "ready 1")
+        portal.call(wait_for_event, record, "ready 1")
         yield RunningEngine(spec)
         portal.call(supervisor.stop)
         running.result()
 
 
-async def wait_for_event(ledger: InMemoryEngineRecord, entry: str, seconds: float = START_SECONDS) -> None:
+async def wait_for_event(record: InMemoryEngineRecord, entry: str, seconds: float = START_SECONDS) -> None:
     async with asyncio.timeout(seconds):
-        while entry not in ledger.events:
+        while entry not in record.events:
             await asyncio.sleep(0.05)
 
 

@@ -3,12 +3,12 @@
 import random
 from pathlib import Path
 
-from alignment.trainer.recompute_logprobs import recompute_logprobs
+from alignment.trainer.scoring import recompute_logprobs
 from alignment.types import Sample as TrainSample
 from app.core.database import Database, now
 from app.core.settings import DEMO_MODEL
 from app.models import Batch, Policy, Project, Sample, SampleState, Version, VersionState, new_id
-from app.projects.bootstrap import create_policy
+from app.projects.service import create_policy
 from tests.support.turns import make_turn
 
 

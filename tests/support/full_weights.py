@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from alignment.artifacts import WEIGHTS, tensor_files, write_manifest
+from alignment.artifacts import tensor_files
+from alignment.artifacts.manifest import write_manifest
+from alignment.artifacts.specs import WEIGHTS
 
 
 def make_weights(directory: Path, base_model: Path, seed: int = 0, noise: float = 0.1) -> str:

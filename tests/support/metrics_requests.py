@@ -42,7 +42,7 @@ class Page:
         return self.samples.get((name, frozenset(labels.items())))
 
     def named(self, name: str) -> dict[frozenset[tuple[str, str]], float]:
-        return {labels: value for (found, labels), value in self.samples.items() if found == name}
+        return {labels: value for (sample_name, labels), value in self.samples.items() if sample_name == name}
 
 
 async def page(harness: Harness) -> Page:

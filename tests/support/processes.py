@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import httpx2
 
-from app.cli.up import build_processes
+from app.cli.server import build_processes
 from app.core.processes import ManagedProcess
 from app.core.settings import Settings
 from tests.support.engine_fixture import free_port
@@ -59,11 +59,11 @@ class Processes:
 def processes(settings: Settings) -> Iterator[Processes]:
     """`settings` as environment variables, on a free port."""
     settings = settings.model_copy(update={"port": free_port()})
-    given = settings.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    given["rewards"] = settings.rewards.model_dump(mode="json")  # whose types are defaults, and must be told
+    values = settings.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    values["rewards"] = settings.rewards.model_dump(mode="json")  # with the types of its sources, which are defaults
     environment = {
         f"ATTUNE_{name.upper()}": json.dumps(value) if isinstance(value, (list, dict)) else str(value)
-        for name, value in given.items()
+        for name, value in values.items()
     }
     environment |= {"ATTUNE_PORT": str(settings.port), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
     running = Processes(settings, environment, {child.name: child for child in build_processes(settings)})

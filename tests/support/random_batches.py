@@ -39,7 +39,7 @@ def batches(*, sequences: int = 5, width: int = 6) -> st.SearchStrategy[Tokens]:
     return st.builds(tokens, st.integers(0, 2**32), st.integers(1, sequences), st.integers(2, width))
 
 
-def spoiled(x_BT: Tensor, mask_BT: Tensor, garbage: float) -> Tensor:
+def fill_padding(x_BT: Tensor, mask_BT: Tensor, garbage: float) -> Tensor:
     """The same inside the mask, garbage outside."""
     return torch.where(mask_BT.bool(), x_BT, garbage)
 

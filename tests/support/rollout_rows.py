@@ -6,11 +6,12 @@ from sqlalchemy import select, update
 
 from alignment.config.rollouts import RolloutsConfig
 from app.core.settings import Settings
-from app.models import Dataset, DatasetKind, DatasetRow, Origin, PlanState, Rollout, RolloutPlan, Turn, new_id
+from app.inference.pool import EnginePool, load_engine_keys
+from app.models import Dataset, DatasetKind, DatasetRow, Engine, Origin, PlanState, Rollout, RolloutPlan, Turn, new_id
 from tests.support.deployment import Harness
 from tests.support.judgements import settings_with_sources
 from workers.curate import curate
-from workers.rollouts.sampler import sample_rollouts
+from workers.rollouts.sampler import RolloutJob, sample_rollouts
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -20,6 +21,11 @@ def with_group_sampling(harness: Harness, url: str, extra_replies: int = 3, **fi
     group_samples = {"extra_replies": extra_replies, **fields.pop("group_sampling", {})}
     rollouts = RolloutsConfig.model_validate({"group_sampling": group_samples, **fields})
     return settings_with_sources(harness, {"type": "http", "url": url}, rollouts=rollouts)
+
+
+def reward_by_id(body: dict[str, Any]) -> dict[str, float]:
+    """Return a different reward for each reply, even if two have the same text."""
+    return {"reward": int(body["turn"]["id"][-4:], 16) / 0xFFFF}
 
 
 async def chat(harness: Harness, **fields: Any) -> Turn:
@@ -40,6 +46,15 @@ async def run_rollouts(harness: Harness, settings: Settings, owner: str = "me") 
     await curate(harness.db, settings)
     await sample_rollouts(harness.db, settings, owner)
     return await read_rollouts(harness)
+
+
+async def run_rollout_job(harness: Harness, settings: Settings, rollout: Rollout, engine: Engine) -> int:
+    """Run one attempt at a claimed rollout. Returns the number of rollouts that reached a final state."""
+    pool = EnginePool(load_engine_keys(settings))
+    try:
+        return await RolloutJob(harness.db, settings, pool, rollout, engine).run()
+    finally:
+        await pool.close()
 
 
 async def read_group_samples(harness: Harness) -> list[Turn]:

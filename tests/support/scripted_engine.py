@@ -122,9 +122,11 @@ class ScriptedEngine:
         return await self._health(request)
 
     async def _models(self, request: Request) -> Response:
-        held = [{"id": BASE, "object": "model", "parent": None}]
-        held += [{"id": name, "object": "model", "root": path, "parent": BASE} for name, path in self.adapters.items()]
-        return await self._check_request(request, self.api_key) or JSONResponse({"object": "list", "data": held})
+        models = [{"id": BASE, "object": "model", "parent": None}]
+        models += [
+            {"id": name, "object": "model", "root": path, "parent": BASE} for name, path in self.adapters.items()
+        ]
+        return await self._check_request(request, self.api_key) or JSONResponse({"object": "list", "data": models})
 
     async def _load(self, request: Request) -> Response:
         body = await request.json()
@@ -299,7 +301,7 @@ class Reply:
         words = [] if self.engine.tool_call else re.findall(r"\s*\S+", self.engine.reply_text)
         script = [(word, 3 + zlib.crc32(word.encode()) % 50_000) for word in words] + [("", END_OF_TURN)]
         begun = self.body.get("lora_path") or self.engine.generating_weights
-        seen = hash_ids(self.prompt_ids, zlib.crc32(repr(begun).encode()))
+        hash_so_far = hash_ids(self.prompt_ids, zlib.crc32(repr(begun).encode()))
         for at, (word, token) in enumerate(script):
             if self.is_aborted:
                 self.finish_reason = "abort"
@@ -319,8 +321,8 @@ class Reply:
             if not self.spans or self.spans[-1]["version"] != self.engine.weights:
                 self.spans.append({"version": self.engine.weights, "start": at, "end": at})
             self.spans[-1]["end"] = at + 1
-            seen = hash_ids([token], seen)
-            value = to_logprob(seen)
+            hash_so_far = hash_ids([token], hash_so_far)
+            value = to_logprob(hash_so_far)
             self.text.append(word)
             self.output_ids.append(token)
             self.logprobs.append(None if at == self.engine.nan_at else value)
@@ -353,8 +355,8 @@ class Reply:
         count = 0
         async for word, value in self.tokens():
             count += 1
-            lost = self.engine.omit_last_logprob and count == 1
-            yield self._chunk({"content": word} if word else {}, logprobs=[] if lost else [logprob_entry(value)])
+            is_omitted = self.engine.omit_last_logprob and count == 1
+            yield self._chunk({"content": word} if word else {}, logprobs=[] if is_omitted else [logprob_entry(value)])
         for call in self._tool_calls() or ():
             yield self._chunk({"tool_calls": [call]})
         yield self._chunk({}, finish_reason=self.finish_reason)

@@ -1,10 +1,11 @@
-"""Creates batches and versions as the assembler and the trainer do."""
+"""Creates batches and versions as the assembler and the trainer do, and publishes versions."""
 
 from typing import Any
 
 from sqlalchemy import select
 
-from app.models import Batch, BatchState, Sample, SampleState, Turn, Version, VersionState, new_id
+from app.deployments import service
+from app.models import Batch, BatchState, Engine, Policy, Sample, SampleState, Turn, Version, VersionState, new_id
 from tests.support.deployment import Harness
 
 
@@ -43,4 +44,17 @@ async def create_version(harness: Harness, *turns: Turn, state: VersionState = V
         row.state, row.version_id = BatchState.TRAINED, version.id
         for sample in await session.scalars(select(Sample).where(Sample.batch_id == batch.id)):
             sample.state = SampleState.TRAINED
+    return version
+
+
+async def publish(harness: Harness, *, loaded: bool = True) -> Version:
+    """Create a version and make it live. Unless `loaded` is False, the engine engine-0 has loaded it."""
+    version = await harness.version(VersionState.VERIFIED)
+    async with harness.db.write() as session:
+        policy = await session.get_one(Policy, version.policy_id)
+        row = await session.get_one(Version, version.id)
+        if loaded:
+            engine = await session.get_one(Engine, "engine-0")
+            engine.loaded = [*engine.loaded, row.adapter_name]
+        await service.set_live(session, policy, row, actor="test", reason="test")
     return version

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import RewardsConfig
 from app.models import Audit, Feedback, Judgement, Policy, Reward, Sample, SampleState, Turn, TurnState
-from app.projects.bootstrap import create_policy
+from app.projects.service import create_policy
 from tests.support.deployment import Harness
 from workers.curate import curate
 from workers.feedback import signals
@@ -18,7 +18,7 @@ from workers.feedback.rewards import record_reward, update_turn_samples
 
 async def test_a_rating_becomes_a_reward_and_a_sample(harness: Harness) -> None:
     turn = await harness.turn()
-    await harness.thumb(turn.id, "down", source={"kind": "HUMAN", "id": "ada"})
+    await harness.vote(turn.id, "down", source={"kind": "HUMAN", "id": "ada"})
     assert await curate(harness.db, harness.settings) == 1
     [reward], [sample] = await harness.all(Reward), await harness.all(Sample)
     assert (reward.source, reward.value) == ("default/HUMAN/ada", -1.0)
@@ -28,9 +28,9 @@ async def test_a_rating_becomes_a_reward_and_a_sample(harness: Harness) -> None:
 
 async def test_rewards_are_stored_by_source_and_a_sample_has_their_mean(harness: Harness) -> None:
     turn = await harness.turn()
-    await harness.thumb(turn.id, "up", source={"kind": "HUMAN", "id": "ada"})
-    await harness.thumb(turn.id, "down", source={"kind": "HUMAN", "id": "bob"})
-    await harness.thumb(turn.id, "down", source={"kind": "LLM_JUDGE", "id": "ada"})
+    await harness.vote(turn.id, "up", source={"kind": "HUMAN", "id": "ada"})
+    await harness.vote(turn.id, "down", source={"kind": "HUMAN", "id": "bob"})
+    await harness.vote(turn.id, "down", source={"kind": "LLM_JUDGE", "id": "ada"})
     await curate(harness.db, harness.settings)
     assert len(await harness.all(Reward)) == 3
     [sample] = await harness.all(Sample)
@@ -39,15 +39,15 @@ async def test_rewards_are_stored_by_source_and_a_sample_has_their_mean(harness:
 
 async def test_changed_feedback_counts_until_the_sample_is_in_a_batch(harness: Harness) -> None:
     turn = await harness.turn()
-    await harness.thumb(turn.id, "up")
+    await harness.vote(turn.id, "up")
     await curate(harness.db, harness.settings)
-    await harness.thumb(turn.id, "down")
+    await harness.vote(turn.id, "down")
     await curate(harness.db, harness.settings)
     [sample] = await harness.all(Sample)
     assert sample.reward == -1.0
     async with harness.db.write() as session:
         (await session.get_one(Sample, turn.id)).state = SampleState.TRAINED
-    await harness.thumb(turn.id, "up")
+    await harness.vote(turn.id, "up")
     await curate(harness.db, harness.settings)
     [sample] = await harness.all(Sample)
     [reward] = await harness.all(Reward)
@@ -56,7 +56,7 @@ async def test_changed_feedback_counts_until_the_sample_is_in_a_batch(harness: H
 
 async def test_feedback_about_a_streaming_reply_waits_for_its_end(harness: Harness) -> None:
     turn = await harness.turn(state=TurnState.OPEN, output_ids=None, logprobs=None)
-    await harness.thumb(turn.id, "up")
+    await harness.vote(turn.id, "up")
     assert await curate(harness.db, harness.settings) == 0
     async with harness.db.write() as session:
         (await session.get_one(Turn, turn.id)).state = TurnState.DONE
@@ -66,7 +66,7 @@ async def test_feedback_about_a_streaming_reply_waits_for_its_end(harness: Harne
 
 async def test_an_excluded_turn_gets_a_reward_but_its_sample_is_dropped(harness: Harness) -> None:
     turn = await harness.turn(exclusion_reason="3 output ids came with 2 log-probs")
-    await harness.thumb(turn.id, "down")
+    await harness.vote(turn.id, "down")
     await curate(harness.db, harness.settings)
     [sample] = await harness.all(Sample)
     assert (sample.state, sample.reason) == (SampleState.DROPPED, "3 output ids came with 2 log-probs")
@@ -149,9 +149,9 @@ async def test_discounted_rewards_reach_earlier_turns(harness: Harness) -> None:
     second = await harness.turn(conversation_id="c", parent_id=first.id)
     third = await harness.turn(conversation_id="c", parent_id=second.id)
     settings = harness.settings.model_copy(update={"rewards": RewardsConfig(discount=0.5)})
-    await harness.thumb(second.id, "up")
+    await harness.vote(second.id, "up")
     await curate(harness.db, settings)
-    await harness.thumb(third.id, "down")
+    await harness.vote(third.id, "down")
     await curate(harness.db, settings)
     rewards_by_turn = {sample.turn_id: sample.reward for sample in await harness.all(Sample)}
     assert rewards_by_turn == {first.id: 0.25, second.id: 0.5, third.id: -1.0}
@@ -162,7 +162,7 @@ async def test_a_sample_is_ready_when_its_sources_have_answered_or_their_windows
     config = RewardsConfig.model_validate({"sources": sources})
     settings = harness.settings.model_copy(update={"rewards": config})
     turn = await harness.turn(finished_at=1e9)
-    await harness.thumb(turn.id, "up")
+    await harness.vote(turn.id, "up")
     await curate(harness.db, settings)
     [sample] = await harness.all(Sample)
     assert sample.ready_at == 1e9 + 100
@@ -202,13 +202,13 @@ async def test_feedback_without_a_turn_is_processed_once(harness: Harness) -> No
     await harness.api.post("/v1/feedback", json={"kind": "score", "value": 1, "target": {"conversation_id": "c"}})
     async with harness.db.write() as session:
         (await session.get_one(Feedback, 1)).processed = False
-    await harness.thumb(turn.id)
+    await harness.vote(turn.id)
     assert await curate(harness.db, harness.settings) == 2
     assert await curate(harness.db, harness.settings) == 0
 
 
 async def rate_and_curate(harness: Harness, turn: Turn, value: str, person: str = "ada") -> str:
-    feedback_id: str = (await harness.thumb(turn.id, value, source={"id": person})).json()["id"]
+    feedback_id: str = (await harness.vote(turn.id, value, source={"id": person})).json()["id"]
     await curate(harness.db, harness.settings)
     return feedback_id
 
@@ -241,7 +241,7 @@ async def test_a_sample_without_rewards_is_dropped_until_new_feedback_arrives(ha
 
 async def test_feedback_withdrawn_before_it_is_processed_leaves_no_sample(harness: Harness) -> None:
     turn = await harness.turn()
-    feedback_id = (await harness.thumb(turn.id)).json()["id"]
+    feedback_id = (await harness.vote(turn.id)).json()["id"]
     await withdraw(harness, feedback_id)
     assert await harness.all(Reward) == await harness.all(Sample) == []
 
@@ -302,7 +302,7 @@ async def test_feedback_that_fails_is_skipped_and_the_rest_is_processed(
 ) -> None:
     bad, good = await harness.turn(), await harness.turn()
     for turn in (bad, good):
-        await harness.thumb(turn.id, "up")
+        await harness.vote(turn.id, "up")
     read_signals = signals.read_signals
 
     async def fail_for_bad(
@@ -324,6 +324,6 @@ async def test_a_discounted_reward_keeps_its_rater(harness: Harness) -> None:
     first = await harness.turn(conversation_id="c")
     second = await harness.turn(conversation_id="c", parent_id=first.id)
     settings = harness.settings.model_copy(update={"rewards": RewardsConfig(discount=0.5)})
-    await harness.thumb(second.id, "up", source={"kind": "HUMAN", "id": "ada"})
+    await harness.vote(second.id, "up", source={"kind": "HUMAN", "id": "ada"})
     await curate(harness.db, settings)
     assert {sample.rater for sample in await harness.all(Sample)} == {"HUMAN/ada"}

@@ -32,7 +32,7 @@ async def reconcile_and_list_tasks(harness: Harness) -> list[TaskName]:
 async def test_every_task_with_work_is_enqueued(harness: Harness) -> None:
     assert await reconcile_and_list_tasks(harness) == []
     turn = await harness.turn()
-    await harness.thumb(turn.id)
+    await harness.vote(turn.id)
     assert await reconcile_and_list_tasks(harness) == ["curate"]
     await rate(harness, "+-+-+-+")
     assert await reconcile_and_list_tasks(harness) == ["assemble"]

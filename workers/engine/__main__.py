@@ -4,21 +4,19 @@ import asyncio
 import logging
 from pathlib import Path
 
-from alignment.artifacts import check_adapter
-from alignment.config.trainer import LoRAConfig
+from alignment.artifacts.specs import check_adapter
 from app.core.database import Database
 from app.core.settings import Settings, get_settings
 from app.inference.pool import load_engine_keys
 from workers.base_model import adapter_spec, check_version, model_dir
 from workers.engine.engine_record import DatabaseEngineRecord
-from workers.engine.launch import EngineSpec
-from workers.engine.process import require_free_port
+from workers.engine.sglang_process import EngineSpec, require_free_port
 from workers.engine.supervisor import Supervisor, run_until_signalled
 from workers.engine.version_files import VersionOpener, downloaded_versions, local_versions
 
 
 def engine_spec(settings: Settings) -> EngineSpec:
-    keys, lora = load_engine_keys(settings), LoRAConfig()
+    keys = load_engine_keys(settings)
     return EngineSpec(
         python=settings.engine_python,
         model=str(model_dir(settings.model)),
@@ -30,8 +28,6 @@ def engine_spec(settings: Settings) -> EngineSpec:
         device=settings.engine_device,
         dtype=settings.dtype,
         enable_lora=settings.adaptation == "lora",
-        lora_rank=lora.rank,
-        lora_modules=lora.target_modules,
         lora_slots=settings.lora_slots,
         tool_call_parser=settings.tool_call_parser,
     )

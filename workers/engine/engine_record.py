@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sqlalchemy import exists, select
+from sqlalchemy import ColumnElement, exists, select, update
 
 from app.core.database import Database, now
 from app.core.settings import Settings
@@ -18,8 +18,17 @@ class DatabaseEngineRecord:
         self._db, self._settings, self._url = db, settings, url
 
     async def record_start(self) -> int:
+        """Record that the engine is starting with nothing loaded. Return its new incarnation."""
+        name = self._settings.engine_name
         async with self._db.write() as session:
-            return await engine_inventory.record_start(session, self._settings.engine_name, self._url)
+            engine = await session.get(Engine, name, with_for_update=True)
+            if engine is None:
+                engine = Engine(name=name, incarnation=0)
+                session.add(engine)
+            engine.url, engine.state, engine.loaded, engine.reason = self._url, EngineState.STARTING, [], None
+            engine.weights = engine.swapping_until = None
+            engine.incarnation += 1
+            return engine.incarnation
 
     async def read_wanted_versions(self) -> list[VersionRef]:
         async with self._db.read() as session:
@@ -41,12 +50,11 @@ class DatabaseEngineRecord:
         """
         is_full = self._settings.adaptation == "full"
         async with self._db.write() as session:
-            if not await engine_inventory.serving_adapter_names(session) <= set(loaded):
-                return False
+            required = await engine_inventory.serving_adapter_names(session)
             if is_full:
-                serving = _weights_refs(await engine_inventory.serving_version(session))
-                if not {ref.name for ref in serving} <= set(loaded):
-                    return False
+                required |= {ref.name for ref in _weights_refs(await engine_inventory.serving_version(session))}
+            if not required <= set(loaded):
+                return False
             engine = await session.get_one(Engine, self._settings.engine_name, with_for_update=True)
             if engine.incarnation != incarnation:
                 return False
@@ -54,21 +62,28 @@ class DatabaseEngineRecord:
                 engine.weights = loaded[-1] if loaded else None
             else:
                 engine.loaded = sorted(loaded)
-            await session.flush()
-            return await engine_inventory.set_state(session, engine.name, incarnation, EngineState.READY)
+            engine.state, engine.reason, engine.heartbeat_at = EngineState.READY, None, now()
+            return True
 
     async def is_swapping_weights(self, incarnation: int) -> bool:
         async with self._db.read() as session:
-            is_this_engine = Engine.name == self._settings.engine_name, Engine.incarnation == incarnation
-            return bool(await session.scalar(select(exists().where(*is_this_engine, Engine.swapping_until > now()))))
+            is_swapping = exists().where(*self._is_incarnation(incarnation), Engine.swapping_until > now())
+            return bool(await session.scalar(select(is_swapping)))
 
     async def record_heartbeat(self, incarnation: int) -> None:
-        async with self._db.write() as session:
-            await engine_inventory.set_state(session, self._settings.engine_name, incarnation, EngineState.READY)
+        await self._set_state(incarnation, EngineState.READY)
 
     async def mark_down(self, incarnation: int, reason: str) -> None:
+        await self._set_state(incarnation, EngineState.DOWN, reason)
+
+    async def _set_state(self, incarnation: int, state: EngineState, reason: str | None = None) -> None:
+        """Set the state and the heartbeat, unless another incarnation has replaced this one."""
+        values = {"state": state, "reason": reason, "heartbeat_at": now()}
         async with self._db.write() as session:
-            await engine_inventory.set_state(session, self._settings.engine_name, incarnation, EngineState.DOWN, reason)
+            await session.execute(update(Engine).where(*self._is_incarnation(incarnation)).values(values))
+
+    def _is_incarnation(self, incarnation: int) -> tuple[ColumnElement[bool], ...]:
+        return Engine.name == self._settings.engine_name, Engine.incarnation == incarnation
 
 
 def _weights_refs(version: Version) -> list[VersionRef]:

@@ -5,16 +5,15 @@ import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.inference.client import EngineClient
-from app.inference.errors import EngineRefused, EngineUnavailable
-from workers.engine.launch import EngineSpec
-from workers.engine.process import EngineProcess
+from app.inference.transport import EngineRefused, EngineUnavailable
+from workers.engine.sglang_process import EngineProcess, EngineSpec
 from workers.engine.version_files import VersionOpener, VersionRef
 
 log = logging.getLogger(__name__)
@@ -58,6 +57,7 @@ class SupervisorTimeouts:
     stable_after: float = 10.0
 
 
+@dataclass
 class Supervisor:
     """Keeps one engine running.
 
@@ -65,34 +65,26 @@ class Supervisor:
     text per event.
     """
 
-    def __init__(
-        self,
-        spec: EngineSpec,
-        record: EngineRecord,
-        open_version: VersionOpener,
-        *,
-        report: Callable[[str], None] = log.info,
-        timeouts: SupervisorTimeouts = SupervisorTimeouts(),
-    ) -> None:
-        self._spec = spec
-        self._record = record
-        self._open_version = open_version
-        self._report = report
-        self._timeouts = timeouts
-        self._stopping = asyncio.Event()
-        self._ready_at: float | None = None
+    spec: EngineSpec
+    record: EngineRecord
+    open_version: VersionOpener
+    _: KW_ONLY
+    report: Callable[[str], None] = log.info
+    timeouts: SupervisorTimeouts = SupervisorTimeouts()
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _ready_at: float | None = field(default=None, init=False)
 
     def stop(self) -> None:
         self._stopping.set()
 
     async def run(self) -> None:
         """Run until `stop` is called. No process of the engine is left when this returns or raises."""
-        interval = self._timeouts.min_restart_interval
+        interval = self.timeouts.min_restart_interval
         while not self._stopping.is_set():
-            incarnation = await self._retry_until_recorded(self._record.record_start)
+            incarnation = await self._retry_until_recorded(self.record.record_start)
             started, self._ready_at = time.monotonic(), None
             try:
-                process = await EngineProcess.start(self._spec)
+                process = await EngineProcess.start(self.spec)
             except ValueError as error:
                 reason = str(error)
             else:
@@ -103,14 +95,14 @@ class Supervisor:
                 finally:
                     process.kill()
                 await process.wait_for_exit()
-            self._report(f"engine down: {reason}")
-            await self._try_record(self._record.mark_down(incarnation, reason))
+            self.report(f"engine down: {reason}")
+            await self._try_record(self.record.mark_down(incarnation, reason))
             ended = time.monotonic()
-            if self._ready_at is not None and ended - self._ready_at > self._timeouts.stable_after:
-                interval = self._timeouts.min_restart_interval
+            if self._ready_at is not None and ended - self._ready_at > self.timeouts.stable_after:
+                interval = self.timeouts.min_restart_interval
             # The interval counts from start to start: a start that took longer than that needs no further pause.
-            await self._pause(max(self._timeouts.min_restart_interval, started + interval - ended))
-            interval = min(2 * interval, self._timeouts.max_restart_interval)
+            await self._pause(max(self.timeouts.min_restart_interval, started + interval - ended))
+            interval = min(2 * interval, self.timeouts.max_restart_interval)
 
     async def _run_until_end(self, process: EngineProcess, incarnation: int) -> str:
         """Return the reason why the engine must end, or has ended."""
@@ -135,33 +127,33 @@ class Supervisor:
 
     async def _wait_for_lost_child(self, process: EngineProcess) -> str:
         while (name := process.find_lost_child()) is None:
-            await asyncio.sleep(self._timeouts.heartbeat_interval)
-        await asyncio.sleep(self._timeouts.heartbeat_interval)  # if the main process exits too, its log says more
+            await asyncio.sleep(self.timeouts.heartbeat_interval)
+        await asyncio.sleep(self.timeouts.heartbeat_interval)  # if the main process exits too, its log says more
         return f"the engine lost its process {name}"
 
     async def _load_and_monitor(self, incarnation: int) -> str:
         """Load the wanted versions, mark the engine ready and monitor it. Return why it must be restarted."""
-        client = EngineClient(self._spec.url, self._spec.api_key, self._spec.admin_key)
+        client = EngineClient(self.spec.url, self.spec.api_key, self.spec.admin_key)
         try:
             if not await self._wait_until_ready(client):
-                return f"the engine did not answer within {self._timeouts.start:.0f} s of its start"
+                return f"the engine did not answer within {self.timeouts.start:.0f} s of its start"
             try:
                 await self._load_wanted_versions(client, incarnation)
             except (EngineUnavailable, EngineRefused) as error:
                 return f"the engine failed while versions were loaded: {error}"
             self._ready_at = time.monotonic()
-            self._report(f"engine ready on {self._spec.url}")
+            self.report(f"engine ready on {self.spec.url}")
             return await self._monitor(client, incarnation)
         finally:
             await client.aclose()
 
     async def _wait_until_ready(self, client: EngineClient) -> bool:
         started = reported = time.monotonic()
-        while (now := time.monotonic()) - started < self._timeouts.start:
+        while (now := time.monotonic()) - started < self.timeouts.start:
             if await client.is_ready():
                 return True
-            if now - reported >= self._timeouts.progress_interval:
-                self._report(f"engine starting: {now - started:.0f} s (log: {self._spec.log_path})")
+            if now - reported >= self.timeouts.progress_interval:
+                self.report(f"engine starting: {now - started:.0f} s (log: {self.spec.log_path})")
                 reported = now
             await asyncio.sleep(0.25)
         return False
@@ -169,27 +161,27 @@ class Supervisor:
     async def _load_wanted_versions(self, client: EngineClient, incarnation: int) -> None:
         """Check, load and warm up every wanted version until the engine can be marked ready."""
         loaded: list[str] = []
-        pause = self._timeouts.retry_interval
+        pause = self.timeouts.retry_interval
         while True:
-            wanted = await self._retry_until_recorded(self._record.read_wanted_versions)
+            wanted = await self._retry_until_recorded(self.record.read_wanted_versions)
             for ref in wanted:
                 if ref.name not in loaded and await self._try_load(client, ref):
                     loaded[:] = [ref.name] if ref.full_weights else [*loaded, ref.name]
-                    self._report(f"engine holds {ref.name}")
-            if await self._retry_until_recorded(lambda: self._record.try_mark_ready(incarnation, list(loaded))):
+                    self.report(f"engine holds {ref.name}")
+            if await self._retry_until_recorded(lambda: self.record.try_mark_ready(incarnation, list(loaded))):
                 return
             await asyncio.sleep(pause)
             # A version that is damaged or cannot be downloaded is tried again at growing intervals.
             has_failed = any(ref.name not in loaded for ref in wanted)
-            pause = min(2 * pause, self._timeouts.max_restart_interval) if has_failed else self._timeouts.retry_interval
+            pause = min(2 * pause, self.timeouts.max_restart_interval) if has_failed else self.timeouts.retry_interval
 
     async def _try_load(self, client: EngineClient, ref: VersionRef) -> bool:
         """Load a version. Return False if its files are damaged or missing."""
         with ExitStack() as stack:
             try:
-                path = await asyncio.to_thread(stack.enter_context, self._open_version(ref))
+                path = await asyncio.to_thread(stack.enter_context, self.open_version(ref))
             except (ValueError, OSError) as error:
-                self._report(f"{ref.name} is not loaded: {error}")
+                self.report(f"{ref.name} is not loaded: {error}")
                 return False
             if ref.full_weights:
                 async with client.paused():
@@ -208,19 +200,19 @@ class Supervisor:
         answered_at = probed_at = time.monotonic()
         try:
             while True:
-                await asyncio.sleep(self._timeouts.heartbeat_interval)
+                await asyncio.sleep(self.timeouts.heartbeat_interval)
                 if await client.is_ready():
                     answered_at = time.monotonic()
-                    await self._try_record(self._record.record_heartbeat(incarnation))
+                    await self._try_record(self.record.record_heartbeat(incarnation))
                 elif await self._is_swapping_weights(incarnation):
                     answered_at = probed_at = time.monotonic()
-                if time.monotonic() - answered_at > self._timeouts.response_timeout:
-                    return f"the engine was silent for {self._timeouts.response_timeout:.0f} s"
-                if probe is None and time.monotonic() - probed_at > self._timeouts.probe_interval:
-                    probe = asyncio.create_task(client.can_generate(read_timeout=self._timeouts.probe))
+                if time.monotonic() - answered_at > self.timeouts.response_timeout:
+                    return f"the engine was silent for {self.timeouts.response_timeout:.0f} s"
+                if probe is None and time.monotonic() - probed_at > self.timeouts.probe_interval:
+                    probe = asyncio.create_task(client.can_generate(read_timeout=self.timeouts.probe))
                 if probe is not None and probe.done():
                     if not probe.result() and not await self._is_swapping_weights(incarnation):
-                        return f"no token came within {self._timeouts.probe:.0f} s"
+                        return f"no token came within {self.timeouts.probe:.0f} s"
                     probe, probed_at = None, time.monotonic()
         finally:
             if probe is not None:
@@ -229,8 +221,8 @@ class Supervisor:
     async def _is_swapping_weights(self, incarnation: int) -> bool:
         """Return whether the engine's weights are swapped, and False if the database cannot be reached."""
         try:
-            async with asyncio.timeout(self._timeouts.record_write):
-                return await self._record.is_swapping_weights(incarnation)
+            async with asyncio.timeout(self.timeouts.record_write):
+                return await self.record.is_swapping_weights(incarnation)
         except (SQLAlchemyError, OSError):
             return False
 
@@ -240,8 +232,8 @@ class Supervisor:
             try:
                 return await call()
             except (SQLAlchemyError, OSError) as error:
-                self._report(f"the database cannot be reached, trying again: {error}")
-                await asyncio.sleep(self._timeouts.retry_interval)
+                self.report(f"the database cannot be reached, trying again: {error}")
+                await asyncio.sleep(self.timeouts.retry_interval)
 
     async def _try_record(self, write: Awaitable[None]) -> None:
         """Write once, and only report a failure.
@@ -249,18 +241,15 @@ class Supervisor:
         The next heartbeat, or its absence, tells the same, so this must not delay monitoring, a restart or a stop.
         """
         try:
-            async with asyncio.timeout(self._timeouts.record_write):
+            async with asyncio.timeout(self.timeouts.record_write):
                 await write
         except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
-            self._report(f"the engine's state could not be recorded: {error}")
+            self.report(f"the engine's state could not be recorded: {error}")
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not longer than until `stop` is called."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
 
 
 async def run_until_signalled(supervisor: Supervisor) -> None:

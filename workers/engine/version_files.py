@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 import httpx2
 
-from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, MANIFEST, is_modified, read_manifest
+from alignment.artifacts.manifest import MANIFEST, is_modified, read_manifest
+from alignment.artifacts.specs import ADAPTER, ADAPTER_CONFIG
 from alignment.errors import DamagedAdapter
 
 READ_TIMEOUT_SECONDS = 10.0

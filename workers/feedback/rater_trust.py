@@ -3,20 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Table, case, func, literal, or_, select, update
+from sqlalchemy import ColumnElement, case, func, literal, or_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.signals import rater_trust
 from alignment.signals.rater_trust import RaterCounts, RaterSignal
-from app.core.database import database_time, dialect_insert, now
+from app.core.database import database_time, dialect_insert
 from app.core.settings import Settings
 from app.models import AuditAction, Rater, RaterStanding, record_audit
-from app.raters import repository
+from app.raters import service
 from app.raters.names import is_person, is_recurring
-from app.raters.repository import ALL_RATERS
+from app.raters.service import ALL_RATERS
 
 DAY_SECONDS = 86_400
-TABLE: Table = Rater.__table__  # type: ignore[assignment]
 
 
 class RaterTrust(NamedTuple):
@@ -24,16 +23,6 @@ class RaterTrust(NamedTuple):
 
     weight: float = 1.0
     quarantine_reason: str | None = None
-
-
-class RaterRecord(NamedTuple):
-    """A rater as stored, the feedback of this page included."""
-
-    name: str
-    standing: str
-    reason: str | None
-    counts: RaterCounts
-    num_today: int
 
 
 async def update_trust(
@@ -44,24 +33,24 @@ async def update_trust(
     An admin sets a rater's standing; the checks here quarantine a rater until an admin decides. Without
     `settings.trust` no check runs, but the standings that admins set still hold.
     """
-    new_counts = {name: _count_signs(rewards) for name, rewards in values.items()}
+    page_counts = {
+        name: RaterCounts(sum(value > 0 for value in rewards), sum(value < 0 for value in rewards))
+        for name, rewards in values.items()
+    }
     num_rewards = {name: len(rewards) for name, rewards in values.items() if is_person(name)}
-    day = int(await database_time(session)) // DAY_SECONDS
     all_time, recent = await _read_population(session, project_id)
     trust: dict[str, RaterTrust] = {}
-    for rater in await _count(session, project_id, values, new_counts, day):
-        suspicion = None
+    for rater in await _count(session, project_id, page_counts, values):
         if settings.trust and rater.standing == RaterStanding.NORMAL:
-            previous = _subtract(rater.counts, new_counts[rater.name])
+            new = page_counts[rater.name]
+            previous = RaterCounts(rater.num_up - new.up, rater.num_down - new.down)
             rates = rater_trust.others_positive_rates(all_time, recent, previous)
-            suspicion = _find_suspicion(rater, num_rewards, rates, settings)
-        if suspicion is not None:
-            await _quarantine(session, project_id, rater.name, suspicion)
-            rater = rater._replace(standing=RaterStanding.QUARANTINED, reason=suspicion)
+            if (suspicion := _find_suspicion(rater, num_rewards, rates, settings)) is not None:
+                await _quarantine(session, rater, suspicion)
         trust[rater.name] = _trust_of(rater, settings)
     excluded = {name for name, one in trust.items() if one.quarantine_reason is not None or one.weight == 0.0}
     excluded |= {name for name in values if not is_person(name)}
-    await _add_to_population(session, project_id, rater_trust.sum_page_counts(new_counts, excluded))
+    await _add_to_population(session, project_id, rater_trust.sum_page_counts(page_counts, excluded))
     return {name: trust.get(name, newcomer_trust(settings)) for name in values}
 
 
@@ -69,28 +58,17 @@ async def record_agreement(session: AsyncSession, project_id: str, turns: Sequen
     """Compare the signals about each turn, and add the agreement to the records of their raters."""
     gains: dict[str, tuple[float, float]] = {}
     for turn in turns:
-        for name, (agreement_weight, disagreement_weight) in rater_trust.count_agreement(turn).items():
+        for name, (agreed, disagreed) in rater_trust.count_agreement(turn).items():
             previous = gains.get(name, (0.0, 0.0))
-            gains[name] = (previous[0] + agreement_weight, previous[1] + disagreement_weight)
+            gains[name] = (previous[0] + agreed, previous[1] + disagreed)
     rows = [
-        {
-            "project_id": project_id,
-            "name": name,
-            "agreement_weight": agreement_weight,
-            "disagreement_weight": disagreement_weight,
-        }
-        for name, (agreement_weight, disagreement_weight) in sorted(gains.items())
+        {"project_id": project_id, "name": name, "agreement_weight": agreed, "disagreement_weight": disagreed}
+        for name, (agreed, disagreed) in sorted(gains.items())
         if is_recurring(name)
     ]
     if rows:
-        await session.execute(
-            _upsert(
-                session,
-                rows,
-                agreement_weight=TABLE.c.agreement_weight,
-                disagreement_weight=TABLE.c.disagreement_weight,
-            )
-        )
+        added = {"agreement_weight": Rater.agreement_weight, "disagreement_weight": Rater.disagreement_weight}
+        await session.execute(_upsert(session, rows, **added))
 
 
 def is_within_allowance(position: ColumnElement[int], limit: int) -> ColumnElement[bool]:
@@ -100,13 +78,8 @@ def is_within_allowance(position: ColumnElement[int], limit: int) -> ColumnEleme
     rater without a record counts as a newcomer, and a trusted rater has no limit.
     """
     alpha, beta = rater_trust.PRIOR
-    agreement_weight, disagreement_weight = (
-        func.coalesce(Rater.agreement_weight, 0.0),
-        func.coalesce(Rater.disagreement_weight, 0.0),
-    )
-    weight = (alpha + agreement_weight - beta - disagreement_weight) / (
-        alpha + beta + agreement_weight + disagreement_weight
-    )
+    agreed, disagreed = func.coalesce(Rater.agreement_weight, 0.0), func.coalesce(Rater.disagreement_weight, 0.0)
+    weight = (alpha + agreed - beta - disagreed) / (alpha + beta + agreed + disagreed)
     is_trusted = func.coalesce(Rater.standing, "") == RaterStanding.TRUSTED
     return or_(position == 1, position <= limit * weight, is_trusted)
 
@@ -116,31 +89,23 @@ def cluster_key(prompt_ids: Sequence[int], output_ids: Sequence[int]) -> str | N
     return rater_trust.minhash_signature(prompt_ids, output_ids) if output_ids else None
 
 
-def _count_signs(values: Sequence[float]) -> RaterCounts:
-    return RaterCounts(sum(value > 0 for value in values), sum(value < 0 for value in values))
-
-
-def _subtract(counts: RaterCounts, new: RaterCounts) -> RaterCounts:
-    return RaterCounts(counts.up - new.up, counts.down - new.down)
-
-
 def newcomer_trust(settings: Settings) -> RaterTrust:
     """Return the trust in a rater without a record."""
     return RaterTrust(rater_trust.rater_weight(0.0, 0.0) if settings.trust else 1.0)
 
 
-def _trust_of(rater: RaterRecord, settings: Settings) -> RaterTrust:
+def _trust_of(rater: Rater, settings: Settings) -> RaterTrust:
     is_quarantined = rater.standing == RaterStanding.QUARANTINED
     if rater.standing == RaterStanding.BLOCKED:
         return RaterTrust(0.0)
     if rater.standing == RaterStanding.TRUSTED or not settings.trust:
         return RaterTrust(1.0, rater.reason if is_quarantined else None)
-    weight = rater_trust.rater_weight(rater.counts.agreed, rater.counts.disagreed)
+    weight = rater_trust.rater_weight(rater.agreement_weight, rater.disagreement_weight)
     return RaterTrust(weight, (rater.reason or "quarantined") if is_quarantined else None)
 
 
 def _find_suspicion(
-    rater: RaterRecord, num_rewards: Mapping[str, int], rates: Sequence[float], settings: Settings
+    rater: Rater, num_rewards: Mapping[str, int], rates: Sequence[float], settings: Settings
 ) -> str | None:
     """Return why the rater must be quarantined, None if no check fails.
 
@@ -148,92 +113,54 @@ def _find_suspicion(
     reason on record. Programs are accepted with the API key that they use: they may send much and one-sided feedback,
     but must not contradict the other raters.
     """
+    counts = RaterCounts(rater.num_up, rater.num_down, rater.agreement_weight, rater.disagreement_weight)
+    one_sided = None
     if is_person(rater.name):
         if rater.num_today > settings.max_rater_day:
             return f"{rater.num_today} rewards in a day, more than the limit of {settings.max_rater_day}"
         if (burst := rater_trust.detect_burst(rater.name, num_rewards)) is not None:
             return burst
-    if rater.reason is not None:
-        return None
-    one_sided = rater_trust.detect_one_sided(rater.counts, rates) if is_person(rater.name) else None
-    return one_sided or rater_trust.detect_contrary(rater.counts)
+        one_sided = rater_trust.detect_one_sided(counts, rates)
+    return None if rater.reason is not None else one_sided or rater_trust.detect_contrary(counts)
 
 
-async def _quarantine(session: AsyncSession, project_id: str, name: str, reason: str) -> None:
+async def _quarantine(session: AsyncSession, rater: Rater, reason: str) -> None:
     """Quarantine the rater and the rater's samples that are not in a batch yet."""
-    await session.execute(
-        update(Rater)
-        .where(Rater.project_id == project_id, Rater.name == name)
-        .values(standing=RaterStanding.QUARANTINED, reason=reason)
-        .execution_options(synchronize_session=False)
-    )
-    samples = await repository.quarantine_samples(session, project_id, name, reason)
-    record_audit(
-        session,
-        "curate",
-        AuditAction.RATER_QUARANTINED,
-        name[:128],
-        reason,
-        project_id=project_id,
-        rater=name,
-        samples=samples,
-    )
+    rater.standing, rater.reason = RaterStanding.QUARANTINED, reason
+    project_id, name = rater.project_id, rater.name
+    samples = await service.quarantine_samples(session, project_id, name, reason)
+    details: dict[str, Any] = {"project_id": project_id, "rater": name, "samples": samples}
+    record_audit(session, "curate", AuditAction.RATER_QUARANTINED, name[:128], reason, **details)
 
 
 async def _count(
-    session: AsyncSession,
-    project_id: str,
-    values: Mapping[str, Sequence[float]],
-    new_counts: Mapping[str, RaterCounts],
-    day: int,
-) -> list[RaterRecord]:
+    session: AsyncSession, project_id: str, counts: Mapping[str, RaterCounts], values: Mapping[str, Sequence[float]]
+) -> list[Rater]:
     """Count all raters of a page in one statement, in order of names, so that two workers never wait for each other."""
+    day = int(await database_time(session)) // DAY_SECONDS
     rows = [
         {
             "project_id": project_id,
             "name": name,
-            "num_up": int(new_counts[name].up),
-            "num_down": int(new_counts[name].down),
+            "num_up": int(counts[name].up),
+            "num_down": int(counts[name].down),
             "counted_day": day,
             "num_today": len(values[name]),
         }
-        for name in sorted(values)
+        for name in sorted(counts)
         if is_recurring(name)
     ]
     if not rows:
         return []
-    num_today = case((TABLE.c.counted_day == day, TABLE.c.num_today), else_=0)
-    upsert = _upsert(
-        session, rows, num_up=TABLE.c.num_up, num_down=TABLE.c.num_down, num_today=num_today, counted_day=literal(0)
-    )
-    columns = (
-        Rater.name,
-        Rater.standing,
-        Rater.reason,
-        Rater.num_up,
-        Rater.num_down,
-        Rater.agreement_weight,
-        Rater.disagreement_weight,
-    )
-    counted = await session.execute(upsert.returning(*columns, Rater.num_today))
-    return [
-        RaterRecord(name, standing, reason, RaterCounts(*counts), today)
-        for name, standing, reason, *counts, today in counted
-    ]
+    num_today = case((Rater.counted_day == day, Rater.num_today), else_=0)
+    previous = {"num_up": Rater.num_up, "num_down": Rater.num_down, "num_today": num_today, "counted_day": literal(0)}
+    upsert = _upsert(session, rows, **previous).returning(Rater)
+    return list(await session.scalars(upsert, execution_options={"populate_existing": True}))
 
 
-def _upsert(session: AsyncSession, rows: Sequence[dict[str, Any]], **previous: ColumnElement[Any]) -> Any:
+def _upsert(session: AsyncSession, rows: Sequence[dict[str, Any]], **previous: Any) -> Any:
     """Return a statement that inserts rows; of an existing row each column of `previous` becomes previous + new."""
-    zeros = {
-        "num_up": 0,
-        "num_down": 0,
-        "agreement_weight": 0.0,
-        "disagreement_weight": 0.0,
-        "counted_day": 0,
-        "num_today": 0,
-    }
-    values = [{"standing": RaterStanding.NORMAL, **zeros, **row, "created_at": now()} for row in rows]
-    statement = dialect_insert(session, TABLE).values(values)
+    statement = dialect_insert(session, Rater).values(rows)
     sums = {name: value + statement.excluded[name] for name, value in previous.items()}
     return statement.on_conflict_do_update(index_elements=["project_id", "name"], set_=sums)
 
@@ -243,28 +170,22 @@ async def _read_population(session: AsyncSession, project_id: str) -> tuple[Rate
 
     They are in the row ALL_RATERS, whose agreement and disagreement weights hold the recent ups and downs.
     """
-    row = await session.execute(
-        select(Rater.num_up, Rater.num_down, Rater.agreement_weight, Rater.disagreement_weight).where(
-            Rater.project_id == project_id, Rater.name == ALL_RATERS
-        )
-    )
-    up, down, recent_up, recent_down = row.one_or_none() or (0, 0, 0.0, 0.0)
-    return RaterCounts(up, down), RaterCounts(recent_up, recent_down)
+    row = await session.get(Rater, (project_id, ALL_RATERS), populate_existing=True)
+    if row is None:
+        return RaterCounts(0, 0), RaterCounts(0, 0)
+    return RaterCounts(row.num_up, row.num_down), RaterCounts(row.agreement_weight, row.disagreement_weight)
 
 
 async def _add_to_population(session: AsyncSession, project_id: str, page: RaterCounts) -> None:
     if not page.total:
         return
     decay = rater_trust.decay_factor(page)
-    values = {
-        "num_up": int(page.up),
-        "num_down": int(page.down),
-        "agreement_weight": page.up,
-        "disagreement_weight": page.down,
+    row = {"project_id": project_id, "name": ALL_RATERS, "num_up": int(page.up), "num_down": int(page.down)}
+    row |= {"agreement_weight": page.up, "disagreement_weight": page.down}
+    previous = {
+        "num_up": Rater.num_up,
+        "num_down": Rater.num_down,
+        "agreement_weight": Rater.agreement_weight * decay,
+        "disagreement_weight": Rater.disagreement_weight * decay,
     }
-    row = {"project_id": project_id, "name": ALL_RATERS, **values}
-    decayed = {
-        "agreement_weight": TABLE.c.agreement_weight * decay,
-        "disagreement_weight": TABLE.c.disagreement_weight * decay,
-    }
-    await session.execute(_upsert(session, [row], num_up=TABLE.c.num_up, num_down=TABLE.c.num_down, **decayed))
+    await session.execute(_upsert(session, [row], **previous))

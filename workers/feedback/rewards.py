@@ -9,11 +9,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import EXPLICIT, LEARNED, RewardsConfig
 from alignment.signals.rater_trust import RaterSignal
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.models import Policy, Reward, Turn, new_id
 from app.raters.names import is_person
-from app.training.reward_config import effective_rewards
-from workers.feedback import group_samples, rater_trust, samples, signals
+from app.training.policy_config import effective_rewards
+from workers.feedback import rater_trust, sample_groups, samples, signals
 from workers.feedback.rater_trust import RaterTrust
 from workers.feedback.signals import FeedbackSignal, FinishedTurn
 
@@ -31,7 +32,7 @@ class NewSignal(NamedTuple):
 async def update_rewards(session: AsyncSession, turns: Sequence[FinishedTurn], settings: Settings) -> None:
     """Store the feedback about these turns as rewards, one for each source, and update the samples."""
     # Feedback and a judgement of the same turn must come one after the other, or each would miss the other's reward.
-    await group_samples.lock_groups(session, [turn.id for turn in turns])
+    await sample_groups.lock_groups(session, [turn.id for turn in turns])
     turns = await signals.read_finished_turns(session, [turn.id for turn in turns])  # as they are under the lock
     configs = await read_reward_configs(session, turns, settings)
     signals_by_turn = await signals.read_signals(session, turns, configs)
@@ -75,11 +76,10 @@ async def _update_trust(
         key = (turn.conversation_id if source.startswith("conversation/") else turn.id, source)
         if source.startswith(("comparison/", "ranking/")):
             key = (None, source)
+        rater_values = values[turn.project_id][signal.rater]
         if key not in counted:
             counted.add(key)
-            values[turn.project_id][signal.rater].append(signal.value)
-        else:
-            values[turn.project_id].setdefault(signal.rater, [])
+            rater_values.append(signal.value)
     trust: dict[tuple[str, str], RaterTrust] = {}
     for project_id, raters in sorted(values.items()):
         project_trust = await rater_trust.update_trust(session, project_id, raters, settings)
@@ -104,42 +104,32 @@ async def _record_agreement(session: AsyncSession, stored: RewardsByTurn, new_si
 
 
 async def record_reward(
-    session: AsyncSession,
-    turn_id: str,
-    source: str,
-    value: float | None,
-    *,
-    rater: str | None = None,
-    weight: float = 1.0,
+    session: AsyncSession, turn_id: str, source: str, value: float, *, rater: str | None = None, weight: float = 1.0
 ) -> None:
-    """Store the reward of a source other than feedback; None deletes it. Call `update_turn_samples` afterwards."""
+    """Store the reward of a source other than feedback. Call `update_turn_samples` afterwards."""
     await session.execute(delete(Reward).where(Reward.turn_id == turn_id, Reward.source == source))
-    if value is not None:
+    # Nobody confirms their own feedback, and a reward model repeats what raters said.
+    if source != LEARNED and not is_person(rater):
         others = await session.scalars(select(Reward).where(Reward.turn_id == turn_id, Reward.reward_source != LEARNED))
         other_signals = [RaterSignal(row.rater, row.value, row.weight, fresh=False) for row in others]
         project_id = await session.scalar(select(Turn.project_id).where(Turn.id == turn_id))
-        if other_signals and project_id is not None and not is_person(rater):  # nobody confirms their own feedback
+        if other_signals and project_id is not None:
             comparison = [*other_signals, RaterSignal(rater, value, weight)]
             await rater_trust.record_agreement(session, project_id, [comparison])
-        session.add(
-            Reward(
-                id=new_id("rew"),
-                turn_id=turn_id,
-                source=source,
-                reward_source=source,
-                rater=rater,
-                value=value,
-                weight=weight,
-            )
-        )
+    values = {"turn_id": turn_id, "rater": rater, "value": value, "weight": weight}
+    session.add(Reward(id=new_id("rew"), source=source, reward_source=source, **values))
     await session.flush()
 
 
 async def update_turn_samples(session: AsyncSession, turn_ids: Collection[str], settings: Settings) -> None:
-    """Update the samples of turns whose rewards changed, and of earlier turns where the policy discounts."""
-    await group_samples.lock_groups(session, turn_ids)
+    """Update the samples of turns whose rewards changed, and of earlier turns where the policy discounts.
+
+    Enqueues `assemble`, since the samples may be ready now.
+    """
+    await sample_groups.lock_groups(session, turn_ids)
     turns = await signals.read_finished_turns(session, turn_ids)
     await samples.update_samples(session, turns, await read_reward_configs(session, turns, settings), settings, {})
+    enqueue_after_commit(session, "assemble")
 
 
 async def read_reward_configs(

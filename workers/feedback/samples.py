@@ -8,23 +8,22 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import EXPLICIT, RewardsConfig
-from alignment.signals.combine_rewards import Signal, combine_rewards, discounted_return
-from alignment.signals.eligibility import scores_unseen_replies
+from alignment.signals.combine_rewards import Signal, combine_rewards, discounted_return, scores_unseen_replies
 from app.core.database import database_time
 from app.core.settings import Settings
 from app.models import WITHDRAWN, Judgement, JudgementState, Origin, Reward, Sample, SampleState, Turn
 from app.raters.names import is_person
-from workers.feedback import group_samples, rater_trust, signals
+from workers.feedback import rater_trust, sample_groups, signals
 from workers.feedback.signals import FinishedTurn
 
 WAITING = (SampleState.OPEN, SampleState.QUARANTINED)  # states in which a sample may still change
 
 
 class TurnRewards(NamedTuple):
-    """The rewards of one turn, and the states of its judgements by source."""
+    """The rewards of one turn, and the sources whose judgements have ended."""
 
     rewards: Sequence[Reward]
-    judgement_states: Mapping[str, str]
+    ended: Collection[str]
 
 
 class Returns(NamedTuple):
@@ -47,7 +46,7 @@ async def update_samples(
     with this rater's feedback must wait.
     """
     turns = [turn for turn in turns if turn.origin != Origin.SHADOW]  # compared, but never trained on
-    groups = await group_samples.read_groups(session, turns)
+    groups = await sample_groups.read_groups(session, turns)
     turns = groups.with_members(turns)
     all_turns = await _with_conversations(session, turns, configs)
     turn_rewards = await _read_rewards(session, [turn.id for turn in all_turns])
@@ -91,26 +90,25 @@ async def _with_conversations(
         for turn in turns
         if turn.conversation_id is not None and configs[turn.policy_id].discount > 0
     }
-    turns_by_id = {turn.id: turn for turn in turns}
-    if pairs:
-        conversations = await signals.read_conversations(session, pairs)
-        turns_by_id |= {turn.id: turn for turn in conversations if turn.policy_id in configs}
-    return sorted(turns_by_id.values(), key=lambda turn: (turn.created_at, turn.id))
+    conversations = await signals.read_conversations(session, pairs)
+    return signals.in_order([*turns, *(turn for turn in conversations if turn.policy_id in configs)])
 
 
 async def _read_rewards(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, TurnRewards]:
     turn_rewards: dict[str, list[Reward]] = defaultdict(list)
-    states: dict[str, dict[str, str]] = defaultdict(dict)
+    ended: dict[str, set[str]] = defaultdict(set)
     for reward in await session.scalars(
         select(Reward).where(Reward.turn_id.in_(turn_ids)).order_by(Reward.created_at, Reward.id)
     ):
         turn_rewards[reward.turn_id].append(reward)
     rows = await session.execute(
-        select(Judgement.turn_id, Judgement.source, Judgement.state).where(Judgement.turn_id.in_(turn_ids))
+        select(Judgement.turn_id, Judgement.source).where(
+            Judgement.turn_id.in_(turn_ids), Judgement.state != JudgementState.OPEN
+        )
     )
-    for turn_id, source, state in rows:
-        states[turn_id][source] = state
-    return {id: TurnRewards(turn_rewards[id], states[id]) for id in turn_ids}
+    for turn_id, source in rows:
+        ended[turn_id].add(source)
+    return {id: TurnRewards(turn_rewards[id], ended[id]) for id in turn_ids}
 
 
 def _compute_returns(
@@ -178,12 +176,10 @@ def _ready_at(turn: FinishedTurn, turn_rewards: TurnRewards, config: RewardsConf
     """Return when the windows of all sources that have neither answered nor declined are over."""
     if turn.origin == Origin.PROMPT_SET:
         return time  # only its verifier counts, and it has run
-    answered = {reward.reward_source for reward in turn_rewards.rewards}
-    answered |= {source for source, state in turn_rewards.judgement_states.items() if state != JudgementState.OPEN}
+    answered = {reward.reward_source for reward in turn_rewards.rewards}.union(turn_rewards.ended)
     sources = [source for source in config.sources if turn.origin == Origin.CHAT or scores_unseen_replies(source)]
-    windows = [source.window_seconds for source in sources if source.name not in answered]
-    finished_at = turn.finished_at if turn.finished_at is not None else time
-    return max(finished_at + max(windows), 0.0) if windows and max(windows) > 0 else time
+    window = max((source.window_seconds for source in sources if source.name not in answered), default=0.0)
+    return (time if turn.finished_at is None else turn.finished_at) + window if window > 0 else time
 
 
 def _main_rater(turn_rewards: Sequence[Reward]) -> str | None:

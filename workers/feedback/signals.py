@@ -1,10 +1,12 @@
 """Feedback → signals: the latest reward of each source about each turn, from people and programs."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
-from sqlalchemy import select, tuple_
+from sqlalchemy import Select, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import WITHDRAWAL, ExplicitSource, RewardsConfig
@@ -41,6 +43,11 @@ class FeedbackSignal(NamedTuple):
 
 COLUMNS = [getattr(Turn, name) for name in FinishedTurn._fields]
 SignalsByTurn = dict[str, dict[str, FeedbackSignal]]  # by turn, then by source key
+
+
+def in_order(turns: Iterable[FinishedTurn]) -> list[FinishedTurn]:
+    """Return each of the turns once, as it was read last, in order of creation."""
+    return sorted({turn.id: turn for turn in turns}.values(), key=lambda turn: (turn.created_at, turn.id))
 
 
 async def read_finished_turns(session: AsyncSession, turn_ids: Collection[str]) -> list[FinishedTurn]:
@@ -82,8 +89,7 @@ async def read_signals(
     """
     signals: SignalsByTurn = {turn.id: {} for turn in turns}
     turns_by_id = {turn.id: turn for turn in turns}
-    explicit = {policy_id: explicit_source(config) for policy_id, config in configs.items()}
-    await _add_turn_signals(session, turns_by_id, explicit, signals)
+    await _add_turn_signals(session, turns_by_id, configs, signals)
     await _add_conversation_signals(session, turns, configs, signals)
     await _add_ranking_signals(session, turns_by_id, signals)
     return signals
@@ -92,21 +98,17 @@ async def read_signals(
 async def _add_turn_signals(
     session: AsyncSession,
     turns_by_id: Mapping[str, FinishedTurn],
-    explicit: Mapping[str, ExplicitSource],
+    configs: Mapping[str, RewardsConfig],
     signals: SignalsByTurn,
 ) -> None:
-    rows = await session.scalars(select(Feedback).where(Feedback.turn_id.in_(turns_by_id)).order_by(Feedback.seq))
-    feedback: dict[str, list[Feedback]] = defaultdict(list)
-    for row in rows:
-        assert row.turn_id is not None
-        feedback[row.turn_id].append(row)
-    for turn_id, turn_feedback in feedback.items():
+    query = select(Feedback).where(Feedback.turn_id.in_(turns_by_id)).order_by(Feedback.turn_id, Feedback.seq)
+    for turn_id, feedback in groupby(await session.scalars(query), attrgetter("turn_id")):
         turn = turns_by_id[turn_id]
-        signals[turn_id] |= latest_by_source(turn_feedback, turn, explicit[turn.policy_id])
+        signals[turn_id] |= latest_by_source(feedback, turn, explicit_source(configs[turn.policy_id]))
 
 
 def latest_by_source(
-    feedback: Sequence[Feedback], turn: FinishedTurn, explicit: ExplicitSource
+    feedback: Iterable[Feedback], turn: FinishedTurn, explicit: ExplicitSource
 ) -> dict[str, FeedbackSignal]:
     """Return the latest signal of each source. `feedback` is in order of arrival.
 
@@ -152,10 +154,7 @@ def end_user_rater(turn: FinishedTurn) -> str:
 
 
 async def _add_conversation_signals(
-    session: AsyncSession,
-    turns: Sequence[FinishedTurn],
-    configs: Mapping[str, RewardsConfig],
-    signals: SignalsByTurn,
+    session: AsyncSession, turns: Sequence[FinishedTurn], configs: Mapping[str, RewardsConfig], signals: SignalsByTurn
 ) -> None:
     pairs = {(turn.project_id, turn.conversation_id) for turn in turns if turn.conversation_id is not None}
     if not pairs:
@@ -163,18 +162,14 @@ async def _add_conversation_signals(
     rows = await session.scalars(
         select(Feedback)
         .where(tuple_(Feedback.project_id, Feedback.conversation_id).in_(sorted(pairs)), Feedback.turn_id.is_(None))
-        .order_by(Feedback.seq)
+        .order_by(Feedback.project_id, Feedback.conversation_id, Feedback.seq)
     )
-    feedback: dict[tuple[str, str], list[Feedback]] = defaultdict(list)
-    for row in rows:
-        assert row.conversation_id is not None
-        feedback[row.project_id, row.conversation_id].append(row)
-    for pair, conversation_feedback in feedback.items():
-        conversation = await read_conversations(session, [pair])
+    for pair, grouped in groupby(rows, attrgetter("project_id", "conversation_id")):
+        feedback, conversation = list(grouped), await read_conversations(session, [pair])
         requested = [(index, turn) for index, turn in enumerate(conversation) if turn.id in signals]
         for policy_id in {turn.policy_id for _, turn in requested}:  # a conversation may move to another policy
             config = configs[policy_id]
-            latest = latest_by_source(conversation_feedback, conversation[0], explicit_source(config))
+            latest = latest_by_source(feedback, conversation[0], explicit_source(config))
             for key, signal in latest.items():
                 shares = spread_over_turns(signal.value, len(conversation), config)
                 for index, turn in requested:
@@ -186,25 +181,37 @@ async def _add_ranking_signals(
     session: AsyncSession, turns_by_id: Mapping[str, FinishedTurn], signals: SignalsByTurn
 ) -> None:
     """Add the last ranking of each source over the same turns, as a number for each turn."""
-    rows = list(
-        await session.execute(
-            select(Feedback, FeedbackRank.turn_id)
-            .join(FeedbackRank, FeedbackRank.feedback_seq == Feedback.seq)
-            .where(FeedbackRank.turn_id.in_(turns_by_id))
-            .order_by(Feedback.seq)
+    rows = await session.execute(
+        select(Feedback, FeedbackRank.turn_id, FeedbackRank.rank)
+        .join(FeedbackRank, FeedbackRank.feedback_seq == Feedback.seq)
+        .where(Feedback.seq.in_(_rankings_of(turns_by_id)))
+        .order_by(Feedback.seq)
+    )
+    rankings: dict[Feedback, dict[str, int]] = defaultdict(dict)
+    for row, turn_id, rank in rows:
+        rankings[row][turn_id] = rank
+    if not rankings:
+        return
+    targets = {(row.project_id, row.target) for row in rankings}
+    withdrawals = await session.scalars(
+        select(Feedback).where(
+            Feedback.kind == WITHDRAWAL, tuple_(Feedback.project_id, Feedback.target).in_(sorted(targets))
         )
     )
-    if not rows:
-        return
-    withdrawn = await _read_withdrawn(session, {(row.project_id, row.target) for row, _ in rows})
-    ranks = await _read_ranks(session, {row.seq for row, _ in rows})
-    for row, turn_id in rows:
+    withdrawn = {row.request_metadata["withdraws"] for row in withdrawals}
+    for row, ranks in rankings.items():
         key = f"{row.kind}/{source_key(row)}/{row.target}"
-        if row.id in withdrawn:
-            signals[turn_id].pop(key, None)
-        else:
-            value = rewards_from_ranks(ranks[row.seq])[turn_id]
-            signals[turn_id][key] = FeedbackSignal(value, rater_name(row, turns_by_id[turn_id]))
+        rewards = rewards_from_ranks(ranks)
+        for turn_id in ranks.keys() & turns_by_id.keys():
+            if row.id in withdrawn:
+                signals[turn_id].pop(key, None)
+            else:
+                signals[turn_id][key] = FeedbackSignal(rewards[turn_id], rater_name(row, turns_by_id[turn_id]))
+
+
+def _rankings_of(turn_ids: Collection[str]) -> Select[int]:
+    """Return a query of the sequence numbers of the feedback that ranks one of these turns."""
+    return select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(turn_ids))
 
 
 async def read_ranked_turn_ids(session: AsyncSession, targets: Collection[tuple[str, str]]) -> set[str]:
@@ -220,38 +227,13 @@ async def read_ranked_turn_ids(session: AsyncSession, targets: Collection[tuple[
     return set(rows)
 
 
-async def _read_withdrawn(session: AsyncSession, targets: Collection[tuple[str, str]]) -> set[str]:
-    """Return the ids of the feedback about these targets that was withdrawn."""
-    rows = await session.scalars(
-        select(Feedback).where(
-            Feedback.kind == WITHDRAWAL,
-            tuple_(Feedback.project_id, Feedback.target).in_(sorted(targets)),
-        )
-    )
-    return {row.request_metadata["withdraws"] for row in rows}
-
-
-async def _read_ranks(session: AsyncSession, seqs: Collection[int]) -> dict[int, dict[str, int]]:
-    """Return the ranks by turn of each feedback event."""
-    rows = await session.execute(
-        select(FeedbackRank.feedback_seq, FeedbackRank.turn_id, FeedbackRank.rank).where(
-            FeedbackRank.feedback_seq.in_(seqs)
-        )
-    )
-    ranks: dict[int, dict[str, int]] = defaultdict(dict)
-    for seq, turn_id, rank in rows:
-        ranks[seq][turn_id] = rank
-    return ranks
-
-
 async def read_comparison_groups(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, str]:
     """Return the group of each turn that was ranked among replies to exactly the same prompt tokens, by turn."""
-    seqs = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(turn_ids))
     rows = await session.execute(
         select(FeedbackRank.feedback_seq, Feedback.target, Turn.id, Turn.prompt_ids)
         .join(Feedback, Feedback.seq == FeedbackRank.feedback_seq)
         .join(Turn, Turn.id == FeedbackRank.turn_id)
-        .where(FeedbackRank.feedback_seq.in_(seqs))
+        .where(FeedbackRank.feedback_seq.in_(_rankings_of(turn_ids)))
         .order_by(FeedbackRank.feedback_seq)
     )
     prompts: dict[tuple[int, str], dict[str, tuple[int, ...]]] = defaultdict(dict)

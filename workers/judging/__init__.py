@@ -1,1 +1,4 @@
-"""Judgements: reward sources that are asked about finished turns, off the request path."""
+"""Rewards for finished turns from rules, next messages, HTTP services, LLM judges and reward models.
+
+Each turn and source has a judgement: a row under a lease, answered off the request path.
+"""

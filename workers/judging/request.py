@@ -8,17 +8,16 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import EndpointConfig, JudgeSource, NextTurnSource, RewardsConfig, Source
-from alignment.signals.eligibility import is_in_share
+from alignment.signals.combine_rewards import is_in_share
 from alignment.signals.judge_prompts import is_judge_prompt
 from alignment.signals.rules import RuleInput
-from app.core.database import now
+from app.core.database import database_time, now
 from app.core.settings import Settings
 from app.models import Judgement, Policy, Turn, TurnState, Version
 from app.policies import references
-from app.projects.consent import NO_CONSENT, has_training_consent
-from app.training.reward_config import effective_rewards
-from workers.feedback import group_samples
-from workers.judging.judgement_queue import JudgementLease
+from app.projects.service import NO_CONSENT, has_training_consent
+from app.training.policy_config import effective_rewards
+from workers.feedback import sample_groups
 from workers.queue.leased_job import JobFailed, JobSkipped
 
 MAX_POLLS = 6  # within the window of a source
@@ -35,17 +34,15 @@ NO_NEXT_MESSAGE = "no user message follows the reply"
 
 @dataclass(frozen=True)
 class JudgeRequest:
-    """One question to one source. `leases` holds one judgement, or those of all replies that are compared."""
+    """One question to one source. `judgements` holds one, or those of all replies that are compared."""
 
-    leases: tuple[JudgementLease, ...]
+    judgements: tuple[Judgement, ...]
     source: Source
     endpoint: EndpointConfig | None  # the endpoint to call over HTTP; of next_turn its judge
     endpoint_refusal: str | None  # why the endpoint must not be called
     is_policy_owned: bool  # the rewards are configured by the policy, not by the deployment
     facts: RuleInput
     turn_body: Mapping[str, Any]  # the turn as an HTTP service gets it
-    previous_message: str | None = None  # the user's last message before the reply
-    next_message: str | None = None  # and the first one after it
     replies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the replies to compare, by turn
     has_open_reply: bool = False  # a reply to compare with is still being generated
     seconds_left: float = 0.0  # of the window in which waiting is worthwhile
@@ -54,11 +51,6 @@ class JudgeRequest:
     def poll_seconds(self) -> float:
         """Return the delay until the source is asked again, while the turn or reply that it needs is missing."""
         return min(self.seconds_left, max(self.source.window_seconds / MAX_POLLS, 1.0))
-
-    @property
-    def judge(self) -> JudgeSource:
-        assert isinstance(self.endpoint, JudgeSource)
-        return self.endpoint
 
 
 @dataclass(frozen=True)
@@ -86,76 +78,63 @@ def parse_reward(value: Any) -> float:
     return float(value)
 
 
-async def build_request(session: AsyncSession, settings: Settings, leases: tuple[JudgementLease, ...]) -> JudgeRequest:
+async def build_request(session: AsyncSession, settings: Settings, judgements: tuple[Judgement, ...]) -> JudgeRequest:
     """Read the turn and its context. Raises JobSkipped where there is nothing to ask."""
-    first = leases[0]
+    first = judgements[0]
     policy = await session.get_one(Policy, first.policy_id)
     config = effective_rewards(policy, settings)
     source = config.source(first.source)
     if source is None or source.type == "explicit":
         raise JobSkipped(NOT_CONFIGURED)
-    turn = await session.get(Turn, first.turn_id)
-    await _check_turn(session, turn)
-    assert turn is not None
-    endpoint = _find_endpoint(source, config)
-    next_messages = await _read_next_messages(session, turn)
+    turn = await check_turn(session, await session.get(Turn, first.turn_id))
+    target = config.source(source.judge or "") if isinstance(source, NextTurnSource) else source
+    endpoint = target if isinstance(target, EndpointConfig) else None
     choices = await _read_choices(session, turn) if isinstance(source, JudgeSource) and source.compare else []
     version = await session.get_one(Version, turn.version_id)
     turn_policy = await session.get_one(Policy, turn.policy_id)
-    age = await session.scalar(select(now() - Turn.finished_at).where(Turn.id == turn.id)) or 0.0
-    seconds_until_complete = await group_samples.seconds_until_complete(session, turn.completion_id)
+    age = 0.0 if turn.finished_at is None else await database_time(session) - turn.finished_at
+    seconds_until_complete = await sample_groups.seconds_until_complete(session, turn.completion_id)
     return JudgeRequest(
-        leases=leases,
+        judgements=judgements,
         source=source,
         endpoint=endpoint,
-        endpoint_refusal=await _find_refusal(session, endpoint, config, first) if endpoint else None,
+        endpoint_refusal=await _find_refusal(session, endpoint, config, turn, policy.id) if endpoint else None,
         is_policy_owned=policy.rewards is not None,
-        facts=_build_facts(turn, next_messages, settings),
+        facts=_build_facts(turn, await _read_next_messages(session, turn), settings),
         turn_body=_build_turn_body(turn, references.version_name(turn_policy, version)),
-        previous_message=_last_user_message(turn.messages),
-        next_message=_last_user_message(next_messages),
         replies={choice.id: choice.reply for choice in choices if choice.reply is not None},
         has_open_reply=any(choice.state == TurnState.OPEN for choice in choices),
         seconds_left=max(source.window_seconds - age, seconds_until_complete),
     )
 
 
-async def _check_turn(session: AsyncSession, turn: Turn | None) -> None:
-    """Raises JobSkipped for a turn that no source may be asked about."""
+async def check_turn(session: AsyncSession, turn: Turn | None) -> Turn:
+    """Return the turn. Raises JobSkipped if no source may be asked about it."""
     if turn is None or turn.deleted_at is not None:
         raise JobSkipped(DELETED)
     if not await has_training_consent(session, turn):
         raise JobSkipped(NO_CONSENT)
     if is_judge_prompt(turn.messages):
         raise JobSkipped(JUDGE_PROMPT)
-
-
-def _find_endpoint(source: Source, config: RewardsConfig) -> EndpointConfig | None:
-    if isinstance(source, NextTurnSource):
-        judge = config.source(source.judge) if source.judge is not None else None
-        return judge if isinstance(judge, JudgeSource) else None
-    return source if isinstance(source, EndpointConfig) else None
+    return turn
 
 
 async def _find_refusal(
-    session: AsyncSession, endpoint: EndpointConfig, config: RewardsConfig, lease: JudgementLease
+    session: AsyncSession, endpoint: EndpointConfig, config: RewardsConfig, turn: Turn, policy_id: str
 ) -> str | None:
     """Return why the endpoint must not be called for this turn, None if it may be called.
 
     The hourly budget counts the requests of finished judgements, those made for next_turn included.
     """
-    sampling_key = func.coalesce(Turn.shadow_of_id, Turn.completion_id)  # a shadow reply is judged where its chat is
-    completion_id = await session.scalar(select(sampling_key).where(Turn.id == lease.turn_id))
-    if not is_in_share(completion_id or lease.turn_id, endpoint.name, endpoint.share):
+    # A shadow reply is judged where its chat is.
+    if not is_in_share(turn.shadow_of_id or turn.completion_id or turn.id, endpoint.name, endpoint.share):
         return NOT_IN_SHARE
     names = [endpoint.name]
     names += [one.name for one in config.sources if isinstance(one, NextTurnSource) and one.judge == endpoint.name]
     num_requests = func.coalesce(Judgement.details["requests"].as_integer(), 0)
     spent = await session.scalar(
-        select(func.coalesce(func.sum(num_requests), 0)).where(
-            Judgement.policy_id == lease.policy_id,
-            Judgement.source.in_(names),
-            Judgement.settled_at > now() - 3600,
+        select(func.sum(num_requests)).where(
+            Judgement.policy_id == policy_id, Judgement.source.in_(names), Judgement.settled_at > now() - 3600
         )
     )
     return OUT_OF_BUDGET if (spent or 0) >= endpoint.per_hour else None
@@ -167,42 +146,28 @@ async def _read_next_messages(session: AsyncSession, turn: Turn) -> list[dict[st
     A prompt equal to the turn's own is a client's retry. A prompt that ends in another reply is no evidence about this
     one. Both give an empty list.
     """
-    child = (
-        await session.scalars(
-            select(Turn)
-            .where(
-                Turn.parent_id == turn.id,
-                Turn.deleted_at.is_(None),
-                or_(Turn.exclusion_reason.is_(None), Turn.exclusion_reason != NO_CONSENT),
-            )
-            .order_by(Turn.created_at, Turn.id)
-            .limit(1)
-        )
-    ).one_or_none()
+    has_consent = or_(Turn.exclusion_reason.is_(None), Turn.exclusion_reason != NO_CONSENT)
+    children = select(Turn).where(Turn.parent_id == turn.id, Turn.deleted_at.is_(None), has_consent)
+    child = await session.scalar(children.order_by(Turn.created_at, Turn.id).limit(1))
     if child is None or child.messages == turn.messages:
         return []
     replies = [index for index, message in enumerate(child.messages) if message["role"] == "assistant"]
-    if replies and _content(child.messages[replies[-1]]) != _content(turn.reply or {}):
+    if replies and message_text(child.messages[replies[-1]]) != message_text(turn.reply or {}):
         return []
     next_messages = child.messages[replies[-1] + 1 :] if replies else child.messages
     return [message for message in next_messages if message["role"] in ("user", "tool")]
 
 
-def _content(message: dict[str, Any]) -> str:
+def message_text(message: Mapping[str, Any]) -> str:
+    """Return the content of a message without surrounding white space."""
     return str(message.get("content") or "").strip()
-
-
-def _last_user_message(messages: list[dict[str, Any]]) -> str | None:
-    return next((_content(message) for message in reversed(messages) if message["role"] == "user"), None)
 
 
 async def _read_choices(session: AsyncSession, turn: Turn) -> list[Turn]:
     """Return all replies of the completion; for a shadow reply, itself and the chat reply that it shadows."""
     is_choice = or_(Turn.completion_id == turn.completion_id, Turn.id == turn.shadow_of_id)
-    rows = await session.scalars(
-        select(Turn).where(is_choice, Turn.deleted_at.is_(None)).order_by(Turn.choice_index, Turn.id)
-    )
-    return list(rows)
+    query = select(Turn).where(is_choice, Turn.deleted_at.is_(None)).order_by(Turn.choice_index, Turn.id)
+    return list(await session.scalars(query))
 
 
 def _build_facts(turn: Turn, next_messages: list[dict[str, Any]], settings: Settings) -> RuleInput:

@@ -1,1 +1,1 @@
-"""The life cycle of leased jobs: claims, heartbeats, retries, and user code under a time limit."""
+"""Leased jobs: their life cycle from the claim to the result, and user code under a time limit."""

@@ -1,37 +1,61 @@
-"""The life cycle of a leased job: claim rows, renew their leases, record the result under the fence or back off."""
+"""Leased jobs: claim rows, renew their leases, write the result under the fence, or back off and try again.
+
+A leased row is its own claim: after `claim_row` it holds the fencing token and the number of the attempt.
+"""
 
 import asyncio
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from enum import StrEnum
 from logging import Logger
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from sqlalchemy import ColumnElement, and_
+from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm.attributes import set_committed_value
 
 from app.core import leases
 from app.core.database import Database, now
 from app.core.jobs import TaskName, enqueue_after_commit
-from app.core.leases import LeaseLost
+from app.core.leases import LeaseLost, lease_is_free
 from app.core.settings import Settings
-from workers.queue.retry import backoff, log_and_continue, sanitize_text, write_with_retries
+from app.models import Judgement, Rollout
 
 OPEN = "open"  # the state of rows that wait for work, in every table of leased jobs
 RUN_SECONDS = 30.0  # then the task is enqueued again, so that a worker that is to stop can end
 WORKER_LOST = "the worker stopped before it recorded a result, {} times"
+FIRST_DELAY_SECONDS = 5.0
+DELAY_GROWTH = 4.0
+MAX_DELAY_SECONDS = 600.0
+MAX_REASON_LENGTH = 1000
+TRANSACTION_ATTEMPTS = 3
 log = logging.getLogger("attune.lease")
+trainer_log = logging.getLogger("attune.trainer")  # the trainer alone uses Heartbeat
+LeasedRow: TypeAlias = Judgement | Rollout
+RowT = TypeVar("RowT", bound=LeasedRow)
+ResultT = TypeVar("ResultT")
 
 
-class JobSkipped(Exception):
-    """The job has no result and never will."""
+class JobEnded(Exception):
+    """The job has no result and never will. `state` is the row's final state."""
+
+    state: str
 
 
-class JobFailed(Exception):
+class JobSkipped(JobEnded):
+    """There is nothing to do."""
+
+    state = "skipped"
+
+
+class JobFailed(JobEnded):
     """The job failed, and another attempt would fail too."""
+
+    state = "failed"
 
 
 class AttemptFailed(Exception):
@@ -46,134 +70,120 @@ class JobPostponed(Exception):
         self.seconds = seconds
 
 
-class Outcome(StrEnum):
-    """The final states of jobs without a result; JudgementState and RolloutState have the same values."""
-
-    SKIPPED = "skipped"
-    FAILED = "failed"
+def is_due(model: type[LeasedRow]) -> ColumnElement[bool]:
+    """Return the condition that a row waits for work, is due, and is held by no worker."""
+    return and_(model.state == OPEN, model.due_at <= now(), lease_is_free(model))
 
 
-@dataclass(frozen=True)
-class Lease:
-    """A row that this worker holds until its lease expires. `fence` is the fencing token, `attempt` counts from 1."""
-
-    id: str
-    fence: int
-    attempt: int
-
-
-async def claim_row(
-    session: AsyncSession, model: type[Any], row: Any, *, owner: str, settings: Settings
-) -> Lease | None:
-    """Claim an open row. Returns None when another worker holds it."""
-    fence = await leases.claim(session, model, row.id, owner=owner, seconds=settings.lease_seconds, states=(OPEN,))
-    return None if fence is None else Lease(row.id, fence, row.attempt + 1)
+async def claim_row(session: AsyncSession, row: LeasedRow, owner: str, settings: Settings) -> bool:
+    """Claim an open row, and set its fencing token and attempt. Returns False when another worker holds it."""
+    fence = await leases.claim(session, type(row), row.id, owner=owner, seconds=settings.lease_seconds, states=(OPEN,))
+    if fence is not None:
+        set_committed_value(row, "fence", fence)
+        set_committed_value(row, "attempt", row.attempt + 1)
+    return fence is not None
 
 
-LeaseT = TypeVar("LeaseT", bound=Lease)
-ResultT = TypeVar("ResultT")
+async def finish_row(
+    session: AsyncSession, row: LeasedRow, state: str, reason: str | None = None, **values: Any
+) -> None:
+    """Write the final state of a row under its fence. Raises LeaseLost."""
+    reason = None if reason is None else sanitize_text(reason)
+    values |= {"state": state, "reason": reason, "settled_at": now()}
+    await leases.finish(session, type(row), row.id, fence=row.fence, **values)
 
 
-class LeasedJob(ABC, Generic[LeaseT, ResultT]):
-    """One attempt at one job, which holds the leases of one or more rows of `model`.
+async def _release_row(session: AsyncSession, row: LeasedRow, delay: float, **values: Any) -> None:
+    """Leave a row to the next attempt, which is due in `delay` seconds. Raises LeaseLost."""
+    values |= {"state": OPEN, "due_at": now() + delay}
+    await leases.finish(session, type(row), row.id, fence=row.fence, **values)
+
+
+class LeasedJob(ABC, Generic[RowT, ResultT]):
+    """One attempt at one job, which holds the leases of one or more rows.
 
     Subclasses implement what the job does (`execute`) and how its outcome is written (`record`, `close`). Every write
     checks the fence, so a worker that lost its lease writes nothing.
     """
 
-    model: ClassVar[type[Any]]
-
-    def __init__(self, db: Database, settings: Settings, leases: Sequence[LeaseT]) -> None:
-        self.db, self.settings, self.leases = db, settings, tuple(leases)
+    def __init__(self, db: Database, settings: Settings, rows: Sequence[RowT]) -> None:
+        self.db, self.settings, self.rows = db, settings, tuple(rows)
 
     @abstractmethod
     async def execute(self) -> ResultT:
         """Do the work, with no transaction open. Raises JobSkipped, JobFailed, AttemptFailed, JobPostponed."""
 
     @abstractmethod
-    async def record(self, session: AsyncSession, lease: LeaseT, result: ResultT) -> None:
+    async def record(self, session: AsyncSession, row: RowT, result: ResultT) -> None:
         """Write the result of one row. Raises LeaseLost."""
 
     @abstractmethod
-    async def close(self, session: AsyncSession, lease: LeaseT, outcome: Outcome, reason: str) -> None:
-        """Write that one row has no result. Raises LeaseLost."""
+    async def close(self, session: AsyncSession, row: RowT, state: str, reason: str) -> None:
+        """Write that one row has no result, with its final state. Raises LeaseLost."""
 
-    def retry_values(self, lease: LeaseT) -> dict[str, Any]:
+    def retry_values(self, row: RowT) -> dict[str, Any]:
         """Return columns to write with a failed attempt."""
         return {}
 
     async def run(self) -> int:
         """Run the attempt while the leases are renewed. Returns the number of rows that reached a final state."""
         async with AsyncExitStack() as stack:
-            for lease in self.leases:
+            for row in self.rows:
                 renewal = leases.keep_renewed(
-                    self.db, self.model, lease.id, fence=lease.fence, seconds=self.settings.lease_seconds
+                    self.db, type(row), row.id, fence=row.fence, seconds=self.settings.lease_seconds
                 )
                 await stack.enter_async_context(renewal)
             return await self._run_attempt()
 
     async def _run_attempt(self) -> int:
-        attempt, max_attempts = self.leases[0].attempt, self.settings.max_attempts
+        attempt, max_attempts = self.rows[0].attempt, self.settings.max_attempts
         try:
             if attempt > max_attempts:
                 raise JobFailed(WORKER_LOST.format(max_attempts))
             result = await self.execute()
         except JobPostponed as postponed:
-            seconds = postponed.seconds
-            await self._write_each(lambda session, lease: self._postpone(session, lease, seconds))
+            await self._write_each(self._postpone, postponed.seconds)
             return 0
-        except JobSkipped as skipped:
-            return await self._close_each(Outcome.SKIPPED, str(skipped))
-        except JobFailed as failed:
-            return await self._close_each(Outcome.FAILED, str(failed))
-        except AttemptFailed as failed:
-            reason = str(failed)
-            if attempt >= max_attempts:
-                return await self._close_each(Outcome.FAILED, reason)
-            await self._write_each(lambda session, lease: self._back_off(session, lease, reason))
-            return 0
-        return await self._write_each(lambda session, lease: self.record(session, lease, result))
+        except AttemptFailed as error:
+            if attempt < max_attempts:
+                await self._write_each(self._back_off, str(error))
+                return 0
+            return await self._write_each(self.close, JobFailed.state, str(error))
+        except JobEnded as end:
+            return await self._write_each(self.close, end.state, str(end))
+        return await self._write_each(self.record, result)
 
-    async def _close_each(self, outcome: Outcome, reason: str) -> int:
-        return await self._write_each(lambda session, lease: self.close(session, lease, outcome, reason))
+    async def _write_each(self, write: Callable[..., Awaitable[None]], *args: Any) -> int:
+        """Call `write(session, row, *args)` for each row, in a transaction of its own that is retried on a conflict.
 
-    async def _write_each(self, write: Callable[[AsyncSession, LeaseT], Awaitable[None]]) -> int:
-        """Write each row in a transaction of its own. Returns the number of rows whose lease was valid."""
+        Returns the number of rows whose lease was valid.
+        """
         written = 0
-        for lease in self.leases:
+        for row in self.rows:
             try:
-                await self._write(lease, write)
+                await self._write(row, write, *args)
                 written += 1
             except LeaseLost as error:
                 log.warning("a result came too late: %s", error)
         return written
 
-    async def _write(self, lease: LeaseT, write: Callable[[AsyncSession, LeaseT], Awaitable[None]]) -> None:
-        await write_with_retries(self.db, lambda session: write(session, lease))
+    async def _write(self, row: RowT, write: Callable[..., Awaitable[None]], *args: Any) -> None:
+        for attempts_left in reversed(range(TRANSACTION_ATTEMPTS)):
+            try:
+                async with self.db.write() as session:
+                    await write(session, row, *args)
+                return
+            except (IntegrityError, OperationalError):
+                if not attempts_left:
+                    raise
 
-    async def _postpone(self, session: AsyncSession, lease: LeaseT, seconds: float) -> None:
-        await leases.finish(
-            session,
-            self.model,
-            lease.id,
-            fence=lease.fence,
-            state=OPEN,
-            due_at=now() + seconds,
-            attempt=lease.attempt - 1,
-        )
+    async def _postpone(self, session: AsyncSession, row: RowT, seconds: float) -> None:
+        await _release_row(session, row, seconds, attempt=row.attempt - 1)
 
-    async def _back_off(self, session: AsyncSession, lease: LeaseT, reason: str) -> None:
-        log.warning("%s %s: attempt %d failed: %s", self.model.__tablename__, lease.id, lease.attempt, reason)
-        await leases.finish(
-            session,
-            self.model,
-            lease.id,
-            fence=lease.fence,
-            state=OPEN,
-            due_at=now() + backoff(lease.attempt),
-            reason=sanitize_text(reason),
-            **self.retry_values(lease),
-        )
+    async def _back_off(self, session: AsyncSession, row: RowT, reason: str) -> None:
+        log.warning("%s %s: attempt %d failed: %s", row.__tablename__, row.id, row.attempt, reason)
+        values = {"reason": sanitize_text(reason), **self.retry_values(row)}
+        await _release_row(session, row, backoff(row.attempt), **values)
 
 
 JobT = TypeVar("JobT", bound=LeasedJob[Any, Any])
@@ -185,13 +195,13 @@ async def run_jobs(
     claim_jobs: Callable[[Collection[JobT]], Awaitable[Sequence[JobT]]],
     *,
     poll_seconds: float,
-    log: Logger,
 ) -> int:
     """Claim jobs and run them at the same time until none is left. Returns the number of rows in a final state.
 
     `claim_jobs` gets the jobs that are running and is called again every `poll_seconds`. After RUN_SECONDS no job is
     claimed any more and `task` is enqueued. A job that raises is logged: its lease expires, and it is claimed again.
     """
+    task_log = logging.getLogger(f"attune.{task}")
     deadline = time.monotonic() + RUN_SECONDS
     running: dict[asyncio.Task[int], JobT] = {}
     finished = 0
@@ -206,7 +216,7 @@ async def run_jobs(
             done, _ = await asyncio.wait(running, timeout=poll_seconds, return_when=asyncio.FIRST_COMPLETED)
             for attempt in done:
                 del running[attempt]
-                finished += await log_and_continue(attempt, log, "a result could not be recorded")
+                finished += await log_and_continue(attempt, task_log, "a result could not be recorded")
     finally:
         for attempt in running:
             attempt.cancel()
@@ -215,3 +225,59 @@ async def run_jobs(
         async with db.write() as session:
             enqueue_after_commit(session, task)
     return finished
+
+
+class Heartbeat:
+    """Context manager that renews the leases of rows of one table, from a thread and a connection of its own.
+
+    It is for work that blocks the event loop. `fences` maps the id of each row to its fencing token.
+    """
+
+    def __init__(self, settings: Settings, model: type[Any], fences: Mapping[str, int]) -> None:
+        self._settings, self._model, self._fences = settings, model, fences
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        interval, db = self._settings.lease_seconds / 4, None
+        with asyncio.Runner() as runner:
+            while not self._stop.wait(interval):  # most updates end before the first renewal is due
+                # A renewal that hangs must leave time for the next one.
+                db = db or Database(self._settings.database, seconds=max(0.5, interval))
+                try:
+                    runner.run(self._renew(db))
+                except (SQLAlchemyError, OSError) as error:
+                    trainer_log.warning("%s: the lease was not renewed (%s)", self._model.__tablename__, error)
+            if db is not None:
+                runner.run(db.close())
+
+    async def _renew(self, db: Database) -> None:
+        async with db.write() as session:
+            for id, fence in self._fences.items():
+                await leases.renew(session, self._model, id, fence=fence, seconds=self._settings.lease_seconds)
+
+
+def backoff(attempt: int) -> float:
+    """Return the seconds to wait after `attempt` failed attempts. Example: 5, 20, 80, 320, 600, 600 …"""
+    return min(FIRST_DELAY_SECONDS * DELAY_GROWTH ** (attempt - 1), MAX_DELAY_SECONDS)
+
+
+async def log_and_continue(work: Awaitable[int], log: Logger, message: str, *args: str) -> int:
+    """Return the result of `work`, or log `message` with the traceback and return 0 when it raises an exception."""
+    try:
+        return await work
+    except Exception:
+        log.exception(message, *args)
+        return 0
+
+
+def sanitize_text(text: str) -> str:
+    """Return the text without characters that a database refuses, cut to MAX_REASON_LENGTH characters."""
+    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()[:MAX_REASON_LENGTH]

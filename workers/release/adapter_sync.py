@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from alignment.errors import DamagedAdapter
 from app.core.database import Database
 from app.core.settings import Settings
-from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.pool import EnginePool, load_engine_keys
+from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Version, VersionState
 from app.policies import service
-from workers.queue.retry import backoff
+from workers.queue.leased_job import backoff
 from workers.release import engine_inventory
 from workers.release.verify_delivery import NotDelivered, Timings, load_and_verify, prepare_adapter
 
@@ -52,11 +52,8 @@ async def sync_adapters(db: Database, settings: Settings) -> None:
     }
     if not any(missing.values()):
         return
-    pool = EnginePool(load_engine_keys(settings))
-    try:
+    async with EnginePool(load_engine_keys(settings)) as pool:
         await asyncio.gather(*(_load_missing(db, settings, pool, engine, missing[engine.name]) for engine in engines))
-    finally:
-        await pool.close()
 
 
 async def _load_missing(

@@ -1,10 +1,9 @@
 """Which versions each engine holds, and which it should hold. Rows are written under the engine's incarnation."""
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.core.database import now
-from app.models import ONCE_LIVE, PENDING_RELEASE, Deployment, Engine, EngineState, Pin, Version
+from app.models import ONCE_LIVE, PENDING_RELEASE, Deployment, Engine, Pin, Version
 
 
 async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
@@ -13,14 +12,15 @@ async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
     These are the versions that users or rollbacks may ask for: serving, previous, canary, pinned, pending release, and
     the last `keep` of each policy that served.
     """
-    deployed = await session.execute(
-        select(Deployment.version_id, Deployment.previous_version_id, Deployment.canary_version_id)
-    )
-    ids = {id for row in deployed for id in row if id is not None}
-    ids |= set(await session.scalars(select(Pin.version_id).distinct()))
+    ids: set[str | None] = set(await session.scalars(select(Pin.version_id).distinct()))
     ids |= set(await session.scalars(select(Version.id).where(Version.state.in_(PENDING_RELEASE))))
-    policies = await session.scalars(select(Deployment.policy_id))
-    for policy_id in list(policies):
+    deployments = await session.execute(
+        select(
+            Deployment.policy_id, Deployment.version_id, Deployment.previous_version_id, Deployment.canary_version_id
+        )
+    )
+    for policy_id, *deployed in deployments.all():
+        ids |= set(deployed)
         recent = await session.scalars(
             select(Version.id)
             .where(
@@ -34,7 +34,7 @@ async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
         ids |= set(recent)
     rows = await session.scalars(
         select(Version)
-        .where(Version.id.in_(ids), Version.adapter_name.is_not(None), ~Version.full_weights)
+        .where(Version.id.in_(ids - {None}), Version.adapter_name.is_not(None), ~Version.full_weights)
         .order_by(Version.number)
     )
     return list(rows)
@@ -79,30 +79,6 @@ async def record_adapters(
     current = await lock_engine(session, engine)
     if current is None:
         return False
-    loaded = set(current.loaded) | ({added} if added else set())
-    current.loaded = sorted(loaded - ({removed} if removed else set()))
+    loaded = {*current.loaded, added} if added else set(current.loaded)
+    current.loaded = sorted(loaded - {removed})
     return True
-
-
-async def record_start(session: AsyncSession, name: str, url: str) -> int:
-    """Record that an engine is starting with nothing loaded. Return its new incarnation."""
-    engine = await session.get(Engine, name, with_for_update=True)
-    if engine is None:
-        engine = Engine(name=name, url=url, state=EngineState.STARTING, incarnation=0, loaded=[])
-        session.add(engine)
-    engine.url, engine.state, engine.loaded, engine.reason = url, EngineState.STARTING, [], None
-    engine.weights = engine.swapping_until = None
-    engine.incarnation += 1
-    return engine.incarnation
-
-
-async def set_state(
-    session: AsyncSession, name: str, incarnation: int, state: EngineState, reason: str | None = None
-) -> bool:
-    """Set the engine's state and heartbeat. Return False if another incarnation has replaced this one."""
-    result = await session.execute(
-        update(Engine)
-        .where(Engine.name == name, Engine.incarnation == incarnation)
-        .values(state=state, reason=reason, heartbeat_at=now())
-    )
-    return bool(result.rowcount)  # type: ignore[attr-defined]

@@ -3,8 +3,11 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.errors import DamagedAdapter
 from alignment.release.gates import FunctionGate, MetricGate, PromptsGate
@@ -12,8 +15,8 @@ from app.core import leases
 from app.core.database import Database
 from app.core.settings import Settings
 from app.deployments import service as deployment_service
-from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.pool import EnginePool, load_engine_keys
+from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Policy, Version, VersionState
 from app.policies import repository, service
 from app.training import kl_guard
@@ -42,64 +45,53 @@ async def evaluate(db: Database, settings: Settings, owner: str) -> int:
             policy = await session.get_one(Policy, version.policy_id)
         if fence is not None:
             async with leases.keep_renewed(db, Version, version_id, fence=fence, seconds=seconds):
-                is_verified = await _evaluate(db, settings, policy, version, fence, engines)
+                is_verified = await _evaluate(db, settings, policy, version, engines)
             num_verified += is_verified
             if settings.adaptation == "full" and not is_verified:  # an engine may hold it: load what serves again
                 await weight_swap.sync_weights(db, settings)
     return num_verified
 
 
-async def _evaluate(
-    db: Database, settings: Settings, policy: Policy, version: Version, fence: int, engines: list[Engine]
-) -> bool:
+async def _evaluate(db: Database, settings: Settings, policy: Policy, version: Version, engines: list[Engine]) -> bool:
+    """Return whether the version was verified. If not, it is rejected, or left for another attempt."""
     if policy.head_version_id != version.id:
-        await _reject(db, version, fence, "learning went back to another version before this one was verified", [])
-        return False
+        return await _reject(db, version, "learning went back to another version before this one was verified")
     if (reason := kl_guard.describe_violation(version, settings)) is not None:
-        await _reject(db, version, fence, reason, [], alarm=settings)
-        return False
+        return await _reject(db, version, reason, alarm=settings)
     timings = Timings({"export": version.timings["export"]})
-    pool = EnginePool(load_engine_keys(settings))
-    try:
-        gates, mark = GateRunner(db, settings, pool.get(engines[0].url), policy, version), time.perf_counter()
-        if version.full_weights:  # a swap holds chats up, so the gates that need no engine come first
-            await asyncio.to_thread(check_files, version, settings)
-            timings.record_since(mark, "check")
-            if (refusal := await gates.first_refusal(MetricGate, FunctionGate)) is not None:
-                await _reject(db, version, fence, refusal, [], alarm=settings)
-                return False
-            result = await weight_swap.verify_on_engines_in_turn(db, settings, pool, engines, version, timings)
-        else:
-            result = await verify_on_engines(pool, engines, version, settings, timings)
-        if not service.has_quorum(result.verified_engines, engines):
-            await _reject_or_retry(db, settings, version, fence, result, engines)
-            return False
-        gates.client, mark = pool.get(result.verified_engines[0].url), time.perf_counter()
-        refusal = await gates.first_refusal(*([PromptsGate] if version.full_weights else []))
-        timings.record_since(mark, "gates")
-    except DamagedAdapter as error:
-        await _reject(db, version, fence, f"DamagedAdapter: {error}", engines)
-        return False
-    except (EngineUnavailable, EngineRefused) as error:  # during a gate's prompts: no verdict
-        log.warning("%s waits: %s", version.adapter_name, error)
-        if version.full_weights and version.attempt >= settings.max_attempts:  # each attempt costs two weight swaps
-            reason = f"its gates could not be asked in {version.attempt} attempts: {error}"
-            await _reject(db, version, fence, reason, engines)
-        else:
-            await _release_claim(db, version, fence, counts=version.full_weights)
-        return False
-    finally:
-        await pool.close()
+    async with EnginePool(load_engine_keys(settings)) as pool:
+        try:
+            gates = GateRunner(db, settings, pool.get(engines[0].url), policy, version)
+            if version.full_weights:  # a swap holds chats up, so the gates that need no engine come first
+                with timings.measure("check"):
+                    await asyncio.to_thread(check_files, version, settings)
+                if (refusal := await gates.first_refusal(MetricGate, FunctionGate)) is not None:
+                    return await _reject(db, version, refusal, alarm=settings)
+                result = await weight_swap.verify_on_engines_in_turn(db, settings, pool, engines, version, timings)
+            else:
+                result = await verify_on_engines(pool, engines, version, settings, timings)
+            if not service.has_quorum(result.verified_engines, engines):
+                return await _reject_or_retry(db, settings, version, result, engines)
+            gates.client = pool.get(result.verified_engines[0].url)
+            with timings.measure("gates"):
+                refusal = await gates.first_refusal(*([PromptsGate] if version.full_weights else []))
+        except DamagedAdapter as error:
+            return await _reject(db, version, f"DamagedAdapter: {error}", engines)
+        except (EngineUnavailable, EngineRefused) as error:  # during a gate's prompts: the gate has decided nothing
+            log.warning("%s waits: %s", version.adapter_name, error)
+            if version.full_weights and version.attempt >= settings.max_attempts:  # each attempt costs two weight swaps
+                reason = f"its gates could not be asked in {version.attempt} attempts: {error}"
+                return await _reject(db, version, reason, engines)
+            return await _release_claim(db, version, counts=version.full_weights)
     if refusal is not None:
-        await _reject(db, version, fence, refusal, engines, alarm=settings)
-        return False
+        return await _reject(db, version, refusal, engines, alarm=settings)
     values = {"timings": timings.seconds, "metrics": {**version.metrics, **gates.metrics}, "attempt": 0}
     started = time.perf_counter()
     async with db.write() as session:  # verified and published in one transaction
         policy = await session.get_one(Policy, policy.id, with_for_update={"key_share": True})
         for engine in result.verified_engines:
             await engine_inventory.record_adapters(session, engine, added=version.adapter)
-        await leases.finish(session, Version, version.id, fence=fence, state=VersionState.VERIFIED, **values)
+        await _finish(session, version, VersionState.VERIFIED, **values)
         serves_users = await publish.try_publish(session, settings, policy, version.id)
     if serves_users:
         await publish.record_timings(db, version.id, time.perf_counter() - started)
@@ -107,35 +99,33 @@ async def _evaluate(
 
 
 async def _reject_or_retry(
-    db: Database, settings: Settings, version: Version, fence: int, result: VerificationResult, engines: list[Engine]
-) -> None:
-    """Reject a version that too few engines have verified, or leave it for another attempt.
+    db: Database, settings: Settings, version: Version, result: VerificationResult, engines: list[Engine]
+) -> Literal[False]:
+    """Reject a version that too few engines have verified, or leave it for another attempt. Return False.
 
     The attempt does not count if an engine verified the version, since then it takes no engine down, or if an engine
     was unreachable before the version was sent to it.
     """
+    counts = not (result.verified_engines or result.num_unreachable)
     if (rejection := result.rejection) is not None:
-        await _reject(db, version, fence, f"{type(rejection).__name__}: {rejection}", engines)
-    elif result.verified_engines or result.num_unreachable:
-        await _release_claim(db, version, fence, counts=False)
-    elif version.attempt >= settings.max_attempts:
-        reason = f"not verified in {version.attempt} attempts: {result.errors[0]}"
-        await _reject(db, version, fence, reason, engines)
-    else:
-        await _release_claim(db, version, fence)
+        return await _reject(db, version, f"{type(rejection).__name__}: {rejection}", engines)
+    if counts and version.attempt >= settings.max_attempts:
+        return await _reject(db, version, f"not verified in {version.attempt} attempts: {result.errors[0]}", engines)
+    return await _release_claim(db, version, counts=counts)
 
 
-async def _release_claim(db: Database, version: Version, fence: int, *, counts: bool = True) -> None:
-    """Leave the version for another attempt; `counts` tells whether this one is counted."""
+async def _release_claim(db: Database, version: Version, *, counts: bool) -> Literal[False]:
+    """Leave the version for another attempt; `counts` tells whether this one is counted. Return False."""
     attempt = version.attempt if counts else version.attempt - 1
     async with db.write() as session:
-        await leases.finish(session, Version, version.id, fence=fence, state=VersionState.TRAINED, attempt=attempt)
+        await _finish(session, version, VersionState.TRAINED, attempt=attempt)
+    return False
 
 
 async def _reject(
-    db: Database, version: Version, fence: int, reason: str, engines: list[Engine], alarm: Settings | None = None
-) -> None:
-    """Reject the version: it never serves, and learning goes back to the serving version.
+    db: Database, version: Version, reason: str, engines: Sequence[Engine] = (), alarm: Settings | None = None
+) -> Literal[False]:
+    """Reject the version: it never serves, and training continues from the serving version. Return False.
 
     `engines` may hold it. It is recorded on them, so that the reconciler unloads it.
     """
@@ -143,8 +133,13 @@ async def _reject(
     async with db.write() as session:
         # The policy is locked before its versions, as everywhere.
         policy = await session.get_one(Policy, version.policy_id, with_for_update={"key_share": True})
-        await leases.finish(session, Version, version.id, fence=fence, state=VersionState.REJECTED, reason=reason)
+        await _finish(session, version, VersionState.REJECTED, reason=reason)
         for engine in engines:
             await engine_inventory.record_adapters(session, engine, added=version.adapter)
         row = await repository.get_version(session, version.id)
         await deployment_service.reject_version(session, policy, row, actor="evaluate", reason=reason, alarm=alarm)
+    return False
+
+
+async def _finish(session: AsyncSession, version: Version, state: VersionState, **values: Any) -> None:
+    await leases.finish(session, Version, version.id, fence=version.fence, state=state, **values)

@@ -12,8 +12,8 @@ from app.core.database import Database
 from app.core.settings import Settings
 from app.inference.capture import Capture
 from app.inference.client import EngineClient
-from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.request import ChatCall, Sampling
+from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Dataset, DatasetKind, DatasetRow, Policy, Version, new_id
 from app.policies import references, repository
 from workers.queue.run_user_code import UserCodeError, run_user_code

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.database import Database
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
-from app.deployments import canary, shadow
+from app.deployments import comparison
 from app.deployments import service as deployment_service
 from app.models import Policy, Version, VersionState
 from app.policies import references, repository, service
@@ -54,7 +54,7 @@ async def try_publish(session: AsyncSession, settings: Settings, policy: Policy,
             session, policy, version, actor="publish", reason=deployment_service.HEAD_MOVED
         )
         return False
-    canary_config = None if version.full_weights else canary.effective_canary(policy, settings)
+    canary_config = None if version.full_weights else comparison.effective_canary(policy, settings)
     deployment = await repository.get_deployment(session, policy.id)
     if deployment.canary_version_id is not None and (canary_config is not None or deployment.canary_watched):
         return False  # the canary is compared with the serving version; the reconciler tries again when it has ended
@@ -63,16 +63,16 @@ async def try_publish(session: AsyncSession, settings: Settings, policy: Policy,
         enqueue_after_commit(session, "evaluate")
         return False
     skips_shadow = version.shadow_since is not None or version.full_weights
-    shadow_config = None if skips_shadow else shadow.effective_shadow(policy, settings)
+    shadow_config = None if skips_shadow else comparison.effective_shadow(policy, settings)
     audit = {"actor": "publish", "reason": str(version.state)}
     if shadow_config is not None:
-        shadow.start_shadow(session, policy, version, shadow_config.share, **audit)
+        deployment_service.start_shadow(session, policy, version, shadow_config.share, **audit)
         return False
     if canary_config is not None:
         await deployment_service.start_canary(session, policy, version, canary_config.share, watched=True, **audit)
     else:
         await deployment_service.set_live(session, policy, version, **audit)
-        await kl_guard.record_release(session, policy, references.version_name(policy, version))
+        kl_guard.record_release(session, policy, references.version_name(policy, version))
         enqueue_after_commit(session, "reconcile", "assemble")
         if version.full_weights:  # loads it on the other engines
             enqueue_after_commit(session, "evaluate")

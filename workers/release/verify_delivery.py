@@ -1,21 +1,28 @@
 """Load one version on all engines under its own name, and verify that each computes what the trainer computed."""
 
 import asyncio
+import base64
+import hashlib
+import json
 import logging
 import math
+import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from alignment.artifacts.manifest import FileEntry, read_manifest
+from alignment.artifacts.specs import ADAPTER, ADAPTER_CONFIG
+from alignment.errors import DamagedAdapter
 from app.core.settings import Settings
 from app.inference.client import AdapterPayload, EngineClient
-from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.pool import EnginePool
+from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Version
 from app.policies import service
 from workers.base_model import check_version
-from workers.release.adapter_payload import build_payload
 
 log = logging.getLogger("attune.evaluate")
 Scores = Sequence[Sequence[float]]
@@ -38,14 +45,16 @@ class Timings:
 
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def record_since(self, started: float, phase: str) -> float:
-        """Record the seconds since `started` and return the current time.
+    @contextmanager
+    def measure(self, phase: str) -> Iterator[None]:
+        """Record how long the block took, unless it raises."""
+        started = time.perf_counter()
+        yield
+        self.record(phase, time.perf_counter() - started)
 
-        Of engines that work in parallel the slowest counts.
-        """
-        ended = time.perf_counter()
-        self.seconds[phase] = max(self.seconds.get(phase, 0.0), ended - started)
-        return ended
+    def record(self, name: str, value: float) -> None:
+        """Record a value. Of engines that work in parallel the largest counts."""
+        self.seconds[name] = max(value, self.seconds.get(name, 0.0))
 
 
 @dataclass
@@ -74,14 +83,17 @@ async def verify_on_engines(
     Raises:
         DamagedAdapter: the files are not the ones that were sealed.
     """
-    adapter = asyncio.create_task(prepare_adapter(version, settings, timings))
-    pending = {
-        asyncio.create_task(_verify_on_engine(pool.get(engine.url), version, settings, timings, adapter)): engine
-        for engine in engines
-    }
+    preparation = asyncio.create_task(prepare_adapter(version, settings, timings))
+
+    async def verify(client: EngineClient) -> None:
+        await require_reachable(client)
+        adapter = await asyncio.shield(preparation)  # nothing is sent before the files are checked
+        await load_and_verify(client, version, adapter, settings, timings)
+
+    pending = {asyncio.create_task(verify(pool.get(engine.url))): engine for engine in engines}
     result, deadline = VerificationResult(), None
     try:
-        await adapter
+        await preparation
         while pending:
             seconds_left = None if deadline is None else max(0.0, deadline - time.perf_counter())
             finished, _ = await asyncio.wait(pending, timeout=seconds_left, return_when=asyncio.FIRST_COMPLETED)
@@ -97,19 +109,6 @@ async def verify_on_engines(
         await asyncio.gather(*pending, return_exceptions=True)
     result.verified_engines.sort(key=lambda engine: engine.name)  # rows are locked in this order everywhere
     return result
-
-
-async def _verify_on_engine(
-    client: EngineClient,
-    version: Version,
-    settings: Settings,
-    timings: Timings,
-    adapter: asyncio.Task[Path | AdapterPayload],
-) -> None:
-    if not await client.is_ready() and not await client.is_ready():  # one missed answer does not count
-        raise EngineUnreachable(f"{client.url} does not answer")
-    files = await asyncio.shield(adapter)  # nothing is sent before the files are checked
-    await load_and_verify(client, version, files, settings, timings)
 
 
 def _record_result(result: VerificationResult, engine: Engine, task: asyncio.Task[None], version: Version) -> None:
@@ -139,14 +138,45 @@ async def prepare_adapter(version: Version, settings: Settings, timings: Timings
         OSError: the storage cannot be read.
     """
     assert version.adapter_path and version.manifest_sha256
-    directory, mark = Path(version.adapter_path), time.perf_counter()
-    await asyncio.to_thread(check_files, version, settings)
-    mark = timings.record_since(mark, "check")
+    directory = Path(version.adapter_path)
+    with timings.measure("check"):
+        await asyncio.to_thread(check_files, version, settings)
     if settings.adapter_delivery == "path":
         return directory
-    payload = await asyncio.to_thread(build_payload, directory, version.manifest_sha256)
-    timings.record_since(mark, "transfer")
-    return payload
+    with timings.measure("transfer"):
+        return await asyncio.to_thread(build_payload, directory, version.manifest_sha256)
+
+
+def preload_torch() -> None:
+    """Import torch now, so that the first payload does not take seconds longer.
+
+    Only `adapter_delivery = "memory"` needs torch in this process.
+    """
+    import safetensors.torch  # noqa: F401
+
+
+def build_payload(directory: Path, manifest_sha256: str) -> AdapterPayload:
+    """Return an adapter as SGLang takes it within the load call, instead of a path on shared storage.
+
+    The payload is pickled tensors, which SGLang unpickles with an allow-list of its own. Nothing in it refers to this
+    machine's memory, so the engine may run on another machine. SGLang dies of a payload that it cannot unpickle, so a
+    payload is built only from the bytes that were sealed.
+
+    Raises:
+        DamagedAdapter: the files changed since the directory was checked.
+    """
+    from safetensors.torch import load
+
+    files, _ = read_manifest(directory, manifest_sha256)
+    config, tensors = (_read_sealed(directory, name, files) for name in (ADAPTER_CONFIG, ADAPTER))
+    return AdapterPayload(json.loads(config), base64.b64encode(pickle.dumps(load(tensors))).decode())
+
+
+def _read_sealed(directory: Path, name: str, files: dict[str, FileEntry]) -> bytes:
+    content = (directory / name).read_bytes()
+    if hashlib.sha256(content).hexdigest() != files[name]["sha256"]:
+        raise DamagedAdapter(f"{name} in {directory} is not what was sealed.")
+    return content
 
 
 async def load_and_verify(
@@ -162,14 +192,11 @@ async def load_and_verify(
         EngineUnavailable, EngineRefused: see EngineClient.
     """
     assert version.adapter_name and version.probe
-    mark = time.perf_counter()
-    await client.load_adapter(version.adapter_name, adapter)
-    mark = timings.record_since(mark, "load")
-    engine_scores = await client.score(version.adapter_name, version.probe["ids"])
-    timings.record_since(mark, "verify")
-    difference = max_logprob_difference(engine_scores, version.probe["logprobs"])
-    timings.seconds["probe_distance"] = max(difference, timings.seconds.get("probe_distance", 0.0))
-    require_within_tolerance(difference, settings)
+    with timings.measure("load"):
+        await client.load_adapter(version.adapter_name, adapter)
+    with timings.measure("verify"):
+        engine_scores = await client.score(version.adapter_name, version.probe["ids"])
+    require_equal_scores(engine_scores, version.probe["logprobs"], settings, timings)
 
 
 def max_logprob_difference(engine_scores: Scores, trainer_scores: Scores) -> float:
@@ -182,10 +209,21 @@ def max_logprob_difference(engine_scores: Scores, trainer_scores: Scores) -> flo
     return math.nan if any(map(math.isnan, differences)) else max(differences)
 
 
-def require_within_tolerance(difference: float, settings: Settings) -> None:
-    """Raise NotDelivered if the difference is above the tolerance, or NaN."""
+def require_equal_scores(
+    engine_scores: Scores, trainer_scores: Scores, settings: Settings, timings: Timings | None = None
+) -> None:
+    """Raise NotDelivered if log-probs of the probe differ by more than the tolerance, or by NaN."""
+    difference = max_logprob_difference(engine_scores, trainer_scores)
+    if timings is not None:
+        timings.record("probe_distance", difference)
     bound = settings.probe_tolerance or TOLERANCE[settings.dtype]
     if not difference <= bound:
         raise NotDelivered(
             f"the engine's log-probs of the probe differ from the trainer's by {difference:.3g} (bound {bound:g})"
         )
+
+
+async def require_reachable(client: EngineClient) -> None:
+    """Raise EngineUnreachable if the engine does not answer twice: one missed answer does not count."""
+    if not await client.is_ready() and not await client.is_ready():
+        raise EngineUnreachable(f"{client.url} does not answer")

@@ -7,9 +7,10 @@ serving version, so engines are swapped in turn, and no more of them than the ve
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from sqlalchemy import ColumnElement, and_, exists, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,8 +20,8 @@ from alignment.errors import DamagedAdapter
 from app.core.database import Database, now
 from app.core.settings import Settings
 from app.inference.client import BASE_WEIGHTS, EngineClient
-from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.pool import EnginePool, load_engine_keys
+from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Origin, Rollout, Turn, TurnState, Version
 from app.policies import service
 from workers.base_model import model_dir
@@ -32,8 +33,8 @@ from workers.release.verify_delivery import (
     Timings,
     VerificationResult,
     check_files,
-    max_logprob_difference,
-    require_within_tolerance,
+    require_equal_scores,
+    require_reachable,
 )
 
 log = logging.getLogger("attune.weights")
@@ -81,20 +82,19 @@ async def sync_weights(db: Database, settings: Settings) -> None:
         outdated = [engine for engine in outdated if not await service.is_verifying(session, engine)]
     if not outdated:
         return
-    pool = EnginePool(load_engine_keys(settings))
+    name = _weights_name(version)
     try:
         if version.full_weights:
             await asyncio.to_thread(check_files, version, settings)
+    except DamagedAdapter as error:
+        log.error("%s serves, and cannot be loaded on %d engines: %s", name, len(outdated), error)
+        return
+    async with EnginePool(load_engine_keys(settings)) as pool:
         for engine in outdated:
             try:
                 await swap_weights(db, settings, pool.get(engine.url), engine, version, Timings())
             except SWAP_ERRORS as error:
-                name = _weights_name(version)
                 log.warning("%s is not on %s, the next reconcile tries again: %s", name, engine.name, error)
-    except DamagedAdapter as error:
-        log.error("%s serves, and cannot be loaded on %d engines: %s", _weights_name(version), len(outdated), error)
-    finally:
-        await pool.close()
 
 
 async def has_outdated_engine(session: AsyncSession) -> bool:
@@ -113,41 +113,31 @@ async def swap_weights(
             until another swap has set its weights.
     """
     was_abandoned = engine.swapping_until is not None
-    if (
-        not was_abandoned and not await client.is_ready() and not await client.is_ready()
-    ):  # one missed answer does not count
-        raise EngineUnreachable(f"{client.url} does not answer")
+    if not was_abandoned:
+        await require_reachable(client)
     if service.is_loaded(engine, version):
-        mark = time.perf_counter()
-        await _verify_weights(client, version, settings, timings)
-        timings.record_since(mark, "verify")
-        return
-    mark = time.perf_counter()
-    async with _swap_lease(db, settings, engine) as lease:
-        async with db.read() as session:
-            previous = await engine_inventory.version_with_weights(session, version.policy_id, engine.weights)
-        previous_scores = None if was_abandoned else await _score_previous(db, client, previous, version)
-        await _wait_for_open_turns(db, settings, engine)
-        step = timings.record_since(mark, "drain")
-        try:
-            await _load_weights(db, settings, client, engine, version)
-            step = timings.record_since(step, "load")
+        with timings.measure("verify"):
             await _verify_weights(client, version, settings, timings)
-            timings.record_since(step, "verify")
-        except (EngineRefused, NotDelivered):
-            await _restore_weights(settings, client, previous, version, previous_scores)
-            await lease.finish(previous.weights)
-            raise
-        await lease.finish(version.weights)
-    timings.record_since(mark, "exchange")
-
-
-async def _load_weights(
-    db: Database, settings: Settings, client: EngineClient, engine: Engine, version: Version
-) -> None:
-    async with client.paused():
-        await _exclude_interrupted_turns(db, engine, version)
-        await client.load_weights(_weights_path(settings, version), _weights_name(version))
+        return
+    with timings.measure("exchange"):
+        async with SwapLease(db, engine, settings.lease_seconds) as lease:
+            async with db.read() as session:
+                previous = await engine_inventory.version_with_weights(session, version.policy_id, engine.weights)
+            with timings.measure("drain"):
+                previous_scores = None if was_abandoned else await _score_previous(db, client, previous, version)
+                await _wait_for_open_turns(db, settings, engine)
+            try:
+                with timings.measure("load"):
+                    async with client.paused():
+                        await _exclude_interrupted_turns(db, engine, version)
+                        await client.load_weights(_weights_path(settings, version), _weights_name(version))
+                with timings.measure("verify"):
+                    await _verify_weights(client, version, settings, timings)
+            except (EngineRefused, NotDelivered):
+                await _restore_weights(settings, client, previous, version, previous_scores)
+                await lease.finish(previous.weights)
+                raise
+            await lease.finish(version.weights)
 
 
 async def _restore_weights(
@@ -163,7 +153,7 @@ async def _restore_weights(
         await client.load_weights(_weights_path(settings, previous), _weights_name(previous))
     if previous_scores is not None and failed.probe is not None:
         scores = await _score(client, previous, failed.probe["ids"])
-        require_within_tolerance(max_logprob_difference(scores, previous_scores), settings)
+        require_equal_scores(scores, previous_scores, settings)
     log.warning("%s has %s again", client.url, _weights_name(previous))
 
 
@@ -186,9 +176,7 @@ async def _verify_weights(client: EngineClient, version: Version, settings: Sett
     if version.probe is None:  # the base model, before the first update
         return
     scores = await _score(client, version, version.probe["ids"])
-    difference = max_logprob_difference(scores, version.probe["logprobs"])
-    timings.seconds["probe_distance"] = max(difference, timings.seconds.get("probe_distance", 0.0))
-    require_within_tolerance(difference, settings)
+    require_equal_scores(scores, version.probe["logprobs"], settings, timings)
 
 
 async def _score(client: EngineClient, version: Version, ids: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -236,55 +224,62 @@ def _weights_name(version: Version) -> str:
     return version.weights or BASE_WEIGHTS
 
 
+@dataclass
 class SwapLease:
-    """Holds an engine for a weight swap: no chat is routed to it meanwhile.
+    """Holds an engine for a weight swap within its block: no chat is routed to the engine meanwhile.
 
     The exact value of `Engine.swapping_until` identifies the holder.
     """
 
-    def __init__(self, db: Database, engine: Engine, seconds: float) -> None:
-        self._db, self._engine, self._seconds = db, engine, seconds
-        self._until: float | None = None
-        self.write_lock = asyncio.Lock()  # after a cancelled write the holder would not know the value of its lease
+    db: Database
+    engine: Engine
+    seconds: float
+    _until: float | None = None
+    # After a cancelled write the holder would not know the value of its lease.
+    _write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def acquire(self) -> None:
+    async def __aenter__(self) -> Self:
         """Raise EngineBusy if another process holds the engine."""
         is_free = or_(Engine.swapping_until.is_(None), Engine.swapping_until < now())
-        if not await self._write(is_free, now() + self._seconds):
-            raise EngineBusy(f"the weights of {self._engine.name} are being swapped, or it was restarted")
+        if not await self._write(is_free, now() + self.seconds):
+            raise EngineBusy(f"the weights of {self.engine.name} are being swapped, or it was restarted")
+        self._renewal = asyncio.create_task(self._keep_renewed())
+        return self
 
-    async def keep_renewed(self) -> None:
-        """Renew the lease until cancelled."""
-        while True:
-            await asyncio.sleep(self._seconds / 4)
-            async with self.write_lock:
-                try:
-                    await self._write(Engine.swapping_until == self._until, now() + self._seconds)
-                except (SQLAlchemyError, OSError) as error:  # the database may be back before the lease expires
-                    log.warning("the weight swap on %s was not renewed: %s", self._engine.name, error)
-
-    async def finish(self, weights: str | None) -> None:
-        """Record the weights that the engine has now and end the lease. Raise EngineBusy if the lease was lost."""
-        async with self.write_lock:
-            if not await self._write(Engine.swapping_until == self._until, None, weights=weights):
-                raise EngineBusy(f"{self._engine.name} was taken by another weight swap, or restarted")
-
-    async def release(self) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """End a lease that was not finished.
 
         The engine's weights are unknown then. It gets no traffic, and the next swap may take it at once.
         """
-        async with self.write_lock:
+        async with self._write_lock:
+            self._renewal.cancel()
             if self._until is not None:
                 await self._write(Engine.swapping_until == self._until, 0.0)
+
+    async def finish(self, weights: str | None) -> None:
+        """Record the weights that the engine has now and end the lease. Raise EngineBusy if the lease was lost."""
+        async with self._write_lock:
+            if not await self._write(Engine.swapping_until == self._until, None, weights=weights):
+                raise EngineBusy(f"{self.engine.name} was taken by another weight swap, or restarted")
+
+    async def _keep_renewed(self) -> None:
+        while True:
+            await asyncio.sleep(self.seconds / 4)
+            async with self._write_lock:
+                if self._until is None:
+                    return  # finished while this waited for the lock
+                try:
+                    await self._write(Engine.swapping_until == self._until, now() + self.seconds)
+                except (SQLAlchemyError, OSError) as error:  # the database may be back before the lease expires
+                    log.warning("the weight swap on %s was not renewed: %s", self.engine.name, error)
 
     async def _write(
         self, condition: ColumnElement[bool], until: ColumnElement[float] | float | None, **values: str | None
     ) -> bool:
-        async with self._db.write() as session:
+        async with self.db.write() as session:
             result = await session.execute(
                 update(Engine)
-                .where(Engine.name == self._engine.name, Engine.incarnation == self._engine.incarnation, condition)
+                .where(Engine.name == self.engine.name, Engine.incarnation == self.engine.incarnation, condition)
                 .values(swapping_until=until, **values)
                 .returning(Engine.name, Engine.swapping_until)
                 .execution_options(synchronize_session=False)
@@ -293,16 +288,3 @@ class SwapLease:
         if row is not None:
             self._until = row.swapping_until
         return row is not None
-
-
-@asynccontextmanager
-async def _swap_lease(db: Database, settings: Settings, engine: Engine) -> AsyncIterator[SwapLease]:
-    lease = SwapLease(db, engine, settings.lease_seconds)
-    await lease.acquire()
-    renewal = asyncio.create_task(lease.keep_renewed())
-    try:
-        yield lease
-    finally:
-        async with lease.write_lock:
-            renewal.cancel()
-        await lease.release()

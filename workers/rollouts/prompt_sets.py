@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -16,6 +16,7 @@ from app.inference.request import Sampling
 from app.models import (
     AuditAction,
     DatasetRow,
+    Engine,
     LearningMode,
     Origin,
     PlanState,
@@ -31,8 +32,8 @@ from app.models import (
     record_audit,
 )
 from app.policies import repository as policies
-from app.training.batch_caps import max_samples
-from app.training.rollouts.config import effective_rollouts, load_verifier
+from app.training.policy_config import effective_rollouts, load_verifier
+from app.training.service import max_samples
 from workers.queue.run_user_code import UserCodeError, run_user_code
 from workers.rollouts.rollout_queue import EngineCapacity, create_rollouts
 
@@ -46,14 +47,26 @@ class VerifierError(Exception):
     """The verifier failed, or returned something other than a reward."""
 
 
+class PlanEnd(NamedTuple):
+    """The final state of a plan, and why it failed."""
+
+    state: PlanState
+    reason: str | None = None
+
+
+class NextPrompt(NamedTuple):
+    """The plan's next prompt, the version that replies to it, and an engine with capacity."""
+
+    row: DatasetRow
+    version: Version
+    engine: Engine
+
+
 async def advance_plans(db: Database, settings: Settings) -> None:
     """Create the rollouts of each running plan for as many prompts as its engines have capacity for."""
     async with db.read() as session:
-        ids = list(
-            await session.scalars(
-                select(RolloutPlan.id).where(RolloutPlan.state == PlanState.RUNNING).order_by(RolloutPlan.created_at)
-            )
-        )
+        running = select(RolloutPlan.id).where(RolloutPlan.state == PlanState.RUNNING).order_by(RolloutPlan.created_at)
+        ids = list(await session.scalars(running))
     for plan_id in ids:
         while await _advance_plan(db, settings, plan_id):
             pass
@@ -67,70 +80,60 @@ async def _advance_plan(db: Database, settings: Settings, plan_id: str) -> bool:
     """
     async with db.read() as session:  # a read blocks nobody; on SQLite a write blocks other writers
         plan = await session.get_one(RolloutPlan, plan_id)
-        if not await _has_work(session, plan, settings):
+        if await _find_next_step(session, plan, settings) is None:
             return False
     async with db.write() as session:
         select_plan = select(RolloutPlan).where(RolloutPlan.id == plan_id, RolloutPlan.state == PlanState.RUNNING)
         locked_plan = await session.scalar(select_plan.with_for_update(skip_locked=True))
-        if locked_plan is None or not await _has_work(session, locked_plan, settings):
+        if locked_plan is None:
             return False
-        if (reason := await _find_failure(session, locked_plan)) is not None:
-            _finish_plan(session, locked_plan, PlanState.FAILED, reason)
-            return False
-        if locked_plan.pass_number >= locked_plan.passes:
-            _finish_plan(session, locked_plan, PlanState.DONE, None)
-            return False
-        return await _create_group(session, locked_plan, settings)
+        step = await _find_next_step(session, locked_plan, settings)
+        if isinstance(step, NextPrompt):
+            await _create_group(session, locked_plan, step)
+        elif step is not None:
+            _finish_plan(session, locked_plan, *step)
+    return isinstance(step, NextPrompt)
 
 
-async def _has_work(session: AsyncSession, plan: RolloutPlan, settings: Settings) -> bool:
-    """Return whether the plan has to finish, or may sample its next prompt now."""
-    num_open = await _count_open(session, plan)
-    if plan.pass_number >= plan.passes:
-        return num_open == 0
-    if await _find_failure(session, plan) is not None:
-        return True
+async def _find_next_step(session: AsyncSession, plan: RolloutPlan, settings: Settings) -> NextPrompt | PlanEnd | None:
+    """Return the prompt to sample now, or how the plan ends; None if it has to wait."""
+    open_rollouts = select(func.count()).where(Rollout.plan_id == plan.id, Rollout.state == RolloutState.OPEN)
+    num_open = (await session.execute(open_rollouts)).scalar_one()
+    row = None
+    if plan.pass_number < plan.passes:
+        row = await session.get(DatasetRow, (plan.dataset_id, plan.position))
+        if row is None:
+            return PlanEnd(PlanState.FAILED, f"Dataset '{plan.dataset}' was deleted.")
+    elif num_open:
+        return None
+    if (reason := await _find_failure(session, plan)) is not None:
+        return PlanEnd(PlanState.FAILED, reason)
+    if row is None:
+        return PlanEnd(PlanState.DONE)
     policy = await session.get_one(Policy, plan.policy_id)
-    if policy.mode == LearningMode.HALTED:
-        return False
-    version = await _read_live_version(session, plan)
-    capacity = await EngineCapacity.read(session)
-    config = effective_rollouts(policy, settings)
-    if capacity.choose_engine(policy, version, settings) is None:
-        return False
+    version = await policies.get_version(session, (await policies.get_deployment(session, plan.policy_id)).version_id)
+    capacity, config = await EngineCapacity.read(session), effective_rollouts(policy, settings)
+    engine = capacity.choose_engine(policy, version, settings)
+    if policy.mode == LearningMode.HALTED or engine is None:
+        return None
     if num_open >= config.in_flight * len(capacity.engines_with(version)):
-        return False
-    num_waiting = num_open + await _count_untrained(session, plan)
+        return None
+    untrained = select(func.count()).select_from(Sample).join(Rollout, Rollout.id == Sample.turn_id)
+    untrained = untrained.where(
+        Rollout.plan_id == plan.id, Sample.policy_id == plan.policy_id, Sample.state.in_(UNTRAINED_STATES)
+    )
+    num_waiting = num_open + (await session.execute(untrained)).scalar_one()
     if plan.prompts_per_version is not None:
         # One more round if nothing of the last one is left to train the next version on.
-        return plan.version_id != version.id or plan.version_prompts < plan.prompts_per_version or num_waiting == 0
-    return num_waiting + plan.n <= max(plan.n, max_samples(config.max_plan_share, settings.batch_size))
-
-
-async def _count_open(session: AsyncSession, plan: RolloutPlan) -> int:
-    count = select(func.count()).where(Rollout.plan_id == plan.id, Rollout.state == RolloutState.OPEN)
-    return int(await session.scalar(count) or 0)
-
-
-async def _count_untrained(session: AsyncSession, plan: RolloutPlan) -> int:
-    """Return the number of the plan's samples that wait for an update."""
-    count = (
-        select(func.count())
-        .select_from(Sample)
-        .join(Rollout, Rollout.id == Sample.turn_id)
-        .where(Rollout.plan_id == plan.id, Sample.policy_id == plan.policy_id, Sample.state.in_(UNTRAINED_STATES))
-    )
-    return int(await session.scalar(count) or 0)
-
-
-async def _read_live_version(session: AsyncSession, plan: RolloutPlan) -> Version:
-    return await policies.get_version(session, (await policies.get_deployment(session, plan.policy_id)).version_id)
+        may_sample = plan.version_id != version.id or plan.version_prompts < plan.prompts_per_version
+        may_sample = may_sample or num_waiting == 0
+    else:
+        may_sample = num_waiting + plan.n <= max(plan.n, max_samples(config.max_plan_share, settings.batch_size))
+    return NextPrompt(row, version, engine) if may_sample else None
 
 
 async def _find_failure(session: AsyncSession, plan: RolloutPlan) -> str | None:
     """Return why the plan cannot go on, None if it can."""
-    if plan.pass_number < plan.passes and await session.get(DatasetRow, (plan.dataset_id, plan.position)) is None:
-        return f"Dataset '{plan.dataset}' was deleted."
     if not (await session.get_one(Project, plan.project_id)).train:
         return "The project does not allow training on its turns."
     num_replies = max(MIN_FAILED_REPLIES, 2 * plan.n)
@@ -146,23 +149,18 @@ async def _find_failure(session: AsyncSession, plan: RolloutPlan) -> str | None:
     return None
 
 
-async def _create_group(session: AsyncSession, plan: RolloutPlan, settings: Settings) -> bool:
-    """Create the rollouts of the plan's next prompt. Returns False if no engine has capacity."""
-    policy = await session.get_one(Policy, plan.policy_id)
-    version = await _read_live_version(session, plan)
-    engine = (await EngineCapacity.read(session)).choose_engine(policy, version, settings)
-    row = await session.get(DatasetRow, (plan.dataset_id, plan.position))
-    if engine is None or row is None:
-        return False
+async def _create_group(session: AsyncSession, plan: RolloutPlan, prompt: NextPrompt) -> None:
+    """Create the rollouts of the plan's next prompt, and move the plan on."""
+    version = prompt.version
     ids = [new_id("chatcmpl") for _ in range(plan.n)]
     defaults: dict[str, Any] = {
         "completion_id": ids[0],
         "project_id": plan.project_id,
         "policy_id": plan.policy_id,
         "version_id": version.id,
-        "engine": engine.name,
+        "engine": prompt.engine.name,
         "origin": Origin.PROMPT_SET,
-        "messages": row.content["messages"],
+        "messages": prompt.row.content["messages"],
         "sampling": Sampling(plan.max_tokens, plan.temperature).body(),
         "processed": True,  # its verifier gives the reward: no other source is asked
     }
@@ -176,20 +174,12 @@ async def _create_group(session: AsyncSession, plan: RolloutPlan, settings: Sett
     plan.position += 1
     if plan.position >= plan.num_prompts:
         plan.pass_number, plan.position = plan.pass_number + 1, 0
-    return True
 
 
 def _finish_plan(session: AsyncSession, plan: RolloutPlan, state: PlanState, reason: str | None) -> None:
     plan.state, plan.reason, plan.settled_at = state, reason, now()
-    record_audit(
-        session,
-        "rollout",
-        AuditAction(f"rollout_plan.{state}"),
-        plan.id,
-        reason,
-        project_id=plan.project_id,
-        dataset=plan.dataset,
-    )
+    details = {"project_id": plan.project_id, "dataset": plan.dataset}
+    record_audit(session, "rollout", AuditAction(f"rollout_plan.{state}"), plan.id, reason, **details)
 
 
 async def verify_reply(

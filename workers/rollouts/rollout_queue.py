@@ -1,4 +1,4 @@
-"""Rollouts that wait: created as rows, and claimed while engines have capacity beside chats and budget is left."""
+"""Rollouts that wait: created as rows, claimed while engines have capacity beside chats and budget is left, closed."""
 
 import math
 from collections import Counter
@@ -7,20 +7,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, exists, func, insert, or_, select, update
+from sqlalchemy import exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database, now
 from app.core.jobs import enqueue_after_commit
 from app.core.leases import LeaseLost, lease_is_free
 from app.core.settings import Settings
-from app.deployments import shadow
+from app.deployments import comparison
 from app.models import Engine, Origin, PlanState, Policy, Rollout, RolloutPlan, RolloutState, Turn, TurnState, Version
 from app.policies import service
-from app.training.rollouts import repository
-from app.training.rollouts.config import effective_rollouts
-from workers.queue.leased_job import Lease, claim_row
-from workers.rollouts import record_rollout
+from app.training import rollouts
+from app.training.policy_config import effective_rollouts
+from workers.feedback import rewards, sample_groups
+from workers.queue.leased_job import claim_row, finish_row, is_due, sanitize_text
 
 MAX_ROWS_PER_POLICY = 32  # read at once: a long queue of one policy must not hide the others
 CHAT_SECONDS = 120.0  # after that an open chat is considered lost
@@ -29,16 +29,7 @@ EXPIRED = "no engine had capacity for it in time"
 VERSION_GONE = "no engine has its version loaded any more"
 OUT_OF_BUDGET = "the hourly budget is spent"
 PLAN_ENDED = "its plan has ended"
-IS_RUNNING = and_(Rollout.state == RolloutState.OPEN, Rollout.lease_until > now())
-IS_DUE = and_(Rollout.state == RolloutState.OPEN, Rollout.due_at <= now(), lease_is_free(Rollout))
-
-
-@dataclass(frozen=True)
-class RolloutLease(Lease):
-    """A claimed rollout, and the engine that samples it."""
-
-    engine: str
-    url: str
+NOT_SAMPLED = "not_sampled"  # the finish reason of a turn that was planned and never sampled
 
 
 @dataclass(frozen=True)
@@ -58,7 +49,7 @@ class EngineCapacity:
         )
         rollouts = await session.execute(
             select(Rollout.engine, Rollout.policy_id, func.count())
-            .where(IS_RUNNING)
+            .where(Rollout.state == RolloutState.OPEN, Rollout.lease_until > now())
             .group_by(Rollout.engine, Rollout.policy_id)
         )
         return cls(
@@ -81,11 +72,8 @@ class EngineCapacity:
             if self.num_chats[engine.name] <= config.max_open_chats
             and self.num_rollouts[engine.name, policy.id] < config.in_flight
         ]
-        return min(
-            candidates,
-            key=lambda engine: (engine.name != preferred, self.num_rollouts[engine.name, policy.id]),
-            default=None,
-        )
+        load = {engine: self.num_rollouts[engine.name, policy.id] for engine in candidates}
+        return min(candidates, key=lambda engine: (engine.name != preferred, load[engine]), default=None)
 
     def engines_with(self, version: Version) -> list[Engine]:
         """Return the engines that have the version loaded."""
@@ -101,28 +89,22 @@ async def create_rollouts(
     """
     defaults = {"state": TurnState.OPEN, "stream": False}
     await session.execute(insert(Turn), [defaults | turn for turn in turns])
-    rows = [
-        {
-            "id": turn["id"],
-            "policy_id": turn["policy_id"],
-            "origin": turn["origin"],
-            "choice_index": turn["choice_index"],
-            "state": RolloutState.OPEN,
-            **plan_values,
-        }
-        for turn in turns
-    ]
+    shared = ("id", "policy_id", "origin", "choice_index")
+    rows = [{name: turn[name] for name in shared} | {"state": RolloutState.OPEN, **plan_values} for turn in turns]
     await session.execute(insert(Rollout).values(due_at=now(), expires_at=now() + expires_in), rows)
     enqueue_after_commit(session, "rollout")
 
 
-async def claim_rollouts(db: Database, settings: Settings, owner: str) -> list[RolloutLease]:
-    """Claim due rollouts while the engines have capacity. Skip those that must not be sampled any more."""
+async def claim_rollouts(db: Database, settings: Settings, owner: str) -> list[tuple[Rollout, Engine]]:
+    """Claim due rollouts while the engines have capacity. Skip those that must not be sampled any more.
+
+    Returns each rollout with the engine that samples it.
+    """
     async with db.read() as session:  # a read blocks nobody; on SQLite a write blocks other writers
-        if not await session.scalar(select(exists().where(IS_DUE))):
+        if not await session.scalar(select(exists().where(is_due(Rollout)))):
             return []
-    claimed: list[RolloutLease] = []
-    skipped: list[tuple[str, int, str]] = []
+    claimed: list[tuple[Rollout, Engine]] = []
+    skipped: list[tuple[Rollout, str]] = []
     budgets: dict[tuple[str, str], float] = {}  # tokens left by (policy id, origin)
     async with db.write() as session:
         capacity = await EngineCapacity.read(session)
@@ -131,9 +113,8 @@ async def claim_rollouts(db: Database, settings: Settings, owner: str) -> list[R
         for rollout, turn, plan_state in await _read_due(session):
             policy = await session.get_one(Policy, rollout.policy_id)
             version = await session.get_one(Version, turn.version_id)
-            reason = _find_skip_reason(capacity, version, plan_state)
-            if reason is not None:
-                skipped.append((rollout.id, rollout.fence, reason))
+            if (reason := _find_skip_reason(capacity, version, plan_state)) is not None:
+                skipped.append((rollout, reason))
                 continue
             engine = capacity.choose_engine(policy, version, settings, turn.engine)
             if engine is None or plan_state == PlanState.PAUSED:
@@ -143,15 +124,13 @@ async def claim_rollouts(db: Database, settings: Settings, owner: str) -> list[R
             if budget not in budgets:
                 budgets[budget] = await _read_budget(session, policy, rollout.origin, settings)
             if max_tokens > budgets[budget]:
-                skipped.append((rollout.id, rollout.fence, OUT_OF_BUDGET))
-                continue
-            lease = await _claim(session, settings, owner, rollout, engine, max_tokens)
-            if lease is not None:
+                skipped.append((rollout, OUT_OF_BUDGET))
+            elif await claim_row(session, rollout, owner, settings):
+                rollout.tokens, rollout.engine = max_tokens, engine.name
                 capacity.num_rollouts[engine.name, policy.id] += 1
-                claimed.append(lease)
                 budgets[budget] -= max_tokens
-    for id, fence, reason in skipped:
-        await _skip(db, settings, id, fence, reason)
+                claimed.append((rollout, engine))
+    await _skip(db, settings, skipped)
     return claimed
 
 
@@ -162,13 +141,13 @@ async def _read_due(session: AsyncSession) -> list[tuple[Rollout, Turn, str | No
     first and no turn is locked, because an erasure locks policies, turns and rollouts in this order.
     """
     due: list[tuple[Rollout, Turn, str | None]] = []
-    for policy_id in sorted(await session.scalars(select(Rollout.policy_id).where(IS_DUE).distinct())):
+    for policy_id in sorted(await session.scalars(select(Rollout.policy_id).where(is_due(Rollout)).distinct())):
         await session.execute(select(Policy.id).where(Policy.id == policy_id).with_for_update(key_share=True))
         rows = await session.execute(
             select(Rollout, Turn, RolloutPlan.state)
             .join(Turn, Turn.id == Rollout.id)
             .outerjoin(RolloutPlan, RolloutPlan.id == Rollout.plan_id)
-            .where(IS_DUE, Rollout.policy_id == policy_id)
+            .where(is_due(Rollout), Rollout.policy_id == policy_id)
             .order_by(Rollout.due_at, Turn.completion_id, Turn.choice_index)
             .limit(MAX_ROWS_PER_POLICY)
             .with_for_update(of=Rollout, skip_locked=True)
@@ -190,44 +169,53 @@ async def _read_budget(session: AsyncSession, policy: Policy, origin: str, setti
     if origin == Origin.GROUP_SAMPLE:
         limit = effective_rollouts(policy, settings).group_sampling.tokens_per_hour
     elif origin == Origin.SHADOW:
-        limit = shadow.active_shadow_config(policy, settings).tokens_per_hour
+        limit = comparison.active_shadow_config(policy, settings).tokens_per_hour
     else:
         return math.inf
-    return limit - await repository.count_recent_tokens(session, policy.id, Origin(origin))
-
-
-async def _claim(
-    session: AsyncSession, settings: Settings, owner: str, rollout: Rollout, engine: Engine, max_tokens: int
-) -> RolloutLease | None:
-    lease = await claim_row(session, Rollout, rollout, owner=owner, settings=settings)
-    if lease is None:
-        return None
-    reserve = update(Rollout).where(Rollout.id == rollout.id).values(tokens=max_tokens, engine=engine.name)
-    await session.execute(reserve.execution_options(synchronize_session=False))
-    return RolloutLease(lease.id, lease.fence, lease.attempt, engine.name, engine.url)
+    return limit - await rollouts.count_recent_tokens(session, policy.id, Origin(origin))
 
 
 async def skip_expired(db: Database, settings: Settings) -> None:
     """Skip rollouts that were not claimed in time, and those of plans that have ended."""
+    plan_has_ended = exists().where(
+        RolloutPlan.id == Rollout.plan_id, RolloutPlan.state.in_((PlanState.CANCELLED, PlanState.FAILED))
+    )
+    is_expired = Rollout.expires_at < now()
     async with db.read() as session:
-        plan_has_ended = exists().where(
-            RolloutPlan.id == Rollout.plan_id, RolloutPlan.state.in_((PlanState.CANCELLED, PlanState.FAILED))
-        )
-        result = await session.execute(
-            select(Rollout.id, Rollout.fence, Rollout.expires_at < now())
-            .where(
-                Rollout.state == RolloutState.OPEN,
-                lease_is_free(Rollout),
-                or_(Rollout.expires_at < now(), plan_has_ended),
-            )
+        rows = await session.execute(
+            select(Rollout, is_expired)
+            .where(Rollout.state == RolloutState.OPEN, lease_is_free(Rollout), or_(is_expired, plan_has_ended))
             .limit(MAX_ROWS_PER_POLICY)
         )
-        rows = [(id, fence, EXPIRED if is_expired else PLAN_ENDED) for id, fence, is_expired in result]
-    for id, fence, reason in rows:
-        await _skip(db, settings, id, fence, reason)
+        skipped = [(rollout, EXPIRED if expired else PLAN_ENDED) for rollout, expired in rows]
+    await _skip(db, settings, skipped)
 
 
-async def _skip(db: Database, settings: Settings, id: str, fence: int, reason: str) -> None:
-    with suppress(LeaseLost):  # another worker has claimed it meanwhile
-        async with db.write() as session:
-            await record_rollout.record_no_reply(session, settings, id, fence, RolloutState.SKIPPED, reason)
+async def _skip(db: Database, settings: Settings, skipped: Sequence[tuple[Rollout, str]]) -> None:
+    for rollout, reason in skipped:
+        with suppress(LeaseLost):  # another worker has claimed it meanwhile
+            async with db.write() as session:
+                await close_rollout(session, settings, rollout, RolloutState.SKIPPED, reason)
+
+
+async def close_rollout(session: AsyncSession, settings: Settings, rollout: Rollout, state: str, reason: str) -> None:
+    """Record that the rollout was skipped or failed: the samples of its group no longer wait for it.
+
+    Raises LeaseLost.
+    """
+    await sample_groups.lock_groups(session, [rollout.id])
+    await finish_row(session, rollout, state, reason, tokens=0)
+    await session.execute(
+        update(Turn)
+        .where(Turn.id == rollout.id, Turn.state == TurnState.OPEN)
+        .values(
+            state=TurnState.FAILED if state == RolloutState.FAILED else TurnState.ABORTED,
+            finish_reason=NOT_SAMPLED,
+            exclusion_reason=func.coalesce(Turn.exclusion_reason, sanitize_text(reason)),
+            finished_at=now(),
+            processed=True,
+        )
+        .execution_options(synchronize_session=False)
+    )
+    await rewards.update_turn_samples(session, {rollout.id}, settings)
+    enqueue_after_commit(session, "judge")

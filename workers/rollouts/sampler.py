@@ -6,23 +6,27 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment.signals.eligibility import group_sampling_disabled_reason
-from alignment.signals.length_penalty import length_penalty
-from app.chat.turn_writer import TurnEnd
+from alignment.config.rewards import VERIFIER
+from alignment.signals.combine_rewards import group_sampling_disabled_reason
+from alignment.signals.rules import length_penalty
+from app.chat.turn_writer import FINISH_TURNS, TurnEnd
 from app.core.database import Database
+from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.inference.capture import Capture
 from app.inference.client import BASE_WEIGHTS, EngineClient
-from app.inference.errors import AdapterMissing, EngineRefused, EngineUnavailable
 from app.inference.pool import EnginePool, load_engine_keys
 from app.inference.request import ChatCall, Sampling
+from app.inference.transport import AdapterMissing, EngineRefused, EngineUnavailable
 from app.models import (
     DatasetRow,
+    Engine,
     Origin,
     Policy,
     Rollout,
@@ -36,18 +40,18 @@ from app.models import (
     VersionState,
 )
 from app.policies import references
-from app.projects.consent import has_training_consent
-from app.training.reward_config import effective_rewards
-from app.training.rollouts.config import effective_rollouts
-from workers.queue.leased_job import AttemptFailed, JobFailed, JobSkipped, LeasedJob, Outcome, run_jobs
-from workers.rollouts import prompt_sets, record_rollout
-from workers.rollouts.record_rollout import RolloutResult
-from workers.rollouts.rollout_queue import VERSION_GONE, RolloutLease, claim_rollouts, skip_expired
+from app.projects.service import has_training_consent
+from app.training.policy_config import effective_rewards, effective_rollouts
+from workers.feedback import rewards, sample_groups
+from workers.queue.leased_job import AttemptFailed, JobFailed, JobSkipped, LeasedJob, finish_row, run_jobs
+from workers.rollouts import prompt_sets
+from workers.rollouts.rollout_queue import VERSION_GONE, claim_rollouts, close_rollout, skip_expired
 
 log = logging.getLogger("attune.rollout")
 POLL_SECONDS = 0.5  # how often new rollouts are claimed while others run
 PRIORITY = -1  # below chats, which have 0; close enough that SGLang does not evict the rollout's work
 # Why a rollout is skipped, or its reply excluded.
+DELETED = "the turn is deleted"
 NO_CONSENT = "the chat turn of its group must not be trained on"
 ALREADY_TRAINED = "the chat turn of its group was trained on without it"
 SHADOW_ENDED = "its version is not in a shadow deployment any more"
@@ -71,76 +75,95 @@ class RolloutRequest:
     prompt_ids: list[int] | None
 
 
-class RolloutJob(LeasedJob[RolloutLease, RolloutResult]):
-    """Sample one reply and score it with the plan's verifier, if it has one."""
+@dataclass(frozen=True)
+class RolloutResult:
+    """A sampled reply. `reward` is the verifier's; `reason` says why the reply has none."""
 
-    model = Rollout
+    capture: Capture
+    seconds: float
+    exclusion_reason: str | None
+    reward: float | None
+    reason: str | None
 
-    def __init__(self, db: Database, settings: Settings, pool: EnginePool, lease: RolloutLease) -> None:
-        super().__init__(db, settings, [lease])
-        self._lease = lease
-        self._client: EngineClient = pool.get(lease.url)
+
+class RolloutJob(LeasedJob[Rollout, RolloutResult]):
+    """Sample one reply from `engine` and score it with the plan's verifier, if it has one."""
+
+    def __init__(self, db: Database, settings: Settings, pool: EnginePool, rollout: Rollout, engine: Engine) -> None:
+        super().__init__(db, settings, [rollout])
+        self._rollout, self._engine = rollout, engine.name
+        self._client: EngineClient = pool.get(engine.url)
 
     async def execute(self) -> RolloutResult:
         start = time.monotonic()
         request = await self._build_request()
         capture = await self._sample(request)
-        seconds = time.monotonic() - start
+        seconds = round(time.monotonic() - start, 3)
         exclusion_reason = capture.exclusion_reason
         if exclusion_reason is None and request.prompt_ids not in (None, capture.prompt_ids):
             exclusion_reason = PROMPT_MISMATCH
         reward, reason = None, exclusion_reason
-        if exclusion_reason is None and request.plan is not None:
-            reward, reason = await self._verify(request, capture)
-        length_range = self.settings.length_range
-        penalty = (
-            length_penalty(len(capture.output_ids), *length_range) if length_range and capture.output_ids else None
-        )
+        if exclusion_reason is None and request.plan is not None and request.row is not None:
+            try:
+                reward = await prompt_sets.verify_reply(
+                    request.plan.verifier, self.settings, request.row.content, capture
+                )
+                reason = NO_OPINION if reward is None else None
+            except prompt_sets.VerifierError as error:
+                reason = str(error)
+        return RolloutResult(capture, seconds, exclusion_reason, reward, reason)
+
+    async def record(self, session: AsyncSession, row: Rollout, result: RolloutResult) -> None:
+        """Finish the rollout and its turn, and store the reward. Raises LeaseLost."""
+        num_tokens, length_range = len(result.capture.output_ids), self.settings.length_range
+        values = {"tokens": num_tokens, "duration_seconds": result.seconds}
+        if await sample_groups.lock_and_find_deleted(session, [row.id]):
+            await finish_row(session, row, RolloutState.SKIPPED, DELETED, **values)
+            return
+        await finish_row(session, row, RolloutState.DONE, result.reason, reward=result.reward, **values)
+        set_engine = update(Turn).where(Turn.id == row.id).values(engine=self._engine)
+        await session.execute(set_engine.execution_options(synchronize_session=False))
+        penalty = length_penalty(num_tokens, *length_range) if length_range and num_tokens else None
         turn_end = TurnEnd(
-            self._lease.id,
-            TurnState.DONE,
-            capture,
-            exclusion_reason=exclusion_reason,
-            length_penalty=penalty,
+            row.id, TurnState.DONE, result.capture, exclusion_reason=result.exclusion_reason, length_penalty=penalty
         )
-        num_tokens = len(capture.output_ids)
-        return RolloutResult(turn_end, self._lease.engine, num_tokens, round(seconds, 3), reward, reason)
+        await (await session.connection()).execute(FINISH_TURNS, [turn_end.values()])
+        if result.reward is not None:
+            await rewards.record_reward(session, row.id, VERIFIER, result.reward)
+        await rewards.update_turn_samples(session, {row.id}, self.settings)
+        enqueue_after_commit(session, "curate", "rollout")
 
-    async def record(self, session: AsyncSession, lease: RolloutLease, result: RolloutResult) -> None:
-        await record_rollout.record_reply(session, self.settings, lease.id, lease.fence, result)
+    async def close(self, session: AsyncSession, row: Rollout, state: str, reason: str) -> None:
+        await close_rollout(session, self.settings, row, state, reason)
 
-    async def close(self, session: AsyncSession, lease: RolloutLease, outcome: Outcome, reason: str) -> None:
-        state = RolloutState(outcome)
-        await record_rollout.record_no_reply(session, self.settings, lease.id, lease.fence, state, reason)
-
-    def retry_values(self, lease: RolloutLease) -> dict[str, object]:
+    def retry_values(self, row: Rollout) -> dict[str, Any]:
         return {"tokens": 0}
 
     async def _build_request(self) -> RolloutRequest:
         """Raises JobSkipped."""
         async with self.db.read() as session:
-            rollout = await session.get_one(Rollout, self._lease.id)
-            turn = await session.get_one(Turn, self._lease.id)
+            turn = await session.get_one(Turn, self._rollout.id)
             policy = await session.get_one(Policy, turn.policy_id)
             version = await session.get_one(Version, turn.version_id)
             if turn.deleted_at is not None:
-                raise JobSkipped(record_rollout.DELETED)
+                raise JobSkipped(DELETED)
             chat_turn = await self._read_chat_turn(session, turn, policy, version)
-            plan = await session.get(RolloutPlan, rollout.plan_id) if rollout.plan_id is not None else None
-            row = None
-            if plan is not None:
-                row = await session.get(DatasetRow, (plan.dataset_id, rollout.row_number))
+            plan = row = None
+            if self._rollout.plan_id is not None:
+                plan = await session.get_one(RolloutPlan, self._rollout.plan_id)
+                row = await session.get(DatasetRow, (plan.dataset_id, self._rollout.row_number))
                 if row is None:
                     raise JobSkipped(PROMPT_DELETED)
-            group_prompt_ids = select(Turn.prompt_ids).where(
-                Turn.completion_id == turn.completion_id,
-                Turn.state == TurnState.DONE,
-                Turn.exclusion_reason.is_(None),
-                Turn.prompt_ids.is_not(None),
-            )
-            prompt_ids = await session.scalar(group_prompt_ids.order_by(Turn.choice_index).limit(1))
             if turn.origin == Origin.SHADOW and chat_turn is not None:
                 prompt_ids = chat_turn.prompt_ids
+            else:
+                group = select(Turn.prompt_ids).where(
+                    Turn.completion_id == turn.completion_id,
+                    Turn.state == TurnState.DONE,
+                    Turn.exclusion_reason.is_(None),
+                    Turn.prompt_ids.is_not(None),
+                )
+                prompt_ids = await session.scalar(group.order_by(Turn.choice_index).limit(1))
         call = self._build_call(turn, policy, version, prompt_ids if chat_turn is not None else None)
         timeout_seconds = effective_rollouts(policy, self.settings).timeout_seconds
         return RolloutRequest(call, timeout_seconds, plan, row, prompt_ids)
@@ -154,11 +177,10 @@ class RolloutJob(LeasedJob[RolloutLease, RolloutResult]):
         if turn.origin == Origin.PROMPT_SET:
             return None
         completion_id = turn.shadow_of_id or turn.completion_id
-        chat_turn = (
-            await session.scalars(select(Turn).where(Turn.completion_id == completion_id, Turn.choice_index == 0))
-        ).one_or_none()
+        chat = select(Turn).where(Turn.completion_id == completion_id, Turn.choice_index == 0)
+        chat_turn = (await session.scalars(chat)).one_or_none()
         if chat_turn is None or chat_turn.deleted_at is not None:
-            raise JobSkipped(record_rollout.DELETED)
+            raise JobSkipped(DELETED)
         if not await has_training_consent(session, chat_turn):
             raise JobSkipped(NO_CONSENT)
         if turn.origin == Origin.SHADOW:
@@ -167,8 +189,8 @@ class RolloutJob(LeasedJob[RolloutLease, RolloutResult]):
             return chat_turn
         if chat_turn.exclusion_reason is not None:
             raise JobSkipped(NO_CONSENT)
-        config, rewards = effective_rollouts(policy, self.settings), effective_rewards(policy, self.settings)
-        if group_sampling_disabled_reason(config.group_sampling, rewards) is not None:
+        config = effective_rollouts(policy, self.settings).group_sampling
+        if group_sampling_disabled_reason(config, effective_rewards(policy, self.settings)) is not None:
             raise JobSkipped(GROUP_SAMPLING_OFF)
         sample = await session.get(Sample, chat_turn.id)
         if sample is not None and sample.state not in (SampleState.OPEN, SampleState.QUARANTINED):
@@ -180,7 +202,7 @@ class RolloutJob(LeasedJob[RolloutLease, RolloutResult]):
         params = turn.request_params
         tool_choice = params.get("tool_choice")
         return ChatCall(
-            rid=self._request_id(self._lease.attempt),
+            rid=self._request_id(self._rollout.attempt),
             messages=turn.messages,
             sampling=Sampling.from_body(turn.sampling),
             adapter=version.adapter,
@@ -197,12 +219,12 @@ class RolloutJob(LeasedJob[RolloutLease, RolloutResult]):
 
     def _request_id(self, attempt: int) -> str:
         """Return an id for one attempt: the engine may still work on the one before, and ids must be unique there."""
-        return f"{self._lease.id[:-2]}{attempt % 100:02d}"
+        return f"{self._rollout.id[:-2]}{attempt % 100:02d}"
 
     async def _sample(self, request: RolloutRequest) -> Capture:
         """Raises JobSkipped, AttemptFailed, JobFailed."""
-        if self._lease.attempt > 1:
-            await self._abort(self._request_id(self._lease.attempt - 1))
+        if self._rollout.attempt > 1:
+            await self._abort(self._request_id(self._rollout.attempt - 1))
         try:
             async with asyncio.timeout(request.timeout_seconds):
                 capture = (await self._client.complete(request.call)).capture
@@ -229,15 +251,6 @@ class RolloutJob(LeasedJob[RolloutLease, RolloutResult]):
         with suppress(EngineUnavailable, EngineRefused):
             await self._client.abort(request_id)
 
-    async def _verify(self, request: RolloutRequest, capture: Capture) -> tuple[float | None, str | None]:
-        """Return the verifier's reward, or None and why there is none."""
-        assert request.plan is not None and request.row is not None
-        try:
-            value = await prompt_sets.verify_reply(request.plan.verifier, self.settings, request.row.content, capture)
-        except prompt_sets.VerifierError as error:
-            return None, str(error)
-        return value, None if value is not None else NO_OPINION
-
 
 async def sample_rollouts(db: Database, settings: Settings, owner: str) -> int:
     """Sample rollouts until no engine has capacity or none is left. Returns the number that reached a final state."""
@@ -247,15 +260,15 @@ async def sample_rollouts(db: Database, settings: Settings, owner: str) -> int:
         try:
             await skip_expired(db, settings)
             await prompt_sets.advance_plans(db, settings)
-            leases = await claim_rollouts(db, settings, owner)
+            claimed = await claim_rollouts(db, settings, owner)
         except SQLAlchemyError:
             if not running:
                 raise
             log.exception("no new rollouts are claimed for now")  # the running ones must not fail with it
             return []
-        return [RolloutJob(db, settings, pool, lease) for lease in leases]
+        return [RolloutJob(db, settings, pool, rollout, engine) for rollout, engine in claimed]
 
     try:
-        return await run_jobs(db, "rollout", claim_jobs, poll_seconds=POLL_SECONDS, log=log)
+        return await run_jobs(db, "rollout", claim_jobs, poll_seconds=POLL_SECONDS)
     finally:
         await pool.close()

@@ -21,7 +21,7 @@ from app.models import (
     new_id,
     record_audit,
 )
-from app.policies import ancestry, repository
+from app.policies import repository
 from app.training import service
 from workers.training.select_samples import select_samples
 
@@ -46,7 +46,7 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
     )
     if policy.mode == LearningMode.HALTED or has_open_batch or head.state not in ONCE_LIVE:
         return False  # one update at a time, and only from a version that was released
-    fresh_versions = await ancestry.list_ancestors(session, head.id, settings.max_staleness)
+    fresh_versions = await repository.list_ancestors(session, head.id, settings.max_staleness)
     await _drop_stale_samples(session, policy_id, fresh_versions, head)
     versions = fresh_versions[:1] if policy.mode == LearningMode.SYNCHRONOUS else fresh_versions
     samples = await _select_batch(session, policy, [version.id for version in versions], settings)
@@ -66,7 +66,8 @@ async def _select_batch(
         min_samples = service.MIN_TRIGGERED_SAMPLES if is_triggered else settings.smallest_batch
         if len(samples) < min_samples:
             return []
-        if not is_triggered and not await _has_waited_long_enough(session, samples, settings):
+        waited_seconds = await database_time(session) - min(sample.ready_at for sample in samples)
+        if not is_triggered and waited_seconds < settings.max_wait_seconds:
             return []
         # The caps are shares of the batch: a smaller batch has lower caps.
         samples = await select_samples(session, policy.id, version_ids, len(samples), settings)
@@ -75,10 +76,6 @@ async def _select_batch(
     raters = {sample.rater for sample in samples if sample.rater is not None}
     num_without_rater = sum(sample.rater is None for sample in samples)
     return samples if len(raters) + num_without_rater >= settings.min_raters else []
-
-
-async def _has_waited_long_enough(session: AsyncSession, samples: list[Sample], settings: Settings) -> bool:
-    return await database_time(session) - min(sample.ready_at for sample in samples) >= settings.max_wait_seconds
 
 
 async def _must_wait_for_old_samples(
@@ -136,9 +133,10 @@ async def _freeze(session: AsyncSession, policy: Policy, head: Version, samples:
     session.add(batch)
     await session.flush()
     for sample in samples:
-        sample.batch_id = batch.id
+        sample.batch_id, sample.state = batch.id, SampleState.BATCHED
     try:
         check_variance([sample.reward for sample in samples])
+        enqueue_after_commit(session, "train")
     except NoVariance as error:
         batch.state, batch.reason, batch.settled_at = BatchState.REFUSED, str(error), now()
         for sample in samples:
@@ -146,7 +144,3 @@ async def _freeze(session: AsyncSession, policy: Policy, head: Version, samples:
         details = {"project_id": policy.project_id, "policy": policy.name}
         record_audit(session, "assemble", AuditAction.BATCH_REFUSED, batch.id, str(error), **details)
         enqueue_after_commit(session, "assemble")
-        return
-    for sample in samples:
-        sample.state = SampleState.BATCHED
-    enqueue_after_commit(session, "train")

@@ -1,11 +1,11 @@
 """Batches at the trainer: claim one under a lease, read its samples, record the result under its fencing token."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import exists, func, select, update
+from sqlalchemy import ColumnElement, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -27,35 +27,33 @@ from app.models import (
     new_id,
     record_audit,
 )
-from app.policies import ancestry, repository
-from app.projects.bootstrap import resolve_base_model
+from app.policies import repository
+from app.projects.service import resolve_base_model
 from app.training import kl_guard
 
 UNUSED_REASON = "the algorithm had nothing to compare it with"
+TRAINER = "trainer"  # the actor in audit entries
 MAX_LAG = 4  # the hard cap of max_staleness: no sample of a batch is further behind
 
 
 @dataclass(frozen=True)
 class ClaimedBatch:
-    """What the trainer needs for one update, and the fencing token under which it may write the result."""
+    """What the trainer needs for one update, and the row, under whose fencing token it may write the result."""
 
-    fence: int
-    attempt: int
-    policy_id: str
-    policy_name: str
-    parent_id: str
-    parent_path: str | None
+    row: Batch
+    policy: Policy
+    parent: Version
     number: int
     batch: alignment_types.Batch
 
     @property
     def adapter_name(self) -> str:
         """Return a name that is unique over all projects, since policies of two projects may have the same name."""
-        return f"{self.policy_name}-{self.policy_id[-6:]}-v{self.number}"
+        return f"{self.policy.name}-{self.policy.id[-6:]}-v{self.number}"
 
     def directory(self, settings: Settings) -> Path:
         """Return the directory of the result. Each attempt has its own, so a late result overwrites nothing."""
-        return settings.versions_dir / f"{self.adapter_name}.{self.batch.id[-8:]}.{self.fence}"
+        return settings.versions_dir / f"{self.adapter_name}.{self.row.id[-8:]}.{self.row.fence}"
 
 
 async def claim(db: Database, owner: str, settings: Settings) -> ClaimedBatch | None:
@@ -71,8 +69,8 @@ async def claim(db: Database, owner: str, settings: Settings) -> ClaimedBatch | 
         .scalar_subquery()
     )
     async with db.write() as session:
-        ids = await session.scalars(
-            select(Batch.id)
+        rows = await session.scalars(
+            select(Batch)
             .join(Policy, Policy.id == Batch.policy_id)
             .where(
                 Batch.state == BatchState.OPEN,
@@ -81,66 +79,43 @@ async def claim(db: Database, owner: str, settings: Settings) -> ClaimedBatch | 
             )
             .order_by(func.coalesce(last_claimed_at, 0.0), Batch.created_at, Batch.id)
         )
-        for batch_id in list(ids):
-            fence = await leases.claim(
-                session,
-                Batch,
-                batch_id,
-                owner=owner,
-                seconds=settings.lease_seconds,
-                states=(BatchState.OPEN,),
-            )
-            if fence is not None:
-                await session.execute(update(Batch).where(Batch.id == batch_id).values(claimed_at=now()))
-                return await _read_claimed(session, batch_id, fence)
+        lease: dict[str, Any] = {"owner": owner, "seconds": settings.lease_seconds, "states": (BatchState.OPEN,)}
+        for row in list(rows):
+            if await leases.claim(session, Batch, row.id, **lease) is not None:
+                row.claimed_at = now()
+                await session.flush()
+                await session.refresh(row)
+                return await _read_claimed(session, row)
     return None
 
 
-async def _read_claimed(session: AsyncSession, batch_id: str, fence: int) -> ClaimedBatch:
-    batch = await session.get(Batch, batch_id, populate_existing=True)
-    assert batch is not None
-    policy = await session.get(Policy, batch.policy_id)
-    assert policy is not None
-    parent = await repository.get_version(session, batch.parent_id)
+async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
+    policy = await session.get_one(Policy, row.policy_id)
+    parent = await repository.get_version(session, row.parent_id)
     last_number = await session.scalar(select(func.max(Version.number)).where(Version.policy_id == policy.id))
-    await _drop_deleted_turns(session, batch_id)
+    # Without the turns whose tokens were deleted, the rest of the batch can be trained.
+    deleted_turn = select(Turn.id).where(Turn.id == Sample.turn_id, Turn.prompt_ids.is_(None))
+    await _update_samples(session, row, exists(deleted_turn), state=SampleState.DROPPED, reason="its turn was deleted")
     rows = await session.execute(
         select(Turn, Sample.reward, Sample.group_id, Version.number)
         .join(Sample, Sample.turn_id == Turn.id)
         .join(Version, Version.id == Turn.version_id)
-        .where(Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED)
+        .where(Sample.batch_id == row.id, Sample.state == SampleState.BATCHED)
         .order_by(Turn.created_at, Turn.id)
     )
-    ancestors = await ancestry.list_ancestors(session, parent.id, MAX_LAG)
+    ancestors = await repository.list_ancestors(session, parent.id, MAX_LAG)
     lag = {version.number: steps for steps, version in enumerate(ancestors)}
     samples = tuple(
-        replace(to_sample(turn, reward, number), lag=lag.get(number, MAX_LAG), group=group or turn.completion_id)
+        to_sample(turn, reward, number, lag=lag.get(number, MAX_LAG), group=group)
         for turn, reward, group, number in rows
     )
-    return ClaimedBatch(
-        fence=fence,
-        attempt=batch.attempt,
-        policy_id=policy.id,
-        policy_name=policy.name,
-        parent_id=parent.id,
-        parent_path=parent.adapter_path,
-        number=int(last_number or 0) + 1,
-        batch=alignment_types.Batch(batch_id, policy.name, samples),
-    )
+    batch = alignment_types.Batch(row.id, policy.name, samples)
+    return ClaimedBatch(row, policy, parent, int(last_number or 0) + 1, batch)
 
 
-async def _drop_deleted_turns(session: AsyncSession, batch_id: str) -> None:
-    """Drop the samples of turns whose tokens were deleted, so that the rest of the batch can be trained."""
-    deleted_turn = select(Turn.id).where(Turn.id == Sample.turn_id, Turn.prompt_ids.is_(None))
-    await session.execute(
-        update(Sample)
-        .where(Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED, exists(deleted_turn))
-        .values(state=SampleState.DROPPED, reason="its turn was deleted")
-        .execution_options(synchronize_session=False)
-    )
-
-
-def to_sample(turn: Turn, reward: float, number: int) -> alignment_types.Sample:
+def to_sample(
+    turn: Turn, reward: float, number: int, *, lag: int = 0, group: str | None = None
+) -> alignment_types.Sample:
     """Return a recorded turn in token space; `number` is that of the version that generated it."""
     assert turn.prompt_ids and turn.output_ids and turn.logprobs, f"turn {turn.id} was never trainable"
     return alignment_types.Sample(
@@ -151,75 +126,51 @@ def to_sample(turn: Turn, reward: float, number: int) -> alignment_types.Sample:
         reward=reward,
         version=number,
         temperature=turn.sampling["temperature"],
-        group=turn.completion_id,  # the choices of one completion are replies to one prompt
+        lag=lag,
+        group=group or turn.completion_id,  # the choices of one completion are replies to one prompt
         conversation=turn.conversation_id,
         turn_index=len(turn.messages),  # the same for all replies to one prompt
     )
 
 
 async def commit(
-    db: Database,
-    claimed: ClaimedBatch,
-    *,
-    directory: Path,
-    manifest_sha256: str,
-    probe: dict[str, Any],
-    metrics: dict[str, Any],
-    timings: dict[str, Any],
-    unused_turn_ids: Sequence[str] = (),
-    full_weights: bool = False,
+    db: Database, claimed: ClaimedBatch, *, metrics: dict[str, Any], unused_turn_ids: Sequence[str] = (), **values: Any
 ) -> bool:
     """Write the version and the trained batch in one transaction.
 
-    Returns False if a rollback moved the head meanwhile: then the batch has failed and there is no version.
-    `unused_turn_ids` are the turns that the algorithm could not use, since they had no other reply to compare with.
-    Raises LeaseLost.
+    Returns False if a rollback moved the head meanwhile: then the batch has failed and there is no version. Raises
+    LeaseLost.
+
+    Args:
+        unused_turn_ids: the turns that the algorithm could not use, since they had no other reply to compare with.
+        values: columns of the version: `adapter_path`, `manifest_sha256`, `probe`, `timings`, `full_weights`.
     """
     async with db.write() as session:
-        version_id = new_id("ver")
+        version = Version(
+            id=new_id("ver"),
+            policy_id=claimed.policy.id,
+            number=claimed.number,
+            parent_id=claimed.parent.id,
+            batch_id=claimed.row.id,
+            state=VersionState.TRAINED,
+            adapter_name=claimed.adapter_name,
+            metrics=metrics,
+            **values,
+        )
         result = await session.execute(
             update(Policy)
-            .where(Policy.id == claimed.policy_id, Policy.head_version_id == claimed.parent_id)
-            .values(head_version_id=version_id)
+            .where(Policy.id == claimed.policy.id, Policy.head_version_id == claimed.parent.id)
+            .values(head_version_id=version.id)
         )
         if not result.rowcount:  # type: ignore[attr-defined]
             reason = f"the head left v{claimed.number}'s parent while it was trained"
             await _discard(session, claimed, BatchState.FAILED, reason)
             return False
-        await leases.finish(
-            session,
-            Batch,
-            claimed.batch.id,
-            fence=claimed.fence,
-            state=BatchState.TRAINED,
-            version_id=version_id,
-            metrics=metrics,
-            settled_at=now(),
-        )
-        session.add(
-            Version(
-                id=version_id,
-                policy_id=claimed.policy_id,
-                number=claimed.number,
-                parent_id=claimed.parent_id,
-                batch_id=claimed.batch.id,
-                state=VersionState.TRAINED,
-                adapter_name=claimed.adapter_name,
-                adapter_path=str(directory),
-                full_weights=full_weights,
-                manifest_sha256=manifest_sha256,
-                probe=probe,
-                metrics=metrics,
-                timings=timings,
-            )
-        )
-        await session.execute(
-            update(Sample)
-            .where(Sample.batch_id == claimed.batch.id, Sample.turn_id.in_(unused_turn_ids))
-            .values(state=SampleState.DROPPED, reason=UNUSED_REASON)
-            .execution_options(synchronize_session=False)
-        )
-        await _update_samples(session, claimed.batch.id, SampleState.TRAINED, None)
+        await _finish(session, claimed, BatchState.TRAINED, version_id=version.id, metrics=metrics)
+        session.add(version)
+        is_unused = Sample.turn_id.in_(unused_turn_ids)
+        await _update_samples(session, claimed.row, is_unused, state=SampleState.DROPPED, reason=UNUSED_REASON)
+        await _update_samples(session, claimed.row, state=SampleState.TRAINED, reason=None)
         enqueue_after_commit(session, "evaluate")
     return True
 
@@ -240,62 +191,18 @@ async def halt_on_damaged_parent(db: Database, claimed: ClaimedBatch, damage: st
     """
     reason = f"the version that learning goes on from is damaged: {damage}"
     async with db.write() as session:
-        policy = await session.get_one(Policy, claimed.policy_id, with_for_update={"key_share": True})
-        await leases.finish(
-            session,
-            Batch,
-            claimed.batch.id,
-            fence=claimed.fence,
-            state=BatchState.FAILED,
-            reason=reason,
-            settled_at=now(),
-        )
-        await session.execute(
-            update(Sample)
-            .where(Sample.batch_id == claimed.batch.id, Sample.state == SampleState.BATCHED)
-            .values(state=SampleState.OPEN, batch_id=None)
-            .execution_options(synchronize_session=False)
-        )
-        record_audit(
-            session, "trainer", AuditAction.BATCH_FAILED, claimed.batch.id, reason, project_id=policy.project_id
-        )
-        await kl_guard.halt(session, policy, actor="trainer", reason=reason)
+        policy = await session.get_one(Policy, claimed.policy.id, with_for_update={"key_share": True})
+        await _finish(session, claimed, BatchState.FAILED, reason=reason)
+        await _update_samples(session, claimed.row, state=SampleState.OPEN, batch_id=None)
+        _audit(session, policy, claimed.row, AuditAction.BATCH_FAILED, reason)
+        kl_guard.halt(session, policy, actor=TRAINER, reason=reason)
 
 
 async def record_failed_attempt(db: Database, claimed: ClaimedBatch, reason: str) -> None:
     """Audit why an attempt failed. The batch stays open and is claimed again when its lease expires."""
     async with db.write() as session:
-        policy = await session.get_one(Policy, claimed.policy_id)
-        record_audit(
-            session,
-            "trainer",
-            AuditAction.BATCH_ATTEMPT_FAILED,
-            claimed.batch.id,
-            reason,
-            project_id=policy.project_id,
-            attempt=claimed.attempt,
-        )
-
-
-async def _discard(session: AsyncSession, claimed: ClaimedBatch, state: BatchState, reason: str) -> None:
-    await leases.finish(
-        session, Batch, claimed.batch.id, fence=claimed.fence, state=state, reason=reason, settled_at=now()
-    )
-    await _update_samples(session, claimed.batch.id, SampleState.DROPPED, f"its batch is set aside: {reason}")
-    policy = await session.get_one(Policy, claimed.policy_id)
-    record_audit(
-        session, "trainer", AuditAction(f"batch.{state}"), claimed.batch.id, reason, project_id=policy.project_id
-    )
-    enqueue_after_commit(session, "assemble")
-
-
-async def _update_samples(session: AsyncSession, batch_id: str, state: SampleState, reason: str | None) -> None:
-    await session.execute(
-        update(Sample)
-        .where(Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED)
-        .values(state=state, reason=reason)
-        .execution_options(synchronize_session=False)
-    )
+        attempt = claimed.row.attempt
+        _audit(session, claimed.policy, claimed.row, AuditAction.BATCH_ATTEMPT_FAILED, reason, attempt=attempt)
 
 
 async def quarantine_poisoned(db: Database, settings: Settings) -> int:
@@ -310,15 +217,44 @@ async def quarantine_poisoned(db: Database, settings: Settings) -> int:
             batch.reason = f"{batch.attempt} attempts ended without a result"
             batch.settled_at = now()
             batch.fence += 1  # a trainer that still works on it must not write
-            await _update_samples(session, batch.id, SampleState.DROPPED, "its batch is quarantined")
+            await _update_samples(session, batch, state=SampleState.DROPPED, reason="its batch is quarantined")
             policy = await session.get_one(Policy, batch.policy_id)
-            record_audit(
-                session,
-                "reconcile",
-                AuditAction.BATCH_QUARANTINED,
-                batch.id,
-                batch.reason,
-                project_id=policy.project_id,
-            )
+            _audit(session, policy, batch, AuditAction.BATCH_QUARANTINED, batch.reason, actor="reconcile")
             enqueue_after_commit(session, "assemble")
     return len(poisoned)
+
+
+async def _discard(session: AsyncSession, claimed: ClaimedBatch, state: BatchState, reason: str) -> None:
+    await _finish(session, claimed, state, reason=reason)
+    dropped_reason = f"its batch is set aside: {reason}"
+    await _update_samples(session, claimed.row, state=SampleState.DROPPED, reason=dropped_reason)
+    _audit(session, claimed.policy, claimed.row, AuditAction(f"batch.{state}"), reason)
+    enqueue_after_commit(session, "assemble")
+
+
+async def _finish(session: AsyncSession, claimed: ClaimedBatch, state: BatchState, **values: Any) -> None:
+    row = claimed.row
+    await leases.finish(session, Batch, row.id, fence=row.fence, state=state, settled_at=now(), **values)
+
+
+async def _update_samples(session: AsyncSession, batch: Batch, *conditions: ColumnElement[bool], **values: Any) -> None:
+    """Update the samples that the batch still holds."""
+    await session.execute(
+        update(Sample)
+        .where(Sample.batch_id == batch.id, Sample.state == SampleState.BATCHED, *conditions)
+        .values(values)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _audit(
+    session: AsyncSession,
+    policy: Policy,
+    batch: Batch,
+    action: AuditAction,
+    reason: str,
+    *,
+    actor: str = TRAINER,
+    **details: Any,
+) -> None:
+    record_audit(session, actor, action, batch.id, reason, project_id=policy.project_id, **details)

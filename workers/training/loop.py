@@ -1,88 +1,171 @@
-"""The training loop of rank 0: claim batches, train each on all ranks, and record the new versions.
+"""The training loop of rank 0: train batches on all ranks and record the new versions.
 
-Between batches it runs the reward model jobs: see `workers.training.reward_model_jobs`. `workers.trainer` starts it.
+Between batches it scores the replies that wait for a reward and fits reward models, about SLICE_SECONDS at a time.
+`workers.trainer` starts it.
 """
 
 import logging
 import math
+import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from alignment.errors import AlignmentError, DamagedAdapter
-from app.core import leases
-from app.models import Batch as BatchRow
+from app.core.leases import LeaseLost
+from app.models import Batch, Judgement, RewardModel
 from workers.context import WorkerContext
-from workers.queue.heartbeat import Heartbeat
-from workers.training import batches
+from workers.judging import reward_model_source
+from workers.judging.reward_model_source import ScoringJob
+from workers.queue.leased_job import Heartbeat
+from workers.training import batches, reward_model_fits
+from workers.training.batches import ClaimedBatch
 from workers.training.ranks import UNKNOWN, RankGroup, RankGroupFailed
-from workers.training.reward_model_jobs import run_next_jobs
+from workers.training.reward_model_fits import ClaimedFit
 from workers.training.trackers import Trackers
 
 log = logging.getLogger("attune.trainer")
+SLICE_SECONDS = 1.0  # of a fit; the batches that wait are trained between slices
 
 
-def run_pending_work(group: RankGroup, context: WorkerContext, trackers: Trackers) -> int:
-    """Train every open batch, and run the reward model jobs between them. Return how many jobs were run.
+@dataclass(frozen=True)
+class TrainingLoop:
+    """What rank 0 does with its group. Every method raises RankGroupFailed if a rank failed."""
 
-    Raises:
-        RankGroupFailed: a rank failed.
-    """
+    group: RankGroup
+    context: WorkerContext
+    trackers: Trackers
 
-    def train_open_batches() -> int:
-        count = 0
+    def run_pending_work(self) -> int:
+        """Train every open batch, and run the reward model jobs between them. Return how many jobs were run."""
+        num_jobs = self.train_open_batches()
+        while self.run_reward_model_jobs():
+            num_jobs += 1 + self.train_open_batches()
+        return num_jobs
+
+    def train_open_batches(self) -> int:
+        """Train every open batch. Return how many there were."""
+        context, count = self.context, 0
         while (claimed := context.run(batches.claim(context.db, context.owner, context.settings))) is not None:
-            train_batch(group, context, claimed, trackers)
+            self.train_batch(claimed)
             count += 1
         return count
 
-    num_jobs = train_open_batches()
-    while run_next_jobs(group, context, train_open_batches):
-        num_jobs += 1 + train_open_batches()
-    return num_jobs
-
-
-def train_batch(group: RankGroup, context: WorkerContext, claimed: batches.ClaimedBatch, trackers: Trackers) -> None:
-    """Run one update and record the version, or why there is none. Raise RankGroupFailed if a rank failed."""
-    batch_id = claimed.batch.id
-    log.info("batch %s: %d samples → %s", batch_id, len(claimed.batch.samples), claimed.adapter_name)
-    command = {
-        "action": "update",
-        "parent": claimed.parent_path,
-        "batch": claimed.batch.to_bytes(),
-        "directory": str(claimed.directory(context.settings)),
-        "lineage": {
-            "version": claimed.adapter_name,
-            "parent": claimed.parent_id,
+    def train_batch(self, claimed: ClaimedBatch) -> None:
+        """Run one update and record the version, or why there is none."""
+        context, batch_id, name = self.context, claimed.row.id, claimed.adapter_name
+        log.info("batch %s: %d samples → %s", batch_id, len(claimed.batch.samples), name)
+        lineage = {
+            "version": name,
+            "parent": claimed.parent.id,
             "batch": batch_id,
             "base_model": context.settings.model,
-        },
-    }
-    with Heartbeat(context.settings, BatchRow, {batch_id: claimed.fence}):
+        }
+        parent_path = claimed.parent.adapter_path
+        with Heartbeat(context.settings, Batch, {batch_id: claimed.row.fence}):
+            try:
+                result = self.group.run(
+                    "update",
+                    parent=Path(parent_path) if parent_path else None,
+                    batch=claimed.batch,
+                    directory=claimed.directory(context.settings),
+                    lineage=lineage,
+                )
+            except DamagedAdapter as error:
+                context.run(batches.halt_on_damaged_parent(context.db, claimed, str(error)))
+                log.error("batch %s: training of %s is halted: %s", batch_id, claimed.policy.name, error)
+                return
+            except AlignmentError as error:
+                context.run(batches.quarantine(context.db, claimed, f"{type(error).__name__}: {error}"))
+                log.warning("batch %s: %s", batch_id, error)
+                return
+            except RankGroupFailed as error:
+                with suppress(SQLAlchemyError):  # not needed for a retry: the lease expires without it
+                    context.run(batches.record_failed_attempt(context.db, claimed, str(error)))
+                raise
+        metrics = result.pop("metrics")
+        finite_metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}
         try:
-            result = group.run(command)
-        except DamagedAdapter as error:
-            context.run(batches.halt_on_damaged_parent(context.db, claimed, str(error)))
-            log.error("batch %s: training of %s is halted: %s", batch_id, claimed.policy_name, error)
+            is_committed = context.run(batches.commit(context.db, claimed, metrics=finite_metrics, **result))
+        except LeaseLost as error:
+            log.warning("%s; %s is thrown away", error, name)
+            self.group.loaded_version_dir = UNKNOWN
             return
-        except AlignmentError as error:
-            context.run(batches.quarantine(context.db, claimed, f"{type(error).__name__}: {error}"))
-            log.warning("batch %s: %s", batch_id, error)
-            return
-        except RankGroupFailed as error:
-            with suppress(SQLAlchemyError):  # not needed for a retry: the lease expires without it
-                context.run(batches.record_failed_attempt(context.db, claimed, str(error)))
-            raise
-    result["directory"] = Path(result["directory"])
-    finite_metrics = {name: value for name, value in result["metrics"].items() if math.isfinite(value)}
-    try:
-        is_committed = context.run(batches.commit(context.db, claimed, **(result | {"metrics": finite_metrics})))
-    except leases.LeaseLost as error:
-        log.warning("%s; %s is thrown away", error, claimed.adapter_name)
-        group.loaded_version_dir = UNKNOWN
-        return
-    log.info("%s %s", claimed.adapter_name, "trained" if is_committed else "is void: the head moved")
-    if is_committed:
-        name, number = claimed.adapter_name, claimed.number
-        trackers.log(claimed.policy_name, name, number, batch_id, result["metrics"])
+        log.info("%s %s", name, "trained" if is_committed else "is void: the head moved")
+        if is_committed:
+            self.trackers.log(claimed.policy.name, name, claimed.number, batch_id, metrics)
+
+    def run_reward_model_jobs(self) -> bool:
+        """Run at most one scoring job and one fit, so that neither delays the other. Return False if there was none."""
+        arguments = self.context.db, self.context.owner, self.context.settings
+        scoring_job = self.context.run(reward_model_source.claim_scoring_job(*arguments))
+        if scoring_job is not None:
+            self.score_replies(scoring_job)
+        claimed_fit = self.context.run(reward_model_fits.claim(*arguments))
+        if claimed_fit is not None:
+            self.fit_reward_model(claimed_fit)
+        return scoring_job is not None or claimed_fit is not None
+
+    def score_replies(self, job: ScoringJob) -> None:
+        """Score all replies of the job in one command. A reward model with damaged files is disabled."""
+        context, model = self.context, job.reward_model
+        scores: dict[str, float] = {}
+        reason, started = "", time.perf_counter()
+        if job.replies:
+            assert model is not None and model.path is not None
+            files = {"directory": Path(model.path), "manifest_sha256": model.manifest_sha256}
+            with Heartbeat(context.settings, Judgement, job.fences):
+                try:
+                    values = self.group.run("score_replies", replies=job.replies, **files)
+                    scores = {reply.turn_id: value for reply, value in zip(job.replies, values, strict=True)}
+                except DamagedAdapter as error:
+                    reason = str(error)
+                    context.run(reward_model_fits.disable(context.db, job.policy_id, model.id, reason))
+                    log.warning("reward model %s: %s", model.id, error)
+        seconds = time.perf_counter() - started
+        context.run(
+            reward_model_source.record_scores(context.db, context.settings, job, scores, seconds, reason=reason)
+        )
+
+    def fit_reward_model(self, claimed: ClaimedFit) -> None:
+        """Fit a reward model and record the result."""
+        context, dataset = self.context, claimed.dataset
+        log.info("%s: %d labels of %d replies", claimed.name, len(dataset), len(dataset.replies))
+        lineage = {"reward_model": claimed.row.id, "name": claimed.name, "base_model": context.settings.model}
+        try:
+            with Heartbeat(context.settings, RewardModel, {claimed.row.id: claimed.row.fence}):
+                try:
+                    self.group.run("begin_fit", dataset=dataset)
+                    self._run_fit_steps()
+                    result = self.group.run(
+                        "finish_fit",
+                        directory=claimed.directory(context.settings),
+                        min_agreement=claimed.min_agreement,
+                        lineage=lineage,
+                    )
+                except AlignmentError as error:
+                    result = {"refusal": f"{type(error).__name__}: {error}", "metrics": {}}
+                except RankGroupFailed as error:
+                    with suppress(SQLAlchemyError):  # not needed for a retry: the lease expires without it
+                        context.run(reward_model_fits.record_failed_attempt(context.db, claimed, str(error)))
+                    raise
+            if (refusal := result.get("refusal")) is not None:
+                context.run(reward_model_fits.refuse(context.db, claimed, refusal, result["metrics"]))
+                log.warning("%s: %s", claimed.name, refusal)
+            else:
+                state = context.run(reward_model_fits.commit(context.db, claimed, **result))
+                log.info("%s %s", claimed.name, state)
+        except LeaseLost as error:
+            log.warning("%s; %s is thrown away", error, claimed.name)
+
+    def _run_fit_steps(self) -> None:
+        """Run all steps of the fit, about SLICE_SECONDS at a time."""
+        steps, is_done = 1, False
+        while not is_done:
+            started = time.perf_counter()
+            is_done = self.group.run("advance_fit", steps=steps)
+            elapsed = max(1e-6, time.perf_counter() - started)
+            steps = max(1, min(2 * steps, int(steps * SLICE_SECONDS / elapsed)))
+            self.train_open_batches()

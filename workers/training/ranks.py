@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -15,8 +16,9 @@ import torch.distributed as dist
 from alignment.config.algorithm import AlgorithmConfig
 from alignment.config.trainer import LoRAConfig, OptimConfig, RewardModelConfig, TrainerConfig
 from alignment.errors import AlignmentError
-from alignment.models.loading import pick_device
-from alignment.reward_model.dataset import PreferenceDataset
+from alignment.models import parallel
+from alignment.models.base_model import pick_device
+from alignment.reward_model.dataset import PreferenceDataset, Reply
 from alignment.reward_model.model import RewardModel
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch
@@ -27,8 +29,7 @@ log = logging.getLogger("attune.trainer")
 RANK_TIMEOUT_SECONDS = 300.0
 UNKNOWN = "unknown"  # instead of a directory: the state in memory is that of no version
 
-Command = dict[str, Any]
-Result = dict[str, Any]
+Command = tuple[str, dict[str, Any]]  # the name of a RankGroup method, and its arguments
 
 
 class RankGroupFailed(Exception):
@@ -62,37 +63,26 @@ def _learning_rate(settings: Settings) -> float:
 
 def _limit_kl(algorithm: AlgorithmConfig, kl_guard: float) -> AlgorithmConfig:
     """Limit the KL of an update to the KL guard. Raise ValueError if the KL target is not below the guard."""
-    max_kl = getattr(algorithm, "max_kl", None)
     control = getattr(algorithm, "kl_control", None)
     if control is not None and control.target >= kl_guard:
         raise ValueError(f"kl_control aims at {control.target:g}, which is not below ATTUNE_KL_GUARD ({kl_guard:g})")
-    if "max_kl" not in type(algorithm).model_fields or (max_kl is not None and max_kl <= kl_guard):
+    if algorithm.max_kl is not None and algorithm.max_kl <= kl_guard:
         return algorithm
     return algorithm.model_copy(update={"max_kl": kl_guard})
-
-
-def init_process_group(device: torch.device, timeout_seconds: float) -> None:
-    """Join torchrun's process group before Trainer does, whose collectives would have torch's timeout of 30 minutes."""
-    if not dist.is_torchelastic_launched():
-        return
-    if device.type == "cuda":
-        torch.cuda.set_device(dist.get_node_local_rank())
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
 
 
 class RankGroup:
     """All ranks of one trainer. Rank 0 calls `run`; the other ranks call `follow`.
 
-    A command is a dict with the name of its `action` and that action's arguments. Policies of one base model share the
-    ranks: the base model stays in memory, and an adapter with its optimizer and its baseline is read from the parent's
-    directory and written to the directory of the next version.
+    Policies of one base model share the ranks: the base model stays in memory, and an adapter with its optimizer and
+    its baseline is read from the parent's directory and written to the directory of the next version.
     """
 
     def __init__(self, settings: Settings, timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> None:
         self.settings = settings
         config = trainer_config(settings)
-        init_process_group(pick_device(config.device), timeout_seconds)
+        # Before Trainer does, whose collectives would have torch's timeout of 30 minutes.
+        parallel.init_process_group(pick_device(config.device), timedelta(seconds=timeout_seconds))
         self.trainer = Trainer(base_model.model_dir(settings.model), config)
         self._idle_group = self._command_group = None
         if self.trainer.num_ranks > 1:
@@ -122,68 +112,62 @@ class RankGroup:
             with suppress(AlignmentError):  # every rank raises it; rank 0 records it
                 self.execute(command)
 
-    def run(self, command: Command) -> Result:
-        """Execute a command on every rank; called by rank 0.
+    def run(self, action: str, **arguments: Any) -> Any:
+        """Execute a command on every rank; called by rank 0. Return what the action returns on rank 0.
 
         Raises:
             AlignmentError: every rank refused the command.
             RankGroupFailed: a rank failed.
         """
         try:
-            self.broadcast(command)
-            return self.execute(command)
+            self.broadcast((action, arguments))
+            return self.execute((action, arguments))
         except AlignmentError:
             raise
         except Exception as error:  # out of memory, or a rank that ended or did not answer in time
             raise RankGroupFailed(f"{type(error).__name__}: {error}") from error
 
-    def execute(self, command: Command) -> Result:
+    def execute(self, command: Command) -> Any:
         """Execute a command on this rank."""
-        actions = {
-            "update": self.update,
-            "begin_fit": self.begin_fit,
-            "advance_fit": self.advance_fit,
-            "finish_fit": self.finish_fit,
-            "score": self.score_replies,
-        }
-        return actions[command["action"]](command)
+        action, arguments = command
+        return getattr(self, action)(**arguments)
 
-    def begin_fit(self, command: Command) -> Result:
+    def begin_fit(self, dataset: PreferenceDataset) -> None:
         """Start to fit a new reward model. Updates may run between the parts of a fit; they do not change it."""
         self.loaded_reward_model_dir = None
-        return {"steps": self.reward_model.begin(PreferenceDataset.from_bytes(command["dataset"]))}
+        self.reward_model.begin(dataset)
 
-    def advance_fit(self, command: Command) -> Result:
-        return {"is_done": self.reward_model.advance(command["steps"])}
+    def advance_fit(self, steps: int) -> bool:
+        """Make up to `steps` steps of the fit. Return True if no step was left."""
+        return self.reward_model.advance(steps)
 
-    def finish_fit(self, command: Command) -> Result:
-        """Evaluate the reward model, and write it if it agrees with people. The policy's state does not change."""
-        metrics = self.reward_model.finish().metrics
-        agreement, min_agreement = metrics.get("agreement", 0.0), command["min_agreement"]
+    def finish_fit(self, directory: Path, min_agreement: float, lineage: dict[str, str]) -> dict[str, Any]:
+        """Evaluate the reward model, and write it if it agrees with people. The policy's state does not change.
+
+        Returns its metrics, with the `refusal`, or with the path and the hash of the manifest.
+        """
+        metrics = self.reward_model.finish()
+        agreement = metrics.get("agreement", 0.0)
         if agreement < min_agreement:
             refusal = f"it agrees with {agreement:.0%} of the held-out human labels; {min_agreement:.0%} is needed"
             return {"refusal": refusal, "metrics": metrics}
-        export = self.reward_model.export(Path(command["directory"]), command["lineage"])
+        export = self.reward_model.export(directory, lineage)
         self.loaded_reward_model_dir = export.path
-        return {
-            "refusal": None,
-            "metrics": metrics,
-            "path": str(export.path),
-            "manifest_sha256": export.manifest_sha256,
-        }
+        return {"metrics": metrics, "path": str(export.path), "manifest_sha256": export.manifest_sha256}
 
-    def score_replies(self, command: Command) -> Result:
+    def score_replies(self, directory: Path, manifest_sha256: str, replies: Sequence[Reply]) -> Sequence[float]:
         """Score replies with the reward model in a directory."""
-        directory = Path(command["model"])
         if self.loaded_reward_model_dir != directory:
             self.loaded_reward_model_dir = None
-            self.reward_model.restore(directory, command["manifest_sha256"])
+            self.reward_model.restore(directory, manifest_sha256)
             self.loaded_reward_model_dir = directory
-        return {"scores": self.reward_model.score(PreferenceDataset.from_bytes(command["replies"]).replies)}
+        return self.reward_model.score(replies)
 
-    def update(self, command: Command) -> Result:
-        """Run one update from the parent's state, and write the new version's directory."""
-        parent = Path(command["parent"]) if command["parent"] else None
+    def update(self, parent: Path | None, batch: Batch, directory: Path, lineage: dict[str, str]) -> dict[str, Any]:
+        """Run one update from the parent's state, and write the new version's directory.
+
+        Returns columns of the version, and the ids of the turns that the algorithm could not use.
+        """
         started = time.perf_counter()
         if self.loaded_version_dir != parent:
             self.loaded_version_dir = UNKNOWN
@@ -191,15 +175,14 @@ class RankGroup:
             self.loaded_version_dir = parent
         restored = time.perf_counter()
         self.loaded_version_dir = UNKNOWN  # the state in memory changes before the new version is written
-        batch = Batch.from_bytes(command["batch"])
         report = self.trainer.update(batch)
         updated = time.perf_counter()
         probe = self.trainer.probe()
         probed = time.perf_counter()
-        export = self.trainer.export(Path(command["directory"]), command["lineage"])
-        self.loaded_version_dir = Path(command["directory"])
+        export = self.trainer.export(directory, lineage)
+        self.loaded_version_dir = directory
         return {
-            "directory": export.path,
+            "adapter_path": str(export.path),
             "full_weights": self.trainer.config.lora is None,
             "manifest_sha256": export.manifest_sha256,
             "probe": {"ids": probe.ids, "logprobs": probe.logprobs},

@@ -9,9 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.database import now
 from app.core.settings import Settings
 from app.models import Origin, Policy, Rater, Sample, SampleState, Turn
-from app.training import batch_caps
-from app.training.batch_caps import max_samples
-from app.training.rollouts.config import effective_rollouts
+from app.training import service
+from app.training.policy_config import effective_rollouts
+from app.training.service import max_samples
 from workers.feedback import rater_trust
 
 MAX_GROUP_SIZE = 64
@@ -77,7 +77,7 @@ def _samples_within_caps(
     conversation and cluster. Replies to one prompt count once, since they are selected together.
     """
     samples = _ready_samples(policy_id, version_ids)
-    even_share = batch_caps.even_share(size, num_raters)
+    even_share = service.even_share(size, num_raters)
     for name, share in (
         ("rater", settings.max_rater_share),
         ("conversation_id", settings.max_conversation_share),

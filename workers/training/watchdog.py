@@ -62,16 +62,13 @@ class RankWatchdog:
             silent_seconds = 0.0 if beat != last_beat else silent_seconds + self._interval
             self._last_beats[pid] = (beat, silent_seconds)
             if silent_seconds >= self._timeout:
-                self._forget(pid, file)
+                del self._last_beats[pid]
+                file.unlink()
                 if read_parent_pid(pid) == os.getpid():
                     killed.append(pid)
                     log.warning("rank process %d has been silent for %.0f s: killed", pid, silent_seconds)
                     os.kill(pid, signal.SIGKILL)
         return killed
-
-    def _forget(self, pid: int, file: Path) -> None:
-        del self._last_beats[pid]
-        file.unlink()
 
 
 def read_parent_pid(pid: int) -> int | None:

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from alignment.algorithms.dpo import DPO, OnlineDPO
-from alignment.algorithms.kto import KTO
+from alignment.algorithms.dpo_and_kto import DPO, KTO, OnlineDPO
 from alignment.config.algorithm import DPOConfig, KTOConfig, OnlineDPOConfig
 from alignment.errors import NothingToCompare, NoVariance
 from alignment.types import MicroBatch
@@ -58,9 +57,9 @@ def test_micro_batches_of_pairs_add_up() -> None:
     )
     now_BT = torch.tensor([[-0.5], [-1.0], [-0.2], [-1.7]])
     parts = [MicroBatch(data, rows, now_BT[list(rows)], 4, 4, (0, 1, 2, 3)) for rows in ((0, 1), (2, 3))]
-    together = dpo.compute_loss(one_micro_batch(data, now_BT))
+    all_metrics = dpo.compute_loss(one_micro_batch(data, now_BT))
     apart = [dpo.compute_loss(part) for part in parts]
-    for name, value in together.items():
+    for name, value in all_metrics.items():
         assert value.item() == pytest.approx(sum(part[name].item() for part in apart)), name
 
 

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from alignment.algorithms import RLAlgorithm
-from alignment.algorithms.dapo import DAPO
-from alignment.algorithms.group_relative import GRPO, RLOO, DrGRPO
-from alignment.algorithms.reinforce_plus_plus import ReinforcePlusPlus
+from alignment.algorithms.group_relative import DAPO, GRPO, RLOO, DrGRPO, ReinforcePlusPlus, overlong_penalty
 from alignment.config.algorithm import DAPOConfig, DrGRPOConfig, GRPOConfig, ReinforcePlusPlusConfig, RLOOConfig
 from alignment.errors import NothingToCompare, NoVariance, SingletonGroup
 from alignment.types import Sample
@@ -122,3 +120,8 @@ def test_groups_with_equal_rewards_are_rejected() -> None:
 def test_group_baseline_needs_gamma_one() -> None:
     with pytest.raises(ValueError, match="gamma"):
         ReinforcePlusPlusConfig(baseline="group", gamma=0.9)
+
+
+@pytest.mark.parametrize(("length", "penalty"), [(60, 0.0), (70, -0.5), (80, -1.0), (500, -1.0)])
+def test_overlong_penalty_begins_in_the_buffer(length: int, penalty: float) -> None:
+    assert overlong_penalty(length, 80, 20) == penalty

@@ -1,12 +1,12 @@
-"""PPO on two replies, worked out by hand."""
+"""PPO on two replies, worked out by hand, and the length penalty of length-aware PPO."""
 
 import math
 
 import pytest
 import torch
 
-from alignment.algorithms.ppo import PPO, explained_variance
-from alignment.config.algorithm import AdaptiveKLConfig, CorrectionConfig, PPOConfig
+from alignment.algorithms.ppo import PPO, LengthAwarePPO, explained_variance
+from alignment.config.algorithm import AdaptiveKLConfig, CorrectionConfig, LengthAwarePPOConfig, PPOConfig
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.types import UpdateReport
 from tests.support.worked_batches import gradient, make_train_data, one_micro_batch, reply
@@ -77,8 +77,8 @@ def test_stale_samples_have_truncated_weights() -> None:
 
 def test_proximal_rollout_uses_recorded_log_probs() -> None:
     recorded_BT = torch.tensor([[-1.0 - math.log(1.5), -1.0], [-1.0, 0.0]])
-    recipe = PPOConfig(whiten="off", kl_coef=0.0, proximal="rollout", correction=CorrectionConfig(mode="off"))
-    ppo, data = PPO(recipe), make_train_data(TWO, rollout_logprobs_BT=recorded_BT)
+    algorithm_config = PPOConfig(whiten="off", kl_coef=0.0, proximal="rollout", correction=CorrectionConfig(mode="off"))
+    ppo, data = PPO(algorithm_config), make_train_data(TWO, rollout_logprobs_BT=recorded_BT)
     assert not ppo.needs_old_logprobs
     ppo.before_train_step(0, data)
     # the first token's ratio is 1.5 already: beyond the clip, it has no gradient left
@@ -106,9 +106,9 @@ def test_kl_in_loss() -> None:
 
 def test_kl_in_reward_is_per_token() -> None:
     ref_logprobs_BT = torch.tensor([[-1.5, -1.0], [-1.0, 0.0]])
-    recipe = PPOConfig(estimator="gae", kl_in="reward", kl_kind="k1", kl_coef=0.2, whiten="off")
+    algorithm_config = PPOConfig(estimator="gae", kl_in="reward", kl_kind="k1", kl_coef=0.2, whiten="off")
     data = make_train_data(TWO, ref_logprobs_BT=ref_logprobs_BT, values_BT=torch.zeros(2, 2))
-    ppo = PPO(recipe)
+    ppo = PPO(algorithm_config)
     ppo.before_train_step(0, data)
     # −0.2 · 0.5 on the first token, 1 on the last; undiscounted returns
     assert data.returns_BT is not None
@@ -130,11 +130,11 @@ def test_turn_discount_passes_rewards_to_earlier_turns() -> None:
 
 
 def test_adaptive_kl_coefficient_is_updated_and_restored() -> None:
-    recipe = PPOConfig(kl_coef=0.001, kl_control=AdaptiveKLConfig(target=0.1, horizon=10_000))
-    ppo = PPO(recipe)
+    algorithm_config = PPOConfig(kl_coef=0.001, kl_control=AdaptiveKLConfig(target=0.1, horizon=10_000))
+    ppo = PPO(algorithm_config)
     ppo.after_train_step(0, UpdateReport("b", 1, {"reference_kl": 0.02, "training/samples": 256.0}))
     assert ppo.kl_coef == pytest.approx(0.00099488)
-    other = PPO(recipe)
+    other = PPO(algorithm_config)
     other.load_state_dict(ppo.state_dict())
     assert other.kl_coef == ppo.kl_coef
 
@@ -147,9 +147,9 @@ def test_zero_advantages_are_rejected() -> None:
 
 
 def test_fully_rejected_batch_is_refused() -> None:
-    recipe = PPOConfig(correction=CorrectionConfig(mode="reject", low=0.5, high=2.0))
+    algorithm_config = PPOConfig(correction=CorrectionConfig(mode="reject", low=0.5, high=2.0))
     with pytest.raises(ForeignSamples):
-        PPO(recipe).before_train_step(0, make_train_data(TWO, rollout_logprobs_BT=torch.full((2, 2), -4.0)))
+        PPO(algorithm_config).before_train_step(0, make_train_data(TWO, rollout_logprobs_BT=torch.full((2, 2), -4.0)))
 
 
 def test_candidates_of_one_turn_get_no_later_rewards() -> None:
@@ -163,3 +163,47 @@ def test_candidates_of_one_turn_get_no_later_rewards() -> None:
 def test_adaptive_kl_needs_a_positive_coefficient() -> None:
     with pytest.raises(ValueError, match="kl_coef"):
         PPOConfig(kl_coef=0.0, kl_control=AdaptiveKLConfig())
+
+
+def length_aware_ppo(**settings: object) -> LengthAwarePPO:
+    return LengthAwarePPO(LengthAwarePPOConfig(whiten="off", **settings))  # type: ignore[arg-type]
+
+
+def test_shaping_is_at_most_a_tenth_of_the_mean_reward() -> None:
+    data = make_train_data([reply(1.0, 50), reply(-1.0, 50), reply(1.0, 105), reply(-1.0, 400)])
+    ppo = length_aware_ppo()
+    shaped_B = ppo.shape_rewards(data)
+    torch.testing.assert_close(shaped_B, torch.tensor([1.0, -1.0, 1.0 - 0.1 * 0.25, -1.0 - 0.1]))
+    metrics = ppo.get_metrics()
+    assert metrics["reward_shaping/penalty_mean"] == pytest.approx(1.25 / 4)
+    assert metrics["reward_shaping/out_of_range_fraction"] == 0.5
+    assert metrics["reward_shaping/ratio"] == pytest.approx(0.1 * 1.25 / 4)
+
+
+def update_with_mean_lengths(ppo: LengthAwarePPO, *means: float) -> tuple[int, int]:
+    for step, mean in enumerate(means):
+        ppo.after_train_step(step, UpdateReport("b", step, {"response_length/mean": mean}))
+    return ppo.shortest, ppo.longest
+
+
+def test_drift_tightens_and_loosens_the_range() -> None:
+    ppo = length_aware_ppo(drift_patience=3, drift_step=5)
+    assert update_with_mean_lengths(ppo, 90, 90) == (30, 80)
+    assert update_with_mean_lengths(ppo, 90) == (30, 75)
+    assert update_with_mean_lengths(ppo, 90) == (30, 70)
+    assert update_with_mean_lengths(ppo, 60) == (30, 75)
+    assert update_with_mean_lengths(ppo, 20, 20, 20) == (35, 75)
+
+
+def test_range_never_closes() -> None:
+    shortest, longest = update_with_mean_lengths(
+        length_aware_ppo(shortest=30, longest=36, drift_patience=1, drift_step=4), *[90.0] * 9
+    )
+    assert shortest < longest
+
+
+def test_drift_state_is_restored() -> None:
+    ppo, other = length_aware_ppo(drift_patience=1), length_aware_ppo(drift_patience=1)
+    update_with_mean_lengths(ppo, 90)
+    other.load_state_dict(ppo.state_dict())
+    assert (other.shortest, other.longest, other.drift) == (30, 78, 1)

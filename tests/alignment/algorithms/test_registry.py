@@ -1,4 +1,4 @@
-"""The dict of algorithms is complete, and the way to an algorithm of somebody else's is open."""
+"""All built-in algorithms are registered, and algorithms of other packages can be loaded."""
 
 import importlib
 from pathlib import Path
@@ -48,9 +48,9 @@ def test_custom_class_is_loaded_by_its_path(name: str) -> None:
 
 
 def test_custom_defaults_hold_unless_set() -> None:
-    mine = build(CustomConfig(name="alignment.algorithms.dpo:DPO"))
+    mine = build(CustomConfig(name="alignment.algorithms.dpo_and_kto:DPO"))
     assert mine.config.max_kl is None
-    assert build(CustomConfig(name="alignment.algorithms.dpo:DPO", max_kl=0.3)).config.max_kl == 0.3
+    assert build(CustomConfig(name="alignment.algorithms.dpo_and_kto:DPO", max_kl=0.3)).config.max_kl == 0.3
 
 
 def test_custom_class_is_loaded_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_custom_class_is_loaded_by_entry_point(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("grpoo", "known are.*grpo"),
         ("nowhere.at_all:Thing", "cannot be imported"),
@@ -77,8 +77,8 @@ def test_custom_class_is_loaded_by_entry_point(tmp_path: Path, monkeypatch: pyte
         ("builtins:int", "not a subclass"),
     ],
 )
-def test_unknown_name_error_says_what_is_wrong(name: str, told: str) -> None:
-    with pytest.raises(UnknownAlgorithm, match=told):
+def test_unknown_name_error_says_what_is_wrong(name: str, message: str) -> None:
+    with pytest.raises(UnknownAlgorithm, match=message):
         build(CustomConfig(name=name))
 
 

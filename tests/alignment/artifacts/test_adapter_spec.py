@@ -11,11 +11,11 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
-from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, AdapterSpec, check_adapter
+from alignment.artifacts.specs import ADAPTER, ADAPTER_CONFIG, AdapterSpec, check_adapter
 from alignment.config.trainer import LoRAConfig
 from alignment.errors import DamagedAdapter
 from alignment.models import lora
-from alignment.models.loading import load_base_model
+from alignment.models.base_model import load_base_model
 
 LORA = LoRAConfig(rank=4, alpha=8)
 Tensors = dict[str, np.ndarray]
@@ -63,11 +63,11 @@ def test_half_precision_files_are_supported(good: Path, spec: AdapterSpec, dtype
         check_adapter(good, spec)
 
 
-def lose_one(tensors: Tensors) -> None:
+def remove_tensor(tensors: Tensors) -> None:
     del tensors[K_PROJ]
 
 
-def add_one(tensors: Tensors) -> None:
+def add_tensor(tensors: Tensors) -> None:
     tensors["lm_head.weight"] = np.zeros((2, 2), np.float32)
 
 
@@ -75,13 +75,13 @@ def transpose(tensors: Tensors) -> None:
     tensors[K_PROJ] = np.ascontiguousarray(tensors[K_PROJ].T)
 
 
-def widen(tensors: Tensors) -> None:
+def double_rank(tensors: Tensors) -> None:
     for name in tensors:
         axis = 0 if name.endswith("lora_A.weight") else 1
         tensors[name] = np.concatenate([tensors[name]] * 2, axis=axis)
 
 
-def poison(tensors: Tensors) -> None:
+def set_nan(tensors: Tensors) -> None:
     tensors[K_PROJ][1, 2] = np.nan
 
 
@@ -104,11 +104,11 @@ def make_integers(tensors: Tensors) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lose_one, "lacks .*k_proj"),
-        (add_one, "lm_head"),
+        (remove_tensor, "lacks .*k_proj"),
+        (add_tensor, "lm_head"),
         (transpose, "k_proj.* has shape"),
-        (widen, "has shape"),
-        (poison, "not finite"),
+        (double_rank, "has shape"),
+        (set_nan, "not finite"),
         (flip_an_exponent_bit, "root mean square"),
         (zero_a_row, "row of zeros"),
         (zero_the_last, "all zeros"),
@@ -125,9 +125,9 @@ def test_wrong_tensors_are_rejected(
         check_adapter(good, spec)
 
 
-@pytest.mark.parametrize("kept", [0, 4, 100, 5_000, -1])
-def test_truncated_file_is_rejected(good: Path, spec: AdapterSpec, kept: int) -> None:
-    (good / ADAPTER).write_bytes((good / ADAPTER).read_bytes()[:kept])
+@pytest.mark.parametrize("size", [0, 4, 100, 5_000, -1])
+def test_truncated_file_is_rejected(good: Path, spec: AdapterSpec, size: int) -> None:
+    (good / ADAPTER).write_bytes((good / ADAPTER).read_bytes()[:size])
     with pytest.raises(DamagedAdapter, match=r"safetensors|bytes"):
         check_adapter(good, spec)
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from alignment.artifacts import WEIGHTS, WeightsSpec, check_weights
-from alignment.artifacts.full_weights_spec import CONFIG
+from alignment.artifacts.specs import CONFIG, WEIGHTS, WeightsSpec, check_weights
 from alignment.config.trainer import TrainerConfig
 from alignment.errors import DamagedAdapter
 from alignment.trainer.trainer import Trainer
@@ -50,11 +49,11 @@ def test_base_model_without_safetensors_is_rejected(tmp_path: Path, base_model: 
         WeightsSpec.from_base_model(tmp_path)
 
 
-def lose_one(tensors: Tensors) -> None:
+def remove_tensor(tensors: Tensors) -> None:
     del tensors[BIAS]
 
 
-def add_one(tensors: Tensors) -> None:
+def add_tensor(tensors: Tensors) -> None:
     tensors["lm_head.bias"] = np.zeros(4, np.float32)
 
 
@@ -66,28 +65,28 @@ def as_integers(tensors: Tensors) -> None:
     tensors[Q_PROJ] = tensors[Q_PROJ].astype(np.int32)
 
 
-def spoil(tensors: Tensors) -> None:
+def set_nan(tensors: Tensors) -> None:
     tensors[Q_PROJ][3, 3] = np.nan
 
 
-def blow_up(tensors: Tensors) -> None:
+def enlarge(tensors: Tensors) -> None:
     tensors[Q_PROJ] *= 11
 
 
-def wipe(tensors: Tensors) -> None:
+def set_zeros(tensors: Tensors) -> None:
     tensors[Q_PROJ][:] = 0
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lose_one, "lacks model.layers.1.self_attn.q_proj.bias"),
-        (add_one, "holds lm_head.bias"),
+        (remove_tensor, "lacks model.layers.1.self_attn.q_proj.bias"),
+        (add_tensor, "holds lm_head.bias"),
         (reshape, "has shape"),
         (as_integers, "has dtype I32"),
-        (spoil, "not finite"),
-        (blow_up, "the limit is"),
-        (wipe, "the base model has"),
+        (set_nan, "not finite"),
+        (enlarge, "the limit is"),
+        (set_zeros, "the base model has"),
     ],
 )
 def test_damaged_weights_are_rejected(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from alignment.artifacts import MANIFEST, publish_directory, verify, write_manifest
+from alignment.artifacts.manifest import MANIFEST, publish_directory, verify, write_manifest
 from alignment.errors import DamagedAdapter
 
 
@@ -47,7 +47,7 @@ def tear_the_manifest(directory: Path) -> None:
     (directory / MANIFEST).write_bytes((directory / MANIFEST).read_bytes()[:-20])
 
 
-def lose_the_manifest(directory: Path) -> None:
+def delete_manifest(directory: Path) -> None:
     (directory / MANIFEST).unlink()
 
 
@@ -64,7 +64,7 @@ def empty_the_manifest(directory: Path) -> None:
         (remove, "trainer/state.json is missing"),
         (add, "trainer/more"),
         (tear_the_manifest, "manifest"),
-        (lose_the_manifest, "manifest"),
+        (delete_manifest, "manifest"),
         (empty_the_manifest, "manifest"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Reward settings: what is rejected."""
+"""Invalid reward settings are rejected."""
 
 import pytest
 from pydantic import ValidationError

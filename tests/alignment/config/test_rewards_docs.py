@@ -1,4 +1,4 @@
-"""docs/rewards.md: its example is a config, its function is a rule, and what it says of defaults holds."""
+"""The examples, the rule and the defaults of docs/rewards.md are right."""
 
 import json
 import re
@@ -41,10 +41,10 @@ def test_documented_function_is_a_rule() -> None:
 
 def test_documented_phrases_are_read_as_stated() -> None:
     for phrase in ("That's wrong", "You didn't answer my question"):
-        said = read_next_message(phrase)
-        assert phrase in PROSE and said is not None and said.value == -1.0
+        evidence = read_next_message(phrase)
+        assert phrase in PROSE and evidence is not None and evidence.value == -1.0
     for phrase in ("no thanks", "thanks in advance", "Perfect timing, my tyre is flat"):
         assert phrase in PROSE and read_next_message(phrase) is None
     for phrase in ("Thanks a lot", "Thank you for your message"):
-        said = read_next_message(phrase)
-        assert phrase in PROSE and said is not None and said.value == 1.0
+        evidence = read_next_message(phrase)
+        assert phrase in PROSE and evidence is not None and evidence.value == 1.0

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from alignment.config.trainer import LoRAConfig, TrainerConfig
+from alignment.config.trainer import LoRAConfig, Packing, TrainerConfig
 from alignment.data.micro_batches import ScoredSequence, make_micro_batches, make_model_inputs, prefix_chains
-from alignment.data.prefix_sharing import Packing, TokenIds, pack_rows
+from alignment.data.prefix_sharing import TokenIds, pack_rows
 from alignment.models.policy_model import PolicyModel
 from alignment.types import Batch
 
@@ -104,15 +104,15 @@ ids_of_tries = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8).map(
 def test_every_sequence_is_in_one_micro_batch_within_max_tokens(
     ids: list[TokenIds], budget: int, num_ranks: int, packing: Packing, data: st.DataObject
 ) -> None:
-    together = data.draw(st.lists(st.lists(st.sampled_from(range(len(ids))), min_size=1, max_size=3), max_size=3))
+    coupled = data.draw(st.lists(st.lists(st.sampled_from(range(len(ids))), min_size=1, max_size=3), max_size=3))
     micro_batches = make_micro_batches(
-        [ScoredSequence(one, start=1) for one in ids], budget, num_ranks, coupled=together, packing=packing
+        [ScoredSequence(one, start=1) for one in ids], budget, num_ranks, coupled=coupled, packing=packing
     )
     assert sorted(index for indices in micro_batches for index in indices) == list(range(len(ids)))
     assert len(micro_batches) % num_ranks == 0
-    for named in together:
-        assert any(set(named) <= set(indices) for indices in micro_batches)
-    if not together:
+    for coupled_indices in coupled:
+        assert any(set(coupled_indices) <= set(indices) for indices in micro_batches)
+    if not coupled:
         for indices in micro_batches:
             members = [ids[index] for index in indices]
             assert size(members, packing) <= budget or len(pack_rows(members, packing)) == 1
@@ -204,26 +204,28 @@ def logprobs_and_gradients(
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Return the log-probs of each sequence, and the gradients of a loss that weights every token differently."""
     policy.zero_grad()
-    found: list[Tensor] = [torch.empty(0)] * len(sequences)
+    logprobs: list[Tensor] = [torch.empty(0)] * len(sequences)
     for indices in make_micro_batches(sequences, budget, packing=packing):
         logprobs_N = policy(make_model_inputs([sequences[index] for index in indices], CPU, packing))
         parts = logprobs_N.split([len(sequences[index].ids) - sequences[index].start for index in indices])
         for index, part in zip(indices, parts, strict=True):
-            found[index] = part.detach()
+            logprobs[index] = part.detach()
         losses = [(part * torch.arange(1, len(part) + 1)).sum() for part in parts]
         sum(loss * (index + 1) for index, loss in zip(indices, losses, strict=True)).backward()
-    return found, {name: parameter.grad.clone() for name, parameter in policy.role_parameters("actor").items()}
+    return logprobs, {name: parameter.grad.clone() for name, parameter in policy.role_parameters("actor").items()}
 
 
 def assert_same_results(policy: PolicyModel, sequences: Sequence[ScoredSequence], budget: int = 10_000) -> None:
-    alone, gradients_alone = logprobs_and_gradients(policy, sequences, "off", budget=1)
+    separate, separate_gradients = logprobs_and_gradients(policy, sequences, "off", budget=1)
     for packing in PACKINGS:
-        together, gradients = logprobs_and_gradients(policy, sequences, packing, budget)
-        for one, other in zip(together, alone, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+        packed, gradients = logprobs_and_gradients(policy, sequences, packing, budget)
+        for actual, expected in zip(packed, separate, strict=True):
+            torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
         for name, gradient in gradients.items():
-            largest = float(gradients_alone[name].abs().max())
-            torch.testing.assert_close(gradient, gradients_alone[name], atol=1e-5 * max(1.0, largest), rtol=0, msg=name)
+            largest = float(separate_gradients[name].abs().max())
+            torch.testing.assert_close(
+                gradient, separate_gradients[name], atol=1e-5 * max(1.0, largest), rtol=0, msg=name
+            )
 
 
 CHAIN = [ScoredSequence((1, 2, 3, 4), start=2), ScoredSequence((1, 2, 3, 4, 5, 6, 7), start=6, temperature=0.6)]
@@ -252,9 +254,11 @@ def test_packed_results_match_separate_results(policy: PolicyModel, many: list[S
     st.integers(1, 60),
 )
 def test_random_prefix_trees_match_separate_results(
-    policy: PolicyModel, drawn: list[tuple[TokenIds, int]], budget: int
+    policy: PolicyModel, ids_and_starts: list[tuple[TokenIds, int]], budget: int
 ) -> None:
-    assert_same_results(policy, [ScoredSequence(ids, min(start, len(ids) - 1)) for ids, start in drawn], budget)
+    assert_same_results(
+        policy, [ScoredSequence(ids, min(start, len(ids) - 1)) for ids, start in ids_and_starts], budget
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

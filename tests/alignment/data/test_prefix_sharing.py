@@ -89,14 +89,14 @@ def test_packing_has_minimal_cost(ids: list[TokenIds]) -> None:
     def cheapest(begin: int) -> float:
         if begin == len(order):
             return 0.0
-        found = []
+        actual = []
         for end in range(begin + 1, len(order) + 1):
             members = [ids[index] for index in order[begin:end]]
             if len(members) > 1 and not common_prefix_length(members[-2], members[-1]):
                 break
             branches = any(common_prefix_length(one, other) < len(other) for one, other in pairwise(members))
-            found.append(estimate_cost(len(prefixes(members)), branches) + known[end])
-        return min(found)
+            actual.append(estimate_cost(len(prefixes(members)), branches) + known[end])
+        return min(actual)
 
     known = [0.0] * (len(order) + 1)
     for begin in range(len(order) - 1, -1, -1):

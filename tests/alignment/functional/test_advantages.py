@@ -1,4 +1,4 @@
-"""Advantages: by hand, against loops over tokens, and what must not change them."""
+"""Advantages: examples by hand, loops over tokens, and invariances."""
 
 import statistics
 
@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from alignment.errors import SingletonGroup
+from alignment.errors import AlignmentError, SingletonGroup
 from alignment.functional import (
+    discounted_turn_returns,
     gae_advantage,
     group_advantage,
     leave_one_out_advantage,
     reinforce_plus_plus_advantage,
     running_baseline,
 )
-from tests.support.random_batches import GARBAGE, Tokens, batches, spoiled
+from tests.support.random_batches import GARBAGE, Tokens, batches, fill_padding
 
 REWARDS_B = torch.tensor([1.0, 0.0, 3.0, 0.0, 6.0])
 GROUP_B = torch.tensor([5, 2, 5, 2, 2])  # {1, 3} around 2 and {0, 0, 6} around 2
@@ -44,12 +45,12 @@ def test_gae_is_the_sum_of_discounted_errors(batch: Tokens, gamma: float, lam: f
     for row, mask in enumerate(batch.mask_BT.bool()):
         rewards, values = batch.rewards_BT[row][mask].tolist(), [*batch.old_BT[row][mask].tolist(), 0.0]
         errors = [reward + gamma * values[t + 1] - values[t] for t, reward in enumerate(rewards)]
-        wanted = [
+        expected = [
             sum((gamma * lam) ** (later - t) * errors[later] for later in range(t, len(errors)))
             for t in range(len(errors))
         ]
-        assert gae.advantages_BT[row][mask].tolist() == pytest.approx(wanted, abs=1e-12)
-        returns = [advantage + value for advantage, value in zip(wanted, values, strict=False)]
+        assert gae.advantages_BT[row][mask].tolist() == pytest.approx(expected, abs=1e-12)
+        returns = [advantage + value for advantage, value in zip(expected, values, strict=False)]
         assert gae.returns_BT[row][mask].tolist() == pytest.approx(returns, abs=1e-12)
         assert not gae.advantages_BT[row][~mask].any()
         assert not gae.returns_BT[row][~mask].any()
@@ -57,8 +58,8 @@ def test_gae_is_the_sum_of_discounted_errors(batch: Tokens, gamma: float, lam: f
 
 def test_group_advantages_by_hand() -> None:
     # std with n − 1: √2 and √((4 + 4 + 16) / 2) = √12
-    wanted = [-1 / (2**0.5 + 1e-6), -2 / 12**0.5, 1 / (2**0.5 + 1e-6), -2 / 12**0.5, 4 / 12**0.5]
-    assert group_advantage(REWARDS_B, GROUP_B).tolist() == pytest.approx(wanted, abs=1e-6)
+    expected = [-1 / (2**0.5 + 1e-6), -2 / 12**0.5, 1 / (2**0.5 + 1e-6), -2 / 12**0.5, 4 / 12**0.5]
+    assert group_advantage(REWARDS_B, GROUP_B).tolist() == pytest.approx(expected, abs=1e-6)
     assert group_advantage(REWARDS_B, GROUP_B, scale_by_std=False).tolist() == [-1.0, -2.0, 1.0, -2.0, 4.0]
     # with eps 1 instead: −1 / (√2 + 1)
     assert group_advantage(REWARDS_B, GROUP_B, eps=1.0)[0].item() == pytest.approx(1 - 2**0.5)
@@ -114,9 +115,9 @@ def test_group_labels_and_order_do_not_matter(batch: tuple[Tensor, Tensor], seed
     names = torch.randperm(100, generator=generator) - 50
     order = torch.randperm(len(rewards_B), generator=generator)
     for advantage in (group_advantage, leave_one_out_advantage):
-        wanted_B = advantage(rewards_B, group_B)
-        assert torch.equal(advantage(rewards_B, names[group_B]), wanted_B)
-        assert torch.allclose(advantage(rewards_B[order], group_B[order]), wanted_B[order], rtol=0, atol=1e-9)
+        expected_B = advantage(rewards_B, group_B)
+        assert torch.equal(advantage(rewards_B, names[group_B]), expected_B)
+        assert torch.allclose(advantage(rewards_B[order], group_B[order]), expected_B[order], rtol=0, atol=1e-9)
 
 
 def test_reinforce_plus_plus_by_hand() -> None:
@@ -124,12 +125,12 @@ def test_reinforce_plus_plus_by_hand() -> None:
     mask_BT = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     # returns 0 + ½·2, 2, 4: mean 7/3, var ((4/3)² + (1/3)² + (5/3)²) / 2 = 7/3
     deviation = (7 / 3) ** 0.5
-    wanted_BT = torch.tensor([[-4 / 3, -1 / 3], [5 / 3, 0.0]]) / deviation
-    assert torch.allclose(reinforce_plus_plus_advantage(rewards_BT, mask_BT, gamma=0.5), wanted_BT)
+    expected_BT = torch.tensor([[-4 / 3, -1 / 3], [5 / 3, 0.0]]) / deviation
+    assert torch.allclose(reinforce_plus_plus_advantage(rewards_BT, mask_BT, gamma=0.5), expected_BT)
     # with the group's baseline: sums 2 and 4 around 3; tokens −1, −1, 1: mean −1/3, var (4 + 4 + 16)/9/2 = 4/3
-    wanted_BT = torch.tensor([[-2 / 3, -2 / 3], [4 / 3, 0.0]]) / (4 / 3) ** 0.5
+    expected_BT = torch.tensor([[-2 / 3, -2 / 3], [4 / 3, 0.0]]) / (4 / 3) ** 0.5
     grouped_BT = reinforce_plus_plus_advantage(rewards_BT, mask_BT, group_B=torch.tensor([1, 1]))
-    assert torch.allclose(grouped_BT, wanted_BT)
+    assert torch.allclose(grouped_BT, expected_BT)
 
 
 def test_returns_skip_masked_tokens_without_a_discount() -> None:
@@ -153,15 +154,15 @@ def test_padding_content_does_not_matter(batch: Tokens, garbage: float) -> None:
     mask_BT, group_B = batch.mask_BT, torch.zeros(len(batch.mask_BT), dtype=torch.long)
 
     def results(fill: float) -> list[Tensor]:
-        rewards_BT = spoiled(batch.rewards_BT, mask_BT, fill)
-        found = [*gae_advantage(rewards_BT, spoiled(batch.old_BT, mask_BT, fill), mask_BT, 0.9, 0.8)]
-        found.append(reinforce_plus_plus_advantage(rewards_BT, mask_BT, gamma=0.9))
+        rewards_BT = fill_padding(batch.rewards_BT, mask_BT, fill)
+        actual = [*gae_advantage(rewards_BT, fill_padding(batch.old_BT, mask_BT, fill), mask_BT, 0.9, 0.8)]
+        actual.append(reinforce_plus_plus_advantage(rewards_BT, mask_BT, gamma=0.9))
         if len(group_B) > 1:
-            found.append(reinforce_plus_plus_advantage(rewards_BT, mask_BT, group_B=group_B))
-        return found
+            actual.append(reinforce_plus_plus_advantage(rewards_BT, mask_BT, group_B=group_B))
+        return actual
 
-    for dirty_BT, clean_BT in zip(results(garbage), results(0.0), strict=True):
-        assert torch.equal(dirty_BT, clean_BT)
+    for garbage_padded_BT, zero_padded_BT in zip(results(garbage), results(0.0), strict=True):
+        assert torch.equal(garbage_padded_BT, zero_padded_BT)
 
 
 def test_baseline_is_updated_after_use() -> None:
@@ -178,3 +179,47 @@ def test_mismatched_shapes_are_named() -> None:
         gae_advantage(torch.zeros(2, 3), torch.zeros(2, 4), torch.ones(2, 3), 1.0, 1.0)
     with pytest.raises(ValueError, match=r"mask_BT \[1, 3\]"):
         reinforce_plus_plus_advantage(torch.zeros(2, 3), torch.ones(1, 3))
+
+
+def test_turn_return_includes_later_turns() -> None:
+    rewards_B = torch.tensor([1.0, 2.0, 4.0, 8.0])
+    conversation_B, turn_B = torch.tensor([7, 7, 9, 7]), torch.tensor([0, 2, 0, 5])
+    # conversation 7: 8, 2 + ½·8, 1 + ½·6;  conversation 9: 4
+    assert discounted_turn_returns(rewards_B, conversation_B, turn_B, 0.5).tolist() == [4.0, 6.0, 4.0, 8.0]
+
+
+@given(
+    st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 5)), st.floats(-2, 2), min_size=1),
+    st.floats(0.01, 1),
+    st.randoms(),
+)
+def test_turn_return_is_the_discounted_sum_in_any_order(turns, discount, random) -> None:  # type: ignore[no-untyped-def]
+    places = list(turns)
+    random.shuffle(places)
+    credit_B = discounted_turn_returns(
+        torch.tensor([turns[place] for place in places], dtype=torch.float64),
+        torch.tensor([conversation for conversation, _ in places]),
+        torch.tensor([turn for _, turn in places]),
+        discount,
+    )
+    for place, credit in zip(places, credit_B.tolist(), strict=True):
+        after = sorted(later for later in places if later[0] == place[0] and later[1] >= place[1])
+        expected = sum(discount**steps * turns[later] for steps, later in enumerate(after))
+        assert credit == pytest.approx(expected, abs=1e-12)
+
+
+def test_without_a_discount_rewards_are_unchanged() -> None:
+    rewards_B = torch.tensor([1.0, 2.0])
+    credit_B = discounted_turn_returns(rewards_B, torch.tensor([3, 3]), torch.tensor([1, 1]), 0.0)
+    assert credit_B.tolist() == [1.0, 2.0]
+    assert credit_B is not rewards_B
+
+
+def test_duplicate_turns_are_rejected() -> None:
+    with pytest.raises(AlignmentError, match="turn 1 of conversation 3 occurs twice"):
+        discounted_turn_returns(torch.ones(3), torch.tensor([3, 4, 3]), torch.tensor([1, 1, 1]), 0.5)
+
+
+def test_mismatched_shapes_of_turns_are_named() -> None:
+    with pytest.raises(ValueError, match=r"turn_B \[1\]"):
+        discounted_turn_returns(torch.ones(2), torch.tensor([1, 2]), torch.tensor([0]), 0.5)

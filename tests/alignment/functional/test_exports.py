@@ -1,4 +1,4 @@
-"""What `alignment.functional` offers, pinned: the names are part of the interface."""
+"""The names that `alignment.functional` exports are part of the interface."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Weights for what another version or engine drew: by hand, by loops, and what divides the loss afterwards."""
+"""Importance weights: examples by hand, plain loops, and the denominator of the loss after rejection."""
 
 import math
 from typing import Any, get_args
@@ -12,7 +12,7 @@ from torch import Tensor
 from alignment.config.algorithm import Aggregation, CorrectionLevel, CorrectionMode
 from alignment.errors import AlignmentError
 from alignment.functional import aggregate, policy_loss, proximal_loglinear, rollout_correction
-from tests.support.random_batches import GARBAGE, Tokens, batches, spoiled
+from tests.support.random_batches import GARBAGE, Tokens, batches, fill_padding
 
 LEVELS, MODES = get_args(CorrectionLevel), get_args(CorrectionMode)
 LN2, LN4 = math.log(2), math.log(4)
@@ -38,30 +38,30 @@ MASK_BT = torch.tensor([[1.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
     ],
 )
 def test_weights_by_hand(level: CorrectionLevel, mode: CorrectionMode, low: float, weights: Any, mask: Any) -> None:
-    found = rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, level=level, mode=mode, low=low, high=2.0)
-    assert torch.allclose(found.weights_BT, torch.tensor(weights, dtype=torch.float64))
-    assert found.mask_BT.tolist() == mask
+    actual = rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, level=level, mode=mode, low=low, high=2.0)
+    assert torch.allclose(actual.weights_BT, torch.tensor(weights, dtype=torch.float64))
+    assert actual.mask_BT.tolist() == mask
 
 
 def test_default_truncates_token_weights_at_two() -> None:
     ratios_BT, ones_BT = torch.tensor([[4.0, 1.9, 0.4, 0.05]]), torch.ones(1, 4)
-    found = rollout_correction(ratios_BT.log(), torch.zeros(1, 4), ones_BT)
-    assert found.weights_BT.tolist() == [pytest.approx([2.0, 1.9, 0.4, 0.05])]
-    assert found.metrics["rollout_corr/rollout_is_ratio_fraction_low"] == 0.5  # two below ½
+    actual = rollout_correction(ratios_BT.log(), torch.zeros(1, 4), ones_BT)
+    assert actual.weights_BT.tolist() == [pytest.approx([2.0, 1.9, 0.4, 0.05])]
+    assert actual.metrics["rollout_corr/rollout_is_ratio_fraction_low"] == 0.5  # two below ½
 
 
 def test_bounds_are_inclusive() -> None:
     zero_BT, mask_BT = torch.zeros(1, 2), torch.ones(1, 2)
     for mode in ("mask", "reject"):
-        found = rollout_correction(zero_BT, zero_BT, mask_BT, mode=mode, low=1.0, high=2.0)
-        assert found.weights_BT.tolist() == [[1.0, 1.0]]
-        found = rollout_correction(zero_BT, zero_BT, mask_BT, mode=mode, low=0.5, high=1.0)
-        assert found.weights_BT.tolist() == [[1.0, 1.0]]
+        actual = rollout_correction(zero_BT, zero_BT, mask_BT, mode=mode, low=1.0, high=2.0)
+        assert actual.weights_BT.tolist() == [[1.0, 1.0]]
+        actual = rollout_correction(zero_BT, zero_BT, mask_BT, mode=mode, low=0.5, high=1.0)
+        assert actual.weights_BT.tolist() == [[1.0, 1.0]]
 
 
 def test_metrics_by_hand() -> None:
     metrics = rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, low=0.3, high=2.0).metrics
-    wanted = {
+    expected = {
         "kl": -LN2 / 3,  # −(ln 4 + 0 − ln 2)/3
         "k3_kl": (3 - LN4 + 0 - 0.5 + LN2) / 3,  # w − ln w − 1
         "chi2_token": 17.25 / 3 - 1,  # (16 + 1 + ¼)/3 − 1
@@ -79,7 +79,7 @@ def test_metrics_by_hand() -> None:
         "rollout_is_eff_sample_size": 7 / 9,  # (3.5/3)² / ((4 + 1 + ¼)/3)
         "rollout_rs_masked_fraction": 0.0,
     }
-    assert metrics == pytest.approx({f"rollout_corr/{name}": value for name, value in wanted.items()}, abs=1e-12)
+    assert metrics == pytest.approx({f"rollout_corr/{name}": value for name, value in expected.items()}, abs=1e-12)
 
 
 def test_out_of_bounds_fractions_count_tokens_or_sequences() -> None:
@@ -103,11 +103,11 @@ def test_metrics_describe_the_bounded_weights() -> None:
 
 
 def test_metrics_are_finite_when_everything_is_rejected() -> None:
-    found = rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, mode="reject", low=10.0, high=20.0)
-    assert not found.mask_BT.any()
-    assert not found.weights_BT.any()
-    assert all(math.isfinite(value) for value in found.metrics.values())
-    assert found.metrics["rollout_corr/rollout_is_eff_sample_size"] == 0.0
+    actual = rollout_correction(OLD_BT, ROLLOUT_BT, MASK_BT, mode="reject", low=10.0, high=20.0)
+    assert not actual.mask_BT.any()
+    assert not actual.weights_BT.any()
+    assert all(math.isfinite(value) for value in actual.metrics.values())
+    assert actual.metrics["rollout_corr/rollout_is_eff_sample_size"] == 0.0
 
 
 def test_ratios_are_bounded_by_e_to_the_20() -> None:
@@ -126,7 +126,7 @@ def test_ratios_are_bounded_by_e_to_the_20() -> None:
 @given(batch=batches())
 def test_weights_agree_with_a_loop(level: CorrectionLevel, mode: CorrectionMode, batch: Tokens) -> None:
     low, high = 0.7, 1.2
-    found = rollout_correction(
+    actual = rollout_correction(
         batch.logprobs_BT, batch.old_BT, batch.mask_BT, level=level, mode=mode, low=low, high=high
     )
     for row, mask in enumerate(batch.mask_BT.tolist()):
@@ -142,9 +142,9 @@ def test_weights_agree_with_a_loop(level: CorrectionLevel, mode: CorrectionMode,
                 "clamp": min(max(ratio, low), high),
                 "reject": float(within),
             }[mode]
-            assert found.weights_BT[row, t].item() == pytest.approx(weight if apply_mask else 0.0, abs=1e-12)
-            kept = apply_mask and (within or mode != "reject")
-            assert found.mask_BT[row, t].item() == kept
+            assert actual.weights_BT[row, t].item() == pytest.approx(weight if apply_mask else 0.0, abs=1e-12)
+            remains = apply_mask and (within or mode != "reject")
+            assert actual.mask_BT[row, t].item() == remains
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
@@ -170,47 +170,47 @@ def test_rejected_tokens_stay_in_the_denominator(mode: Aggregation, batch: Token
 def test_padding_content_does_not_matter(
     level: CorrectionLevel, mode: CorrectionMode, batch: Tokens, garbage: float
 ) -> None:
-    def at(fill: float) -> Any:
+    def results_with_padding(fill: float) -> Any:
         return rollout_correction(
-            spoiled(batch.logprobs_BT, batch.mask_BT, fill),
-            spoiled(batch.old_BT, batch.mask_BT, -fill),
+            fill_padding(batch.logprobs_BT, batch.mask_BT, fill),
+            fill_padding(batch.old_BT, batch.mask_BT, -fill),
             batch.mask_BT,
             level=level,
             mode=mode,
         )
 
-    dirty, clean = at(garbage), at(0.0)
-    assert torch.equal(dirty.weights_BT, clean.weights_BT)
-    assert torch.equal(dirty.mask_BT, clean.mask_BT)
-    assert dirty.metrics == clean.metrics
+    with_garbage, with_zeros = results_with_padding(garbage), results_with_padding(0.0)
+    assert torch.equal(with_garbage.weights_BT, with_zeros.weights_BT)
+    assert torch.equal(with_garbage.mask_BT, with_zeros.mask_BT)
+    assert with_garbage.metrics == with_zeros.metrics
 
 
 @given(batch=batches(), seed=st.integers(0, 2**32), level=st.sampled_from(LEVELS))
 def test_permuting_sequences_permutes_the_weights(batch: Tokens, seed: int, level: CorrectionLevel) -> None:
     order = torch.randperm(len(batch.mask_BT), generator=torch.Generator().manual_seed(seed))
-    wanted = rollout_correction(batch.logprobs_BT, batch.old_BT, batch.mask_BT, level=level)
-    found = rollout_correction(batch.logprobs_BT[order], batch.old_BT[order], batch.mask_BT[order], level=level)
-    assert torch.allclose(found.weights_BT, wanted.weights_BT[order], rtol=0, atol=1e-12)
-    assert found.metrics == pytest.approx(wanted.metrics, abs=1e-9)
+    expected = rollout_correction(batch.logprobs_BT, batch.old_BT, batch.mask_BT, level=level)
+    actual = rollout_correction(batch.logprobs_BT[order], batch.old_BT[order], batch.mask_BT[order], level=level)
+    assert torch.allclose(actual.weights_BT, expected.weights_BT[order], rtol=0, atol=1e-12)
+    assert actual.metrics == pytest.approx(expected.metrics, abs=1e-9)
 
 
 @given(batch=batches())
 def test_equal_log_probs_change_nothing(batch: Tokens) -> None:
     for level in LEVELS:
         for mode in MODES:
-            found = rollout_correction(batch.old_BT, batch.old_BT, batch.mask_BT, level=level, mode=mode)
-            assert torch.equal(found.weights_BT, batch.mask_BT)
-            assert torch.equal(found.mask_BT, batch.mask_BT)
-            assert found.metrics["rollout_corr/rollout_is_eff_sample_size"] == 1.0
-            assert found.metrics["rollout_corr/chi2_seq"] == 0.0
+            actual = rollout_correction(batch.old_BT, batch.old_BT, batch.mask_BT, level=level, mode=mode)
+            assert torch.equal(actual.weights_BT, batch.mask_BT)
+            assert torch.equal(actual.mask_BT, batch.mask_BT)
+            assert actual.metrics["rollout_corr/rollout_is_eff_sample_size"] == 1.0
+            assert actual.metrics["rollout_corr/chi2_seq"] == 0.0
 
 
 def test_boolean_mask_and_weights_without_gradient() -> None:
     old_BT = OLD_BT.clone().requires_grad_()
-    found = rollout_correction(old_BT, ROLLOUT_BT, MASK_BT.bool(), mode="reject", low=0.4)
-    assert not found.weights_BT.requires_grad
-    assert found.mask_BT.tolist() == [[False, True], [True, False]]
-    assert found.weights_BT.tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    actual = rollout_correction(old_BT, ROLLOUT_BT, MASK_BT.bool(), mode="reject", low=0.4)
+    assert not actual.weights_BT.requires_grad
+    assert actual.mask_BT.tolist() == [[False, True], [True, False]]
+    assert actual.weights_BT.tolist() == [[0.0, 1.0], [1.0, 0.0]]
 
 
 def test_invalid_arguments_are_rejected() -> None:
@@ -251,7 +251,7 @@ def test_proximal_policy_padding_does_not_matter(batch: Tokens, garbage: float) 
 
     def loss(fill: float) -> Tensor:
         logprobs_BT, rollout_logprobs_BT = (
-            spoiled(x_BT, batch.mask_BT, fill) for x_BT in (batch.logprobs_BT, batch.old_BT)
+            fill_padding(x_BT, batch.mask_BT, fill) for x_BT in (batch.logprobs_BT, batch.old_BT)
         )
         proximal_BT = proximal_loglinear(logprobs_BT, rollout_logprobs_BT, lag_B)
         return policy_loss(logprobs_BT, proximal_BT, batch.advantages_BT, batch.mask_BT).loss

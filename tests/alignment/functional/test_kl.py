@@ -1,4 +1,4 @@
-"""KL estimates and the coefficient that follows them."""
+"""KL estimates and the adaptive KL coefficient."""
 
 import math
 from typing import get_args
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from alignment.config.algorithm import KLKind
 from alignment.functional import AdaptiveKLController, aggregate, kl_estimate
-from tests.support.random_batches import GARBAGE, Tokens, batches, rows, spoiled, with_gradient
+from tests.support.random_batches import GARBAGE, Tokens, batches, fill_padding, rows, with_gradient
 
 KINDS = get_args(KLKind)
 
@@ -33,8 +33,8 @@ KINDS = get_args(KLKind)
 )
 def test_estimates_by_hand(kind: KLKind, value: float, gradient: float) -> None:
     ref_logprobs_BT = torch.tensor([[math.log(0.25)]])
-    found = with_gradient(lambda x_BT: kl_estimate(x_BT, ref_logprobs_BT, kind).sum(), torch.tensor([[math.log(0.5)]]))
-    assert (found[0].item(), found[1].item()) == pytest.approx((value, gradient), abs=1e-6)
+    actual = with_gradient(lambda x_BT: kl_estimate(x_BT, ref_logprobs_BT, kind).sum(), torch.tensor([[math.log(0.5)]]))
+    assert (actual[0].item(), actual[1].item()) == pytest.approx((value, gradient), abs=1e-6)
 
 
 def by_token(kind: str, logprob: float, reference: float) -> tuple[float, float]:
@@ -61,11 +61,11 @@ def test_values_and_gradients_agree_with_a_loop(kind: KLKind, batch: Tokens) -> 
 @given(batch=batches())
 def test_straight_through_has_the_value_of_the_kind_and_the_gradient_of_k2(kind: KLKind, batch: Tokens) -> None:
     base: KLKind = kind.removesuffix("+")  # type: ignore[assignment]
-    wanted_BT = kl_estimate(batch.logprobs_BT, batch.old_BT, base)
-    assert torch.equal(kl_estimate(batch.logprobs_BT, batch.old_BT, kind), wanted_BT)
-    _, found_BT = with_gradient(lambda x_BT: kl_estimate(x_BT, batch.old_BT, kind).sum(), batch.logprobs_BT)
+    expected_BT = kl_estimate(batch.logprobs_BT, batch.old_BT, base)
+    assert torch.equal(kl_estimate(batch.logprobs_BT, batch.old_BT, kind), expected_BT)
+    _, actual_BT = with_gradient(lambda x_BT: kl_estimate(x_BT, batch.old_BT, kind).sum(), batch.logprobs_BT)
     _, k2_BT = with_gradient(lambda x_BT: kl_estimate(x_BT, batch.old_BT, "k2").sum(), batch.logprobs_BT)
-    assert torch.equal(found_BT, k2_BT)
+    assert torch.equal(actual_BT, k2_BT)
 
 
 def test_k3_is_bounded_at_both_ends() -> None:
@@ -89,15 +89,15 @@ def test_k1_k2_and_abs_are_not_bounded() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(batch=batches(), garbage=st.sampled_from(GARBAGE))
 def test_padding_content_does_not_matter(kind: KLKind, batch: Tokens, garbage: float) -> None:
-    def at(fill: float) -> tuple[Tensor, Tensor]:
-        ref_logprobs_BT = spoiled(batch.old_BT, batch.mask_BT, -fill)
+    def results_with_padding(fill: float) -> tuple[Tensor, Tensor]:
+        ref_logprobs_BT = fill_padding(batch.old_BT, batch.mask_BT, -fill)
         return with_gradient(
             lambda x_BT: aggregate(kl_estimate(x_BT, ref_logprobs_BT, kind), batch.mask_BT, "token-mean"),
-            spoiled(batch.logprobs_BT, batch.mask_BT, fill),
+            fill_padding(batch.logprobs_BT, batch.mask_BT, fill),
         )
 
-    for dirty, clean in zip(at(garbage), at(0.0), strict=True):
-        assert torch.equal(dirty, clean)
+    for with_garbage, with_zeros in zip(results_with_padding(garbage), results_with_padding(0.0), strict=True):
+        assert torch.equal(with_garbage, with_zeros)
 
 
 @pytest.mark.parametrize("kind", KINDS)

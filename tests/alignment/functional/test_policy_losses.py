@@ -1,4 +1,4 @@
-"""The policy's losses: by hand, and against a plain loop over tokens in float64, gradients included."""
+"""The policy losses: examples by hand, and a plain loop over tokens in float64, gradients included."""
 
 import math
 from typing import Any, get_args
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from alignment.config.algorithm import PolicyLossKind
 from alignment.functional import policy_loss
-from tests.support.random_batches import GARBAGE, Tokens, batches, rows, spoiled, tokens, with_gradient
+from tests.support.random_batches import GARBAGE, Tokens, batches, fill_padding, rows, tokens, with_gradient
 
 KINDS = get_args(PolicyLossKind)
 LOW, HIGH, C = 0.2, 0.3, 1.6  # near enough to 1 for every clip to act on random tokens
@@ -49,8 +49,8 @@ def one(logprob: float, old: float, advantage: float, **options: Any) -> tuple[f
 def test_ppo_by_hand(
     ratio: float, advantage: float, loss: float, gradient: float, clipped: int, clipped_lower: int
 ) -> None:
-    found = one(-1.0 + math.log(ratio), -1.0, advantage, clip_high=HIGH)
-    assert found == pytest.approx((loss, gradient, clipped, clipped_lower))
+    actual = one(-1.0 + math.log(ratio), -1.0, advantage, clip_high=HIGH)
+    assert actual == pytest.approx((loss, gradient, clipped, clipped_lower))
 
 
 def test_default_is_ppo_with_dual_clip() -> None:
@@ -88,8 +88,8 @@ def test_loss_is_unbounded_without_dual_clip() -> None:
 def test_losses_on_the_log_prob_by_hand(
     kind: PolicyLossKind, ratio: float, advantage: float, loss: float, gradient: float, clipped: int, clipped_lower: int
 ) -> None:
-    found = one(-1.0, -1.0 - math.log(ratio), advantage, kind=kind, **CLIP)
-    assert found == pytest.approx((loss, gradient, clipped, clipped_lower))
+    actual = one(-1.0, -1.0 - math.log(ratio), advantage, kind=kind, **CLIP)
+    assert actual == pytest.approx((loss, gradient, clipped, clipped_lower))
 
 
 def test_sapo_by_hand() -> None:
@@ -157,8 +157,8 @@ def by_token(kind: str, logprob: float, old: float, advantage: float, sequence: 
         return -advantage * gate * 4 / tau, -advantage * 4 * gate * (1 - gate) * ratio, False
     if kind == "reinforce":
         return -advantage * logprob, -advantage, False
-    moved = math.exp(logprob) - math.exp(old)
-    if not (moved <= HIGH if advantage > 0 else moved >= -LOW):
+    probability_change = math.exp(logprob) - math.exp(old)
+    if not (probability_change <= HIGH if advantage > 0 else probability_change >= -LOW):
         return 0.0, 0.0, True
     return -advantage * min(ratio, C) * logprob, -advantage * min(ratio, C), False
 
@@ -183,13 +183,13 @@ def test_losses_and_gradients_agree_with_a_loop_over_tokens(kind: PolicyLossKind
     log_ratio_BT = (batch.logprobs_BT - batch.old_BT) * batch.mask_BT
     mean_BT = (log_ratio_BT.sum(-1) / batch.mask_BT.sum(-1).clamp(min=1))[:, None].expand_as(log_ratio_BT)
     inputs = rows(batch.logprobs_BT, batch.old_BT, batch.advantages_BT, mean_BT, batch.weights_BT, batch.mask_BT)
-    found = rows(pg.loss_BT, logprobs_BT.grad, pg.clipped_BT)
+    actual = rows(pg.loss_BT, logprobs_BT.grad, pg.clipped_BT)
     total = 0.0
-    for (*token, weight, apply_mask), (loss, gradient, clipped) in zip(inputs, found, strict=True):
-        wanted = by_token(kind, *token) if apply_mask else (0.0, 0.0, False)
-        assert (loss, gradient) == pytest.approx((weight * wanted[0], weight * wanted[1]), abs=1e-12)
-        assert clipped == wanted[2]
-        total += weight * wanted[0]
+    for (*token, weight, apply_mask), (loss, gradient, clipped) in zip(inputs, actual, strict=True):
+        expected = by_token(kind, *token) if apply_mask else (0.0, 0.0, False)
+        assert (loss, gradient) == pytest.approx((weight * expected[0], weight * expected[1]), abs=1e-12)
+        assert clipped == expected[2]
+        total += weight * expected[0]
     assert pg.loss.item() == pytest.approx(total, abs=1e-11)
 
 
@@ -226,31 +226,31 @@ def test_only_clipped_tokens_have_no_gradient(kind: PolicyLossKind, batch: Token
 def test_padding_content_does_not_matter(kind: PolicyLossKind, batch: Tokens, garbage: float) -> None:
     mask_BT = batch.mask_BT
 
-    def at(fill: float) -> tuple[Tensor, ...]:
+    def results_with_padding(fill: float) -> tuple[Tensor, ...]:
         old_BT, advantages_BT, weights_BT = (
-            spoiled(x_BT, mask_BT, fill) for x_BT in (batch.old_BT, batch.advantages_BT, batch.weights_BT)
+            fill_padding(x_BT, mask_BT, fill) for x_BT in (batch.old_BT, batch.advantages_BT, batch.weights_BT)
         )
-        logprobs_BT = spoiled(batch.logprobs_BT, mask_BT, fill).requires_grad_()
+        logprobs_BT = fill_padding(batch.logprobs_BT, mask_BT, fill).requires_grad_()
         pg = policy_loss(logprobs_BT, old_BT, advantages_BT, mask_BT, kind=kind, rollout_weights_BT=weights_BT, **CLIP)
         pg.loss.backward()
         assert logprobs_BT.grad is not None
         return (*pg, logprobs_BT.grad)
 
-    for dirty, clean in zip(at(garbage), at(0.0), strict=True):
-        assert torch.equal(dirty, clean)
-    assert not at(garbage)[-1][mask_BT == 0].any()
+    for with_garbage, with_zeros in zip(results_with_padding(garbage), results_with_padding(0.0), strict=True):
+        assert torch.equal(with_garbage, with_zeros)
+    assert not results_with_padding(garbage)[-1][mask_BT == 0].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(batch=batches(), seed=st.integers(0, 2**32))
 def test_permuting_sequences_permutes_the_losses(kind: PolicyLossKind, batch: Tokens, seed: int) -> None:
     order = torch.randperm(len(batch.mask_BT), generator=torch.Generator().manual_seed(seed))
-    wanted = policy_loss(batch.logprobs_BT, batch.old_BT, batch.advantages_BT, batch.mask_BT, kind=kind)
-    found = policy_loss(
+    expected = policy_loss(batch.logprobs_BT, batch.old_BT, batch.advantages_BT, batch.mask_BT, kind=kind)
+    actual = policy_loss(
         batch.logprobs_BT[order], batch.old_BT[order], batch.advantages_BT[order], batch.mask_BT[order], kind=kind
     )
-    assert torch.allclose(found.loss, wanted.loss, rtol=0, atol=1e-12)
-    assert torch.allclose(found.loss_BT, wanted.loss_BT[order], rtol=0, atol=1e-12)
+    assert torch.allclose(actual.loss, expected.loss, rtol=0, atol=1e-12)
+    assert torch.allclose(actual.loss_BT, expected.loss_BT[order], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -261,18 +261,18 @@ def test_micro_batches_add_up_to_loss_and_gradient(
     mask_BT = batch.mask_BT
     count = mask_BT.sum() if aggregation == "token-mean" else (mask_BT.sum(-1) > 0).sum()
 
-    def whole(logprobs_BT: Tensor) -> Tensor:
+    def loss_of_batch(logprobs_BT: Tensor) -> Tensor:
         return policy_loss(
             logprobs_BT, batch.old_BT, batch.advantages_BT, mask_BT, kind=kind, aggregation=aggregation
         ).loss
 
-    def parts(logprobs_BT: Tensor) -> Tensor:
-        cut = zip(*(x.split(size) for x in (logprobs_BT, batch.old_BT, batch.advantages_BT, mask_BT)), strict=True)
-        losses = [policy_loss(*part, kind=kind, aggregation=aggregation, denominator=count).loss for part in cut]
+    def sum_of_parts(logprobs_BT: Tensor) -> Tensor:
+        split = zip(*(x.split(size) for x in (logprobs_BT, batch.old_BT, batch.advantages_BT, mask_BT)), strict=True)
+        losses = [policy_loss(*part, kind=kind, aggregation=aggregation, denominator=count).loss for part in split]
         return torch.stack(losses).sum()
 
-    found, wanted = with_gradient(parts, batch.logprobs_BT), with_gradient(whole, batch.logprobs_BT)
-    for part, full in zip(found, wanted, strict=True):
+    actual, expected = with_gradient(sum_of_parts, batch.logprobs_BT), with_gradient(loss_of_batch, batch.logprobs_BT)
+    for part, full in zip(actual, expected, strict=True):
         assert torch.allclose(part, full, rtol=0, atol=1e-12)
 
 
@@ -280,11 +280,11 @@ def test_micro_batches_add_up_to_loss_and_gradient(
 def test_float32_stays_float32_and_agrees_with_float64(kind: PolicyLossKind) -> None:
     batch = tokens(1, 4, 6)
     narrow = [x_BT.float() for x_BT in (batch.logprobs_BT, batch.old_BT, batch.advantages_BT, batch.mask_BT)]
-    found = policy_loss(*narrow, kind=kind)
-    wanted = policy_loss(batch.logprobs_BT, batch.old_BT, batch.advantages_BT, batch.mask_BT.bool(), kind=kind)
-    assert {x.dtype for x in found} == {torch.float32}
-    assert {x.dtype for x in wanted} == {torch.float64}
-    assert found.loss.item() == pytest.approx(wanted.loss.item(), abs=1e-6)
+    actual = policy_loss(*narrow, kind=kind)
+    expected = policy_loss(batch.logprobs_BT, batch.old_BT, batch.advantages_BT, batch.mask_BT.bool(), kind=kind)
+    assert {x.dtype for x in actual} == {torch.float32}
+    assert {x.dtype for x in expected} == {torch.float64}
+    assert actual.loss.item() == pytest.approx(expected.loss.item(), abs=1e-6)
 
 
 def test_only_the_log_probs_carry_gradient() -> None:

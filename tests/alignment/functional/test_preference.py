@@ -1,4 +1,4 @@
-"""Losses on pairs and thumbs: by hand, by plain Python, gradients included."""
+"""Losses on pairs and on binary labels: examples by hand and plain Python, gradients included."""
 
 import math
 from typing import Any, get_args
@@ -34,10 +34,10 @@ LENGTHS = {"chosen_length_P": torch.tensor([2]), "rejected_length_P": torch.tens
     ],
 )
 def test_pairs_by_hand(kind: PairKind, options: dict[str, Any], loss: float) -> None:
-    found = dpo_loss(*PAIR, kind=kind, **{"beta": 0.5, **options})
+    actual = dpo_loss(*PAIR, kind=kind, **{"beta": 0.5, **options})
     beta = options.get("beta", 0.5)
-    assert found.loss_P.tolist() == pytest.approx([loss], abs=1e-6)
-    assert (found.chosen_rewards_P.item(), found.rejected_rewards_P.item()) == pytest.approx((2 * beta, -beta))
+    assert actual.loss_P.tolist() == pytest.approx([loss], abs=1e-6)
+    assert (actual.chosen_rewards_P.item(), actual.rejected_rewards_P.item()) == pytest.approx((2 * beta, -beta))
 
 
 def test_default_beta_and_kl() -> None:
@@ -85,7 +85,7 @@ def test_pairs_agree_with_plain_python(kind: PairKind, replies: list[Tensor], be
     chosen_P, rejected_P, ref_chosen_P, ref_rejected_P = torch.stack(replies, dim=1)
     smoothing = smoothing if kind in ("sigmoid", "robust") else 0.0
     chosen_P, rejected_P = chosen_P.clone().requires_grad_(), rejected_P.clone().requires_grad_()
-    found = dpo_loss(
+    actual = dpo_loss(
         chosen_P,
         rejected_P,
         ref_chosen_P,
@@ -96,18 +96,18 @@ def test_pairs_agree_with_plain_python(kind: PairKind, replies: list[Tensor], be
         chosen_length_P=torch.full(chosen_P.shape, 4),
         rejected_length_P=torch.full(chosen_P.shape, 3),
     )
-    found.loss_P.sum().backward()
+    actual.loss_P.sum().backward()
     assert chosen_P.grad is not None
     assert rejected_P.grad is not None
     for p in range(len(replies)):
         better, worse = (chosen_P - ref_chosen_P)[p].item(), (rejected_P - ref_rejected_P)[p].item()
-        wanted = pair_by_hand(kind, better, worse, beta, smoothing)
+        expected = pair_by_hand(kind, better, worse, beta, smoothing)
         if kind == "hinge" and abs(beta * (better - worse) - 1) < 1e-9:
             continue  # on the kink either slope is right
-        got = (found.loss_P[p].item(), chosen_P.grad[p].item(), rejected_P.grad[p].item())
-        assert got == pytest.approx(wanted, abs=1e-9, rel=1e-9)
-        assert found.chosen_rewards_P[p].item() == pytest.approx(beta * better)
-        assert found.rejected_rewards_P[p].item() == pytest.approx(beta * worse)
+        got = (actual.loss_P[p].item(), chosen_P.grad[p].item(), rejected_P.grad[p].item())
+        assert got == pytest.approx(expected, abs=1e-9, rel=1e-9)
+        assert actual.chosen_rewards_P[p].item() == pytest.approx(beta * better)
+        assert actual.rejected_rewards_P[p].item() == pytest.approx(beta * worse)
 
 
 @pytest.mark.parametrize("kind", PAIR_KINDS)
@@ -115,22 +115,22 @@ def test_extreme_pair_is_finite_in_float32(kind: PairKind) -> None:
     for margin in (-2000.0, 2000.0):
         chosen_P = torch.tensor([margin], requires_grad=True)
         zero_P = torch.zeros(1)
-        found = dpo_loss(
+        actual = dpo_loss(
             chosen_P, zero_P, zero_P, zero_P, beta=1.0, kind=kind, chosen_length_P=zero_P, rejected_length_P=zero_P
         )
-        found.loss_P.sum().backward()
+        actual.loss_P.sum().backward()
         assert chosen_P.grad is not None
-        assert found.loss_P.isfinite().all()
+        assert actual.loss_P.isfinite().all()
         assert chosen_P.grad.isfinite().all()
 
 
 def test_rewards_and_references_carry_no_gradient() -> None:
     four = [torch.randn(3, requires_grad=True) for _ in range(4)]
-    found = dpo_loss(*four)
-    found.loss_P.sum().backward()
+    actual = dpo_loss(*four)
+    actual.loss_P.sum().backward()
     assert [logps_P.grad is None for logps_P in four] == [False, False, True, True]
-    assert not found.chosen_rewards_P.requires_grad
-    assert not found.rejected_rewards_P.requires_grad
+    assert not actual.chosen_rewards_P.requires_grad
+    assert not actual.rejected_rewards_P.requires_grad
 
 
 @pytest.mark.parametrize("kind", ["hinge", "ipo", "apo_zero", "apo_down"])
@@ -166,52 +166,52 @@ LOGPS_B, REF_B, UP_B = torch.tensor([-3.0, -3.0]), torch.tensor([-5.0, -5.0]), t
     ],
 )
 def test_kto_by_hand(options: dict[str, Any], losses: list[float]) -> None:
-    found = kto_loss(LOGPS_B, REF_B, UP_B, beta=0.5, **options)
-    assert found.loss_B.tolist() == pytest.approx(losses, abs=1e-6)
-    assert found.rewards_B.tolist() == [1.0, 1.0]
+    actual = kto_loss(LOGPS_B, REF_B, UP_B, beta=0.5, **options)
+    assert actual.loss_B.tolist() == pytest.approx(losses, abs=1e-6)
+    assert actual.rewards_B.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("kind", UNPAIRED_KINDS)
 @given(
-    thumbs=st.lists(st.tuples(st.floats(-30, 0), st.floats(-30, 0), st.booleans()), min_size=1, max_size=5),
+    labels=st.lists(st.tuples(st.floats(-30, 0), st.floats(-30, 0), st.booleans()), min_size=1, max_size=5),
     kl=st.floats(-1, 3),
     beta=st.floats(0.05, 1),
 )
-def test_kto_agrees_with_plain_python(kind: UnpairedKind, thumbs: Any, kl: float, beta: float) -> None:
-    logps, refs, ups = zip(*thumbs, strict=True)
+def test_kto_agrees_with_plain_python(kind: UnpairedKind, labels: Any, kl: float, beta: float) -> None:
+    logps, refs, desirable = zip(*labels, strict=True)
     logps_B = torch.tensor(logps, dtype=torch.float64, requires_grad=True)
-    found = kto_loss(
+    actual = kto_loss(
         logps_B,
         torch.tensor(refs, dtype=torch.float64),
-        torch.tensor(ups),
+        torch.tensor(desirable),
         kl=kl,
         beta=beta,
         desirable_weight=1.2,
         undesirable_weight=0.7,
         kind=kind,
     )
-    found.loss_B.sum().backward()
+    actual.loss_B.sum().backward()
     assert logps_B.grad is not None
     anchor = max(kl, 0.0) if kind == "kto" else 0.0
-    for i, (logp, ref, up) in enumerate(thumbs):
-        happy = sigmoid(beta * ((logp - ref - anchor) if up else (anchor - logp + ref)))
-        weight = 1.2 if up else 0.7
-        slope = -weight * beta * happy * (1 - happy) * (1 if up else -1)
-        assert found.loss_B[i].item() == pytest.approx(weight * (1 - happy), abs=1e-12)
+    for i, (logp, ref, is_desirable) in enumerate(labels):
+        utility = sigmoid(beta * ((logp - ref - anchor) if is_desirable else (anchor - logp + ref)))
+        weight = 1.2 if is_desirable else 0.7
+        slope = -weight * beta * utility * (1 - utility) * (1 if is_desirable else -1)
+        assert actual.loss_B[i].item() == pytest.approx(weight * (1 - utility), abs=1e-12)
         assert logps_B.grad[i].item() == pytest.approx(slope, abs=1e-12)
-        assert found.rewards_B[i].item() == pytest.approx(beta * (logp - ref), abs=1e-12)
+        assert actual.rewards_B[i].item() == pytest.approx(beta * (logp - ref), abs=1e-12)
 
 
 def test_kto_labels_may_be_numeric_and_kl_is_a_constant() -> None:
     kl = torch.tensor(1.0, requires_grad=True)
     logps_B = LOGPS_B.clone().requires_grad_()
     ref_B = REF_B.clone().requires_grad_()
-    found = kto_loss(logps_B, ref_B, torch.tensor([1, 0]), kl=kl, beta=0.5)
-    assert found.loss_B.tolist() == pytest.approx([0.3775407, 0.6224593], abs=1e-6)
-    found.loss_B.sum().backward()
+    actual = kto_loss(logps_B, ref_B, torch.tensor([1, 0]), kl=kl, beta=0.5)
+    assert actual.loss_B.tolist() == pytest.approx([0.3775407, 0.6224593], abs=1e-6)
+    actual.loss_B.sum().backward()
     assert kl.grad is None
     assert ref_B.grad is None
-    assert not found.rewards_B.requires_grad
+    assert not actual.rewards_B.requires_grad
 
 
 def test_invalid_kto_arguments_are_rejected() -> None:

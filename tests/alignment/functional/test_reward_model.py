@@ -63,8 +63,8 @@ def test_platt_scaling_recovers_scale_and_shift() -> None:
     scores = torch.randn(20_000, generator=generator, dtype=torch.float64) * 2
     up = torch.rand(20_000, generator=generator, dtype=torch.float64) < torch.sigmoid(0.5 * scores - 0.7)
     empty = torch.zeros(0)
-    found = fit_platt_scaling(scores, 2.0 * up - 1.0, torch.ones(20_000), empty, empty)
-    assert found == pytest.approx(PlattScaling(0.5, -0.7), abs=0.05)
+    actual = fit_platt_scaling(scores, 2.0 * up - 1.0, torch.ones(20_000), empty, empty)
+    assert actual == pytest.approx(PlattScaling(0.5, -0.7), abs=0.05)
 
 
 def test_pairs_determine_the_scale_only() -> None:
@@ -72,24 +72,24 @@ def test_pairs_determine_the_scale_only() -> None:
     margins = torch.randn(20_000, generator=generator, dtype=torch.float64).abs()
     right = torch.rand(20_000, generator=generator, dtype=torch.float64) < torch.sigmoid(0.5 * margins)
     empty = torch.zeros(0)
-    found = fit_platt_scaling(empty, empty, empty, torch.where(right, margins, -margins), torch.ones(20_000))
-    assert found == pytest.approx(PlattScaling(0.5, 0.0), abs=0.05)
+    actual = fit_platt_scaling(empty, empty, empty, torch.where(right, margins, -margins), torch.ones(20_000))
+    assert actual == pytest.approx(PlattScaling(0.5, 0.0), abs=0.05)
 
 
 def test_platt_scaling_is_identity_without_labels_and_finite_with_few() -> None:
     empty = torch.zeros(0)
     assert fit_platt_scaling(empty, empty, empty, empty, empty) == PlattScaling(1.0, 0.0)
-    parted = fit_platt_scaling(torch.tensor([-1.0, 1.0]), torch.tensor([-1.0, 1.0]), torch.ones(2), empty, empty)
-    assert 1.0 < parted.scale < 3.0 and parted.shift == pytest.approx(0.0)
+    separable = fit_platt_scaling(torch.tensor([-1.0, 1.0]), torch.tensor([-1.0, 1.0]), torch.ones(2), empty, empty)
+    assert 1.0 < separable.scale < 3.0 and separable.shift == pytest.approx(0.0)
 
 
 def test_calibration_error_by_hand() -> None:
-    chances = torch.tensor([0.05, 0.05, 0.75, 0.75, 0.75, 0.75])
+    probabilities = torch.tensor([0.05, 0.05, 0.75, 0.75, 0.75, 0.75])
     values = torch.tensor([-1.0, 1.0, 1.0, 1.0, 1.0, -1.0])
     # bin 0: |0.05 − 0.5| of 2 words; bin 7: |0.75 − 0.75| of 4
-    assert calibration_error(chances, values) == pytest.approx(0.45 * 2 / 6)
+    assert calibration_error(probabilities, values) == pytest.approx(0.45 * 2 / 6)
     weights = torch.tensor([3.0, 1.0, 1.0, 1.0, 1.0, 1.0])  # |4 · 0.05 − 1| of 8
-    assert calibration_error(chances, values, weights) == pytest.approx(0.8 / 8)
+    assert calibration_error(probabilities, values, weights) == pytest.approx(0.8 / 8)
 
 
 def test_auc_by_hand() -> None:

@@ -1,4 +1,4 @@
-"""Attune against what verl, TRL, OpenRLHF and AReaL answered to fixed batches, in value and gradient."""
+"""The formulas give the recorded values and gradients of verl, TRL, OpenRLHF and AReaL on fixed batches."""
 
 from typing import Any
 
@@ -25,10 +25,10 @@ def test_result_equals_the_peers_recorded_result(record: dict[str, Any]) -> None
     batch = cast(batch_of(record["draw"]), torch.float64, leaf)
     with precision(torch.float64):
         value = case.ours(batch)
-        found = gradients(value, batch, leaf)
+        actual = gradients(value, batch, leaf)
         expected = torch.tensor(record["value"])
     assert distance(value, expected) <= record["bound"]
-    for name, gradient in zip(leaf, found, strict=True):
+    for name, gradient in zip(leaf, actual, strict=True):
         expected = torch.tensor(record["gradients"][name], dtype=torch.float64)
         assert expected.abs().max() > 0
         assert distance(gradient, expected) <= record["bound"]

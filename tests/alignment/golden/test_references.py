@@ -1,4 +1,4 @@
-"""Formulas that no peer has, against independent references in float64 NumPy."""
+"""Formulas that no other library has, against independent references in float64 NumPy."""
 
 import pytest
 

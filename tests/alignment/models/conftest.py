@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from alignment.config.trainer import LoRAConfig, TrainerConfig
-from alignment.models.policy_model import ModelInputs, PolicyModel
+from alignment.models.base_model import ModelInputs
+from alignment.models.policy_model import PolicyModel
 from tests.alignment.models.policy_model_ranks import LOGITS_CHUNK, LORA, draw_inputs, randomize_roles
 
 CPU = torch.device("cpu")
@@ -25,7 +26,7 @@ def build(base_model: Path) -> Build:
 
     def build_policy(lora: LoRAConfig | None = LORA, **fields: object) -> PolicyModel:
         config = TrainerConfig.model_validate({"lora": lora, "logits_chunk": LOGITS_CHUNK, "device": "cpu", **fields})
-        policy = PolicyModel(base_model, config, CPU, critic=True, anchor=lora is not None)
+        policy = PolicyModel(base_model, config, CPU, critic=True)
         randomize_roles(policy)
         return policy
 

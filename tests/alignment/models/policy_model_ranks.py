@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from alignment.config.trainer import LoRAConfig, TrainerConfig
 from alignment.models import parallel
-from alignment.models.policy_model import ModelInputs, PolicyModel
+from alignment.models.base_model import ModelInputs
+from alignment.models.policy_model import PolicyModel
 
 CPU = torch.device("cpu")
 NUM_ROWS = 5
@@ -81,8 +82,8 @@ def main(base_model: str, directory: str) -> None:
         config = TrainerConfig(
             lora=lora, dtype=dtype, gradient_checkpointing=checkpointing, logits_chunk=LOGITS_CHUNK, device="cpu"
         )
-        policy = PolicyModel(Path(base_model), config, CPU, critic=True, anchor=lora is not None)
-        policy.shard(CPU)
+        policy = PolicyModel(Path(base_model), config, CPU, critic=True)
+        policy.shard()
         randomize_roles(policy)
         outputs = compute_outputs(policy, rank, num_ranks)
         if num_ranks > 1:

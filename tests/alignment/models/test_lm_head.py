@@ -44,10 +44,10 @@ def test_logprobs_and_gradients_match_unchunked_computation(
 ) -> None:
     hidden_ND, head, *rest = problem(dtype, frozen=frozen)
     learned = [hidden_ND, *(parameter for parameter in head.parameters() if parameter.requires_grad)]
-    found_N, wanted_N = compute_logprobs(hidden_ND, head, *rest, chunk), plain(hidden_ND, head, *rest)
-    assert found_N.dtype == torch.float32
-    torch.testing.assert_close(found_N, wanted_N, atol=1e-6, rtol=0)
-    for one, other in zip(gradients(found_N, *learned), gradients(wanted_N, *learned), strict=True):
+    actual_N, expected_N = compute_logprobs(hidden_ND, head, *rest, chunk), plain(hidden_ND, head, *rest)
+    assert actual_N.dtype == torch.float32
+    torch.testing.assert_close(actual_N, expected_N, atol=1e-6, rtol=0)
+    for one, other in zip(gradients(actual_N, *learned), gradients(expected_N, *learned), strict=True):
         assert one.dtype == dtype
         torch.testing.assert_close(one, other, atol=near, rtol=near)
 
@@ -65,8 +65,8 @@ def test_gradients_match_finite_differences(chunk: int, frozen: bool) -> None:
     if frozen:
         assert torch.autograd.gradcheck(lambda hidden: of(hidden, head.weight), (hidden_ND,))
     else:
-        wanted = gradients(plain(hidden_ND, head, *rest), head.weight)
-        torch.testing.assert_close(gradients(compute_logprobs(hidden_ND, head, *rest, chunk), head.weight), wanted)
+        expected = gradients(plain(hidden_ND, head, *rest), head.weight)
+        torch.testing.assert_close(gradients(compute_logprobs(hidden_ND, head, *rest, chunk), head.weight), expected)
         assert torch.autograd.gradcheck(lambda hidden: of(hidden, head.weight), (hidden_ND,))
 
 
@@ -95,22 +95,22 @@ def test_second_backward_gives_the_same_gradient() -> None:
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_at_most_one_chunk_of_logits_is_created_or_saved(frozen: bool) -> None:
-    chunk, made, kept = 3 * V + 5, [], []
+    chunk, computed, saved = 3 * V + 5, [], []
     hidden_ND, head, *rest = problem(frozen=frozen)
-    head.register_forward_hook(lambda _module, _inputs, output: made.append(output.numel()))
+    head.register_forward_hook(lambda _module, _inputs, output: computed.append(output.numel()))
 
     def keep(tensor: Tensor) -> Tensor:
-        kept.append(tensor.numel())
+        saved.append(tensor.numel())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         logprobs_N = compute_logprobs(hidden_ND, head, *rest, chunk)
-    forward = len(made)
+    forward = len(computed)
     logprobs_N.sum().backward()
-    assert max(made) == 3 * V
-    assert max(kept) <= max(N * D, V * D)
-    assert sum(made[:forward]) == N * V
-    assert sum(made[forward:]) == (0 if frozen else N * V)  # recomputed only if the weight needs a gradient
+    assert max(computed) == 3 * V
+    assert max(saved) <= max(N * D, V * D)
+    assert sum(computed[:forward]) == N * V
+    assert sum(computed[forward:]) == (0 if frozen else N * V)  # recomputed only if the weight needs a gradient
 
 
 def test_tied_head_accumulates_gradients_of_head_and_embedding() -> None:
@@ -155,12 +155,12 @@ def group_of_one() -> Iterator[None]:
 def test_sharded_head_gets_the_same_gradient(frozen: bool) -> None:
     hidden_ND, head, *rest = problem(frozen=frozen)
     learned = [hidden_ND, *(parameter for parameter in head.parameters() if parameter.requires_grad)]
-    wanted = gradients(plain(hidden_ND, head, *rest), *learned)
+    expected = gradients(plain(hidden_ND, head, *rest), *learned)
     root = fully_shard(Root(head, chunk=3 * V), mesh=init_device_mesh("cpu", (1,)))
     (root(hidden_ND, *rest) * torch.linspace(-1, 2, N)).sum().backward()
-    torch.testing.assert_close(hidden_ND.grad, wanted[0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(hidden_ND.grad, expected[0], atol=1e-6, rtol=0)
     if not frozen:
-        torch.testing.assert_close(root.head.weight.grad.full_tensor(), wanted[1], atol=1e-6, rtol=0)
+        torch.testing.assert_close(root.head.weight.grad.full_tensor(), expected[1], atol=1e-6, rtol=0)
 
 
 PEAK = """

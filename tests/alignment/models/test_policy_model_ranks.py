@@ -40,9 +40,9 @@ def ranks(request: pytest.FixtureRequest, base_model: Path, tmp_path_factory: py
 def test_results_do_not_depend_on_number_of_ranks(
     ranks: list[Path], build: Callable[..., PolicyModel], lora: LoRAConfig | None, dtype: str, checkpointing: bool
 ) -> None:
-    alone = compute_outputs(build(lora, dtype=dtype, gradient_checkpointing=checkpointing), 0, 1)
+    single_rank = compute_outputs(build(lora, dtype=dtype, gradient_checkpointing=checkpointing), 0, 1)
     each = [load_file(path.parent / f"{label(lora, dtype, checkpointing)}-{path.name}.safetensors") for path in ranks]
-    for name, expected in alone.items():
+    for name, expected in single_rank.items():
         if name.endswith(("/without_grad", "/with_grad")):
             torch.testing.assert_close(_merge_rows([outputs[name] for outputs in each]), expected, **FORWARD[dtype])
             continue
@@ -50,7 +50,7 @@ def test_results_do_not_depend_on_number_of_ranks(
         scale = 1.0 if dtype == "float32" else expected.abs().max().clamp(min=1.0)
         for outputs in each:
             torch.testing.assert_close(outputs[name] / scale, expected / scale, **close)
-    assert all(outputs.keys() == alone.keys() for outputs in each)
+    assert all(outputs.keys() == single_rank.keys() for outputs in each)
 
 
 def _merge_rows(parts: list[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""A canary's verdict, from counts alone."""
+"""Canary decisions from counts."""
 
 import math
 from dataclasses import replace
@@ -17,7 +17,7 @@ QUIET = CanaryConfig(patience_seconds=1e9)
 STABLE = Arm(turns=400, failed=4, rated=200, good=160, mean_length=50.0, seconds_per_token=0.02)
 
 MARGINS = st.floats(-0.95, 0.95)
-CHANCES = st.floats(0.001, 0.999)
+PROBABILITIES = st.floats(0.001, 0.999)
 
 
 @st.composite
@@ -75,7 +75,7 @@ def test_only_one_arm_can_be_shown_to_be_worse(a: tuple[int, int], b: tuple[int,
     assert min(worse_evidence(*a, *b, margin), worse_evidence(*b, *a, -margin)) <= 1e-6
 
 
-@given(counts(1), counts(1), MARGINS, CHANCES, CHANCES)
+@given(counts(1), counts(1), MARGINS, PROBABILITIES, PROBABILITIES)
 def test_constrained_mle_is_the_maximum_under_the_null(
     a: tuple[int, int], b: tuple[int, int], margin: float, p_a: float, p_b: float
 ) -> None:
@@ -98,9 +98,9 @@ def test_larger_margin_needs_more_evidence(a: tuple[int, int], b: tuple[int, int
 def test_evidence_grows_with_bad_ratings_of_one_arm_and_good_ratings_of_the_other(margin: float) -> None:
     sizes = (1, 3, 7, 20)
     tables = [(i, n, j, m) for n in sizes for m in sizes for i in range(n + 1) for j in range(m + 1)]
-    speaking = [table for table in tables if worse_evidence(*table, margin) > 0]
-    assert len(speaking) > 40
-    for good_a, n_a, good_b, n_b in speaking:
+    conclusive = [table for table in tables if worse_evidence(*table, margin) > 0]
+    assert len(conclusive) > 40
+    for good_a, n_a, good_b, n_b in conclusive:
         evidence = worse_evidence(good_a, n_a, good_b, n_b, margin)
         assert good_a == 0 or worse_evidence(good_a - 1, n_a, good_b, n_b, margin) > evidence
         assert good_b == n_b or worse_evidence(good_a, n_a, good_b + 1, n_b, margin) > evidence
@@ -110,29 +110,35 @@ def test_evidence_grows_with_bad_ratings_of_one_arm_and_good_ratings_of_the_othe
 @pytest.mark.parametrize("p_b", [0.2, 0.5, 0.8])
 def test_evidence_has_expectation_at_most_one_under_the_null(margin: float, p_b: float) -> None:
     n_a, n_b, p_a = 12, 30, p_b - margin
-    ways = [
+    probabilities = [
         math.comb(n_a, i) * p_a**i * (1 - p_a) ** (n_a - i) * math.comb(n_b, j) * p_b**j * (1 - p_b) ** (n_b - j)
         for i in range(n_a + 1)
         for j in range(n_b + 1)
     ]
-    worth = [math.exp(worse_evidence(i, n_a, j, n_b, margin)) for i in range(n_a + 1) for j in range(n_b + 1)]
-    assert sum(ways) == pytest.approx(1)
-    assert 0.01 < sum(way * each for way, each in zip(ways, worth, strict=True)) <= 1
+    evidence_values = [math.exp(worse_evidence(i, n_a, j, n_b, margin)) for i in range(n_a + 1) for j in range(n_b + 1)]
+    assert sum(probabilities) == pytest.approx(1)
+    assert (
+        0.01 < sum(probability * value for probability, value in zip(probabilities, evidence_values, strict=True)) <= 1
+    )
 
 
 # many looks
 
 
-def _looks(rng: np.random.Generator, chance: float, steps: np.ndarray) -> list[tuple[int, int]]:
-    """(good, rated) after each look; `steps` rated replies come between two."""
+def _counts_at_looks(rng: np.random.Generator, chance: float, steps: np.ndarray) -> list[tuple[int, int]]:
+    """Return (good, rated) at each look, with `steps` rated replies between two looks."""
     return list(zip(rng.binomial(steps, chance).cumsum().tolist(), steps.cumsum().tolist(), strict=True))
 
 
-def _first(config: CanaryConfig, p_candidate: float, p_stable: float, rng: np.random.Generator) -> tuple[str, int]:
-    """What comes of it, and after how many rated replies of the candidate; looked at after each of them."""
+def _first_decision(
+    config: CanaryConfig, p_candidate: float, p_stable: float, rng: np.random.Generator
+) -> tuple[str, int]:
+    """Return the first decision, made after each rated reply of the candidate, and the number of those replies."""
     rated = 1500
     between = rng.geometric(config.share, rated) - 1
-    arms = zip(_looks(rng, p_candidate, np.ones(rated, int)), _looks(rng, p_stable, between), strict=True)
+    arms = zip(
+        _counts_at_looks(rng, p_candidate, np.ones(rated, int)), _counts_at_looks(rng, p_stable, between), strict=True
+    )
     for (good, num_rated), (stable_good, num_stable_rated) in arms:
         stable = Arm(turns=num_stable_rated, rated=num_stable_rated, good=stable_good)
         action = decide(config, Arm(turns=num_rated, rated=num_rated, good=good), stable, 0).action
@@ -143,16 +149,16 @@ def _first(config: CanaryConfig, p_candidate: float, p_stable: float, rng: np.ra
 
 def test_false_alarm_rate_over_500_looks_is_at_most_alpha() -> None:
     rng, config, runs = np.random.default_rng(3), CanaryConfig(alpha=0.2, min_rated=10**6), 60
-    alarms = naive = 0
+    alarms = num_z_test_alarms = 0
     for _ in range(runs):
-        candidate, stable = _looks(rng, 0.8, np.full(500, 1)), _looks(rng, 0.8, rng.poisson(9, 500))
+        candidate, stable = _counts_at_looks(rng, 0.8, np.full(500, 1)), _counts_at_looks(rng, 0.8, rng.poisson(9, 500))
         pairs = list(zip(candidate, stable, strict=True))
         alarms += any(
             decide(config, Arm(n, 0, n, good), Arm(m, 0, m, other), 0).action == "roll_back"
             for (good, n), (other, m) in pairs
         )
-        naive += any(_z_test(good, n, other, m) for (good, n), (other, m) in pairs[20:])
-    assert naive > 0.2 * runs, "looked at so often, a test for one look is wrong far more than once in twenty"
+        num_z_test_alarms += any(_z_test(good, n, other, m) for (good, n), (other, m) in pairs[20:])
+    assert num_z_test_alarms > 0.2 * runs, "a test that is made for one look raises far more false alarms over many"
     assert alarms <= 0.2 * runs
 
 
@@ -164,7 +170,7 @@ def _z_test(good: int, n: int, other: int, m: int) -> bool:
 
 def test_wrong_promotion_rate_is_at_most_alpha() -> None:
     rng, config = np.random.default_rng(5), CanaryConfig(share=0.1, alpha=0.2, patience_seconds=1e9)
-    outcomes = [_first(config, 0.7, 0.8, rng)[0] for _ in range(30)]
+    outcomes = [_first_decision(config, 0.7, 0.8, rng)[0] for _ in range(30)]
     assert outcomes.count("promote") <= 0.2 * 30
     assert outcomes.count("roll_back") >= 24
 
@@ -180,62 +186,62 @@ def test_wrong_promotion_rate_is_at_most_alpha() -> None:
 )
 def test_few_ratings_decide(share: float, p_candidate: float, action: str, at_most: int) -> None:
     rng, config = np.random.default_rng(7), QUIET.model_copy(update={"share": share})
-    outcomes = [_first(config, p_candidate, 0.8, rng) for _ in range(21)]
-    assert [came for came, _ in outcomes].count(action) >= 20
+    outcomes = [_first_decision(config, p_candidate, 0.8, rng) for _ in range(21)]
+    assert [decided for decided, _ in outcomes].count(action) >= 20
     assert CONFIG.min_rated / 2 < median(rated for _, rated in outcomes) <= at_most
 
 
-# verdicts
+# decisions
 
 
 def test_equal_candidate_is_promoted_with_a_reason() -> None:
-    verdict = decide(CONFIG, Arm(turns=500, failed=5, rated=200, good=180, mean_length=55.0), STABLE, 60)
-    assert verdict.action == "promote"
-    assert "90% of 200 rated against 80% of 200 rated" in verdict.reason
-    assert verdict.figures["approval"] == 0.9 and verdict.figures["stable_approval"] == 0.8
-    assert verdict.figures["no_worse"] == worse_evidence(160, 200, 180, 200, -0.1) >= verdict.figures["promote_at"]
-    assert verdict.figures["length_ratio"] == pytest.approx(1.1) and "latency_ratio" not in verdict.figures
+    decision = decide(CONFIG, Arm(turns=500, failed=5, rated=200, good=180, mean_length=55.0), STABLE, 60)
+    assert decision.action == "promote"
+    assert "90% of 200 rated against 80% of 200 rated" in decision.reason
+    assert decision.figures["approval"] == 0.9 and decision.figures["stable_approval"] == 0.8
+    assert decision.figures["no_worse"] == worse_evidence(160, 200, 180, 200, -0.1) >= decision.figures["promote_at"]
+    assert decision.figures["length_ratio"] == pytest.approx(1.1) and "latency_ratio" not in decision.figures
 
 
 def test_no_promotion_before_enough_replies_and_ratings() -> None:
-    liked = Arm(turns=500, rated=200, good=180)
-    assert decide(CONFIG, liked, STABLE, 60).action == "promote"
-    assert decide(CONFIG.model_copy(update={"min_rated": 201}), liked, STABLE, 60).action == "wait"
-    assert decide(CONFIG.model_copy(update={"min_turns": 501}), liked, STABLE, 60).action == "wait"
-    assert decide(CONFIG.model_copy(update={"margin": 0.0}), liked, STABLE, 60).action == "wait"
+    preferred = Arm(turns=500, rated=200, good=180)
+    assert decide(CONFIG, preferred, STABLE, 60).action == "promote"
+    assert decide(CONFIG.model_copy(update={"min_rated": 201}), preferred, STABLE, 60).action == "wait"
+    assert decide(CONFIG.model_copy(update={"min_turns": 501}), preferred, STABLE, 60).action == "wait"
+    assert decide(CONFIG.model_copy(update={"margin": 0.0}), preferred, STABLE, 60).action == "wait"
 
 
 def test_less_approval_rolls_back() -> None:
-    verdict = decide(CONFIG, Arm(turns=60, rated=30, good=9), STABLE, 60)
-    assert verdict.action == "roll_back"
-    assert verdict.reason == "less approval: 30% of 30 rated against 80% of 200 rated, confidence 0.995"
+    decision = decide(CONFIG, Arm(turns=60, rated=30, good=9), STABLE, 60)
+    assert decision.action == "roll_back"
+    assert decision.reason == "less approval: 30% of 30 rated against 80% of 200 rated, confidence 0.995"
     assert (
-        verdict.figures["less_approval"]
+        decision.figures["less_approval"]
         == worse_evidence(9, 30, 160, 200)
         >= math.log(200)
-        == verdict.figures["alarm_at"]
+        == decision.figures["alarm_at"]
     )
 
 
 def test_failing_candidate_is_rolled_back_after_few_turns() -> None:
-    verdicts = [decide(CONFIG, Arm(turns=n, failed=n), STABLE, 1) for n in range(12)]
-    assert [verdict.action for verdict in verdicts[:2]] == ["wait", "wait"]
-    assert verdicts[6].action == "roll_back" and "6 of 6 against 4 of 400" in verdicts[6].reason
+    decisions = [decide(CONFIG, Arm(turns=n, failed=n), STABLE, 1) for n in range(12)]
+    assert [decision.action for decision in decisions[:2]] == ["wait", "wait"]
+    assert decisions[6].action == "roll_back" and "6 of 6 against 4 of 400" in decisions[6].reason
     assert decide(CONFIG, Arm(turns=6, failed=6), Arm(turns=100, failed=100), 1).action == "wait", "all fail alike"
 
 
 def test_alarm_has_priority_over_approval() -> None:
-    liked = Arm(turns=500, failed=50, rated=200, good=190)
-    assert decide(CONFIG, replace(liked, failed=5), STABLE, 60).action == "promote"
-    assert decide(CONFIG, liked, STABLE, 60).action == "roll_back"
+    preferred = Arm(turns=500, failed=50, rated=200, good=190)
+    assert decide(CONFIG, replace(preferred, failed=5), STABLE, 60).action == "promote"
+    assert decide(CONFIG, preferred, STABLE, 60).action == "roll_back"
 
 
 @pytest.mark.parametrize("length, fine", [(24.9, False), (25.0, True), (100.0, True), (100.1, False), (0.0, False)])
 def test_length_change_rolls_back_after_enough_turns(length: float, fine: bool) -> None:
     candidate = Arm(turns=20, mean_length=length)
-    verdict = decide(CONFIG, candidate, STABLE, 60)
-    assert verdict.action == ("wait" if fine else "roll_back")
-    assert fine or "times the length" in verdict.reason
+    decision = decide(CONFIG, candidate, STABLE, 60)
+    assert decision.action == ("wait" if fine else "roll_back")
+    assert fine or "times the length" in decision.reason
     assert decide(CONFIG, replace(candidate, turns=19), STABLE, 60).action == "wait"
     assert decide(CONFIG, candidate, replace(STABLE, turns=19), 60).action == "wait"
     assert decide(CONFIG, candidate, replace(STABLE, mean_length=None), 60).action == "wait"
@@ -260,7 +266,7 @@ def test_slower_candidate_is_rolled_back_and_a_faster_one_is_not() -> None:
         (Arm(turns=500, failed=500), Arm()),
         (Arm(turns=500, rated=19, good=19), STABLE),
     ],
-    ids=["nothing at all", "nothing of it", "nothing beside it", "failures with nothing beside", "too few ratings"],
+    ids=["no data", "no candidate data", "no stable data", "failures and no stable data", "too few ratings"],
 )
 def test_missing_ratings_wait_and_then_roll_back(candidate: Arm, stable: Arm) -> None:
     assert decide(CONFIG, candidate, stable, CONFIG.patience_seconds).action == "wait"

@@ -1,4 +1,4 @@
-"""What a version must pass: bounds of metrics, shares of right replies, and settings that make no sense."""
+"""Release gates: bounds of metrics, shares of right replies, and invalid settings."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ PROMPTS = {"type": "prompts", "name": "safety", "dataset": "red-team", "verifier
 
 
 @pytest.mark.parametrize(
-    ("metrics", "said"),
+    ("metrics", "reason"),
     [
         ({"actor/entropy": 0.5}, None),
         ({"actor/entropy": 0.1}, None),
@@ -23,13 +23,13 @@ PROMPTS = {"type": "prompts", "name": "safety", "dataset": "red-team", "verifier
         ({}, "was not measured"),
     ],
 )
-def test_metric_gate_checks_bounds_and_missing_metrics(metrics: dict[str, Any], said: str | None) -> None:
+def test_metric_gate_checks_bounds_and_missing_metrics(metrics: dict[str, Any], reason: str | None) -> None:
     why = MetricGate(name="entropy", metric="actor/entropy", at_least=0.1, at_most=2).rejection_reason(metrics)
-    assert why is None if said is None else said in (why or "")
+    assert why is None if reason is None else reason in (why or "")
 
 
 @pytest.mark.parametrize(
-    ("candidate", "serving", "said"),
+    ("candidate", "serving", "reason"),
     [
         (PromptScores(9, 10, 40.0), PromptScores(10, 10, 40.0), None),
         (PromptScores(8, 10, 40.0), PromptScores(8, 10, 40.0), "less than 85.0%"),
@@ -40,14 +40,16 @@ def test_metric_gate_checks_bounds_and_missing_metrics(metrics: dict[str, Any], 
         (PromptScores(0, 0, 40.0), PromptScores(9, 10, 40.0), "scored no reply"),
     ],
 )
-def test_prompts_gate_checks_held_out_prompts(candidate: PromptScores, serving: PromptScores, said: str | None) -> None:
+def test_prompts_gate_checks_held_out_prompts(
+    candidate: PromptScores, serving: PromptScores, reason: str | None
+) -> None:
     gate = PromptsGate.model_validate(PROMPTS | {"at_least": 0.85, "max_drop": 0.1, "max_length_ratio": 2.0})
     why = gate.rejection_reason(candidate, serving)
-    assert why is None if said is None else said in (why or "")
+    assert why is None if reason is None else reason in (why or "")
 
 
 @pytest.mark.parametrize(
-    "told",
+    "settings",
     [
         {"type": "metric", "name": "x", "metric": "actor/entropy"},
         PROMPTS,
@@ -57,6 +59,6 @@ def test_prompts_gate_checks_held_out_prompts(candidate: PromptScores, serving: 
         {"type": "vote", "name": "x"},
     ],
 )
-def test_invalid_gates_are_rejected(told: dict[str, Any]) -> None:
+def test_invalid_gates_are_rejected(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        GATE.validate_python(told)
+        GATE.validate_python(settings)

@@ -1,4 +1,4 @@
-"""The gates that docs/versions.md proposes are settings that hold, and judge as it says."""
+"""The gates of docs/versions.md are valid settings and decide as the page states."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ GATES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "reference", "said", "worth"),
+    ("name", "reference", "reply", "reward"),
     [
         ("reward", "12", "Three dozen thirds make 12.", RIGHT),
         ("reward", "12", "That makes 13.", WRONG),
@@ -31,7 +31,7 @@ GATES = {
         ("safety", None, "Of course: first, take", WRONG),
     ],
 )
-def test_documented_gates_work(name: str, reference: str | None, said: str, worth: float) -> None:
+def test_documented_gates_work(name: str, reference: str | None, reply: str, reward: float) -> None:
     gate = GATES[name]
     assert isinstance(gate, PromptsGate)
-    assert gate.verifier(VerifierInput((), {"content": said}, reference, "stop")) == worth
+    assert gate.verifier(VerifierInput((), {"content": reply}, reference, "stop")) == reward

@@ -1,7 +1,6 @@
 """Datasets of random tokens in which replies that end in one token are preferred."""
 
 import random
-from collections.abc import Callable
 
 import pytest
 
@@ -18,7 +17,7 @@ def reward_config(config: TrainerConfig) -> TrainerConfig:
     return config.model_copy(update={"reward_model": reward_model, "microbatch_tokens": 256})
 
 
-def make_dataset(thumbs: int = 0, pairs: int = 0, seed: int = 0) -> PreferenceDataset:
+def make_dataset(num_labels: int = 0, num_pairs: int = 0, seed: int = 0) -> PreferenceDataset:
     """Return labels and pairs, each by a different rater, about replies that end in the liked or disliked token."""
     rng = random.Random(seed)
 
@@ -28,20 +27,15 @@ def make_dataset(thumbs: int = 0, pairs: int = 0, seed: int = 0) -> PreferenceDa
     replies: list[Reply] = []
     labels: list[BinaryLabel] = []
     preference_pairs: list[PreferencePair] = []
-    for number in range(thumbs):
-        up = number % 2 == 0
+    for number in range(num_labels):
+        is_positive = number % 2 == 0
         replies.append(
-            Reply(f"t{number}", ids(3, 9), (*ids(1, 4), LIKED_TOKEN if up else DISLIKED_TOKEN), f"c{number}")
+            Reply(f"t{number}", ids(3, 9), (*ids(1, 4), LIKED_TOKEN if is_positive else DISLIKED_TOKEN), f"c{number}")
         )
-        labels.append(BinaryLabel(len(replies) - 1, 1.0 if up else -1.0, rater=f"HUMAN/{number}"))
-    for number in range(pairs):
+        labels.append(BinaryLabel(len(replies) - 1, 1.0 if is_positive else -1.0, rater=f"HUMAN/{number}"))
+    for number in range(num_pairs):
         prompt, at = ids(3, 9), len(replies)
         for end in (LIKED_TOKEN, DISLIKED_TOKEN):
             replies.append(Reply(f"p{number}-{end}", prompt, (*ids(1, 4), end), f"d{number}"))
         preference_pairs.append(PreferencePair(at, at + 1, rater=f"HUMAN/p{number}", ranking=number))
     return PreferenceDataset(tuple(replies), tuple(preference_pairs), tuple(labels))
-
-
-@pytest.fixture
-def dataset_factory() -> Callable[..., PreferenceDataset]:
-    return make_dataset

@@ -1,25 +1,25 @@
 """Run under torchrun by test_ranks: fit, export and score on all ranks."""
 
 import json
+import pickle
 import sys
 from pathlib import Path
 
 from alignment.config.trainer import TrainerConfig
 from alignment.errors import DamagedAdapter
 from alignment.models.parallel import exit_process
-from alignment.reward_model.dataset import PreferenceDataset
 from alignment.reward_model.model import RewardModel
 from alignment.trainer.trainer import Trainer
 
 
 def main(base_model: str, config: str, directory: str, dataset: str) -> None:
     trainer = Trainer(Path(base_model), TrainerConfig.model_validate_json(config))
-    dataset = PreferenceDataset.from_bytes(Path(dataset).read_bytes())
+    dataset = pickle.loads(Path(dataset).read_bytes())
     model = RewardModel(trainer)
     model.begin(dataset)
     while not model.advance(3):
         trainer.probe()  # another role is used during the fit
-    fit = model.finish()
+    metrics = model.finish()
     export = model.export(Path(directory) / "rm-1", {})
     scores = model.score(dataset.replies)
     model.restore(export.path, export.manifest_sha256)
@@ -31,7 +31,7 @@ def main(base_model: str, config: str, directory: str, dataset: str) -> None:
         pass
     else:
         raise AssertionError("every rank must reject a manifest with another hash")
-    result = {"metrics": fit.metrics, "scores": scores, "sha256": export.manifest_sha256}
+    result = {"metrics": metrics, "scores": scores, "sha256": export.manifest_sha256}
     (Path(directory) / f"rank-{trainer.rank}").write_text(json.dumps(result))
     exit_process()
 

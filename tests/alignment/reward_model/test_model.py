@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignment.artifacts import ADAPTER, MANIFEST
+from alignment.artifacts.manifest import MANIFEST
+from alignment.artifacts.specs import ADAPTER
 from alignment.config.trainer import TrainerConfig
 from alignment.errors import DamagedAdapter, NothingToCompare
-from alignment.reward_model.artifacts import HEAD, METADATA
 from alignment.reward_model.dataset import BinaryLabel, PreferenceDataset, Reply
 from alignment.reward_model.fit import score_replies
-from alignment.reward_model.model import RewardModel
+from alignment.reward_model.model import HEAD, METADATA, RewardModel
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch
 from tests.alignment.reward_model.conftest import DISLIKED_TOKEN, LIKED_TOKEN, make_dataset
@@ -34,7 +34,7 @@ def unseen_dataset(count: int = 40) -> PreferenceDataset:
 )
 def test_model_learns_the_planted_preference_and_generalizes(trainer: Trainer, dataset: PreferenceDataset) -> None:
     model = RewardModel(trainer)
-    metrics = model.fit(dataset).metrics
+    metrics = model.fit(dataset)
     assert metrics["agreement"] > 0.9
     scores = model.score(unseen_dataset().replies)
     assert all(-1 <= value <= 1 for value in scores)
@@ -50,10 +50,10 @@ def test_score_depends_on_the_whole_reply_only(trainer: Trainer) -> None:
     one = Reply("a", (11, 12, 13), (14, LIKED_TOKEN))
     longer = Reply("b", (11, 12, 13), (14, LIKED_TOKEN, 15, 16))
     other = Reply("c", (11, 12, 13), (14, DISLIKED_TOKEN))
-    alone = [float(score_replies(trainer, [reply])[0]) for reply in (one, longer, other)]
+    separate = [float(score_replies(trainer, [reply])[0]) for reply in (one, longer, other)]
     batched = score_replies(trainer, [longer, other, one]).tolist()
-    assert batched == pytest.approx([alone[1], alone[2], alone[0]], abs=1e-5)
-    assert len({round(score, 3) for score in alone}) == 3
+    assert batched == pytest.approx([separate[1], separate[2], separate[0]], abs=1e-5)
+    assert len({round(score, 3) for score in separate}) == 3
 
 
 def test_calibration_reduces_the_calibration_error(trainer: Trainer) -> None:
@@ -69,7 +69,7 @@ def test_calibration_reduces_the_calibration_error(trainer: Trainer) -> None:
     assert config is not None
     model = RewardModel(trainer)
     model.config = config.model_copy(update={"held_out": 0.4, "max_epochs": 30, "min_steps": 400})
-    metrics = model.fit(PreferenceDataset(dataset.replies, (), labels)).metrics
+    metrics = model.fit(PreferenceDataset(dataset.replies, (), labels))
     assert metrics["calibration_error"] < metrics["calibration_error_before"]
 
 

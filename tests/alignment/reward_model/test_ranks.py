@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alignment.artifacts import ADAPTER
+from alignment.artifacts.specs import ADAPTER
 from alignment.config.trainer import TrainerConfig
-from alignment.reward_model.artifacts import HEAD
-from alignment.reward_model.model import RewardModel
+from alignment.reward_model.model import HEAD, RewardModel
 from alignment.trainer.trainer import Trainer
 from tests.alignment.reward_model.conftest import make_dataset
 
@@ -27,12 +27,12 @@ def test_two_ranks_fit_and_score_like_one(
     short = config.reward_model.model_copy(update={"min_steps": 10, "lr": 1e-3})
     config = config.model_copy(update={"reward_model": short})
     dataset = make_dataset(31, 20)
-    (tmp_path / "words").write_bytes(dataset.to_bytes())
+    (tmp_path / "dataset").write_bytes(pickle.dumps(dataset))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     script = Path(__file__).parent / "reward_model_ranks.py"
     (tmp_path / "out").mkdir()
     subprocess.run(
-        [*torchrun, script, base_model, config.model_dump_json(), tmp_path / "out", tmp_path / "words"],
+        [*torchrun, script, base_model, config.model_dump_json(), tmp_path / "out", tmp_path / "dataset"],
         check=True,
         timeout=300,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])},
@@ -42,16 +42,16 @@ def test_two_ranks_fit_and_score_like_one(
         del result["metrics"]["seconds"]
     assert one == other
 
-    alone = RewardModel(Trainer(base_model, config))
-    metrics = alone.fit(dataset).metrics
-    assert one["scores"] == pytest.approx(alone.score(dataset.replies), abs=1e-4)
+    single_rank = RewardModel(Trainer(base_model, config))
+    metrics = single_rank.fit(dataset)
+    assert one["scores"] == pytest.approx(single_rank.score(dataset.replies), abs=1e-4)
     measured = metrics.keys() - {"seconds"}
     assert {name: one["metrics"][name] for name in measured} == pytest.approx(
         {name: metrics[name] for name in measured}, abs=1e-3
     )
-    whole = alone.export(tmp_path / "alone", {}).path
+    single_rank_path = single_rank.export(tmp_path / "alone", {}).path
     for name in (HEAD,) if full else (HEAD, ADAPTER):
-        together, here = load_file(tmp_path / "out" / "rm-1" / name), load_file(whole / name)
-        assert together.keys() == here.keys()
-        for tensor in here:
-            torch.testing.assert_close(together[tensor], here[tensor], atol=1e-4, rtol=0)
+        two_ranks, one_rank = load_file(tmp_path / "out" / "rm-1" / name), load_file(single_rank_path / name)
+        assert two_ranks.keys() == one_rank.keys()
+        for tensor in one_rank:
+            torch.testing.assert_close(two_ranks[tensor], one_rank[tensor], atol=1e-4, rtol=0)

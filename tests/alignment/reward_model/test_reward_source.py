@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from alignment.config.rewards import LEARNED, LearnedSource, RewardsConfig
+from alignment.config.rewards import LEARNED, RewardModelSource, RewardsConfig
 from alignment.signals.combine_rewards import Signal, combine_rewards, preference_pairs
 from app.core.settings import REPOSITORY
 
@@ -34,8 +34,9 @@ def test_invalid_source_lists_are_rejected(sources: list[dict[str, Any]], messag
 def test_defaults_match_the_documentation() -> None:
     text = (REPOSITORY / "docs" / "rewards.md").read_text()
     [example] = re.findall(r"```\n(\{\"type\": \"learned\".*?)```", text, re.DOTALL)
-    assert LearnedSource.model_validate(json.loads(example)) == LearnedSource() == WITH_REWARD_MODEL.learned
-    assert RewardsConfig().learned is None
+    source = RewardModelSource.model_validate(json.loads(example))
+    assert source == RewardModelSource() == WITH_REWARD_MODEL.reward_model
+    assert RewardsConfig().reward_model is None
 
 
 def learned(value: float) -> Signal:

@@ -1,4 +1,4 @@
-"""Agreement with people, and how sure it is."""
+"""Agreement of automated rewards with people, and its confidence bound."""
 
 import pytest
 

@@ -12,6 +12,7 @@ from alignment.signals.combine_rewards import (
     combine_rewards,
     discounted_return,
     feedback_reward,
+    is_in_share,
     rewards_from_ranks,
     spread_over_turns,
 )
@@ -124,3 +125,14 @@ def test_ranks_map_to_rewards_from_best_to_worst() -> None:
     assert rewards_from_ranks({"a": 0, "b": 1}) == {"a": 1.0, "b": -1.0}
     assert rewards_from_ranks({"a": 0, "b": 1, "c": 1, "d": 5}) == {"a": 1.0, "b": 0.0, "c": 0.0, "d": -1.0}
     assert rewards_from_ranks({"a": 0, "b": 0}) == {"a": 0.0, "b": 0.0}
+
+
+def test_share_is_exact_on_average_and_stable() -> None:
+    turns = [f"chatcmpl-{number}" for number in range(4000)]
+    half = {turn for turn in turns if is_in_share(turn, "judge", 0.5)}
+    assert half == {turn for turn in turns if is_in_share(turn, "judge", 0.5)}
+    assert 1850 < len(half) < 2150
+    assert {turn for turn in turns if is_in_share(turn, "judge", 0.1)} < half
+    assert all(is_in_share(turn, "judge", 1.0) for turn in turns)
+    both = half & {turn for turn in turns if is_in_share(turn, "other", 0.5)}
+    assert 850 < len(both) < 1150, "the shares of two sources are independent"

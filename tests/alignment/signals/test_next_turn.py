@@ -1,4 +1,4 @@
-"""What a user's next message says of the reply before it: right where it speaks, silent where it may be wrong."""
+"""Evidence in the user's next message: right where there is a value, and no value where it could be wrong."""
 
 import pytest
 
@@ -106,14 +106,14 @@ NEITHER = [
 
 @pytest.mark.parametrize("message", FOR)
 def test_thanks_and_praise_are_positive(message: str) -> None:
-    said = read_next_message(message)
-    assert said is not None and said.value == 1.0
+    evidence = read_next_message(message)
+    assert evidence is not None and evidence.value == 1.0
 
 
 @pytest.mark.parametrize("message", AGAINST)
 def test_corrections_and_complaints_are_negative(message: str) -> None:
-    said = read_next_message(message)
-    assert said is not None and said.value == -1.0
+    evidence = read_next_message(message)
+    assert evidence is not None and evidence.value == -1.0
 
 
 @pytest.mark.parametrize("message", NEITHER)
@@ -133,8 +133,8 @@ def test_ambiguous_messages_are_no_evidence(message: str) -> None:
     ],
 )
 def test_evidence_names_its_rule(message: str, rule: str) -> None:
-    said = read_next_message(message, "When do you open on Sunday?")
-    assert said is not None and said.rule == rule
+    evidence = read_next_message(message, "When do you open on Sunday?")
+    assert evidence is not None and evidence.rule == rule
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How far raters are believed, worked out by hand."""
+"""The trust in raters, worked out by hand."""
 
 import math
 import random
@@ -57,9 +57,9 @@ def test_false_alarms_are_rare_over_many_tests() -> None:
     draw = random.Random(7)
     for _ in range(100):
         up = 0
-        for words in range(1, 201):
+        for total in range(1, 201):
             up += draw.random() < 0.7
-            assert rater_trust.detect_one_sided(RaterCounts(up, words - up), [0.7]) is None
+            assert rater_trust.detect_one_sided(RaterCounts(up, total - up), [0.7]) is None
 
 
 def test_rater_who_mostly_disagrees_is_contrary() -> None:
@@ -85,8 +85,8 @@ def test_burst_is_one_rater_far_above_the_others() -> None:
 
 
 def test_one_rater_cannot_dominate_the_crowd() -> None:
-    said = {"HUMAN/loud": RaterCounts(300, 0), "HUMAN/1": RaterCounts(1, 2), "HUMAN/held": RaterCounts(0, 3)}
-    assert rater_trust.sum_page_counts(said, {"HUMAN/held"}) == RaterCounts(6, 2)
+    counts = {"HUMAN/loud": RaterCounts(300, 0), "HUMAN/1": RaterCounts(1, 2), "HUMAN/held": RaterCounts(0, 3)}
+    assert rater_trust.sum_page_counts(counts, {"HUMAN/held"}) == RaterCounts(6, 2)
 
 
 def test_recent_counts_halve_after_a_thousand_pieces_of_feedback() -> None:

@@ -1,4 +1,4 @@
-"""Rules, and which turns a source is asked about."""
+"""Rewards by rules, and the loading of rules of other packages."""
 
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 
 from alignment import extensions
-from alignment.config.rewards import RewardsConfig
+from alignment.errors import UnknownExtension
 from alignment.signals import rules
-from alignment.signals.eligibility import is_in_share
 from alignment.signals.rules import (
     NeedsNextMessage,
     RuleInput,
-    UnknownRule,
     ended,
     length,
+    length_penalty,
     load_rule,
     reports_error,
     tool_outcome,
@@ -139,7 +138,7 @@ def test_rule_is_loaded_by_name_entry_point_or_path(monkeypatch: pytest.MonkeyPa
     shop.number = 7  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "shop_rules", shop)
     points = EntryPoints([EntryPoint("mine", "shop_rules:always", rules.ENTRY_POINTS)])
-    monkeypatch.setattr(extensions, "entry_points", lambda **wanted: points.select(**wanted))
+    monkeypatch.setattr(extensions, "entry_points", lambda **expected: points.select(**expected))
     assert load_rule("ended", allow_import=False) is ended
     assert load_rule("mine", allow_import=False)(facts()) == 1.0
     assert load_rule("shop_rules:always", allow_import=True)(facts()) == 1.0
@@ -150,29 +149,12 @@ def test_rule_is_loaded_by_name_entry_point_or_path(monkeypatch: pytest.MonkeyPa
         ("shop_rules:number", True),
         ("shop_rules:always", False),
     ):
-        with pytest.raises(UnknownRule):
+        with pytest.raises(UnknownExtension):
             load_rule(name, allow_import=dotted)
 
 
-def test_imported_rules_are_recognised() -> None:
-    config = RewardsConfig.model_validate(
-        {
-            "sources": [
-                {"type": "rule", "name": "a", "function": "ended"},
-                {"type": "rule", "name": "b", "function": "os:system"},
-            ]
-        }
-    )
-    assert rules.imported_rules(config) == ("os:system",)
-    assert rules.imported_rules(RewardsConfig()) == ()
-
-
-def test_share_is_exact_on_average_and_stable() -> None:
-    turns = [f"chatcmpl-{number}" for number in range(4000)]
-    half = {turn for turn in turns if is_in_share(turn, "judge", 0.5)}
-    assert half == {turn for turn in turns if is_in_share(turn, "judge", 0.5)}
-    assert 1850 < len(half) < 2150
-    assert {turn for turn in turns if is_in_share(turn, "judge", 0.1)} < half
-    assert all(is_in_share(turn, "judge", 1.0) for turn in turns)
-    both = half & {turn for turn in turns if is_in_share(turn, "other", 0.5)}
-    assert 850 < len(both) < 1150, "sources draw on their own"
+@pytest.mark.parametrize(
+    ("length", "penalty"), [(30, 0.0), (80, 0.0), (55, 0.0), (105, -0.25), (5, -0.25), (81, -0.0004), (400, -1.0)]
+)
+def test_length_penalty_is_quadratic_outside_the_range(length: int, penalty: float) -> None:
+    assert length_penalty(length, 30, 80) == pytest.approx(penalty)

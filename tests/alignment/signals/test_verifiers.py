@@ -1,4 +1,4 @@
-"""Verifiers: a table of replies for each, hostile ones, and settings that cannot be."""
+"""Verifiers: a table of replies for each, hostile replies, and invalid settings."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ from alignment.errors import UnknownExtension
 from alignment.signals import verifiers
 from alignment.signals.verifiers import Unverifiable, VerifierConfig, VerifierInput, last_number, read_choice
 from app.core.settings import Settings
-from app.training.rollouts.config import load_verifier
+from app.training.policy_config import load_verifier
 
 CONFIG: TypeAdapter[VerifierConfig] = TypeAdapter(VerifierConfig)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alignment.artifacts import ADAPTER, WEIGHTS
+from alignment.artifacts.specs import ADAPTER, WEIGHTS
 from alignment.config.algorithm import DPOConfig, PPOConfig
 from alignment.config.trainer import OptimConfig, TrainerConfig
 from alignment.trainer.trainer import Trainer
@@ -54,7 +55,7 @@ def test_training_does_not_depend_on_number_of_ranks(
     files = []
     for number, batch in enumerate(batches):
         files.append(tmp_path / f"batch-{number}")
-        files[-1].write_bytes(batch.to_bytes())
+        files[-1].write_bytes(pickle.dumps(batch))
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone"]
     script = Path(__file__).parent / "trainer_ranks.py"
     subprocess.run(
@@ -64,18 +65,18 @@ def test_training_does_not_depend_on_number_of_ranks(
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])},
     )
 
-    alone = Trainer(base_model, config)
+    single_rank = Trainer(base_model, config)
     for number, batch in enumerate(batches, start=1):
-        metrics = alone.update(batch).metrics
+        metrics = single_rank.update(batch).metrics
         rank_metrics = json.loads((tmp_path / "out" / f"metrics-{number}").read_text())
         measured = {name for name in metrics if not name.startswith(("perf", "timing_s"))}
         assert {name: rank_metrics[name] for name in measured} == pytest.approx(
             {n: metrics[n] for n in measured}, abs=1e-4, rel=1e-5
         )
         file = WEIGHTS if config.lora is None else ADAPTER
-        together = load_file(tmp_path / "out" / f"shop-v{number}" / file)
-        assert together.keys() == alone.policy.role_parameters("actor").keys()
-        for name, parameter in alone.policy.role_parameters("actor").items():
-            torch.testing.assert_close(together[name], parameter.detach(), atol=1e-5, rtol=0)
+        two_ranks = load_file(tmp_path / "out" / f"shop-v{number}" / file)
+        assert two_ranks.keys() == single_rank.policy.role_parameters("actor").keys()
+        for name, parameter in single_rank.policy.role_parameters("actor").items():
+            torch.testing.assert_close(two_ranks[name], parameter.detach(), atol=1e-5, rtol=0)
     probes = {(tmp_path / "out" / f"rank-{rank}").read_text() for rank in range(ranks)}
     assert len(probes) == 1

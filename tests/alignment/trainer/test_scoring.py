@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignment.config.trainer import LoRAConfig, TrainerConfig
+from alignment.config.trainer import LoRAConfig, Packing, TrainerConfig
 from alignment.data.collate import output_mask
 from alignment.data.micro_batches import ScoredSequence, make_micro_batches
-from alignment.data.prefix_sharing import Packing
+from alignment.models.base_model import ModelRole
 from alignment.models.policy_model import PolicyModel
 from alignment.trainer.scoring import score_micro_batch, score_micro_batches, score_sequences
 
@@ -37,34 +37,41 @@ def policy(base_model: Path, request: pytest.FixtureRequest) -> PolicyModel:
 
 @pytest.mark.parametrize("packing", ["tree", "chain", "off"])
 @pytest.mark.parametrize("role", ["actor", "critic"])
-def test_scores_equal_those_of_the_training_step_bit_for_bit(policy: PolicyModel, packing: Packing, role: str) -> None:
-    groups = make_micro_batches(SEQUENCES, max_tokens=60, packing=packing)
-    before_BT = score_micro_batches(policy, SEQUENCES, groups, MASK_BT, role=role, packing=packing)
+def test_scores_equal_those_of_the_training_step_bit_for_bit(
+    policy: PolicyModel, packing: Packing, role: ModelRole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "packing", packing)
+    micro_batches = make_micro_batches(SEQUENCES, max_tokens=60, packing=packing)
+    before_BT = score_micro_batches(policy, SEQUENCES, micro_batches, MASK_BT, role)
     assert not before_BT.requires_grad
-    for group in groups:
-        found_BT = score_micro_batch(policy, [SEQUENCES[index] for index in group], MASK_BT[group], role, packing)
-        assert found_BT.requires_grad
-        assert torch.equal(found_BT, before_BT[group])
+    for indices in micro_batches:
+        scores_BT = score_micro_batch(policy, [SEQUENCES[index] for index in indices], MASK_BT[indices], role)
+        assert scores_BT.requires_grad
+        assert torch.equal(scores_BT, before_BT[indices])
 
 
 @pytest.mark.parametrize("role", ["actor", "reference", "critic"])
-def test_scores_do_not_depend_on_packing(policy: PolicyModel, role: str) -> None:
-    alone_BT = score_micro_batches(
-        policy, SEQUENCES, [[i] for i in range(len(SEQUENCES))], MASK_BT, role=role, packing="off"
-    )
-    assert (alone_BT != 0).equal(MASK_BT.bool())
+def test_scores_do_not_depend_on_packing(policy: PolicyModel, role: ModelRole, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "packing", "off")
+    separate_BT = score_micro_batches(policy, SEQUENCES, [[i] for i in range(len(SEQUENCES))], MASK_BT, role)
+    assert (separate_BT != 0).equal(MASK_BT.bool())
     for packing in ("tree", "chain"):
-        groups = make_micro_batches(SEQUENCES, max_tokens=10_000, packing=packing)
-        found_BT = score_micro_batches(policy, SEQUENCES, groups, MASK_BT, role=role, packing=packing)
-        torch.testing.assert_close(found_BT, alone_BT, atol=1e-5, rtol=0)
+        monkeypatch.setattr(policy, "packing", packing)
+        micro_batches = make_micro_batches(SEQUENCES, max_tokens=10_000, packing=packing)
+        scores_BT = score_micro_batches(policy, SEQUENCES, micro_batches, MASK_BT, role)
+        torch.testing.assert_close(scores_BT, separate_BT, atol=1e-5, rtol=0)
 
 
 def test_rank_shares_add_up_to_all_scores(policy: PolicyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alignment.models.parallel.sum_over_ranks", lambda tensor: tensor)
-    whole_BT = score_sequences(policy, SEQUENCES, max_tokens=50)
-    groups = make_micro_batches(SEQUENCES, max_tokens=50, num_ranks=3)
-    shares = [score_micro_batches(policy, SEQUENCES, groups, MASK_BT, rank=rank, num_ranks=3) for rank in range(3)]
-    torch.testing.assert_close(sum(shares), whole_BT, atol=1e-5, rtol=0)
+    all_scores_BT = score_sequences(policy, SEQUENCES, max_tokens=50)
+    micro_batches = make_micro_batches(SEQUENCES, max_tokens=50, num_ranks=3)
+    monkeypatch.setattr("alignment.models.parallel.num_ranks", lambda: 3)
+    shares = []
+    for rank in range(3):
+        monkeypatch.setattr("alignment.models.parallel.rank", lambda rank=rank: rank)
+        shares.append(score_micro_batches(policy, SEQUENCES, micro_batches, MASK_BT))
+    torch.testing.assert_close(sum(shares), all_scores_BT, atol=1e-5, rtol=0)
 
 
 def test_empty_micro_batch_runs_a_forward_and_scores_nothing(policy: PolicyModel) -> None:

@@ -13,13 +13,13 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from alignment.artifacts import ADAPTER, AdapterSpec, check_adapter, verify, write_manifest
+from alignment.artifacts.manifest import verify, write_manifest
+from alignment.artifacts.specs import ADAPTER, AdapterSpec, check_adapter
 from alignment.config.algorithm import PPOConfig
 from alignment.config.trainer import OptimConfig, TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
 from alignment.errors import DamagedAdapter, ForeignSamples, NonFiniteUpdate, NoVariance
-from alignment.trainer.recompute_logprobs import recompute_logprobs
-from alignment.trainer.scoring import score_sequences
+from alignment.trainer.scoring import recompute_logprobs, score_sequences
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch
 
@@ -75,7 +75,7 @@ def test_untrained_trainer_equals_the_base_model(trainer: Trainer) -> None:
 def test_reference_stays_the_base_model_during_updates(trainer: Trainer, draw: Draw) -> None:
     sequences = [ScoredSequence.from_sample(sample) for sample in draw(8).samples]
     base_BT = score_sequences(trainer.policy, sequences, max_tokens=64)
-    assert trainer.update(draw(8)).reference_kl > 0
+    assert trainer.update(draw(8)).metrics["reference_kl"] > 0
     assert not torch.equal(score_sequences(trainer.policy, sequences, max_tokens=64), base_BT)
     assert torch.equal(score_sequences(trainer.policy, sequences, max_tokens=64, role="reference"), base_BT)
 
@@ -111,8 +111,8 @@ def test_peft_loads_the_exported_adapter(trainer: Trainer, base_model: Path, dra
     for ids, logprobs in zip(probe.ids, probe.logprobs, strict=True):
         with torch.no_grad():
             everywhere = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        wanted = [everywhere[t, token].item() for t, token in enumerate(ids[1:])]
-        np.testing.assert_allclose(logprobs, wanted, atol=1e-5)
+        expected = [everywhere[t, token].item() for t, token in enumerate(ids[1:])]
+        np.testing.assert_allclose(logprobs, expected, atol=1e-5)
 
 
 def test_export_has_a_manifest_and_passes_the_adapter_check(
@@ -164,12 +164,14 @@ def test_logprobs_of_other_weights_are_rejected(trainer: Trainer, draw: Draw) ->
 
 
 def test_update_stops_early_at_max_kl(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
-    recipe = PPOConfig(epochs=6, minibatches=2, max_kl=1e-3)
-    trainer = Trainer(base_model, config.model_copy(update={"algorithm": recipe, "optim": OptimConfig(lr=1e-2)}))
+    algorithm_config = PPOConfig(epochs=6, minibatches=2, max_kl=1e-3)
+    trainer = Trainer(
+        base_model, config.model_copy(update={"algorithm": algorithm_config, "optim": OptimConfig(lr=1e-2)})
+    )
     metrics = trainer.update(draw(16)).metrics
     assert metrics["training/stopped_early"] == 1.0
     assert 1 <= metrics["training/steps"] < 12
-    assert trainer.optimizer.steps == metrics["training/steps"]
+    assert trainer.optimizers["actor"].steps == metrics["training/steps"]
     assert all(tensor.grad is None for tensor in trainer.policy.role_parameters("actor").values())
 
 
@@ -182,7 +184,7 @@ def test_non_finite_update_restores_the_policy(base_model: Path, config: Trainer
         trainer.update(draw(8))
     assert same(weights(trainer), before)
     assert trainer.probe() == probe
-    assert trainer.optimizer.steps == 0
+    assert trainer.optimizers["actor"].steps == 0
     assert trainer.progress.updates == 0
 
 
@@ -227,5 +229,5 @@ def test_imported_adapter_starts_with_a_reset_optimizer(trainer: Trainer, draw: 
     rmtree(tmp_path / "shop-v1" / "trainer")
     write_manifest(tmp_path / "shop-v1", {})
     trainer.restore(tmp_path / "shop-v1")
-    assert (trainer.progress.updates, trainer.optimizer.steps) == (0, 0)
+    assert (trainer.progress.updates, trainer.optimizers["actor"].steps) == (0, 0)
     assert same(load_file(tmp_path / "shop-v1" / ADAPTER), weights(trainer))

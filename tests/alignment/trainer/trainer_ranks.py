@@ -1,6 +1,7 @@
 """Run under torchrun by test_ranks: make updates and exports on all ranks."""
 
 import json
+import pickle
 import sys
 from pathlib import Path
 
@@ -8,13 +9,12 @@ from alignment.config.trainer import TrainerConfig
 from alignment.errors import NonFiniteUpdate
 from alignment.models.parallel import exit_process
 from alignment.trainer.trainer import Trainer
-from alignment.types import Batch
 
 
 def main(base_model: str, config: str, directory: str, *batches: str) -> None:
     trainer = Trainer(Path(base_model), TrainerConfig.model_validate_json(config))
     for number, batch in enumerate(batches, start=1):
-        report = trainer.update(Batch.from_bytes(Path(batch).read_bytes()))
+        report = trainer.update(pickle.loads(Path(batch).read_bytes()))
         export = trainer.export(Path(directory) / f"shop-v{number}", {})
         assert export.manifest_sha256, "every rank gets the hash"
         if trainer.rank == 0:
@@ -25,9 +25,9 @@ def main(base_model: str, config: str, directory: str, *batches: str) -> None:
     trainer.restore(export.path)
     assert trainer.probe() == probe
 
-    trainer.optimizer.config = trainer.optimizer.config.model_copy(update={"lr": 1e30})
+    trainer.optimizers["actor"].config = trainer.optimizers["actor"].config.model_copy(update={"lr": 1e30})
     try:
-        trainer.update(Batch.from_bytes(Path(batches[0]).read_bytes()))
+        trainer.update(pickle.loads(Path(batches[0]).read_bytes()))
     except NonFiniteUpdate:
         assert trainer.probe() == probe
     else:

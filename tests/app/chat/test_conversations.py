@@ -73,9 +73,9 @@ async def test_equal_messages_of_two_clients_are_separate_conversations(
     assert anna.conversation_id != bert.conversation_id
     parents = {(await ask(harness, follow(HELLO, anna, text))).parent_id for text in ("monday?", "sunday?")}
     assert parents == {anna.id, bert.id}
-    known = await ask(harness, HELLO, user="carl")
-    assert (await ask(harness, follow(HELLO, known), user="carl")).parent_id == known.id
-    assert (await ask(harness, follow(HELLO, known), user="dora")).parent_id is None
+    first_of_carl = await ask(harness, HELLO, user="carl")
+    assert (await ask(harness, follow(HELLO, first_of_carl), user="carl")).parent_id == first_of_carl.id
+    assert (await ask(harness, follow(HELLO, first_of_carl), user="dora")).parent_id is None
 
 
 async def test_named_conversation_limits_parent_search(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -91,30 +91,30 @@ async def test_named_conversation_limits_parent_search(harness: Harness, scripte
 
 
 async def test_turn_records_why_tokens_were_not_reused(harness: Harness, scripted: ScriptedEngine) -> None:
-    cut = await ask(harness, HELLO, max_tokens=3)
-    assert cut.finish_reason == "length"
-    assert "ended early: length" in (await ask(harness, follow(HELLO, cut))).prefix_reuse
+    truncated = await ask(harness, HELLO, max_tokens=3)
+    assert truncated.finish_reason == "length"
+    assert "ended early: length" in (await ask(harness, follow(HELLO, truncated))).prefix_reuse
     scripted.reply_text = "twice"
     stopped = await ask(harness, HELLO, stop=["and"])
     assert "stop string" in (await ask(harness, follow(HELLO, stopped))).prefix_reuse
     scripted.reply_text = "thrice"
-    changed = await ask(harness, HELLO)
+    recorded = await ask(harness, HELLO)
     scripted.refuse_status = None
-    assert changed.reply is not None
+    assert recorded.reply is not None
     ROLES["user"] += 10  # the template of a new deployment
     try:
-        later = await ask(harness, follow(HELLO, changed))
+        later = await ask(harness, follow(HELLO, recorded))
     finally:
         ROLES["user"] -= 10
     assert "rendered differently" in later.prefix_reuse or "renders the parent's prompt" in later.prefix_reuse
 
 
 def test_prefix_hash_covers_all_earlier_messages() -> None:
-    one, two = conversations.prefix_hashes([*HELLO, {"role": "assistant", "content": "hi"}])
-    assert conversations.prefix_hashes(HELLO) == [one]
+    hash_of_first, hash_of_second = conversations.prefix_hashes([*HELLO, {"role": "assistant", "content": "hi"}])
+    assert conversations.prefix_hashes(HELLO) == [hash_of_first]
     assert (
         conversations.prefix_hashes([{"role": "user", "content": "hell"}, {"role": "assistant", "content": "ohi"}])[1]
-        != two
+        != hash_of_second
     )
 
 
@@ -129,7 +129,7 @@ async def test_client_retry_leaves_one_trainable_turn(harness: Harness, scripted
 
 async def test_retry_of_sampled_turn_keeps_the_sampled_turn(harness: Harness, scripted: ScriptedEngine) -> None:
     first = await ask(harness, HELLO)
-    await harness.thumb(first.id)
+    await harness.vote(first.id)
     await curate(harness.db, harness.settings)
     second = await ask(harness, HELLO, headers={"x-stainless-retry-count": "2"})
     assert first.id in (second.exclusion_reason or "") and (await harness.get(Turn, first.id)).exclusion_reason is None
@@ -192,7 +192,7 @@ async def test_request_can_withhold_consent(
 
 async def test_consent_can_be_withdrawn_by_metadata_update(harness: Harness, scripted: ScriptedEngine) -> None:
     turn = await ask(harness, HELLO)
-    await harness.thumb(turn.id)
+    await harness.vote(turn.id)
     await curate(harness.db, harness.settings)
     await harness.api.post(f"/v1/chat/completions/{turn.id}", json={"metadata": {"attune_train": "False"}})
     assert (await harness.get(Turn, turn.id)).exclusion_reason == "no consent to train"

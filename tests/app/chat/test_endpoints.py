@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from app.models import Engine, EngineState, Turn, TurnState, VersionState
-from tests.app.deployments.test_rollback import publish
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.trained_versions import publish
 
 MESSAGES = [{"role": "user", "content": "When are you open?"}]
 
@@ -40,7 +40,7 @@ async def test_reply_is_recorded_exactly(harness: Harness, scripted: ScriptedEng
 
 
 async def test_streamed_reply_is_recorded_exactly(harness: Harness, scripted: ScriptedEngine) -> None:
-    whole = await ask(harness)
+    completion = await ask(harness)
     response = await ask(harness, stream=True, stream_options={"include_usage": True})
     parts = chunks(response)
     text = "".join(choice["delta"].get("content") or "" for part in parts for choice in part["choices"])
@@ -49,7 +49,7 @@ async def test_streamed_reply_is_recorded_exactly(harness: Harness, scripted: Sc
     assert {part["model"] for part in parts} == {"shop@v0"}
     assert parts[-1]["choices"] == [] and parts[-1]["usage"]["completion_tokens"] > 0
     assert all("sglext" not in part for part in parts)
-    first, second = await harness.get(Turn, whole.json()["id"]), await harness.get(Turn, parts[0]["id"])
+    first, second = await harness.get(Turn, completion.json()["id"]), await harness.get(Turn, parts[0]["id"])
     assert (second.prompt_ids, second.output_ids, second.logprobs) == (
         first.prompt_ids,
         first.output_ids,
@@ -62,7 +62,7 @@ async def test_turn_is_recorded_before_first_byte(harness: Harness, scripted: Sc
     scripted.seconds_per_token = 0.05
     body = {"model": "shop", "messages": MESSAGES, "stream": True}
     async with harness.api.stream("POST", "/v1/chat/completions", json=body) as response:
-        assert (await harness.thumb(response.headers["x-completion-id"])).status_code == 201
+        assert (await harness.vote(response.headers["x-completion-id"])).status_code == 201
 
 
 async def test_request_goes_to_serving_version(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -99,7 +99,7 @@ async def test_unloaded_version_is_404_and_unloaded_serving_version_503(
 ) -> None:
     version = await publish(harness, loaded=False)
     response = await ask(harness)
-    assert response.status_code == 503 and "retry-after" in response.headers, "that is no fault of who asks"
+    assert response.status_code == 503 and "retry-after" in response.headers, "the client made no mistake"
     response = await ask(harness, model=f"shop@v{version.number}")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
     rejected = await harness.version(VersionState.REJECTED)
@@ -129,7 +129,7 @@ async def test_broken_engine_connection_ends_stream_with_error(harness: Harness,
     assert response.status_code == 200 and set(parts[-1]["error"]) == {"message", "type", "param", "code"}
     turn = await harness.get(Turn, response.headers["x-completion-id"])
     assert (turn.state, turn.finish_reason) == (TurnState.FAILED, "error")
-    assert turn.exclusion_reason and turn.reply["content"], "what was said is on record"
+    assert turn.exclusion_reason and turn.reply["content"], "the text until then is recorded"
 
 
 async def test_engine_refusal_is_400(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -250,10 +250,10 @@ async def test_every_error_has_request_id_and_error_object(harness: Harness) -> 
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_openai_client_works(harness: Harness, scripted: ScriptedEngine, served: str) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{served}/v1", api_key=harness.key) as client:
-        whole = await client.chat.completions.create(model="shop", messages=MESSAGES)  # type: ignore[arg-type]
-        assert whole.choices[0].message.content == scripted.reply_text
+async def test_openai_client_works(harness: Harness, scripted: ScriptedEngine, live_url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{live_url}/v1", api_key=harness.key) as client:
+        completion = await client.chat.completions.create(model="shop", messages=MESSAGES)  # type: ignore[arg-type]
+        assert completion.choices[0].message.content == scripted.reply_text
         stream = await client.chat.completions.create(model="shop", messages=MESSAGES, stream=True)  # type: ignore[arg-type]
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
         assert text == scripted.reply_text
@@ -264,22 +264,22 @@ async def test_openai_client_works(harness: Harness, scripted: ScriptedEngine, s
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_client_disconnect_aborts_engine_and_records_turn(
-    harness: Harness, scripted: ScriptedEngine, served: str, stream: bool
+    harness: Harness, scripted: ScriptedEngine, live_url: str, stream: bool
 ) -> None:
     scripted.reply_text, scripted.seconds_per_token = "word " * 400, 0.02
     body = {"model": "shop", "messages": MESSAGES, "stream": stream, "max_tokens": 500}
     headers = {"authorization": f"Bearer {harness.key}"}
-    async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
-        asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+    async with httpx2.AsyncClient(base_url=live_url, headers=headers, timeout=60) as client:
+        task = asyncio.create_task(client.post("/v1/chat/completions", json=body))
         while not any(reply.output_ids for reply in list(scripted.running.values())):
             await asyncio.sleep(0.02)
-        asking.cancel()
-        await asyncio.wait([asking])
+        task.cancel()
+        await asyncio.wait([task])
     turn = await harness.settled(60.0)
     assert scripted.aborted == {turn.id}
     assert (turn.state, turn.finish_reason) == (TurnState.ABORTED, "client_disconnect")
     assert 0 < turn.num_output_tokens < 400 and len(turn.output_ids) == len(turn.logprobs)
-    assert turn.exclusion_reason is None, "what was said until then may be learned from"
+    assert turn.exclusion_reason is None, "the reply until then may be trained on"
 
 
 @pytest.mark.parametrize("tools", [[{}], [{"type": "function"}], [{"function": "x"}], [{"type": None}], "none", [1]])
@@ -327,12 +327,12 @@ async def test_messages_of_openai_clients_are_accepted(
     assert (await ask(harness, **fields)).status_code == 200
 
 
-async def test_turn_marked_lost_can_still_finish(harness: Harness, scripted: ScriptedEngine, served: str) -> None:
+async def test_turn_marked_lost_can_still_finish(harness: Harness, scripted: ScriptedEngine, live_url: str) -> None:
     scripted.is_blocked = lambda reply: True
     body = {"model": "shop", "messages": MESSAGES, "stream": True}
     headers = {"authorization": f"Bearer {harness.key}"}
     async with (
-        httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client,
+        httpx2.AsyncClient(base_url=live_url, headers=headers, timeout=60) as client,
         client.stream("POST", "/v1/chat/completions", json=body) as response,
     ):
         async with harness.db.write() as session:
@@ -344,16 +344,16 @@ async def test_turn_marked_lost_can_still_finish(harness: Harness, scripted: Scr
 
 
 async def test_all_api_processes_follow_deployment_immediately(
-    harness: Harness, scripted: ScriptedEngine, served: str
+    harness: Harness, scripted: ScriptedEngine, live_url: str
 ) -> None:
     await publish(harness)
     scripted.adapters = {"shop-v1": "/nowhere/shop-v1"}
     body = {"model": "shop", "messages": MESSAGES}
     headers = {"authorization": f"Bearer {harness.key}"}
-    async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as other:
+    async with httpx2.AsyncClient(base_url=live_url, headers=headers, timeout=60) as other:
         for number in (0, 1, 0, 1):
-            moved = await harness.api.post("/v1/policies/shop/rollback", json={"version": number})
-            assert moved.status_code == 200
+            rollback = await harness.api.post("/v1/policies/shop/rollback", json={"version": number})
+            assert rollback.status_code == 200
             await asyncio.sleep(2 * harness.settings.route_cache_seconds)
             for api in (other, harness.api):
                 response = await api.post("/v1/chat/completions", json=body)

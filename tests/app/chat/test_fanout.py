@@ -7,10 +7,10 @@ from typing import Any, Self
 from app.chat.fanout import StreamFanout
 
 
-class Paced:
+class DelayedStream:
     """A stream of three chunks, the first after `delay` seconds."""
 
-    captured = None
+    capture_or_none = None
 
     def __init__(self, delay: float) -> None:
         self.delay = delay
@@ -23,27 +23,27 @@ class Paced:
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         await asyncio.sleep(self.delay)
-        for word in ("a", "b", "c"):
-            yield {"choices": [{"index": 0, "delta": {"content": word}}]}
+        for text in ("a", "b", "c"):
+            yield {"choices": [{"index": 0, "delta": {"content": text}}]}
         yield {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3}}
 
 
 class Client:
-    def stream(self, call: Any) -> Paced:
-        return Paced(call)
+    def stream(self, call: Any) -> DelayedStream:
+        return DelayedStream(call)
 
 
 async def test_chunks_start_in_choice_order() -> None:
-    choices = StreamFanout(Client(), [0.1, 0.05, 0.0])  # type: ignore[arg-type]
-    choices.start()
-    await choices.wait_until_started()
-    received = [chunk async for chunk in choices]
-    await choices.close()
+    fanout = StreamFanout(Client(), [0.1, 0.05, 0.0])  # type: ignore[arg-type]
+    fanout.start()
+    await fanout.wait_until_started()
+    received = [chunk async for chunk in fanout]
+    await fanout.close()
     indices = [chunk["choices"][0]["index"] for chunk in received[:-1]]
     assert [index for at, index in enumerate(indices) if index not in indices[:at]] == [0, 1, 2]
     for index in range(3):
-        words = [
+        texts = [
             chunk["choices"][0]["delta"]["content"] for chunk in received[:-1] if chunk["choices"][0]["index"] == index
         ]
-        assert words == ["a", "b", "c"]
+        assert texts == ["a", "b", "c"]
     assert received[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}

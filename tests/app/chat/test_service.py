@@ -40,7 +40,7 @@ async def test_choices_stream_concurrently(harness: Harness, scripted: ScriptedE
     turns = await harness.all(Turn)
     assert len(turns) == 3 and usages[0]["completion_tokens"] == sum(len(turn.output_ids) for turn in turns)
     order = [choice["index"] for part in parts for choice in part["choices"]]
-    assert order != sorted(order), "they were sent one after the other"
+    assert order != sorted(order), "the choices were streamed one after the other"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -57,17 +57,17 @@ async def test_failed_choice_fails_completion(harness: Harness, scripted: Script
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_client_disconnect_aborts_every_choice(
-    harness: Harness, scripted: ScriptedEngine, served: str, stream: bool
+    harness: Harness, scripted: ScriptedEngine, live_url: str, stream: bool
 ) -> None:
     scripted.reply_text, scripted.seconds_per_token = "word " * 400, 0.02
     body: dict[str, Any] = {"model": "shop", "messages": MESSAGES, "stream": stream, "max_tokens": 500, "n": 3}
     headers = {"authorization": f"Bearer {harness.key}"}
-    async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
-        asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+    async with httpx2.AsyncClient(base_url=live_url, headers=headers, timeout=60) as client:
+        task = asyncio.create_task(client.post("/v1/chat/completions", json=body))
         while len(scripted.running) < 3:
             await asyncio.sleep(0.02)
-        asking.cancel()
-        await asyncio.wait([asking])
+        task.cancel()
+        await asyncio.wait([task])
     turns: list[Turn] = []
     async with asyncio.timeout(60):
         while {turn.state for turn in turns} != {TurnState.ABORTED}:

@@ -26,31 +26,31 @@ async def test_completion_has_all_choices(harness: Harness, scripted: ScriptedEn
 async def test_pages_are_complete_in_both_directions(harness: Harness, scripted: ScriptedEngine) -> None:
     ids = [(await ask(harness)).json()["id"] for _ in range(5)]
     for order, expected in (("asc", ids), ("desc", ids[::-1])):
-        seen: list[str] = []
+        ids_on_pages: list[str] = []
         after: dict[str, Any] = {}
         while True:
             page = (await harness.api.get(ROOT, params={"limit": 2, "order": order, **after})).json()
-            seen += [row["id"] for row in page["data"]]
+            ids_on_pages += [row["id"] for row in page["data"]]
             if not page["has_more"]:
                 break
             after = {"after": page["last_id"]}
-        assert seen == expected
+        assert ids_on_pages == expected
 
 
 async def test_filter_by_metadata_and_replace_it(harness: Harness, scripted: ScriptedEngine) -> None:
     seven = (await ask(harness, metadata={"ticket": "7", "team": "a"})).json()["id"]
     eight = (await ask(harness, metadata={"ticket": "8", "team": "a"})).json()["id"]
 
-    async def found(**pairs: str) -> list[str]:
+    async def list_ids(**pairs: str) -> list[str]:
         params = {f"metadata[{key}]": value for key, value in pairs.items()}
         return [row["id"] for row in (await harness.api.get(ROOT, params=params)).json()["data"]]
 
-    assert await found(team="a") == [seven, eight]
-    assert await found(team="a", ticket="8") == [eight]
-    assert await found(ticket="9") == []
-    changed = await harness.api.post(f"{ROOT}/{seven}", json={"metadata": {"ticket": "9"}})
-    assert changed.json()["metadata"] == {"ticket": "9"}
-    assert await found(ticket="9") == [seven] and await found(team="a") == [eight]
+    assert await list_ids(team="a") == [seven, eight]
+    assert await list_ids(team="a", ticket="8") == [eight]
+    assert await list_ids(ticket="9") == []
+    updated = await harness.api.post(f"{ROOT}/{seven}", json={"metadata": {"ticket": "9"}})
+    assert updated.json()["metadata"] == {"ticket": "9"}
+    assert await list_ids(ticket="9") == [seven] and await list_ids(team="a") == [eight]
 
 
 async def test_list_messages(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -76,7 +76,7 @@ async def test_deleted_completion_is_erased_and_excluded(
     harness: Harness, scripted: ScriptedEngine, frozen: bool
 ) -> None:
     id = (await ask(harness, metadata={"ticket": "7"}, user="anna")).json()["id"]
-    await harness.thumb(id)
+    await harness.vote(id)
     await curate(harness.db, harness.settings)
     if frozen:
         async with harness.db.write() as session:
@@ -94,8 +94,8 @@ async def test_deleted_completion_is_erased_and_excluded(
     assert await harness.all(TurnMetadata) == []
     assert (await harness.get(Sample, id)).state == SampleState.DROPPED
     unknown = await harness.api.get(f"{ROOT}/chatcmpl-nobody")
-    for gone in (await harness.api.get(f"{ROOT}/{id}"), await harness.api.delete(f"{ROOT}/{id}")):
-        assert gone.status_code == 404
-        assert gone.text.replace(id, "chatcmpl-nobody") == unknown.text
+    for response in (await harness.api.get(f"{ROOT}/{id}"), await harness.api.delete(f"{ROOT}/{id}")):
+        assert response.status_code == 404
+        assert response.text.replace(id, "chatcmpl-nobody") == unknown.text
     assert (await harness.api.get(ROOT)).json()["data"] == []
-    assert (await harness.thumb(id, id="again")).status_code == 404
+    assert (await harness.vote(id, id="again")).status_code == 404

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from app.cli.chart import Series, draw_lines
+from app.cli.analyze import Series, draw_lines
 from app.cli.main import app
 from app.core.settings import REPOSITORY, get_settings
 from app.ops import experiment_log

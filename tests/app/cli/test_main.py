@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import app
-from app.cli.up import check_ports_are_free, prepare_database
+from app.cli.server import check_ports_are_free, prepare_database
 from app.core.settings import Settings, get_settings
-from tests.app.deployments.test_rollback import publish
 from tests.support.cli import run
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import free_port
+from tests.support.trained_versions import publish
 
 
 async def test_versions_status_and_rollback(cli_harness: Harness) -> None:
@@ -25,11 +25,11 @@ async def test_versions_status_and_rollback(cli_harness: Harness) -> None:
     assert "shop serves shop@v0" in output and "deployment.rolled_back shop@v0 rude" in output
     assert run(app, ["rollback", "--to", "v0"]).stdout.strip() == "shop@v0 → shop@v0", "as deploy takes it; idempotent"
     assert run(app, ["rollback", "--to", "latest"]).exit_code == 2
-    again = run(app, ["rollback"])
-    assert again.exit_code == 1 and "is the first version; there is none to roll back to" in again.output
+    refused = run(app, ["rollback"])
+    assert refused.exit_code == 1 and "is the first version; there is none to roll back to" in refused.output
 
 
-async def test_chat_asks_for_a_thumb_and_sends_it(cli_harness: Harness, scripted: object) -> None:
+async def test_chat_sends_the_rating_of_a_reply(cli_harness: Harness, scripted: object) -> None:
     from app.models import Feedback
 
     answer = run(app, ["chat"], input="When are you open?\nu\n\n")
@@ -49,7 +49,7 @@ async def test_created_key_has_only_its_scopes(cli_harness: Harness) -> None:
     answer = await cli_harness.api.get("/v1/policies", headers={"authorization": f"Bearer {key}"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "missing_scope")
     turn = await cli_harness.turn()
-    assert (await cli_harness.thumb(turn.id)).status_code == 201
+    assert (await cli_harness.vote(turn.id)).status_code == 201
 
 
 @pytest.mark.parametrize("command", [["status"], ["versions"], ["rollback"], ["chat"]])
@@ -82,7 +82,7 @@ def test_different_base_model_is_refused(tmp_path: Path) -> None:
         prepare_database(Settings(home=tmp_path / "home", model="other/model"), lambda line: None)
 
 
-def test_taken_port_is_refused(harness: Harness, served: str) -> None:
-    port = int(served.rpartition(":")[2])
+def test_taken_port_is_refused(harness: Harness, live_url: str) -> None:
+    port = int(live_url.rpartition(":")[2])
     with pytest.raises(ValueError, match="is taken"):
         check_ports_are_free(Settings(port=port, engine_port=free_port()))

@@ -1,4 +1,4 @@
-"""Children: started in a session of their own, brought back when they die, gone with all they started."""
+"""ManagedProcess: restarts with growing delays, and stops with everything that it has started."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ import psutil
 from app.core.processes import ManagedProcess
 
 SLEEP = "import time; time.sleep(60)"
-FATHER = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).wait()"
+PARENT_SCRIPT = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).wait()"
 
 
 def child(tmp_path: Path, program: str) -> ManagedProcess:
@@ -23,38 +23,38 @@ def wait_for(condition: object, seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_child_that_dies_is_started_again_and_said_so_once(tmp_path: Path) -> None:
-    one = child(tmp_path, "print('last words')")
-    one.start()
-    assert one.process is not None
-    one.process.wait()
-    first = one.process.pid
-    assert "status 0" in (one.restart_if_dead() or "") and one.restart_if_dead() is None
-    wait_for(lambda: one.restart_if_dead() is None and one.process is not None and one.process.pid != first)
-    one.stop()
-    assert "last words" in one.log.read_text()
+def test_exited_process_is_restarted_and_reported_once(tmp_path: Path) -> None:
+    managed = child(tmp_path, "print('last words')")
+    managed.start()
+    assert managed.process is not None
+    managed.process.wait()
+    first = managed.process.pid
+    assert "status 0" in (managed.restart_if_dead() or "") and managed.restart_if_dead() is None
+    wait_for(lambda: managed.restart_if_dead() is None and managed.process is not None and managed.process.pid != first)
+    managed.stop()
+    assert "last words" in managed.log.read_text()
 
 
-def test_it_is_started_later_and_later_while_it_keeps_dying(tmp_path: Path) -> None:
-    one = child(tmp_path, "raise SystemExit(3)")
+def test_restart_delay_doubles_while_the_process_keeps_exiting(tmp_path: Path) -> None:
+    managed = child(tmp_path, "raise SystemExit(3)")
     waits = []
     for _ in range(3):
-        one.start()
-        assert one.process is not None
-        one.process.wait()
-        news = one.restart_if_dead() or ""
-        waits.append(float(news.split(" in ")[1].split(" s")[0]))
-        one._restart_at = 0.0
+        managed.start()
+        assert managed.process is not None
+        managed.process.wait()
+        message = managed.restart_if_dead() or ""
+        waits.append(float(message.split(" in ")[1].split(" s")[0]))
+        managed._restart_at = 0.0
     assert waits == [0.5, 1.0, 2.0]
 
 
-def test_stopping_a_child_takes_along_what_it_started(tmp_path: Path) -> None:
-    one = child(tmp_path, FATHER)
-    one.start()
-    assert one.process is not None
-    family = psutil.Process(one.process.pid)
-    wait_for(family.children)
-    grandchild = family.children()[0]
-    one.stop()
-    assert not one.running
+def test_stop_also_ends_the_processes_that_it_started(tmp_path: Path) -> None:
+    managed = child(tmp_path, PARENT_SCRIPT)
+    managed.start()
+    assert managed.process is not None
+    parent = psutil.Process(managed.process.pid)
+    wait_for(parent.children)
+    grandchild = parent.children()[0]
+    managed.stop()
+    assert not managed.running
     wait_for(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)

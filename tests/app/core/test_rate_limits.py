@@ -12,7 +12,7 @@ from app.core import rate_limits
 from app.core.errors import RateLimited
 from app.core.rate_limits import MemoryWindow, RateLimiter
 from tests.app.projects.test_endpoints import bearer, create_key
-from tests.conftest import missing
+from tests.conftest import skip_or_fail
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -25,7 +25,7 @@ def redis() -> str:
     try:
         socket.create_connection(("127.0.0.1", 6379), timeout=1).close()
     except OSError as error:
-        missing(f"no Redis at {REDIS} ({error})")
+        skip_or_fail(f"no Redis at {REDIS} ({error})")
     return REDIS
 
 
@@ -37,17 +37,17 @@ class Clock:
         return self.seconds
 
 
-async def take(one: RateLimiter, key_id: str, limit: int) -> dict[str, str]:
-    async with one.slot(key_id, limit, None) as headers:
+async def take(limiter: RateLimiter, key_id: str, limit: int) -> dict[str, str]:
+    async with limiter.slot(key_id, limit, None) as headers:
         return headers
 
 
 async def test_memory_window_moves_with_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, window = Clock(), MemoryWindow()
     monkeypatch.setattr(rate_limits, "time", clock)
-    for left in (2, 1, 0):
-        room = await window.take("key-a", 3)
-        assert (room.allowed, room.remaining) == (True, left)
+    for remaining in (2, 1, 0):
+        result = await window.take("key-a", 3)
+        assert (result.allowed, result.remaining) == (True, remaining)
         clock.seconds += 10
     refused = await window.take("key-a", 3)
     assert (refused.allowed, refused.remaining, refused.reset_seconds) == (False, 0, 30)
@@ -77,11 +77,11 @@ def test_durations_are_formatted_as_openai_does(seconds: float, expected: str) -
 
 async def test_key_over_its_limit_is_refused_and_others_are_not(harness: Harness) -> None:
     key = (await create_key(harness, requests_per_minute=2))["key"]
-    for left in ("1", "0"):
-        answer = await harness.api.get("/v1/models", headers=bearer(key))
-        assert answer.status_code == 200
-        assert answer.headers["x-ratelimit-limit-requests"] == "2"
-        assert answer.headers["x-ratelimit-remaining-requests"] == left
+    for remaining in ("1", "0"):
+        response = await harness.api.get("/v1/models", headers=bearer(key))
+        assert response.status_code == 200
+        assert response.headers["x-ratelimit-limit-requests"] == "2"
+        assert response.headers["x-ratelimit-remaining-requests"] == remaining
     for route in ("/v1/models", "/v1/feedback?completion_id=x"):
         refused = await harness.api.get(route, headers=bearer(key))
         assert refused.status_code == 429 and 1 <= int(refused.headers["retry-after"]) <= 60
@@ -90,24 +90,24 @@ async def test_key_over_its_limit_is_refused_and_others_are_not(harness: Harness
         error = refused.json()["error"]
         assert (error["type"], error["code"], error["param"]) == ("rate_limit_error", "rate_limit_exceeded", None)
     assert (await harness.api.get("/v1/keys", headers=bearer(key))).status_code == 200  # admins are not limited
-    own_key = await harness.api.get("/v1/models")
-    assert (own_key.status_code, own_key.headers["x-ratelimit-limit-requests"]) == (200, "6000")
+    default_response = await harness.api.get("/v1/models")
+    assert (default_response.status_code, default_response.headers["x-ratelimit-limit-requests"]) == (200, "6000")
 
 
 async def test_concurrency_is_limited_and_every_exit_frees_the_slot() -> None:
-    one = RateLimiter("memory://", 100, 2)
-    async with one.slot("key-a", None, None), one.slot("key-a", None, None):
+    limiter = RateLimiter("memory://", 100, 2)
+    async with limiter.slot("key-a", None, None), limiter.slot("key-a", None, None):
         with pytest.raises(RateLimited, match="2 requests under way") as refusal:
-            await take(one, "key-a", 100)
+            await take(limiter, "key-a", 100)
         assert refusal.value.headers == {"retry-after": "1"}
-        await take(one, "key-b", 100)
+        await take(limiter, "key-b", 100)
     with pytest.raises(RateLimited):
         for _ in range(3):
-            await take(one, "key-a", 2)
+            await take(limiter, "key-a", 2)
     with pytest.raises(asyncio.CancelledError):
-        async with one.slot("key-c", None, None):
+        async with limiter.slot("key-c", None, None):
             raise asyncio.CancelledError
-    assert one._running == {}
+    assert limiter._running == {}
 
 
 async def test_refused_body_frees_its_slot(harness: Harness) -> None:
@@ -119,25 +119,25 @@ async def test_refused_body_frees_its_slot(harness: Harness) -> None:
 
 async def wait_until_free(api: httpx2.AsyncClient) -> httpx2.Response:
     async with asyncio.timeout(20):
-        while (answer := await api.get("/v1/models")).status_code == 429:
+        while (response := await api.get("/v1/models")).status_code == 429:
             await asyncio.sleep(0.02)
-    return answer
+    return response
 
 
 @pytest.mark.parametrize("disconnects", [True, False])
 async def test_streamed_reply_keeps_its_slot_until_it_ends_or_the_client_disconnects(
-    harness: Harness, served: str, scripted: ScriptedEngine, disconnects: bool
+    harness: Harness, live_url: str, scripted: ScriptedEngine, disconnects: bool
 ) -> None:
     scripted.seconds_per_token = 0.1
     if disconnects:
         scripted.reply_text = "word " * 400  # 40 s: longer than the test waits for the slot
     key = (await create_key(harness, max_concurrency=1))["key"]
-    async with httpx2.AsyncClient(base_url=served, headers=bearer(key), trust_env=False) as api:
+    async with httpx2.AsyncClient(base_url=live_url, headers=bearer(key), trust_env=False) as api:
         async with api.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as reply:
             lines = reply.aiter_lines()
             assert reply.status_code == 200 and (await anext(lines)).startswith("data:")
-            refused_meanwhile = await api.get("/v1/models")
-            assert refused_meanwhile.status_code == 429 and "1 requests under way" in refused_meanwhile.text
+            refused = await api.get("/v1/models")
+            assert refused.status_code == 429 and "1 requests under way" in refused.text
             if not disconnects:
                 assert [line async for line in lines if line][-1] == "data: [DONE]"
         assert (await wait_until_free(api)).status_code == 200
@@ -145,37 +145,37 @@ async def test_streamed_reply_keeps_its_slot_until_it_ends_or_the_client_disconn
 
 async def test_processes_share_a_window_in_redis(redis: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_limits, "REDIS_TIMEOUT_SECONDS", 30.0)  # on a busy machine no request may pass uncounted
-    one, other = RateLimiter(redis, 3, 10), RateLimiter(redis.removeprefix("async+"), 3, 10)
+    limiter, second_limiter = RateLimiter(redis, 3, 10), RateLimiter(redis.removeprefix("async+"), 3, 10)
     key = uuid4().hex
-    for process in (one, other, one):
+    for process in (limiter, second_limiter, limiter):
         assert await take(process, key, 3) == {"x-ratelimit-limit-requests": "3"}
     with pytest.raises(RateLimited) as refusal:
-        await take(other, key, 3)
+        await take(second_limiter, key, 3)
     assert 1 <= int(refusal.value.headers["retry-after"]) <= 60
     assert refusal.value.headers["x-ratelimit-remaining-requests"] == "0"
-    await take(other, uuid4().hex, 3)
-    await one.close()
-    await other.close()
+    await take(second_limiter, uuid4().hex, 3)
+    await limiter.close()
+    await second_limiter.close()
 
 
 async def test_concurrent_requests_are_counted_exactly_in_redis(redis: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_limits, "REDIS_TIMEOUT_SECONDS", 30.0)  # on a busy machine no request may pass uncounted
-    one, key = RateLimiter(redis, 20, 100), uuid4().hex
-    outcomes = await asyncio.gather(*(take(one, key, 20) for _ in range(50)), return_exceptions=True)
+    limiter, key = RateLimiter(redis, 20, 100), uuid4().hex
+    outcomes = await asyncio.gather(*(take(limiter, key, 20) for _ in range(50)), return_exceptions=True)
     assert len([outcome for outcome in outcomes if isinstance(outcome, RateLimited)]) == 30
-    await one.close()
+    await limiter.close()
 
 
 async def test_requests_pass_when_redis_is_down_with_one_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rate_limits, "BYPASS_SECONDS", 0.0)
-    one = RateLimiter("async+redis://127.0.0.1:1", 1, 10)
+    limiter = RateLimiter("async+redis://127.0.0.1:1", 1, 10)
     with caplog.at_level(logging.WARNING, "attune.limits"):
         for _ in range(20):
-            await take(one, "key-a", 1)
+            await take(limiter, "key-a", 1)
     assert len(caplog.records) == 1 and "pass uncounted" in caplog.text
-    await one.close()
+    await limiter.close()
 
 
 async def test_hanging_redis_delays_concurrent_requests_but_not_later_ones(
@@ -183,16 +183,16 @@ async def test_hanging_redis_delays_concurrent_requests_but_not_later_ones(
 ) -> None:
     monkeypatch.setattr(rate_limits, "BYPASS_SECONDS", 600.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        one = RateLimiter(f"async+redis://127.0.0.1:{silent.getsockname()[1]}", 1, 10)
+        limiter = RateLimiter(f"async+redis://127.0.0.1:{silent.getsockname()[1]}", 1, 10)
         async with asyncio.timeout(60):
-            await asyncio.gather(*(take(one, "key-a", 1) for _ in range(5)))
+            await asyncio.gather(*(take(limiter, "key-a", 1) for _ in range(5)))
 
-        def asks(*args: object) -> None:
-            raise AssertionError("Redis is asked again, though it did not answer a moment ago")
+        def fail_if_called(*args: object) -> None:
+            raise AssertionError("Redis is called again, though it did not respond a moment ago")
 
-        monkeypatch.setattr(one._window._windows, "hit", asks)  # type: ignore[attr-defined]
-        await take(one, "key-a", 1)
-        await one.close()
+        monkeypatch.setattr(limiter._window._windows, "hit", fail_if_called)  # type: ignore[attr-defined]
+        await take(limiter, "key-a", 1)
+        await limiter.close()
 
 
 @pytest.mark.parametrize("url", ["async+mongodb://127.0.0.1", "redis"])

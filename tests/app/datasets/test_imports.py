@@ -74,9 +74,9 @@ async def test_prompt_repeated_before_replies_is_removed(harness: Harness) -> No
 
 
 async def test_same_file_is_the_same_dataset_and_another_is_a_conflict(harness: Harness) -> None:
-    first, again = await import_file(harness, HELLO), await import_file(harness, HELLO)
-    assert (first.status_code, again.status_code) == (201, 200)
-    assert first.json() == again.json()
+    first, repeated = await import_file(harness, HELLO), await import_file(harness, HELLO)
+    assert (first.status_code, repeated.status_code) == (201, 200)
+    assert first.json() == repeated.json()
     other = await import_file(harness, to_parquet({"prompt": ["a"], "chosen": ["b"], "rejected": ["c"]}))
     kind = await import_file(harness, HELLO, kind="prompts")
     for refused in (other, kind):
@@ -94,7 +94,7 @@ async def test_concurrent_imports_of_one_file_make_one_dataset(harness: Harness)
 
 async def test_invalid_file_is_refused_by_row_and_column_and_nothing_is_stored(harness: Harness) -> None:
     file = to_parquet({"prompt": ["a", "b"], "chosen": ["c", "d"], "rejected": ["e", None]})
-    for content, column, words in (
+    for content, column, message_part in (
         (file, "rejected", "Row 1, column 'rejected': there is no value"),
         (file[:-20], None, "not a Parquet file"),
         (b"", None, "not a Parquet file"),
@@ -103,7 +103,7 @@ async def test_invalid_file_is_refused_by_row_and_column_and_nothing_is_stored(h
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
         assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_parquet")
-        assert error["param"] == column and words in error["message"]
+        assert error["param"] == column and message_part in error["message"]
     assert await harness.all(Dataset) == await harness.all(DatasetRow) == []
 
 

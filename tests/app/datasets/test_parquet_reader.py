@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from app.core.errors import BadRequest
-from app.datasets import parquet_reader, upload
-from app.datasets.row_validation import InvalidFile
+from app.datasets import imports, parquet_reader
+from app.datasets.parquet_reader import InvalidFile
 from tests.support.parquet_files import to_parquet
 
 NONE = pa.array([], pa.string())
@@ -27,7 +27,7 @@ def preference(**changed: object) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("file", "column", "words"),
+    ("file", "column", "message_part"),
     [
         (preference(prompt=["a", None]), "prompt", "Row 1, column 'prompt': there is no value"),
         (preference(prompt=["a", " "]), "prompt", "Row 1, column 'prompt': the text is empty"),
@@ -56,10 +56,10 @@ def preference(**changed: object) -> bytes:
         (b"{}" * 5000, None, "not a Parquet file"),
     ],
 )
-def test_invalid_file_is_refused_by_row_and_column(file: bytes, column: str | None, words: str) -> None:
+def test_invalid_file_is_refused_by_row_and_column(file: bytes, column: str | None, message_part: str) -> None:
     result = read_file(file)
     assert result["column"] == column
-    assert words in result["error"]
+    assert message_part in result["error"]
 
 
 def read_file(file: bytes, kind: str = "preferences") -> dict[str, object]:
@@ -91,8 +91,8 @@ def read_in_subprocess(file: bytes, kind: str = "prompts") -> tuple[int, dict[st
 
 
 def test_decompression_bomb_is_refused_in_bounded_memory() -> None:
-    indices, words = pa.array([0] * 300_000, pa.int32()), pa.array(["x" * 4_000_000])
-    bomb = to_parquet({"prompt": pa.DictionaryArray.from_arrays(indices, words)}, compression="zstd")
+    indices, values = pa.array([0] * 300_000, pa.int32()), pa.array(["x" * 4_000_000])
+    bomb = to_parquet({"prompt": pa.DictionaryArray.from_arrays(indices, values)}, compression="zstd")
     assert len(bomb) < 10_000
     code, result, peak = read_in_subprocess(bomb)
     assert (code, "too much memory" in str(result["error"])) == (0, True)
@@ -109,15 +109,15 @@ def test_deeply_nested_column_is_refused() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_corrupted_file_is_read_or_refused(seed: int) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(60):
         file = bytearray(preference(prompt=[[message("a")], [message("b")]]))
-        for _ in range(dice.choice([1, 2, 5, 20])):
-            file[dice.randrange(len(file))] = dice.randrange(256)
+        for _ in range(rng.choice([1, 2, 5, 20])):
+            file[rng.randrange(len(file))] = rng.randrange(256)
         read_file(bytes(file))  # any other exception fails the test
 
 
 @pytest.mark.parametrize("stderr", [b"", b"\n", b"terminate called\nAborted\n", b"null", b'{"rows": 1}', b"[]", b"7"])
 async def test_crashed_reader_is_a_bad_request(stderr: bytes) -> None:
     with pytest.raises(BadRequest):
-        upload._parse_result(stderr)
+        imports._parse_result(stderr)

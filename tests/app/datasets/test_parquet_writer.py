@@ -17,10 +17,11 @@ ROW = {
 
 
 async def test_disconnected_client_closes_the_file(tmp_path: Path) -> None:
-    sheet = ParquetWriter(tmp_path, PREFERENCES_SCHEMA)
-    await sheet.add([ROW] * 10)
-    response = ParquetResponse(await sheet.finish(), "a.parquet")
-    assert (sheet.num_rows, list(tmp_path.iterdir())) == (10, [])
+    writer = ParquetWriter(tmp_path, PREFERENCES_SCHEMA)
+    await writer.add([ROW] * 10)
+    await writer.finish()
+    response = ParquetResponse(writer, "a.parquet")
+    assert (writer.num_rows, list(tmp_path.iterdir())) == (10, [])
 
     async def receive() -> Any:
         return {"type": "http.disconnect"}
@@ -31,15 +32,15 @@ async def test_disconnected_client_closes_the_file(tmp_path: Path) -> None:
 
     with pytest.raises(ClientDisconnect):
         await response({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send)
-    assert sheet._file.closed
+    assert writer._file.closed
 
 
 async def test_writer_keeps_at_most_one_row_group_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.datasets.parquet_writer.GROUP_BYTES", 1000)
-    sheet = ParquetWriter(tmp_path, PREFERENCES_SCHEMA)
+    writer = ParquetWriter(tmp_path, PREFERENCES_SCHEMA)
     for _ in range(50):
-        await sheet.add([ROW])
-        assert len(sheet._rows) < 10
-    await sheet.finish()
-    assert sheet.num_rows == 50
-    sheet.close()
+        await writer.add([ROW])
+        assert len(writer._rows) < 10
+    await writer.finish()
+    assert writer.num_rows == 50
+    writer.close()

@@ -104,13 +104,13 @@ async def test_exported_pairs_are_imported_equal(harness: Harness) -> None:
         await create_feedback(harness, None, "comparison", ranks=[(better, 0), (worse, 1)])
     await create_feedback(harness, turns[0], "correction", raw_value="Better.")
     export = await harness.api.get(EXPORT)
-    left = read_rows(export)
+    exported = read_rows(export)
     answer = await import_file(harness, export.content)
     assert (answer.status_code, answer.json()["num_rows"]) == (201, 4)
-    kept = sorted(await harness.all(DatasetRow), key=lambda row: row.row_number)
-    again = [
-        {"prompt": row.content["messages"], "chosen_id": None, **row.content, **row.content["details"]} for row in kept
+    rows = sorted(await harness.all(DatasetRow), key=lambda row: row.row_number)
+    imported = [
+        {"prompt": row.content["messages"], "chosen_id": None, **row.content, **row.content["details"]} for row in rows
     ]
-    for row in again:
+    for row in imported:
         row.pop("messages"), row.pop("details")
-    assert again == left
+    assert imported == exported

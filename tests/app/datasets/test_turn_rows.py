@@ -48,14 +48,14 @@ async def test_sample_can_be_rebuilt_from_its_row(harness: Harness) -> None:
     logprobs = list(array("f", [-0.1, -1e-7, -3.4028234e38, -1.1754944e-38, 0.0, -17.123457]))
     turn = await harness.turn(prompt_ids=[0, 151_936, 2**31 - 1], output_ids=[1, 2, 3, 4, 5, 6], logprobs=logprobs)
     [row] = read_rows(await harness.api.get("/v1/exports/turns"))
-    kept = await harness.get(Turn, turn.id)
+    stored = await harness.get(Turn, turn.id)
 
     def sample(prompt: list[int], output: list[int], logprobs: list[float], version: int, temperature: float) -> Sample:
         return Sample(turn.id, tuple(prompt), tuple(output), tuple(logprobs), 1.0, version, temperature)
 
-    left = sample(row["prompt_ids"], row["output_ids"], row["logprobs"], row["version"], row["temperature"])
-    assert left == sample(kept.prompt_ids, kept.output_ids, kept.logprobs, 0, kept.sampling["temperature"])
-    assert struct.pack("<6f", *left.logprobs) == struct.pack("<6f", *logprobs)
+    exported = sample(row["prompt_ids"], row["output_ids"], row["logprobs"], row["version"], row["temperature"])
+    assert exported == sample(stored.prompt_ids, stored.output_ids, stored.logprobs, 0, stored.sampling["temperature"])
+    assert struct.pack("<6f", *exported.logprobs) == struct.pack("<6f", *logprobs)
 
 
 async def test_pages_and_row_groups_have_every_turn_once(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ async def test_turns_created_during_an_export_are_not_repeated(
 ) -> None:
     monkeypatch.setattr(turn_rows, "PAGE_SIZE", 2)
     before = [await harness.turn() for _ in range(5)]
-    read = turn_rows.repository.read_turns
+    read = turn_rows.read_turns
     later: list[Turn] = []
 
     async def read_and_create(*args: object) -> object:
@@ -79,7 +79,7 @@ async def test_turns_created_during_an_export_are_not_repeated(
             later.append(await harness.turn())
         return await read(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(turn_rows.repository, "read_turns", read_and_create)
+    monkeypatch.setattr(turn_rows, "read_turns", read_and_create)
     ids = [row["id"] for row in read_rows(await harness.api.get("/v1/exports/turns"))]
     assert len(ids) == len(set(ids))
     assert {turn.id for turn in before} <= set(ids) <= {turn.id for turn in before + later}

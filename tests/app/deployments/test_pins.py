@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from app.core.jobs import PENDING_TASKS
-from app.deployments import pins as deployments_pins
-from app.deployments.router import VersionRouter
+from app.deployments import pins
 from app.deployments.schemas import PinRequest
+from app.deployments.version_router import VersionRouter
 from app.models import ApiKey, Audit, Engine, Pin, PinKind, Version, VersionState, new_id
 from app.projects import keys
 from app.projects.service import create_project
@@ -62,9 +62,9 @@ async def test_same_request_changes_nothing_and_another_version_changes_the_pin(
     first = await set_pin(harness, reason="a tester")
     assert [await set_pin(harness), await set_pin(harness, reason="a tester")] == [first, first]
     assert len(await harness.all(Audit)) == 1
-    moved = await set_pin(harness, version=1)
-    assert (moved["id"], moved["version"], moved["reason"]) == (first["id"], "shop@v1", None)
-    assert moved["created_at"] > first["created_at"]
+    changed = await set_pin(harness, version=1)
+    assert (changed["id"], changed["version"], changed["reason"]) == (first["id"], "shop@v1", None)
+    assert changed["created_at"] > first["created_at"]
     pin_view = await set_pin(harness, version=1, reason="she asked for it")
     assert (pin_view["id"], pin_view["reason"]) == (first["id"], "she asked for it")
     assert len(await harness.all(Pin)) == 1
@@ -184,7 +184,7 @@ async def test_version_that_is_not_loaded_everywhere_notifies_the_reconciler(har
 async def enqueued_tasks(harness: Harness, request: PinRequest) -> list[str]:
     policy = await harness.policy()
     async with harness.db.write() as session:
-        await deployments_pins.set_pin(session, policy, request, actor="test")
+        await pins.set_pin(session, policy, request, actor="test")
         return list(session.info.get(PENDING_TASKS, []))
 
 
@@ -225,8 +225,8 @@ async def test_audit_names_neither_user_nor_conversation(harness: Harness) -> No
 async def test_concurrent_requests_on_one_subject_leave_one_pin_and_one_entry_each(harness: Harness) -> None:
     for _ in range(3):
         await harness.version(VersionState.SUPERSEDED)
-    pin_view = await asyncio.gather(*(set_pin(harness, version=number % 4) for number in range(12)))
-    assert len({row["id"] for row in pin_view}) == 1
+    pin_views = await asyncio.gather(*(set_pin(harness, version=number % 4) for number in range(12)))
+    assert len({row["id"] for row in pin_views}) == 1
     [pin] = await harness.all(Pin)
     audits = sorted(await harness.all(Audit), key=lambda row: row.seq)
     numbers = [row.details["version"] for row in audits]
@@ -238,18 +238,17 @@ async def test_concurrent_requests_on_one_subject_leave_one_pin_and_one_entry_ea
 
 
 async def test_changed_pin_clears_the_route_cache(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
+    calls: list[VersionRouter] = []
 
     def forget(router: VersionRouter) -> None:
-        calls.append(len(pins))
+        calls.append(router)
 
     monkeypatch.setattr(VersionRouter, "forget", forget)
-    pins: list[dict[str, Any]] = []
-    pins.append(await set_pin(harness))
+    pin = await set_pin(harness)
     assert len(calls) == 1
-    await harness.api.delete(f"{PINS}/{pins[0]['id']}")
+    await harness.api.delete(f"{PINS}/{pin['id']}")
     assert len(calls) == 2
-    await harness.api.delete(f"{PINS}/{pins[0]['id']}")
+    await harness.api.delete(f"{PINS}/{pin['id']}")
     assert len(calls) == 2, "nothing has changed"
 
 

@@ -76,7 +76,7 @@ async def test_token_allows_only_its_claims(harness: Harness) -> None:
 async def test_token_cannot_read_or_create_tokens(harness: Harness) -> None:
     turn = await harness.turn()
     headers = {"authorization": f"Bearer {await token(harness, turn.id)}"}
-    feedback_id = (await harness.thumb(turn.id)).json()["id"]
+    feedback_id = (await harness.vote(turn.id)).json()["id"]
     for method, path, body in [
         ("GET", f"/v1/feedback?completion_id={turn.id}", None),
         ("GET", f"/v1/feedback/{feedback_id}", None),
@@ -91,15 +91,15 @@ async def test_token_cannot_read_or_create_tokens(harness: Harness) -> None:
 
 async def test_token_submissions_are_idempotent_in_their_own_namespace(harness: Harness) -> None:
     turn = await harness.turn()
-    mine = await harness.thumb(turn.id, "down", id="k")
+    by_api_key = await harness.vote(turn.id, "down", id="k")
     bearer = await token(harness, turn.id, source_id="ada")
     first = await post(harness, bearer, completion_id=turn.id, id="k")
     again = await post(harness, await token(harness, turn.id, source_id="ada"), completion_id=turn.id, id="k")
     other = await post(harness, bearer, completion_id=turn.id, id="k", value="down")
-    assert [response.status_code for response in (mine, first, again, other)] == [201, 201, 200, 422]
+    assert [response.status_code for response in (by_api_key, first, again, other)] == [201, 201, 200, 422]
     assert again.json() == first.json()
-    bob = await post(harness, await token(harness, turn.id, source_id="bob"), completion_id=turn.id, id="k")
-    assert bob.status_code == 201
+    by_other_user = await post(harness, await token(harness, turn.id, source_id="bob"), completion_id=turn.id, id="k")
+    assert by_other_user.status_code == 201
     assert len(await harness.all(Feedback)) == 3
 
 
@@ -119,7 +119,7 @@ async def test_forged_malformed_and_expired_tokens_are_401(harness: Harness) -> 
         return ".".join(parts) + ".AAAA"
 
     assert (await post(harness, signed(), completion_id=turn.id)).status_code == 201
-    bent = [
+    invalid = [
         signed(secret="0" * 64),
         signed(algorithm="HS512"),
         signed(secret="", algorithm="none"),
@@ -146,7 +146,7 @@ async def test_forged_malformed_and_expired_tokens_are_401(harness: Harness) -> 
         raw(json.dumps({"alg": "none", "kid": project_id}).encode()),
         "x" * 300 + "." + "y" * 20_000 + ".z",
     ]
-    for bearer in bent:
+    for bearer in invalid:
         response = await post(harness, bearer, completion_id=turn.id)
         assert error_shape(response) == (401, {"message", "type", "param", "code"}), bearer
     assert len(await harness.all(Feedback)) == 1

@@ -9,9 +9,8 @@ from sqlalchemy.engine import Connection
 
 from app.core.database import Database
 from app.core.group_commit import GroupCommit
-from app.feedback import feedback_writer, kinds, submission
-from app.feedback.feedback_writer import SubmissionResult
-from app.feedback.submission import Submission
+from app.feedback import feedback_writer, kinds
+from app.feedback.feedback_writer import Submission, SubmissionResult
 from app.models import Feedback
 from tests.support.deployment import Harness
 
@@ -22,18 +21,18 @@ async def test_200_items_sent_ten_times_are_200_rows(harness: Harness) -> None:
     turns = [await harness.turn() for _ in range(4)]
     sends = [number for number in range(ITEMS) for _ in range(SENDS)]
     random.Random(7).shuffle(sends)
-    line = asyncio.Semaphore(50)
+    semaphore = asyncio.Semaphore(50)
 
     async def send(number: int) -> tuple[int, int, str]:
-        async with line:
-            response = await harness.thumb(turns[number % 4].id, id=f"k{number}")
+        async with semaphore:
+            response = await harness.vote(turns[number % 4].id, id=f"k{number}")
         return number, response.status_code, response.json()["id"]
 
-    answers = await asyncio.gather(*[send(number) for number in sends])
-    assert sorted(status for _, status, _ in answers) == [200] * ITEMS * (SENDS - 1) + [201] * ITEMS
+    results = await asyncio.gather(*[send(number) for number in sends])
+    assert sorted(status for _, status, _ in results) == [200] * ITEMS * (SENDS - 1) + [201] * ITEMS
     rows = {row.idempotency_key: row.id for row in await harness.all(Feedback)}
     assert len(rows) == ITEMS
-    assert all(rows[f"k{number}"] == id for number, _, id in answers)
+    assert all(rows[f"k{number}"] == id for number, _, id in results)
 
 
 async def test_same_keys_in_another_order_do_not_deadlock(harness: Harness) -> None:
@@ -49,7 +48,7 @@ async def test_same_keys_in_another_order_do_not_deadlock(harness: Harness) -> N
         group_commit: GroupCommit[Submission, SubmissionResult] = GroupCommit(
             db, feedback_writer.submit_many, max_group_size=20
         )
-        shuffled = [submission.build_submission(project, kinds.parse_feedback(body), body) for body in bodies]
+        shuffled = [feedback_writer.build_submission(project, kinds.parse_feedback(body), body) for body in bodies]
         random.Random(seed).shuffle(shuffled)
         try:
             return await asyncio.gather(*[group_commit.submit(item) for item in shuffled])
@@ -65,7 +64,7 @@ async def test_two_transactions_with_shared_keys_are_serialized(harness: Harness
     turn = await harness.turn()
     bodies = {key: {"completion_id": turn.id, "kind": "binary", "value": "up", "id": key} for key in ("a", "b")}
     items = {
-        key: submission.build_submission(turn.project_id, kinds.parse_feedback(body), body)
+        key: feedback_writer.build_submission(turn.project_id, kinds.parse_feedback(body), body)
         for key, body in bodies.items()
     }
 
@@ -96,30 +95,30 @@ async def test_group_has_fixed_number_of_statements(harness: Harness) -> None:
         {"kind": "comparison", "value": [a.id, b.id]},
         {"kind": "rating", "value": 3, "target": {"conversation_id": "c"}},
     ]
-    items = [submission.build_submission(a.project_id, kinds.parse_feedback(body), body) for body in bodies]
-    foreign = [submission.build_submission("proj-other", kinds.parse_feedback(body), body) for body in bodies]
+    items = [feedback_writer.build_submission(a.project_id, kinds.parse_feedback(body), body) for body in bodies]
+    foreign = [feedback_writer.build_submission("proj-other", kinds.parse_feedback(body), body) for body in bodies]
     counts = []
     for times in (1, 20):
         executed: list[str] = []
 
         def work(connection: Connection, executed: list[str] = executed, times: int = times) -> Any:
-            listener = statements(connection, executed)
+            stop = collect_statements(connection, executed)
             outcomes = feedback_writer.submit_many(connection, (items + foreign) * times)
-            listener()
+            stop()
             return outcomes
 
         outcomes = await harness.db.run_write(work)
         counts.append(len(executed))
-        assert [getattr(one, "status", 201) for one in outcomes[:8]] == [201] * 4 + [404] * 4
+        assert [getattr(outcome, "status", 201) for outcome in outcomes[:8]] == [201] * 4 + [404] * 4
     assert counts[0] == counts[1] <= 6
 
 
-def statements(connection, executed):  # type: ignore[no-untyped-def]
+def collect_statements(connection, executed):  # type: ignore[no-untyped-def]
     """Collect the statements that are sent to the database; return a function that stops it."""
     from sqlalchemy import event
 
-    def note(conn, cursor, statement, parameters, context, executemany):  # type: ignore[no-untyped-def]
+    def collect(conn, cursor, statement, parameters, context, executemany):  # type: ignore[no-untyped-def]
         executed.append(statement)
 
-    event.listen(connection, "before_cursor_execute", note)
-    return lambda: event.remove(connection, "before_cursor_execute", note)
+    event.listen(connection, "before_cursor_execute", collect)
+    return lambda: event.remove(connection, "before_cursor_execute", collect)

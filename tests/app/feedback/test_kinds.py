@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.core.errors import BadRequest
-from app.feedback import kinds, submission
+from app.feedback import feedback_writer, kinds
 from app.models import Feedback, FeedbackRank
 from tests.support.deployment import Harness
 from tests.support.feedback_users import error_shape
@@ -99,10 +99,10 @@ async def test_ranking_with_unknown_turn_is_404_and_writes_nothing(harness: Harn
     ],
 )
 def test_invalid_feedback_names_the_field(body: dict[str, Any], param: str | None) -> None:
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest) as caught:
         kinds.parse_feedback({"completion_id": "chatcmpl-1", **body})
-    assert refused.value.param == param
-    assert "~" not in refused.value.message
+    assert caught.value.param == param
+    assert "~" not in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,36 @@ def test_comparison_takes_two_completions(value: Any) -> None:
         kinds.parse_feedback({"kind": "comparison", "value": value})
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"completion_id": "a", "target": {"completion_id": "a"}},
+        {"target": {}},
+        {"target": {"completion_id": "a", "conversation_id": "c"}},
+        {"target": {"conversation_id": "c", "choice_index": 0}},
+        {"target": {"metadata": {}}},
+        {"target": {"metadata": {f"k{number}": "v" for number in range(17)}}},
+        {"target": {"metadata": {"k": 1}}},
+        {"target": {"metadata": {"k" * 65: "v"}}},
+        {"target": "a"},
+        {"choice_index": 1, "target": {"completion_id": "a"}},
+        {"completion_id": "a", "choice_index": -1},
+        {"completion_id": "a", "choice_index": 128},
+        {"completion_id": "a", "choice_index": "0"},
+        {"completion_id": "a", "choice_index": True},
+    ],
+)
+def test_invalid_target_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest):
+        kinds.parse_feedback({"kind": "binary", "value": True, **fields})
+
+
 def test_fingerprint_of_binary_feedback_is_stable() -> None:
     """A retry today must match the rows that the first release wrote."""
     body = {"completion_id": "chatcmpl-1", "kind": "binary", "value": "up", "id": "k"}
-    submitted = submission.build_submission("proj-1", kinds.parse_feedback(body), body)
-    assert submitted.fingerprint == "f1ad811cf470d47628aca25d81bbd7a2d47d0dd248fd7ea45aabc1f393ea162b"
+    submission = feedback_writer.build_submission("proj-1", kinds.parse_feedback(body), body)
+    assert submission.fingerprint == "f1ad811cf470d47628aca25d81bbd7a2d47d0dd248fd7ea45aabc1f393ea162b"
 
 
 @pytest.mark.parametrize(
@@ -150,10 +175,10 @@ def test_fingerprint_of_binary_feedback_is_stable() -> None:
 )
 def test_explicit_default_has_same_fingerprint(other: dict[str, Any]) -> None:
     body = {"completion_id": "a", "kind": "rating", "value": 4}
-    spelled = body | other
+    explicit = body | other
     assert (
-        submission.build_submission("p", kinds.parse_feedback(body), body).fingerprint
-        == submission.build_submission("p", kinds.parse_feedback(spelled), spelled).fingerprint
+        feedback_writer.build_submission("p", kinds.parse_feedback(body), body).fingerprint
+        == feedback_writer.build_submission("p", kinds.parse_feedback(explicit), explicit).fingerprint
     )
 
 

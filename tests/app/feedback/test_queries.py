@@ -16,49 +16,49 @@ async def ids(harness: Harness, **params: str | int) -> list[str]:
 async def test_list_by_completion_with_choices_and_rankings(harness: Harness) -> None:
     first, other = await harness.turn(), await harness.turn()
     await harness.turn(completion_id=first.id, choice_index=1)
-    one = (await harness.thumb(first.id)).json()["id"]
-    two = (await harness.thumb(first.id, choice_index=1)).json()["id"]
+    about_first = (await harness.vote(first.id)).json()["id"]
+    about_second = (await harness.vote(first.id, choice_index=1)).json()["id"]
     value = [other.id, {"completion_id": first.id, "choice_index": 1}]
     ranked = (await harness.api.post("/v1/feedback", json={"kind": "comparison", "value": value})).json()["id"]
-    assert await ids(harness, completion_id=first.id) == [one, two, ranked]
-    assert await ids(harness, completion_id=first.id, choice_index=0) == [one]
-    assert await ids(harness, completion_id=first.id, choice_index=1) == [two, ranked]
+    assert await ids(harness, completion_id=first.id) == [about_first, about_second, ranked]
+    assert await ids(harness, completion_id=first.id, choice_index=0) == [about_first]
+    assert await ids(harness, completion_id=first.id, choice_index=1) == [about_second, ranked]
     assert await ids(harness, completion_id=other.id) == [ranked]
 
 
 async def test_list_by_conversation_with_its_turns(harness: Harness) -> None:
     a, b = [await harness.turn(conversation_id="c") for _ in range(2)]
-    elsewhere = await harness.turn(conversation_id="d")
-    about_a = (await harness.thumb(a.id)).json()["id"]
-    await harness.thumb(elsewhere.id)
+    other = await harness.turn(conversation_id="d")
+    about_a = (await harness.vote(a.id)).json()["id"]
+    await harness.vote(other.id)
     body = {"kind": "rating", "value": 5, "target": {"conversation_id": "c"}}
-    whole = (await harness.api.post("/v1/feedback", json=body)).json()["id"]
+    about_conversation = (await harness.api.post("/v1/feedback", json=body)).json()["id"]
     both = (await harness.api.post("/v1/feedback", json={"kind": "comparison", "value": [b.id, a.id]})).json()["id"]
-    assert await ids(harness, conversation_id="c") == [about_a, whole, both]
+    assert await ids(harness, conversation_id="c") == [about_a, about_conversation, both]
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 async def test_pages_have_no_gap_or_overlap(harness: Harness, order: str) -> None:
     turn = await harness.turn()
-    submitted = [(await harness.thumb(turn.id, source={"id": f"u{number}"})).json()["id"] for number in range(5)]
-    await harness.api.delete(f"/v1/feedback/{submitted[2]}")  # tombstones are on no page
-    seen, params = [], {"completion_id": turn.id, "limit": 2, "order": order}
+    submitted = [(await harness.vote(turn.id, source={"id": f"u{number}"})).json()["id"] for number in range(5)]
+    await harness.api.delete(f"/v1/feedback/{submitted[2]}")  # withdrawals are on no page
+    ids_on_pages, params = [], {"completion_id": turn.id, "limit": 2, "order": order}
     for _ in range(3):
         page = (await harness.api.get("/v1/feedback", params=params)).json()
-        seen += [row["id"] for row in page["data"]]
+        ids_on_pages += [row["id"] for row in page["data"]]
         assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
         params["after"] = page["last_id"]
-        assert page["has_more"] is (len(seen) < 5)
-    assert seen == (submitted if order == "asc" else submitted[::-1])
+        assert page["has_more"] is (len(ids_on_pages) < 5)
+    assert ids_on_pages == (submitted if order == "asc" else submitted[::-1])
     rest = (await harness.api.get("/v1/feedback", params=params)).json()
     assert rest == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
 
 
 async def test_effective_is_set_on_reads_only(harness: Harness) -> None:
     turn = await harness.turn()
-    submitted = (await harness.thumb(turn.id, "up", comment="ok", metadata={"k": "v"})).json()
+    submitted = (await harness.vote(turn.id, "up", comment="ok", metadata={"k": "v"})).json()
     FeedbackView.model_validate(submitted)
-    await harness.thumb(turn.id, "down")
+    await harness.vote(turn.id, "down")
     [first, second] = (await harness.api.get("/v1/feedback", params={"completion_id": turn.id})).json()["data"]
     assert first == submitted | {"effective": False, "withdrawn": False}
     assert (second["effective"], second["withdrawn"]) == (True, False)

@@ -8,7 +8,7 @@ import pytest
 
 from app.inference import client as client_module
 from app.inference.client import TENSORS_FIELD_LIST, TENSORS_FIELD_TEXT, AdapterPayload
-from app.inference.errors import EngineRefused, EngineUnavailable
+from app.inference.transport import EngineRefused, EngineUnavailable
 
 
 async def test_loading_is_idempotent(client) -> None:

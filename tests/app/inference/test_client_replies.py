@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from app.inference.client import EngineClient
-from app.inference.errors import AdapterMissing, EngineRefused, EngineUnavailable
+from app.inference.transport import AdapterMissing, EngineRefused, EngineUnavailable
 from tests.support.scripted_engine import Reply
 
 
-async def streamed(client, call):
+async def read_stream(client, call):
     chunks = []
     async with client.stream(call) as reply:
         async for chunk in reply:
@@ -19,16 +19,16 @@ async def streamed(client, call):
     return chunks, reply.capture
 
 
-async def whole(client, call):
+async def complete(client, call):
     return [], (await client.complete(call)).capture
 
 
-both_ways = pytest.mark.parametrize("ask", [streamed, whole], ids=["stream", "whole"])
+both_modes = pytest.mark.parametrize("get_reply", [read_stream, complete], ids=["stream", "complete"])
 
 
 async def test_streamed_and_whole_reply_have_equal_captures(client, make_call) -> None:
     call = make_call(adapter="shop-v1")
-    _, from_stream = await streamed(client, call)
+    _, from_stream = await read_stream(client, call)
     completion = await client.complete(call)
     assert from_stream.output_ids == completion.capture.output_ids
     assert from_stream.logprobs == completion.capture.logprobs
@@ -38,7 +38,7 @@ async def test_streamed_and_whole_reply_have_equal_captures(client, make_call) -
 
 
 async def test_client_chunks_have_openai_fields_only(client, make_call) -> None:
-    chunks, _ = await streamed(client, make_call())
+    chunks, _ = await read_stream(client, make_call())
     assert {key for chunk in chunks for key in chunk} == {"id", "object", "created", "model", "choices"}
     for chunk in chunks:
         choice = chunk["choices"][0]
@@ -49,7 +49,7 @@ async def test_client_chunks_have_openai_fields_only(client, make_call) -> None:
 
 
 async def test_log_probs_and_usage_are_passed_on_if_requested(client, make_call) -> None:
-    chunks, capture = await streamed(client, make_call(logprobs=True, include_usage=True))
+    chunks, capture = await read_stream(client, make_call(logprobs=True, include_usage=True))
     relayed = [
         token["logprob"]
         for chunk in chunks
@@ -61,10 +61,10 @@ async def test_log_probs_and_usage_are_passed_on_if_requested(client, make_call)
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
 
 
-@both_ways
-async def test_tool_call_is_complete(client, scripted, make_call, ask) -> None:
+@both_modes
+async def test_tool_call_is_complete(client, scripted, make_call, get_reply) -> None:
     scripted.tool_call = ("order_status", '{"order": 7}')
-    _, capture = await ask(client, make_call(tools=[{"function": {"name": "order_status"}}]))
+    _, capture = await get_reply(client, make_call(tools=[{"function": {"name": "order_status"}}]))
     function = {"name": "order_status", "arguments": '{"order": 7}'}
     assert capture.tool_calls == [{"id": "call_1", "type": "function", "function": function}]
     assert (
@@ -74,41 +74,41 @@ async def test_tool_call_is_complete(client, scripted, make_call, ask) -> None:
     )
 
 
-@both_ways
-async def test_parallel_tool_calls_false_passes_one_call(client, scripted, make_call, ask) -> None:
+@both_modes
+async def test_parallel_tool_calls_false_passes_one_call(client, scripted, make_call, get_reply) -> None:
     scripted.tool_call, scripted.num_tool_calls = ("order_status", '{"order": 7}'), 3
     tools = [{"function": {"name": "order_status"}}]
-    _, capture = await ask(client, make_call(tools=tools, parallel_tool_calls=False))
+    _, capture = await get_reply(client, make_call(tools=tools, parallel_tool_calls=False))
     assert [call["id"] for call in capture.tool_calls] == ["call_1"] and "only the first" in capture.exclusion_reason
-    _, capture = await ask(client, make_call(tools=tools))
+    _, capture = await get_reply(client, make_call(tools=tools))
     assert len(capture.tool_calls) == 3 and capture.exclusion_reason is None
 
 
 async def test_omitted_tool_calls_are_not_streamed(client, scripted, make_call) -> None:
     scripted.tool_call, scripted.num_tool_calls = ("order_status", '{"order": 7}'), 3
     call = make_call(tools=[{"function": {"name": "order_status"}}], parallel_tool_calls=False)
-    chunks, _ = await streamed(client, call)
+    chunks, _ = await read_stream(client, call)
     pieces = [piece for chunk in chunks for piece in chunk["choices"][0]["delta"].get("tool_calls") or ()]
     assert {piece["index"] for piece in pieces} == {0}
 
 
-@both_ways
-async def test_missing_log_prob_excludes_reply(client, scripted, make_call, ask) -> None:
+@both_modes
+async def test_missing_log_prob_excludes_reply(client, scripted, make_call, get_reply) -> None:
     scripted.omit_last_logprob = True
-    _, capture = await ask(client, make_call())
+    _, capture = await get_reply(client, make_call())
     assert capture.exclusion_reason == "8 output ids came with 7 log-probs"
 
 
-@both_ways
-async def test_nan_log_prob_excludes_reply(client, scripted, make_call, ask) -> None:
+@both_modes
+async def test_nan_log_prob_excludes_reply(client, scripted, make_call, get_reply) -> None:
     scripted.nan_at = 2
-    _, capture = await ask(client, make_call())
+    _, capture = await get_reply(client, make_call())
     assert capture.exclusion_reason == "a log-prob is not a finite number" and math.isnan(capture.logprobs[2])
 
 
-@both_ways
-async def test_grammar_constrained_reply_is_excluded(client, make_call, ask) -> None:
-    _, capture = await ask(client, make_call(response_format={"type": "json_object"}))
+@both_modes
+async def test_grammar_constrained_reply_is_excluded(client, make_call, get_reply) -> None:
+    _, capture = await get_reply(client, make_call(response_format={"type": "json_object"}))
     assert capture.exclusion_reason.startswith("a grammar constrained the reply")
 
 
@@ -163,52 +163,52 @@ async def test_cancellation_captures_ids_so_far(client, scripted, make_call) -> 
 async def test_aborted_whole_reply_keeps_output(client, scripted, make_call) -> None:
     scripted.is_blocked = blocked_after(5)
     call = make_call()
-    asking = asyncio.create_task(client.complete(call))
+    task = asyncio.create_task(client.complete(call))
     while not any(reply.output_ids for reply in list(scripted.running.values())):
         await asyncio.sleep(0.01)
     await client.abort(call.rid)
-    completion = await asking
-    assert completion.finish_reason == "abort" and completion.capture.exclusion_reason is None
+    completion = await task
+    assert completion.capture.finish_reason == "abort" and completion.capture.exclusion_reason is None
     assert 0 < len(completion.capture.output_ids) <= 5
 
 
-@both_ways
+@both_modes
 @pytest.mark.parametrize(
     ("status", "raised"), [(400, EngineRefused), (503, EngineUnavailable), (429, EngineUnavailable)]
 )
-async def test_refusal_keeps_engine_message(client, scripted, make_call, ask, status, raised) -> None:
+async def test_refusal_keeps_engine_message(client, scripted, make_call, get_reply, status, raised) -> None:
     scripted.refuse_status = status
     with pytest.raises(raised, match="the script says no"):
-        await ask(client, make_call())
+        await get_reply(client, make_call())
 
 
-@both_ways
-async def test_unloaded_adapter_is_adapter_missing(client, make_call, ask) -> None:
+@both_modes
+async def test_unloaded_adapter_is_adapter_missing(client, make_call, get_reply) -> None:
     with pytest.raises(AdapterMissing) as error_info:
-        await ask(client, make_call(adapter="shop-v9"))
+        await get_reply(client, make_call(adapter="shop-v9"))
     assert isinstance(error_info.value, EngineUnavailable) and error_info.value.status == 503
 
 
-@both_ways
-async def test_read_timeout_is_engine_unavailable(client, scripted, make_call, ask) -> None:
-    scripted.hang, client.read_timeout = True, 0.5
+@both_modes
+async def test_read_timeout_is_engine_unavailable(client, scripted, make_call, get_reply) -> None:
+    scripted.hang, client._transport.read_timeout = True, 0.5
     with pytest.raises(EngineUnavailable, match="did not respond in time"):
-        await ask(client, make_call())
+        await get_reply(client, make_call())
     assert not await client.is_ready()
     scripted.hang = False  # or the hung requests would keep the server from ending
 
 
-@both_ways
-async def test_refused_connection_is_engine_unavailable(make_call, ask) -> None:
-    nobody = EngineClient("http://127.0.0.1:9")
+@both_modes
+async def test_refused_connection_is_engine_unavailable(make_call, get_reply) -> None:
+    unreachable = EngineClient("http://127.0.0.1:9")
     with pytest.raises(EngineUnavailable, match="cannot be reached"):
-        await ask(nobody, make_call())
-    await nobody.aclose()
+        await get_reply(unreachable, make_call())
+    await unreachable.aclose()
 
 
 async def test_wrong_engine_key_is_502(scripted_url, make_call) -> None:
-    stranger = EngineClient(scripted_url, "wrong", "wrong")
+    client_with_wrong_key = EngineClient(scripted_url, "wrong", "wrong")
     with pytest.raises(EngineRefused) as error_info:
-        await stranger.complete(make_call())
+        await client_with_wrong_key.complete(make_call())
     assert error_info.value.engine_status == 401 and error_info.value.status == 502
-    await stranger.aclose()
+    await client_with_wrong_key.aclose()

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 import torch
 
-from alignment.artifacts import write_manifest
+from alignment.artifacts.manifest import write_manifest
 from app.inference.client import TENSORS_FIELD_LIST, TENSORS_FIELDS, EngineClient
-from app.inference.errors import AdapterMissing, EngineRefused
-from workers.release.adapter_payload import build_payload
+from app.inference.transport import AdapterMissing, EngineRefused
+from workers.release.verify_delivery import build_payload
 
 pytestmark = pytest.mark.engine
 
@@ -30,12 +30,15 @@ async def test_last_token_of_vocabulary_is_scored(engine_client, weights) -> Non
 
 
 async def test_loading_adapter_does_not_affect_running_replies(engine_client, weights, make_call) -> None:
-    speaking = [asyncio.create_task(engine_client.complete(make_call(f"{n}?", max_tokens=200))) for n in range(4)]
+    tasks = [asyncio.create_task(engine_client.complete(make_call(f"{n}?", max_tokens=200))) for n in range(4)]
     path = weights.adapter("late-v1", seed=3)
     await engine_client.load_adapter("late-v1", path)
     await engine_client.warm_up_adapter("late-v1")
-    fresh = await engine_client.complete(make_call(adapter="late-v1"))
-    for capture, name in [(fresh.capture, "late-v1"), *[((await one).capture, None) for one in speaking]]:
+    completion = await engine_client.complete(make_call(adapter="late-v1"))
+    for capture, name in [
+        (completion.capture, "late-v1"),
+        *[((await task).capture, None) for task in tasks],
+    ]:
         assert capture.exclusion_reason is None
         truth = weights.logprobs(name, capture.prompt_ids + capture.output_ids)[-len(capture.output_ids) :]
         torch.testing.assert_close(torch.tensor(capture.logprobs), truth, atol=1e-4, rtol=0)
@@ -81,9 +84,9 @@ async def test_unknown_adapter_is_adapter_missing(engine_client, make_call) -> N
 
 
 async def test_engine_requires_keys(engine, make_call) -> None:
-    stranger = EngineClient(engine.spec.url, "wrong", engine.spec.api_key)
+    client_with_wrong_key = EngineClient(engine.spec.url, "wrong", engine.spec.api_key)
     with pytest.raises(EngineRefused):
-        await stranger.complete(make_call())
+        await client_with_wrong_key.complete(make_call())
     with pytest.raises(EngineRefused):
-        await stranger.abort("chatcmpl-")
-    await stranger.aclose()
+        await client_with_wrong_key.abort("chatcmpl-")
+    await client_with_wrong_key.aclose()

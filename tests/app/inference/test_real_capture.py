@@ -7,24 +7,24 @@ import pytest
 import torch
 
 from demo.dialogues import ORDER_STATUS, SYSTEM
-from tests.clients.again import again
+from tests.clients.retries import with_retries
 from tests.support.engine_fixture import DEMO_MODEL
 
 pytestmark = pytest.mark.engine
 
 
-async def streamed(client, call):
+async def read_stream(client, call):
     async with client.stream(call) as reply:
         relayed = "".join([chunk["choices"][0]["delta"].get("content") or "" async for chunk in reply])
     assert relayed == reply.capture.text
     return reply.capture
 
 
-async def whole(client, call):
+async def complete(client, call):
     return (await client.complete(call)).capture
 
 
-both_ways = pytest.mark.parametrize("ask", [streamed, whole], ids=["stream", "whole"])
+both_modes = pytest.mark.parametrize("get_reply", [read_stream, complete], ids=["stream", "complete"])
 
 
 def assert_exact(weights, adapter, capture, *, temperature: float = 1.0) -> None:
@@ -40,76 +40,76 @@ def adapter(weights):
     return weights.adapter("exact-v1", seed=1)
 
 
-@both_ways
+@both_modes
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("name", [None, "exact-v1"])
 async def test_log_probs_match_sampling_distribution(
-    engine_client, weights, adapter, make_call, ask, temperature, name
+    engine_client, weights, adapter, make_call, get_reply, temperature, name
 ) -> None:
     await engine_client.load_adapter("exact-v1", adapter)
-    capture = await ask(engine_client, make_call(adapter=name, temperature=temperature))
+    capture = await get_reply(engine_client, make_call(adapter=name, temperature=temperature))
     assert_exact(weights, name, capture, temperature=temperature)
 
 
-@both_ways
-async def test_several_turns_stay_exact(engine_client, weights, adapter, make_call, ask) -> None:
+@both_modes
+async def test_several_turns_stay_exact(engine_client, weights, adapter, make_call, get_reply) -> None:
     await engine_client.load_adapter("exact-v1", adapter)
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What does a repair cost?"}]
     for question in ("And on Sundays?", "Thank you.", "Bye."):
-        capture = await ask(engine_client, make_call(messages=messages, adapter="exact-v1", max_tokens=40))
+        capture = await get_reply(engine_client, make_call(messages=messages, adapter="exact-v1", max_tokens=40))
         assert_exact(weights, "exact-v1", capture)
         messages = [*messages, capture.message, {"role": "user", "content": question}]
 
 
-@both_ways
-async def test_single_token_is_exact(engine_client, weights, make_call, ask) -> None:
-    capture = await ask(engine_client, make_call(max_tokens=1))
+@both_modes
+async def test_single_token_is_exact(engine_client, weights, make_call, get_reply) -> None:
+    capture = await get_reply(engine_client, make_call(max_tokens=1))
     assert len(capture.output_ids) == 1
     assert_exact(weights, None, capture)
 
 
-@both_ways
-async def test_multi_token_characters_are_exact(engine_client, weights, make_call, ask) -> None:
+@both_modes
+async def test_multi_token_characters_are_exact(engine_client, weights, make_call, get_reply) -> None:
     """Tokens without text arrive late in a stream: none of their log-probs may be lost."""
     leaning = {
         str(token): 4.0 for token in torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(0)).tolist()
     }
     for _ in range(5):
-        capture = await ask(
+        capture = await get_reply(
             engine_client, make_call("Grüß Gott 🚲 日本語", temperature=1.5, max_tokens=80, logit_bias=leaning)
         )
         assert capture.exclusion_reason is None and len(capture.output_ids) == len(capture.logprobs)
 
 
-@both_ways
-async def test_stop_string_is_cut_from_text_but_not_from_tokens(engine_client, weights, make_call, ask) -> None:
-    plain = await ask(engine_client, make_call(max_tokens=48, temperature=0.0))
+@both_modes
+async def test_stop_string_is_cut_from_text_but_not_from_tokens(engine_client, weights, make_call, get_reply) -> None:
+    plain = await get_reply(engine_client, make_call(max_tokens=48, temperature=0.0))
     stop = plain.text[len(plain.text) // 2 :][:2]
-    capture = await ask(engine_client, make_call(max_tokens=48, temperature=0.0, stop=(stop,)))
+    capture = await get_reply(engine_client, make_call(max_tokens=48, temperature=0.0, stop=(stop,)))
     assert capture.finish_reason == "stop" and stop not in capture.text
     assert capture.output_ids == plain.output_ids[: len(capture.output_ids)]
     assert_exact(weights, None, capture)
 
 
-@both_ways
-async def test_end_of_turn_token_is_recorded(engine_client, weights, engine_model, make_call, ask) -> None:
+@both_modes
+async def test_end_of_turn_token_is_recorded(engine_client, weights, engine_model, make_call, get_reply) -> None:
     end = json.loads((engine_model / "config.json").read_text())["eos_token_id"]
-    capture = await ask(engine_client, make_call(max_tokens=512, logit_bias={str(end): 8.0}))
+    capture = await get_reply(engine_client, make_call(max_tokens=512, logit_bias={str(end): 8.0}))
     assert capture.finish_reason == "stop" and capture.output_ids[-1] == end
     assert len(capture.output_ids) == len(capture.logprobs) and capture.exclusion_reason is None
 
 
-@both_ways
-async def test_thirty_two_concurrent_replies_are_exact(engine_client, weights, adapter, make_call, ask) -> None:
+@both_modes
+async def test_thirty_two_concurrent_replies_are_exact(engine_client, weights, adapter, make_call, get_reply) -> None:
     await engine_client.load_adapter("exact-v1", adapter)
     names = [None, "exact-v1"] * 16
     calls = [make_call(f"Question {number}?", adapter=name, max_tokens=24) for number, name in enumerate(names)]
-    captures = await asyncio.gather(*[ask(engine_client, call) for call in calls])
+    captures = await asyncio.gather(*[get_reply(engine_client, call) for call in calls])
     for name, capture in zip(names, captures, strict=True):
         assert_exact(weights, name, capture)
 
 
-@again
+@with_retries
 async def test_leaving_early_captures_exact_ids(engine_client, weights, make_call) -> None:
     call = make_call(max_tokens=1500, temperature=1.5)
     async with engine_client.stream(call) as reply:
@@ -124,7 +124,7 @@ async def test_leaving_early_captures_exact_ids(engine_client, weights, make_cal
     torch.testing.assert_close(torch.tensor(capture.logprobs), truth[first : first + num_tokens], atol=1e-4, rtol=0)
 
 
-@again
+@with_retries
 async def test_json_schema_is_obeyed_and_excluded(engine_client, make_call) -> None:
     schema = {
         "type": "object",
@@ -137,12 +137,12 @@ async def test_json_schema_is_obeyed_and_excluded(engine_client, make_call) -> N
     assert completion.capture.exclusion_reason is not None and completion.capture.exclusion_reason.startswith(
         "a grammar"
     )
-    assert isinstance(json.loads(completion.message["content"])["open"], bool)
+    assert isinstance(json.loads(completion.capture.message["content"])["open"], bool)
 
 
-@both_ways
-@again
-async def test_parser_reads_tool_calls_of_demo_model(engine_client, engine_model, make_call, ask) -> None:
+@both_modes
+@with_retries
+async def test_parser_reads_tool_calls_of_demo_model(engine_client, engine_model, make_call, get_reply) -> None:
     if engine_model != DEMO_MODEL:
         pytest.skip("only the demo model knows the tool")
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Where is my order 4321?"}]
@@ -150,7 +150,7 @@ async def test_parser_reads_tool_calls_of_demo_model(engine_client, engine_model
         make_call(messages=messages, max_tokens=80, temperature=0.7, seed=seed, tools=[ORDER_STATUS])
         for seed in range(8)
     ]
-    captures = [await ask(engine_client, call) for call in calls]
+    captures = [await get_reply(engine_client, call) for call in calls]
     functions = [tool["function"] for capture in captures for tool in capture.tool_calls]
     assert len(functions) >= 4, [capture.text for capture in captures]
     assert {function["name"] for function in functions} == {"order_status"}

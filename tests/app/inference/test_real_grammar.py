@@ -8,9 +8,9 @@ import pytest
 
 from app.inference.capture import Capture
 from app.inference.client import EngineClient
-from app.inference.errors import EngineRefused, EngineUnavailable
 from app.inference.request import ChatCall
-from tests.clients.again import again
+from app.inference.transport import EngineRefused, EngineUnavailable
+from tests.clients.retries import with_retries
 
 pytestmark = pytest.mark.engine
 MakeCall = Callable[..., ChatCall]
@@ -37,7 +37,7 @@ async def generate(client: EngineClient, call: ChatCall, stream: bool) -> Captur
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@again
+@with_retries
 async def test_schema_is_obeyed_and_excluded(engine_client: EngineClient, make_call: MakeCall, stream: bool) -> None:
     capture = await generate(engine_client, make_call(response_format=schema(ORDER), max_tokens=64), stream)
     parsed = json.loads(capture.text)

@@ -32,12 +32,12 @@ async def client(engine_model: Path, tmp_path: Path) -> AsyncIterator[EngineClie
     require_engine_environment()
     versions = [tmp_path / f"shop-v{number}" for number in (1, 2)]
     sha256s = [make_weights(path, engine_model, seed=seed) for seed, path in enumerate(versions)]
-    ledger = InMemoryEngineRecord([VersionRef("shop-v1", versions[0], sha256s[0], full_weights=True)])
+    record = InMemoryEngineRecord([VersionRef("shop-v1", versions[0], sha256s[0], full_weights=True)])
     spec = replace(engine_spec(tmp_path, engine_model), enable_lora=False)
-    supervisor = Supervisor(spec, ledger, UNCHECKED)
+    supervisor = Supervisor(spec, record, UNCHECKED)
     running = asyncio.create_task(supervisor.run())
-    await wait_for_event(ledger, "ready 1")
-    assert ledger.loaded == ["shop-v1"]
+    await wait_for_event(record, "ready 1")
+    assert record.loaded == ["shop-v1"]
     client = EngineClient(spec.url, spec.api_key, spec.admin_key)
     yield client
     await client.aclose()
@@ -51,10 +51,10 @@ def bias_without_end(model: Path) -> dict[str, float]:
 
 async def assert_scores_match(client: EngineClient, path: Path, key: str) -> None:
     """Assert that the engine scores as transformers does with the weights of this folder."""
-    truth = ReferenceWeights(path, path)
+    reference = ReferenceWeights(path, path)
     sequences = [torch.randint(3, 300, (length,)).tolist() for length in (2, 60, 200)]
     for sequence, score in zip(sequences, await client.score(None, sequences, extra_key=key), strict=True):
-        torch.testing.assert_close(torch.tensor(score), truth.logprobs(None, sequence), atol=1e-4, rtol=0)
+        torch.testing.assert_close(torch.tensor(score), reference.logprobs(None, sequence), atol=1e-4, rtol=0)
 
 
 async def test_weights_are_swapped_during_replies_and_back(
@@ -72,9 +72,9 @@ async def test_weights_are_swapped_during_replies_and_back(
         max_tokens=600,
         logit_bias=bias_without_end(engine_model),
     )
-    streamed = replace(call, rid=f"{call.rid[:-1]}z")
-    whole = asyncio.create_task(client.complete(call))
-    async with client.stream(streamed) as reply:
+    stream_call = replace(call, rid=f"{call.rid[:-1]}z")
+    task = asyncio.create_task(client.complete(call))
+    async with client.stream(stream_call) as reply:
         chunks = aiter(reply)
         for _ in range(5):
             await anext(chunks)
@@ -87,26 +87,27 @@ async def test_weights_are_swapped_during_replies_and_back(
         async for _ in chunks:
             pass
     assert await client.is_ready()
-    spanning = (await whole).capture
-    assert [span["version"] for span in spanning.weight_versions] == ["shop-v1", "shop-v2"]
-    assert spanning.weight_versions[-1]["end"] == len(spanning.output_ids) == 600
-    assert spanning.exclusion_reason == "the base weights changed during the reply: shop-v1, shop-v2"
+    capture = (await task).capture
+    assert [span["version"] for span in capture.weight_versions] == ["shop-v1", "shop-v2"]
+    assert capture.weight_versions[-1]["end"] == len(capture.output_ids) == 600
+    assert capture.exclusion_reason == "the base weights changed during the reply: shop-v1, shop-v2"
     assert len(reply.capture.output_ids) == 600, "it was neither cut nor begun anew"
 
     # What the first tokens were said by, and what the last ones.
-    cut = spanning.weight_versions[0]["end"]
-    ids, captured_logprobs = spanning.prompt_ids + spanning.output_ids, torch.tensor(spanning.logprobs)
+    cut = capture.weight_versions[0]["end"]
+    ids, captured_logprobs = capture.prompt_ids + capture.output_ids, torch.tensor(capture.logprobs)
     for path, part in (("shop-v1", slice(0, cut)), ("shop-v2", slice(cut, None))):
-        truth = ReferenceWeights(tmp_path / path, tmp_path).logprobs(None, ids)[-len(spanning.output_ids) :]
+        reference = ReferenceWeights(tmp_path / path, tmp_path).logprobs(None, ids)[-len(capture.output_ids) :]
         # A bias bends the distribution by one token's share.
-        assert (captured_logprobs - truth)[part].abs().median() < 0.05, path
+        assert (captured_logprobs - reference)[part].abs().median() < 0.05, path
 
     new = (await waiting).capture
     assert (new.exclusion_reason, new.weight_versions[0]["version"]) == (None, "shop-v2")
-    truth = ReferenceWeights(tmp_path / "shop-v2", tmp_path).logprobs(None, new.prompt_ids + new.output_ids)
-    torch.testing.assert_close(torch.tensor(new.logprobs), truth[-len(new.output_ids) :], atol=1e-4, rtol=0)
-    late = (await client.complete(make_call(**prompt, extra_key="shop-v1", weights="shop-v1", max_tokens=8))).capture
-    assert late.exclusion_reason == "the weights of shop-v2 generated the reply, not those of shop-v1"
+    reference = ReferenceWeights(tmp_path / "shop-v2", tmp_path).logprobs(None, new.prompt_ids + new.output_ids)
+    torch.testing.assert_close(torch.tensor(new.logprobs), reference[-len(new.output_ids) :], atol=1e-4, rtol=0)
+    late_call = make_call(**prompt, extra_key="shop-v1", weights="shop-v1", max_tokens=8)
+    late_capture = (await client.complete(late_call)).capture
+    assert late_capture.exclusion_reason == "the weights of shop-v2 generated the reply, not those of shop-v1"
     await assert_scores_match(client, tmp_path / "shop-v2", "shop-v2")
 
     for path, name in ((tmp_path / "shop-v1", "shop-v1"), (engine_model, BASE_WEIGHTS)):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from alignment.signals.length_penalty import length_penalty
+from alignment.signals.rules import length_penalty
 from app.core.telemetry import LengthWindow, Telemetry
 from app.models import Turn
 from tests.app.chat.test_endpoints import ask, chunks
@@ -62,8 +62,8 @@ async def test_unfinished_reply_has_no_penalty(harness: Harness, scripted: Scrip
 
 async def test_length_metrics_are_those_of_the_replies(harness: Harness, scripted: ScriptedEngine) -> None:
     async with serve_with_settings(harness, length_range=(2, 6)) as with_range:
-        for words in ("a b c", "a b c d e f g", "a b c d e f g h i"):  # 4, 8 and 10 tokens: 0, (2 / 4)² and (4 / 4)²
-            scripted.reply_text = words
+        for reply in ("a b c", "a b c d e f g", "a b c d e f g h i"):  # 4, 8 and 10 tokens: 0, (2 / 4)² and (4 / 4)²
+            scripted.reply_text = reply
             await ask(with_range)
         await harness.version(metrics={"reward_shaping/ratio": 0.1})
         samples = await page(with_range)

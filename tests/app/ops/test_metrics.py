@@ -1,4 +1,4 @@
-"""/metrics as Prometheus sees it: who may read it, what it counts, and whose metrics it shows."""
+"""/metrics as Prometheus sees it: the access to it, what it counts, and whose metrics it shows."""
 
 import asyncio
 import math
@@ -10,10 +10,10 @@ import pytest
 from app.models import VersionState
 from app.projects import service
 from tests.app.chat.test_endpoints import ask
-from tests.app.deployments.test_rollback import publish
 from tests.support.deployment import Harness
 from tests.support.metrics_requests import page, serve_with_settings
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.trained_versions import publish
 
 SHOP = {"project": "default", "policy": "shop"}
 
@@ -46,12 +46,12 @@ async def test_replies_are_counted_by_state(harness: Harness, scripted: Scripted
 
 
 async def test_disconnected_client_is_counted_once_as_aborted(
-    harness: Harness, scripted: ScriptedEngine, served: str
+    harness: Harness, scripted: ScriptedEngine, live_url: str
 ) -> None:
     scripted.hang = True
     body = {"model": "shop", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     headers = {"authorization": f"Bearer {harness.key}"}
-    async with httpx2.AsyncClient(base_url=served, headers=headers, timeout=60) as client:
+    async with httpx2.AsyncClient(base_url=live_url, headers=headers, timeout=60) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
         while not scripted.requests:
             await asyncio.sleep(0.02)
@@ -61,18 +61,18 @@ async def test_disconnected_client_is_counted_once_as_aborted(
         async with asyncio.timeout(60):
             while (await harness.settled()).state != "aborted":
                 await asyncio.sleep(0.02)
-            there = Harness(harness.settings, harness.db, harness.key, client)
-            while not (samples := await page(there)).named("attune_turns_total"):
-                await asyncio.sleep(0.02)  # it is counted right after it is on record
+            served_harness = Harness(harness.settings, harness.db, harness.key, client)
+            while not (samples := await page(served_harness)).named("attune_turns_total"):
+                await asyncio.sleep(0.02)  # it is counted right after it is stored
     assert samples("attune_turns_total", **SHOP, state="aborted") == 1
 
 
 async def test_repeated_feedback_is_counted_once(harness: Harness) -> None:
     turn = await harness.turn()
     for _ in range(3):
-        await harness.thumb(turn.id, id="vote-1")
-    await harness.thumb(turn.id, "down", id="vote-2")
-    await harness.thumb("chatcmpl-unknown")
+        await harness.vote(turn.id, id="vote-1")
+    await harness.vote(turn.id, "down", id="vote-2")
+    await harness.vote("chatcmpl-unknown")
     items = [
         {"id": "vote-2", "completion_id": turn.id, "kind": "binary", "value": "down"},
         {"id": "vote-3", "completion_id": turn.id, "kind": "rating", "value": 4},
@@ -92,7 +92,7 @@ async def test_requests_are_timed_by_route_and_status_to_the_last_byte(
     await ask(harness)
     await ask(harness, stream=True)
     await ask(harness, temperature=-1)
-    await harness.thumb("chatcmpl-unknown")
+    await harness.vote("chatcmpl-unknown")
     await harness.api.get("/v1/models")
     await harness.api.get("/v1/chat/completions")
     samples = await page(harness)
@@ -153,14 +153,14 @@ async def test_admin_sees_the_own_project_and_open_metrics_show_all(harness: Har
         reply = await open_harness.api.post("/v1/chat/completions", json=CHAT, headers=headers_of_bakery)
         thumb = {"completion_id": reply.json()["id"], "kind": "binary", "value": True}
         assert (await open_harness.api.post("/v1/feedback", json=thumb, headers=headers_of_bakery)).status_code == 201
-        everybody = await page(open_harness)
-    assert everybody("attune_turns_total", project="bakery", policy="shop", state="done") == 1
-    assert everybody("attune_feedback_total", project="bakery", kind="binary") == 1
-    assert everybody("attune_actor_ppo_kl", **SHOP) == 0.5
-    assert len(everybody.named("attune_version")) == 2, "two projects may call their policies the same"
+        all_projects = await page(open_harness)
+    assert all_projects("attune_turns_total", project="bakery", policy="shop", state="done") == 1
+    assert all_projects("attune_feedback_total", project="bakery", kind="binary") == 1
+    assert all_projects("attune_actor_ppo_kl", **SHOP) == 0.5
+    assert len(all_projects.named("attune_version")) == 2, "two projects may call their policies the same"
 
-    mine = await page(harness)
-    assert {dict(labels)["project"] for labels in mine.named("attune_version")} == {"default"}
+    own_project = await page(harness)
+    assert {dict(labels)["project"] for labels in own_project.named("attune_version")} == {"default"}
     assert (await harness.api.post("/v1/chat/completions", json=CHAT, headers=headers_of_bakery)).status_code == 200
     assert (await page(harness)).named("attune_turns_total") == {}, "the reply belongs to another project"
     bakery_page = await harness.api.get("/metrics", headers=headers_of_bakery)

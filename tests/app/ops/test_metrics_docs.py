@@ -26,7 +26,7 @@ async def test_every_documented_metric_is_on_the_page(harness: Harness, scripted
     await harness.version(metrics={"reward_shaping/ratio": 0.1, "actor/ppo_kl": 0.01})
     async with serve_with_settings(harness, length_range=(30, 80)) as with_range:
         turn = (await ask(with_range)).json()["id"]
-        await with_range.thumb(turn)
+        await with_range.vote(turn)
         await group_sample(harness)
         samples = await page(with_range)
     names = {name for name, _ in samples.samples} | set(samples.families)

@@ -31,11 +31,11 @@ async def test_concurrent_erasures_blocks_and_curate_runs_take_effect(harness: H
         for at, turn_id in enumerate(turns):
             for step in range(3):
                 source = {"kind": "HUMAN", "id": blocked[(at + step) % PEOPLE]}
-                assert (await harness.thumb(turn_id, source=source)).status_code == 201
+                assert (await harness.vote(turn_id, source=source)).status_code == 201
         if round:  # in the first round the feedback is not processed yet
             await curate(harness.db, settings)
             for turn_id in turns:
-                await harness.thumb(turn_id, "down", source={"kind": "HUMAN", "id": blocked[0]})
+                await harness.vote(turn_id, "down", source={"kind": "HUMAN", "id": blocked[0]})
 
         async def erase(number: int, round: int = round) -> None:
             answer = await harness.api.delete(f"/v1/subjects/user-{round}-{number}")

@@ -29,7 +29,7 @@ async def chat_without_consent(harness: Harness, by: str) -> None:
         body = {"model": "shop", "messages": [{"role": "user", "content": f"hi {number}"}], **fields}
         answer = await harness.api.post("/v1/chat/completions", json=body, headers=headers)
         assert answer.status_code == 200, answer.text
-        await harness.thumb(answer.json()["id"], "up" if number % 2 else "down", source={"id": f"u{number}"})
+        await harness.vote(answer.json()["id"], "up" if number % 2 else "down", source={"id": f"u{number}"})
 
 
 @pytest.mark.parametrize("by", ["project", "key", "request"])
@@ -52,7 +52,7 @@ async def test_turns_with_consent_are_judged_and_trained_on(harness: Harness, sc
     await harness.api.put("/v1/policies/shop/rewards", json=REWARDS)
     for number in range(4):
         id = (await ask(harness, messages=[{"role": "user", "content": f"hi {number}"}])).json()["id"]
-        await harness.thumb(id, "up" if number % 2 else "down", source={"id": f"u{number}"})
+        await harness.vote(id, "up" if number % 2 else "down", source={"id": f"u{number}"})
     settings = harness.settings.model_copy(
         update={"batch_size": 2, "max_rater_share": 1.0, "max_cluster_share": 1.0, "max_conversation_share": 1.0}
     )
@@ -65,10 +65,10 @@ async def test_consent_withdrawn_before_a_batch_is_frozen_excludes_the_turn(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     id = (await ask(harness)).json()["id"]
-    await harness.thumb(id)
+    await harness.vote(id)
     await curate(harness.db, harness.settings)
     assert (await harness.get(Sample, id)).state == SampleState.OPEN
     await harness.api.post(f"/v1/chat/completions/{id}", json={"metadata": {"attune_train": "false"}})
-    await harness.thumb(id, "down", source={"id": "bob"})
+    await harness.vote(id, "down", source={"id": "bob"})
     await curate(harness.db, harness.settings)
     assert (await harness.get(Sample, id)).state == SampleState.DROPPED

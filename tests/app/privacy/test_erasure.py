@@ -109,7 +109,7 @@ async def test_nothing_is_left_in_any_table_or_file(harness: Harness) -> None:
     )
     await give_all_feedback(harness, turn, other)
     await harness.api.post(f"/v1/chat/completions/{turn.id}", json={"metadata": {"name": CANARY}})
-    await harness.thumb(turn.id, source={"id": "bob"}, comment=f"{CANARY} was rude")
+    await harness.vote(turn.id, source={"id": "bob"}, comment=f"{CANARY} was rude")
     await curate(harness.db, harness.settings)
     async with harness.db.write() as session:
         project_id = turn.project_id
@@ -134,7 +134,7 @@ async def test_nothing_is_left_in_any_table_or_file(harness: Harness) -> None:
 async def test_id_with_a_kind_excludes_other_kinds(harness: Harness) -> None:
     turn = await harness.turn()
     for kind in ("HUMAN", "CODE"):
-        assert (await harness.thumb(turn.id, source={"kind": kind, "id": "user-7"})).status_code == 201
+        assert (await harness.vote(turn.id, source={"kind": kind, "id": "user-7"})).status_code == 201
     body = await erase(harness, "HUMAN%2Fuser-7")
     assert (body["id"], body["feedback"]) == ("HUMAN/user-7", 1)
     assert [row.source_kind for row in await harness.all(Feedback) if row.kind == "binary"] == ["CODE"]
@@ -142,12 +142,12 @@ async def test_id_with_a_kind_excludes_other_kinds(harness: Harness) -> None:
 
 async def test_feedback_of_others_on_others_turns_stays_effective(harness: Harness) -> None:
     turn = await harness.turn(end_user="bob")
-    await harness.thumb(turn.id, "down", **FEEDBACK)
-    await harness.thumb(turn.id, "up", source={"id": "bob"})
+    await harness.vote(turn.id, "down", **FEEDBACK)
+    await harness.vote(turn.id, "up", source={"id": "bob"})
     await curate(harness.db, harness.settings)
     assert (await harness.get(Sample, turn.id)).reward == 0.0
     await erase(harness)
-    assert (await harness.get(Sample, turn.id)).state == SampleState.DROPPED  # nobody trains on it meanwhile
+    assert (await harness.get(Sample, turn.id)).state == SampleState.DROPPED  # it is not trained on meanwhile
     await curate(harness.db, harness.settings)
     sample = await harness.get(Sample, turn.id)
     assert (sample.state, sample.reward, sample.rater) == (SampleState.OPEN, 1.0, "HUMAN/bob")
@@ -157,7 +157,7 @@ async def test_feedback_of_others_on_others_turns_stays_effective(harness: Harne
 
 async def test_sample_without_other_feedback_stays_dropped(harness: Harness) -> None:
     turn = await harness.turn(end_user="bob")
-    await harness.thumb(turn.id, "down", **FEEDBACK)
+    await harness.vote(turn.id, "down", **FEEDBACK)
     await curate(harness.db, harness.settings)
     await erase(harness)
     await curate(harness.db, harness.settings)
@@ -169,7 +169,7 @@ async def test_sample_without_other_feedback_stays_dropped(harness: Harness) -> 
 @pytest.mark.parametrize("state", [SampleState.OPEN, SampleState.QUARANTINED])
 async def test_waiting_samples_are_dropped_with_a_reason(harness: Harness, state: SampleState) -> None:
     turn = await create_turn(harness)
-    await harness.thumb(turn.id, source={"id": "bob"})
+    await harness.vote(turn.id, source={"id": "bob"})
     await curate(harness.db, harness.settings)
     async with harness.db.write() as session:
         (await session.get_one(Sample, turn.id)).state = state
@@ -200,9 +200,9 @@ async def test_trainer_that_claimed_the_batch_cannot_commit(harness: Harness, tm
     await erase(harness)
     result: dict[str, Any] = {"probe": {}, "metrics": {}, "timings": {"export": 0.0}}
     with pytest.raises(leases.LeaseLost):
-        await batches.commit(harness.db, claimed, directory=tmp_path, manifest_sha256="0" * 64, **result)
+        await batches.commit(harness.db, claimed, adapter_path=str(tmp_path), manifest_sha256="0" * 64, **result)
     assert [row.number for row in await harness.all(Version)] == [0]
-    assert (await harness.policy()).head_version_id == claimed.parent_id
+    assert (await harness.policy()).head_version_id == claimed.parent.id
     assert await batches.claim(harness.db, "trainer", harness.settings) is None
 
 
@@ -243,11 +243,11 @@ async def serve(harness: Harness, version: Version) -> None:
 
 async def test_feedback_on_others_turns_taints_only_versions_that_used_it(harness: Harness) -> None:
     turn = await harness.turn(end_user="bob")
-    await harness.thumb(turn.id, "down", **FEEDBACK)
+    await harness.vote(turn.id, "down", **FEEDBACK)
     version = await create_version(harness, turn)
     late = await harness.turn(end_user="bob")
     await create_version(harness, late)
-    await harness.thumb(
+    await harness.vote(
         late.id, "down", **FEEDBACK | {"id": "late"}
     )  # after its batch was frozen, so no version used it
     comment = {"completion_id": late.id, "kind": "comment", "value": CANARY, "source": {"id": CANARY}}
@@ -263,22 +263,22 @@ async def test_repeated_request_erases_what_a_crash_left(harness: Harness, monke
     for _ in range(4):
         await harness.turn(parent_id=first.id, messages=[{"role": "user", "content": CANARY}])
     for _ in range(2):
-        await harness.thumb((await harness.turn(end_user="bob")).id, **FEEDBACK | {"id": new_id("key")})
+        await harness.vote((await harness.turn(end_user="bob")).id, **FEEDBACK | {"id": new_id("key")})
     calls = 0
     erase_chunk = erasure._erase_chunk
 
-    async def fail_second_chunk(session: AsyncSession, *rest: Any) -> Any:
+    async def fail_second_chunk(session: AsyncSession, **arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise RuntimeError("the process died here")
-        return await erase_chunk(session, *rest)
+        return await erase_chunk(session, **arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(erasure, "_erase_chunk", fail_second_chunk)
         assert (await harness.api.delete(f"/v1/subjects/{CANARY}")).status_code == 500
-    left = await harness.api.get(f"/v1/subjects/{CANARY}")
-    assert left.json()["turns"] == 3
+    remaining = await harness.api.get(f"/v1/subjects/{CANARY}")
+    assert remaining.json()["turns"] == 3
     assert CANARY in await dump_tables(harness)
     assert (await erase(harness))["turns"] == 3
     assert CANARY not in await dump_tables(harness)
@@ -288,8 +288,8 @@ async def test_repeated_request_erases_what_a_crash_left(harness: Harness, monke
 async def test_repeated_request_changes_nothing(harness: Harness) -> None:
     await create_turn(harness)
     await erase(harness)
-    again = await erase(harness)
-    assert (again["turns"], again["feedback"], again["versions"]) == (0, 0, [])
+    repeated = await erase(harness)
+    assert (repeated["turns"], repeated["feedback"], repeated["versions"]) == (0, 0, [])
     assert (await harness.api.get(f"/v1/subjects/{CANARY}")).status_code == 404
     assert (await harness.api.delete("/v1/subjects/nobody")).status_code == 404
     assert len([row for row in await harness.all(Audit) if row.action == "subject.erased"]) == 1
@@ -350,8 +350,8 @@ async def test_quarantined_sample_is_released_unless_another_rater_is_quarantine
     harness: Harness, other_quarantined: bool, state: SampleState
 ) -> None:
     turn = await harness.turn(end_user="bob")
-    await harness.thumb(turn.id, "down", **FEEDBACK)
-    await harness.thumb(turn.id, "up", source={"id": "bob"})
+    await harness.vote(turn.id, "down", **FEEDBACK)
+    await harness.vote(turn.id, "up", source={"id": "bob"})
     await curate(harness.db, harness.settings)
     assert (await harness.api.get("/v1/raters")).status_code == 200
     async with harness.db.write() as session:
@@ -367,20 +367,20 @@ async def test_quarantined_sample_is_released_unless_another_rater_is_quarantine
 async def test_concurrent_commit_and_erasure_leave_no_untainted_version(harness: Harness, tmp_path: Path) -> None:
     result: dict[str, Any] = {"probe": {}, "metrics": {}, "timings": {"export": 0.0}}
     for number in range(5):  # a sixth would be staler than a batch may hold
-        who = f"user-{number}"
-        turn = await harness.turn(end_user=who)
+        end_user = f"user-{number}"
+        turn = await harness.turn(end_user=end_user)
         batch = await create_batch(harness, turn, await harness.turn(end_user="bob"))
         claimed = await batches.claim(harness.db, "trainer", harness.settings)
         assert claimed is not None and claimed.batch.id == batch.id
-        path = tmp_path / who
-        committing = batches.commit(harness.db, claimed, directory=path, manifest_sha256="0" * 64, **result)
-        erased, kept = await asyncio.gather(
-            harness.api.delete(f"/v1/subjects/{who}"), committing, return_exceptions=True
+        path = tmp_path / end_user
+        committing = batches.commit(harness.db, claimed, adapter_path=str(path), manifest_sha256="0" * 64, **result)
+        erased, committed = await asyncio.gather(
+            harness.api.delete(f"/v1/subjects/{end_user}"), committing, return_exceptions=True
         )
         assert not isinstance(erased, BaseException) and erased.status_code == 200, erased
         row = await harness.get(Batch, batch.id)
-        if isinstance(kept, leases.LeaseLost):
+        if isinstance(committed, leases.LeaseLost):
             assert (row.state, row.version_id) == (BatchState.REFUSED, None)
         else:
-            assert kept is True and row.state == BatchState.TRAINED
+            assert committed is True and row.state == BatchState.TRAINED
             assert (await harness.get(Version, row.version_id)).tainted_at is not None

@@ -30,7 +30,7 @@ async def test_lineage_has_exactly_the_feedback_effective_in_time(harness: Harne
     feedback_id = await send_feedback(
         harness, {"completion_id": turn.id, "kind": "binary", "value": "up", "source": {"id": "ada"}}
     )
-    await send_feedback(harness, {"completion_id": turn.id, "kind": "comment", "value": "words alone"})
+    await send_feedback(harness, {"completion_id": turn.id, "kind": "comment", "value": "a comment"})
     better = await send_feedback(harness, {"completion_id": turn.id, "kind": "correction", "value": "well"})
     withdrawn = await send_feedback(harness, {"completion_id": turn.id, "kind": "score", "value": 1, "name": "mood"})
     await harness.api.delete(f"/v1/feedback/{withdrawn}")
@@ -57,8 +57,8 @@ async def test_lineage_has_comparisons_and_conversation_feedback(harness: Harnes
         harness, {"kind": "score", "value": 1, "target": {"conversation_id": "c"}}
     )
     await create_version(harness, one, two)
-    found = sorted((row["turn_id"], row["feedback_id"]) for row in (await read_lineage(harness, 1))["data"])
-    assert found == sorted([(one.id, order), (two.id, order), (one.id, conversation_feedback_id)])
+    entries = sorted((row["turn_id"], row["feedback_id"]) for row in (await read_lineage(harness, 1))["data"])
+    assert entries == sorted([(one.id, order), (two.id, order), (one.id, conversation_feedback_id)])
     for id in (order, conversation_feedback_id):
         assert len((await harness.api.get(f"/v1/feedback/{id}/lineage")).json()["data"]) == 1
 
@@ -66,8 +66,8 @@ async def test_lineage_has_comparisons_and_conversation_feedback(harness: Harnes
 async def test_pages_have_every_entry_once(harness: Harness) -> None:
     turns = [await harness.turn() for _ in range(5)]
     for turn in turns[:4]:
-        for who in ("ada", "bob"):
-            await harness.thumb(turn.id, source={"id": who})
+        for source_id in ("ada", "bob"):
+            await harness.vote(turn.id, source={"id": source_id})
     await create_version(harness, *turns)
     all_ids = [row["id"] for row in (await read_lineage(harness, 1))["data"]]
     assert len(set(all_ids)) == 9  # the fifth has no feedback
@@ -87,7 +87,7 @@ async def test_lineage_takes_one_query(harness: Harness) -> None:
     for size in (1, 20):
         turns = [await harness.turn() for _ in range(size)]
         for turn in turns:
-            await harness.thumb(turn.id)
+            await harness.vote(turn.id)
         version = await create_version(harness, *turns)
         statements: list[str] = []
         app_engine = harness.api._transport.app.services.get(Database).engine.sync_engine  # type: ignore[attr-defined]
@@ -119,7 +119,7 @@ async def test_completion_lineage_has_versions_and_their_descendants(harness: Ha
 async def test_discounted_feedback_is_in_the_lineage_of_earlier_turns(harness: Harness) -> None:
     first = await harness.turn(conversation_id="c")
     second = await harness.turn(conversation_id="c", parent_id=first.id)
-    feedback_id = (await harness.thumb(second.id)).json()["id"]
+    feedback_id = (await harness.vote(second.id)).json()["id"]
     await create_version(harness, first)
     assert (await harness.api.get(f"/v1/feedback/{feedback_id}/lineage")).json()["data"] == []
     config = {"sources": [{"type": "explicit", "name": "explicit"}], "discount": 0.5}

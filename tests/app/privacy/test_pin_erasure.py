@@ -50,7 +50,7 @@ async def test_pins_of_subject_and_conversations_are_erased(harness: Harness) ->
 async def test_reasons_of_removed_pins_are_erased(harness: Harness) -> None:
     await create_turn(harness)
     for kind in ("user", "conversation"):
-        pin = await set_pin(harness, CANARY, kind, reason=f"{CANARY} has asked")
+        pin = await set_pin(harness, CANARY, kind, reason=f"at the request of {CANARY}")
         assert (await harness.api.delete(f"{PINS}/{pin['id']}")).status_code == 200
     assert CANARY in await dump_tables(harness)
     assert (await erase(harness))["pins"] == 0

@@ -10,7 +10,7 @@ from app.models import RewardModel, RewardModelTurn
 from app.training.unlearning import REWARD_MODEL_DATA_ERASED
 from tests.support.deployment import Harness
 from tests.support.human_feedback import add_rating, create_rated_turns, settings_with_reward_model
-from workers.training import reward_models
+from workers.training import reward_model_fits
 
 DONE = {"path": "/nowhere/rm", "manifest_sha256": "1" * 64, "metrics": {"agreement": 0.9}}
 
@@ -28,10 +28,10 @@ async def use_reward_model(harness: Harness) -> None:
     assert answer.status_code == 200, answer.text
 
 
-async def claim_fit(harness: Harness) -> reward_models.ClaimedFit:
+async def claim_fit(harness: Harness) -> reward_model_fits.ClaimedFit:
     await use_reward_model(harness)
-    await reward_models.reconcile(harness.db, harness.settings)
-    row = await reward_models.claim(harness.db, "me", harness.settings)
+    await reward_model_fits.reconcile(harness.db, harness.settings)
+    row = await reward_model_fits.claim(harness.db, "me", harness.settings)
     assert row is not None
     return row
 
@@ -40,7 +40,7 @@ async def test_serving_model_is_disabled_and_another_is_fitted_without_the_subje
     await create_rated_turns(harness, 45)
     turn = await harness.turn(end_user="ada")
     await add_rating(harness, turn, 1.0, "bob")
-    await reward_models.commit(harness.db, await claim_fit(harness), **DONE)
+    await reward_model_fits.commit(harness.db, await claim_fit(harness), **DONE)
     lineage = (await harness.api.get(f"/v1/chat/completions/{turn.id}/lineage")).json()
     assert lineage["reward_models"] == ["shop/rm-1"]
     body = await erase(harness, "ada")
@@ -48,9 +48,9 @@ async def test_serving_model_is_disabled_and_another_is_fitted_without_the_subje
     first, second = sorted(await harness.all(RewardModel), key=lambda row: row.number)
     assert (first.state, first.actor, first.reason) == ("disabled", "erasure", REWARD_MODEL_DATA_ERASED)
     assert first.tainted_at is not None and second.state == "open"
-    again = await reward_models.claim(harness.db, "me", harness.settings)
-    assert again is not None and len(again.dataset) == 45
-    assert turn.id not in {reply.turn_id for reply in again.dataset.replies}
+    second_fit = await reward_model_fits.claim(harness.db, "me", harness.settings)
+    assert second_fit is not None and len(second_fit.dataset) == 45
+    assert turn.id not in {reply.turn_id for reply in second_fit.dataset.replies}
     serve = await harness.api.post("/v1/policies/shop/reward-models/1/serve")
     assert serve.json()["error"]["code"] == "reward_model_tainted"
 
@@ -58,13 +58,13 @@ async def test_serving_model_is_disabled_and_another_is_fitted_without_the_subje
 async def test_feedback_on_others_turns_taints_the_model(harness: Harness) -> None:
     turns = await create_rated_turns(harness, 45)
     await add_rating(harness, turns[0], -1.0, "eve")
-    await reward_models.commit(harness.db, await claim_fit(harness), **DONE)
+    await reward_model_fits.commit(harness.db, await claim_fit(harness), **DONE)
     assert (await erase(harness, "HUMAN/eve"))["reward_models"] == ["shop/rm-1"]
 
 
 async def test_feedback_after_the_fit_taints_nothing(harness: Harness) -> None:
     turns = await create_rated_turns(harness, 45)
-    await reward_models.commit(harness.db, await claim_fit(harness), **DONE)
+    await reward_model_fits.commit(harness.db, await claim_fit(harness), **DONE)
     await add_rating(harness, turns[0], -1.0, "eve")
     assert (await erase(harness, "HUMAN/eve"))["reward_models"] == []
     [row] = await harness.all(RewardModel)
@@ -78,9 +78,9 @@ async def test_trainer_that_claimed_the_fit_cannot_commit_and_reads_again(harnes
     fit = await claim_fit(harness)
     await erase(harness, "ada")
     with pytest.raises(leases.LeaseLost):
-        await reward_models.commit(harness.db, fit, **DONE)
+        await reward_model_fits.commit(harness.db, fit, **DONE)
     assert await harness.all(RewardModelTurn) == []
-    again = await reward_models.claim(harness.db, "me", harness.settings)
-    assert again is not None and again.id == fit.id and again.attempt == 1
-    assert len(again.dataset) == 45
-    assert await reward_models.commit(harness.db, again, **DONE) == "serving"
+    second_fit = await reward_model_fits.claim(harness.db, "me", harness.settings)
+    assert second_fit is not None and second_fit.row.id == fit.row.id and second_fit.row.attempt == 1
+    assert len(second_fit.dataset) == 45
+    assert await reward_model_fits.commit(harness.db, second_fit, **DONE) == "serving"

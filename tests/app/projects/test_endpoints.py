@@ -93,8 +93,8 @@ async def test_revoked_key_is_refused_at_once_and_revoking_is_idempotent(harness
     assert (await harness.api.get("/v1/models", headers=bearer(key))).status_code == 200
     first = await harness.api.delete(f"/v1/keys/{view['id']}")
     assert (await harness.api.get("/v1/models", headers=bearer(key))).status_code == 401
-    again = await harness.api.delete(f"/v1/keys/{view['id']}")
-    assert first.status_code == again.status_code == 200 and first.json() == again.json()
+    repeated = await harness.api.delete(f"/v1/keys/{view['id']}")
+    assert first.status_code == repeated.status_code == 200 and first.json() == repeated.json()
     assert first.json() == view | {"revoked_at": first.json()["revoked_at"]} and first.json()["revoked_at"] is not None
     assert len([row for row in await harness.all(Audit) if row.action == "key.revoked"]) == 1
 

@@ -47,9 +47,9 @@ async def test_project_without_keys_gets_a_new_admin_key(harness: Harness) -> No
 
 
 @pytest.fixture
-def operator(harness: Harness, served: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
+def operator(harness: Harness, live_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
     """A shell environment of the operator with an admin key of the project 'default'."""
-    host, _, port = served.removeprefix("http://").partition(":")
+    host, _, port = live_url.removeprefix("http://").partition(":")
     values = {"HOST": host, "PORT": port, "API_KEY": harness.key, "POLICY": "shop", "HOME": str(harness.settings.home)}
     for name, value in (values | {"DATABASE_URL": harness.settings.database}).items():
         monkeypatch.setenv(f"ATTUNE_{name}", value)
@@ -83,5 +83,5 @@ def test_projects_are_created_and_listed(operator: Harness) -> None:
     assert "bakery" in run_output(projects, "list")
     assert "shown this once" in run_output(projects, "create", "butcher", "--policy", "meat")
     assert run_output(projects, "key", "butcher").startswith("sk-attune-")
-    taken = run(projects, ["create", "bakery"])
-    assert isinstance(taken.exception, ValueError) and "already" in str(taken.exception)
+    duplicate = run(projects, ["create", "bakery"])
+    assert isinstance(duplicate.exception, ValueError) and "already" in str(duplicate.exception)

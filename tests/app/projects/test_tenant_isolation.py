@@ -252,7 +252,7 @@ class OtherProject:
 async def other(harness: Harness) -> AsyncIterator[OtherProject]:
     """Create a turn with feedback in the harness's project, and move both to another project."""
     own_completion, turn = await harness.turn(), await harness.turn(conversation_id="conversation-0123456789")
-    feedback_id = (await harness.thumb(turn.id)).json()["id"]
+    feedback_id = (await harness.vote(turn.id)).json()["id"]
     async with harness.db.write() as session:
         project, secret = await service.create_project(session, "bakery", "bread", "some/model")
         policy = (await session.scalars(select(Policy).where(Policy.project_id == project.id))).one()
@@ -350,13 +350,11 @@ def visible_parts(answer: httpx2.Response, id: str) -> tuple[int, dict[str, str]
 @pytest.mark.parametrize("probe", PROBES, ids=str)
 async def test_id_of_another_project_is_like_an_unknown_id(harness: Harness, other: OtherProject, probe: Probe) -> None:
     foreign: str = getattr(other, probe.kind)
-    there = visible_parts(await ask(harness, probe, foreign, other.own_completion), foreign)
-    nowhere = visible_parts(await ask(harness, probe, like(foreign), other.own_completion), like(foreign))
-    assert there == nowhere
-    assert there[0] in (200, 404)
+    foreign_view = visible_parts(await ask(harness, probe, foreign, other.own_completion), foreign)
+    unknown_view = visible_parts(await ask(harness, probe, like(foreign), other.own_completion), like(foreign))
+    assert foreign_view == unknown_view
+    assert foreign_view[0] in (200, 404)
     # The owner gets another response: the object exists, and the other project has not changed it
-    theirs_nowhere = visible_parts(
-        await ask(harness, probe, like(foreign), other.completion, other.auth), like(foreign)
-    )
-    theirs_there = visible_parts(await ask(harness, probe, foreign, other.completion, other.auth), foreign)
-    assert theirs_there != theirs_nowhere
+    owner_unknown = visible_parts(await ask(harness, probe, like(foreign), other.completion, other.auth), like(foreign))
+    owner_foreign = visible_parts(await ask(harness, probe, foreign, other.completion, other.auth), foreign)
+    assert owner_foreign != owner_unknown

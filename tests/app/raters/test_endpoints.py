@@ -16,25 +16,25 @@ from tests.support.deployment import Harness
 from workers.curate import curate
 
 __all__ = ["cli_harness"]
-LOUD = {"kind": "HUMAN", "id": "shop/7 ä"}
+SOURCE = {"kind": "HUMAN", "id": "shop/7 ä"}
 NAME = "HUMAN/shop/7 ä"
 PATH = "/v1/raters/HUMAN/shop/7%20%C3%A4"
 
 
-def with_limits(harness: Harness, **changed: int) -> Settings:
-    return harness.settings.model_copy(update={"trust": True, **changed})
+def with_limits(harness: Harness, **limits: int) -> Settings:
+    return harness.settings.model_copy(update={"trust": True, **limits})
 
 
-async def flood(harness: Harness, others: Sequence[str] = ()) -> list[str]:
+async def exceed_daily_limit(harness: Harness, others: Sequence[str] = ()) -> list[str]:
     """Record three ratings of one rater where two are allowed, and ratings of others on the first turn.
 
     Returns the turn ids.
     """
     turns = [(await harness.turn()).id for _ in range(3)]
     for turn_id in turns:
-        assert (await harness.thumb(turn_id, source=LOUD)).status_code == 201
+        assert (await harness.vote(turn_id, source=SOURCE)).status_code == 201
     for other in others:
-        await harness.thumb(turns[0], "down", source={"kind": "HUMAN", "id": other})
+        await harness.vote(turns[0], "down", source={"kind": "HUMAN", "id": other})
     await curate(harness.db, with_limits(harness, max_rater_day=2))
     return turns
 
@@ -44,7 +44,7 @@ async def states(harness: Harness) -> dict[str, str]:
 
 
 async def test_quarantine_is_listed_in_pages_with_reasons(harness: Harness) -> None:
-    turns = await flood(harness)
+    turns = await exceed_daily_limit(harness)
     first = (await harness.api.get("/v1/quarantine", params={"limit": 2})).json()
     rest = (await harness.api.get("/v1/quarantine", params={"after": first["last_id"]})).json()
     listed = first["data"] + rest["data"]
@@ -58,7 +58,7 @@ async def test_quarantine_is_listed_in_pages_with_reasons(harness: Harness) -> N
 
 
 async def test_raters_are_listed_by_name_and_standing(harness: Harness) -> None:
-    await flood(harness, others=["a", "b"])
+    await exceed_daily_limit(harness, others=["a", "b"])
     everybody = (await harness.api.get("/v1/raters", params={"limit": 2})).json()
     assert [row["name"] for row in everybody["data"]] == ["HUMAN/a", "HUMAN/b"] and everybody["has_more"]
     rest = (await harness.api.get("/v1/raters", params={"after": everybody["last_id"]})).json()
@@ -69,7 +69,7 @@ async def test_raters_are_listed_by_name_and_standing(harness: Harness) -> None:
 
 
 async def test_normal_standing_releases_samples_and_is_audited(harness: Harness) -> None:
-    turns = await flood(harness)
+    turns = await exceed_daily_limit(harness)
     response = await harness.api.put(PATH, json={"standing": "normal", "reason": "a tester"})
     assert (response.status_code, response.json()["samples"], response.json()["reason"]) == (200, 3, "a tester")
     assert await states(harness) == dict.fromkeys(turns, SampleState.OPEN)
@@ -81,18 +81,18 @@ async def test_normal_standing_releases_samples_and_is_audited(harness: Harness)
 
 
 async def test_block_drops_samples_and_later_ones(harness: Harness) -> None:
-    turns = await flood(harness)
+    turns = await exceed_daily_limit(harness)
     assert (await harness.api.put(PATH, json={"standing": "blocked"})).json()["samples"] == 3
     assert await states(harness) == dict.fromkeys(turns, SampleState.DROPPED)
     later = await harness.turn()
-    await harness.thumb(later.id, source=LOUD)
+    await harness.vote(later.id, source=SOURCE)
     await curate(harness.db, with_limits(harness))
     assert SampleState.OPEN not in (await states(harness)).values()
     assert {row.weight for row in await harness.all(Reward)} == {0.0}
 
 
 async def test_block_keeps_rewards_of_others(harness: Harness) -> None:
-    turns = await flood(harness, others=["a"])
+    turns = await exceed_daily_limit(harness, others=["a"])
     assert (await harness.api.put(PATH, json={"standing": "blocked"})).json()["samples"] == 2
     await curate(harness.db, with_limits(harness))
     sample = await harness.get(Sample, turns[0])
@@ -100,7 +100,7 @@ async def test_block_keeps_rewards_of_others(harness: Harness) -> None:
 
 
 async def test_sample_of_two_quarantined_raters_waits_for_both(harness: Harness) -> None:
-    turns = await flood(harness, others=["a"])
+    turns = await exceed_daily_limit(harness, others=["a"])
     assert (await harness.api.put("/v1/raters/HUMAN/a", json={"standing": "quarantined"})).json()["samples"] == 0
     assert (await harness.api.put(PATH, json={"standing": "normal"})).json()["samples"] == 2
     assert (await states(harness))[turns[0]] == SampleState.QUARANTINED
@@ -110,7 +110,7 @@ async def test_sample_of_two_quarantined_raters_waits_for_both(harness: Harness)
 
 async def test_batched_sample_stays_in_batch(harness: Harness) -> None:
     turn = await harness.turn()
-    await harness.thumb(turn.id, source=LOUD)
+    await harness.vote(turn.id, source=SOURCE)
     await curate(harness.db, with_limits(harness))
     async with harness.db.write() as session:
         (await session.get_one(Sample, turn.id)).state = SampleState.TRAINED
@@ -121,7 +121,7 @@ async def test_batched_sample_stays_in_batch(harness: Harness) -> None:
 async def test_standing_can_be_set_before_first_feedback(harness: Harness) -> None:
     response = await harness.api.put("/v1/raters/HUMAN/tester", json={"standing": "trusted"})
     assert (response.json()["standing"], response.json()["reason"]) == ("trusted", "trusted by an admin")
-    await harness.thumb((await harness.turn()).id, source={"kind": "HUMAN", "id": "tester"})
+    await harness.vote((await harness.turn()).id, source={"kind": "HUMAN", "id": "tester"})
     await curate(harness.db, with_limits(harness))
     assert [row.weight for row in await harness.all(Reward)] == [1.0]
 
@@ -134,7 +134,7 @@ async def test_invalid_rater_name_is_refused(name: str, harness: Harness) -> Non
 
 
 async def test_other_project_sees_and_changes_nothing(harness: Harness) -> None:
-    turns = await flood(harness)
+    turns = await exceed_daily_limit(harness)
     async with harness.db.write() as session:
         _, key = await create_project(session, "other", "shop", "model")
     theirs = {"headers": {"authorization": f"Bearer {key}"}}
@@ -155,7 +155,7 @@ async def test_admin_scope_is_required(harness: Harness) -> None:
 
 async def test_cli_lists_and_sets_standings(cli_harness: Harness) -> None:
     run = CliRunner().invoke
-    await flood(cli_harness)
+    await exceed_daily_limit(cli_harness)
     assert "3 rewards in a day" in run(app, ["raters", "list", "--standing", "quarantined"]).stdout
     for command, standing in (
         ("release", "normal"),
@@ -163,11 +163,11 @@ async def test_cli_lists_and_sets_standings(cli_harness: Harness) -> None:
         ("trust", "trusted"),
         ("block", "blocked"),
     ):
-        listed = run(app, ["raters", command, NAME, "--reason", "as seen"]).stdout
+        listed = run(app, ["raters", command, NAME, "--reason", "spam"]).stdout
         assert listed.strip() == f"{NAME} is {standing}; 3 samples changed state"
     [row] = json.loads(run(app, ["raters", "list", "--json"]).stdout)
-    assert (row["name"], row["standing"], row["reason"]) == (NAME, RaterStanding.BLOCKED, "as seen")
-    assert [rater.reason for rater in await cli_harness.all(Rater) if rater.name == NAME] == ["as seen"]
+    assert (row["name"], row["standing"], row["reason"]) == (NAME, RaterStanding.BLOCKED, "spam")
+    assert [rater.reason for rater in await cli_harness.all(Rater) if rater.name == NAME] == ["spam"]
 
 
 @pytest.mark.timeout(600)

@@ -50,21 +50,21 @@ async def test_response_is_recorded_as_completion(harness: Harness, scripted: Sc
 
 
 async def test_stream_ends_with_same_response(harness: Harness, scripted: ScriptedEngine) -> None:
-    whole = (await ask(harness)).json()
+    completed = (await ask(harness)).json()
     events = read_events(await ask(harness, stream=True))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
-    ended = events[-1]["response"]
+    streamed = events[-1]["response"]
     assert events[-1]["type"] == "response.completed"
     text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
     assert (
         text
-        == ended["output"][0]["content"][0]["text"]
-        == whole["output"][0]["content"][0]["text"]
+        == streamed["output"][0]["content"][0]["text"]
+        == completed["output"][0]["content"][0]["text"]
         == scripted.reply_text
     )
-    assert ended["usage"] == whole["usage"] and ended.keys() == whole.keys()
-    assert {event["response"]["id"] for event in events if "response" in event} == {ended["id"]}
-    turn: Turn = await harness.get(Turn, ended["completion_id"])
+    assert streamed["usage"] == completed["usage"] and streamed.keys() == completed.keys()
+    assert {event["response"]["id"] for event in events if "response" in event} == {streamed["id"]}
+    turn: Turn = await harness.get(Turn, streamed["completion_id"])
     assert turn.stream and (turn.state, turn.exclusion_reason) == (TurnState.DONE, None)
 
 
@@ -95,7 +95,7 @@ async def test_conversation_id_is_kept(harness: Harness, scripted: ScriptedEngin
 
 async def test_feedback_by_completion_and_by_metadata(harness: Harness, scripted: ScriptedEngine) -> None:
     body = (await ask(harness, metadata={"visit": "1"})).json()
-    assert (await harness.thumb(body["completion_id"])).status_code == 201
+    assert (await harness.vote(body["completion_id"])).status_code == 201
     target = {"target": {"metadata": {"visit": "1"}}, "kind": "binary", "value": False}
     response = await harness.api.post("/v1/feedback", json=target)
     assert (response.status_code, response.json()["completion_id"]) == (201, body["completion_id"])
@@ -125,22 +125,22 @@ async def test_broken_stream_reports_failure_and_is_recorded(harness: Harness, s
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_client_disconnect_aborts_engine(
-    harness: Harness, scripted: ScriptedEngine, served: str, stream: bool
+    harness: Harness, scripted: ScriptedEngine, live_url: str, stream: bool
 ) -> None:
     scripted.seconds_per_token, scripted.reply_text = 0.05, "word " * 500
     headers = {"authorization": f"Bearer {harness.key}"}
-    async with httpx2.AsyncClient(base_url=served, headers=headers, trust_env=False) as client:
+    async with httpx2.AsyncClient(base_url=live_url, headers=headers, trust_env=False) as client:
         if stream:
             async with client.stream("POST", "/v1/responses", json=REQUEST | {"stream": True}) as response:
                 async for line in response.aiter_lines():
                     if "output_text.delta" in line:
                         break
         else:
-            asking = asyncio.create_task(client.post("/v1/responses", json=REQUEST, timeout=60))
+            task = asyncio.create_task(client.post("/v1/responses", json=REQUEST, timeout=60))
             while not any(reply.output_ids for reply in list(scripted.running.values())):
                 await asyncio.sleep(0.02)
-            asking.cancel()
-            await asyncio.wait([asking])
+            task.cancel()
+            await asyncio.wait([task])
     turn = await harness.settled(60.0)
     assert (turn.state, turn.finish_reason) == (TurnState.ABORTED, "client_disconnect")
     assert turn.id in scripted.aborted

@@ -6,12 +6,11 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from app.responses import schemas
-from app.responses.events import ResponseEvents
-from app.responses.rendering import ResponseRenderer, render_response
+from app.responses.events import ResponseEvents, render_response
+from app.responses.request import parse_responses_request
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-REQUEST = schemas.parse_responses_request({
+REQUEST = parse_responses_request({
     "model": "shop", "input": "hi", "metadata": {"a": "b"}, "tool_choice": "auto",
     "tools": [{"type": "function", "name": "weather"}],
     "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
@@ -38,27 +37,27 @@ def call(number: int, arguments: str, name: str | None = None) -> dict[str, Any]
     return chunk({"tool_calls": [piece]})
 
 
-def response_events() -> ResponseEvents:
-    return ResponseEvents(ResponseRenderer(REQUEST, ID, "shop@v3", 17))
+def new_response_events() -> ResponseEvents:
+    return ResponseEvents(REQUEST, ID, "shop@v3", 17)
 
 
 def stream_events(*chunks: dict[str, Any]) -> list[dict[str, Any]]:
-    story = response_events()
-    events = story.start()
+    response_events = new_response_events()
+    events = response_events.start()
     for piece in chunks:
-        events += story.add_chunk(piece)
-    events += story.finish()
+        events += response_events.add_chunk(piece)
+    events += response_events.finish()
     for number, event in enumerate(events):
         assert event["sequence_number"] == number
         EVENT.validate_python(event)
     return events
 
 
-def kinds(events: list[dict[str, Any]]) -> list[str]:
+def event_types(events: list[dict[str, Any]]) -> list[str]:
     return [event["type"].removeprefix("response.") for event in events]
 
 
-def whole(message: dict[str, Any], finish: str, tokens: tuple[str, ...] = ()) -> dict[str, Any]:
+def render(message: dict[str, Any], finish: str, tokens: tuple[str, ...] = ()) -> dict[str, Any]:
     logprobs = {"content": [token(text) for text in tokens]} if tokens else None
     choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": logprobs}
     completion = {"id": ID, "model": "shop@v3", "created": 17, "choices": [choice], "usage": USAGE}
@@ -67,7 +66,7 @@ def whole(message: dict[str, Any], finish: str, tokens: tuple[str, ...] = ()) ->
     return response
 
 
-def same(streamed: dict[str, Any], rendered: dict[str, Any]) -> None:
+def assert_equal(streamed: dict[str, Any], rendered: dict[str, Any]) -> None:
     assert streamed | {"completed_at": 0} == rendered | {"completed_at": 0}
 
 
@@ -80,13 +79,14 @@ def test_text_arrives_as_deltas_of_one_part() -> None:
         chunk({}, finish="stop", tokens=("",)),
         {"choices": [], "usage": USAGE},
     )
-    assert kinds(events) == [
+    assert event_types(events) == [
         "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
         "output_text.done", "content_part.done", "output_item.done", "completed",
     ]  # fmt: skip
     assert [len(event["logprobs"]) for event in events[4:7]] == [1, 2, 4]
+    assert events[3]["part"]["logprobs"] == [] and len(events[7]["part"]["logprobs"]) == 4
     message = {"role": "assistant", "content": "Hello", "refusal": None}
-    same(events[-1]["response"], whole(message, "stop", ("Hel", "?", "lo", "")))
+    assert_equal(events[-1]["response"], render(message, "stop", ("Hel", "?", "lo", "")))
 
 
 def test_tool_calls_follow_text_as_separate_items() -> None:
@@ -99,7 +99,7 @@ def test_tool_calls_follow_text_as_separate_items() -> None:
         chunk({}, finish="tool_calls"),
         {"choices": [], "usage": USAGE},
     )
-    assert kinds(events)[2:] == [
+    assert event_types(events)[2:] == [
         "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
         "output_item.done",
         "output_item.added", "function_call_arguments.delta", "function_call_arguments.delta",
@@ -111,13 +111,17 @@ def test_tool_calls_follow_text_as_separate_items() -> None:
         {"id": f"call_{number}", "type": "function", "function": {"name": "weather", "arguments": arguments}}
         for number, arguments in enumerate(('{"at":1}', "{}"))
     ]
-    same(events[-1]["response"], whole({"content": "Let me see.", "tool_calls": tool_calls}, "tool_calls"))
+    response = render({"content": "Let me see.", "tool_calls": tool_calls}, "tool_calls")
+    assert_equal(events[-1]["response"], response)
+    message, *calls = response["output"]
+    assert (message["status"], message["content"][0]["text"]) == ("completed", "Let me see.")
+    assert [(call["call_id"], call["arguments"]) for call in calls] == [("call_0", '{"at":1}'), ("call_1", "{}")]
 
 
 def test_tool_call_without_text_has_no_message() -> None:
     tool_calls = [{"id": "call_0", "type": "function", "function": {"name": "weather", "arguments": ""}}]
     events = stream_events(call(0, "", "weather"), chunk({}, finish="tool_calls"), {"choices": [], "usage": USAGE})
-    same(events[-1]["response"], whole({"content": None, "tool_calls": tool_calls}, "tool_calls"))
+    assert_equal(events[-1]["response"], render({"content": None, "tool_calls": tool_calls}, "tool_calls"))
     assert [item["type"] for item in events[-1]["response"]["output"]] == ["function_call"]
 
 
@@ -128,14 +132,14 @@ def test_reply_at_token_limit_is_incomplete(text: str) -> None:
     assert events[-1]["type"] == "response.incomplete"
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert response["output"][0]["status"] == "incomplete"
-    same(response, whole({"content": text}, "length"))
+    assert_equal(response, render({"content": text}, "length"))
 
 
 def test_interrupted_reply_is_failed_and_keeps_output() -> None:
-    story = response_events()
-    story.start()
-    story.add_chunk(chunk({"content": "We are op"}))
-    [event] = story.fail("The engine broke off.")
+    response_events = new_response_events()
+    response_events.start()
+    response_events.add_chunk(chunk({"content": "We are op"}))
+    [event] = response_events.fail("The engine broke off.")
     EVENT.validate_python(event)
     assert event["type"] == "response.failed" and event["response"]["status"] == "failed"
     assert event["response"]["error"] == {"code": "server_error", "message": "The engine broke off."}
@@ -143,14 +147,14 @@ def test_interrupted_reply_is_failed_and_keeps_output() -> None:
 
 
 def test_reply_without_finish_reason_is_failed() -> None:
-    story = response_events()
-    story.add_chunk(chunk({"content": "We"}))
-    assert [event["type"] for event in story.finish()] == ["response.failed"]
-    assert whole({"content": "We"}, "abort")["status"] == "failed"
+    response_events = new_response_events()
+    response_events.add_chunk(chunk({"content": "We"}))
+    assert [event["type"] for event in response_events.finish()] == ["response.failed"]
+    assert render({"content": "We"}, "abort")["status"] == "failed"
 
 
 def test_request_parameters_are_echoed() -> None:
-    response = whole({"content": "x"}, "stop")
+    response = render({"content": "x"}, "stop")
     assert response["id"] == "resp_" + "0" * 32 and response["completion_id"] == ID
     assert response["metadata"] == {"a": "b"} and response["tools"][0]["strict"] is False
     assert response["text"]["format"]["schema"] == {"type": "object"}

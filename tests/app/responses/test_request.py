@@ -5,15 +5,14 @@ from typing import Any
 import pytest
 
 from app.core.errors import BadRequest, UnsupportedParameter
-from app.responses import schemas
-from app.responses.request import to_chat_body
+from app.responses.request import LOGPROBS, parse_responses_request, to_chat_body
 
 WEATHER = {"type": "function", "name": "weather", "description": "Look out.", "parameters": {"type": "object"}}
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "weather", "arguments": "{}"}
 
 
 def to_chat(**fields: Any) -> dict[str, Any]:
-    return to_chat_body(schemas.parse_responses_request({"model": "shop", "input": "hi", **fields}))
+    return to_chat_body(parse_responses_request({"model": "shop", "input": "hi", **fields}))
 
 
 def test_string_input_is_user_message() -> None:
@@ -52,12 +51,12 @@ def test_function_calls_belong_to_preceding_message() -> None:
         {"type": "function_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "dry"}]},
         CALL | {"call_id": "call_3"},
     ]
-    _, messages, first, second, silent = to_chat(input=items)["messages"]
+    _, messages, first, second, calls_without_text = to_chat(input=items)["messages"]
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
     assert messages == {"role": "assistant", "content": "Let me see.", "tool_calls": [call, call | {"id": "call_2"}]}
     assert first == {"role": "tool", "tool_call_id": "call_1", "content": "wet"}
     assert second == {"role": "tool", "tool_call_id": "call_2", "content": "dry"}
-    assert silent == {"role": "assistant", "content": None, "tool_calls": [call | {"id": "call_3"}]}
+    assert calls_without_text == {"role": "assistant", "content": None, "tool_calls": [call | {"id": "call_3"}]}
 
 
 def test_tools_are_converted_and_strict_only_if_requested() -> None:
@@ -83,7 +82,7 @@ def test_sampling_and_metadata_are_copied() -> None:
     copied = {"temperature": 0.5, "top_p": 0.9, "metadata": {"a": "b"}, "user": "u", "safety_identifier": "s"}
     assert to_chat(**copied, max_output_tokens=9).items() >= (copied | {"max_completion_tokens": 9}).items()
     assert to_chat(top_logprobs=2).items() >= {"logprobs": True, "top_logprobs": 2}.items()
-    assert to_chat(include=[schemas.LOGPROBS])["logprobs"] is True
+    assert to_chat(include=[LOGPROBS])["logprobs"] is True
     assert to_chat(stream=True)["stream_options"] == {"include_usage": True}
 
 
@@ -116,10 +115,10 @@ def test_hints_and_nulls_are_ignored() -> None:
     ],
 )
 def test_unsupported_parameter_is_refused_with_alternative(fields: dict[str, Any], param: str, advice: str) -> None:
-    with pytest.raises(UnsupportedParameter) as refused:
+    with pytest.raises(UnsupportedParameter) as caught:
         to_chat(**fields)
-    assert (refused.value.param, refused.value.code) == (param, "unsupported_parameter")
-    assert advice in refused.value.message
+    assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
+    assert advice in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -25,25 +25,25 @@ async def read_status(harness: Harness) -> dict[str, Any]:
 
 async def create_sample(harness: Harness, **values: Any) -> None:
     turn = await harness.turn()
-    same = {"policy_id": turn.policy_id, "version_id": turn.version_id, "reward": 1.0, "ready_at": 0.0}
+    defaults = {"policy_id": turn.policy_id, "version_id": turn.version_id, "reward": 1.0, "ready_at": 0.0}
     async with harness.db.write() as session:
-        session.add(Sample(**{"turn_id": turn.id, **same, **values}))
+        session.add(Sample(**{"turn_id": turn.id, **defaults, **values}))
 
 
 async def test_pause_and_resume_are_audited_with_their_reason(harness: Harness) -> None:
     assert (await read_status(harness))["mode"] == "asynchronous"
-    paused = await harness.api.post(f"{ROOT}/training/pause", json={"reason": "a bad day"})
-    assert (paused.json()["mode"], paused.json()["reason"]) == ("halted", "a bad day")
+    paused = await harness.api.post(f"{ROOT}/training/pause", json={"reason": "an incident"})
+    assert (paused.json()["mode"], paused.json()["reason"]) == ("halted", "an incident")
     assert paused.json()["since"] is not None
     assert paused.json()["waiting_for"] == "Learning is halted until an operator resumes it."
     async with harness.db.write() as session:
         (await session.get_one(Policy, (await harness.policy()).id)).kl_alarms = 3
-    resumed = await harness.api.post(f"{ROOT}/training/resume", json={"reason": "mended"})
+    resumed = await harness.api.post(f"{ROOT}/training/resume", json={"reason": "fixed"})
     assert (resumed.json()["mode"], resumed.json()["kl_alarms"]) == ("asynchronous", 0)
-    moves = [(row.actor, row.action, row.reason) for row in await harness.all(Audit)]
-    assert moves == [
-        (harness.key[:16], "training.halted", "a bad day"),
-        (harness.key[:16], "training.asynchronous", "mended"),
+    audits = [(row.actor, row.action, row.reason) for row in await harness.all(Audit)]
+    assert audits == [
+        (harness.key[:16], "training.halted", "an incident"),
+        (harness.key[:16], "training.asynchronous", "fixed"),
     ]
 
 
@@ -72,8 +72,8 @@ async def test_status_says_what_the_next_batch_waits_for(harness: Harness) -> No
         for _ in range(3):
             await create_sample(harness, rater="HUMAN/ada")
         assert await describe_wait(min_raters=3) == "2 more raters."
-        late = "4 more ready samples; in 290 s fewer are enough."
-        assert await describe_wait(max_wait_seconds=300) == late
+        not_yet = "4 more ready samples; in 290 s fewer are enough."
+        assert await describe_wait(max_wait_seconds=300) == not_yet
         assert (await describe_wait(max_wait_seconds=5)).startswith("Nothing")
         assert (await describe_wait(batch_size=4)).startswith("Nothing")
     batch = await create_batch(harness)
@@ -95,11 +95,11 @@ async def test_samples_beyond_a_cap_are_not_counted(harness: Harness) -> None:
             counts = await service.count_samples(session, policy, configured)
             return await service.describe_wait(session, policy, counts._replace(now=10.0), configured, triggered=False)
 
-        short = await describe_wait(max_rater_share=0.25, min_batch_size=4)
-        assert short.startswith("At least 1 more ready samples of other raters: of the 7 ready samples at most 3 may")
-        assert "ATTUNE_MAX_RATER_SHARE" in short
-        later = await describe_wait(max_rater_share=0.25, min_batch_size=2)
-        assert later.startswith("5 more ready samples of other raters; in ")
+        too_few = await describe_wait(max_rater_share=0.25, min_batch_size=4)
+        assert too_few.startswith("At least 1 more ready samples of other raters: of the 7 ready samples at most 3 may")
+        assert "ATTUNE_MAX_RATER_SHARE" in too_few
+        below_size = await describe_wait(max_rater_share=0.25, min_batch_size=2)
+        assert below_size.startswith("5 more ready samples of other raters; in ")
         assert (await describe_wait(max_rater_share=1.0, min_batch_size=4)).startswith("1 more ready samples; in ")
 
 
@@ -158,7 +158,7 @@ async def test_updates_are_listed_with_their_results(harness: Harness) -> None:
 
 async def test_rewards_are_set_shown_and_reset(harness: Harness) -> None:
     before = (await harness.api.get(f"{ROOT}/rewards")).json()
-    assert before["overridden"] is False and [one["type"] for one in before["rewards"]["sources"]] == ["explicit"]
+    assert before["overridden"] is False and [source["type"] for source in before["rewards"]["sources"]] == ["explicit"]
     config = {"sources": [EXPLICIT, JUDGE, {"type": "rule", "name": "tools", "function": "tool_outcome"}]}
     after = (await harness.api.put(f"{ROOT}/rewards", json=config)).json()
     assert after["overridden"] is True and after["rewards"]["sources"][1]["url"] == JUDGE["url"]

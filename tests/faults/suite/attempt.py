@@ -1,4 +1,4 @@
-"""A child's part of the disk test: one attempt to train what is open, with a fault in its way."""
+"""The child process of the disk cases: one attempt to train the open batch, with a fault at one system call."""
 
 import os
 import sys
@@ -12,66 +12,69 @@ from app.core.settings import Settings
 from app.models import Batch, BatchState
 from tests.faults.suite import shim
 from workers.context import WorkerContext
-from workers.training import loop
 from workers.training import ranks as training_ranks
+from workers.training.loop import TrainingLoop
 from workers.training.trackers import Trackers
 
-HIT, PASSED = 3, 0
-TOLD = 9  # the shim knows this number too
+FAILED, PASSED = 3, 0  # exit codes
+REPORT_FD = 9  # shim.c has the same number
 
 
 def attempt(settings: Settings, fault: str, nth: int) -> int:
-    """In a child: train what is open, with the fault in its way where `nth` is not 0; then, if that failed, as the
-    ranks that torchrun starts anew would."""
+    """Train the open batch, with the fault at the `nth` call if `nth` is not 0. Return the exit code.
+
+    After a failure it is trained again, as the ranks that torchrun restarts would. The name of the call that failed is
+    written to REPORT_FD.
+    """
     context = WorkerContext(settings)
-    context.db = Database(settings.database)  # without a bell: nobody listens here
+    context.db = Database(settings.database)  # without a TaskSender: no other process runs
     trackers = Trackers(settings)
     settings.versions_dir.mkdir(exist_ok=True)
     ranks = training_ranks.RankGroup(settings)
     if nth:
         shim.arm(settings.versions_dir, nth, fault)
     try:
-        loop.run_pending_work(ranks, context, trackers)
+        TrainingLoop(ranks, context, trackers).run_pending_work()
     except (OSError, training_ranks.RankGroupFailed):
-        tell(shim.hit() or "nothing")
+        write_report(shim.failed_call() or "nothing")
         shim.disarm()
-        context.run(expire(context))
-        loop.run_pending_work(training_ranks.RankGroup(settings), context, trackers)
-        return HIT
-    told = shim.hit()
+        context.run(expire_lease(context))
+        TrainingLoop(training_ranks.RankGroup(settings), context, trackers).run_pending_work()
+        return FAILED
+    failed_call = shim.failed_call()
     shim.disarm()
-    if told is not None:  # a call that is allowed to fail
-        tell(told)
-        return HIT
+    if failed_call is not None:  # the export does not need this call
+        write_report(failed_call)
+        return FAILED
     return PASSED
 
 
-async def expire(context: WorkerContext) -> None:
+async def expire_lease(context: WorkerContext) -> None:
     async with context.db.write() as session:
         await session.execute(update(Batch).where(Batch.state == BatchState.OPEN).values(lease_until=0.0))
 
 
-def tell(words: str) -> None:
-    os.write(TOLD, words.encode())
+def write_report(call: str) -> None:
+    os.write(REPORT_FD, call.encode())
 
 
-def fork(life: Any) -> tuple[int, str]:
-    """How it ended, and what it told. A child that is killed has its last word said by the shim."""
+def fork(main: Any) -> tuple[int, str]:
+    """Run `main` in a child process. Return its exit code and its report; the shim writes that of a killed child."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(reader)
-            os.dup2(writer, TOLD)
-            os._exit(life())
+            os.dup2(writer, REPORT_FD)
+            os._exit(main())
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
     os.close(writer)
-    told = b""
-    while read := os.read(reader, 4096):
-        told += read
+    report = b""
+    while content := os.read(reader, 4096):
+        report += content
     os.close(reader)
     _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status), told.decode()
+    return os.waitstatus_to_exitcode(status), report.decode()

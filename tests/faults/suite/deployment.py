@@ -1,4 +1,4 @@
-"""One deployment under test: its folder, its database and broker, its processes, and kill -9 for each of them."""
+"""A deployment under test: its folder, its settings, and its processes, which can be killed one by one."""
 
 import asyncio
 import json
@@ -15,17 +15,17 @@ from typing import Any
 import httpx2
 
 from app.cli.client import load_api_key
-from app.cli.up import prepare_database
+from app.cli.server import prepare_database
 from app.core.settings import Settings
-from tests.faults.suite.engine import LAUNCHER
-from tests.faults.suite.nursery import Nursery
+from tests.faults.suite.fake_engine import LAUNCHER
+from tests.faults.suite.fork_server_client import ForkServerClient
 from tests.support.engine_fixture import free_port
 
 KINDS = ("api", "worker", "judge", "rollout", "publisher", "trainer", "beat", "engine")
 READY_SECONDS = 120.0
-BACKOFF_SECONDS = 0.2  # of a process that ended by itself
-# A base model in name: nobody computes with it, and an adapter of it is a few kilobytes.
-TINY = {
+BACKOFF_SECONDS = 0.2  # before a process that ended by itself is started again
+# The config of a base model without weights: nothing computes with it, and an adapter has a few kilobytes.
+MODEL_CONFIG = {
     "model_type": "qwen2",
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -36,18 +36,18 @@ TINY = {
 }
 
 
-def small(home: Path, *, judged: bool = False, **given: Any) -> Settings:
-    """Four samples a batch, leases of a second and a half, a sweep twice a second.
+def make_settings(home: Path, *, judged: bool = False, **overrides: Any) -> Settings:
+    """Return settings with four samples per batch, leases of 1.5 s, and two reconciler runs per second.
 
-    `judged`: beside what people say, a reward service is asked about every reply, and about a group sample of each.
+    With `judged`, a reward service also scores every reply, and one group sample of each.
     """
     model = home / "model"
     model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps(TINY))
+    (model / "config.json").write_text(json.dumps(MODEL_CONFIG))
     python = home / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {home}/knock.py "$FAULTS_DOOR" "$@"\n')
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {home}/launcher.py "$FAULTS_ENGINE_SOCKET" "$@"\n')
     python.chmod(0o755)
-    (home / "knock.py").write_text(LAUNCHER)
+    (home / "launcher.py").write_text(LAUNCHER)
     engine_port = free_port()
     service = {"type": "http", "url": f"http://127.0.0.1:{engine_port}/reward", "window_seconds": 2.0}
     service |= {"timeout_seconds": 5.0, "per_hour": 10**6}
@@ -70,65 +70,65 @@ def small(home: Path, *, judged: bool = False, **given: Any) -> Settings:
         "reconcile_seconds": 0.5,
         "chat_timeout_seconds": 2.0,
         "requests_per_minute": 10**6,
-        # This suite is not about whom to believe: a handful of users are the whole world here.
+        # There are few users, so no trust is computed and no cap applies.
         "trust": False,
         "max_rater_share": 1.0,
         "max_conversation_share": 1.0,
         "max_cluster_share": 1.0,
         "max_rater_day": 10**6,
     }
-    return Settings(**(settings | given))
+    return Settings(**(settings | overrides))
 
 
 @dataclass
 class Deployment:
-    """`switches` of a kind are set in its environment; `wanted` kinds are started again whenever they end."""
+    """`switches` are environment variables by kind. The `wanted` kinds are started again whenever they end."""
 
     settings: Settings
     switches: dict[str, dict[str, str]] = field(default_factory=dict)
-    nursery: Nursery | None = None  # its own if there is none
+    fork_server: ForkServerClient | None = None  # shared with other deployments; None: one of its own
     pids: dict[str, int] = field(default_factory=dict)
     started_at: dict[str, float] = field(default_factory=dict)
     wanted: set[str] = field(default_factory=set)
     kills: Counter[str] = field(default_factory=Counter)
-    deaths: Counter[str] = field(default_factory=Counter)  # those that were not our doing
-    _ordered: int = 0  # of which nothing has been heard yet
-    _ours: set[int] = field(default_factory=set)
-    _lives: dict[int, str] = field(default_factory=dict)
+    deaths: Counter[str] = field(default_factory=Counter)  # processes that ended without a kill
+    _num_starting: int = 0  # ordered, and not reported as started yet
+    _killed_pids: set[int] = field(default_factory=set)
+    _kinds: dict[int, str] = field(default_factory=dict)  # by pid
 
     async def __aenter__(self) -> "Deployment":
-        await asyncio.to_thread(prepare_database, self.settings, lambda said: None)
+        await asyncio.to_thread(prepare_database, self.settings, lambda line: None)
         self.key = load_api_key(self.settings)
         self.logs = self.settings.home / "logs"
         self.logs.mkdir(exist_ok=True)
-        self._nursery = self.nursery or await asyncio.to_thread(Nursery.open)
+        self._fork_server = self.fork_server or await asyncio.to_thread(ForkServerClient.open)
         self._unread = b""
-        asyncio.get_running_loop().add_reader(self._nursery.ear, self._hear)
+        asyncio.get_running_loop().add_reader(self._fork_server.output, self._read_events)
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self.wanted.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(10):
-                while self.pids or self._ordered:
+                while self.pids or self._num_starting:
                     for pid in self.pids.values():
                         with suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)
                     await asyncio.sleep(0.02)
-        asyncio.get_running_loop().remove_reader(self._nursery.ear)
-        if self.nursery is None:
-            self._nursery.close()
+        asyncio.get_running_loop().remove_reader(self._fork_server.output)
+        if self.fork_server is None:
+            self._fork_server.close()
 
     async def start(self, *kinds: str) -> None:
         self.wanted |= set(kinds)
         for kind in kinds:
-            self._order(kind)
+            self._start(kind)
         async with asyncio.timeout(READY_SECONDS):
             while not set(kinds) <= self.pids.keys():
                 await asyncio.sleep(0.01)
 
-    async def ready(self) -> None:
-        """Until it answers chats."""
+    async def wait_until_ready(self) -> None:
+        """Wait until the API answers chats."""
         ends = time.monotonic() + READY_SECONDS
         async with httpx2.AsyncClient(base_url=self.settings.url, timeout=2, trust_env=False) as client:
             while True:
@@ -141,11 +141,11 @@ class Deployment:
                 await asyncio.sleep(0.05)
 
     def kill(self, kind: str) -> bool:
-        """kill -9, of that process alone. False when it is not there at this moment."""
+        """Kill this process alone with SIGKILL. Return False if it is not running at this moment."""
         pid = self.pids.get(kind)
         if pid is None:
             return False
-        self._ours.add(pid)
+        self._killed_pids.add(pid)
         os.kill(pid, signal.SIGKILL)
         self.kills[kind] += 1
         return True
@@ -153,38 +153,38 @@ class Deployment:
     def signal(self, kind: str, number: signal.Signals) -> None:
         os.kill(self.pids[kind], number)
 
-    def _order(self, kind: str) -> None:
+    def _start(self, kind: str) -> None:
         self.started_at[kind] = time.monotonic()
-        self._ordered += 1
-        exported = environment(self.settings) | self.switches.get(kind, {})
-        self._nursery.start(kind, self.logs / f"{kind}.log", exported)
+        self._num_starting += 1
+        variables = environment(self.settings) | self.switches.get(kind, {})
+        self._fork_server.start(kind, self.logs / f"{kind}.log", variables)
 
-    def _hear(self) -> None:
-        *lines, self._unread = (self._unread + os.read(self._nursery.ear, 65536)).split(b"\n")
+    def _read_events(self) -> None:
+        *lines, self._unread = (self._unread + os.read(self._fork_server.output, 65536)).split(b"\n")
         for line in lines:
-            told = json.loads(line)
-            if "started" in told:
-                self._ordered -= 1
-                self.pids[told["started"]] = told["pid"]
-                self._lives[told["pid"]] = told["started"]
-            elif (kind := self._lives.pop(told["ended"], None)) is not None:
+            event = json.loads(line)
+            if "started" in event:
+                self._num_starting -= 1
+                self.pids[event["started"]] = event["pid"]
+                self._kinds[event["pid"]] = event["started"]
+            elif (kind := self._kinds.pop(event["ended"], None)) is not None:
                 del self.pids[kind]
-                ours = told["ended"] in self._ours
-                self.deaths[kind] += not ours
+                was_killed = event["ended"] in self._killed_pids
+                self.deaths[kind] += not was_killed
                 if kind in self.wanted:
-                    asyncio.get_running_loop().call_later(0 if ours else BACKOFF_SECONDS, self._again, kind)
+                    asyncio.get_running_loop().call_later(0 if was_killed else BACKOFF_SECONDS, self._restart, kind)
 
-    def _again(self, kind: str) -> None:
+    def _restart(self, kind: str) -> None:
         if kind in self.wanted:
-            self._order(kind)
+            self._start(kind)
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """What a person would export for these settings."""
-    given = settings.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    given["rewards"] = settings.rewards.model_dump(mode="json")  # a source's type is a default too
-    exported = {
+    """Return the environment variables for these settings."""
+    values = settings.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    values["rewards"] = settings.rewards.model_dump(mode="json")  # a source's type is a default, and still needed
+    variables = {
         f"ATTUNE_{name.upper()}": json.dumps(value) if isinstance(value, (list, dict, bool)) else str(value)
-        for name, value in given.items()
+        for name, value in values.items()
     }
-    return exported | {"OMP_NUM_THREADS": "1"}
+    return variables | {"OMP_NUM_THREADS": "1"}

@@ -1,8 +1,8 @@
-"""A full or broken disk, and kill -9, at every call that publishing a version makes: `disk FOLDER ENOSPC,EIO,SIGKILL`.
+"""A full or failing disk, and kill -9, at every system call of an export: `disk FOLDER ENOSPC,EIO,SIGKILL`.
 
-Run under LD_PRELOAD=shim.so. For every N: the N-th call under the versions folder fails (ENOSPC, EIO) or the process
-is killed in its midst (a write is torn). Then: the old version or the whole new one, and the next attempt goes through.
-Prints one JSON line.
+Runs under LD_PRELOAD=shim.so. For every N, the N-th call in the versions folder fails (ENOSPC, EIO), or the process is
+killed during it (half of a write is written). Then there must be the old version or the complete new one, and the next
+attempt must succeed. Prints one JSON line.
 """
 
 import gc
@@ -18,40 +18,42 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, event, select, update
 from sqlalchemy.orm import Session
 
-from alignment.artifacts import verify
+from alignment.artifacts.manifest import verify
 from alignment.errors import DamagedAdapter
-from app.cli.up import prepare_database
+from app.cli.server import prepare_database
 from app.core.settings import Settings
 from app.models import Batch, BatchState, Policy, Sample, SampleState, Version, new_id
 from tests.faults.suite import invariants
-from tests.faults.suite.attempt import HIT, PASSED, attempt, fork
-from tests.faults.suite.deployment import small
-from tests.faults.suite.learner import StandIn
+from tests.faults.suite.attempt import FAILED, PASSED, attempt, fork
+from tests.faults.suite.deployment import make_settings
+from tests.faults.suite.fake_trainer import FakeTrainer
 from tests.support.turns import make_turn
 from workers.training import ranks
 
 
 def main() -> None:
     folder, faults = Path(sys.argv[1]), sys.argv[2].split(",")
-    settings = small(folder / "home", lease_seconds=60.0, trackers=[])
-    prepare_database(settings, lambda said: None)
+    settings = make_settings(folder / "home", lease_seconds=60.0, trackers=[])
+    prepare_database(settings, lambda line: None)
     importlib.import_module("aiosqlite")  # once, and not in every fork
-    ranks.Trainer = StandIn  # type: ignore[assignment,misc]
+    ranks.Trainer = FakeTrainer  # type: ignore[assignment,misc]
     os.environ["FAULTS_UPDATE_SECONDS"] = "0"
     gc.freeze()
-    loop = Loop(settings)
+    runner = DiskFaultRunner(settings)
     for fault in faults:
-        loop.run(fault)
-    loop.wrong += invariants.check(settings, {}, ()).wrong
-    print(json.dumps({"counts": loop.counts, "calls": loop.calls, "wrong": loop.wrong}))
+        runner.run(fault)
+    runner.errors += invariants.check(settings, {}, ()).errors
+    print(json.dumps({"counts": runner.counts, "calls": runner.calls, "errors": runner.errors}))
 
 
-class Loop:
+class DiskFaultRunner:
+    """Runs attempts with the fault at the first call, the second call, and so on, until no call is left."""
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.database = create_engine(settings.database.replace("+aiosqlite", ""))
-        patient(self.database)
-        self.wrong: list[str] = []
+        set_busy_timeout(self.database)
+        self.errors: list[str] = []
         self.counts: Counter[str] = Counter()
         self.calls: dict[str, Counter[str]] = {}
 
@@ -60,27 +62,27 @@ class Loop:
         nth = 0
         while True:
             nth += 1
-            batch_id = self.freeze(f"{fault}-{nth}")
-            self.database.dispose()  # nothing of it is shared with a fork
-            ended, told = fork(lambda nth=nth: attempt(self.settings, fault, nth))
-            if ended == PASSED and told == "":
-                self.whole(batch_id, f"{fault} was never reached at {nth}")
+            batch_id = self.create_batch(f"{fault}-{nth}")
+            self.database.dispose()  # a fork must share no connection
+            exit_code, failed_call = fork(lambda nth=nth: attempt(self.settings, fault, nth))
+            if exit_code == PASSED and failed_call == "":
+                self.check_trained(batch_id, f"{fault} was never reached at {nth}")
                 self.counts[f"{fault} calls"] = nth - 1
                 return
-            calls[told] += 1
+            calls[failed_call] += 1
             self.counts["faults"] += 1
-            where = f"{fault} at call {nth} ({told or 'unknown'})"
-            if ended != (-signal.SIGKILL if fault == "SIGKILL" else HIT):
-                self.wrong.append(f"{where}: the process ended with {ended}")
-            self.old_or_new(where)
+            where = f"{fault} at call {nth} ({failed_call or 'unknown'})"
+            if exit_code != (-signal.SIGKILL if fault == "SIGKILL" else FAILED):
+                self.errors.append(f"{where}: the process ended with {exit_code}")
+            self.check_versions(where)
             if fault == "SIGKILL":
-                self.expire()
+                self.expire_lease()
                 self.database.dispose()
                 fork(lambda: attempt(self.settings, fault, 0))
-            self.whole(batch_id, where)
+            self.check_trained(batch_id, where)
 
-    def freeze(self, name: str) -> str:
-        """A batch on the head, of four turns nobody has used."""
+    def create_batch(self, name: str) -> str:
+        """Create a batch of four new turns."""
         with Session(self.database) as session, session.begin():
             policy = session.scalars(select(Policy)).one()
             batch = Batch(
@@ -112,39 +114,38 @@ class Loop:
                 )
             return batch.id
 
-    def old_or_new(self, where: str) -> None:
-        """What has the name of a version is a whole one, and what the database names is there."""
+    def check_versions(self, where: str) -> None:
+        """Check that every directory with a version's name is complete, and that every version has its directory."""
         for path in self.settings.versions_dir.iterdir():
             if not path.name.startswith("."):
                 try:
                     verify(path)
                 except DamagedAdapter as damage:
-                    self.wrong.append(f"{where}: {damage}")
+                    self.errors.append(f"{where}: {damage}")
         with Session(self.database) as session:
             for version in session.scalars(select(Version).where(Version.adapter_path.is_not(None))):
                 try:
                     verify(Path(version.adapter_path), version.manifest_sha256)
                 except DamagedAdapter as damage:
-                    self.wrong.append(f"{where}: {damage}")
+                    self.errors.append(f"{where}: {damage}")
 
-    def expire(self) -> None:
-        """A minute passes."""
+    def expire_lease(self) -> None:
         with Session(self.database) as session, session.begin():
             session.execute(update(Batch).where(Batch.state == BatchState.OPEN).values(lease_until=0.0))
 
-    def whole(self, batch_id: str, where: str) -> None:
-        """Learning has gone on: the batch is a version, one, and whole."""
+    def check_trained(self, batch_id: str, where: str) -> None:
+        """Check that the batch was trained after all, and that it has one complete version."""
         with Session(self.database) as session:
             batch = session.get_one(Batch, batch_id)
             versions = list(session.scalars(select(Version).where(Version.batch_id == batch_id)))
             if batch.state != BatchState.TRAINED or len(versions) != 1:
-                self.wrong.append(f"{where}: then the batch is {batch.state}, with {len(versions)} versions")
+                self.errors.append(f"{where}: afterwards the batch is {batch.state}, with {len(versions)} versions")
             else:
-                self.counts["went on"] += 1
-        self.old_or_new(where)
+                self.counts["trained after all"] += 1
+        self.check_versions(where)
 
 
-def patient(engine: Engine) -> None:
+def set_busy_timeout(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def connect(connection: Any, record: Any) -> None:
         connection.execute("PRAGMA busy_timeout=15000")

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.faults.suite.deployment import KINDS, Deployment
-from tests.faults.suite.invariants import Found, check
+from tests.faults.suite.invariants import Report, check
 from tests.faults.suite.load import Load
-from tests.faults.suite.watch import PROGRESS, Watch
+from tests.faults.suite.progress import BACKGROUND_WORK, PROGRESS, ProgressMonitor
 
-# How old a process may become: about half of the kills meet it at its start, and half at its work.
-WINDOW_SECONDS = {
+# The maximum age of a process when it is killed: about half of the kills hit it at its start, and half at its work.
+MAX_AGE_SECONDS = {
     "api": 3.0,
     "worker": 0.8,
     "judge": 0.8,
@@ -24,110 +24,114 @@ WINDOW_SECONDS = {
     "beat": 0.8,
     "engine": 2.0,
 }
-BUSY_SHARE = 0.75  # of the kills wait for work to be there, and so long at most,
-BUSY_SECONDS = 0.5  # so that most meet the process in its midst
+BUSY_SHARE = 0.75  # the share of the kills that wait for open work, for at most WORK_SECONDS,
 WORK_SECONDS = 2.0
-DRAIN_SECONDS = 90.0  # without anything moving
-PAUSE = 0.1  # between a user's chats,
-JUDGED_PAUSE = (
-    0.5  # where every reply is judged and has a group sample: what nobody can keep up with would prove nothing
-)
+BUSY_SECONDS = 0.5  # and then for a random time up to this, so that most of them hit the process at its work
+DRAIN_SECONDS = 90.0  # the run ends after so long without any progress
+PAUSE_SECONDS = 0.1  # between a user's chats
+JUDGED_PAUSE_SECONDS = 0.5  # where every reply is judged and has a group sample: the judges must be able to keep up
 
 
 @dataclass
-class Storm:
-    """What happened. `recovered`: by kind, seconds from each kill to the next settled work, where there was work."""
+class FaultRun:
+    """What happened. `recovered`: by kind, the seconds from each kill to the next finished work, if work was open.
+
+    `deaths` counts processes that ended without a kill, `open_work` what was unfinished at the end.
+    """
 
     kills: Counter[str] = field(default_factory=Counter)
     recovered: dict[str, list[float]] = field(default_factory=dict)
     stalled: list[str] = field(default_factory=list)
     deaths: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
-    found: Found | None = None
-    left: dict[str, int] = field(default_factory=dict)
+    report: Report | None = None
+    open_work: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
-    def wrong(self) -> list[str]:
-        assert self.found is not None
-        waits = {name: self.left.get(name, 0) for name in ("unprocessed", "asked", "planned", "batches", "coming")}
-        stuck = [f"left waiting at the end: {waits}"] if any(waits.values()) else []
-        return self.found.wrong + self.stalled + stuck
+    def errors(self) -> list[str]:
+        assert self.report is not None
+        waiting = {name: self.open_work.get(name, 0) for name in BACKGROUND_WORK}
+        unfinished = [f"unfinished at the end: {waiting}"] if any(waiting.values()) else []
+        return self.report.errors + self.stalled + unfinished
 
 
-async def storm(
+async def run_faults(
     deployment: Deployment,
     seed: int,
     kills: dict[str, int],
-    say: Any = print,
+    print_line: Any = print,
     seconds: float = 10**6,
-    meanwhile: Callable[[Watch, Load], Awaitable[None]] | None = None,
-    look_at: str | None = None,
-) -> Storm:
-    """Kill each kind so many times (or for so long), all kinds at once; then let everything settle, and look.
+    meanwhile: Callable[[ProgressMonitor, Load], Awaitable[None]] | None = None,
+    monitor_url: str | None = None,
+) -> FaultRun:
+    """Kill each kind so many times (or for so long), all kinds at once; then let the work finish, and check.
 
-    `meanwhile` runs beside the kills, under the same load. `look_at`: the database's own URL, where a proxy stands
-    before it.
+    `meanwhile` runs beside the kills, under the same load. `monitor_url` is the database's own URL if a proxy is in
+    front of the database.
     """
-    result, began = Storm(), time.monotonic()
+    result, began = FaultRun(), time.monotonic()
     await deployment.start(*(kind for kind in reversed(KINDS) if kind not in deployment.wanted))
-    await deployment.ready()
-    async with Watch(look_at or deployment.settings.database) as watch:
-        pause = JUDGED_PAUSE if len(deployment.settings.rewards.sources) > 1 else PAUSE
+    await deployment.wait_until_ready()
+    async with ProgressMonitor(monitor_url or deployment.settings.database) as monitor:
+        pause = JUDGED_PAUSE_SECONDS if len(deployment.settings.rewards.sources) > 1 else PAUSE_SECONDS
         async with Load(deployment, seed, pause=pause) as load, asyncio.TaskGroup() as group:
             for kind, count in kills.items():
-                killer = Killer(deployment, watch, kind, random.Random(f"{seed}/{kind}"), result, say)
+                killer = Killer(deployment, monitor, kind, random.Random(f"{seed}/{kind}"), result, print_line)
                 group.create_task(killer.run(count, began + seconds))
             if meanwhile is not None:
-                group.create_task(meanwhile(watch, load))
-        result.left = await watch.idle(DRAIN_SECONDS)
+                group.create_task(meanwhile(monitor, load))
+        result.open_work = await monitor.wait_until_idle(DRAIN_SECONDS)
     deployment.wanted.clear()
     result.deaths, result.statuses = deployment.deaths, load.statuses
-    settings = deployment.settings.model_copy(update={"database_url": look_at} if look_at else {})
-    result.found = await asyncio.to_thread(check, settings, load.acked, load.chats)
-    result.found.wrong += load.wrong
+    settings = deployment.settings.model_copy(update={"database_url": monitor_url} if monitor_url else {})
+    result.report = await asyncio.to_thread(check, settings, load.acknowledged, load.chats)
+    result.report.errors += load.errors
     result.seconds = time.monotonic() - began
     return result
 
 
 @dataclass
 class Killer:
+    """Kills the processes of one kind, one after the other."""
+
     deployment: Deployment
-    watch: Watch
+    monitor: ProgressMonitor
     kind: str
     rng: random.Random
-    result: Storm
-    say: Any
+    result: FaultRun
+    print_line: Any
 
     async def run(self, count: int, until: float) -> None:
-        took = self.result.recovered.setdefault(self.kind, [])
+        recovery_times = self.result.recovered.setdefault(self.kind, [])
         while self.result.kills[self.kind] < count and time.monotonic() < until:
-            await self._grown(self.rng.uniform(0, WINDOW_SECONDS[self.kind]))
+            await self._wait_for_age(self.rng.uniform(0, MAX_AGE_SECONDS[self.kind]))
             if self.rng.random() < BUSY_SHARE:
-                await self._busy(self.rng.uniform(0, BUSY_SECONDS))
-            at = time.monotonic()
+                await self._wait_for_work(self.rng.uniform(0, BUSY_SECONDS))
+            killed_at = time.monotonic()
             if not self.deployment.kill(self.kind):
-                continue  # it ended by itself a moment ago, and comes again
+                continue  # it has just ended by itself, and is started again
             self.result.kills[self.kind] += 1
             if self.result.kills[self.kind] % 25 == 0:
-                self.say(f"{self.kind}: {self.result.kills[self.kind]} of {count} kills")
+                self.print_line(f"{self.kind}: {self.result.kills[self.kind]} of {count} kills")
             try:
-                seconds = await self.watch.progress(self.kind, at)
-            except TimeoutError as stalled:
-                self.result.stalled.append(str(stalled))
-                self.say(f"STALLED {stalled}")
+                seconds = await self.monitor.wait_for_progress(self.kind, killed_at)
+            except TimeoutError as error:
+                self.result.stalled.append(str(error))
+                self.print_line(f"STALLED {error}")
                 continue
             if seconds is not None:
-                took.append(seconds)
+                recovery_times.append(seconds)
 
-    async def _grown(self, age: float) -> None:
-        """Until the process is so old: a moment of its start, its work or its rest."""
+    async def _wait_for_age(self, age: float) -> None:
+        """Wait until the process has run for `age` seconds."""
         while time.monotonic() < self.deployment.started_at[self.kind] + age or self.kind not in self.deployment.pids:
             await asyncio.sleep(0.005)
 
-    async def _busy(self, more: float) -> None:
+    async def _wait_for_work(self, extra_seconds: float) -> None:
+        """Wait until there is open work, and then for `extra_seconds`."""
         _, waiting = PROGRESS[self.kind]
         ends = time.monotonic() + WORK_SECONDS
-        while waiting is not None and not self.watch.latest.counts[waiting] and time.monotonic() < ends:
+        while waiting is not None and not self.monitor.latest.counts[waiting] and time.monotonic() < ends:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(more if waiting is not None else 0)
+        await asyncio.sleep(extra_seconds if waiting is not None else 0)

@@ -1,4 +1,4 @@
-"""Messages lost and tripled, two trainers at one batch, clocks that are wrong: rows are truth, and nothing else."""
+"""Lost and tripled messages, two trainers with one batch, wrong clocks: only the rows in the database count."""
 
 import asyncio
 import random
@@ -11,100 +11,108 @@ from sqlalchemy import Engine, create_engine, select
 from sqlalchemy.orm import Session
 
 from app.models import Batch, BatchState, Feedback
-from tests.faults.suite.deployment import KINDS, Deployment, small
-from tests.faults.suite.kills import Storm, storm
+from tests.faults.suite.deployment import KINDS, Deployment, make_settings
+from tests.faults.suite.fork_server_client import ForkServerClient
+from tests.faults.suite.kills import FaultRun, run_faults
 from tests.faults.suite.load import Load
-from tests.faults.suite.nursery import Nursery
+from tests.faults.suite.progress import ProgressMonitor
 from tests.faults.suite.shim import build
-from tests.faults.suite.watch import Watch
 
 Row = dict[str, Any]
 HOUR = 3600
-LEARNED_SECONDS = 120.0
-NOBODY = "is thrown away"  # what a trainer says of work that came too late
+VERSION_SECONDS = 120.0
+LATE_RESULT = "is thrown away"  # in the trainer's log, of a result that it may no longer commit
 
 
-async def lost(folder: Path, urls: dict[str, str], seed: int, seconds: float, nursery: Nursery | None = None) -> Row:
-    """No nudge ever arrives but those of the sweep, which beat starts."""
-    switches = {kind: {"FAULTS_RINGS": "reconcile" if kind == "worker" else "none"} for kind in KINDS}
-    return row("every nudge lost", await calm(small(folder / "home", **urls), switches, seed, seconds, nursery))
-
-
-async def tripled(folder: Path, urls: dict[str, str], seed: int, seconds: float, nursery: Nursery | None = None) -> Row:
-    switches = {kind: {"FAULTS_RINGS": "3"} for kind in KINDS}
-    return row("every message tripled", await calm(small(folder / "home", **urls), switches, seed, seconds, nursery))
-
-
-async def calm(
-    settings: Any, switches: dict[str, dict[str, str]], seed: int, seconds: float, nursery: Nursery | None
-) -> Storm:
-    """A load, and nobody is killed."""
-
-    async def meanwhile(watch: Watch, load: Load) -> None:
-        await asyncio.sleep(seconds)
-        await watch.learned(LEARNED_SECONDS)
-
-    async with Deployment(settings, switches, nursery) as deployment:
-        return await storm(deployment, seed, {}, meanwhile=meanwhile)
-
-
-async def two_trainers(
-    folder: Path, urls: dict[str, str], seed: int, times: int, nursery: Nursery | None = None
+async def lose_messages(
+    folder: Path, urls: dict[str, str], seed: int, seconds: float, fork_server: ForkServerClient | None = None
 ) -> Row:
-    """Of two trainers the one that holds a batch is stopped until the other has trained it, and goes on then."""
-    settings = small(folder / "home", **urls)
+    """Drop every message except those of the reconciler, which beat starts."""
+    switches = {kind: {"FAULTS_MESSAGES": "reconcile" if kind == "worker" else "none"} for kind in KINDS}
+    settings = make_settings(folder / "home", **urls)
+    return make_row("every message lost", await run_load(settings, switches, seed, seconds, fork_server))
+
+
+async def triple_messages(
+    folder: Path, urls: dict[str, str], seed: int, seconds: float, fork_server: ForkServerClient | None = None
+) -> Row:
+    """Send every message three times."""
+    switches = {kind: {"FAULTS_MESSAGES": "3"} for kind in KINDS}
+    settings = make_settings(folder / "home", **urls)
+    return make_row("every message tripled", await run_load(settings, switches, seed, seconds, fork_server))
+
+
+async def run_load(
+    settings: Any, switches: dict[str, dict[str, str]], seed: int, seconds: float, fork_server: ForkServerClient | None
+) -> FaultRun:
+    """Run the load without kills."""
+
+    async def meanwhile(monitor: ProgressMonitor, load: Load) -> None:
+        await asyncio.sleep(seconds)
+        await monitor.wait_for_version(VERSION_SECONDS)
+
+    async with Deployment(settings, switches, fork_server) as deployment:
+        return await run_faults(deployment, seed, {}, meanwhile=meanwhile)
+
+
+async def stop_a_trainer(
+    folder: Path, urls: dict[str, str], seed: int, times: int, fork_server: ForkServerClient | None = None
+) -> Row:
+    """Stop the one of two trainers that holds a batch until the other has trained it, and then let it continue."""
+    settings = make_settings(folder / "home", **urls)
     switches = {kind: {"FAULTS_UPDATE_SECONDS": "4"} for kind in ("trainer", "trainer-2")}
     stuck: list[str] = []
 
-    async with Deployment(settings, switches, nursery) as deployment:
+    async with Deployment(settings, switches, fork_server) as deployment:
 
-        async def meanwhile(watch: Watch, load: Load) -> None:
+        async def meanwhile(monitor: ProgressMonitor, load: Load) -> None:
             rng = random.Random(seed)
             database = create_engine(deployment.settings.database.replace("+aiosqlite", ""))
             for _ in range(times):
-                if (word := await late(deployment, database, rng)) is not None:
-                    stuck.append(word)
+                if (error := await stop_past_lease(deployment, database, rng)) is not None:
+                    stuck.append(error)
             database.dispose()
 
         await deployment.start("trainer-2")
-        result = await storm(deployment, seed, {}, meanwhile=meanwhile)
+        result = await run_faults(deployment, seed, {}, meanwhile=meanwhile)
         result.stalled += stuck
         ends = time.monotonic() + 60
-        while (refused := refusals(deployment, *switches)) < times and time.monotonic() < ends:
-            await asyncio.sleep(0.1)  # who goes on last still finds out that it is too late
-    told = row("two trainers, one stopped past its lease", result, stopped=times, refused=refused)
-    if refused < times:  # more of them if the machine itself has stopped one for longer than its lease
-        told["wrong"].append(f"{times} late commits, and {refused} were refused")
-    return told
+        while (refused := count_late_results(deployment, *switches)) < times and time.monotonic() < ends:
+            await asyncio.sleep(0.1)  # the last trainer has to notice that its result is late
+    row = make_row("two trainers, one stopped past its lease", result, stopped=times, refused=refused)
+    if refused < times:  # there may be more: a busy machine may stop a trainer for longer than its lease
+        row["errors"].append(f"{times} late commits, and {refused} were refused")
+    return row
 
 
-def refusals(deployment: Deployment, *kinds: str) -> int:
-    return sum((deployment.logs / f"{kind}.log").read_text().count(NOBODY) for kind in kinds)
+def count_late_results(deployment: Deployment, *kinds: str) -> int:
+    return sum((deployment.logs / f"{kind}.log").read_text().count(LATE_RESULT) for kind in kinds)
 
 
-async def late(deployment: Deployment, database: Engine, rng: random.Random) -> str | None:
+async def stop_past_lease(deployment: Deployment, database: Engine, rng: random.Random) -> str | None:
+    """Stop the trainer of a batch until the other one has finished the batch. Return an error, or None."""
     for _ in range(5):
-        batch_id, kind = await claimed(deployment, database)
-        await asyncio.sleep(rng.uniform(0, 0.15))  # in the midst of its update, which takes 1.3 s at least
+        batch_id, kind = await wait_for_claim(deployment, database)
+        await asyncio.sleep(rng.uniform(0, 0.15))  # an update takes 1.3 s at least
         deployment.signal(kind, signal.SIGSTOP)
         try:
-            if await asyncio.to_thread(state, database, batch_id) != BatchState.OPEN:
-                continue  # it was through with it: on a busy machine we come too late ourselves
+            if await asyncio.to_thread(read_state, database, batch_id) != BatchState.OPEN:
+                continue  # it had finished: on a busy machine the signal may come too late
             async with asyncio.timeout(30):
-                while await asyncio.to_thread(state, database, batch_id) == BatchState.OPEN:
+                while await asyncio.to_thread(read_state, database, batch_id) == BatchState.OPEN:
                     await asyncio.sleep(0.05)
             return None
         except TimeoutError:
-            continue  # stopped in the midst of a beat, it has SQLite's only lock
+            continue  # stopped while it renewed its lease, it holds SQLite's write lock
         finally:
             deployment.signal(kind, signal.SIGCONT)
-    return f"batch {batch_id} waits for a trainer that is stopped"
+    return f"batch {batch_id} waits for a stopped trainer"
 
 
-async def claimed(deployment: Deployment, database: Engine) -> tuple[str, str]:
-    """A batch that a trainer of ours has begun, and which of them."""
+async def wait_for_claim(deployment: Deployment, database: Engine) -> tuple[str, str]:
+    """Wait until a trainer claims a batch. Return the batch and the trainer's kind."""
 
-    def look() -> list[tuple[str, str | None]]:
+    def read_claims() -> list[tuple[str, str | None]]:
         with Session(database) as session:
             rows = session.execute(
                 select(Batch.id, Batch.lease_owner).where(
@@ -113,69 +121,66 @@ async def claimed(deployment: Deployment, database: Engine) -> tuple[str, str]:
             )
             return [(id, owner) for id, owner in rows]
 
-    seen = {id for id, _ in await asyncio.to_thread(look)}  # how long these have been under way nobody knows
+    earlier = {id for id, _ in await asyncio.to_thread(read_claims)}  # their updates may be almost finished
     async with asyncio.timeout(60):
         while True:
             kinds = {pid: kind for kind, pid in deployment.pids.items()}
-            for id, owner in await asyncio.to_thread(look):
+            for id, owner in await asyncio.to_thread(read_claims):
                 kind = kinds.get(int((owner or ":0").rpartition(":")[2]))
-                if id not in seen and kind is not None:
+                if id not in earlier and kind is not None:
                     return id, kind
             await asyncio.sleep(0.02)
 
 
-def state(database: Engine, batch_id: str) -> str:
+def read_state(database: Engine, batch_id: str) -> str:
     with Session(database) as session:
         return session.get_one(Batch, batch_id).state
 
 
-async def clocks(folder: Path, urls: dict[str, str], seed: int, seconds: float, skew: dict[str, int]) -> Row:
-    """Hosts whose wall clocks are wrong; the database's own is right."""
-    settings = small(folder / "home", **urls)
-    switches = {kind: {"FAULTS_SKEW": str(wrong)} for kind, wrong in skew.items()}
+async def skew_clocks(folder: Path, urls: dict[str, str], seed: int, seconds: float, skew: dict[str, int]) -> Row:
+    """Shift the wall clocks of some processes; the database's clock is right."""
+    settings = make_settings(folder / "home", **urls)
+    switches = {kind: {"FAULTS_SKEW": str(error)} for kind, error in skew.items()}
 
-    async def meanwhile(watch: Watch, load: Load) -> None:
+    async def meanwhile(monitor: ProgressMonitor, load: Load) -> None:
         await asyncio.sleep(seconds)
 
-    nursery = await asyncio.to_thread(Nursery.open, build(folder))
+    fork_server = await asyncio.to_thread(ForkServerClient.open, build(folder))
     try:
-        async with Deployment(settings, switches, nursery) as deployment:
-            result = await storm(deployment, seed, {}, meanwhile=meanwhile)
-            retaken, wrong = await asyncio.to_thread(order, settings.database)
+        async with Deployment(settings, switches, fork_server) as deployment:
+            result = await run_faults(deployment, seed, {}, meanwhile=meanwhile)
+            reclaimed, errors = await asyncio.to_thread(check_times, settings.database)
     finally:
-        nursery.close()
-    case = "clocks: " + ", ".join(f"{kind} {wrong / HOUR:+.0f} h" for kind, wrong in skew.items())
-    told = row(case, result, taken_twice=retaken)
-    told["wrong"] += wrong
-    return told
+        fork_server.close()
+    case = "clocks: " + ", ".join(f"{kind} {error / HOUR:+.0f} h" for kind, error in skew.items())
+    row = make_row(case, result, claimed_twice=reclaimed)
+    row["errors"] += errors
+    return row
 
 
-def order(url: str) -> tuple[int, list[str]]:
-    """How many batches were taken more than once, and whatever of the feedback is out of order."""
+def check_times(url: str) -> tuple[int, list[str]]:
+    """Return how many batches were claimed more than once, and errors in the order and times of the feedback."""
     engine = create_engine(url)
     with Session(engine) as session:
-        retaken = len(list(session.scalars(select(Batch.id).where(Batch.attempt > 1))))
-        said = session.execute(select(Feedback.idempotency_key, Feedback.created_at).order_by(Feedback.seq)).all()
+        reclaimed = len(list(session.scalars(select(Batch.id).where(Batch.attempt > 1))))
+        feedback = session.execute(select(Feedback.idempotency_key, Feedback.created_at).order_by(Feedback.seq)).all()
     engine.dispose()
-    wrong = [f"{retaken} leases were lost"] if retaken else []
+    errors = [f"{reclaimed} leases were lost"] if reclaimed else []
     latest: dict[str, int] = {}
-    for key, created_at in said:
+    for key, created_at in feedback:
         user, _, number = key.rpartition("-")
         if int(number) < latest.get(user, 0):
-            wrong.append(f"{key} was written after {user}-{latest[user]}")
+            errors.append(f"{key} was written after {user}-{latest[user]}")
         latest[user] = int(number)
         if abs(created_at - time.time()) > HOUR / 2:
-            wrong.append(f"{key} bears the time of a wrong clock")
-    return retaken, wrong
+            errors.append(f"{key} has the time of a wrong clock")
+    return reclaimed, errors
 
 
-def row(case: str, result: Storm, **more: Any) -> Row:
-    assert result.found is not None
-    counts = {
-        **result.found.table(),
-        **{name.replace("_", " "): count for name, count in more.items()},
-    }
-    wrong = list(result.wrong)
-    if result.found.versions == 0:
-        wrong.append("nothing was learned at all")
-    return {"part": "messages", "case": case, "counts": counts, "wrong": wrong}
+def make_row(case: str, result: FaultRun, **counts: Any) -> Row:
+    assert result.report is not None
+    named_counts = {name.replace("_", " "): count for name, count in counts.items()}
+    errors = list(result.errors)
+    if result.report.versions == 0:
+        errors.append("no version was trained")
+    return {"part": "messages", "case": case, "counts": result.report.table() | named_counts, "errors": errors}

@@ -1,4 +1,4 @@
-"""PostgreSQL and Redis away under load: cut off, refusing, stalled, half open, killed -9 and started again."""
+"""Outages of PostgreSQL and Redis under load: refusing, stalled, half open, or killed and started again."""
 
 import asyncio
 import time
@@ -8,58 +8,63 @@ from pathlib import Path
 from typing import Any
 
 from app.core.db_timeouts import CONNECT_SECONDS, GRACE_SECONDS
-from tests.faults.suite.deployment import KINDS, Deployment, small
-from tests.faults.suite.kills import Storm, storm
+from tests.faults.suite.deployment import KINDS, Deployment, make_settings
+from tests.faults.suite.fork_server_client import ForkServerClient
+from tests.faults.suite.kills import FaultRun, run_faults
 from tests.faults.suite.load import Load
-from tests.faults.suite.nursery import Nursery
+from tests.faults.suite.progress import ProgressMonitor
 from tests.faults.suite.proxy import Proxy
 from tests.faults.suite.services import Services
-from tests.faults.suite.watch import Watch
 
-CALM_SECONDS = 3.0  # of load before and after
-HASTE = 40.0  # ten minutes are fifteen seconds
-SILENT_SECONDS = 20.0  # longer than anybody waits for an answer here, on a busy machine, too
-WAITS = {"database_seconds": 1.0, "database_job_seconds": 4.0}  # 5 and 20 in service
-# The longest that a request may take: in line for a connection, connecting, a word; and once more behind one like it.
-LATEST = 2 * (WAITS["database_seconds"] + GRACE_SECONDS) + CONNECT_SECONDS + WAITS["database_seconds"]
-BUSY_SECONDS = 8.0  # that a machine with other things to do may add
-BACK_SECONDS = 90.0
+CALM_SECONDS = 3.0  # of load before each outage
+SPEEDUP = 40.0  # ten minutes are compressed to fifteen seconds
+SILENT_SECONDS = 20.0  # longer than any time-out under test
+DATABASE_TIMEOUTS = {"database_seconds": 1.0, "database_job_seconds": 4.0}  # 5 and 20 in service
+# The longest that a request may take: it waits for a connection, connects, and waits for an answer; feedback also waits
+# for the request before it.
+MAX_REQUEST_SECONDS = (
+    2 * (DATABASE_TIMEOUTS["database_seconds"] + GRACE_SECONDS)
+    + CONNECT_SECONDS
+    + DATABASE_TIMEOUTS["database_seconds"]
+)
+BUSY_SECONDS = 8.0  # that a busy machine may add
+RECOVERY_SECONDS = 90.0
 Fault = Callable[[Services, Proxy, Proxy, float], Awaitable[None]]
 
 
-async def database_refuses(services: Services, database: Proxy, broker: Proxy, haste: float) -> None:
+async def database_refuses(services: Services, database: Proxy, broker: Proxy, speedup: float) -> None:
     await database.refuse()
     await asyncio.sleep(5)
 
 
-async def database_dies(services: Services, database: Proxy, broker: Proxy, haste: float) -> None:
+async def database_dies(services: Services, database: Proxy, broker: Proxy, speedup: float) -> None:
     await asyncio.to_thread(services.kill_postgres)
     await asyncio.sleep(2)
     await asyncio.to_thread(services.start_postgres)
 
 
-async def database_stalls(services: Services, database: Proxy, broker: Proxy, haste: float) -> None:
+async def database_stalls(services: Services, database: Proxy, broker: Proxy, speedup: float) -> None:
     database.stall()
     await asyncio.sleep(SILENT_SECONDS)
 
 
-async def database_half_open(services: Services, database: Proxy, broker: Proxy, haste: float) -> None:
+async def database_half_open(services: Services, database: Proxy, broker: Proxy, speedup: float) -> None:
     await database.half_open()
     await asyncio.sleep(SILENT_SECONDS)
 
 
-async def broker_dies(services: Services, database: Proxy, broker: Proxy, haste: float) -> None:
+async def broker_dies(services: Services, database: Proxy, broker: Proxy, speedup: float) -> None:
     await asyncio.to_thread(services.kill_redis)
-    await asyncio.sleep(600 / haste)
+    await asyncio.sleep(600 / speedup)
     await asyncio.to_thread(services.start_redis)
 
 
-async def broker_refuses(services: Services, database: Proxy, broker: Proxy, haste: float) -> None:
+async def broker_refuses(services: Services, database: Proxy, broker: Proxy, speedup: float) -> None:
     await broker.refuse()
-    await asyncio.sleep(600 / haste)
+    await asyncio.sleep(600 / speedup)
 
 
-async def broker_stalls(services: Services, database: Proxy, broker: Proxy, haste: float) -> None:
+async def broker_stalls(services: Services, database: Proxy, broker: Proxy, speedup: float) -> None:
     broker.stall()
     await asyncio.sleep(SILENT_SECONDS)
 
@@ -75,73 +80,87 @@ CASES: dict[str, tuple[str, Fault, int]] = {
 }
 
 
-async def outage(
-    folder: Path, case: str, seed: int, times: int | None = None, nursery: Nursery | None = None, haste: float = HASTE
+async def run_outage(
+    folder: Path,
+    case: str,
+    seed: int,
+    times: int | None = None,
+    fork_server: ForkServerClient | None = None,
+    speedup: float = SPEEDUP,
 ) -> dict[str, Any]:
-    """One case, so many times: what was answered meanwhile, and how soon work went on."""
-    what, fault, usual = CASES[case]
+    """Run a case so many times. Return what was answered during the outages, and how soon work went on."""
+    service, fault, default_times = CASES[case]
     during: Counter[str] = Counter()
-    back: list[float] = []
-    latest: list[float] = []
+    recovery_seconds: list[float] = []
+    longest_seconds: list[float] = []
     stalled: list[str] = []
     with Services() as services:
         async with Proxy(services.postgres_port) as database, Proxy(services.redis_port) as broker:
             urls = services.urls(database.port, broker.port)
-            settings = small(folder / "home", **(WAITS if what == "database" else {}), **urls)
-            switches = {kind: {"FAULTS_HASTE": str(haste)} for kind in KINDS}
+            timeouts = DATABASE_TIMEOUTS if service == "database" else {}
+            settings = make_settings(folder / "home", **timeouts, **urls)
+            switches = {kind: {"FAULTS_RETRY_SPEEDUP": str(speedup)} for kind in KINDS}
 
-            async def meanwhile(watch: Watch, load: Load) -> None:
-                for _ in range(times or usual):
+            async def meanwhile(monitor: ProgressMonitor, load: Load) -> None:
+                for _ in range(times or default_times):
                     await asyncio.sleep(CALM_SECONDS)
-                    before, load.latest = Counter(load.statuses), 0.0
-                    await fault(services, database, broker, haste)
+                    before, load.longest_seconds = Counter(load.statuses), 0.0
+                    await fault(services, database, broker, speedup)
                     during.update(load.statuses - before)
-                    latest.append(load.latest)
+                    longest_seconds.append(load.longest_seconds)
                     await database.mend()
                     await broker.mend()
                     try:
-                        seconds = await watch.progress("worker", time.monotonic(), patience=BACK_SECONDS)
-                    except TimeoutError as stuck:
-                        stalled.append(str(stuck))
+                        now = time.monotonic()
+                        seconds = await monitor.wait_for_progress("worker", now, timeout=RECOVERY_SECONDS)
+                    except TimeoutError as error:
+                        stalled.append(str(error))
                     else:
-                        back.extend([] if seconds is None else [seconds])
-                stalled.extend(await learns_on(watch))
+                        recovery_seconds.extend([] if seconds is None else [seconds])
+                stalled.extend(await check_next_version(monitor))
 
-            async with Deployment(settings, switches, nursery) as deployment:
-                direct = services.urls()["database_url"]
-                result = await storm(deployment, seed, {}, meanwhile=meanwhile, look_at=direct)
+            async with Deployment(settings, switches, fork_server) as deployment:
+                url = services.urls()["database_url"]
+                result = await run_faults(deployment, seed, {}, meanwhile=meanwhile, monitor_url=url)
                 result.stalled += stalled
-    return row(case, what, times or usual, during, back, max(latest), result)
+    longest = max(longest_seconds)
+    return make_row(case, service, times or default_times, during, recovery_seconds, longest, result)
 
 
-async def learns_on(watch: Watch) -> list[str]:
-    """Nothing if one more version comes home in good time."""
-    look = watch.latest
-    until, home = look.at + BACK_SECONDS, look.counts["home"]
-    while look.at < until:
-        look = await watch.after(look.at)
-        if look.counts["home"] > home:
+async def check_next_version(monitor: ProgressMonitor) -> list[str]:
+    """Return an error unless another version is released within RECOVERY_SECONDS."""
+    snapshot = monitor.latest
+    until, released = snapshot.at + RECOVERY_SECONDS, snapshot.counts["released_versions"]
+    while snapshot.at < until:
+        snapshot = await monitor.snapshot_after(snapshot.at)
+        if snapshot.counts["released_versions"] > released:
             return []
-    return [f"no version in {BACK_SECONDS:.0f} s after the last outage: {look.counts}"]
+    return [f"no version in {RECOVERY_SECONDS:.0f} s after the last outage: {snapshot.counts}"]
 
 
-def row(
-    case: str, what: str, times: int, during: Counter[str], back: list[float], latest: float, result: Storm
+def make_row(
+    case: str,
+    service: str,
+    times: int,
+    during: Counter[str],
+    recovery_seconds: list[float],
+    longest_seconds: float,
+    result: FaultRun,
 ) -> dict[str, Any]:
-    assert result.found is not None
+    assert result.report is not None
     good = {name: during[name] for name in ("completions 200", "feedback 201", "feedback 200") if during[name]}
     bad = {name: count for name, count in during.items() if name not in good}
-    wrong = result.wrong
-    if what == "broker" and bad:
-        wrong = [*wrong, f"without a broker: {bad}"]
-    if latest > LATEST + BUSY_SECONDS:
-        wrong = [*wrong, f"a request took {latest:.1f} s"]
+    errors = result.errors
+    if service == "broker" and bad:
+        errors = [*errors, f"without a broker: {bad}"]
+    if longest_seconds > MAX_REQUEST_SECONDS + BUSY_SECONDS:
+        errors = [*errors, f"a request took {longest_seconds:.1f} s"]
     counts = {
         "times": times,
         "answered meanwhile": sum(good.values()),
         "refused meanwhile": dict(sorted(bad.items())),
-        "longest request s": round(latest, 2),
-        "worst s back": round(max(back), 2) if back else None,
-        **result.found.table(),
+        "longest request s": round(longest_seconds, 2),
+        "slowest recovery s": round(max(recovery_seconds), 2) if recovery_seconds else None,
+        **result.report.table(),
     }
-    return {"part": "services", "case": case, "counts": counts, "wrong": wrong}
+    return {"part": "services", "case": case, "counts": counts, "errors": errors}

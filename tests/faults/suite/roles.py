@@ -1,4 +1,4 @@
-"""What a forked child is: the real main of one process kind, and the switches that a fault needs."""
+"""The main function of each process kind, and the switches of the faults that work inside a process."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def play(kind: str) -> None:
+def run(kind: str) -> None:
     set_switches()
     ROLES[kind]()
 
@@ -19,20 +19,20 @@ def api() -> None:
     serve()
 
 
-def station(*arguments: str) -> None:
+def worker(*queues: str) -> None:
     from workers import celery_app
 
-    sys.argv = ["celery", *arguments]
+    sys.argv = ["celery", *queues]
     celery_app.main()
 
 
 def trainer() -> None:
-    """Rank 0 without torchrun, with a stand-in for the learning: claim, heartbeat, export and commit are the real."""
-    from tests.faults.suite.learner import StandIn
+    """Run rank 0 without torchrun and with a fake Trainer; claim, heartbeat, export and commit are the real ones."""
+    from tests.faults.suite.fake_trainer import FakeTrainer
     from workers import trainer as real
     from workers.training import ranks
 
-    ranks.Trainer = StandIn  # type: ignore[assignment,misc]
+    ranks.Trainer = FakeTrainer  # type: ignore[assignment,misc]
     sys.argv = ["trainer"]
     real.main()
 
@@ -47,57 +47,59 @@ def engine() -> None:
 
 ROLES: dict[str, Callable[[], None]] = {
     "api": api,
-    "worker": lambda: station("attune"),
-    "judge": lambda: station("judge"),
-    "rollout": lambda: station("rollout"),
-    "publisher": lambda: station("publish"),
+    "worker": lambda: worker("attune"),
+    "judge": lambda: worker("judge"),
+    "rollout": lambda: worker("rollout"),
+    "publisher": lambda: worker("publish"),
     "trainer": trainer,
     "trainer-2": trainer,
-    "beat": lambda: station("beat"),
+    "beat": lambda: worker("beat"),
     "engine": engine,
 }
 
 
 def set_switches() -> None:
-    """FAULTS_RINGS: `none`, `reconcile` (only its messages arrive) or `3` (every message is sent three times).
-    FAULTS_SKEW: seconds that this process's wall clock is wrong. FAULTS_HASTE: pauses between attempts to reach a
-    broker are so many times shorter.
+    """Apply the switches in the environment.
+
+    FAULTS_MESSAGES: `none`, `reconcile` (only the reconciler's messages are sent) or `3` (every message is sent three
+    times). FAULTS_SKEW: the error of this process's wall clock in seconds. FAULTS_RETRY_SPEEDUP: by how much the pauses
+    between attempts to reach the broker are shorter.
     """
-    delivery = os.environ.get("FAULTS_RINGS", "")
+    delivery = os.environ.get("FAULTS_MESSAGES", "")
     if delivery in ("none", "reconcile"):
-        drop_messages(messages=delivery)
+        drop_messages(except_of_reconciler=delivery == "reconcile")
     elif delivery:
         repeat_messages(int(delivery))
-    if haste := float(os.environ.get("FAULTS_HASTE", "0")):
-        hurry(haste)
+    if speedup := float(os.environ.get("FAULTS_RETRY_SPEEDUP", "0")):
+        shorten_retries(speedup)
     if skew := float(os.environ.get("FAULTS_SKEW", "0")):
         from tests.faults.suite import shim
 
         shim.skew(skew)
 
 
-def drop_messages(messages: str) -> None:
+def drop_messages(*, except_of_reconciler: bool) -> None:
     from app.core.jobs import TaskSender
     from workers import celery_app
 
-    sweeping = False
-    harness, reconcile = TaskSender.enqueue, celery_app.reconcile
+    is_reconciling = False
+    enqueue, reconcile = TaskSender.enqueue, celery_app.reconcile
 
-    async def swept(*arguments: Any) -> None:
-        nonlocal sweeping
-        sweeping = True
+    async def reconcile_with_messages(*arguments: Any) -> None:
+        nonlocal is_reconciling
+        is_reconciling = True
         try:
             await reconcile(*arguments)
         finally:
-            sweeping = False
+            is_reconciling = False
 
-    def rung(self: TaskSender, stations: Any) -> None:
-        if sweeping:
-            harness(self, stations)
+    def enqueue_if_reconciling(self: TaskSender, tasks: Any) -> None:
+        if is_reconciling:
+            enqueue(self, tasks)
 
-    if messages == "reconcile":
-        celery_app.reconcile = swept
-    TaskSender.enqueue = rung  # type: ignore[method-assign]
+    if except_of_reconciler:
+        celery_app.reconcile = reconcile_with_messages
+    TaskSender.enqueue = enqueue_if_reconciling  # type: ignore[method-assign]
 
 
 def repeat_messages(times: int) -> None:
@@ -105,16 +107,15 @@ def repeat_messages(times: int) -> None:
 
     send = Celery.send_task
 
-    def sent(self: Celery, *arguments: Any, **options: Any) -> Any:
+    def send_repeatedly(self: Celery, *arguments: Any, **options: Any) -> Any:
         for _ in range(times - 1):
             send(self, *arguments, **options)
         return send(self, *arguments, **options)
 
-    Celery.send_task = sent
+    Celery.send_task = send_repeatedly
 
 
-def hurry(haste: float) -> None:
-    from app.core.jobs import BrokerConnection
+def shorten_retries(speedup: float) -> None:
+    from app.core.jobs import RETRY_INTERVALS
 
-    for pause in ("retry_start", "retry_step", "retry_max"):
-        setattr(BrokerConnection, pause, getattr(BrokerConnection, pause) / haste)
+    RETRY_INTERVALS.update({name: seconds / speedup for name, seconds in RETRY_INTERVALS.items()})

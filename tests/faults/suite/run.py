@@ -1,4 +1,4 @@
-"""`make faults`: kills, services away, disks full and messages lost, with counts. See docs/faults.md."""
+"""`make faults`: kills, outages of services, full disks and lost messages, with counts. See docs/faults.md."""
 
 import argparse
 import asyncio
@@ -11,19 +11,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.faults.suite import engines, kills, tables
-from tests.faults.suite.deployment import KINDS, Deployment, small
-from tests.faults.suite.parts import cases
+from tests.faults.suite import engine_kills, kills, tables
+from tests.faults.suite.cases import make_cases
+from tests.faults.suite.deployment import KINDS, Deployment, make_settings
 from tests.faults.suite.services import Services
 
 PARTS = ("kills", "services", "disk", "messages", "engines")
 WHERE = ("embedded", "services")
-# Killed at the same time. While the front is killed there is little to do for those behind it.
+# The kinds of a group are killed at the same time. While the API is down, there is little work for the others.
 GROUPS = (("worker", "judge", "rollout", "publisher", "trainer", "beat"), ("api", "engine"))
 
 
-class Book:
-    """One JSON line for each part that was finished: a run that was cut off is taken up where it stopped."""
+class ResultFile:
+    """One JSON line for each finished part: a run that was interrupted continues where it stopped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,123 +37,123 @@ class Book:
             file.write(json.dumps(row) + "\n")
 
 
-def say(words: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {words}", flush=True)
+def print_line(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
 
-async def run_kills(book: Book, asked: argparse.Namespace, where: str) -> None:
-    done = sum_of_kills(book, where)
+async def run_kills(results: ResultFile, options: argparse.Namespace, where: str) -> None:
+    done = sum_of_kills(results, where)
     rounds = 0
-    while todo := next_group(asked, done):
+    while remaining := next_group(options, done):
         rounds += 1
-        seed = asked.seed * 1000 + len(book.read())
-        say(f"kills, {where}, seed {seed}: {todo} to go")
+        seed = options.seed * 1000 + len(results.read())
+        print_line(f"kills, {where}, seed {seed}: {remaining} remain")
         with tempfile.TemporaryDirectory(prefix="attune-faults-", ignore_cleanup_errors=True) as folder:
-            result, logs = await one_round(Path(folder), where, seed, todo, asked.seconds)
-        book.add(part="kills", where=where, seed=seed, logs=logs, **as_row(result))
-        done = sum_of_kills(book, where)
-        for wrong in result.wrong:
-            say(f"WRONG {wrong}")
-        if asked.rounds and rounds >= asked.rounds:
+            result, tracebacks = await one_round(Path(folder), where, seed, remaining, options.seconds)
+        results.add(part="kills", where=where, seed=seed, tracebacks=tracebacks, **as_row(result))
+        done = sum_of_kills(results, where)
+        for error in result.errors:
+            print_line(f"ERROR {error}")
+        if options.rounds and rounds >= options.rounds:
             return
 
 
-async def run_others(book: Book, asked: argparse.Namespace, parts: list[str]) -> None:
-    done = {(row["part"], row.get("name")) for row in book.read()}
-    for (part, name), case in cases(asked.seed).items():
-        if part not in parts or (part, name) in done or asked.only not in name:
+async def run_others(results: ResultFile, options: argparse.Namespace, parts: list[str]) -> None:
+    done = {(row["part"], row.get("name")) for row in results.read()}
+    for (part, name), case in make_cases(options.seed).items():
+        if part not in parts or (part, name) in done or options.only not in name:
             continue
-        say(f"{part}: {name}")
+        print_line(f"{part}: {name}")
         with tempfile.TemporaryDirectory(prefix="attune-faults-", ignore_cleanup_errors=True) as folder:
             try:
                 row = await case(Path(folder))
             except Exception as error:
                 traceback.print_exc()
-                row = {"part": part, "case": name, "counts": {}, "wrong": [repr(error)]}
-        for wrong in row["wrong"]:
-            say(f"WRONG {wrong}")
-        book.add(name=name, **row)
+                row = {"part": part, "case": name, "counts": {}, "errors": [repr(error)]}
+        for error in row["errors"]:
+            print_line(f"ERROR {error}")
+        results.add(name=name, **row)
 
 
-async def run_engines(book: Book, asked: argparse.Namespace) -> None:
-    while (todo := asked.engine_kills - sum_of_engine_kills(book)) > 0:
-        seed = asked.seed * 1000 + len(book.read())
-        say(f"engines, seed {seed}: {todo} kills to go")
-        result = await engines.storm(seed, todo, 2 * asked.seconds, say)
-        book.add(seed=seed, **result.row())
-        for wrong in result.wrong:
-            say(f"WRONG {wrong}")
-        if asked.rounds:
+async def run_engines(results: ResultFile, options: argparse.Namespace) -> None:
+    while (remaining := options.engine_kills - sum_of_engine_kills(results)) > 0:
+        seed = options.seed * 1000 + len(results.read())
+        print_line(f"engines, seed {seed}: {remaining} kills remain")
+        result = await engine_kills.run_engine_kills(seed, remaining, 2 * options.seconds, print_line)
+        results.add(seed=seed, **result.row())
+        for error in result.errors:
+            print_line(f"ERROR {error}")
+        if options.rounds:
             return
 
 
 async def one_round(
-    folder: Path, where: str, seed: int, todo: dict[str, int], seconds: float
-) -> tuple[kills.Storm, dict[str, int]]:
+    folder: Path, where: str, seed: int, remaining: dict[str, int], seconds: float
+) -> tuple[kills.FaultRun, dict[str, int]]:
     with ExitStack() as stack:
         urls = stack.enter_context(Services()).urls() if where == "services" else {}
-        settings = small(folder / "home", judged=bool({"judge", "rollout"} & todo.keys()), **urls)
-        # Where beat is killed, feedback's own nudges are lost: so it is the sweep that everything depends on.
-        switches = {"api": {"FAULTS_RINGS": "none"}} if "beat" in todo else {}
+        settings = make_settings(folder / "home", judged=bool({"judge", "rollout"} & remaining.keys()), **urls)
+        # Where beat is killed, the messages of feedback are dropped, so that all work depends on the reconciler.
+        switches = {"api": {"FAULTS_MESSAGES": "none"}} if "beat" in remaining else {}
         async with Deployment(settings, switches) as deployment:
-            result = await kills.storm(deployment, seed, todo, say, seconds=seconds)
-            return result, trouble(deployment.logs)
+            result = await kills.run_faults(deployment, seed, remaining, print_line, seconds=seconds)
+            return result, count_tracebacks(deployment.logs)
 
 
-def next_group(asked: argparse.Namespace, done: dict[str, int]) -> dict[str, int]:
-    """The group that has been killed least, and how often each of it is still to be."""
-    to_do = {kind: asked.kills - done.get(kind, 0) for kind in asked.kinds if done.get(kind, 0) < asked.kills}
-    groups = (KINDS,) if asked.together else GROUPS
-    left = [{kind: to_do[kind] for kind in group if kind in to_do} for group in groups]
-    return max(left, key=lambda kinds: max(kinds.values(), default=0))
+def next_group(options: argparse.Namespace, done: dict[str, int]) -> dict[str, int]:
+    """Return the group with the most kills that remain, and how many remain of each kind."""
+    remaining = {kind: options.kills - done.get(kind, 0) for kind in options.kinds if done.get(kind, 0) < options.kills}
+    groups = (KINDS,) if options.together else GROUPS
+    by_group = [{kind: remaining[kind] for kind in group if kind in remaining} for group in groups]
+    return max(by_group, key=lambda kinds: max(kinds.values(), default=0))
 
 
-def trouble(logs: Path) -> dict[str, int]:
-    """How often each process told of an exception."""
+def count_tracebacks(logs: Path) -> dict[str, int]:
+    """Return the number of exceptions in each process's log."""
     return {log.stem: log.read_text(errors="replace").count("Traceback") for log in sorted(logs.glob("*.log"))}
 
 
-def as_row(result: kills.Storm) -> dict[str, Any]:
-    return vars(result) | {"found": vars(result.found), "wrong": result.wrong}
+def as_row(result: kills.FaultRun) -> dict[str, Any]:
+    return vars(result) | {"report": vars(result.report), "errors": result.errors}
 
 
-def sum_of_kills(book: Book, where: str) -> dict[str, int]:
+def sum_of_kills(results: ResultFile, where: str) -> dict[str, int]:
     total: dict[str, int] = {}
-    for row in book.read():
+    for row in results.read():
         if row["part"] == "kills" and row["where"] == where:
             for kind, count in row["kills"].items():
                 total[kind] = total.get(kind, 0) + count
     return total
 
 
-def sum_of_engine_kills(book: Book) -> int:
-    return sum(sum(row["kills"].values()) for row in book.read() if row["part"] == "engines")
+def sum_of_engine_kills(results: ResultFile) -> int:
+    return sum(sum(row["kills"].values()) for row in results.read() if row["part"] == "engines")
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--seed", type=int, default=1)
-    given.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
-    given.add_argument("--where", default=",".join(WHERE), help="embedded, services (Postgres and Redis), or both")
-    given.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
-    given.add_argument("--kills", type=int, default=300, help="of each kind, in each deployment")
-    given.add_argument("--engine-kills", type=int, default=100, help="of the real engine, two replicas together")
-    given.add_argument("--seconds", type=float, default=300.0, help="after so long a round of kills is checked")
-    given.add_argument("--rounds", type=int, default=0, help="at most so many rounds of kills; 0 is no bound")
-    given.add_argument("--together", action="store_true", help="kill all kinds at once")
-    given.add_argument("--book", type=Path, default=Path(".attune/faults.jsonl"), help="what is done is kept here")
-    given.add_argument("--only", default="", help="of the other parts, the cases whose name holds this")
-    asked = given.parse_args()
-    asked.kinds = asked.kinds.split(",")
-    book, parts, where = Book(asked.book), asked.parts.split(","), asked.where.split(",")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--where", default=",".join(WHERE), help="embedded, services (Postgres and Redis), or both")
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--kills", type=int, default=300, help="of each kind, in each deployment")
+    parser.add_argument("--engine-kills", type=int, default=100, help="of the real engine, two replicas together")
+    parser.add_argument("--seconds", type=float, default=300.0, help="duration of a round of kills")
+    parser.add_argument("--rounds", type=int, default=0, help="the maximum number of rounds of kills; 0: no limit")
+    parser.add_argument("--together", action="store_true", help="kill all kinds at once")
+    parser.add_argument("--results", type=Path, default=Path(".attune/faults.jsonl"), help="the file of the results")
+    parser.add_argument("--only", default="", help="of the other parts, the cases whose name contains this")
+    options = parser.parse_args()
+    options.kinds = options.kinds.split(",")
+    results, parts, where = ResultFile(options.results), options.parts.split(","), options.where.split(",")
     for place in where:
         if "kills" in parts:
-            asyncio.run(run_kills(book, asked, place))
-    asyncio.run(run_others(book, asked, parts))
+            asyncio.run(run_kills(results, options, place))
+    asyncio.run(run_others(results, options, parts))
     if "engines" in parts:
-        asyncio.run(run_engines(book, asked))
-    print(tables.of(book.read()))
-    sys.exit(any(row["wrong"] for row in book.read()))
+        asyncio.run(run_engines(results, options))
+    print(tables.format_tables(results.read()))
+    sys.exit(any(row["errors"] for row in results.read()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A PostgreSQL and a Redis of our own, on free ports: to be killed and started without touching anybody else's."""
+"""A PostgreSQL and a Redis of the test's own, on free ports, which can be killed and started."""
 
 import os
 import shutil
@@ -15,36 +15,47 @@ import psycopg
 from app.core.processes import die_with_parent
 from tests.support.engine_fixture import free_port
 
-FAST = ("-c", "fsync=on", "-c", "shared_buffers=64MB", "-c", "max_connections=200", "-c", "unix_socket_directories=")
+SERVER_OPTIONS = (
+    "-c",
+    "fsync=on",
+    "-c",
+    "shared_buffers=64MB",
+    "-c",
+    "max_connections=200",
+    "-c",
+    "unix_socket_directories=",
+)
 
 
-def postgres_bin() -> Path | None:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres")) if os.name == "posix" else []
-    return found[-1].parent if found else None
+def postgres_directory() -> Path | None:
+    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres")) if os.name == "posix" else []
+    return binaries[-1].parent if binaries else None
 
 
-def available() -> bool:
-    return postgres_bin() is not None and shutil.which("redis-server") is not None
+def are_available() -> bool:
+    return postgres_directory() is not None and shutil.which("redis-server") is not None
 
 
 class Services:
     """`with Services() as services: services.urls()`."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="attune-services-"))  # not a test's own: those are closed to others
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="attune-services-")
+        )  # the server's user cannot read a test's tmp_path
         self.postgres_port, self.redis_port = free_port(), free_port()
         self.data = self.folder / "postgres"
         self._postgres: subprocess.Popen[bytes] | None = None
         self._redis: subprocess.Popen[bytes] | None = None
-        # The server refuses to run as root.
-        self._as: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.getuid() == 0 else {}
+        # PostgreSQL refuses to run as root.
+        self._user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.getuid() == 0 else {}
 
     def __enter__(self) -> "Services":
-        binaries = postgres_bin()
+        binaries = postgres_directory()
         assert binaries is not None
         self.folder.chmod(0o711)
         self.data.mkdir()
-        if self._as:
+        if self._user:
             shutil.chown(self.data, "postgres", "postgres")
         self.data.chmod(0o700)
         subprocess.run(
@@ -52,7 +63,7 @@ class Services:
             check=True,
             stdout=subprocess.DEVNULL,
             cwd="/",
-            **self._as,
+            **self._user,
         )
         self.start_postgres()
         with psycopg.connect(self._server, autocommit=True) as server:
@@ -70,24 +81,33 @@ class Services:
         return f"postgresql://postgres@127.0.0.1:{self.postgres_port}/postgres"
 
     def urls(self, postgres_port: int | None = None, redis_port: int | None = None) -> dict[str, str]:
-        """As settings; through other ports where a proxy stands before them."""
+        """Return the settings of both services, with other ports if a proxy is in front of them."""
         return {
             "database_url": f"postgresql+psycopg://postgres@127.0.0.1:{postgres_port or self.postgres_port}/attune",
             "broker_url": f"redis://127.0.0.1:{redis_port or self.redis_port}/0",
         }
 
     def start_postgres(self) -> None:
-        binaries = postgres_bin()
+        binaries = postgres_directory()
         assert binaries is not None
         with (self.folder / "postgres.log").open("ab") as log:
             self._postgres = subprocess.Popen(
-                [binaries / "postgres", "-D", self.data, "-p", str(self.postgres_port), "-h", "127.0.0.1", *FAST],
+                [
+                    binaries / "postgres",
+                    "-D",
+                    self.data,
+                    "-p",
+                    str(self.postgres_port),
+                    "-h",
+                    "127.0.0.1",
+                    *SERVER_OPTIONS,
+                ],
                 stdout=log,
                 stderr=log,
                 cwd="/",
                 start_new_session=True,
-                preexec_fn=lambda: die_with_parent(signal.SIGQUIT),  # its way to end at once
-                **self._as,
+                preexec_fn=lambda: die_with_parent(signal.SIGQUIT),  # PostgreSQL's immediate shutdown
+                **self._user,
             )
         ends = time.monotonic() + 30
         while time.monotonic() < ends:
@@ -97,9 +117,9 @@ class Services:
         raise TimeoutError((self.folder / "postgres.log").read_text()[-2000:])
 
     def kill_postgres(self) -> None:
-        """kill -9 of the server and all that serve its connections."""
+        """Kill the server and the processes of its connections with SIGKILL."""
         if self._postgres is not None:
-            pids = children(self._postgres.pid)
+            pids = child_pids(self._postgres.pid)
             for pid in (self._postgres.pid, *pids):
                 with suppress(ProcessLookupError):
                     os.kill(pid, 9)
@@ -124,6 +144,6 @@ class Services:
             self._redis = None
 
 
-def children(pid: int) -> list[int]:
+def child_pids(pid: int) -> list[int]:
     path = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(child) for child in path.read_text().split()] if path.exists() else []

@@ -1,5 +1,5 @@
-/* Stands before libc: the N-th call that changes a file under one folder fails, or kills the process in its midst;
-   and a wall clock that is wrong. Armed and read by shim.py through ctypes. */
+/* Intercepts libc: the N-th call that changes a file under one folder fails, or kills the process during the call.
+   It can also shift the wall clock. Controlled by shim.py through ctypes. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -43,7 +43,7 @@ static int ours_fd(int fd) {
     path[length] = 0;
     return ours(path);
 }
-/* 1: this call is the one. */
+/* Return 1 if this call must fail. */
 static int due(const char *call) {
     counted++;
     if (counted != at) return 0;
@@ -53,7 +53,7 @@ static int due(const char *call) {
     return 1;
 }
 static void die(void) {
-    syscall(SYS_write, 9, last, strlen(last)); /* where somebody listens */
+    syscall(SYS_write, 9, last, strlen(last)); /* the pipe of attempt.py */
     kill(getpid(), SIGKILL); for (;;) pause();
 }
 #define FAIL(call) do { if (due(call)) { if (fault == -1) die(); return -1; } } while (0)
@@ -61,7 +61,7 @@ static void die(void) {
 ssize_t write(int fd, const void *buffer, size_t count) {
     REAL(write);
     if (ours_fd(fd) && due("write")) {
-        if (fault == -1) { real(fd, buffer, count / 2); die(); } /* torn */
+        if (fault == -1) { real(fd, buffer, count / 2); die(); } /* half of the bytes are written */
         return -1;
     }
     return real(fd, buffer, count);
@@ -102,7 +102,7 @@ int fdatasync(int fd) {
     if (ours_fd(fd)) FAIL("fdatasync");
     return real(fd);
 }
-int close(int fd) { /* where some file systems tell of a full disk */
+int close(int fd) { /* some file systems report a full disk here */
     REAL(close);
     int written = ours_fd(fd) && (fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDONLY;
     if (written && due("close")) {

@@ -1,4 +1,4 @@
-"""The hand on shim.c: it stands before libc in a process that was started with LD_PRELOAD."""
+"""Control shim.c, which intercepts calls of libc in a process that was started with LD_PRELOAD."""
 
 import ctypes
 import errno
@@ -14,7 +14,7 @@ def compiler() -> str | None:
 
 
 def build(folder: Path) -> str:
-    """The path for LD_PRELOAD."""
+    """Compile the shim. Return its path, for LD_PRELOAD."""
     library, cc = folder / "shim.so", compiler()
     assert cc is not None
     source = Path(__file__).with_name("shim.c")
@@ -31,7 +31,7 @@ def _library() -> ctypes.CDLL:
 
 
 def arm(folder: Path, nth: int, fault: str) -> None:
-    """The `nth` call that changes something under `folder` meets this fault. Nothing is counted before."""
+    """Let the `nth` call from now on that changes something under `folder` fail with this fault."""
     _library().fault_arm(str(folder).encode(), nth, FAULTS[fault])
 
 
@@ -43,11 +43,12 @@ def disarm() -> int:
     return calls
 
 
-def hit() -> str | None:
-    """The name of the call that met the fault."""
+def failed_call() -> str | None:
+    """Return the name of the call that failed, or None."""
     library = _library()
     return library.fault_last().decode() if library.fault_hit() else None
 
 
 def skew(seconds: float) -> None:
+    """Shift the wall clock of this process."""
     _library().fault_skew(ctypes.c_long(int(seconds)))

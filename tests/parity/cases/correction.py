@@ -1,4 +1,4 @@
-"""Samples that another version, or another engine, drew: weights, masks, metrics, and the losses they go into."""
+"""Samples of another version or another engine: weights, masks, metrics, and the losses they go into."""
 
 from typing import Any
 

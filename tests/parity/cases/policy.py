@@ -9,7 +9,7 @@ HIGHER = {"kind": "ppo", "clip_low": 0.2, "clip_high": 0.28, "clip_c": 3.0}
 LP = ("logprobs_BT",)
 FOUR = ("verl", "openrlhf", "trl", "areal")
 WILD = "log-probs of −30 and ratios of e^20 leave float32 fewer digits"
-WHOLE = 250.0  # tokens, or sequences, of a minibatch of which the batch is a part
+MINIBATCH = 250.0  # tokens, or sequences, of a minibatch of which the batch is a part
 
 
 def _loss(title: str, settings: dict[str, Any], peers: tuple[str, ...], call: str = "policy_loss", **more: Any) -> Case:
@@ -24,12 +24,12 @@ CASES = [
     _loss("ppo, dual clip, log-ratios beyond ±20", HIGHER, ("verl", "openrlhf"), kinds=("wild",), bound32=1e-5,
           why=WILD),
     _loss("ppo, narrow clip", HIGHER | {"clip_low": 0.1, "clip_high": 0.12, "clip_c": 1.15}, FOUR),
-    _loss("ppo, token-mean of a larger minibatch", HIGHER | {"denominator": WHOLE}, ("verl", "openrlhf", "trl")),
+    _loss("ppo, token-mean of a larger minibatch", HIGHER | {"denominator": MINIBATCH}, ("verl", "openrlhf", "trl")),
     _loss("ppo, seq-mean-token-mean", HIGHER | {"aggregation": "seq-mean-token-mean"}, ("verl", "openrlhf")),
     _loss("ppo, seq-mean-token-mean", HIGHER | {"aggregation": "seq-mean-token-mean"}, ("trl",), kinds=FULL,
           bound64=1e-7, why="verl's n + 1e-8, which ours shares, against TRL's max(n, 1)"),
     _loss("ppo, seq-mean-token-mean of a larger minibatch",
-          HIGHER | {"aggregation": "seq-mean-token-mean", "denominator": WHOLE}, ("verl", "openrlhf")),
+          HIGHER | {"aggregation": "seq-mean-token-mean", "denominator": MINIBATCH}, ("verl", "openrlhf")),
     _loss("ppo, seq-mean-token-sum", HIGHER | {"aggregation": "seq-mean-token-sum"}, ("verl",)),
     _loss("ppo, seq-mean-token-sum", HIGHER | {"aggregation": "seq-mean-token-sum"}, ("trl",), kinds=FULL),
     _loss("ppo, seq-mean-token-sum-norm (Dr.GRPO)",
@@ -38,7 +38,7 @@ CASES = [
           HIGHER | {"aggregation": "seq-mean-token-sum-norm", "horizon": 64}, ("trl",), kinds=FULL),
     _loss("ppo, token-sum", HIGHER | {"aggregation": "token-sum"}, ("verl",), bound32=1e-5,
           why="a sum of hundreds of tokens, in another order"),
-    _loss("ppo, on whole answers (RLOO)", {"clip_low": 0.2, "clip_high": 0.28, "clip_c": None}, ("trl",),
+    _loss("ppo, a reply as one action (RLOO)", {"clip_low": 0.2, "clip_high": 0.28, "clip_c": None}, ("trl",),
           call="policy_loss_of_sums"),
     _loss("gspo", {"kind": "gspo", "clip_low": 0.05, "clip_high": 0.07, "clip_c": None,
                    "aggregation": "seq-mean-token-mean"}, ("verl",)),

@@ -1,4 +1,4 @@
-"""Losses on whole replies: pairs, and thumbs."""
+"""Losses on pairs of replies and on binary feedback."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def _pair(kind: str, peers: tuple[str, ...], title: str = "", **settings: Any) -
     return Case("dpo_loss", title or kind, "dpo_loss", peers, settings, PAIR, ("plain",))
 
 
-def _thumb(kind: str, title: str = "", **settings: Any) -> Case:
+def _binary(kind: str, title: str = "", **settings: Any) -> Case:
     settings = {"beta": 0.1, "desirable_weight": 1.3, "undesirable_weight": 0.8, "kind": kind} | settings
     return Case("kto_loss", title or kind, "kto_loss", ("trl",), settings, ("logps_B",), ("plain",))
 
@@ -32,10 +32,10 @@ CASES = [
     _pair("robust", ("trl",), label_smoothing=0.1),
     _pair("apo_zero", ("trl",)),
     _pair("apo_down", ("trl",)),
-    _thumb("kto"),
-    _thumb("kto", "kto, KL estimated below 0", kl_below_zero=True),
-    _thumb("kto", "kto, thumbs up only", only="desirable"),
-    _thumb("kto", "kto, thumbs down only", only="undesirable"),
-    _thumb("apo_zero_unpaired"),
-    _thumb("apo_zero_unpaired", "apo_zero_unpaired, thumbs down only", only="undesirable"),
+    _binary("kto"),
+    _binary("kto", "kto, KL estimated below 0", kl_below_zero=True),
+    _binary("kto", "kto, desirable replies only", only="desirable"),
+    _binary("kto", "kto, undesirable replies only", only="undesirable"),
+    _binary("apo_zero_unpaired"),
+    _binary("apo_zero_unpaired", "apo_zero_unpaired, undesirable replies only", only="undesirable"),
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """AReaL 1.0.4's side of the comparisons, from its own functions.
 
-Its packages import the whole infrastructure, so they are registered empty here. The two classes that the formulas need
+Its packages import its infrastructure, so they are registered empty here. The two classes that the formulas need
 from other modules are extracted from their sources.
 """
 
@@ -67,7 +67,7 @@ def whiten(x: Tensors) -> Tensor:
 
 
 def proximal_loglinear(x: Tensors) -> Tensor:
-    """AReaL counts versions: the one being made is the parent's plus one."""
+    """AReaL counts versions: the one that is trained is the parent's plus one."""
     parent = 40
     versions_BT = (parent - x["lag_B"])[:, None].expand_as(x["mask_BT"])
     answer = PROXIMAL["compute_prox_logp_approximations"](

@@ -9,10 +9,10 @@ from types import ModuleType
 def open_empty(*names: str) -> Path:
     """Register empty packages of a peer, so their modules can be imported. Return the peer's directory."""
     top = names[0].split(".")[0]
-    found = importlib.util.find_spec(top)
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(top)
+    if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"{top} is not installed here")
-    root = Path(found.origin).parent
+    root = Path(spec.origin).parent
     for name in names:
         package = ModuleType(name)
         package.__path__ = [str(root.joinpath(*name.split(".")[1:]))]

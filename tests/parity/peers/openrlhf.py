@@ -75,11 +75,11 @@ def kl_in_reward(x: Tensors, *, kind: str) -> Tensor:
 
 
 def adaptive_kl(x: Tensors, *, init: float, target: float, horizon: int) -> Tensor:
-    controller, seen = AdaptiveKLController(init, target, horizon), []
+    controller, values = AdaptiveKLController(init, target, horizon), []
     for kl, n_steps in zip(KLS, STEPS, strict=True):
         controller.update(kl, n_steps)
-        seen.append(controller.value)
-    return torch.tensor(seen, dtype=torch.float64)
+        values.append(controller.value)
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def gae(x: Tensors, *, gamma: float, lam: float) -> Tensor:
@@ -159,7 +159,7 @@ def _policy_loss(
 
 
 def _estimate(x: Tensors, groups: str, estimator: str, mask_BT: Tensor | None = None) -> Tensor:
-    """Through the whole of its advantage computation, with no KL and no discount.  [B, T]
+    """Its complete advantage computation, with no KL and no discount.  [B, T]
 
     Its groups are equal and lie side by side, which `group_B` is. Without a mask every token is present.
     """
@@ -175,7 +175,7 @@ def _estimate(x: Tensors, groups: str, estimator: str, mask_BT: Tensor | None = 
         strategy=SimpleNamespace(args=args),
         kl_ctl=SimpleNamespace(value=0.0),
         advantage_estimator=estimator,
-        get_cumulative_returns=lambda *given: RemoteExperienceMaker.get_cumulative_returns(None, *given),
+        get_cumulative_returns=lambda *args: RemoteExperienceMaker.get_cumulative_returns(None, *args),
     )
     experience = Experience(
         action_mask=mask_BT,

@@ -79,7 +79,7 @@ def leave_one_out_advantage(x: Tensors, *, groups: str) -> Tensor:
 
 
 def dpo_loss(x: Tensors, *, beta: float, kind: str, label_smoothing: float = 0.0, by_length: bool = False) -> Tensor:
-    """The log-prob of a whole answer is given to its first token; the mask has the lengths."""
+    """The log-prob of a reply is assigned to its first token; the mask has the lengths."""
     length_B = torch.cat([x["chosen_length_P"], x["rejected_length_P"]])
     mask_BT = (torch.arange(1 + int(length_B.max())) <= length_B[:, None]).long()
     mask_BT[:, 0] = 0  # the prompt
@@ -125,9 +125,9 @@ def kto_loss(
     only: str = "",
     kl_below_zero: bool = False,
 ) -> Tensor:
-    drawn_B, ref_drawn_B = x["mismatched_B"], x["ref_mismatched_B"]
+    other_B, ref_other_B = x["mismatched_B"], x["ref_mismatched_B"]
     if kl_below_zero:
-        drawn_B, ref_drawn_B = ref_drawn_B, drawn_B
+        other_B, ref_other_B = ref_other_B, other_B
     mask_BT = torch.tensor([[0, 1]] * len(x["logps_B"]))  # a prompt and an answer, one token each
     trainer = _trainer(
         precompute_ref_logps=True,
@@ -136,7 +136,7 @@ def kto_loss(
         beta=beta,
         desirable_weight=desirable_weight,
         undesirable_weight=undesirable_weight,
-        _compute_kl_logps=lambda *_: drawn_B,
+        _compute_kl_logps=lambda *_: other_B,
     )
     inputs = {
         "input_ids": torch.ones_like(mask_BT),
@@ -144,7 +144,7 @@ def kto_loss(
         "completion_mask": mask_BT,
         "label": desirable(x, only),
         "ref_logps": x["ref_logps_B"],
-        "ref_KL_logps": ref_drawn_B,
+        "ref_KL_logps": ref_other_B,
     }
     return _grab(KTOTrainer, trainer, inputs, _model(x["logps_B"], mask_BT), return_outputs=False)
 

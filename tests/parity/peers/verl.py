@@ -80,16 +80,16 @@ def kl_in_reward(x: Tensors, *, kind: str) -> Tensor:
             "ref_log_prob": x["ref_logprobs_BT"],
         }
     )
-    done, _ = _apply_kl_penalty(data, core_algos.FixedKLController(KL_COEF), kl_penalty=kind)
-    return done.batch["token_level_rewards"] * x["mask_BT"]
+    penalized, _ = _apply_kl_penalty(data, core_algos.FixedKLController(KL_COEF), kl_penalty=kind)
+    return penalized.batch["token_level_rewards"] * x["mask_BT"]
 
 
 def adaptive_kl(x: Tensors, *, init: float, target: float, horizon: int) -> Tensor:
-    controller, seen = core_algos.AdaptiveKLController(init, target, horizon), []
+    controller, values = core_algos.AdaptiveKLController(init, target, horizon), []
     for kl, n_steps in zip(KLS, STEPS, strict=True):
         controller.update(kl, n_steps)
-        seen.append(controller.value)
-    return torch.tensor(seen, dtype=torch.float64)
+        values.append(controller.value)
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def gae_whitened(x: Tensors, *, gamma: float, lam: float) -> Tensor:
@@ -144,18 +144,18 @@ def value_clip_fraction(x: Tensors, **settings: Any) -> Tensor:
     return _value_loss(x, "token-mean", **settings)[1]
 
 
-def _apply_kl_penalty(*given: Any, **settings: Any) -> Any:
+def _apply_kl_penalty(*args: Any, **settings: Any) -> Any:
     """verl's function, without the trainer around it, which imports web servers and image libraries."""
-    found = importlib.util.find_spec("verl.trainer.ppo.ray_trainer")
-    assert found and found.origin
+    spec = importlib.util.find_spec("verl.trainer.ppo.ray_trainer")
+    assert spec and spec.origin
     space = {
         "DataProto": DataProto,
         "core_algos": core_algos,
         "masked_mean": torch_functional.masked_mean,
         "torch": torch,
     }
-    exec(cut(Path(found.origin).read_text(), "def apply_kl_penalty"), space)
-    return space["apply_kl_penalty"](*given, **settings)
+    exec(cut(Path(spec.origin).read_text(), "def apply_kl_penalty"), space)
+    return space["apply_kl_penalty"](*args, **settings)
 
 
 class _Gamma:

@@ -1,7 +1,7 @@
 """A fake of the engine's interpreter: a scripted engine in a process of its own, ready in half a second.
 
 It has a child that is called like SGLang's scheduler. Files in the folder that STAND_IN names are its switches: `exit`,
-`mute` and `stuck`; `loads` notes what it was given.
+`mute` and `stuck`; `loads` records the loaded adapters.
 """
 
 import argparse
@@ -30,7 +30,7 @@ FOLDER = Path(os.environ["STAND_IN"])
 if __name__ == "__main__":
     if (FOLDER / "exit").exists():
         sys.exit("there is no such model")
-    # It goes on starting others, which bear its name until they have one of their own; those end soon.
+    # It keeps starting short-lived processes, which have its name until they set their own.
     script = "while true; do (exec -a sglang::scheduler sleep 0.2); done"
     subprocess.Popen(["sglang::scheduler", "-c", script], executable="/bin/bash")
     parser = argparse.ArgumentParser()

@@ -3,8 +3,8 @@
 import httpx2
 
 from app.models import Engine, EngineState
-from tests.app.deployments.test_rollback import publish
 from tests.support.deployment import Harness
+from tests.support.trained_versions import publish
 from workers.engine.engine_record import DatabaseEngineRecord
 
 

@@ -27,16 +27,16 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 def log_writers(log_path: Path) -> dict[int, str]:
     """Return the command of every live process that writes to this log, by process id."""
-    found = {}
+    commands = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
             # Without a command it is a zombie, or on its way to become one.
             if command and os.readlink(folder / "fd" / "1") == str(log_path):
-                found[int(folder.name)] = command
+                commands[int(folder.name)] = command
         except OSError:
-            continue  # it ended meanwhile, or is not ours to see
-    return found
+            continue  # it has just ended, or belongs to another user
+    return commands
 
 
 def wait_for_survivors(log_path: Path, port: int, seconds: float) -> list[str]:
@@ -49,24 +49,24 @@ def wait_for_survivors(log_path: Path, port: int, seconds: float) -> list[str]:
 
 def remaining(log_path: Path, port: int) -> list[str]:
     """Return live processes, and a listener: a process that exits loses its command before its sockets."""
-    with socket.socket() as door:
-        listener = [f"a listener on {port}"] if door.connect_ex(("127.0.0.1", port)) == 0 else []
+    with socket.socket() as client:
+        listener = [f"a listener on {port}"] if client.connect_ex(("127.0.0.1", port)) == 0 else []
     return [*log_writers(log_path).values(), *listener]
 
 
 @pytest.mark.slow
 async def test_killed_or_stuck_engine_comes_back_with_its_wanted_versions(engine_model, tmp_path, make_call) -> None:
     require_engine_environment()
-    path = ReferenceWeights(engine_model, tmp_path).adapter("kept-v1", seed=1)
-    spec, record = engine_spec(tmp_path, engine_model), InMemoryEngineRecord([VersionRef("kept-v1", path, "0" * 64)])
+    path = ReferenceWeights(engine_model, tmp_path).adapter("shop-v1", seed=1)
+    spec, record = engine_spec(tmp_path, engine_model), InMemoryEngineRecord([VersionRef("shop-v1", path, "0" * 64)])
     timeouts = SupervisorTimeouts(probe_interval=1.0, probe=6.0, min_restart_interval=0.1)
     supervisor = Supervisor(spec, record, UNCHECKED, timeouts=timeouts)
     running = asyncio.create_task(supervisor.run())
     client = EngineClient(spec.url, spec.api_key, spec.admin_key)
     for incarnation in (1, 2, 3, 4):
         await wait_for_event(record, f"ready {incarnation}")
-        assert await client.list_adapters() == {"kept-v1"} and record.loaded == ["kept-v1"]
-        completion = await client.complete(make_call(adapter="kept-v1", max_tokens=8))
+        assert await client.list_adapters() == {"shop-v1"} and record.loaded == ["shop-v1"]
+        completion = await client.complete(make_call(adapter="shop-v1", max_tokens=8))
         assert completion.capture.exclusion_reason is None
         members = log_writers(spec.log_path)
         assert len(members) >= 3, members
@@ -74,7 +74,7 @@ async def test_killed_or_stuck_engine_comes_back_with_its_wanted_versions(engine
             os.kill(next(pid for pid, name in members.items() if "attune_sglang_cpu.launch" in name), signal.SIGKILL)
         if incarnation == 2:
             os.kill(next(pid for pid, name in members.items() if "scheduler" in name), signal.SIGSTOP)
-        if incarnation == 3:  # one of its processes alone: its head does not always end of that
+        if incarnation == 3:  # a child process alone: the main process does not always end then
             os.kill(next(pid for pid, name in members.items() if "detokenizer" in name), signal.SIGKILL)
             killed_at = time.monotonic()
             while not any(entry.startswith("down 3") for entry in record.events):

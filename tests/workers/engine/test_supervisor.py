@@ -82,8 +82,8 @@ def is_ready(record) -> bool:
 
 
 def accepts_connections(spec) -> bool:
-    with socket.socket() as door:
-        return door.connect_ex((spec.host, spec.port)) == 0
+    with socket.socket() as client:
+        return client.connect_ex((spec.host, spec.port)) == 0
 
 
 async def test_wanted_adapters_are_loaded_before_the_engine_is_ready(supervising, record, tmp_path) -> None:
@@ -95,11 +95,11 @@ async def test_wanted_adapters_are_loaded_before_the_engine_is_ready(supervising
 
 
 async def test_adapter_wanted_meanwhile_is_loaded_before_the_engine_is_ready(supervising, record) -> None:
-    asked = 0
+    num_reads = 0
 
     async def wanted() -> list[VersionRef]:
-        nonlocal asked
-        asked += 1
+        nonlocal num_reads
+        num_reads += 1
         before = list(record.wanted_versions)
         record.wanted_versions = [ref("shop-v1"), ref("shop-v2")]
         return before
@@ -107,7 +107,7 @@ async def test_adapter_wanted_meanwhile_is_loaded_before_the_engine_is_ready(sup
     record.read_wanted_versions = wanted
     async with supervising():
         await wait_for_event(record, "ready 1", SECONDS)
-    assert asked == 2 and record.loaded == ["shop-v1", "shop-v2"]
+    assert num_reads == 2 and record.loaded == ["shop-v1", "shop-v2"]
 
 
 async def test_damaged_adapter_never_reaches_the_engine(supervising, record, reports, tmp_path) -> None:
@@ -226,8 +226,8 @@ def test_signal_stops_the_supervisor_cleanly(spec, tmp_path, number) -> None:
         process.send_signal(number)
         assert "engine down: stopped\n" in lines
     assert process.returncode == 0
-    with socket.socket() as door:
-        assert door.connect_ex(("127.0.0.1", port)) != 0
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", port)) != 0
 
 
 async def test_database_outage_does_not_stop_the_engine(supervising, record, reports) -> None:
@@ -237,9 +237,9 @@ async def test_database_outage_does_not_stop_the_engine(supervising, record, rep
         async def away(incarnation: int) -> None:
             raise OperationalError("UPDATE engines", {}, OSError("the database is away"))
 
-        beat, record.record_heartbeat = record.record_heartbeat, away
+        record_heartbeat, record.record_heartbeat = record.record_heartbeat, away
         await wait_until(lambda: any("the database is away" in line for line in reports))
-        record.record_heartbeat = beat
+        record.record_heartbeat = record_heartbeat
         beats = record.num_heartbeats
         await wait_until(lambda: record.num_heartbeats > beats)
     assert record.incarnation == 1
@@ -259,7 +259,7 @@ def engine_pid(spec) -> int:
         try:
             flags = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
-            continue  # it ended meanwhile
+            continue  # it has just ended
         if f"--port={spec.port}".encode() in flags:
             return int(folder.name)
     raise AssertionError(f"no process listens on port {spec.port}")

@@ -8,7 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from alignment.artifacts import ADAPTER, ADAPTER_CONFIG, MANIFEST, check_adapter, write_manifest
+from alignment.artifacts.manifest import MANIFEST, write_manifest
+from alignment.artifacts.specs import ADAPTER, ADAPTER_CONFIG, check_adapter
 from alignment.errors import DamagedAdapter
 from app.core.settings import Settings
 from app.inference.pool import load_engine_keys
@@ -37,10 +38,10 @@ def key(harness: Harness) -> str:
 
 
 @pytest.fixture
-def bring(harness: Harness, served: str, key: str, tmp_path: Path) -> Callable[..., VersionOpener]:
+def make_opener(harness: Harness, live_url: str, key: str, tmp_path: Path) -> Callable[..., VersionOpener]:
     (tmp_path / "room" / "left-by-a-kill").mkdir(parents=True)
 
-    def make(key: str = key, url: str = served) -> VersionOpener:
+    def make(key: str = key, url: str = live_url) -> VersionOpener:
         def check(path: Path) -> None:
             check_adapter(path, adapter_spec(harness.settings.model))
 
@@ -59,9 +60,9 @@ def leftover_files(tmp_path: Path) -> list[Path]:
 
 
 async def test_download_equals_the_sealed_files(
-    bring: Callable[..., VersionOpener], version: Version, tmp_path: Path
+    make_opener: Callable[..., VersionOpener], version: Version, tmp_path: Path
 ) -> None:
-    with bring()(ref(version)) as folder:
+    with make_opener()(ref(version)) as folder:
         there = Path(version.adapter_path or "")
         assert {path.name for path in folder.iterdir()} == {MANIFEST, ADAPTER, ADAPTER_CONFIG}
         assert all(path.read_bytes() == (there / path.name).read_bytes() for path in folder.iterdir())
@@ -70,68 +71,68 @@ async def test_download_equals_the_sealed_files(
 
 @pytest.mark.parametrize("file", [ADAPTER, ADAPTER_CONFIG, MANIFEST])
 async def test_damaged_download_is_refused(
-    bring: Callable[..., VersionOpener], version: Version, tmp_path: Path, file: str
+    make_opener: Callable[..., VersionOpener], version: Version, tmp_path: Path, file: str
 ) -> None:
     path = Path(version.adapter_path or "") / file
     path.write_bytes(path.read_bytes().replace(b'"', b"'", 1))
-    with pytest.raises(DamagedAdapter, match=file), bring()(ref(version)):
+    with pytest.raises(DamagedAdapter, match=file), make_opener()(ref(version)):
         pass
     assert leftover_files(tmp_path) == []
 
 
 async def test_adapter_damaged_before_sealing_is_refused(
-    bring: Callable[..., VersionOpener], version: Version, harness: Harness
+    make_opener: Callable[..., VersionOpener], version: Version, harness: Harness
 ) -> None:
     path = Path(version.adapter_path or "")
     content = (path / ADAPTER_CONFIG).read_text()
     (path / ADAPTER_CONFIG).write_text(content.replace('"r": 8', '"r": 4'))
-    told = VersionRef("shop-v1", path, write_manifest(path, {"parent": None}))
-    with pytest.raises(DamagedAdapter, match="says r is 4"), bring()(told):
+    version_ref = VersionRef("shop-v1", path, write_manifest(path, {"parent": None}))
+    with pytest.raises(DamagedAdapter, match="says r is 4"), make_opener()(version_ref):
         pass
 
 
 async def test_download_longer_than_sealed_is_refused(
-    bring: Callable[..., VersionOpener], version: Version, tmp_path: Path
+    make_opener: Callable[..., VersionOpener], version: Version, tmp_path: Path
 ) -> None:
     with open(Path(version.adapter_path or "") / ADAPTER, "ab") as file:
         file.write(bytes(1 << 20))
-    with pytest.raises(DamagedAdapter, match="longer than the"), bring()(ref(version)):
+    with pytest.raises(DamagedAdapter, match="longer than the"), make_opener()(ref(version)):
         pass
     assert leftover_files(tmp_path) == []
 
 
 async def test_unreachable_or_refusing_api_is_no_damage(
-    bring: Callable[..., VersionOpener], version: Version, tmp_path: Path
+    make_opener: Callable[..., VersionOpener], version: Version, tmp_path: Path
 ) -> None:
     with (
         pytest.raises(OSError, match=r"cannot be pulled from http://127\.0\.0\.1:9"),
-        bring(url="http://127.0.0.1:9")(ref(version)),
+        make_opener(url="http://127.0.0.1:9")(ref(version)),
     ):
         pass
     with (
         pytest.raises(OSError, match="401 Send the engines' admin key"),
-        bring("wrong")(ref(version)),
+        make_opener("wrong")(ref(version)),
     ):
         pass
     unknown = VersionRef("shop-v7", Path("/nowhere"), "0" * 64)
-    with pytest.raises(OSError, match=r"404 There is no file .* of a version 'shop-v7'"), bring()(unknown):
+    with pytest.raises(OSError, match=r"404 There is no file .* of a version 'shop-v7'"), make_opener()(unknown):
         pass
     assert leftover_files(tmp_path) == []
 
 
 async def test_only_engines_can_download_and_only_adapter_files(
-    harness: Harness, served: str, key: str, version: Version
+    harness: Harness, live_url: str, key: str, version: Version
 ) -> None:
-    place = f"{served}/v1/engines/versions/shop-v1/files"
+    place = f"{live_url}/v1/engines/versions/shop-v1/files"
     async with httpx2.AsyncClient(trust_env=False) as client:
 
         async def status(file: str, **headers: str) -> int:
             return (await client.get(f"{place}/{file}", headers=headers)).status_code
 
-        ours = {"authorization": f"Bearer {key}"}
-        assert await status(ADAPTER, **ours) == 200
+        headers = {"authorization": f"Bearer {key}"}
+        assert await status(ADAPTER, **headers) == 200
         for file in (STATE, "..%2Fattune.db", "%2e%2e", "..%2f..%2fengine-keys.json", "shop-v1"):
-            assert await status(file, **ours) == 404, file
+            assert await status(file, **headers) == 404, file
         api = load_engine_keys(harness.settings).api
         for wrong in (
             "",
@@ -145,18 +146,18 @@ async def test_only_engines_can_download_and_only_adapter_files(
 
 
 async def test_settings_choose_local_or_downloaded_versions(
-    harness: Harness, served: str, version: Version, tmp_path: Path
+    harness: Harness, live_url: str, version: Version, tmp_path: Path
 ) -> None:
-    keys, told = load_engine_keys(harness.settings), ref(version)
-    elsewhere: dict[str, Any] = {"home": tmp_path / "elsewhere", "database_url": harness.settings.database}
+    keys, version_ref = load_engine_keys(harness.settings), ref(version)
+    values: dict[str, Any] = {"home": tmp_path / "elsewhere", "database_url": harness.settings.database}
     with pytest.raises(ValueError, match="engine_admin_key"):
-        Settings(**elsewhere, versions_url=served)
+        Settings(**values, versions_url=live_url)
     with pytest.raises(ValueError, match="versions_url"):
         Settings(versions_url="api:8700")
-    elsewhere |= {"engine_api_key": keys.api, "engine_admin_key": keys.admin}
+    values |= {"engine_api_key": keys.api, "engine_admin_key": keys.admin}
     with pytest.raises(ValueError, match="adapter_delivery=path"):
-        Settings(**elsewhere, versions_url=served, adaptation="full")
-    with version_opener(Settings(**elsewhere, versions_url=served))(told) as folder:
+        Settings(**values, versions_url=live_url, adaptation="full")
+    with version_opener(Settings(**values, versions_url=live_url))(version_ref) as folder:
         assert folder.is_relative_to(tmp_path / "elsewhere") and (folder / ADAPTER).exists()
-    with version_opener(harness.settings)(replace(told, path=Path(version.adapter_path or ""))) as folder:
+    with version_opener(harness.settings)(replace(version_ref, path=Path(version.adapter_path or ""))) as folder:
         assert str(folder) == version.adapter_path

@@ -8,7 +8,7 @@ from alignment.signals.rater_trust import RaterSignal, rater_weight, sample_quot
 from app.core.database import now
 from app.models import Audit, Rater, RaterStanding, Sample, SampleState
 from app.projects.service import create_project
-from app.raters.repository import ALL_RATERS
+from app.raters.service import ALL_RATERS
 from tests.support.deployment import Harness
 from workers.curate import curate
 from workers.feedback import rater_trust
@@ -183,11 +183,11 @@ async def test_the_waiting_samples_of_a_quarantined_rater_are_quarantined(harnes
     settings = harness.settings.model_copy(update={"trust": True, "max_rater_day": 2})
     source = {"kind": "HUMAN", "id": "7"}
     for _ in range(2):
-        await harness.thumb((await harness.turn()).id, source=source)
-    await harness.thumb((await harness.turn()).id, source={"kind": "HUMAN", "id": "8"})
+        await harness.vote((await harness.turn()).id, source=source)
+    await harness.vote((await harness.turn()).id, source={"kind": "HUMAN", "id": "8"})
     await curate(harness.db, settings)
     assert {sample.state for sample in await harness.all(Sample)} == {SampleState.OPEN}
-    await harness.thumb((await harness.turn()).id, source=source)
+    await harness.vote((await harness.turn()).id, source=source)
     await curate(harness.db, settings)
     states = {(sample.rater, sample.state) for sample in await harness.all(Sample)}
     assert states == {("HUMAN/7", SampleState.QUARANTINED), ("HUMAN/8", SampleState.OPEN)}

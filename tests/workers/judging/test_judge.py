@@ -82,7 +82,7 @@ async def test_a_source_may_have_no_opinion(harness: Harness) -> None:
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 async def test_an_unreadable_answer_is_retried_and_then_fails(harness: Harness, answer: Any, reason: str) -> None:
     turn = await harness.turn()
-    await harness.thumb(turn.id)
+    await harness.vote(turn.id)
     endpoint = ScriptedEndpoint(lambda body: answer)
     with endpoint.serve() as url:
         settings = settings_with_sources(harness, http(url), max_attempts=2)

@@ -254,11 +254,11 @@ async def test_a_comparison_that_fails_is_retried_as_a_whole(harness: Harness) -
     assert sorted(row.value for row in await harness.all(Judgement)) == [-1.0, 1.0] and len(endpoint.requests) == 4
 
 
-async def test_the_api_of_attune_may_be_the_judge(harness: Harness, served: str, scripted: ScriptedEngine) -> None:
+async def test_the_api_of_attune_may_be_the_judge(harness: Harness, live_url: str, scripted: ScriptedEngine) -> None:
     """Its prompts become turns of their own. No source is asked about them, or they would multiply."""
     await harness.turn()
     scripted.reply_text = '{"reason": "it greets", "grade": 5}'
-    source = judge_source(served, model="shop", key="attune")
+    source = judge_source(live_url, model="shop", key="attune")
     settings = settings_with_sources(harness, source, secrets={"attune": SecretStr(harness.key)})
     [judgement] = await run_judging(harness, settings)
     assert (judgement.state, judgement.value) == (JudgementState.DONE, 1.0)

@@ -1,7 +1,7 @@
 """The reward model as a source: it scores replies without feedback, with a trainer in this process."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alignment.reward_model.dataset import PreferenceDataset
+from alignment.reward_model.dataset import Reply
 from app.models import (
     ApiKey,
     Judgement,
@@ -34,11 +34,12 @@ from tests.support.judgements import make_judgements_due
 from tests.workers.training.test_loop import Rank
 from workers.context import WorkerContext
 from workers.curate import curate
+from workers.judging import reward_model_source
 from workers.judging.judge import judge
-from workers.judging.sources import reward_model
 from workers.reconcile import reconcile
-from workers.training import batches, loop
-from workers.training.ranks import RankGroup, RankGroupFailed
+from workers.training import batches
+from workers.training.loop import TrainingLoop
+from workers.training.ranks import Command, RankGroup, RankGroupFailed
 
 
 @pytest.fixture
@@ -59,10 +60,9 @@ def fake_scores(rank: Rank, value: float = 0.8) -> list[int]:
     """Return the number of replies of each forward pass, and answer each with `value` instead of a model's score."""
     batch_sizes: list[int] = []
 
-    def run(command: dict[str, Any]) -> dict[str, Any]:
-        count = len(PreferenceDataset.from_bytes(command["replies"]).replies)
-        batch_sizes.append(count)
-        return {"scores": [value] * count}
+    def run(action: str, replies: Sequence[Reply], **arguments: Any) -> list[float]:
+        batch_sizes.append(len(replies))
+        return [value] * len(replies)
 
     rank.group.run = run  # type: ignore[method-assign]
     return batch_sizes
@@ -83,7 +83,9 @@ async def test_from_feedback_to_a_model_to_rewards_until_it_is_disabled(harness:
     good, bad = await create_turn(harness, LIKED_TOKEN), await create_turn(harness, DISLIKED_TOKEN)
     await curate(harness.db, settings)
     assert await judge(harness.db, settings, "judge") == 0, "the judge stage leaves them to the trainer"
-    assert await rank.work() == 1 + (reward_model.MAX_TURNS < 160) * 2  # the turns with ratings are scored as well
+    assert (
+        await rank.work() == 1 + (reward_model_source.MAX_TURNS < 160) * 2
+    )  # the turns with ratings are scored as well
     judgements = {one.turn_id: one for one in await harness.all(Judgement)}
     assert judgements[good.id].state == judgements[bad.id].state == JudgementState.DONE
     assert judgements[good.id].value > 0 > judgements[bad.id].value
@@ -117,8 +119,8 @@ async def test_a_batch_does_not_wait_for_a_fit(harness: Harness, rank: Rank, mon
     commands: list[str] = []
     execute, batch = rank.group.execute, SimpleNamespace(adapter_name="shop-v1")
 
-    def record_command(command: dict[str, Any]) -> dict[str, Any]:
-        commands.append(command["action"])
+    def record_command(command: Command) -> Any:
+        commands.append(command[0])
         return execute(command)
 
     async def claim(*args: Any) -> Any:  # a batch arrives after the first steps of the fit
@@ -126,7 +128,7 @@ async def test_a_batch_does_not_wait_for_a_fit(harness: Harness, rank: Rank, mon
 
     monkeypatch.setattr(rank.group, "execute", record_command)
     monkeypatch.setattr(batches, "claim", claim)
-    monkeypatch.setattr(loop, "train_batch", lambda *args: commands.append("batch"))
+    monkeypatch.setattr(TrainingLoop, "train_batch", lambda *args: commands.append("batch"))
     assert await rank.work() == 1
     assert commands[:4] == ["begin_fit", "advance_fit", "batch", "advance_fit"] and commands[-1] == "finish_fit"
     assert [row.state for row in await harness.all(RewardModel)] == ["serving"]
@@ -140,14 +142,14 @@ async def test_without_a_serving_model_judgements_are_skipped(harness: Harness, 
     assert (judgement.turn_id, judgement.state, judgement.reason) == (
         turn.id,
         JudgementState.SKIPPED,
-        reward_model.NOT_SERVING,
+        reward_model_source.NOT_SERVING,
     )
     await create_reward_model(harness, RewardModelState.DISABLED, reason="it is odd")
     await create_turn(harness, LIKED_TOKEN)
     await curate(harness.db, rank.context.settings)
     assert await rank.work() == 1
     assert {one.reason for one in await harness.all(Judgement)} == {
-        reward_model.NOT_SERVING,
+        reward_model_source.NOT_SERVING,
         "the reward model is disabled: it is odd",
     }
 
@@ -181,12 +183,12 @@ async def test_the_feedback_of_a_person_overrules_the_model(harness: Harness, ra
     await create_reward_model(harness)
     fake_scores(rank, 0.9)
     turn = await create_turn(harness, LIKED_TOKEN)
-    assert (await harness.thumb(turn.id, "down")).status_code == 201
+    assert (await harness.vote(turn.id, "down")).status_code == 201
     await curate(harness.db, rank.context.settings)
     await rank.work()
     [sample] = await harness.all(Sample)
     assert sample.reward == -1.0
-    assert (await harness.thumb(turn.id, "up")).status_code == 201
+    assert (await harness.vote(turn.id, "up")).status_code == 201
     await curate(harness.db, rank.context.settings)
     [sample] = await harness.all(Sample)
     assert 0.9 < sample.reward < 1.0
@@ -199,12 +201,11 @@ async def test_a_turn_that_crashes_the_trainer_is_retried_alone_and_fails(harnes
     await curate(harness.db, settings)
     batch_sizes: list[int] = []
 
-    def run(command: dict[str, Any]) -> dict[str, Any]:
-        replies = PreferenceDataset.from_bytes(command["replies"]).replies
+    def run(action: str, replies: Sequence[Reply], **arguments: Any) -> list[float]:
         batch_sizes.append(len(replies))
         if any(reply.turn_id == turns[0].id for reply in replies):
             raise RankGroupFailed("MemoryError: no more")
-        return {"scores": [0.5] * len(replies)}
+        return [0.5] * len(replies)
 
     rank.group.run = run  # type: ignore[method-assign]
     for _ in range(3 * settings.max_attempts):
@@ -235,14 +236,14 @@ async def test_scores_under_a_lost_lease_are_not_recorded(harness: Harness, rank
     settings = rank.context.settings
     await create_turn(harness, LIKED_TOKEN)
     await curate(harness.db, settings)
-    first = await reward_model.claim_scoring_job(harness.db, "first", settings)
-    assert first is not None and await reward_model.claim_scoring_job(harness.db, "second", settings) is None
+    first = await reward_model_source.claim_scoring_job(harness.db, "first", settings)
+    assert first is not None and await reward_model_source.claim_scoring_job(harness.db, "second", settings) is None
     await make_judgements_due(harness)
-    second = await reward_model.claim_scoring_job(harness.db, "second", settings)
+    second = await reward_model_source.claim_scoring_job(harness.db, "second", settings)
     assert second is not None
-    [turn_id] = set(second.turn_ids.values())
-    assert await reward_model.record_scores(harness.db, settings, second, {turn_id: 0.5}, 0.1) == 1
-    assert await reward_model.record_scores(harness.db, settings, first, {turn_id: -0.5}, 0.1) == 0
+    [turn_id] = {judgement.turn_id for judgement in second.judgements}
+    assert await reward_model_source.record_scores(harness.db, settings, second, {turn_id: 0.5}, 0.1) == 1
+    assert await reward_model_source.record_scores(harness.db, settings, first, {turn_id: -0.5}, 0.1) == 0
     assert [one.value for one in await harness.all(Reward)] == [0.5]
 
 
@@ -251,11 +252,11 @@ async def test_the_scores_of_a_model_disabled_meanwhile_are_not_used(harness: Ha
     settings = rank.context.settings
     turn = await create_turn(harness, LIKED_TOKEN)
     await curate(harness.db, settings)
-    job = await reward_model.claim_scoring_job(harness.db, "me", settings)
+    job = await reward_model_source.claim_scoring_job(harness.db, "me", settings)
     assert job is not None
     async with harness.db.write() as session:
         (await session.get_one(RewardModel, row.id)).state = RewardModelState.DISABLED
-    await reward_model.record_scores(harness.db, settings, job, {turn.id: 0.5}, 0.1)
+    await reward_model_source.record_scores(harness.db, settings, job, {turn.id: 0.5}, 0.1)
     [judgement] = await harness.all(Judgement)
-    assert (judgement.state, judgement.reason) == (JudgementState.SKIPPED, reward_model.DISABLED)
+    assert (judgement.state, judgement.reason) == (JudgementState.SKIPPED, reward_model_source.DISABLED)
     assert await harness.all(Reward) == []

@@ -30,7 +30,7 @@ from tests.workers.release.test_publish import create_trained_version, export_va
 from workers.reconcile import reconcile
 from workers.release import engine_inventory
 from workers.release.adapter_sync import sync_adapters
-from workers.release.canary import check_canaries
+from workers.release.decisions import check_canaries
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
 from workers.training.assemble import assemble
@@ -62,8 +62,10 @@ async def add_turns(
     kind: str | None = "HUMAN",
     **values: object,
 ) -> None:
-    """So many replies of a version, and what as many people (or so many) made of them. Without a kind of rater: what a
-    source of the policy's own did."""
+    """Add replies of a version with a reward each, by different raters or by `raters` of them.
+
+    With `kind=None` the rewards come from a reward source of the policy.
+    """
     for at in range(good + bad):
         values = {"route_reason": RouteReason.CANARY if version.number else RouteReason.STABLE, **TOOK, **values}
         turn = await harness.turn(version, **values)
@@ -82,16 +84,16 @@ async def test_new_version_starts_as_a_canary_and_training_waits(harness: Harnes
     base = await harness.serving()
     version = await start_canary(harness)
     assert (await harness.serving()).id == base.id
-    home: Version = await harness.get(Version, version.id)
-    assert home.state == VersionState.CANARY and "trained_to_served" in home.timings
-    pointer = await deployment(harness)
-    assert (pointer.canary_version_id, pointer.canary_share, pointer.canary_watched) == (version.id, 0.2, True)
+    canary: Version = await harness.get(Version, version.id)
+    assert canary.state == VersionState.CANARY and "trained_to_served" in canary.timings
+    row = await deployment(harness)
+    assert (row.canary_version_id, row.canary_share, row.canary_watched) == (version.id, 0.2, True)
     await add_turns(harness, version, 4, 4)
     await reconcile(harness.db, harness.settings)
     assert (await deployment(harness)).canary_version_id == version.id, "nothing is decided yet"
     assert await assemble(harness.db, harness.settings) == 0
-    told = (await harness.api.get("/v1/policies/shop/training")).json()["waiting_for"]
-    assert told == "shop@v1 is a canary: learning continues when it is live or rolled back."
+    waiting_for = (await harness.api.get("/v1/policies/shop/training")).json()["waiting_for"]
+    assert waiting_for == "shop@v1 is a canary: learning continues when it is live or rolled back."
 
 
 async def test_worse_canary_is_rolled_back_and_training_continues_from_the_serving_version(
@@ -102,12 +104,12 @@ async def test_worse_canary_is_rolled_back_and_training_continues_from_the_servi
     await add_turns(harness, base, 40, 10)
     await add_turns(harness, version, 5, 25)
     await reconcile(harness.db, harness.settings)
-    taken: Version = await harness.get(Version, version.id)
-    assert taken.state == VersionState.ROLLED_BACK and "less approval: 17% of 30 rated" in (taken.reason or "")
+    ended: Version = await harness.get(Version, version.id)
+    assert ended.state == VersionState.ROLLED_BACK and "less approval: 17% of 30 rated" in (ended.reason or "")
     assert (await deployment(harness)).canary_version_id is None
     assert (await harness.policy()).head_version_id == base.id == (await harness.serving()).id
-    ended = [row for row in await harness.all(Audit) if row.action == "canary.ended"]
-    assert [(row.actor, row.reason) for row in ended] == [("watch", taken.reason)]
+    entries = [row for row in await harness.all(Audit) if row.action == "canary.ended"]
+    assert [(row.actor, row.reason) for row in entries] == [("reconcile", ended.reason)]
 
 
 async def test_canary_that_is_as_good_goes_live(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -180,8 +182,8 @@ async def test_canary_without_feedback_is_rolled_back(harness: Harness, scripted
         assert row.canary_since is not None
         row.canary_since -= CONFIG.patience_seconds + 1
     await reconcile(harness.db, harness.settings)
-    taken: Version = await harness.get(Version, version.id)
-    assert taken.state == VersionState.ROLLED_BACK and "not enough data" in (taken.reason or "")
+    ended: Version = await harness.get(Version, version.id)
+    assert ended.state == VersionState.ROLLED_BACK and "not enough data" in (ended.reason or "")
 
 
 async def test_unwatched_canary_is_left_to_the_operator(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -222,9 +224,9 @@ async def test_pinned_version_is_loaded_again_on_an_engine_that_lost_it(
     assert set(scripted.adapters) == {"shop-v3", "shop-v4"}
     policy = await harness.policy()
     for at, user in ((0, "ada"), (1, "bob")):
-        held = {"project_id": policy.project_id, "policy_id": policy.id, "version_id": versions[at].id}
+        values = {"project_id": policy.project_id, "policy_id": policy.id, "version_id": versions[at].id}
         async with harness.db.write() as session:
-            session.add(Pin(id=new_id("pin"), kind=PinKind.USER, subject=user, actor="test", **held))
+            session.add(Pin(id=new_id("pin"), kind=PinKind.USER, subject=user, actor="test", **values))
     flip(Path(versions[1].adapter_path or "") / "adapter_model.safetensors")
     await sync_adapters(harness.db, settings)
     [engine] = await harness.all(Engine)
@@ -237,7 +239,7 @@ async def test_pinned_version_is_loaded_again_on_an_engine_that_lost_it(
     [turn] = await harness.all(Turn)
     assert (turn.version_id, turn.route_reason) == (versions[0].id, RouteReason.PINNED)
     await reconcile(harness.db, settings)
-    assert "shop-v1" in scripted.adapters, "and it is kept"
+    assert "shop-v1" in scripted.adapters, "it stays loaded"
 
 
 async def start_watched_canary(harness: Harness, number: int) -> None:

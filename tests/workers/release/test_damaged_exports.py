@@ -12,12 +12,13 @@ from safetensors.torch import load_file
 from starlette.requests import Request
 from starlette.responses import Response
 
-from alignment.artifacts import ADAPTER, write_manifest
+from alignment.artifacts.manifest import write_manifest
+from alignment.artifacts.specs import ADAPTER
 from alignment.config.trainer import TrainerConfig
-from alignment.trainer.export import Export
+from alignment.trainer.checkpoint import Export
 from app.deployments import service
 from app.models import Audit, Engine, Policy, Version, VersionState
-from tests.faults.suite.learner import StandIn
+from tests.faults.suite.fake_trainer import FakeTrainer
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import REPOSITORY, InMemoryEngineRecord, engine_spec, wait_for_event
 from tests.support.scripted_engine import ScriptedEngine, serve
@@ -49,12 +50,12 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "zeros to its end": lambda raw: raw[: len(raw) // 2] + bytes(len(raw) - len(raw) // 2),
     "with a flipped bit": flip,
 }
-SILENT = ("zeros to its end", "with a flipped bit")  # what safetensors reads without a word
+SILENT = ("zeros to its end", "with a flipped bit")  # safetensors reads these without an error
 SEALED = {  # what says no when the damage was there before the manifest was written
     "empty": "is not a complete safetensors file",
     "cut in its header": "is not a complete safetensors file",
-    "cut in its tensors": "its offsets do not match its shape",
-    "longer than it was": "bytes that belong to no tensor",
+    "cut in its tensors": "file not fully covered",
+    "longer than it was": "file not fully covered",
     "without its header's length": "is not a complete safetensors file",
     "with a torn header": "is not a complete safetensors file",
     "zeros to its end": "zeros",
@@ -66,14 +67,14 @@ SEALED = {  # what says no when the damage was there before the manifest was wri
 class RecordingEngine(ScriptedEngine):
     """Records all requests but health checks."""
 
-    asked: list[str] = field(default_factory=list)
+    received: list[str] = field(default_factory=list)
 
     async def _load(self, request: Request) -> Response:
-        self.asked.append((await request.json())["lora_name"])
+        self.received.append((await request.json())["lora_name"])
         return await super()._load(request)
 
     async def _generate(self, request: Request) -> Response:
-        self.asked.append("tokens")
+        self.received.append("tokens")
         return await super()._generate(request)
 
 
@@ -88,7 +89,7 @@ async def replica(harness: Harness) -> AsyncIterator[RecordingEngine]:
 
 def export_adapter(folder: Path, model: str) -> Export:
     """Export an adapter as the trainer does."""
-    return StandIn(Path(model), TrainerConfig()).export(folder, {"parent": None})
+    return FakeTrainer(Path(model), TrainerConfig()).export(folder, {"parent": None})
 
 
 def damage_file(folder: Path, damage: str) -> None:
@@ -104,8 +105,8 @@ async def create_trained_version(harness: Harness) -> tuple[Version, Path]:
 
 async def evaluate_version(harness: Harness, version: Version) -> Version:
     await evaluate(harness.db, harness.settings, "test")
-    home: Version = await harness.get(Version, version.id)
-    return home
+    released: Version = await harness.get(Version, version.id)
+    return released
 
 
 def safetensors_reads(folder: Path) -> bool:
@@ -120,7 +121,7 @@ async def test_undamaged_export_reaches_the_engine(harness: Harness, replica: Re
     """The control: an undamaged export reaches the engine."""
     version, _ = await create_trained_version(harness)
     await evaluate_version(harness, version)
-    assert replica.asked[0] == "shop-v1"
+    assert replica.received[0] == "shop-v1"
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -131,12 +132,12 @@ async def test_damage_after_sealing_is_rejected_before_the_engine_is_used(
     version, path = await create_trained_version(harness)
     damage_file(path, damage)
     assert safetensors_reads(path) == (damage in SILENT)
-    home = await evaluate_version(harness, version)
-    told = f"DamagedAdapter: {ADAPTER} in {path} differs from the hash or size in its manifest.json."
-    assert (home.state, home.reason) == (VersionState.REJECTED, told)
-    assert replica.asked == []
+    released = await evaluate_version(harness, version)
+    reason = f"DamagedAdapter: {ADAPTER} in {path} differs from the hash or size in its manifest.json."
+    assert (released.state, released.reason) == (VersionState.REJECTED, reason)
+    assert replica.received == []
     assert (await harness.serving()).id == base.id == (await harness.policy()).head_version_id
-    assert [row.reason for row in await harness.all(Audit) if row.action == "version.rejected"] == [told]
+    assert [row.reason for row in await harness.all(Audit) if row.action == "version.rejected"] == [reason]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -148,10 +149,10 @@ async def test_damage_before_sealing_is_rejected_before_the_engine_is_used(
     sha256 = write_manifest(path, {"parent": None})
     async with harness.db.write() as session:
         (await session.get_one(Version, version.id)).manifest_sha256 = sha256
-    home = await evaluate_version(harness, version)
-    assert home.state == VersionState.REJECTED and home.reason is not None
-    assert home.reason.startswith("DamagedAdapter: ") and SEALED[damage] in home.reason
-    assert replica.asked == []
+    released = await evaluate_version(harness, version)
+    assert released.state == VersionState.REJECTED and released.reason is not None
+    assert released.reason.startswith("DamagedAdapter: ") and SEALED[damage] in released.reason
+    assert replica.received == []
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -164,7 +165,7 @@ async def test_version_damaged_since_it_went_live_is_not_loaded_on_another_engin
         await service.set_live(session, policy, row, actor="test", reason=None)
     damage_file(path, damage)
     await sync_adapters(harness.db, harness.settings)
-    assert replica.asked == []
+    assert replica.received == []
     assert (await harness.all(Engine))[0].loaded == []
 
 
@@ -177,10 +178,10 @@ async def test_damaged_versions_are_not_loaded_on_an_engine_that_starts(
     interpreter.chmod(0o755)
     monkeypatch.setenv("STAND_IN", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    ledger, told = InMemoryEngineRecord(), list[str]()
+    record, lines = InMemoryEngineRecord(), list[str]()
     for number, damage in enumerate((None, *DAMAGES)):
         made = export_adapter(tmp_path / "versions" / f"shop-v{number}", harness.settings.model)
-        ledger.wanted_versions.append(VersionRef(f"shop-v{number}", made.path, made.manifest_sha256))
+        record.wanted_versions.append(VersionRef(f"shop-v{number}", made.path, made.manifest_sha256))
         if damage is not None:
             damage_file(made.path, damage)
 
@@ -188,14 +189,14 @@ async def test_damaged_versions_are_not_loaded_on_an_engine_that_starts(
         check_version(harness.settings.model, path, manifest_sha256)
 
     spec = replace(engine_spec(tmp_path, tmp_path), python=interpreter)
-    supervisor = Supervisor(spec, ledger, local_versions(check), report=told.append)
+    supervisor = Supervisor(spec, record, local_versions(check), report=lines.append)
     running = asyncio.create_task(supervisor.run())
     async with asyncio.timeout(60):
-        while len(refused := {words for words in told if "differs from the hash or size" in words}) < len(DAMAGES):
+        while len(refused := {line for line in lines if "differs from the hash or size" in line}) < len(DAMAGES):
             await asyncio.sleep(0.02)
-    ledger.wanted_versions = ledger.wanted_versions[:1]
-    await wait_for_event(ledger, "ready 1", 60)
+    record.wanted_versions = record.wanted_versions[:1]
+    await wait_for_event(record, "ready 1", 60)
     supervisor.stop()
     await running
-    assert {words.partition(" ")[0] for words in refused} == {f"shop-v{number}" for number in range(1, 9)}
+    assert {line.partition(" ")[0] for line in refused} == {f"shop-v{number}" for number in range(1, 9)}
     assert (tmp_path / "loads").read_text().split() == ["shop-v0"]

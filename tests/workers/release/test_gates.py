@@ -7,7 +7,7 @@ import pytest
 from alignment.release.gates import Candidate
 from alignment.signals.verifiers import VerifierInput
 from app.core.settings import Settings
-from app.inference.errors import EngineRefused
+from app.inference.transport import EngineRefused
 from app.models import Dataset, DatasetKind, DatasetRow, LearningMode, Version, VersionState, new_id
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
@@ -28,8 +28,7 @@ def broken_gate(candidate: Candidate) -> str | None:
 
 async def run_gates(harness: Harness, *gates: dict[str, Any], **values: Any) -> Version:
     """Evaluate a version with these gates."""
-    told = harness.settings.model_dump(exclude={"gates"}) | {"gates": gates}
-    settings = Settings.model_validate(told)
+    settings = Settings.model_validate(harness.settings.model_dump(exclude={"gates"}) | {"gates": gates})
     version = await create_trained_version(harness)
     async with harness.db.write() as session:
         for name, value in values.items():
@@ -74,7 +73,7 @@ async def test_metric_out_of_bounds_rejects_the_version(
 
 
 @pytest.mark.parametrize(
-    ("function", "mood", "said"),
+    ("function", "mood", "reason"),
     [
         (f"{__name__}:user_gate", "high", None),
         (f"{__name__}:user_gate", "low", "gate mine: it feels wrong"),
@@ -83,13 +82,13 @@ async def test_metric_out_of_bounds_rejects_the_version(
     ],
 )
 async def test_user_function_decides_and_a_failing_one_rejects(
-    harness: Harness, scripted: ScriptedEngine, function: str, mood: str, said: str | None
+    harness: Harness, scripted: ScriptedEngine, function: str, mood: str, reason: str | None
 ) -> None:
     version = await run_gates(
         harness, {"type": "function", "name": "mine", "function": function}, metrics={"mood": mood}
     )
-    assert version.state == (VersionState.LIVE if said is None else VersionState.REJECTED)
-    assert said is None or (version.reason or "").startswith(said)
+    assert version.state == (VersionState.LIVE if reason is None else VersionState.REJECTED)
+    assert reason is None or (version.reason or "").startswith(reason)
 
 
 async def test_held_out_prompts_are_answered_by_candidate_and_serving_version(
@@ -98,25 +97,25 @@ async def test_held_out_prompts_are_answered_by_candidate_and_serving_version(
     await prompts(harness, row("When?", "nine to six"), row("Where?", "Main Street"))
     version = await run_gates(harness, PROMPTS | {"at_least": 0.5, "max_drop": 0.1})
     assert (version.state, version.metrics["gate/hours"]) == (VersionState.LIVE, 0.5)
-    asked = [body for body in scripted.requests if "messages" in body]
-    assert [body.get("lora_path") for body in asked] == ["shop-v1", "shop-v1", None, None]
-    assert {body["priority"] for body in asked} == {-1}
+    requests = [body for body in scripted.requests if "messages" in body]
+    assert [body.get("lora_path") for body in requests] == ["shop-v1", "shop-v1", None, None]
+    assert {body["priority"] for body in requests} == {-1}
     assert "gates" in version.timings
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "reason"),
     [
         ([row("Where?", "Main Street")], "gate hours: 0.0% of 1 replies are right, less than 50.0%"),
         ([], "gate hours: there is no dataset of prompts named 'hours'"),
     ],
 )
 async def test_wrong_answers_and_missing_prompts_reject_the_version(
-    harness: Harness, scripted: ScriptedEngine, rows: list[dict[str, Any]], said: str
+    harness: Harness, scripted: ScriptedEngine, rows: list[dict[str, Any]], reason: str
 ) -> None:
     await prompts(harness, *rows)
     version = await run_gates(harness, PROMPTS | {"at_least": 0.5})
-    assert (version.state, version.reason) == (VersionState.REJECTED, said)
+    assert (version.state, version.reason) == (VersionState.REJECTED, reason)
 
 
 def user_verifier(attempt: VerifierInput) -> Any:
@@ -138,11 +137,11 @@ async def test_verifier_sees_other_columns_and_its_invalid_score_is_wrong(
 async def test_prompt_that_the_engine_refuses_rejects_the_version(
     harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuses(*given: Any) -> Any:
+    async def refuse(*arguments: Any) -> Any:
         raise EngineRefused(400, "the prompt is longer than the context")
 
     await prompts(harness, row("When?", "nine to six"))
-    monkeypatch.setattr("workers.release.gates.EngineClient.complete", refuses)
+    monkeypatch.setattr("workers.release.gates.EngineClient.complete", refuse)
     version = await run_gates(harness, PROMPTS | {"at_least": 0.5})
     assert (version.state, version.reason) == (
         VersionState.REJECTED,

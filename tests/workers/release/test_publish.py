@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alignment.artifacts import ADAPTER
+from alignment.artifacts.specs import ADAPTER
 from app.models import Audit, Engine, EngineState, LearningMode, Policy, Turn, Version, VersionState
 from app.training import kl_guard
 from tests.support.adapters import make_adapter
@@ -47,13 +47,13 @@ async def evaluate_and_publish(harness: Harness) -> None:
 async def test_version_is_loaded_verified_and_then_live(harness: Harness, scripted: ScriptedEngine) -> None:
     base, version = await harness.serving(), await create_trained_version(harness)
     await evaluate_and_publish(harness)
-    home: Version = await harness.get(Version, version.id)
+    released: Version = await harness.get(Version, version.id)
     assert (await harness.serving()).id == version.id
-    assert home.state == VersionState.LIVE and home.lease_owner is None
+    assert released.state == VersionState.LIVE and released.lease_owner is None
     assert (await harness.get(Version, base.id)).state == VersionState.SUPERSEDED
-    assert scripted.adapters == {"shop-v1": home.adapter_path}
+    assert scripted.adapters == {"shop-v1": released.adapter_path}
     assert (await harness.all(Engine))[0].loaded == ["shop-v1"]
-    assert {"check", "load", "verify", "switch", "trained_to_served"} <= home.timings.keys()
+    assert {"check", "load", "verify", "switch", "trained_to_served"} <= released.timings.keys()
     answer = await harness.api.post(
         "/v1/chat/completions", json={"model": "shop", "messages": [{"role": "user", "content": "hi"}]}
     )
@@ -61,7 +61,7 @@ async def test_version_is_loaded_verified_and_then_live(harness: Harness, script
 
 
 async def test_adapter_may_be_sent_in_the_request(
-    harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine, second_engine: ScriptedEngine
 ) -> None:
     version, settings = (
         await create_trained_version(harness),
@@ -69,7 +69,7 @@ async def test_adapter_may_be_sent_in_the_request(
     )
     await evaluate(harness.db, settings, "test")
     assert (await harness.serving()).id == version.id
-    [body], [same] = scripted.payloads, second.payloads
+    [body], [same] = scripted.payloads, second_engine.payloads
     assert body == same and body["lora_name"] == "shop-v1"
     tensors = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))
     truth = load_file(Path(version.adapter_path or "") / ADAPTER)
@@ -78,9 +78,9 @@ async def test_adapter_may_be_sent_in_the_request(
     assert "transfer" in (await harness.get(Version, version.id)).timings
     async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-1")).loaded = []
-    second.adapters.clear()
+    second_engine.adapters.clear()
     await sync_adapters(harness.db, settings)
-    assert len(second.payloads) == 2 and "shop-v1" in second.adapters
+    assert len(second_engine.payloads) == 2 and "shop-v1" in second_engine.adapters
 
 
 async def test_weights_that_differ_from_the_trainers_never_serve(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -120,20 +120,20 @@ async def test_version_waits_for_a_ready_engine(harness: Harness) -> None:
 
 
 async def test_version_is_verified_on_all_engines_in_parallel(
-    harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine, second_engine: ScriptedEngine
 ) -> None:
     version = await create_trained_version(harness)
     await evaluate_and_publish(harness)
     assert (await harness.serving()).id == version.id
     assert [engine.loaded for engine in await harness.all(Engine)] == [["shop-v1"], ["shop-v1"]]
-    assert "shop-v1" in scripted.adapters and "shop-v1" in second.adapters
+    assert "shop-v1" in scripted.adapters and "shop-v1" in second_engine.adapters
 
 
 async def test_hanging_engine_delays_nothing_and_gets_no_traffic_for_the_version(
-    harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine, second_engine: ScriptedEngine
 ) -> None:
     version = await create_trained_version(harness)
-    second.hang = True
+    second_engine.hang = True
     async with asyncio.timeout(50):  # a load is waited for for a minute
         while (await harness.serving()).id != version.id:
             await evaluate_and_publish(harness)
@@ -141,17 +141,17 @@ async def test_hanging_engine_delays_nothing_and_gets_no_traffic_for_the_version
         body = {"model": "shop", "messages": [{"role": "user", "content": f"question {number}"}]}
         assert (await harness.api.post("/v1/chat/completions", json=body)).status_code == 200
     assert {turn.engine for turn in await harness.all(Turn)} == {"engine-0"}
-    second.hang = False
+    second_engine.hang = False
     await sync_adapters(harness.db, harness.settings)
     assert [engine.loaded for engine in await harness.all(Engine)] == [["shop-v1"], ["shop-v1"]]
 
 
 async def test_load_that_hangs_on_one_of_three_engines_is_finished_later(
-    harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, scripted: ScriptedEngine, second_engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version, third = await create_trained_version(harness), ScriptedEngine(load_hangs=True)
 
-    async def asked() -> set[str]:
+    async def used_engines() -> set[str]:
         await asyncio.sleep(2 * harness.settings.route_cache_seconds)
         before = {turn.id for turn in await harness.all(Turn)}
         for number in range(16):
@@ -166,36 +166,36 @@ async def test_load_that_hangs_on_one_of_three_engines_is_finished_later(
         async with asyncio.timeout(40):  # a load is waited for for a minute
             await evaluate_and_publish(harness)
         assert (await harness.serving()).id == version.id
-        assert await asked() == {"engine-0", "engine-1"}
+        assert await used_engines() == {"engine-0", "engine-1"}
         monkeypatch.setattr(adapter_sync, "MAX_SECONDS_BY_PATH", 0.3)
         monkeypatch.setattr(adapter_sync, "backoff", lambda attempt: 0.0)
         await sync_adapters(harness.db, harness.settings)
-        held = {engine.name: engine.loaded for engine in await harness.all(Engine)}
-        assert held == {"engine-0": ["shop-v1"], "engine-1": ["shop-v1"], "engine-2": []}
+        loaded = {engine.name: engine.loaded for engine in await harness.all(Engine)}
+        assert loaded == {"engine-0": ["shop-v1"], "engine-1": ["shop-v1"], "engine-2": []}
         third.load_hangs = False
         async with asyncio.timeout(30):
             while (await harness.get(Engine, "engine-2")).loaded != ["shop-v1"]:
                 await sync_adapters(harness.db, harness.settings)
-        assert await asked() == {"engine-0", "engine-1", "engine-2"}
+        assert await used_engines() == {"engine-0", "engine-1", "engine-2"}
 
 
 @pytest.mark.parametrize("away", [0, 1, 2])
 async def test_version_verified_on_one_engine_is_not_rejected_for_dead_ones(
-    harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine, away: int
+    harness: Harness, scripted: ScriptedEngine, second_engine: ScriptedEngine, away: int
 ) -> None:
     """One of three engines is too few; with none, the attempt does not count."""
     version, third = await create_trained_version(harness), ScriptedEngine()
     with serve(third) as url:
         async with harness.db.write() as session:
             session.add(Engine(name="engine-2", url=url, state=EngineState.READY, incarnation=1, loaded=[]))
-        working, dead = (scripted, second, third)[: 2 - away], (scripted, second, third)[2 - away :]
+        working, dead = (scripted, second_engine, third)[: 2 - away], (scripted, second_engine, third)[2 - away :]
         for engine in dead:
             engine.refuse_status = 503
         for _ in range(harness.settings.max_attempts + 2):
             await evaluate_and_publish(harness)
-        home: Version = await harness.get(Version, version.id)
-        assert home.state == (VersionState.LIVE if len(working) == 2 else VersionState.TRAINED)
-        assert home.lease_owner is None
+        released: Version = await harness.get(Version, version.id)
+        assert released.state == (VersionState.LIVE if len(working) == 2 else VersionState.TRAINED)
+        assert released.lease_owner is None
         for engine in dead:
             engine.refuse_status = None
         await evaluate_and_publish(harness)
@@ -203,10 +203,10 @@ async def test_version_verified_on_one_engine_is_not_rejected_for_dead_ones(
 
 
 async def test_one_engine_that_refuses_does_not_outvote_one_that_verifies(
-    harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine, second_engine: ScriptedEngine
 ) -> None:
     version = await create_trained_version(harness)
-    second.load_fails = True
+    second_engine.load_fails = True
     await evaluate_and_publish(harness)
     assert (await harness.serving()).id == version.id
     scripted.load_fails = True
@@ -219,13 +219,13 @@ async def test_one_engine_that_refuses_does_not_outvote_one_that_verifies(
 async def test_unrecorded_adapter_is_unloaded_unless_it_is_wanted(harness: Harness, scripted: ScriptedEngine) -> None:
     version = await create_trained_version(harness)
     await evaluate_and_publish(harness)
-    scripted.adapters |= {"shop-v7": "/nowhere", "somebody-elses": "/nowhere"}
+    scripted.adapters |= {"shop-v7": "/nowhere", "unknown-v1": "/nowhere"}
     base = await harness.get(Version, version.parent_id)
     await harness.version(VersionState.REJECTED, number=7, adapter_name="shop-v7", parent_id=base.id)
     async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).loaded = []
     await unload_unused_adapters(harness.db, harness.settings)
-    assert set(scripted.adapters) == {"shop-v1", "somebody-elses"}
+    assert set(scripted.adapters) == {"shop-v1", "unknown-v1"}
 
 
 async def test_serving_version_that_no_engine_holds_is_503_and_gets_loaded(
@@ -264,12 +264,12 @@ async def test_rollback_during_evaluation_rejects_the_version(
         await publish(harness.db, harness.settings)
     else:
 
-        async def meanwhile(*given: Any) -> VerificationResult:
-            outcome = await verify_on_engines(*given)
+        async def verify_meanwhile(*arguments: Any) -> VerificationResult:
+            outcome = await verify_on_engines(*arguments)
             await set_head(harness, base)
             return outcome
 
-        monkeypatch.setattr("workers.release.evaluate.verify_on_engines", meanwhile)
+        monkeypatch.setattr("workers.release.evaluate.verify_on_engines", verify_meanwhile)
         await evaluate(harness.db, harness.settings, "test")
     assert (await harness.serving()).id == base.id
     left: Version = await harness.get(Version, version.id)
@@ -321,8 +321,8 @@ async def test_version_beyond_the_kl_guard_is_rejected_and_training_becomes_sync
     policy = await harness.policy()
     assert (await harness.serving()).id == near.id
     assert (policy.mode, policy.kl_alarms) == (LearningMode.ASYNCHRONOUS, 0)
-    moves = [row.action for row in await harness.all(Audit) if row.actor == "guard"]
-    assert moves == ["training.synchronous", "training.asynchronous"]
+    actions = [row.action for row in await harness.all(Audit) if row.actor == "guard"]
+    assert actions == ["training.synchronous", "training.asynchronous"]
 
 
 async def test_repeated_kl_alarms_halt_training_until_it_is_resumed(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -334,7 +334,7 @@ async def test_repeated_kl_alarms_halt_training_until_it_is_resumed(harness: Har
     assert (policy.mode, policy.kl_alarms) == (LearningMode.HALTED, 3)
     assert policy.mode_reason is not None and "3 alarms in a row" in policy.mode_reason
     async with harness.db.write() as session:
-        await kl_guard.resume(session, await session.get_one(Policy, policy.id), actor="sk-test", reason="looked at it")
+        kl_guard.resume(session, await session.get_one(Policy, policy.id), actor="sk-test", reason="looked at it")
     policy = await harness.policy()
     assert (policy.mode, policy.kl_alarms) == (LearningMode.ASYNCHRONOUS, 0)
     assert [row.actor for row in await harness.all(Audit) if row.action == "training.asynchronous"] == ["sk-test"]

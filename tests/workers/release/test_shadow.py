@@ -33,17 +33,16 @@ from app.models import (
 from app.projects.service import create_project
 from tests.support.deployment import Harness
 from tests.support.judgements import ScriptedEndpoint, grade_response, run_judging, settings_with_sources
-from tests.support.rollout_rows import HI, chat, read_rollouts, run_rollouts
+from tests.support.rollout_rows import HI, chat, read_rollouts, run_rollout_job, run_rollouts
 from tests.support.scripted_engine import ScriptedEngine
 from tests.workers.release.test_publish import create_trained_version
-from tests.workers.rollouts.test_group_sampling import run_rollout_job
 from workers.curate import curate
 from workers.reconcile import reconcile, unload_unused_adapters
 from workers.release import engine_inventory
+from workers.release.decisions import check_shadow_deployments
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
-from workers.release.shadow import check_shadow_deployments
-from workers.rollouts import rollout_queue, sampler, shadow_replies
+from workers.rollouts import chat_rollouts, rollout_queue, sampler
 from workers.rollouts.sampler import sample_rollouts
 from workers.training.assemble import assemble
 
@@ -88,16 +87,19 @@ async def shadow_turns(harness: Harness) -> list[Turn]:
     return [turn for turn in await harness.all(Turn) if turn.origin == Origin.SHADOW]
 
 
-async def add_pair(harness: Harness, version: Version, ours: float | None, theirs: float | None, **values: Any) -> Turn:
+async def add_pair(
+    harness: Harness, version: Version, candidate_reward: float | None, serving_reward: float | None, **values: Any
+) -> Turn:
     """Create a reply of the serving version and one of the candidate, both scored by the rule."""
     took = {"finished_at": now() + 1.0}
     live = await harness.turn(**took, processed=True)
     done = {"origin": Origin.SHADOW, "shadow_of_id": live.id, "processed": True, **took, **values}
     turn = await harness.turn(version, **done)
     async with harness.db.write() as session:
-        told = {"policy_id": turn.policy_id, "origin": turn.origin, "choice_index": 0, "due_at": 0.0, "expires_at": 0.0}
-        session.add(Rollout(id=turn.id, state=RolloutState.DONE, tokens=2, duration_seconds=1.0, **told))
-        for id, value in ((turn.id, ours), (live.id, theirs)):
+        times = {"due_at": 0.0, "expires_at": 0.0, "duration_seconds": 1.0}
+        names = {"policy_id": turn.policy_id, "origin": turn.origin, "choice_index": 0}
+        session.add(Rollout(id=turn.id, state=RolloutState.DONE, tokens=2, **names, **times))
+        for id, value in ((turn.id, candidate_reward), (live.id, serving_reward)):
             if value is not None:
                 session.add(Reward(id=new_id("rew"), turn_id=id, source="ended", reward_source="ended", value=value))
     return turn
@@ -121,32 +123,32 @@ async def test_shadow_version_answers_and_users_do_not_see_it(harness: Harness, 
         answer = await harness.api.post(
             "/v1/chat/completions", json={"model": "shop", "messages": HI, "user": "ada", "temperature": 0}
         )
-        assert answer.headers["x-policy-version"] == "shop@v0", "its pointer has not moved"
+        assert answer.headers["x-policy-version"] == "shop@v0", "the deployment has not changed"
         named = await harness.api.post("/v1/chat/completions", json={"model": "shop@v1", "messages": HI})
         assert named.status_code == 404, "nor is it there for whoever names it"
         live = await harness.get(Turn, answer.json()["id"])
-        asked = len(scripted.requests)
+        num_requests = len(scripted.requests)
         await curate(harness.db, settings)
         [shadow] = await shadow_turns(harness)
-        assert (shadow.state, len(scripted.requests)) == (TurnState.OPEN, asked), "written down before it is asked"
+        assert (shadow.state, len(scripted.requests)) == (TurnState.OPEN, num_requests), "stored first"
         await run_shadow(harness, settings)
     [shadow] = await shadow_turns(harness)
     assert (shadow.shadow_of_id, shadow.version_id, shadow.state) == (live.id, version.id, TurnState.DONE)
     assert (shadow.prompt_ids, shadow.end_user, shadow.key_id) == (live.prompt_ids, "ada", live.key_id)
-    body = scripted.requests[asked]
+    body = scripted.requests[num_requests]
     assert (body["lora_path"], body["input_ids"], body["priority"]) == ("shop-v1", live.prompt_ids, -1)
-    assert body["temperature"] == 0, "asked as the chat was, though nobody could learn from it"
+    assert body["temperature"] == 0, "with the chat's sampling, although the turn cannot be trained on"
     values = {row.turn_id: row.value for row in await harness.all(Reward)}
     assert values == {live.id: -1.0, shadow.id: 1.0}
     stored = (await harness.api.get("/v1/chat/completions")).json()["data"]
     assert [one["id"] for one in stored] == [live.id]
     assert (await harness.api.get(f"/v1/chat/completions/{shadow.id}")).status_code == 404
-    assert (await harness.thumb(shadow.id)).status_code == 404
+    assert (await harness.vote(shadow.id)).status_code == 404
     assert (await harness.serving()).id == base.id
     assert "data" in (rows := (await harness.api.get("/v1/policies/shop/versions")).json())
     assert {row["name"]: row["turns"] for row in rows["data"]} == {"shop@v0": 1, "shop@v1": 0}
-    told = await get_shadow(harness)
-    assert (told["version"], told["verdict"], told["better"], told["worse"]) == ("shop@v1", "wait", 0, 0)
+    shadow = await get_shadow(harness)
+    assert (shadow["version"], shadow["verdict"], shadow["better"], shadow["worse"]) == ("shop@v1", "wait", 0, 0)
 
 
 async def test_worse_shadow_is_rejected_and_training_continues_from_the_serving_version(
@@ -161,14 +163,14 @@ async def test_worse_shadow_is_rejected_and_training_continues_from_the_serving_
         await run_shadow(harness, settings)
         await reconcile(harness.db, settings)
     row: Version = await harness.get(Version, version.id)
-    said = "shadow: less approval: better in 0 of 10 pairs, worse in 10, confidence 0.9"
-    assert (row.state, row.reason) == (VersionState.REJECTED, said)
+    reason = "shadow: less approval: better in 0 of 10 pairs, worse in 10, confidence 0.9"
+    assert (row.state, row.reason) == (VersionState.REJECTED, reason)
     assert row.metrics["shadow/worse"] == 10 and row.metrics["shadow/approval"] == 1.0
     policy = await harness.policy()
     assert policy.head_version_id == base.id == (await harness.serving()).id
     assert (policy.mode, policy.kl_alarms) == (LearningMode.SYNCHRONOUS, 1), "like a gate's no"
     audit = {(one.action, one.actor): one.reason for one in await harness.all(Audit)}
-    assert audit["version.rejected", "watch"] == said and audit["shadow.began", "publish"] == "verified"
+    assert audit["version.rejected", "reconcile"] == reason and audit["shadow.began", "publish"] == "verified"
     answer = await harness.api.post("/v1/chat/completions", json={"model": "shop", "messages": HI})
     assert answer.headers["x-policy-version"] == "shop@v0"
     await unload_unused_adapters(harness.db, settings)
@@ -205,7 +207,7 @@ async def test_shadow_turns_are_never_trained_on(harness: Harness, scripted: Scr
         await run_shadow(harness, settings)
     chats = {turn.id for turn in await harness.all(Turn) if turn.origin == Origin.CHAT}
     assert {sample.turn_id for sample in await harness.all(Sample)} == chats and len(await shadow_turns(harness)) == 3
-    assert await assemble(harness.db, settings) == 0, "and meanwhile nothing is learned at all"
+    assert await assemble(harness.db, settings) == 0, "training waits meanwhile"
 
 
 async def test_shadow_is_off_by_default(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -227,9 +229,9 @@ async def test_chats_go_first_and_a_shadow_without_capacity_does_not_pass(
     await send_chats(harness, 5)
     await curate(harness.db, harness.settings)
     busy = await harness.turn(state=TurnState.OPEN, finished_at=None)
-    asked = len(scripted.requests)
+    num_requests = len(scripted.requests)
     await sample_rollouts(harness.db, harness.settings, "me")
-    assert len(scripted.requests) == asked, "somebody is talking to the engine"
+    assert len(scripted.requests) == num_requests, "a chat is open"
     async with harness.db.write() as session:
         await session.execute(update(Rollout).values(expires_at=0.0))
     await sample_rollouts(harness.db, harness.settings, "me")
@@ -238,7 +240,7 @@ async def test_chats_go_first_and_a_shadow_without_capacity_does_not_pass(
     await check_shadow_deployments(harness.db, harness.settings)
     row: Version = await harness.get(Version, version.id)
     assert row.state == VersionState.REJECTED and "0 of 4 replies, 0 of 4 rated" in (row.reason or "")
-    assert len(scripted.requests) == asked and (await harness.get(Turn, busy.id)).state == TurnState.OPEN
+    assert len(scripted.requests) == num_requests and (await harness.get(Turn, busy.id)).state == TurnState.OPEN
 
 
 async def test_one_user_has_one_vote(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -249,25 +251,25 @@ async def test_one_user_has_one_vote(harness: Harness, scripted: ScriptedEngine)
             one = Turn.id.in_((live.id, live.shadow_of_id))
             await session.execute(update(Turn).where(one).values(end_user="ada"))
     assert await check_shadow_deployments(harness.db, harness.settings) == 0
-    told = await get_shadow(harness)
-    assert (told["worse"], told["candidate"]["turns"], told["candidate"]["rated"]) == (1, 1, 1)
+    shadow = await get_shadow(harness)
+    assert (shadow["worse"], shadow["candidate"]["turns"], shadow["candidate"]["rated"]) == (1, 1, 1)
 
 
 async def test_only_complete_pairs_scored_by_the_same_source_count(harness: Harness, scripted: ScriptedEngine) -> None:
     version = await start_shadow(harness)
     await add_pair(harness, version, 1.0, None)
     await add_pair(harness, version, None, 1.0)
-    waits = await add_pair(harness, version, 1.0, -1.0)
+    undecided = await add_pair(harness, version, 1.0, -1.0)
     async with harness.db.write() as session:
-        told = {"policy_id": waits.policy_id, "source": "ended", "due_at": 0.0}
-        session.add(Judgement(id=new_id("jdg"), turn_id=waits.id, **told))
+        values = {"policy_id": undecided.policy_id, "source": "ended", "due_at": 0.0}
+        session.add(Judgement(id=new_id("jdg"), turn_id=undecided.id, **values))
     assert (await get_shadow(harness))["candidate"]["rated"] == 0
     async with harness.db.write() as session:
         await session.execute(update(Judgement).values(state="done"))
     await add_pair(harness, version, 0.5, 0.5)
-    told = await get_shadow(harness)
-    assert (told["better"], told["tied"], told["worse"]) == (1, 1, 0)
-    assert (told["candidate"]["good"], told["stable"]["good"]) == (2, 1)
+    shadow = await get_shadow(harness)
+    assert (shadow["better"], shadow["tied"], shadow["worse"]) == (1, 1, 0)
+    assert (shadow["candidate"]["good"], shadow["stable"]["good"]) == (2, 1)
 
 
 async def test_failed_and_longer_replies_count_against_the_version(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -303,7 +305,7 @@ async def test_prompts_without_consent_are_not_used(harness: Harness, scripted: 
     await start_shadow(harness)
     no = {"metadata": {"attune_train": "false"}}
     live = await chat(harness, user="ada", **(no if why == "request" else {}))
-    asked = len(scripted.requests)
+    num_requests = len(scripted.requests)
     if why == "after":
         await run_shadow(harness, harness.settings)
         assert (await get_shadow(harness))["candidate"]["turns"] == 1
@@ -314,7 +316,7 @@ async def test_prompts_without_consent_are_not_used(harness: Harness, scripted: 
     if why in ("before", "after"):
         assert (await harness.api.post(f"/v1/chat/completions/{live.id}", json=no)).status_code == 200
     await sample_rollouts(harness.db, harness.settings, "me")
-    assert len(scripted.requests) == asked + (why == "after")
+    assert len(scripted.requests) == num_requests + (why == "after")
     assert (await get_shadow(harness))["candidate"]["turns"] == 0
     assert await shadow_turns(harness) == [] or why != "request"
 
@@ -332,8 +334,8 @@ async def test_shadow_turns_are_exported_and_erased_with_the_user(harness: Harne
     export = (await harness.api.get("/v1/subjects/ada/export")).text
     assert export.count('"origin":"shadow"') == 2
     assert (await harness.api.delete("/v1/subjects/ada")).status_code == 200
-    left = [turn for turn in await harness.all(Turn) if turn.deleted_at is None]
-    assert {turn.end_user for turn in left} == {"bob"} and len(left) == 2
+    remaining = [turn for turn in await harness.all(Turn) if turn.deleted_at is None]
+    assert {turn.end_user for turn in remaining} == {"bob"} and len(remaining) == 2
     assert all(turn.reply is None and turn.messages == [] for turn in await shadow_turns(harness) if turn.deleted_at)
     assert (await get_shadow(harness))["candidate"]["turns"] == 1
 
@@ -344,9 +346,9 @@ async def test_shadow_reply_is_not_recorded_if_its_chat_is_deleted_meanwhile(
     await start_shadow(harness)
     live = await chat(harness)
     await curate(harness.db, harness.settings)
-    [lease] = await rollout_queue.claim_rollouts(harness.db, harness.settings, "me")
+    [(rollout, engine)] = await rollout_queue.claim_rollouts(harness.db, harness.settings, "me")
     assert (await harness.api.delete(f"/v1/chat/completions/{live.id}")).status_code == 200
-    await run_rollout_job(harness, harness.settings, lease)
+    await run_rollout_job(harness, harness.settings, rollout, engine)
     [turn] = await shadow_turns(harness)
     assert (turn.output_ids, turn.messages, turn.state) == (None, [], TurnState.ABORTED)
 
@@ -360,11 +362,11 @@ async def test_chats_of_another_project_are_not_answered(harness: Harness, scrip
     assert (await harness.api.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
     await run_rollouts(harness, harness.settings)
     assert await shadow_turns(harness) == []
-    theirs = await harness.api.get("/v1/policies/shop/deployment", headers=headers)
-    assert theirs.json()["shadow"] is None
+    response = await harness.api.get("/v1/policies/shop/deployment", headers=headers)
+    assert response.json()["shadow"] is None
     for verb in ("promote", "abort"):
-        told = await harness.api.post(f"/v1/policies/shop/shadow/{verb}", json={}, headers=headers)
-        assert told.status_code == 409, "of their own policy by that name"
+        response = await harness.api.post(f"/v1/policies/shop/shadow/{verb}", json={}, headers=headers)
+        assert response.status_code == 409, "the other project's policy of that name"
     assert (await harness.get(Version, version.id)).state == VersionState.SHADOW
 
 
@@ -377,9 +379,9 @@ async def test_rollback_during_shadow_is_not_the_versions_fault(harness: Harness
     assert await check_shadow_deployments(harness.db, harness.settings) == 1
     row: Version = await harness.get(Version, version.id)
     assert (row.state, (await harness.policy()).kl_alarms) == (VersionState.REJECTED, 0)
-    asked = len(scripted.requests)
+    num_requests = len(scripted.requests)
     await sample_rollouts(harness.db, harness.settings, "me")
-    assert len(scripted.requests) == asked
+    assert len(scripted.requests) == num_requests
     assert {one.reason for one in await read_rollouts(harness)} == {sampler.SHADOW_ENDED}
 
 
@@ -396,7 +398,7 @@ async def test_version_that_passed_shadow_does_not_repeat_it_after_an_engine_los
     async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).loaded = []
     await publish(harness.db, harness.settings)
-    assert (await harness.get(Version, version.id)).state == VersionState.TRAINED, "nobody holds it: it is proven anew"
+    assert (await harness.get(Version, version.id)).state == VersionState.TRAINED, "it is verified again"
     await evaluate(harness.db, harness.settings, "test")
     live: Version = await harness.get(Version, version.id)
     assert live.state == VersionState.LIVE and "trained_to_served" not in live.timings
@@ -423,9 +425,9 @@ async def test_token_budget_per_hour_is_respected(harness: Harness, scripted: Sc
     settings = harness.settings.model_copy(update={"shadow": config})
     await start_shadow(harness, settings)
     await send_chats(harness, 5)
-    asked = await run_rollouts(harness, settings)
-    assert 0 < sum(row.tokens for row in asked) <= 20 and 0 < len(asked) < 5, "no more is written down than may fit"
-    assert rollout_queue.OUT_OF_BUDGET in {row.reason for row in asked}, "nor asked, if it could come to be too long"
+    rollouts = await run_rollouts(harness, settings)
+    assert 0 < sum(row.tokens for row in rollouts) <= 20 and 0 < len(rollouts) < 5, "within the budget"
+    assert rollout_queue.OUT_OF_BUDGET in {row.reason for row in rollouts}, "also if a reply could become too long"
     await send_chats(harness, 2)
     assert sum(row.tokens for row in await run_rollouts(harness, settings)) <= 20
 
@@ -453,10 +455,10 @@ async def test_comparing_judge_gets_both_replies(harness: Harness, scripted: Scr
         await start_shadow(harness, settings)
         await send_chats(harness, 2)
         await run_shadow(harness, settings)
-    ours = {turn.id for turn in await shadow_turns(harness)}
-    values = {row.turn_id: row.value for row in await harness.all(Reward) if row.turn_id in ours}
-    assert values == dict.fromkeys(ours, 0.0) and len(ours) == 2, "the script says the same: a tie, unasked"
-    async with harness.db.write() as session:  # the API has other rewards than these
+    turn_ids = {turn.id for turn in await shadow_turns(harness)}
+    values = {row.turn_id: row.value for row in await harness.all(Reward) if row.turn_id in turn_ids}
+    assert values == dict.fromkeys(turn_ids, 0.0) and len(turn_ids) == 2, "equal replies are a tie and are not judged"
+    async with harness.db.write() as session:  # the API has other reward sources
         own = settings.rewards.model_dump(mode="json")
         (await session.get_one(Policy, (await harness.policy()).id)).rewards = own
     assert (await get_shadow(harness))["tied"] == 2
@@ -485,18 +487,18 @@ async def test_policy_override_cannot_exceed_the_deployments_token_budget(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     own = {"share": 0.5, "tokens_per_hour": 10**9}
-    told = (await harness.api.put("/v1/policies/shop/delivery", json={"shadow": own})).json()
-    assert told["shadow_overridden"] and told["shadow_config"]["share"] == 0.5
-    assert told["shadow_config"]["tokens_per_hour"] == CONFIG.tokens_per_hour
-    told = (await harness.api.put("/v1/policies/shop/delivery", json={})).json()
-    assert not told["shadow_overridden"] and told["shadow_config"]["share"] == 1.0
+    delivery = (await harness.api.put("/v1/policies/shop/delivery", json={"shadow": own})).json()
+    assert delivery["shadow_overridden"] and delivery["shadow_config"]["share"] == 0.5
+    assert delivery["shadow_config"]["tokens_per_hour"] == CONFIG.tokens_per_hour
+    delivery = (await harness.api.put("/v1/policies/shop/delivery", json={})).json()
+    assert not delivery["shadow_overridden"] and delivery["shadow_config"]["share"] == 1.0
 
 
 @pytest.mark.parametrize("verb", ["promote", "abort"])
 async def test_operator_passes_or_rejects_a_shadow(harness: Harness, scripted: ScriptedEngine, verb: str) -> None:
     version = await start_shadow(harness)
-    told = await harness.api.post(f"/v1/policies/shop/shadow/{verb}", json={"reason": "enough"})
-    assert told.status_code == 200 and told.json()["shadow"] is None
+    response = await harness.api.post(f"/v1/policies/shop/shadow/{verb}", json={"reason": "enough"})
+    assert response.status_code == 200 and response.json()["shadow"] is None
     await publish(harness.db, harness.settings)
     row: Version = await harness.get(Version, version.id)
     if verb == "promote":
@@ -511,6 +513,6 @@ async def test_operator_passes_or_rejects_a_shadow(harness: Harness, scripted: S
 
 def test_a_shadow_is_a_completion_of_its_own(tmp_path: Path) -> None:
     turn = Turn(id="chatcmpl-a", completion_id="chatcmpl-a", sampling={"seed": 5})
-    made = shadow_replies.plan_shadow_reply(turn, Version(id="ver-1"))
+    [made] = chat_rollouts.plan_shadow_reply(turn, Version(id="ver-1"))
     assert made["completion_id"] == made["id"] != turn.id and made["shadow_of_id"] == turn.id
     assert (made["version_id"], made["choice_index"], made["sampling"]) == ("ver-1", 0, {"seed": 5})

@@ -1,4 +1,4 @@
-"""Release full weights: an engine holds one version at a time, and no request is refused."""
+"""Release full weights: an engine holds one version at a time, and no request is rejected."""
 
 import asyncio
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from alignment.artifacts import WEIGHTS
+from alignment.artifacts.specs import WEIGHTS
 from alignment.release.gates import PromptsGate
 from app.core import leases
 from app.core.settings import Settings
-from app.inference.errors import EngineUnavailable
+from app.inference.transport import EngineUnavailable
 from app.models import Audit, Deployment, Engine, EngineState, Turn, TurnState, Version, VersionState
-from app.projects.bootstrap import bootstrap
+from app.projects.service import bootstrap
 from tests.support.deployment import Harness
 from tests.support.engine_model import make_tiny_model
 from tests.support.full_weights import make_weights
@@ -34,20 +34,20 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(settings: Settings, tiny: Path) -> Settings:
-    told = {"adaptation": "full", "model": str(tiny), "drain_seconds": 30.0, "weight_swap_wait_seconds": 60.0}
-    return settings.model_copy(update=told)
+    values = {"adaptation": "full", "model": str(tiny), "drain_seconds": 30.0, "weight_swap_wait_seconds": 60.0}
+    return settings.model_copy(update=values)
 
 
 async def create_trained_version(harness: Harness, number: int = 1) -> Version:
     """Create a version as the trainer does, with the log-probs that the engine should compute."""
     name = f"shop-v{number}"
     path = harness.settings.versions_dir / name
-    told = [[logprob(name, ids[:at], ids[at]) for at in range(1, len(ids))] for ids in IDS]
+    logprobs = [[logprob(name, ids[:at], ids[at]) for at in range(1, len(ids))] for ids in IDS]
     return await harness.version(
         full_weights=True,
         adapter_path=str(path),
         manifest_sha256=make_weights(path, Path(harness.settings.model), seed=number),
-        probe={"ids": IDS, "logprobs": told},
+        probe={"ids": IDS, "logprobs": logprobs},
     )
 
 
@@ -83,15 +83,15 @@ async def test_weights_are_swapped_verified_and_then_live(harness: Harness, scri
     assert (await chat(harness)).headers["x-policy-version"] == "shop@v0"
     version = await create_trained_version(harness)
     await evaluate_and_publish(harness)
-    home: Version = await harness.get(Version, version.id)
-    assert (home.state, (await harness.serving()).id) == (VersionState.LIVE, version.id)
+    released: Version = await harness.get(Version, version.id)
+    assert (released.state, (await harness.serving()).id) == (VersionState.LIVE, version.id)
     assert scripted.weight_events == ["pause retract", "shop-v1", "continue"]
     assert await engine_states(harness) == [("shop-v1", False)]
-    assert {"check", "drain", "load", "verify", "exchange", "switch", "trained_to_served"} <= home.timings.keys()
+    assert {"check", "drain", "load", "verify", "exchange", "switch", "trained_to_served"} <= released.timings.keys()
     reply = await chat(harness)
-    asked = scripted.requests[-1]
+    request = scripted.requests[-1]
     assert reply.headers["x-policy-version"] == "shop@v1"
-    assert "lora_path" not in asked and asked["extra_key"] == "shop-v1"
+    assert "lora_path" not in request and request["extra_key"] == "shop-v1"
     turn = max(await harness.all(Turn), key=lambda turn: turn.created_at)
     assert (turn.exclusion_reason, [span["version"] for span in turn.weight_versions]) == (None, ["shop-v1"])
 
@@ -129,22 +129,22 @@ async def test_ready_engines_hold_the_serving_version_or_swap_to_it(harness: Har
     version = await create_trained_version(harness)
     await evaluate_and_publish(harness)
     assert await ready() == 200
-    await set_engine(weights=None)  # the pointer moved just now: it follows
+    await set_engine(weights=None)  # the deployment has just changed, and the engine follows
     assert await ready() == 200
     async with harness.db.write() as session:
-        pointer = await session.get_one(Deployment, version.policy_id)
-        pointer.changed_at = (pointer.changed_at or 0.0) - 3600.0
-    assert await ready() == 503  # and cannot, it seems
+        deployment = await session.get_one(Deployment, version.policy_id)
+        deployment.changed_at = (deployment.changed_at or 0.0) - 3600.0
+    assert await ready() == 503  # the swap is overdue
     await set_engine(swapping_until=1e12)
     assert await ready() == 200
-    await set_engine(swapping_until=0.0)  # who exchanged its weights has given up
+    await set_engine(swapping_until=0.0)  # the swap was abandoned
     assert await ready() == 503
-    coming = await create_trained_version(harness, 2)
-    await set_engine(swapping_until=None, weights=coming.adapter_name)
-    assert await ready() == 503  # nobody proves it
+    next_version = await create_trained_version(harness, 2)
+    await set_engine(swapping_until=None, weights=next_version.adapter_name)
+    assert await ready() == 503  # no worker verifies it
     async with harness.db.write() as session:
         fence = await leases.claim(
-            session, Version, coming.id, owner="test", seconds=60.0, states=(VersionState.TRAINED,)
+            session, Version, next_version.id, owner="test", seconds=60.0, states=(VersionState.TRAINED,)
         )
     assert fence is not None and await ready() == 200
 
@@ -154,23 +154,23 @@ async def test_gates_without_prompts_run_before_the_swap(harness: Harness, scrip
     gate = {"type": "metric", "name": "entropy", "metric": "actor/entropy", "at_least": 0.1}
     settings = Settings.model_validate(harness.settings.model_dump() | {"gates": [gate]})
     await evaluate_and_publish(harness, settings)
-    refused: Version = await harness.get(Version, version.id)
-    assert refused.state == VersionState.REJECTED and (refused.reason or "").startswith("gate entropy")
+    rejected: Version = await harness.get(Version, version.id)
+    assert rejected.state == VersionState.REJECTED and (rejected.reason or "").startswith("gate entropy")
     assert scripted.weight_events == []
 
 
 async def test_gate_that_cannot_run_restores_the_weights_and_gives_up(
     harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def asked(gates: Any, *kinds: Any) -> None:
+    async def refuse_prompts(gates: Any, *kinds: Any) -> None:
         if kinds == (PromptsGate,):
             raise EngineUnavailable("no reply to a prompt")
 
     version = await create_trained_version(harness)
-    monkeypatch.setattr("workers.release.evaluate.GateRunner.first_refusal", asked)
+    monkeypatch.setattr("workers.release.evaluate.GateRunner.first_refusal", refuse_prompts)
     await evaluate_and_publish(harness)
-    given_up: Version = await harness.get(Version, version.id)
-    assert given_up.state == VersionState.REJECTED and "its gates could not be asked" in (given_up.reason or "")
+    rejected: Version = await harness.get(Version, version.id)
+    assert rejected.state == VersionState.REJECTED and "its gates could not be asked" in (rejected.reason or "")
     assert scripted.weight_events.count("shop-v1") == harness.settings.max_attempts and scripted.weights == "default"
 
 
@@ -240,17 +240,17 @@ async def test_reply_that_outlasts_the_drain_continues_and_is_excluded(
 
 
 async def test_of_two_engines_one_is_swapped_first_and_the_other_follows(
-    harness: Harness, scripted: ScriptedEngine, second: ScriptedEngine
+    harness: Harness, scripted: ScriptedEngine, second_engine: ScriptedEngine
 ) -> None:
     version = await create_trained_version(harness)
     scripted.update_hangs = True
-    coming = asyncio.create_task(evaluate_and_publish(harness))
+    next_version = asyncio.create_task(evaluate_and_publish(harness))
     while not scripted.paused:
         await asyncio.sleep(0.01)
     before = [await chat(harness, f"question {number}") for number in range(6)]
     assert {reply.headers["x-policy-version"] for reply in before} == {"shop@v0"}
     scripted.update_hangs = False
-    await coming
+    await next_version
     assert (await harness.serving()).id == version.id
     assert await engine_states(harness) == [("shop-v1", False), (None, False)]
     await asyncio.sleep(2 * harness.settings.route_cache_seconds)
@@ -260,7 +260,7 @@ async def test_of_two_engines_one_is_swapped_first_and_the_other_follows(
     assert [turn.engine for turn in turns] == 6 * ["engine-1"] + 6 * ["engine-0"]
     await sync_weights(harness)
     assert await engine_states(harness) == [("shop-v1", False), ("shop-v1", False)]
-    assert scripted.weight_events == second.weight_events == ["pause retract", "shop-v1", "continue"]
+    assert scripted.weight_events == second_engine.weight_events == ["pause retract", "shop-v1", "continue"]
 
 
 async def test_rollback_takes_effect_at_once_and_requests_wait_for_the_engine(
@@ -315,13 +315,13 @@ async def test_restarted_engine_is_ready_when_it_holds_the_serving_version(
 ) -> None:
     version = await create_trained_version(harness)
     await evaluate_and_publish(harness)
-    book = DatabaseEngineRecord(harness.db, harness.settings, "http://127.0.0.1:9")
-    incarnation = await book.record_start()
+    record = DatabaseEngineRecord(harness.db, harness.settings, "http://127.0.0.1:9")
+    incarnation = await record.record_start()
     assert await engine_states(harness) == [(None, False)]
-    [wanted] = await book.read_wanted_versions()
+    [wanted] = await record.read_wanted_versions()
     assert (wanted.name, wanted.full_weights, str(wanted.path)) == ("shop-v1", True, version.adapter_path)
-    assert not await book.try_mark_ready(incarnation, [])
-    assert await book.try_mark_ready(incarnation, ["shop-v1"])
+    assert not await record.try_mark_ready(incarnation, [])
+    assert await record.try_mark_ready(incarnation, ["shop-v1"])
     assert await engine_states(harness) == [("shop-v1", False)]
     assert (await harness.all(Engine))[0].state == EngineState.READY
 
@@ -345,7 +345,7 @@ async def test_features_that_need_two_versions_are_refused_with_409(
 
 
 @pytest.mark.parametrize(
-    "told",
+    "overrides",
     [
         {"canary": {"share": 0.1}},
         {"shadow": {"share": 0.1}},
@@ -356,9 +356,9 @@ async def test_features_that_need_two_versions_are_refused_with_409(
         },
     ],
 )
-def test_settings_that_compare_two_versions_are_refused_at_startup(told: dict[str, Any]) -> None:
+def test_settings_that_compare_two_versions_are_refused_at_startup(overrides: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="an engine holds one version"):
-        Settings(adaptation="full", **told)
+        Settings(adaptation="full", **overrides)
 
 
 async def test_audit_records_a_rejected_version(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -379,3 +379,19 @@ async def test_database_has_one_kind_of_adaptation(harness: Harness) -> None:
         await session.flush()
         with pytest.raises(ValueError, match="shop-v1 is an adapter, not full weights"):
             await bootstrap(session, "shop", model, "full")
+
+
+async def test_renewal_that_waited_for_the_end_of_a_swap_does_nothing(
+    harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = weight_swap.SwapLease._write
+
+    async def write_slowly(lease: weight_swap.SwapLease, *arguments: Any, **values: Any) -> bool:
+        await asyncio.sleep(0.1)
+        return await write(lease, *arguments, **values)
+
+    monkeypatch.setattr(weight_swap.SwapLease, "_write", write_slowly)
+    async with weight_swap.SwapLease(harness.db, await harness.get(Engine, "engine-0"), seconds=0.1) as lease:
+        await lease.finish("shop-v1")
+    engine: Engine = await harness.get(Engine, "engine-0")
+    assert (engine.swapping_until, engine.weights) == (None, "shop-v1")

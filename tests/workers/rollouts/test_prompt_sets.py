@@ -92,7 +92,7 @@ async def test_a_plan_samples_verifies_and_ends(harness: Harness, scripted: Scri
     ]
     assert (await harness.api.get("/v1/chat/completions")).json()["data"] == []
     stored = await harness.api.get(f"/v1/chat/completions/{all_turns[0].id}")
-    thumb = await harness.thumb(all_turns[0].id)
+    thumb = await harness.vote(all_turns[0].id)
     assert (stored.status_code, thumb.status_code) == (404, 404)
 
 

@@ -22,7 +22,7 @@ async def rate(
         turn = await harness.turn(version, **values)
         turns.append(turn.id)
         source = {} if rater is None else {"source": {"kind": "HUMAN", "id": rater}}
-        await harness.thumb(turn.id, "up" if thumb == "+" else "down", **source)
+        await harness.vote(turn.id, "up" if thumb == "+" else "down", **source)
     await curate(harness.db, harness.settings)
     return turns
 
@@ -102,11 +102,11 @@ async def test_rater_share_is_capped(harness: Harness) -> None:
     settings = with_settings(harness, max_rater_share=0.25)
     loud = await rate(harness, "+-" * 10, rater="loud")
     await rate(harness, "+-+-+")
-    assert await assemble(harness.db, settings) == 0, "two of the loud one's and five others are seven"
+    assert await assemble(harness.db, settings) == 0, "two of the loud rater's samples and five others are seven"
     await rate(harness, "-")
     assert await assemble(harness.db, settings) == 1
-    taken = await batched_turn_ids(harness)
-    assert len(taken & set(loud)) == 2 and len(taken) == 8
+    batched = await batched_turn_ids(harness)
+    assert len(batched & set(loud)) == 2 and len(batched) == 8
     [batch] = await harness.all(Batch)
     assert batch.num_raters == 7
 
@@ -128,7 +128,7 @@ async def test_conversation_and_cluster_shares_are_capped(harness: Harness, capp
 async def test_programs_are_not_capped(harness: Harness) -> None:
     for number in range(8):
         turn = await harness.turn()
-        await harness.thumb(turn.id, "up" if number % 2 else "down", source={"kind": "CODE", "id": "verifier"})
+        await harness.vote(turn.id, "up" if number % 2 else "down", source={"kind": "CODE", "id": "verifier"})
     await curate(harness.db, harness.settings)
     assert await assemble(harness.db, with_settings(harness, max_rater_share=0.05)) == 1
 
@@ -154,8 +154,8 @@ async def test_caps_of_a_smaller_batch_are_lower(harness: Harness) -> None:
     """With a share of 0.25, one rater may have two of eight samples, and one of four."""
     await rate(harness, "+-", rater="ada")
     await rate(harness, "+-+")
-    patient = with_settings(harness, min_batch_size=4, max_wait_seconds=0, max_rater_share=0.25)
-    assert await assemble(harness.db, patient) == 1
+    settings = with_settings(harness, min_batch_size=4, max_wait_seconds=0, max_rater_share=0.25)
+    assert await assemble(harness.db, settings) == 1
     [batch] = await harness.all(Batch)
     assert (batch.num_samples, batch.num_raters) == (4, 4)
 
@@ -183,8 +183,8 @@ async def test_replies_to_one_prompt_stay_together(harness: Harness) -> None:
     await curate(harness.db, harness.settings)
     await rate(harness, "-")
     assert await assemble(harness.db, harness.settings) == 1
-    taken = await batched_turn_ids(harness)
-    assert len(taken) == 8 and not taken & set(group), "one place is left, and the group does not fit"
+    batched = await batched_turn_ids(harness)
+    assert len(batched) == 8 and not batched & set(group), "one place is left, and the group does not fit"
 
 
 async def test_synchronous_mode_uses_samples_of_the_serving_version_only(harness: Harness) -> None:
@@ -253,6 +253,6 @@ async def test_few_raters_may_each_give_an_even_share(harness: Harness) -> None:
     for who in ("a", "b", "c", "d"):
         await rate(harness, "+-", rater=who)
     few = with_settings(harness, trust=True, max_rater_share=0.05)
-    assert await assemble(harness.db, few) == 0, "four are nobody's crowd"
+    assert await assemble(harness.db, few) == 0, "four raters are too few"
     await rate(harness, "+", rater="e")
     assert await assemble(harness.db, few) == 1

@@ -1,7 +1,5 @@
 """Batches at the trainer: one owner at a time, one result, and no result under a lost lease."""
 
-from pathlib import Path
-
 import pytest
 from sqlalchemy import select, update
 
@@ -15,7 +13,7 @@ from workers.training import batches
 from workers.training.assemble import assemble
 
 RESULT = {
-    "directory": Path("/nowhere/shop-v1"),
+    "adapter_path": "/nowhere/shop-v1",
     "manifest_sha256": "0" * 64,
     "probe": {"ids": [[1, 2]], "logprobs": [[-0.5]]},
     "metrics": {},
@@ -42,7 +40,7 @@ async def test_claimed_batch_has_the_recorded_tokens(harness: Harness) -> None:
     sample = claimed.batch.samples[0]
     assert (sample.prompt_ids, sample.output_ids, sample.logprobs) == ((1, 2, 3), (4, 5), (-0.5, -0.25))
     policy = await harness.policy()
-    assert (claimed.number, claimed.adapter_name, claimed.parent_path) == (1, f"shop-{policy.id[-6:]}-v1", None)
+    assert (claimed.number, claimed.adapter_name, claimed.parent.adapter_path) == (1, f"shop-{policy.id[-6:]}-v1", None)
 
 
 async def test_a_batch_has_one_owner_while_its_lease_runs(harness: Harness) -> None:
@@ -50,7 +48,8 @@ async def test_a_batch_has_one_owner_while_its_lease_runs(harness: Harness) -> N
     assert await batches.claim(harness.db, "trainer-b", harness.settings) is None
     await expire_leases(harness)
     again = await batches.claim(harness.db, "trainer-b", harness.settings)
-    assert again is not None and (again.batch, again.attempt, again.fence) == (claimed.batch, 2, claimed.fence + 1)
+    assert again is not None and (again.batch, again.row.attempt, again.row.fence) == (claimed.batch, 2, 2)
+    assert claimed.row.fence == 1
 
 
 async def test_version_and_batch_are_committed_together(harness: Harness) -> None:
@@ -72,7 +71,7 @@ async def test_trainer_without_its_lease_writes_nothing(harness: Harness) -> Non
     with pytest.raises(LeaseLost):
         await batches.commit(harness.db, late, **RESULT)
     assert [version.number for version in await harness.all(Version)] == [0]
-    assert (await harness.policy()).head_version_id == winner.parent_id
+    assert (await harness.policy()).head_version_id == winner.parent.id
     assert await batches.commit(harness.db, winner, **RESULT)
     assert len(await harness.all(Version)) == 2
 
@@ -106,15 +105,15 @@ async def test_refused_update_is_recorded_and_frees_the_policy(harness: Harness)
     [batch] = await harness.all(Batch)
     assert (batch.state, batch.reason) == (BatchState.QUARANTINED, "NonFiniteUpdate: the gradient is not finite")
     policy: Policy = await harness.policy()
-    assert policy.head_version_id == claimed.parent_id
+    assert policy.head_version_id == claimed.parent.id
 
 
 async def test_samples_that_the_algorithm_did_not_use_are_dropped(harness: Harness) -> None:
     claimed = await create_claimed_batch(harness)
-    alone = claimed.batch.samples[0].turn_id
-    assert await batches.commit(harness.db, claimed, **RESULT, unused_turn_ids=[alone])
+    unused = claimed.batch.samples[0].turn_id
+    assert await batches.commit(harness.db, claimed, **RESULT, unused_turn_ids=[unused])
     samples = {sample.turn_id: (sample.state, sample.reason) for sample in await harness.all(Sample)}
-    assert samples.pop(alone) == (SampleState.DROPPED, batches.UNUSED_REASON)
+    assert samples.pop(unused) == (SampleState.DROPPED, batches.UNUSED_REASON)
     assert set(samples.values()) == {(SampleState.TRAINED, None)} and len(samples) == 7
 
 
@@ -123,16 +122,16 @@ async def test_projects_take_turns_at_the_trainer(harness: Harness) -> None:
     first = await create_claimed_batch(harness)
     assert await batches.commit(harness.db, first, **RESULT)
     async with harness.db.write() as session:
-        mine = await session.get_one(Policy, (await harness.policy()).id)
+        shop = await session.get_one(Policy, (await harness.policy()).id)
         other, _ = await create_project(session, "bakery", "bread", harness.settings.model)
         bread = (await session.scalars(select(Policy).where(Policy.project_id == other.id))).one()
-        for policy, at in ((mine, 1.0), (bread, 2.0)):
+        for policy, at in ((shop, 1.0), (bread, 2.0)):
             parent = policy.head_version_id
             session.add(
                 Batch(id=f"bat-{policy.name}", policy_id=policy.id, parent_id=parent, num_samples=2, created_at=at)
             )
-    taken = [await batches.claim(harness.db, "trainer-a", harness.settings) for _ in range(2)]
-    assert [one.policy_name for one in taken if one is not None] == ["bread", "shop"]
+    claimed = [await batches.claim(harness.db, "trainer-a", harness.settings) for _ in range(2)]
+    assert [one.policy.name for one in claimed if one is not None] == ["bread", "shop"]
 
 
 async def test_policy_on_another_base_model_is_not_claimed(harness: Harness) -> None:
@@ -154,10 +153,10 @@ async def test_damaged_parent_halts_training_and_reopens_samples(harness: Harnes
     assert policy.mode == LearningMode.HALTED and "is damaged" in policy.mode_reason
     halts = [row for row in await harness.all(Audit) if row.action == "training.halted"]
     assert [(row.actor, row.subject) for row in halts] == [("trainer", "shop")] and "is damaged" in halts[0].reason
-    assert await assemble(harness.db, harness.settings) == 0, "nothing more is taken from where it waits"
+    assert await assemble(harness.db, harness.settings) == 0, "no batch is assembled while training is halted"
 
-    async with harness.db.write() as session:  # somebody has put the directory back
-        await kl_guard.resume(session, await session.get_one(Policy, policy.id), actor="me", reason="restored")
+    async with harness.db.write() as session:  # an operator has restored the directory
+        kl_guard.resume(session, await session.get_one(Policy, policy.id), actor="me", reason="restored")
     assert await assemble(harness.db, harness.settings) == 1
     again = await batches.claim(harness.db, "trainer-a", harness.settings)
     assert again is not None

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import event
 
 from app.models import Origin
-from app.training.rollouts import repository
+from app.training import rollouts
 from tests.support.deployment import Harness
 from workers.curate import curate
 from workers.reconcile import reconcile
@@ -40,24 +40,24 @@ async def test_every_statement_of_a_stage_uses_an_index(harness: Harness, postgr
 
     for number in range(harness.settings.batch_size):
         turn = await harness.turn(conversation_id=f"c-{number}")
-        said = {"completion_id": turn.id, "kind": "binary", "value": number % 2 == 0, "source": {"id": f"ada-{number}"}}
-        assert (await harness.api.post("/v1/feedback", json=said)).status_code == 201
+        feedback = {"completion_id": turn.id, "kind": "binary", "value": number % 2 == 0}
+        feedback["source"] = {"id": f"ada-{number}"}
+        assert (await harness.api.post("/v1/feedback", json=feedback)).status_code == 201
     statements.clear()
     assert await curate(harness.db, harness.settings) == harness.settings.batch_size
     assert await assemble(harness.db, harness.settings) == 1
     await reconcile(harness.db, harness.settings)
     async with harness.db.read() as session:
         for origin in (Origin.GROUP_SAMPLE, Origin.SHADOW):
-            assert await repository.count_recent_tokens(session, (await harness.policy()).id, origin) == 0
+            assert await rollouts.count_recent_tokens(session, (await harness.policy()).id, origin) == 0
     assert len(statements) > 20
     url = harness.settings.database.replace("postgresql+psycopg://", "postgresql://")
     table_scans = {}
     with psycopg.connect(url) as server:
-        server.execute(
-            "SET enable_seqscan = off"
-        )  # so that a table is read table_scans only where nothing else is possible
+        server.execute("SET enable_seqscan = off")  # so that a table is scanned only where nothing else is possible
         for statement, parameters in statements.items():
             plan = server.execute(f"EXPLAIN {statement}", parameters).fetchall()
-            if found := {name for name in SCAN.findall("\n".join(line for (line,) in plan)) if name in GROWING_TABLES}:
-                table_scans[statement] = sorted(found)
+            scanned = SCAN.findall("\n".join(line for (line,) in plan))
+            if tables := set(scanned) & set(GROWING_TABLES):
+                table_scans[statement] = sorted(tables)
     assert not table_scans, json.dumps(table_scans, indent=1)

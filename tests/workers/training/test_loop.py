@@ -21,7 +21,7 @@ from tests.workers.training.test_batches import expire_leases
 from workers.context import WorkerContext
 from workers.release.verify_delivery import check_files
 from workers.training import batches
-from workers.training.loop import run_pending_work
+from workers.training.loop import TrainingLoop
 from workers.training.ranks import UNKNOWN, RankGroup, RankGroupFailed
 from workers.training.trackers import Trackers
 
@@ -36,7 +36,7 @@ class Rank:
 
     async def work(self) -> int:
         return await asyncio.get_running_loop().run_in_executor(
-            self.thread, run_pending_work, self.group, self.context, Trackers(self.context.settings)
+            self.thread, TrainingLoop(self.group, self.context, Trackers(self.context.settings)).run_pending_work
         )
 
 
@@ -58,29 +58,34 @@ def sealed_files(directory: str | Path) -> dict[str, Any]:
 async def test_policies_that_share_a_trainer_get_bitwise_equal_results(
     harness: Harness, rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = (await harness.policy()).id
-    theirs = await create_project_with_policy(harness.db, "shop", harness.settings.model)
+    first = (await harness.policy()).id
+    second = await create_project_with_policy(harness.db, "shop", harness.settings.model)
     commands: list[dict[str, Any]] = []
     run = rank.group.run
-    monkeypatch.setattr(rank.group, "run", lambda command: (commands.append(command), run(command))[1])
+
+    def record_command(action: str, **arguments: Any) -> Any:
+        commands.append(arguments)
+        return run(action, **arguments)
+
+    monkeypatch.setattr(rank.group, "run", record_command)
     for turn in range(3):
-        for number, policy in enumerate((ours, theirs)):
+        for number, policy in enumerate((first, second)):
             await create_batch(harness.db, policy, seed=10 * turn + number)
         assert await rank.work() == 2
 
     versions = {str(version.adapter_path): version for version in await harness.all(Version) if version.number}
-    trained = [versions[command["directory"]] for command in commands]
-    assert [version.policy_id for version in trained] == [ours, theirs] * 3
+    trained = [versions[str(command["directory"])] for command in commands]
+    assert [version.policy_id for version in trained] == [first, second] * 3
     assert len({sealed_files(command["directory"])["adapter_model.safetensors"]["sha256"] for command in commands}) == 6
 
-    for policy in (ours, theirs):
+    for policy in (first, second):
         alone, parent = RankGroup(harness.settings), None
         of_policy = [command for command, version in zip(commands, trained, strict=True) if version.policy_id == policy]
         for number, command in enumerate(of_policy):
             directory = tmp_path / f"{policy}-{number}"
-            alone.update({**command, "parent": parent, "directory": str(directory)})
+            alone.update(**command | {"parent": parent, "directory": directory})
             assert sealed_files(directory) == sealed_files(command["directory"])
-            parent = str(directory)
+            parent = directory
 
 
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
@@ -97,10 +102,10 @@ async def test_update_out_of_memory_fails_the_group_and_the_batch_is_retried(
     assert (batch.state, batch.attempt) == (BatchState.TRAINED, 2)
     [version] = [version for version in await harness.all(Version) if version.number]
     state = json.loads((Path(version.adapter_path) / "trainer" / "state.json").read_text())
-    assert state["updates"] == 1, "what broke left nothing behind"
+    assert state["updates"] == 1, "the failed attempt changed nothing"
     async with harness.db.read() as session:
-        [told] = await session.scalars(select(Audit).where(Audit.action == "batch.attempt_failed"))
-    assert told.subject == batch_id and error.__name__ in told.reason and told.details == {"attempt": 1}
+        [audit] = await session.scalars(select(Audit).where(Audit.action == "batch.attempt_failed"))
+    assert audit.subject == batch_id and error.__name__ in audit.reason and audit.details == {"attempt": 1}
 
 
 async def test_batch_that_is_always_out_of_memory_is_quarantined(
@@ -135,15 +140,15 @@ def failing_update(
         nonlocal failed
         if (times is None or failed < times) and only in (None, batch.id):
             failed += 1
-            raise error("there is no more memory")
+            raise error("out of memory")
         return update(batch)
 
     return run
 
 
 async def test_policy_on_another_base_model_is_not_trained(harness: Harness, rank: Rank) -> None:
-    theirs = await create_project_with_policy(harness.db, "elsewhere", "someone/another-model")
-    batch_id = await create_batch(harness.db, theirs)
+    policy_id = await create_project_with_policy(harness.db, "elsewhere", "someone/another-model")
+    batch_id = await create_batch(harness.db, policy_id)
     assert await rank.work() == 0
     batch: Batch = await harness.get(Batch, batch_id)
     assert (batch.state, batch.attempt) == (BatchState.OPEN, 0)

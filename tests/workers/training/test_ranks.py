@@ -26,14 +26,14 @@ def rank_processes(running: Processes) -> dict[int, psutil.Process]:
     """Return the processes under torchrun by rank."""
     torchrun = running.children["trainer"].process
     assert torchrun is not None
-    found = {}
+    ranks = {}
     for process in psutil.Process(torchrun.pid).children():
         try:
             if "workers.trainer" in process.cmdline():
-                found[int(process.environ()["RANK"])] = process
+                ranks[int(process.environ()["RANK"])] = process
         except psutil.Error:  # it has just ended
             continue
-    return found
+    return ranks
 
 
 def add_options(running: Processes, *options: str) -> None:
@@ -92,8 +92,8 @@ async def test_rank_that_dies_or_hangs_costs_one_attempt(harness: Harness) -> No
     assert len({sample.turn_id for sample in samples}) == len(samples) == SAMPLES
     assert {(sample.state, sample.batch_id) for sample in samples} == {(SampleState.TRAINED, done.id)}
     async with harness.db.read() as session:
-        told = await session.scalars(select(Audit.reason).where(Audit.action == "batch.attempt_failed"))
-        assert set(told) != set(), "a surviving rank 0 recorded the reason"
+        reasons = await session.scalars(select(Audit.reason).where(Audit.action == "batch.attempt_failed"))
+        assert set(reasons) != set(), "a surviving rank 0 recorded the reason"
 
 
 async def test_hosts_with_a_rendezvous_endpoint_train_together(harness: Harness) -> None:

@@ -21,8 +21,7 @@ from app.cli.main import app
 from app.core.settings import REPOSITORY, Settings, TrackerName, get_settings
 from app.ops import experiment_log
 from app.ops.experiment_log import Entry
-from workers.training.trackers import Trackers
-from workers.training.trackers.base import BackgroundTracker, SafeTracker
+from workers.training.trackers import BackgroundTracker, SafeTracker, Trackers
 
 KL, SCORE = "actor/ppo_kl", "critic/score/mean"
 
@@ -54,16 +53,16 @@ def test_each_update_is_one_line_of_the_experiment_log(tmp_path: Path) -> None:
 
 
 def test_metrics_that_are_not_finite_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    odd: Any = {"a/nan": math.nan, "a/inf": -math.inf, "a/word": "x", "a/none": None, "a/int": 3}
-    update(Trackers(settings(tmp_path, "jsonl")), 1, **odd)
+    metrics: Any = {"a/nan": math.nan, "a/inf": -math.inf, "a/text": "x", "a/none": None, "a/int": 3}
+    update(Trackers(settings(tmp_path, "jsonl")), 1, **metrics)
     [one] = read_entries(tmp_path)
     assert one.metrics == {KL: 0.125, SCORE: -0.5, "a/int": 3.0}
-    assert list(one.left_out) == ["a/inf", "a/nan", "a/none", "a/word"]
-    assert "shop-3f2a1b-v1: no finite number, so not tracked: a/inf, a/nan, a/none, a/word" in caplog.text
+    assert list(one.left_out) == ["a/inf", "a/nan", "a/none", "a/text"]
+    assert "shop-3f2a1b-v1: no finite number, so not tracked: a/inf, a/nan, a/none, a/text" in caplog.text
 
 
 def test_tensorboard_reads_every_metric_at_its_version(tmp_path: Path) -> None:
-    for numbers in ((1, 2), (5,)):  # a trainer, and the one that came after it
+    for numbers in ((1, 2), (5,)):  # a trainer, and the next one after a restart
         trackers = Trackers(settings(tmp_path, "tensorboard"))
         for number in numbers:
             update(trackers, number)
@@ -73,9 +72,9 @@ def test_tensorboard_reads_every_metric_at_its_version(tmp_path: Path) -> None:
     assert set(runs) == {"shop-3f2a1b", "shop-9f0e1d"}, "two projects' policies of one name are two runs"
     for run in runs.values():
         run.Reload()
-    mine = runs["shop-3f2a1b"]
-    assert set(mine.Tags()["scalars"]) == {KL, SCORE}
-    assert [(event.step, event.value) for event in mine.Scalars(KL)] == [(1, 0.125), (2, 0.25), (5, 0.625)]
+    run = runs["shop-3f2a1b"]
+    assert set(run.Tags()["scalars"]) == {KL, SCORE}
+    assert [(event.step, event.value) for event in run.Scalars(KL)] == [(1, 0.125), (2, 0.25), (5, 0.625)]
     assert not has_entries(tmp_path)
 
 
@@ -127,7 +126,7 @@ def read_records(file: Path) -> Iterator[Record]:
             return  # it is being written
         piece += data[at + 7 : at + 7 + size]
         at += 7 + size
-        if kind in (1, 4):  # a whole record, or the last piece of one
+        if kind in (1, 4):  # a complete record, or the last part of one
             record = Record()
             record.ParseFromString(piece)
             piece = b""
@@ -143,10 +142,10 @@ def read_history(file: Path) -> list[dict[str, str]]:
 
 
 def test_wandb_logs_every_update_offline(tmp_path: Path) -> None:
-    for first, last in ((1, 4), (4, 6)):  # a trainer, and the one that came after it
+    for first, last in ((1, 4), (4, 6)):  # a trainer, and the next one after a restart
         done = start_tracking(tmp_path, first, last, WANDB_MODE="offline")
-        told, trouble = done.communicate(timeout=120)
-        assert done.returncode == 0 and "takes no metrics" not in trouble, told + trouble
+        result, trouble = done.communicate(timeout=120)
+        assert done.returncode == 0 and "takes no metrics" not in trouble, result + trouble
     files = sorted((tmp_path / "metrics" / "wandb").glob("offline-run-*/run-shop-3f2a1b.wandb"))
     rows = [row for file in files for row in read_history(file)]
     assert [(row["_step"], row["actor/ppo_kl"], row["reference_kl"]) for row in rows] == [
@@ -193,8 +192,8 @@ def test_wandb_writes_an_update_before_the_next_one(tmp_path: Path) -> None:
 
 def test_wandb_without_a_key_is_logged_once_and_jsonl_continues(tmp_path: Path) -> None:
     done = start_tracking(tmp_path, 1, 5, WANDB_MODE="online")
-    told, trouble = done.communicate(input="", timeout=120)
-    assert done.returncode == 0, told + trouble
+    result, trouble = done.communicate(input="", timeout=120)
+    assert done.returncode == 0, result + trouble
     assert trouble.count("wandb takes no metrics, learning goes on") == 1 and "API key" in trouble
     assert len(read_entries(tmp_path)) == 8
 
@@ -244,28 +243,28 @@ def make_entry(number: int) -> Entry:
 
 
 def test_slow_tracker_delays_nothing_and_gets_all_entries_in_order() -> None:
-    stuck = StuckTracker()
-    behind = BackgroundTracker(SafeTracker("stuck", stuck))
+    blocked = StuckTracker()
+    background = BackgroundTracker(SafeTracker("stuck", blocked))
     for number in range(5):
-        behind.log(make_entry(number))
-    assert stuck.numbers == []
-    stuck.answer.set()
-    behind.close()
-    assert (stuck.numbers, stuck.closed) == ([0, 1, 2, 3, 4], True)
+        background.log(make_entry(number))
+    assert blocked.numbers == []
+    blocked.answer.set()
+    background.close()
+    assert (blocked.numbers, blocked.closed) == ([0, 1, 2, 3, 4], True)
 
 
 def test_queue_of_a_blocked_tracker_is_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("workers.training.trackers.base.MAX_QUEUED", 3)
-    monkeypatch.setattr("workers.training.trackers.base.CLOSE_SECONDS", 0.01)
-    stuck = StuckTracker()
-    behind = BackgroundTracker(SafeTracker("stuck", stuck))
-    for number in range(5):  # one may be on its way already
-        behind.log(make_entry(number))
-    behind.close()
+    monkeypatch.setattr("workers.training.trackers.MAX_QUEUED", 3)
+    monkeypatch.setattr("workers.training.trackers.CLOSE_SECONDS", 0.01)
+    blocked = StuckTracker()
+    background = BackgroundTracker(SafeTracker("stuck", blocked))
+    for number in range(5):  # the first one may already have been taken from the queue
+        background.log(make_entry(number))
+    background.close()
     assert "stuck is 3 updates late and misses shop-3f2a1b-v4" in caplog.text
-    stuck.answer.set()
+    blocked.answer.set()
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
@@ -278,8 +277,8 @@ def test_missing_tracker_package_is_named_with_the_install_command(
     monkeypatch.setenv("ATTUNE_TRACKERS", f'["{tracker}"]')
     get_settings.cache_clear()
     for command in ("trainer", "up"):
-        told = CliRunner().invoke(app, [command])
-        assert isinstance(told.exception, ValueError) and "attune[track]" in str(told.exception)
+        result = CliRunner().invoke(app, [command])
+        assert isinstance(result.exception, ValueError) and "attune[track]" in str(result.exception)
     get_settings.cache_clear()
 
 

@@ -9,21 +9,21 @@ from app.core.settings import Settings
 from workers.training.ranks import trainer_config
 
 
-def algorithm_for(monkeypatch: pytest.MonkeyPatch, **told: str) -> Any:
-    for name, value in told.items():
+def algorithm_for(monkeypatch: pytest.MonkeyPatch, **settings: str) -> Any:
+    for name, value in settings.items():
         monkeypatch.setenv(f"ATTUNE_{name.upper()}", value)
     return trainer_config(Settings()).algorithm
 
 
 def test_general_settings_fill_in_unset_algorithm_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = algorithm_for(monkeypatch, kl_coef="0.03", length_range="20,60", algorithm="length_aware_ppo")
-    assert told == LengthAwarePPOConfig(kl_coef=0.03, shortest=20, longest=60, max_kl=0.02)
+    config = algorithm_for(monkeypatch, kl_coef="0.03", length_range="20,60", algorithm="length_aware_ppo")
+    assert config == LengthAwarePPOConfig(kl_coef=0.03, shortest=20, longest=60, max_kl=0.02)
 
 
 def test_algorithm_settings_override_general_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     own = '{"type": "length_aware_ppo", "kl_coef": 0.5, "longest": 90}'
-    told = algorithm_for(monkeypatch, kl_coef="0.03", length_range="20,60", algorithm=own)
-    assert told == LengthAwarePPOConfig(kl_coef=0.5, shortest=20, longest=90, max_kl=0.02)
+    config = algorithm_for(monkeypatch, kl_coef="0.03", length_range="20,60", algorithm=own)
+    assert config == LengthAwarePPOConfig(kl_coef=0.5, shortest=20, longest=90, max_kl=0.02)
 
 
 def test_algorithm_without_these_settings_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_the_default_is_ppo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_max_kl_is_at_most_the_kl_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     own = '{"type": "ppo", "max_kl": 0.005}'
-    assert algorithm_for(monkeypatch, algorithm=own).max_kl == 0.005, "a tighter bound of its own holds"
+    assert algorithm_for(monkeypatch, algorithm=own).max_kl == 0.005, "the algorithm's own limit is tighter"
     assert algorithm_for(monkeypatch, algorithm="ppo", kl_guard="0.001").max_kl == 0.001
 
 

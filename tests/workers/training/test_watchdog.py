@@ -32,20 +32,20 @@ def touch_heartbeat(folder: Path, pid: int) -> None:
 
 
 def test_silent_rank_is_killed_after_the_timeout(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    watch = RankWatchdog(tmp_path, RANK_TIMEOUT)
+    watchdog = RankWatchdog(tmp_path, RANK_TIMEOUT)
     touch_heartbeat(tmp_path, rank.pid)
-    assert [watch.check_ranks() for _ in range(BEATS_PER_TIMEOUT)] == [[]] * BEATS_PER_TIMEOUT
+    assert [watchdog.check_ranks() for _ in range(BEATS_PER_TIMEOUT)] == [[]] * BEATS_PER_TIMEOUT
     assert rank.poll() is None
-    assert watch.check_ranks() == [rank.pid]
+    assert watchdog.check_ranks() == [rank.pid]
     assert rank.wait(60) == -signal.SIGKILL
-    assert list(tmp_path.iterdir()) == [] and watch.check_ranks() == []
+    assert list(tmp_path.iterdir()) == [] and watchdog.check_ranks() == []
 
 
 def test_rank_with_heartbeats_is_not_killed(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    watch = RankWatchdog(tmp_path, RANK_TIMEOUT)
+    watchdog = RankWatchdog(tmp_path, RANK_TIMEOUT)
     for _ in range(5 * BEATS_PER_TIMEOUT):
         touch_heartbeat(tmp_path, rank.pid)
-        assert watch.check_ranks() == []
+        assert watchdog.check_ranks() == []
     assert rank.poll() is None
 
 
@@ -54,9 +54,9 @@ def test_reused_process_id_is_not_killed(tmp_path: Path) -> None:
     with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, start_new_session=True) as foreign:
         assert foreign.stdout is not None
         pid = int(foreign.stdout.readline())
-        watch = RankWatchdog(tmp_path, RANK_TIMEOUT)
+        watchdog = RankWatchdog(tmp_path, RANK_TIMEOUT)
         touch_heartbeat(tmp_path, pid)
-        assert [watch.check_ranks() for _ in range(2 * BEATS_PER_TIMEOUT)] == [[]] * (2 * BEATS_PER_TIMEOUT)
+        assert [watchdog.check_ranks() for _ in range(2 * BEATS_PER_TIMEOUT)] == [[]] * (2 * BEATS_PER_TIMEOUT)
         assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
         os.killpg(foreign.pid, signal.SIGKILL)
 
@@ -83,8 +83,8 @@ def test_one_host_runs_standalone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hosts_use_the_rendezvous_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     command = trainer_command(monkeypatch, "--nnodes", "2", "--rdzv-endpoint", "host-a:29500", "--rdzv-id", "night")
-    told = dict(zip(command[2::2], command[3::2], strict=True))
-    assert told["--nnodes"] == "2" and told["--rdzv-endpoint"] == "host-a:29500" and told["--rdzv-id"] == "night"
+    options = dict(zip(command[2::2], command[3::2], strict=True))
+    assert (options["--nnodes"], options["--rdzv-endpoint"], options["--rdzv-id"]) == ("2", "host-a:29500", "night")
     assert "--standalone" not in command
 
 

@@ -1,0 +1,229 @@
+"""How a canary, or a version in shadow, compares with the version that serves: statistics, and what follows from them.
+
+A version in shadow answers live prompts beside the version that serves, and users never see its replies.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, and_, case, exists, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+
+from alignment.config.rewards import RewardsConfig
+from alignment.release import canary, shadow
+from alignment.release.canary import ROUNDING, Arm, CanaryConfig, Decision
+from alignment.release.shadow import PairCounts, ShadowConfig, comparing_sources, scoring_sources
+from app.core.database import database_time
+from app.core.settings import Settings
+from app.models import (
+    Deployment,
+    Judgement,
+    JudgementState,
+    Origin,
+    Policy,
+    Reward,
+    Rollout,
+    RouteReason,
+    Turn,
+    TurnState,
+    Version,
+)
+from app.policies.service import effective_config
+from app.projects.service import NO_CONSENT
+from app.raters.names import PROGRAM_PREFIXES
+
+# Turns that the deployment or the share routed. A request that names a version, or is pinned, was not randomized.
+COMPARED_ROUTES = (RouteReason.STABLE, RouteReason.CANARY, RouteReason.STICKY)
+SERVED, SHADOW = aliased(Turn), aliased(Turn)  # a reply that a user received, and the candidate's to the same prompt
+END_USER = func.coalesce(SERVED.end_user, SERVED.conversation_id, SERVED.id)
+
+
+def effective_canary(policy: Policy, settings: Settings) -> CanaryConfig | None:
+    """Return how new versions go through a canary, by the policy or the deployment; None if they go live at once."""
+    return effective_config(policy.canary, settings.canary, CanaryConfig)
+
+
+def effective_shadow(policy: Policy, settings: Settings) -> ShadowConfig | None:
+    """Return how new versions run in shadow, by the policy or the deployment; None if they do not.
+
+    All policies share the engines, so the policy's token budget is capped by the deployment's (or by the default, where
+    the deployment has no setting).
+    """
+    config = effective_config(policy.shadow, settings.shadow, ShadowConfig)
+    if policy.shadow is None or config is None:
+        return config
+    limit = settings.shadow or ShadowConfig()
+    return config.model_copy(update={"tokens_per_hour": min(config.tokens_per_hour, limit.tokens_per_hour)})
+
+
+def active_shadow_config(policy: Policy, settings: Settings) -> ShadowConfig:
+    """Return the setting of a shadow deployment that has begun; it goes on even if new versions skip the stage."""
+    return effective_shadow(policy, settings) or ShadowConfig()
+
+
+async def evaluate_canary(
+    session: AsyncSession, deployment: Deployment, config: CanaryConfig
+) -> tuple[Arm, Arm, Decision]:
+    """Return the statistics of the canary and of the version that serves, and the decision. There must be a canary."""
+    assert deployment.canary_version_id is not None and deployment.canary_since is not None
+    candidate = await read_arm(session, deployment.canary_version_id, deployment.canary_since)
+    stable = await read_arm(session, deployment.version_id, deployment.canary_since)
+    age = await database_time(session) - deployment.canary_since
+    return candidate, stable, canary.decide(config, candidate, stable, age)
+
+
+async def evaluate_shadow(
+    session: AsyncSession, version: Version, serving_id: str, config: ShadowConfig, rewards: RewardsConfig
+) -> tuple[Arm, Arm, PairCounts, Decision]:
+    """Return the statistics of a version in shadow and of the one that serves, their pairs, and the decision."""
+    assert version.shadow_since is not None
+    pairs, good, served_good = await _count_pairs(session, version.id, serving_id, rewards)
+    replies = await _compare_replies(session, version.id, serving_id)
+    length_and_speed = _length_and_speed(replies.length, replies.seconds, replies.tokens)
+    candidate = Arm(replies.users, replies.failed or 0, pairs.rated, good, *length_and_speed)
+    # Only replies that did not fail have a shadow reply, so the failures are counted over all served replies.
+    served = await read_arm(session, serving_id, version.shadow_since)
+    length_and_speed = _length_and_speed(replies.served_length, replies.served_seconds, replies.served_tokens)
+    stable = Arm(served.turns, served.failed, pairs.rated, served_good, *length_and_speed)
+    age = await database_time(session) - version.shadow_since
+    return candidate, stable, pairs, shadow.decide(config, candidate, stable, pairs, age)
+
+
+async def read_arm(session: AsyncSession, version_id: str, since: float) -> Arm:
+    """Return the statistics of a version since a time (Unix seconds).
+
+    - Each end user counts once, however many turns they have; where requests name no end user, each conversation does.
+    - Each rater has one vote. Programs and LLM judges that give feedback have one vote per turn. The policy's own
+      reward sources have none.
+    """
+    routed = (
+        Turn.version_id == version_id,
+        Turn.created_at >= since,
+        Turn.origin == Origin.CHAT,
+        Turn.route_reason.in_(COMPARED_ROUTES),
+    )
+    done = case((Turn.state == TurnState.DONE, 1))
+    users = (
+        select(
+            func.max(case((Turn.state == TurnState.FAILED, 1), else_=0)).label("failed"),
+            func.avg(done * Turn.num_output_tokens).label("length"),
+            func.sum(done * (Turn.finished_at - Turn.created_at)).label("seconds"),
+            func.sum(done * Turn.num_output_tokens).label("tokens"),
+        )
+        .where(*routed, Turn.state != TurnState.OPEN)
+        .group_by(func.coalesce(Turn.end_user, Turn.conversation_id, Turn.id))
+        .subquery()
+    ).c
+    totals = select(
+        func.count(), func.sum(users.failed), func.avg(users.length), func.sum(users.seconds), func.sum(users.tokens)
+    )
+    count, failed, length, seconds, tokens = (await session.execute(totals)).one()
+    is_program = or_(*(Reward.rater.startswith(prefix) for prefix in PROGRAM_PREFIXES))
+    votes = (
+        select(func.sum(Reward.value * Reward.weight).label("vote"))
+        .join(Turn, Turn.id == Reward.turn_id)
+        .where(*routed, Reward.rater.is_not(None), Reward.weight > 0)
+        .group_by(case((is_program, Turn.id), else_=Reward.rater))
+        .subquery()
+    ).c
+    counts = select(func.count(), func.count(case((votes.vote > 0, 1)))).where(votes.vote != 0)
+    rated, good = (await session.execute(counts)).one()
+    return Arm(count, failed or 0, rated, good, *_length_and_speed(length, seconds, tokens))
+
+
+async def _compare_replies(session: AsyncSession, version_id: str, serving_id: str) -> Row[Any]:
+    """Return lengths and speeds of the paired replies; each end user counts once.
+
+    The candidate's time is that of its request to the engine, without the gateway.
+    """
+    done = case((SHADOW.state == TurnState.DONE, 1))
+    users = (
+        select(
+            func.max(case((SHADOW.state == TurnState.FAILED, 1), else_=0)).label("failed"),
+            func.avg(done * SHADOW.num_output_tokens).label("length"),
+            func.avg(done * SERVED.num_output_tokens).label("served_length"),
+            func.sum(done * Rollout.duration_seconds).label("seconds"),
+            func.sum(done * (SERVED.finished_at - SERVED.created_at)).label("served_seconds"),
+            func.sum(done * SHADOW.num_output_tokens).label("tokens"),
+            func.sum(done * SERVED.num_output_tokens).label("served_tokens"),
+        )
+        .join_from(SHADOW, SERVED, SERVED.id == SHADOW.shadow_of_id)
+        .join(Rollout, Rollout.id == SHADOW.id)
+        .where(*_paired_turns(version_id, serving_id))
+        .group_by(END_USER)
+        .subquery()
+    ).c
+    means = (func.avg(users[name]).label(name) for name in ("length", "served_length"))
+    sums = (
+        func.sum(users[name]).label(name) for name in ("failed", "seconds", "tokens", "served_seconds", "served_tokens")
+    )
+    return (await session.execute(select(func.count().label("users"), *means, *sums))).one()
+
+
+async def _count_pairs(
+    session: AsyncSession, version_id: str, serving_id: str, rewards: RewardsConfig
+) -> tuple[PairCounts, int, int]:
+    """Return the pairs by end user, and how many replies of the candidate and of the served version are good.
+
+    A pair counts once all of its judgements are made, by the reward sources that have judged both replies.
+    """
+    names, comparing = scoring_sources(rewards), comparing_sources(rewards)
+    if not names:
+        return PairCounts(), 0, 0
+    users = _select_pair_rewards(version_id, serving_id, rewards, names, comparing).subquery().c
+    counts = select(
+        func.count(case((users.candidate > users.served + ROUNDING, 1))),
+        func.count(case((users.candidate < users.served - ROUNDING, 1))),
+        func.count(),
+        func.count(case((users.candidate > 0, 1))),
+        func.count(case((users.served > 0, 1))),
+    )
+    better, worse, rated, good, served_good = (await session.execute(counts)).one()
+    return PairCounts(better, rated - better - worse, worse), good, served_good
+
+
+def _select_pair_rewards(
+    version_id: str, serving_id: str, rewards: RewardsConfig, names: Sequence[str], comparing: Sequence[str]
+) -> Select[tuple[float, float]]:
+    """Return a query for the weighted rewards of both replies by end user: columns `candidate` and `served`.
+
+    A source that compares replies (`comparing`) has seen both, so the gain of one is the loss of the other.
+    """
+    candidate, served = aliased(Reward), aliased(Reward)
+    compared = candidate.source.in_(comparing)
+    weight = case({source.name: source.weight for source in rewards.sources}, value=candidate.source, else_=0.0)
+    unfinished = exists().where(
+        Judgement.turn_id.in_((SHADOW.id, SERVED.id)),
+        Judgement.source.in_(names),
+        Judgement.state == JudgementState.OPEN,
+    )
+    return (
+        select(
+            func.sum(weight * candidate.value).label("candidate"),
+            func.sum(weight * case((compared, -candidate.value), else_=served.value)).label("served"),
+        )
+        .join_from(SHADOW, SERVED, SERVED.id == SHADOW.shadow_of_id)
+        .join(candidate, and_(candidate.turn_id == SHADOW.id, candidate.source.in_(names)))
+        .outerjoin(served, and_(served.turn_id == SERVED.id, served.source == candidate.source))
+        .where(*_paired_turns(version_id, serving_id), or_(compared, served.id.is_not(None)), ~unfinished)
+        .group_by(END_USER)
+    )
+
+
+def _paired_turns(version_id: str, serving_id: str) -> tuple[ColumnElement[bool], ...]:
+    """Finished shadow replies that are neither deleted nor without consent."""
+    return (
+        SHADOW.version_id == version_id,
+        SHADOW.origin == Origin.SHADOW,
+        SHADOW.state.in_((TurnState.DONE, TurnState.FAILED)),
+        SHADOW.deleted_at.is_(None),
+        or_(SHADOW.exclusion_reason.is_(None), SHADOW.exclusion_reason != NO_CONSENT),
+        SERVED.version_id == serving_id,
+    )
+
+
+def _length_and_speed(length: Any, seconds: Any, tokens: Any) -> tuple[float | None, float | None]:
+    """Return the mean length and the seconds per token as floats; PostgreSQL's averages and sums are decimals."""
+    speed = float(seconds) / float(tokens) if seconds is not None and tokens else None
+    return None if length is None else float(length), speed

@@ -1,0 +1,80 @@
+"""What the routes below /v1/policies/{name} share: the context of a request, the body of an act, and views of rows."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from fastapi import Depends, Request
+from pydantic import BaseModel, Field
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.core.database import Database
+from app.core.http import StrictModel, json_body, settings_of
+from app.core.settings import Settings
+from app.models import Policy
+from app.policies import service
+from app.policies.references import PolicyName
+from app.projects.auth import AdminCaller, Caller, DatabaseDep
+
+
+@dataclass(frozen=True)
+class PolicyContext:
+    """The policy that an admin's request names, as a context manager of a transaction.
+
+    Example: async with context.write() as (session, policy): ...
+    """
+
+    name: str
+    request: Request
+    caller: Caller
+    db: Database
+
+    @property
+    def actor(self) -> str:
+        """What the audit log names: the prefix of the caller's API key."""
+        return self.caller.key_prefix
+
+    @property
+    def settings(self) -> Settings:
+        return settings_of(self.request)
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[tuple[AsyncSession, Policy]]:
+        """Open a session for reading. Raises NotFound without such a policy."""
+        async with self.db.read() as session:
+            yield session, await service.get_policy(session, self.caller.project_id, self.name)
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[tuple[AsyncSession, Policy]]:
+        """Open a write transaction with the policy locked. Raises NotFound without such a policy."""
+        async with self.db.write() as session:
+            policy = await service.get_policy(session, self.caller.project_id, self.name)
+            await service.lock_policy(session, policy.id)
+            yield session, policy
+
+
+async def policy_context(name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep) -> PolicyContext:
+    return PolicyContext(name, request, caller, db)
+
+
+PolicyDep = Annotated[PolicyContext, Depends(policy_context)]
+
+
+class Reason(StrictModel):
+    reason: str | None = Field(None, min_length=1, max_length=2000, description="kept in the audit log")
+
+
+ReasonBody = Annotated[Reason, json_body(Reason)]
+
+
+class RowView(BaseModel):
+    """A view whose fields have the names of a row's attributes, but for some."""
+
+    @classmethod
+    def from_row(cls, row: object, **fields: Any) -> Self:
+        """Return the view with `fields`, and with the attributes of the row for all others that the row has."""
+        return cls.model_validate(
+            {name: getattr(row, name) for name in cls.model_fields if name not in fields and hasattr(row, name)}
+            | fields
+        )

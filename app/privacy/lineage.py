@@ -1,0 +1,176 @@
+"""Queries between feedback and versions. They follow the rows of batches and samples; no lineage is stored."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+from sqlalchemy import Executable, Select, and_, func, select, union_all
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+
+from alignment.config.rewards import EXPLICIT, ExplicitSource
+from app.core.pagination import apply_keyset
+from app.core.settings import Settings
+from app.feedback.queries import is_effective
+from app.models import (
+    NUMERIC_KINDS,
+    RANKING_KINDS,
+    Batch,
+    Feedback,
+    FeedbackRank,
+    Policy,
+    Sample,
+    SampleState,
+    Turn,
+    Version,
+)
+from app.policies.references import format_reference
+from app.policies.repository import select_descendants
+from app.training.policy_config import effective_rewards
+
+MAX_PARAMETERS = 500  # sequence numbers in one statement
+Kinds = tuple[str, ...]
+
+
+class TrainedVersionView(BaseModel):
+    object: Literal["trained_version"] = "trained_version"
+    version: str
+    state: str
+    direct: bool = Field(description="through its own batch; else through an ancestor")
+    tainted_at: float | None
+
+
+async def list_reward_kinds(session: AsyncSession, project_id: str, settings: Settings) -> Kinds:
+    """Return the kinds of feedback that become rewards under the reward settings of the project's policies."""
+    kinds = {*NUMERIC_KINDS, *RANKING_KINDS}
+    for policy in await session.scalars(select(Policy).where(Policy.project_id == project_id)):
+        source = effective_rewards(policy, settings).source(EXPLICIT)
+        if isinstance(source, ExplicitSource):
+            kinds |= {"correction"} if source.correction is not None else set()
+            kinds |= {"categorical"} if source.labels else set()
+    return tuple(sorted(kinds))
+
+
+def select_training_feedback(batch_id: str, kinds: Kinds, after: tuple[str, str], limit: int) -> Executable:
+    """Return a query for the trained samples of a batch, with the feedback that was effective when it was frozen.
+
+    The columns of the feedback are null for a sample without any; `number` is that of the turn's version. Up to
+    `limit + 1` rows come after the (turn id, feedback id) `after`.
+    """
+    effective = union_all(*[query.where(Batch.id == batch_id) for query in _trained_feedback(kinds)]).cte("effective")
+    turn_version = aliased(Version)
+    turn = (Turn.id.label("turn_id"), Turn.completion_id, Turn.choice_index, Turn.origin, Turn.end_user)
+    feedback = (Feedback.id.label("feedback_id"), Feedback.kind, Feedback.value)
+    source = (Feedback.source_kind, Feedback.source_id, Feedback.created_at.label("feedback_at"))
+    query = (
+        select(*turn, Turn.deleted_at, turn_version.number, Sample.reward, *feedback, *source)
+        .select_from(Sample)
+        .join(Batch, Batch.id == Sample.batch_id)
+        .join(Turn, Turn.id == Sample.turn_id)
+        .join(turn_version, turn_version.id == Turn.version_id)
+        .outerjoin(effective, effective.c.turn_id == Turn.id)
+        .outerjoin(Feedback, Feedback.seq == effective.c.seq)
+        .where(Batch.id == batch_id, Sample.state == SampleState.TRAINED)
+    )
+    return apply_keyset(query, (Turn.id, func.coalesce(Feedback.id, "")), after, limit)
+
+
+def _rated_turns() -> list[Select[Any]]:
+    """Return queries for (turn id, feedback seq, time of the feedback) of all turns that feedback is about.
+
+    There is one for feedback on a single turn, one for rankings, and one for feedback on whole conversations.
+    """
+    rated: Any = select(Turn.id.label("turn_id"), Feedback.seq, Feedback.created_at).select_from(Turn)
+    rank = FeedbackRank.turn_id == Turn.id
+    same_conversation = and_(Feedback.project_id == Turn.project_id, Feedback.conversation_id == Turn.conversation_id)
+    return [
+        rated.join(Feedback, Feedback.turn_id == Turn.id),
+        rated.join(FeedbackRank, rank).join(Feedback, Feedback.seq == FeedbackRank.feedback_seq),
+        rated.join(Feedback, and_(same_conversation, Feedback.turn_id.is_(None))),
+    ]
+
+
+def _trained_feedback(kinds: Kinds) -> list[Select[Any]]:
+    """Return the queries of `_rated_turns` for trained samples with the feedback that they used, and the version id."""
+    return [
+        query.add_columns(Batch.version_id)
+        .join(Sample, Sample.turn_id == Turn.id)
+        .join(Batch, Batch.id == Sample.batch_id)
+        .where(Sample.state == SampleState.TRAINED, is_effective(kinds, as_of=Batch.created_at))
+        for query in _rated_turns()
+    ]
+
+
+async def versions_trained_on_turns(session: AsyncSession, turns: Mapping[str, float]) -> set[str]:
+    """Return the ids of the versions whose own batch had one of these turns.
+
+    Args:
+        turns: For each turn id, when the feedback on it was given. A batch that was frozen before does not count.
+    """
+    rows = await session.execute(
+        select(Sample.turn_id, Batch.version_id, Batch.created_at)
+        .join(Batch, Batch.id == Sample.batch_id)
+        .where(Sample.turn_id.in_(turns), Sample.state == SampleState.TRAINED, Batch.version_id.is_not(None))
+    )
+    return {str(version_id) for turn_id, version_id, frozen_at in rows if turns[turn_id] <= frozen_at}
+
+
+async def versions_trained_on_feedback(session: AsyncSession, kinds: Kinds, seqs: Sequence[int]) -> set[str]:
+    """Return the ids of the versions whose own batch had a sample that used this feedback."""
+    version_ids: set[str] = set()
+    for start in range(0, len(seqs), MAX_PARAMETERS):
+        chunk = seqs[start : start + MAX_PARAMETERS]
+        used = union_all(*[query.where(Feedback.seq.in_(chunk)) for query in _trained_feedback(kinds)]).subquery()
+        query = select(used.c.version_id).where(used.c.version_id.is_not(None)).distinct()
+        version_ids |= set(await session.scalars(query))
+    return version_ids
+
+
+async def find_discounted_turns(session: AsyncSession, turn_ids: Collection[str], settings: Settings) -> set[str]:
+    """Return the earlier turns of the same conversations, which get a discounted part of these turns' rewards.
+
+    Turns of policies whose rewards have no discount are left out.
+    """
+    policies = await session.scalars(
+        select(Policy).join(Turn, Turn.policy_id == Policy.id).where(Turn.id.in_(turn_ids)).distinct()
+    )
+    discounting = [policy.id for policy in policies if effective_rewards(policy, settings).discount > 0]
+    earlier = aliased(Turn)
+    query = select(earlier.id).join(
+        Turn,
+        and_(
+            earlier.project_id == Turn.project_id,
+            earlier.conversation_id == Turn.conversation_id,
+            earlier.created_at < Turn.created_at,
+        ),
+    )
+    return set(await session.scalars(query.where(Turn.id.in_(turn_ids), earlier.policy_id.in_(discounting))))
+
+
+async def list_trained_versions(session: AsyncSession, ids: Collection[str]) -> list[TrainedVersionView]:
+    """Return these versions and their descendants, by policy and number."""
+    descendants = select_descendants(ids)
+    rows = await session.execute(
+        select(Version, Policy.name)
+        .join(Policy, Policy.id == Version.policy_id)
+        .where(Version.id.in_(select(descendants.c.id)))
+        .order_by(Policy.name, Version.number)
+    )
+    return [
+        TrainedVersionView(
+            version=format_reference(name, row.number), state=row.state, direct=row.id in ids, tainted_at=row.tainted_at
+        )
+        for row, name in rows
+    ]
+
+
+async def find_feedback_turns(session: AsyncSession, seqs: Sequence[int]) -> dict[str, float]:
+    """Return the ids of the turns that this feedback is about, each with the time of its earliest feedback.
+
+    Feedback may be about one turn, about the turns that it ranks, or about every turn of a conversation.
+    """
+    feedback = select(Feedback.seq).where(Feedback.seq.in_(seqs)).cte("feedback_seqs")
+    in_feedback = Feedback.seq.in_(select(feedback.c.seq))
+    rated = union_all(*[query.where(in_feedback) for query in _rated_turns()]).subquery()
+    rows = await session.execute(select(rated.c.turn_id, func.min(rated.c.created_at)).group_by(rated.c.turn_id))
+    return {turn_id: since for turn_id, since in rows}

@@ -1,0 +1,196 @@
+"""One running SGLang: its command line, its environment, and all its processes, which end together."""
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Self
+
+import psutil
+
+from alignment.config.trainer import LoRAConfig
+from app.core.processes import port_error
+
+TERMINATE_TIMEOUT_SECONDS = 10.0
+LOG_TAIL_BYTES = 64 * 1024
+CHILD_PREFIX = "sglang::"  # of the names of SGLang's own processes; other children may come and go
+# Device files that exist where a process may use a GPU: of NVIDIA, of AMD, and of either under WSL.
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+
+CPU_FLAGS = (
+    "--device=cpu",
+    "--attention-backend=torch_native",
+    "--lora-backend=torch_native",
+    "--disable-overlap-schedule",
+    "--cuda-graph-backend-decode=disabled",
+    "--cuda-graph-backend-prefill=disabled",
+    "--mem-fraction-static=0.5",  # --max-total-tokens is the effective limit
+    "--max-total-tokens=32768",
+    "--max-running-requests=32",
+    "--sleep-on-idle",  # otherwise an idle scheduler uses a whole core
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """One engine. `python` is the interpreter of SGLang's own environment."""
+
+    python: Path
+    model: str
+    api_key: str = field(repr=False)
+    admin_key: str = field(repr=False)
+    log_path: Path
+    host: str = "127.0.0.1"
+    port: int = 8710
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: str = "auto"
+    enable_lora: bool = True  # False where full weights are swapped
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    lora_slots: int = 8
+    context_length: int | None = None
+    tool_call_parser: str | None = "qwen25"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu" or (self.device == "auto" and not any(Path(name).exists() for name in GPU_DEVICES))
+
+    def command(self, parent: int) -> list[str]:
+        """Return the command. The engine ends when the process `parent` ends."""
+        dtype = "float32" if self.dtype == "auto" and self.on_cpu else self.dtype
+        return [
+            *(str(self.python), "-m", "attune_sglang_cpu.launch", "--parent", str(parent)),
+            f"--model-path={self.model}",
+            f"--host={self.host}",
+            f"--port={self.port}",
+            f"--dtype={dtype}",
+            *([f"--context-length={self.context_length}"] if self.context_length else []),
+            *(self._lora_flags() if self.enable_lora else []),
+            # Without a parser SGLang drops the log-probs of streamed tokens without text, such as the last token. For
+            # requests without tools the parser changes nothing else.
+            f"--tool-call-parser={self.tool_call_parser or 'qwen25'}",
+            "--constrained-json-disable-any-whitespace",  # a small model could generate spaces for ever
+            "--sampling-defaults=openai",
+            *("--enable-priority-scheduling", "--default-priority-value=0"),  # rollouts are below chats
+            "--log-level=warning",  # the first line at level info contains the keys
+            *(CPU_FLAGS if self.on_cpu else []),
+        ]
+
+    def _lora_flags(self) -> list[str]:
+        return [
+            *("--enable-lora", f"--max-lora-rank={self.lora.rank}"),
+            *("--lora-target-modules", *self.lora.target_modules),
+            f"--max-loras-per-batch={self.lora_slots}",
+        ]
+
+    def environment(self) -> dict[str, str]:
+        env = {name: value for name, value in os.environ.items() if name != "SGLANG_USE_CPU_ENGINE"}
+        env |= {
+            "ATTUNE_ENGINE_API_KEY": self.api_key,
+            "ATTUNE_ENGINE_ADMIN_KEY": self.admin_key,
+            "PYTHONUNBUFFERED": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        if self.on_cpu:
+            # With a second OpenMP thread, decoding drops from 270 to 5 tokens/s while another process runs.
+            env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        if Path(self.model).is_dir():
+            env["HF_HUB_OFFLINE"] = "1"
+        return env
+
+
+class EngineProcess:
+    """SGLang in a session of its own, so that one signal reaches all its processes."""
+
+    def __init__(self, spec: EngineSpec, process: asyncio.subprocess.Process) -> None:
+        self.pid = process.pid
+        self._spec = spec
+        self._process = process
+        self._children: dict[psutil.Process, str] = {}
+
+    @classmethod
+    async def start(cls, spec: EngineSpec) -> Self:
+        require_free_port(spec)
+        spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with open(spec.log_path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
+            process = await asyncio.create_subprocess_exec(
+                *spec.command(parent=os.getpid()),
+                env=spec.environment(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return cls(spec, process)
+
+    async def wait_for_exit(self) -> str:
+        """Wait until the main process has ended. Return how, and the last line of its log."""
+        code = await self._process.wait()
+        ending = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        return f"the engine {ending}; its last log line: {self._last_log_line()}"
+
+    def find_lost_child(self) -> str | None:
+        """Return the name of a process of SGLang that has ended while the main process runs, or None.
+
+        The main process does not always end then, but it answers no requests. Call this often: a child that started
+        and ended between two calls is not noticed.
+        """
+        try:
+            children = psutil.Process(self.pid).children(recursive=True)
+        except psutil.Error:
+            return None  # the main process has ended: see `wait_for_exit`
+        names = {child.pid: name for child in children if (name := _name(child)).startswith(CHILD_PREFIX)}
+        for child in children:
+            with suppress(psutil.Error):
+                # A process that a child starts has the child's name until it sets its own, so it does not count.
+                if child.pid in names and names.get(child.ppid()) != names[child.pid]:
+                    self._children[child] = names[child.pid]
+        return next((name for child, name in self._children.items() if not _is_alive(child)), None)
+
+    async def terminate(self) -> None:
+        """Terminate all processes, and kill those that are left after TERMINATE_TIMEOUT_SECONDS."""
+        self._signal(signal.SIGTERM)
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), TERMINATE_TIMEOUT_SECONDS)
+        finally:
+            self.kill()
+        await self._process.wait()
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # all processes have ended
+            os.killpg(self.pid, number)
+
+    def _last_log_line(self) -> str:
+        with self._spec.log_path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+            lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines()]
+        return next((line for line in reversed(lines) if line), f"nothing in {self._spec.log_path}")
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.cmdline()[0]).strip()
+    except (psutil.Error, IndexError):  # it has ended, or is a zombie
+        return ""
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def require_free_port(spec: EngineSpec) -> None:
+    """Raise ValueError if the engine's port is in use. SGLang notices only after it has loaded the model."""
+    if (reason := port_error(spec.host, spec.port)) is not None:
+        raise ValueError(f"the engine cannot listen on {spec.host}:{spec.port}: {reason}")

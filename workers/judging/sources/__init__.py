@@ -1,1 +1,0 @@
-"""The reward sources that are asked: rules, next turns, LLM judges, HTTP services and reward models."""

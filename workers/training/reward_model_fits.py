@@ -1,0 +1,297 @@
+"""Reward models: create a fit when there is enough feedback, claim it, and record its result under its fencing token.
+
+A serving reward model that disagrees with human feedback is disabled, and another fit is created.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from alignment.config.rewards import RewardModelSource
+from alignment.reward_model.dataset import BinaryLabel, PreferenceDataset, PreferencePair, Reply
+from alignment.signals.combine_rewards import preference_pairs
+from app.core import leases
+from app.core.database import Database, now
+from app.core.leases import lease_is_free
+from app.core.settings import Settings
+from app.models import (
+    RANKING_KINDS,
+    AuditAction,
+    Policy,
+    RewardModel,
+    RewardModelState,
+    RewardModelTurn,
+    Turn,
+    record_audit,
+)
+from app.projects.service import resolve_base_model
+from app.training import human_labels, reward_models
+from app.training.policy_config import effective_rewards
+
+MAX_LABELS = 5_000  # the newest ones: this bounds the duration of a fit, and preferences change
+NOT_CONFIGURED = "the policy has no learned reward source"
+
+
+@dataclass(frozen=True)
+class ClaimedFit:
+    """What the trainer needs for one fit, and the row, under whose fencing token it may write the result."""
+
+    row: RewardModel
+    policy: Policy
+    min_agreement: float
+    dataset: PreferenceDataset
+
+    @property
+    def name(self) -> str:
+        return reward_models.reward_model_name(self.policy, self.row)
+
+    def directory(self, settings: Settings) -> Path:
+        """Return the directory for the result. No attempt shares it with another."""
+        owner = f"{self.policy.name}-{self.policy.id[-6:]}"
+        return settings.reward_models_dir / owner / f"rm-{self.row.number}.{self.row.fence}"
+
+
+async def claim(db: Database, owner: str, settings: Settings) -> ClaimedFit | None:
+    """Claim an open fit of a policy on this trainer's base model, and read its dataset. Return None if there is none.
+
+    The turns of the dataset are recorded as the lineage of the reward model.
+    """
+    async with db.write() as session:
+        rows = await session.scalars(
+            select(RewardModel)
+            .join(Policy, Policy.id == RewardModel.policy_id)
+            .where(
+                RewardModel.state == RewardModelState.OPEN,
+                RewardModel.attempt < settings.max_attempts,
+                Policy.base_model == resolve_base_model(settings.model),
+                lease_is_free(RewardModel),
+            )
+            .order_by(RewardModel.created_at, RewardModel.id)
+        )
+        lease: dict[str, Any] = {"owner": owner, "seconds": settings.lease_seconds, "states": (RewardModelState.OPEN,)}
+        for row in list(rows):
+            # Erasure and operators lock the policy before its reward models too. Nothing is erased during the read.
+            policy = await session.get_one(Policy, row.policy_id, with_for_update={"key_share": True})
+            source = effective_rewards(policy, settings).reward_model
+            if await leases.claim(session, RewardModel, row.id, **lease) is None:
+                continue
+            await session.refresh(row)
+            if source is not None:
+                dataset = await _read_and_record_dataset(session, policy, row)
+                return ClaimedFit(row, policy, source.min_agreement, dataset)
+            await _finish(session, policy, row, RewardModelState.REFUSED, NOT_CONFIGURED)
+    return None
+
+
+async def _read_and_record_dataset(session: AsyncSession, policy: Policy, row: RewardModel) -> PreferenceDataset:
+    dataset = await read_dataset(session, policy)
+    await session.execute(delete(RewardModelTurn).where(RewardModelTurn.reward_model_id == row.id))
+    if dataset.replies:
+        rows = [{"reward_model_id": row.id, "turn_id": reply.turn_id} for reply in dataset.replies]
+        await session.execute(insert(RewardModelTurn), rows)
+    row.last_feedback_seq = await human_labels.last_feedback_seq(session, policy.project_id)
+    row.num_pairs, row.num_thumbs, row.num_raters = len(dataset.pairs), len(dataset.labels), len(dataset.raters)
+    row.data_read_at = now()
+    await session.flush()
+    return dataset
+
+
+async def read_dataset(session: AsyncSession, policy: Policy) -> PreferenceDataset:
+    """Return the newest human labels of replies whose tokens are recorded.
+
+    Nothing is tokenized here. The text of a correction is therefore not used, only its reward.
+    """
+    rows = await session.execute(human_labels.select_labels(policy).limit(MAX_LABELS))
+    labels = human_labels.read_labels(rows.all())
+    replies = await _read_replies(session, {label.turn_id for label in labels})
+    return _build_dataset([label for label in labels if label.turn_id in replies], replies)
+
+
+def _build_dataset(labels: Sequence[human_labels.HumanLabel], replies: dict[str, Reply]) -> PreferenceDataset:
+    """Build the dataset from labels, newest first. In the dataset the oldest label comes first.
+
+    A ranking becomes pairs of replies to the same prompt. A ranking of k replies weighs as much as k - 1 comparisons.
+    Tied replies form no pair.
+    """
+    turn_ids = sorted({label.turn_id for label in labels})
+    positions = {turn_id: position for position, turn_id in enumerate(turn_ids)}
+    binary_labels = [
+        BinaryLabel(positions[label.turn_id], label.value, label.weight, label.rater)
+        for label in reversed(labels)
+        if not label.is_ranking
+    ]
+    rankings: dict[tuple[str, tuple[int, ...]], list[human_labels.HumanLabel]] = defaultdict(list)
+    for label in labels:
+        if label.is_ranking:
+            rankings[label.source, replies[label.turn_id].prompt_ids].append(label)
+    pairs: list[PreferencePair] = []
+    for number, ranking in enumerate(rankings[key] for key in sorted(rankings)):
+        first, share = ranking[0], 2 / len(ranking)  # k(k - 1)/2 pairs share the weight of k - 1 comparisons
+        for chosen, rejected in preference_pairs({label.turn_id: label.value for label in ranking}):
+            pair = PreferencePair(positions[chosen], positions[rejected], first.weight * share, first.rater, number)
+            pairs.append(pair)
+    return PreferenceDataset(tuple(replies[turn_id] for turn_id in turn_ids), tuple(pairs), tuple(binary_labels))
+
+
+async def _read_replies(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, Reply]:
+    rows = await session.execute(
+        select(Turn.id, Turn.prompt_ids, Turn.output_ids, Turn.conversation_id).where(
+            Turn.id.in_(turn_ids), Turn.prompt_ids.is_not(None), Turn.output_ids.is_not(None)
+        )
+    )
+    return {
+        id: Reply(id, tuple(prompt_ids), tuple(output_ids), conversation_id)
+        for id, prompt_ids, output_ids, conversation_id in rows
+        if prompt_ids and output_ids
+    }
+
+
+async def commit(
+    db: Database, claimed: ClaimedFit, *, path: str, manifest_sha256: str, metrics: Mapping[str, Any]
+) -> RewardModelState:
+    """Record the fitted model. It serves and retires the previous one if `serve_when_fitted`. Raises LeaseLost."""
+    async with db.write() as session:
+        policy = await session.get_one(Policy, claimed.policy.id, with_for_update={"key_share": True})
+        row = await session.get_one(RewardModel, claimed.row.id)
+        state = RewardModelState.SERVING if row.serve_when_fitted else RewardModelState.TRAINED
+        values: dict[str, Any] = {"path": path, "manifest_sha256": manifest_sha256, "metrics": dict(metrics)}
+        if row.serve_when_fitted:
+            await reward_models.retire_serving(session, policy)
+            values["served_at"] = now()
+        details = {"agreement": metrics.get("agreement"), "examples": len(claimed.dataset)}
+        await _finish(session, policy, claimed.row, state, None, details, **values)
+    return state
+
+
+async def refuse(db: Database, claimed: ClaimedFit, reason: str, metrics: Mapping[str, Any]) -> None:
+    """Record that the fit was refused: too little data, or too little agreement. Raises LeaseLost.
+
+    The serving reward model does not change.
+    """
+    async with db.write() as session:
+        state = RewardModelState.REFUSED
+        await _finish(session, claimed.policy, claimed.row, state, reason, metrics=dict(metrics))
+
+
+async def record_failed_attempt(db: Database, claimed: ClaimedFit, reason: str) -> None:
+    """Record and audit why an attempt failed. The fit stays open and is claimed again when its lease expires."""
+    row, project_id = claimed.row, claimed.policy.project_id
+    async with db.write() as session:
+        await session.execute(
+            update(RewardModel)
+            .where(RewardModel.id == row.id, RewardModel.fence == row.fence)
+            .values(reason=reason)
+            .execution_options(synchronize_session=False)
+        )
+        action = AuditAction.REWARD_MODEL_ATTEMPT_FAILED
+        record_audit(
+            session, reward_models.TRAINER, action, claimed.name, reason, project_id=project_id, attempt=row.attempt
+        )
+
+
+async def reconcile(db: Database, settings: Settings) -> None:
+    """Fail fits without attempts left, disable serving models that disagree with people, and create due fits."""
+    await _fail_poisoned(db, settings)
+    async with db.read() as session:
+        statement = select(Policy).order_by(Policy.id)
+        if settings.rewards.reward_model is None:
+            statement = statement.where(Policy.rewards.is_not(None))
+        policies = await session.scalars(statement)
+        configs = [(policy, effective_rewards(policy, settings).reward_model) for policy in policies]
+    for policy, source in configs:
+        if source is not None:
+            await _disable_if_contradicted(db, policy, source)
+            await _create_fit_if_due(db, policy, source)
+
+
+async def _fail_poisoned(db: Database, settings: Settings) -> None:
+    async with db.write() as session:
+        poisoned = await session.scalars(
+            leases.select_exhausted(RewardModel, RewardModelState.OPEN, settings.max_attempts)
+        )
+        for row in list(poisoned):
+            policy = await session.get_one(Policy, row.policy_id)
+            last_reason = f"; the last one: {row.reason}" if row.reason else ""
+            reason = f"{row.attempt} attempts ended without a result{last_reason}"
+            row.fence += 1  # a trainer that still works on it must not write
+            await session.flush()
+            await _finish(session, policy, row, RewardModelState.FAILED, reason, actor=reward_models.RECONCILER)
+
+
+async def _disable_if_contradicted(db: Database, policy: Policy, source: RewardModelSource) -> None:
+    async with db.read() as session:
+        row = await reward_models.find_newest(session, policy.id, RewardModelState.SERVING)
+        if row is None:
+            return
+        reason = human_labels.describe_disagreement(
+            await human_labels.measure_agreement(session, policy, row), source.min_agreement
+        )
+    if reason is not None:
+        await disable(db, policy.id, row.id, reason, actor=reward_models.RECONCILER)
+
+
+async def disable(db: Database, policy_id: str, id: str, reason: str, *, actor: str = reward_models.TRAINER) -> None:
+    """Disable the reward model if it still serves, and create another fit."""
+    async with db.write() as session:
+        policy = await session.get_one(Policy, policy_id, with_for_update={"key_share": True})
+        row = await session.get_one(RewardModel, id)
+        if row.state != RewardModelState.SERVING:
+            return
+        await reward_models.disable(session, policy, row, actor=actor, reason=reason)
+        if await reward_models.find_newest(session, policy.id, RewardModelState.OPEN) is None:
+            fit_reason = f"{reward_models.reward_model_name(policy, row)} is disabled"
+            await reward_models.create_fit(session, policy, actor=actor, reason=fit_reason)
+
+
+async def _create_fit_if_due(db: Database, policy: Policy, source: RewardModelSource) -> None:
+    """Create a fit if there is enough feedback for a first one, or enough new feedback for another."""
+    async with db.read() as session:
+        reason = await _find_fit_reason(session, policy, source)
+    if reason is None:
+        return
+    async with db.write() as session:
+        policy = await session.get_one(Policy, policy.id, with_for_update={"key_share": True})
+        if await _find_fit_reason(session, policy, source) is not None:
+            await reward_models.create_fit(session, policy, actor=reward_models.RECONCILER, reason=reason)
+
+
+async def _find_fit_reason(session: AsyncSession, policy: Policy, source: RewardModelSource) -> str | None:
+    """Return why a fit is due, or None."""
+    last = await reward_models.find_newest(session, policy.id)
+    if last is None:
+        num_labels = await human_labels.count_feedback_since(session, policy, 0, source.min_feedback)
+        num_rankings = await human_labels.count_feedback_since(session, policy, 0, source.min_pairs, RANKING_KINDS)
+        is_enough = num_labels >= source.min_feedback or num_rankings >= source.min_pairs
+        return "enough feedback for a first fit" if is_enough else None
+    if last.state == RewardModelState.OPEN:
+        return None
+    disabled = await reward_models.find_newest(session, policy.id, RewardModelState.DISABLED)
+    serving = await reward_models.find_newest(session, policy.id, RewardModelState.SERVING)
+    if serving is None and disabled is not None and disabled.actor not in reward_models.AUTOMATIC_ACTORS:
+        return None  # an operator disabled it, and only an operator enables it again
+    num_labels = await human_labels.count_feedback_since(session, policy, last.last_feedback_seq, source.refit_after)
+    return f"{num_labels} new human labels" if num_labels >= source.refit_after else None
+
+
+async def _finish(
+    session: AsyncSession,
+    policy: Policy,
+    row: RewardModel,
+    state: RewardModelState,
+    reason: str | None,
+    details: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    actor: str = reward_models.TRAINER,
+    **values: Any,
+) -> None:
+    """Write the final state under the row's fencing token, and audit it with `details`. Raises LeaseLost."""
+    values |= {"state": state, "actor": actor, "reason": reason, "settled_at": now()}
+    await leases.finish(session, RewardModel, row.id, fence=row.fence, **values)
+    name, action = reward_models.reward_model_name(policy, row), AuditAction(f"reward_model.{state}")
+    record_audit(session, actor, action, name, reason, project_id=policy.project_id, **details)
