@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from demo.reply_styles import reply
-from demo.shop import INTENTS, ORDERS, Question, make_question
+from demo.shop import INTENTS, ORDERS, TEXTS, Question, make_question
 
 HELD_OUT = 1_000_000  # the first seed that the demo model was not trained on
 SYSTEM = "You are the support assistant of a small bicycle shop."
@@ -20,20 +20,12 @@ _SYSTEMS = (
     "You answer questions for the bicycle shop.",
     "You work for a bicycle shop. Help the shoppers.",
 )
-_GREETINGS = ("Hi!", "Hello,", "Hey,", "Good morning!", "Hi there,", "Good day.", "Excuse me,")
-_THANKS = ("Thanks!", "Thank you.", "Cheers!", "Please let me know.", "Thanks in advance!")
-_ACKNOWLEDGEMENTS = ("Okay.", "I see.", "Good to know.", "Thanks.", "Alright.", "Great.")
+_TEXTS: dict[str, Any] = TEXTS["users"]
 _RELATED_INTENTS = {  # questions that the same user asks next about the same thing
     "price": ("stock",),
     "stock": ("price",),
     "repair_price": ("repair_time",),
     "repair_time": ("repair_price",),
-}
-_FOLLOW_UP_WORDINGS = {  # wordings that do not name the thing again
-    "price": ("And how much is it?", "What does it cost?", "What is the price?"),
-    "stock": ("Is it available?", "Do you have it right now?", "Can I get one today?"),
-    "repair_price": ("And what does it cost?", "How much is that?", "What do you charge for it?"),
-    "repair_time": ("And how long does it take?", "When is it done?", "How long will that take?"),
 }
 ORDER_STATUS: dict[str, Any] = {
     "type": "function",
@@ -91,7 +83,7 @@ class SimulatedUser:
         chance = self._rng.random()
         if chance < 0.3 and last.intent in _RELATED_INTENTS:
             intent = self._rng.choice(_RELATED_INTENTS[last.intent])
-            return make_question(self._rng, intent, last.subject, _FOLLOW_UP_WORDINGS[intent])
+            return make_question(self._rng, intent, last.subject, _TEXTS["follow_ups"][intent])
         if chance < 0.65:
             kind = INTENTS[last.intent]
             other = self._rng.choice([value for value in kind.values if value != last.subject])
@@ -104,11 +96,11 @@ class SimulatedUser:
         """Return the question as a person types it: with a greeting or thanks, in lower case, with a typing error."""
         rng, text = self._rng, question.text
         if greets:
-            text = f"{rng.choice(_GREETINGS)} {text}"
+            text = f"{rng.choice(_TEXTS['greetings'])} {text}"
         elif rng.random() < 0.2:
-            text = f"{rng.choice(_ACKNOWLEDGEMENTS)} {text}"
+            text = f"{rng.choice(_TEXTS['acknowledgements'])} {text}"
         if rng.random() < 0.2:
-            text = f"{text} {rng.choice(_THANKS)}"
+            text = f"{text} {rng.choice(_TEXTS['thanks'])}"
         if rng.random() < 0.3:
             text = text.lower()
         if rng.random() < 0.15:

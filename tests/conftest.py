@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import NoReturn
 from uuid import uuid4
 
 import httpx2
@@ -83,7 +84,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"not run: the budget of {budget:g} minutes is spent")
 
 
-def skip_or_fail(what: str) -> None:
+def skip_or_fail(what: str) -> NoReturn:
     """Skip the test because a service is missing; fail it if ATTUNE_REQUIRE_SERVICES=1, as in CI."""
     if REQUIRED:
         pytest.fail(f"{what}, and ATTUNE_REQUIRE_SERVICES=1")

@@ -128,12 +128,7 @@ async def _read_page(session: AsyncSession, limit: int) -> FeedbackPage:
 
 
 async def _mark_processed(session: AsyncSession, seqs: list[int]) -> None:
-    await session.execute(
-        update(Feedback)
-        .where(Feedback.seq.in_(seqs))
-        .values(processed=True)
-        .execution_options(synchronize_session=False)
-    )
+    await session.execute(update(Feedback).where(Feedback.seq.in_(seqs)).values(processed=True))
 
 
 async def _skip_oldest(session: AsyncSession, reason: str) -> None:
@@ -166,10 +161,5 @@ async def process_finished_turns(session: AsyncSession, limit: int, settings: Se
     await judgement_queue.create_judgements(session, turns, configs)
     await chat_rollouts.create_group_samples(session, turns, policies, settings)
     await chat_rollouts.create_shadow_replies(session, turns, policies, settings)
-    await session.execute(
-        update(Turn)
-        .where(Turn.id.in_([turn.id for turn in turns]))
-        .values(processed=True)
-        .execution_options(synchronize_session=False)
-    )
+    await session.execute(update(Turn).where(Turn.id.in_([turn.id for turn in turns])).values(processed=True))
     return len(turns)

@@ -99,7 +99,6 @@ async def _close_lost_turns(session: AsyncSession, settings: Settings) -> None:
             exclusion_reason=func.coalesce(Turn.exclusion_reason, LOST_REASON),
             finished_at=now(),
         )
-        .execution_options(synchronize_session=False)
     )
 
 
@@ -113,7 +112,6 @@ async def _mark_silent_engines_down(session: AsyncSession, settings: Settings) -
             or_(Engine.swapping_until.is_(None), Engine.swapping_until < now()),
         )
         .values(state=EngineState.DOWN, reason="no heartbeat of its supervisor")
-        .execution_options(synchronize_session=False)
     )
 
 
@@ -131,14 +129,11 @@ async def unload_unused_adapters(db: Database, settings: Settings) -> None:
         )
         needed = in_use | await _wanted_names(session, settings)
         engines = await service.list_ready_engines(session)
-    pool = EnginePool(load_engine_keys(settings))
-    try:
+    async with EnginePool(load_engine_keys(settings)) as pool:
         for engine in engines:
             client = pool.get(engine.url)
             for name in sorted((set(engine.loaded) | await _unrecorded_adapters(db, client, engine)) - needed):
                 await _unload(db, settings, client, engine, name)
-    finally:
-        await pool.close()
 
 
 async def _wanted_names(session: AsyncSession, settings: Settings) -> set[str | None]:

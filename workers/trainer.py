@@ -48,7 +48,7 @@ def main() -> None:
         RankHeartbeat(arguments.heartbeat_dir, arguments.rank_timeout)
     try:
         group = RankGroup(Settings(), arguments.rank_timeout)
-        if group.is_rank_zero:
+        if group.trainer.rank == 0:
             run_rank_zero(group)
         else:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun signals all ranks; rank 0 ends the group

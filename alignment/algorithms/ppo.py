@@ -90,11 +90,7 @@ class PPO(PolicyGradient):
             denominator=data.num_tokens,
         )
         clipfrac = aggregate(clipped_BT, data.mask_BT, "token-mean", denominator=data.num_tokens)
-        return {
-            "loss": self.config.value_coef * loss,
-            "critic/vf_loss": loss.detach(),
-            "critic/vf_clipfrac": clipfrac,
-        }
+        return {"loss": self.config.value_coef * loss, "critic/vf_loss": loss.detach(), "critic/vf_clipfrac": clipfrac}
 
     def get_metrics(self) -> dict[str, float]:
         return super().get_metrics() | self._metrics

@@ -133,11 +133,7 @@ def check_weights(directory: Path, expected: WeightsSpec) -> None:
 
 def _check_adapter_config(path: Path, expected: AdapterSpec) -> None:
     config = _read_config(path)
-    required = {
-        "r": expected.rank,
-        "lora_alpha": expected.alpha,
-        "target_modules": sorted(expected.target_modules),
-    }
+    required = {"r": expected.rank, "lora_alpha": expected.alpha, "target_modules": sorted(expected.target_modules)}
     for key, value in required.items():
         actual = config.get(key)
         if (sorted(actual, key=str) if isinstance(actual, list) else actual) != value:

@@ -20,12 +20,7 @@ from alignment.functional.advantages import (
     running_baseline,
 )
 from alignment.functional.aggregation import aggregate, masked_mean, whiten
-from alignment.functional.importance import (
-    LOG_RATIO_BOUND,
-    RolloutCorrection,
-    proximal_loglinear,
-    rollout_correction,
-)
+from alignment.functional.importance import LOG_RATIO_BOUND, RolloutCorrection, proximal_loglinear, rollout_correction
 from alignment.functional.kl import AdaptiveKLController, kl_estimate
 from alignment.functional.policy_losses import PolicyLoss, ValueLoss, policy_loss, value_loss
 from alignment.functional.preference import KTOLoss, PreferenceLoss, dpo_loss, kto_loss

@@ -8,6 +8,7 @@ the backward pass, and switch requires_grad when another adapter becomes active.
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -36,16 +37,6 @@ class LoRALinear(nn.Module):
         self.active_role = active_role
         self.lora_A = nn.ParameterDict()
         self.lora_B = nn.ParameterDict()
-
-    def add_adapter(self, role: ModelRole, rank: int) -> None:
-        """Add A and B for a role, all zeros. They are float32 for any base: bfloat16 would round optimizer steps away.
-
-        A is [rank, in_features], B is [out_features, rank].
-        """
-        device = self.base_layer.weight.device
-        shapes = (rank, self.base_layer.in_features), (self.base_layer.out_features, rank)
-        for matrices, shape in zip((self.lora_A, self.lora_B), shapes, strict=True):
-            matrices[role] = nn.Parameter(torch.zeros(shape, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] → [..., out_features], in the dtype of `x`."""
@@ -77,10 +68,15 @@ def insert_lora_layers(model: nn.Module, lora: LoRAConfig, active_role: ActiveRo
 
 
 def add_adapter(model: nn.Module, role: ModelRole, rank: int) -> None:
-    """Add an adapter for a role to every LoRA layer, all zeros."""
+    """Add A [rank, in_features] and B [out_features, rank] for a role to every LoRA layer, all zeros.
+
+    They are float32 for any base: bfloat16 would round optimizer steps away.
+    """
     for module in model.modules():
         if isinstance(module, LoRALinear):
-            module.add_adapter(role, rank)
+            base = module.base_layer
+            module.lora_A[role] = nn.Parameter(torch.zeros(rank, base.in_features, device=base.weight.device))
+            module.lora_B[role] = nn.Parameter(torch.zeros(base.out_features, rank, device=base.weight.device))
 
 
 def adapter_parameters(model: nn.Module, role: ModelRole) -> dict[str, nn.Parameter]:
@@ -93,7 +89,7 @@ def adapter_parameters(model: nn.Module, role: ModelRole) -> dict[str, nn.Parame
     }
 
 
-def init_adapter(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
+def init_adapter(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
     """Return an untrained adapter, the same on every rank: A is uniform within ±1/√in_features, B is zero.
 
     Such an adapter does not change the base model's output. All tensors are float32 on the CPU.
@@ -112,10 +108,7 @@ def write_config(directory: Path, lora: LoRAConfig, base_model: Path) -> None:
     """Write `adapter_config.json`. Equal adapters give equal bytes: peft keeps sets, so their order is fixed here."""
     # The engine supports scale = alpha / r only: no rank-stabilised scale, no DoRA, no bias, no extra tokens.
     config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        target_modules=list(lora.target_modules),
-        task_type="CAUSAL_LM",
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules), task_type="CAUSAL_LM"
     ).to_dict()
     config |= {
         "base_model_name_or_path": str(base_model),

@@ -34,9 +34,7 @@ class Comparison(Frozen):
         20, ge=1, description="replies of the candidate before it may go live; of both before their ratios are checked"
     )
     patience_seconds: float = Field(
-        1800.0,
-        gt=0,
-        description="the deadline: live if there is enough data and no objection, else rolled back",
+        1800.0, gt=0, description="the deadline: live if there is enough data and no objection, else rolled back"
     )
     max_length_ratio: float = Field(
         2.0, gt=1, description="largest ratio of mean reply lengths to the serving version, in either direction"

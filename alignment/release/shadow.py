@@ -28,9 +28,7 @@ class ShadowConfig(Comparison):
         20, ge=0, description="judged pairs before it is promoted; with 0, lengths, failures and latencies decide alone"
     )
     max_latency_ratio: float = Field(
-        4.0,
-        gt=1,
-        description="largest ratio of the mean time per token to the chat; it includes waiting for chats",
+        4.0, gt=1, description="largest ratio of the mean time per token to the chat; it includes waiting for chats"
     )
     tokens_per_hour: int = Field(100_000, ge=0, description="the most tokens that shadow replies may take in an hour")
     window_seconds: float = Field(

@@ -3,7 +3,7 @@
 Tensor suffixes: N labels, P pairs. Tensors are float64 on the CPU.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,46 +81,27 @@ def evaluate(dataset: PreferenceDataset, scores: Tensor, seed: int) -> dict[str,
     """
     halves = split(dataset, select_held_out(dataset, 0.5, seed))
     whole = ScoredExamples.from_dataset(dataset, scores)
-    half_examples = [ScoredExamples.from_dataset(half, scores) for half in halves]
+    examples = [ScoredExamples.from_dataset(half, scores) for half in halves]
     calibrations = [calibrate(half, scores) if len(half) else IDENTITY for half in reversed(halves)]
-    agreement = Agreement.count(
-        [
-            pair
-            for examples, platt in zip(half_examples, calibrations, strict=True)
-            for pair in _labels_and_rewards(examples, platt)
-        ],
-        whole.margins_P.tolist(),
+    probabilities_N = torch.cat(
+        [scores_to_probabilities(half.scores_N, platt) for half, platt in zip(examples, calibrations, strict=True)]
     )
+    values_N = torch.cat([half.values_N for half in examples])
+    weights_N = torch.cat([half.weights_N for half in examples])
+    rewards = (2 * probabilities_N - 1).tolist()
+    agreement = Agreement.count(zip(values_N.tolist(), rewards, strict=True), whole.margins_P.tolist())
     nonzero = whole.values_N != 0
     metrics = {
         "agreement": agreement.rate,
         "pair_accuracy": _ratio(agreement.pairs_right, agreement.pairs),
         "thumb_accuracy": _ratio(agreement.ups_right + agreement.downs_right, agreement.ups + agreement.downs),
         "thumb_auc": auc(whole.scores_N[nonzero], whole.values_N[nonzero] > 0),
-        "calibration_error_before": _calibration_error([whole], [IDENTITY]),
-        "calibration_error": _calibration_error(half_examples, calibrations),
     }
+    if dataset.labels:
+        before_N = scores_to_probabilities(whole.scores_N, IDENTITY)
+        metrics["calibration_error_before"] = calibration_error(before_N, whole.values_N, whole.weights_N)
+        metrics["calibration_error"] = calibration_error(probabilities_N, values_N, weights_N)
     return {name: value for name, value in metrics.items() if value is not None}
-
-
-def _labels_and_rewards(examples: ScoredExamples, platt: PlattScaling) -> list[tuple[float, float]]:
-    rewards = scores_to_rewards(examples.scores_N, platt)
-    return list(zip(examples.values_N.tolist(), rewards.tolist(), strict=True))
-
-
-def _calibration_error(parts: Sequence[ScoredExamples], calibrations: Sequence[PlattScaling]) -> float | None:
-    """Return the calibration error over all parts, each with its own calibration; None without labels."""
-
-    def concatenate(get: Callable[[ScoredExamples], Tensor]) -> Tensor:
-        return torch.cat([get(part) for part in parts])
-
-    values_N = concatenate(lambda part: part.values_N)
-    if not len(values_N):
-        return None
-    probabilities_N = torch.cat(
-        [scores_to_probabilities(part.scores_N, platt) for part, platt in zip(parts, calibrations, strict=True)]
-    )
-    return calibration_error(probabilities_N, values_N, concatenate(lambda part: part.weights_N))
 
 
 def _ratio(count: int, total: int) -> float | None:

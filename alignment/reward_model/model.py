@@ -66,20 +66,11 @@ class RewardModel:
         self._state: RewardModelState | None = None
         self._fit: FitState | None = None
 
-    def fit(self, dataset: PreferenceDataset) -> dict[str, float]:
-        """Fit a new reward model on the dataset except its held-out part, calibrate it on that, and return its metrics.
+    def begin(self, dataset: PreferenceDataset) -> int:
+        """Start a fit on the dataset except its held-out part. Return its number of steps, which is an upper bound.
 
         Equal datasets, seeds and numbers of ranks give equal bits. Raises NothingToCompare if there are too few
-        examples and NonFiniteUpdate if the loss diverges; the previous reward model is then no longer loaded.
-        """
-        steps = self.begin(dataset)
-        while not self.advance(steps):
-            pass
-        return self.finish()
-
-    def begin(self, dataset: PreferenceDataset) -> int:
-        """Start a fit and return its number of steps, which is an upper bound.
-
+        examples. After an error here or in `advance` the previous reward model is no longer loaded.
         Between `begin`, `advance` and `finish` the policy may be updated, but the reward role must not be used.
         """
         trainer, config = self.trainer, self._config
@@ -104,7 +95,7 @@ class RewardModel:
         return loop.steps
 
     def advance(self, steps: int) -> bool:
-        """Make up to `steps` steps of the fit; return True if no step was left."""
+        """Make up to `steps` steps of the fit; return True if no step was left. Raises NonFiniteUpdate."""
         fit, started = self._current_fit, time.perf_counter()
         is_done = fit.loop.advance(fit.optimizer, steps)
         fit.seconds += time.perf_counter() - started

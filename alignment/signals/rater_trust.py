@@ -69,14 +69,6 @@ def rater_weight(agreed: float, disagreed: float) -> float:
     return max(0.0, (alpha + agreed - beta - disagreed) / (alpha + beta + agreed + disagreed))
 
 
-def sample_quota(max_samples: int, weight: float) -> int:
-    """Return how many samples a batch takes from one rater of the given weight, of at most `max_samples`.
-
-    Example: sample_quota(4, 0.4) -> 1; sample_quota(4, 1.0) -> 4
-    """
-    return max(1, math.floor(max_samples * weight))
-
-
 def tail_probability(count: float, trials: float, share: float) -> float:
     """Return a bound of the probability that a binomial deviates from `share` at minimum as far as count / trials.
 
@@ -153,13 +145,8 @@ def sum_page_counts(counts: Mapping[str, RaterCounts], excluded: Collection[str]
     )
 
 
-def decay_counts(recent: RaterCounts, page: RaterCounts) -> RaterCounts:
-    """Return the recent counts of the crowd after one more page."""
-    factor = decay_factor(page)
-    return RaterCounts(recent.up * factor + page.up, recent.down * factor + page.down)
-
-
 def decay_factor(page: RaterCounts) -> float:
+    """Return the factor by which one more page reduces the recent counts of the crowd."""
     return float(0.5 ** (page.total / HALF_LIFE))
 
 

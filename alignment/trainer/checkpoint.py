@@ -8,7 +8,6 @@ trainer/critic.safetensors                          if there is a critic: its te
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -59,14 +58,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Export:
-    """An exported directory, the hash of its manifest, and how long the export took.
+    """An exported directory and the hash of its manifest.
 
-    Example: Export(path=Path("versions/shop-v4"), manifest_sha256="9f86d0…", seconds=0.02)
+    Example: Export(path=Path("versions/shop-v4"), manifest_sha256="9f86d0…")
     """
 
     path: Path
     manifest_sha256: str
-    seconds: float
 
 
 def export(
@@ -82,10 +80,8 @@ def export_directory(directory: Path, write: Callable[[Path], None], lineage: Ma
     Rank 0 writes; all ranks must call it and get the hash of the manifest. Raises FileExistsError if the directory
     exists.
     """
-    started, sha256 = time.perf_counter(), ""
-    if parallel.rank() == 0:
-        sha256 = _write_and_rename(directory, write, lineage)
-    return Export(directory, parallel.broadcast_text(sha256), time.perf_counter() - started)
+    sha256 = _write_and_rename(directory, write, lineage) if parallel.rank() == 0 else ""
+    return Export(directory, parallel.broadcast_text(sha256))
 
 
 def _write_and_rename(directory: Path, write: Callable[[Path], None], lineage: Mapping[str, Any]) -> str:

@@ -85,10 +85,7 @@ def batch_metrics(samples: Sequence[Sample], data: TrainData) -> dict[str, float
 
 @torch.no_grad()
 def measure_update_kl(
-    policy: PolicyModel,
-    data: TrainData,
-    sequences: Sequence[ScoredSequence],
-    micro_batches: Sequence[Sequence[int]],
+    policy: PolicyModel, data: TrainData, sequences: Sequence[ScoredSequence], micro_batches: Sequence[Sequence[int]]
 ) -> dict[str, float]:
     """Measure how far the new policy is from the one before the update.
 

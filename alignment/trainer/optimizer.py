@@ -21,24 +21,17 @@ class Optimizer:
         self.parameters = parameters
         self.config = config
         self.adamw = torch.optim.AdamW(
-            parameters.values(),
-            lr=config.lr,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            foreach=True,
+            parameters.values(), **config.model_dump(include={"lr", "betas", "eps", "weight_decay"}), foreach=True
         )
 
-    def grad_norm(self) -> Tensor:
-        """Return the global norm of the gradient, the same on every rank. Raises NonFiniteUpdate."""
+    def step(self) -> float:
+        """Clip the gradient by its global norm, make a step, and return the norm before clipping, equal on every rank.
+
+        Raises NonFiniteUpdate.
+        """
         norm = parallel.full_tensor(get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None]))
         if not math.isfinite(norm):
             raise NonFiniteUpdate(f"The norm of the gradient is {norm.item()}; the policy was not changed.")
-        return norm
-
-    def step(self) -> float:
-        """Clip the gradient by its global norm and make a step. Return the norm before clipping."""
-        norm = self.grad_norm()
         clip_grads_with_norm_(list(self.parameters.values()), self.config.max_grad_norm, norm)
         for group in self.adamw.param_groups:
             group["lr"] = self.lr

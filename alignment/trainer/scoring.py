@@ -100,12 +100,7 @@ def probe_ids(base_model: Path) -> tuple[tuple[int, ...], ...]:
 
 
 def recompute_logprobs(
-    base_model: Path,
-    version: Path | None,
-    samples: Sequence[Sample],
-    *,
-    dtype: str = "float32",
-    device: str = "auto",
+    base_model: Path, version: Path | None, samples: Sequence[Sample], *, dtype: str = "float32", device: str = "auto"
 ) -> list[npt.NDArray[np.float32]]:
     """Return one log-prob per output token of every sample under a version, in nats, at the sample's temperature.
 

@@ -20,10 +20,7 @@ from app.projects.auth import ChatCaller, DatabaseDep
 
 router = APIRouter(prefix="/v1", tags=["chat"], responses=ERROR_RESPONSES)
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "content": EVENT_STREAM,
-        "description": "a completion, or a stream of chunks",
-    }
+    200: {"content": EVENT_STREAM, "description": "a completion, or a stream of chunks"}
 }
 ModelName = Annotated[str, Path(min_length=1, max_length=128)]
 

@@ -26,6 +26,7 @@ from app.policies.references import parse_reference
 from app.projects.service import NO_CONSENT, withholds_consent
 from app.training import unlearning
 
+ERASED_COLUMNS = ("reply", "prompt_ids", "output_ids", "logprobs", "prefix_hash", "end_user", "request_sha256")
 CompletionRows = tuple[list[Turn], Policy, Version]
 
 
@@ -69,8 +70,7 @@ async def list_completions(
         conditions.append(exists().where(has_pair, TurnMetadata.project_id == project_id))
     last = None
     if after is not None:
-        [first, *_], _, _ = await get_completion(session, project_id, after, param="after")
-        last = (first.created_at, first.id)
+        [last, *_], _, _ = await get_completion(session, project_id, after, param="after")
     query = select(Turn.completion_id).where(*conditions)
     query = apply_keyset(query, (Turn.created_at, Turn.id), last, limit, descending=newest_first)
     ids = list(await session.scalars(query))
@@ -120,10 +120,7 @@ async def erase(session: AsyncSession, turns: Sequence[Turn]) -> None:
     ids = await _exclude_turns(session, turns, "its turn was deleted")
     await session.execute(delete(TurnMetadata).where(TurnMetadata.turn_id.in_(ids)))
     await session.execute(  # a judge's reason may quote the reply
-        update(Judgement)
-        .where(Judgement.turn_id.in_(ids))
-        .values(details={}, reason=None)
-        .execution_options(synchronize_session=False)
+        update(Judgement).where(Judgement.turn_id.in_(ids)).values(details={}, reason=None)
     )
     await session.execute(
         update(Turn)
@@ -133,17 +130,10 @@ async def erase(session: AsyncSession, turns: Sequence[Turn]) -> None:
             messages=[],
             request_params={},
             request_metadata={},
-            reply=None,
-            prompt_ids=None,
-            output_ids=None,
-            logprobs=None,
-            prefix_hash=None,
-            end_user=None,
-            request_sha256=None,
+            **dict.fromkeys(ERASED_COLUMNS),
             exclusion_reason="deleted",
             deleted_at=now(),
         )
-        .execution_options(synchronize_session=False)
     )
 
 
@@ -185,7 +175,6 @@ async def _stop_rollouts(session: AsyncSession, turn_ids: Sequence[str], reason:
             lease_owner=None,
             lease_until=None,
         )
-        .execution_options(synchronize_session=False)
     )
     await session.execute(
         update(Turn)
@@ -195,5 +184,4 @@ async def _stop_rollouts(session: AsyncSession, turn_ids: Sequence[str], reason:
             exclusion_reason=reason if reason == NO_CONSENT else func.coalesce(Turn.exclusion_reason, reason),
             finished_at=func.coalesce(Turn.finished_at, now()),
         )
-        .execution_options(synchronize_session=False)
     )

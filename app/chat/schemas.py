@@ -5,7 +5,7 @@ Parameters that would change the reply and are not supported are refused; hints 
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
+from pydantic import BaseModel, Field, StrictBool, field_validator, model_validator
 
 from app.core.errors import UnsupportedParameter
 from app.core.http import StrictModel, parse_body
@@ -59,8 +59,6 @@ class FunctionCall(StrictModel):
 
 
 class ToolCall(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     id: str = Field(min_length=1, max_length=255)
     type: Literal["function"] = "function"
     function: FunctionCall
@@ -68,8 +66,6 @@ class ToolCall(BaseModel):
 
 class Message(BaseModel):
     """A message. Fields that the chat template does not read (annotations, audio, ids) are ignored."""
-
-    model_config = ConfigDict(extra="ignore")
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]] | None = None

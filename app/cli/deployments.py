@@ -12,7 +12,7 @@ from app.cli.options import Json, PolicyName, Reason, VersionNumber, parse_json,
 from app.cli.output import Column, Renderable, Row, format_time, make_table, post_action, print_list, print_object
 from app.models import AuditAction
 
-CANARY_OUTCOMES = {AuditAction.CANARY_ENDED: "was taken back", AuditAction.DEPLOYMENT_DEPLOYED: "went live"}
+CANARY_OUTCOMES = {AuditAction.CANARY_ENDED: "was rolled back", AuditAction.DEPLOYMENT_DEPLOYED: "went live"}
 SIDE_COLUMNS = (
     Column("version", "version"),
     Column("users", "turns", right=True),
@@ -175,13 +175,13 @@ def _evidence_lines(out: Row) -> Iterator[str]:
     """Yield how near the canary is to each of its possible ends."""
     figures = out["figures"]
     for claim, evidence, threshold, outcome in (
-        ("people approve of it less", "less_approval", "alarm_at", "takes it back"),
-        ("more of its replies fail", "more_failures", "alarm_at", "takes it back"),
-        ("it is good enough", "no_worse", "promote_at", "lets it go live"),
+        ("people approve of it less", "less_approval", "alarm_at", "a rollback"),
+        ("more of its replies fail", "more_failures", "alarm_at", "a rollback"),
+        ("it is good enough", "no_worse", "promote_at", "a promotion"),
     ):
         share = max(0.0, figures[evidence] / figures[threshold])
-        effect = outcome if out["watched"] else "would end a watched one"
-        yield f"evidence that {claim + ':':26} {share:5.0%} of what {effect}"
+        effect = outcome if out["watched"] else "a decision, if it were watched"
+        yield f"evidence that {claim + ':':26} {share:5.0%} of the amount for {effect}"
     if out["watched"]:
         left = max(0.0, out["until"] - time.time())
         yield f"it is watched and ends by itself: in {left:,.0f} s at the latest, by the feedback received until then"

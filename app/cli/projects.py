@@ -145,7 +145,7 @@ def create_project(
     project, key = run_in_transaction(
         settings, lambda s: service.create_project(s, name, policy or settings.policy, model or settings.model)
     )
-    row = ProjectView.model_validate(project).model_dump() | {"key": key}
+    row = ProjectView.from_row(project).model_dump() | {"key": key}
     print_object(row, json, lambda row: f"project '{name}' ({project.id}), API key (shown this once): {key}")
 
 
@@ -153,7 +153,7 @@ def create_project(
 def list_projects(json: Json = False) -> None:
     """List the projects of this deployment."""
     rows = run_in_transaction(get_settings(), service.list_projects)
-    print_list("projects", PROJECT_COLUMNS, [ProjectView.model_validate(row).model_dump() for row in rows], json)
+    print_list("projects", PROJECT_COLUMNS, [ProjectView.from_row(row).model_dump() for row in rows], json)
 
 
 @projects.command("key")

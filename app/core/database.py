@@ -41,6 +41,8 @@ THREADS = 4
 DEFAULT_TIMEOUT_SECONDS = 20.0
 DEADLOCK_STATES = ("40P01", "40001")  # SQLSTATE: the server ended one of two transactions that waited for each other
 MAX_ATTEMPTS = 5
+# UPDATE and DELETE statements do not change the objects that the session has loaded.
+SESSION_OPTIONS: dict[str, Any] = {"expire_on_commit": False, "execution_options": {"synchronize_session": False}}
 
 
 class now(FunctionElement[float]):  # noqa: N801 - named like the SQL function
@@ -121,12 +123,12 @@ class Database:
 
     def read(self) -> AsyncSession:
         """Return a session for reading, an async context manager."""
-        return AsyncSession(self.engine, expire_on_commit=False)
+        return AsyncSession(self.engine, **SESSION_OPTIONS)
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncSession]:
         """Open a session in a write transaction, commit it at the end, then send its tasks."""
-        async with self._write_lock, AsyncSession(self._writer, expire_on_commit=False) as session, session.begin():
+        async with self._write_lock, AsyncSession(self._writer, **SESSION_OPTIONS) as session, session.begin():
             yield session
         self._enqueue(session.info.pop(PENDING_TASKS, []))
 

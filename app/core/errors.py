@@ -15,7 +15,7 @@ AttuneError
 
 import logging
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import FastAPI, Request
@@ -29,6 +29,7 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 
 log = logging.getLogger("attune.errors")
+T = TypeVar("T")
 PERMANENT = (409, 500)  # stock OpenAI clients retry a 409 and every 5xx unless they are asked not to
 
 
@@ -88,6 +89,13 @@ class Forbidden(AttuneError):
 class NotFound(AttuneError):
     status = 404
     code = "not_found"
+
+
+def require_row(row: T | None, message: str, *, code: str | None = None, param: str | None = None) -> T:
+    """Return the row that a query has found. Raises NotFound with this message if it is None."""
+    if row is None:
+        raise NotFound(message, code=code, param=param)
+    return row
 
 
 class Conflict(AttuneError):

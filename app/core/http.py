@@ -9,7 +9,7 @@ Bodies are checked before any other code reads them, so that text which JSON or 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import orjson
 from fastapi import Depends, Request
@@ -44,6 +44,18 @@ class StrictModel(BaseModel):
     """A part of a request that may hold no other fields than those of the model."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class RowView(BaseModel):
+    """A view whose fields have the names of a row's attributes, but for some."""
+
+    @classmethod
+    def from_row(cls, row: object, **fields: Any) -> Self:
+        """Return the view with `fields`, and with the attributes of the row for all others that the row has."""
+        return cls.model_validate(
+            {name: getattr(row, name) for name in cls.model_fields if name not in fields and hasattr(row, name)}
+            | fields
+        )
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -67,7 +67,6 @@ async def claim(
             fence=model.fence + 1,
         )
         .returning(model.fence)
-        .execution_options(synchronize_session=False)
     )
     fence: int | None = result.scalar_one_or_none()
     return fence
@@ -80,8 +79,7 @@ async def renew(session: AsyncSession, model: type[Any], id: str, *, fence: int,
 
 async def _update(session: AsyncSession, model: type[Any], id: str, fence: int, **values: Any) -> bool:
     """Update the row, unless another worker has claimed it since. Returns whether it was updated."""
-    statement = update(model).where(model.id == id, model.fence == fence).values(**values)
-    result = await session.execute(statement.execution_options(synchronize_session=False))
+    result = await session.execute(update(model).where(model.id == id, model.fence == fence).values(**values))
     return bool(result.rowcount)  # type: ignore[attr-defined]
 
 

@@ -5,19 +5,21 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel
 from sqlalchemy import Select, tuple_
+from sqlalchemy.orm import DeclarativeBase
 
 T = TypeVar("T")
 Q = TypeVar("Q", bound=Select[*tuple[Any, ...]])
+Position = DeclarativeBase | Sequence[Any] | None
 
 
-def apply_keyset(
-    query: Q, columns: Sequence[Any], after: Sequence[Any] | None, limit: int, *, descending: bool = False
-) -> Q:
-    """Return `query` ordered by `columns`, after the row whose columns hold the values `after`.
+def apply_keyset(query: Q, columns: Sequence[Any], after: Position, limit: int, *, descending: bool = False) -> Q:
+    """Return `query` ordered by `columns`, after the row `after`, which is an object or the values of the columns.
 
     The columns together must identify a row. The query returns up to `limit + 1` rows: the extra row shows that there
     is another page (see `Page.from_rows`).
     """
+    if isinstance(after, DeclarativeBase):
+        after = tuple(getattr(after, column.key) for column in columns)
     if after is not None:
         key = tuple_(*columns) if len(columns) > 1 else columns[0]
         last = tuple_(*after) if len(columns) > 1 else after[0]

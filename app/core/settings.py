@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, HttpUrl, SecretStr, field_validator, model_validator
+from pydantic import Field, HttpUrl, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from alignment.config.algorithm import ALGORITHM_NAMES, AlgorithmConfig, PPOConfig
@@ -191,25 +191,17 @@ class Settings(BaseSettings):
         return value
 
     @model_validator(mode="after")
-    def _check_full_weights(self) -> "Settings":
+    def _check_combinations(self) -> "Settings":
         if self.adaptation == "full" and (self.canary is not None or self.shadow is not None):
             raise ValueError(
                 "a canary or shadow needs two versions side by side; an engine holds one version's full weights"
             )
         if self.adaptation == "full" and any(isinstance(gate, PromptsGate) and gate.compares for gate in self.gates):
             raise ValueError("a gate compares two versions side by side; an engine holds one version's full weights")
-        return self
-
-    @model_validator(mode="after")
-    def _check_delivery(self) -> "Settings":
         if self.adaptation == "full" and (self.adapter_delivery != "path" or self.versions_url is not None):
             raise ValueError("full weights need adapter_delivery=path and storage that the engines share")
         if self.versions_url is not None and not (self.database_url and self.engine_api_key and self.engine_admin_key):
             raise ValueError("versions_url needs database_url, engine_api_key and engine_admin_key")
-        return self
-
-    @model_validator(mode="after")
-    def _check_shadow(self) -> "Settings":
         if self.shadow is not None and (reason := disabled_reason(self.shadow, self.rewards)) is not None:
             raise ValueError(
                 f"no version could run in shadow: {reason}; a policy with its own rewards may have its own shadow"
@@ -226,17 +218,13 @@ class Settings(BaseSettings):
             return json.loads(value)
         return {"type": value} if value in ALGORITHM_NAMES else {"type": "custom", "name": value}
 
-    @field_validator("gates", mode="before")
-    @classmethod
-    def _parse_empty_gates(cls, value: object) -> object:
-        return () if isinstance(value, str) and not value.strip() else value
-
     @field_validator("rewards", "rollouts", "canary", "shadow", "gates", mode="before")
     @classmethod
-    def _parse_json(cls, value: object) -> object:
+    def _parse_json(cls, value: object, info: ValidationInfo) -> object:
         if not isinstance(value, str):
             return value
-        return json.loads(value) if value.strip() else None
+        blank = () if info.field_name == "gates" else None
+        return json.loads(value) if value.strip() else blank
 
     @property
     def smallest_batch(self) -> int:

@@ -13,7 +13,7 @@ from sqlalchemy import delete
 from starlette.responses import Response
 
 from app.core.database import Database
-from app.core.errors import ERROR_RESPONSES, NotFound
+from app.core.errors import ERROR_RESPONSES, require_row
 from app.core.http import services_of, settings_of
 from app.core.pagination import Page
 from app.datasets import imports, preference_pairs, turn_rows
@@ -116,9 +116,7 @@ async def _policy_id(db: Database, caller: Caller, name: str | None) -> str | No
         return None
     async with db.read() as session:
         policy = await policies.find_policy(session, caller.project_id, name)
-    if policy is None:
-        raise NotFound(f"There is no policy named '{name}'.", param="policy")
-    return policy.id
+    return require_row(policy, f"There is no policy named '{name}'.", param="policy").id
 
 
 async def _download(request: Request, name: str, schema: pa.Schema, pages: AsyncGenerator[Any]) -> Response:

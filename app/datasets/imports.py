@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import ClientDisconnect, Request
 
-from app.core.errors import BadRequest, Conflict, NotFound, TooLarge
+from app.core.errors import BadRequest, Conflict, TooLarge, require_row
 from app.core.pagination import apply_keyset
 from app.core.settings import REPOSITORY
 from app.models import Dataset, DatasetRow
@@ -128,17 +128,12 @@ async def store_dataset(session: AsyncSession, dataset: Dataset, rows: IO[bytes]
 async def get_dataset(session: AsyncSession, project_id: str, id: str) -> Dataset:
     """Return the dataset. Raises NotFound."""
     dataset = await session.scalar(select(Dataset).where(Dataset.id == id, Dataset.project_id == project_id))
-    if dataset is None:
-        raise NotFound(f"There is no dataset '{id}'.", param="id")
-    return dataset
+    return require_row(dataset, f"There is no dataset '{id}'.", param="id")
 
 
 async def list_datasets(session: AsyncSession, project_id: str, after: str | None, limit: int) -> Sequence[Dataset]:
     """Return up to `limit + 1` datasets, the newest first."""
-    last = None
-    if after is not None:
-        dataset = await get_dataset(session, project_id, after)
-        last = (dataset.created_at, dataset.id)
+    last = None if after is None else await get_dataset(session, project_id, after)
     query = select(Dataset).where(Dataset.project_id == project_id)
     query = apply_keyset(query, (Dataset.created_at, Dataset.id), last, limit, descending=True)
     return (await session.scalars(query)).all()

@@ -43,8 +43,24 @@ pin_router = APIRouter(prefix="/v1/policies/{name}/pins", tags=["pins"], respons
 @router.get("/deployment")
 async def get_deployment(context: PolicyDep) -> DeploymentView:
     """Return which version serves, and the statistics of the canary and of the shadow deployment."""
+    settings = context.settings
     async with context.read() as (session, policy):
-        return await _view_deployment(session, policy, context.settings)
+        deployment = await repository.get_deployment(session, policy.id)
+        serving = version_name(policy, await repository.get_version(session, deployment.version_id))
+        return DeploymentView(
+            policy=policy.name,
+            serving=serving,
+            previous=await repository.find_version_name(session, policy, deployment.previous_version_id),
+            canary=await _view_canary(session, policy, deployment, settings, serving),
+            shadow=await _view_shadow(session, policy, deployment, settings, serving),
+            epoch=deployment.epoch,
+            changed_at=deployment.changed_at,
+            conversations=ConversationRouting(policy.conversations),
+            canary_overridden=policy.canary is not None,
+            canary_config=comparison.effective_canary(policy, settings),
+            shadow_overridden=policy.shadow is not None,
+            shadow_config=comparison.effective_shadow(policy, settings),
+        )
 
 
 @router.post("/deploy")
@@ -71,12 +87,7 @@ async def roll_back(context: PolicyDep, body: Annotated[RollbackRequest, json_bo
     """Undo the latest release, or return to an older version; training continues from there."""
     async with context.write() as (session, policy):
         rolled_back, serving = await service.roll_back(
-            session,
-            policy,
-            body.version,
-            from_version=body.from_version,
-            actor=context.actor,
-            reason=body.reason,
+            session, policy, body.version, from_version=body.from_version, actor=context.actor, reason=body.reason
         )
     _forget_routes(context)
     return RollbackResult(
@@ -191,25 +202,6 @@ def _forget_routes(context: PolicyContext) -> None:
 async def _view_changed_deployment(context: PolicyContext) -> DeploymentView:
     _forget_routes(context)
     return await get_deployment(context)
-
-
-async def _view_deployment(session: AsyncSession, policy: Policy, settings: Settings) -> DeploymentView:
-    deployment = await repository.get_deployment(session, policy.id)
-    serving = version_name(policy, await repository.get_version(session, deployment.version_id))
-    return DeploymentView(
-        policy=policy.name,
-        serving=serving,
-        previous=await repository.find_version_name(session, policy, deployment.previous_version_id),
-        canary=await _view_canary(session, policy, deployment, settings, serving),
-        shadow=await _view_shadow(session, policy, deployment, settings, serving),
-        epoch=deployment.epoch,
-        changed_at=deployment.changed_at,
-        conversations=ConversationRouting(policy.conversations),
-        canary_overridden=policy.canary is not None,
-        canary_config=comparison.effective_canary(policy, settings),
-        shadow_overridden=policy.shadow is not None,
-        shadow_config=comparison.effective_shadow(policy, settings),
-    )
 
 
 async def _view_canary(

@@ -10,7 +10,7 @@ from sqlalchemy import Select, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
-from app.core.errors import Conflict, NotFound
+from app.core.errors import Conflict, NotFound, require_row
 from app.core.jobs import enqueue_after_commit
 from app.core.pagination import apply_keyset
 from app.deployments.schemas import PinRequest
@@ -55,9 +55,7 @@ async def set_pin(session: AsyncSession, policy: Policy, request: PinRequest, *,
 async def remove_pin(session: AsyncSession, policy: Policy, pin_id: str, *, actor: str) -> None:
     """Raises NotFound."""
     row = (await session.execute(_select_pins(policy.id).where(Pin.id == pin_id))).one_or_none()
-    if row is None:
-        raise NotFound(f"There is no pin '{pin_id}'.", param="pin_id")
-    pin, version = row
+    pin, version = require_row(row, f"There is no pin '{pin_id}'.", param="pin_id")
     await session.delete(pin)
     details: dict[str, Any] = {"policy": policy.name, "kind": pin.kind, "version": version.number}
     audit_policy(session, policy, AuditAction.PIN_REMOVED, actor, subject=pin.id, **details)
@@ -69,20 +67,16 @@ def subject_hash(project_id: str, kind: str, subject: str) -> str:
 
 
 async def _get_pinnable_version(session: AsyncSession, policy: Policy, number: int) -> Version:
-    version = await repository.find_version(session, policy.id, number)
-    if version is None:
-        raise NotFound(f"Policy '{policy.name}' has no version v{number}.", code="model_not_found", param="version")
+    row = await repository.find_version(session, policy.id, number)
+    message = f"Policy '{policy.name}' has no version v{number}."
+    version = require_row(row, message, code="model_not_found", param="version")
     name = version_name(policy, version)
     if version.state not in SERVED_TRAFFIC:
-        raise Conflict(
-            f"{name} is {version.state}; a pin needs a version that has served traffic, or the canary.",
-            code="version_not_servable",
-            param="version",
-        )
+        message = f"{name} is {version.state}; a pin needs a version that has served traffic, or the canary."
+        raise Conflict(message, code="version_not_servable", param="version")
     if version.tainted_at is not None:
-        raise Conflict(
-            f"{name} has learned from erased data; it cannot be pinned.", code="version_tainted", param="version"
-        )
+        message = f"{name} has learned from erased data; it cannot be pinned."
+        raise Conflict(message, code="version_tainted", param="version")
     return version
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Executable, and_, bindparam, case, exists, or_, select
 from sqlalchemy.engine import Connection
+from sqlalchemy.orm import InstrumentedAttribute
 
-from app.core.errors import NotFound, Unavailable
+from app.core.errors import NotFound, Unavailable, require_row
 from app.models import (
     ConversationRouting,
     Deployment,
@@ -23,6 +24,7 @@ from app.models import (
     VersionState,
 )
 from app.policies.references import format_reference, parse_reference
+from app.policies.service import is_loaded
 
 # Versions in these states never answer a request, whatever it names.
 NOT_SERVABLE = (VersionState.SHADOW, VersionState.SHADOW_PASSED, VersionState.REJECTED)
@@ -103,8 +105,7 @@ def read_route(connection: Connection, project_id: str, model: str) -> Route:
 def read_version_route(connection: Connection, version_id: str) -> Route:
     """Return the route of one version. Raises NotFound, also where no ready engine has loaded it."""
     row = connection.execute(SELECT_BY_ID, {"version": version_id}).one_or_none()
-    if row is None:
-        raise NotFound("This version does not exist.", code="model_not_found", param="model")
+    row = require_row(row, "This version does not exist.", code="model_not_found", param="model")
     resolved = _resolved_model(row, True)
     return Route(resolved, _require_engines(_engines_with(connection, resolved), resolved))
 
@@ -119,14 +120,7 @@ def _engines_with(connection: Connection, model: ResolvedModel) -> EngineAddress
     engines = connection.execute(SELECT_READY_ENGINES).all()
     if not engines:
         raise Unavailable("No engine is ready; try again in a moment.")
-    return tuple((row.name, row.url) for row in engines if _is_loaded(row, model))
-
-
-def _is_loaded(engine: Any, model: ResolvedModel) -> bool:
-    """As `app.policies.service.is_loaded`, on the columns that this module reads."""
-    if engine.swapping_until is not None or engine.weights != model.weights:
-        return False
-    return model.adapter in (None, *engine.loaded)
+    return tuple((row.name, row.url) for row in engines if is_loaded(row, model))
 
 
 def _require_engines(engines: EngineAddresses, model: ResolvedModel, *, managed: bool = False) -> EngineAddresses:
@@ -154,31 +148,27 @@ def _read_model_row(connection: Connection, project_id: str, model: str) -> Any:
 
 
 def _resolved_model(row: Any, names_version: bool) -> ResolvedModel:
-    return ResolvedModel(
-        policy=row.policy,
-        policy_id=row.policy_id,
-        base_model=row.base_model,
-        version_id=row.version_id,
-        number=row.number,
-        adapter=None if row.full_weights else row.adapter_name,
-        weights=row.adapter_name if row.full_weights else None,
-        state=row.state,
-        created_at=row.version_created_at if names_version else row.policy_created_at,
-    )
+    created_at = row.version_created_at if names_version else row.policy_created_at
+    return ResolvedModel(**{name: getattr(row, name) for name in MODEL_COLUMNS}, created_at=created_at)
+
+
+MODEL_COLUMNS: dict[str, ColumnElement[Any] | InstrumentedAttribute[Any]] = {  # by field of ResolvedModel
+    "policy": Policy.name,
+    "policy_id": Policy.id,
+    "base_model": Policy.base_model,
+    "version_id": Version.id,
+    "number": Version.number,
+    "adapter": case((~Version.full_weights, Version.adapter_name)),
+    "weights": case((Version.full_weights, Version.adapter_name)),
+    "state": Version.state,
+}
 
 
 def _select_model(*conditions: ColumnElement[bool]) -> Executable:
     query: Executable = (
         select(
-            Policy.name.label("policy"),
-            Policy.id.label("policy_id"),
-            Policy.base_model,
+            *(column.label(name) for name, column in MODEL_COLUMNS.items()),
             Policy.created_at.label("policy_created_at"),
-            Version.id.label("version_id"),
-            Version.number,
-            Version.adapter_name,
-            Version.full_weights,
-            Version.state,
             Version.created_at.label("version_created_at"),
             Deployment.canary_version_id,
             Deployment.canary_share,

@@ -1,26 +1,25 @@
 """Request and response bodies of the deployments, canary, shadow, rollback and pins APIs."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from alignment.release.canary import CanaryConfig
 from alignment.release.shadow import ShadowConfig
-from app.core.http import StrictModel
+from app.core.http import RowView, StrictModel
 from app.models import ConversationRouting, PinKind
-from app.policies.context import RowView
+from app.policies.context import Reason
 
-MAX_VERSION = 999_999_999
+VersionNumber = Annotated[int, Field(ge=0, le=999_999_999)]
 MAX_CONVERSATION_ID = 255  # characters; the length of the turns' column
 
 
-class DeployRequest(StrictModel):
-    version: int = Field(ge=0, le=MAX_VERSION)
+class DeployRequest(Reason):
+    version: VersionNumber
     share: float | None = Field(
         None, gt=0, lt=1, description="share of the conversations, which makes the version a canary; null: all of them"
     )
     watch: bool = Field(True, description="whether the canary is promoted or aborted automatically, by its statistics")
-    reason: str | None = Field(None, min_length=1, max_length=2000, description="kept in the audit log")
 
 
 class DeliveryRequest(StrictModel):
@@ -39,16 +38,12 @@ class DeliveryRequest(StrictModel):
 
 
 class RollbackRequest(StrictModel):
-    version: int | None = Field(
+    version: VersionNumber | None = Field(
         None,
-        ge=0,
-        le=MAX_VERSION,
         description="number of the version to return to; if null a canary is aborted, else the parent version serves",
     )
-    from_version: int | None = Field(
+    from_version: VersionNumber | None = Field(
         None,
-        ge=0,
-        le=MAX_VERSION,
         description="number of the version to roll back. Idempotent; 409 if another version serves now. "
         "Exclusive with `version`",
     )
@@ -136,8 +131,8 @@ class PinRequest(StrictModel):
         max_length=512,
         description="a conversation's id, an end user as requests name them, or an API key's id or visible prefix",
     )
-    version: int = Field(
-        strict=True, ge=0, le=MAX_VERSION, description="number of a version that has served traffic, or of the canary"
+    version: VersionNumber = Field(
+        strict=True, description="number of a version that has served traffic, or of the canary"
     )
     reason: str | None = Field(None, max_length=2000, description="kept with the pin and in the audit log")
 

@@ -30,7 +30,7 @@ from app.policies.service import audit_policy, is_loaded_on_quorum, list_ready_e
 from app.training import kl_guard
 
 CANARY_ABORTED = "the canary was aborted"
-HEAD_MOVED = "learning went back to another version before this one was published"
+HEAD_MOVED = "training returned to another version before this one was published"
 
 
 async def lock_deployment(session: AsyncSession, policy: Policy) -> Deployment:
@@ -173,10 +173,8 @@ async def roll_back(
         elif source.id != deployment.canary_version_id:
             if source.state == VersionState.ROLLED_BACK:
                 return source, serving
-            raise Conflict(
-                f"{version_name(policy, source)} does not serve: {version_name(policy, serving)} serves now.",
-                code="not_serving",
-            )
+            message = f"{version_name(policy, source)} does not serve: {version_name(policy, serving)} serves now."
+            raise Conflict(message, code="not_serving")
     if abort_only:
         return await abort_canary(session, policy, actor=actor, reason=reason) or serving, serving
     if number is None:
@@ -250,9 +248,8 @@ async def _require_loaded(session: AsyncSession, policy: Policy, version: Versio
         return
     engines = await list_ready_engines(session, lock=True)
     if engines and not is_loaded_on_quorum(version, engines):
-        raise Conflict(
-            f"{version_name(policy, version)} is not loaded on enough ready engines.", code="version_not_loaded"
-        )
+        message = f"{version_name(policy, version)} is not loaded on enough ready engines."
+        raise Conflict(message, code="version_not_loaded")
 
 
 def _clear_canary(deployment: Deployment) -> None:

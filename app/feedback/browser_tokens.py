@@ -19,7 +19,7 @@ from app.models import Project, SourceKind, new_id
 
 ISSUER, AUDIENCE, ALGORITHM = "attune", "attune.feedback", "HS256"
 MAX_TOKEN_LENGTH, MAX_HEADER_LENGTH = 8192, 256
-MAX_LIFETIME_SECONDS = 7 * 24 * 3600
+Lifetime = Annotated[StrictInt, Field(ge=60, le=7 * 24 * 3600)]
 PROJECT_ID = re.compile(r"[A-Za-z0-9_-]{1,48}")
 Kind = Literal["binary", "rating", "score", "categorical", "comment", "correction"]
 
@@ -32,9 +32,7 @@ class TokenRequest(StrictModel):
     kinds: list[Kind] = Field(min_length=1, max_length=6)
     names: list[Name] = Field(["default"], min_length=1, max_length=16)
     source_id: SourceId | None = Field(None, description="id of the browser's user; the feedback's source is HUMAN")
-    expires_in: Annotated[StrictInt, Field(ge=60, le=MAX_LIFETIME_SECONDS)] | None = Field(
-        None, description="in seconds"
-    )
+    expires_in: Lifetime | None = Field(None, description="in seconds")
 
 
 class TokenView(BaseModel):
@@ -68,15 +66,8 @@ def create_token(
     """Return a signed token and its expiry, in seconds since the epoch."""
     now = int(time.time())
     expires_at = now + int(lifetime_seconds)
-    claims = {
-        "iss": ISSUER,
-        "aud": AUDIENCE,
-        "sub": turn_id,
-        "jti": new_id("tok"),
-        "iat": now,
-        "exp": expires_at,
-        **request.model_dump(exclude={"expires_in"}),
-    }
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": turn_id, "jti": new_id("tok"), "iat": now, "exp": expires_at}
+    claims |= request.model_dump(exclude={"expires_in"})
     return jwt.encode(claims, secret, algorithm=ALGORITHM, headers={"kid": project_id}), expires_at
 
 
@@ -85,12 +76,8 @@ async def get_or_create_secret(session: AsyncSession, project_id: str) -> str:
     query = select(Project.token_secret).where(Project.id == project_id)
     if secret := await session.scalar(query):
         return secret
-    await session.execute(
-        update(Project)
-        .where(Project.id == project_id, Project.token_secret.is_(None))
-        .values(token_secret=secrets.token_hex(32))
-        .execution_options(synchronize_session=False)
-    )
+    without_secret = (Project.id == project_id, Project.token_secret.is_(None))
+    await session.execute(update(Project).where(*without_secret).values(token_secret=secrets.token_hex(32)))
     secret = await session.scalar(query)
     assert secret is not None, f"project {project_id} does not exist"
     return secret
@@ -145,10 +132,8 @@ def restrict_to_claims(claims: TokenClaims, request: FeedbackCreate) -> Feedback
     """Return the request with the token's user as its source. Raises Forbidden for what the token does not allow."""
     if request.get_target() != Choice(completion_id=claims.completion_id, choice_index=claims.choice_index):
         raise Forbidden("This feedback token is for another completion.", code="token_scope", param="completion_id")
-    if request.kind not in claims.kinds:
-        message = f"This feedback token does not allow the kind '{request.kind}'."
-        raise Forbidden(message, code="token_scope", param="kind")
-    if request.name not in claims.names:
-        message = f"This feedback token does not allow the name '{request.name}'."
-        raise Forbidden(message, code="token_scope", param="name")
+    for param, value, allowed in (("kind", request.kind, claims.kinds), ("name", request.name, claims.names)):
+        if value not in allowed:
+            message = f"This feedback token does not allow the {param} '{value}'."
+            raise Forbidden(message, code="token_scope", param=param)
     return request.model_copy(update={"source": Source(kind=SourceKind.HUMAN, id=claims.source_id)})

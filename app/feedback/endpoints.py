@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from starlette.responses import Response
 
-from app.core.errors import ERROR_RESPONSES, BadRequest, NotFound
+from app.core.errors import ERROR_RESPONSES, BadRequest, require_row
 from app.core.http import json_body, json_response, services_of, settings_of
 from app.core.rate_limits import RateLimiter
 from app.core.telemetry import Telemetry
@@ -97,9 +97,8 @@ async def create_token(
     """Create a token that a web page can submit feedback with, instead of an API key."""
     seconds = body.expires_in or settings_of(request).feedback_token_seconds
     turns = await db.run_read(lambda connection: repository.find_turns(connection, {body.completion_id}))
-    turn_id = turns.get((caller.project_id, body.completion_id, body.choice_index))
-    if turn_id is None:
-        raise NotFound(f"There is no completion '{body.completion_id}'.", param="completion_id")
+    turn_or_none = turns.get((caller.project_id, body.completion_id, body.choice_index))
+    turn_id = require_row(turn_or_none, f"There is no completion '{body.completion_id}'.", param="completion_id")
     async with db.write() as session:
         secret = await browser_tokens.get_or_create_secret(session, caller.project_id)
     token, expires_at = browser_tokens.create_token(caller.project_id, secret, turn_id, body, seconds)

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Select, and_, case, exists, func, select, 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from app.core.errors import NotFound
+from app.core.errors import NotFound, require_row
 from app.core.pagination import apply_keyset
 from app.feedback.repository import FEEDBACK
 from app.feedback.schemas import WITHDRAWAL, feedback_view
@@ -74,10 +74,8 @@ def _select_feedback() -> Select[Any]:
 async def get_feedback(session: AsyncSession, project_id: str, feedback_id: str) -> Row:
     """Return one row. Raises NotFound, also for feedback of another project."""
     query = _select_feedback().where(Feedback.id == feedback_id, Feedback.project_id == project_id)
-    row: Row | None = (await session.execute(query)).mappings().one_or_none()
-    if row is None:
-        raise NotFound(f"There is no feedback '{feedback_id}'.", param="feedback_id")
-    return row
+    row = (await session.execute(query)).mappings().one_or_none()
+    return require_row(row, f"There is no feedback '{feedback_id}'.", param="feedback_id")
 
 
 async def read_views(session: AsyncSession, project_id: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -91,18 +89,10 @@ async def read_views(session: AsyncSession, project_id: str, rows: Sequence[Row]
     last_seq = func.max(Feedback.seq)
     replaces = (Feedback.target, Feedback.name, Feedback.source_kind, Feedback.source_id, _kind_class(Feedback.kind))
     withdrawn_ids = await session.scalars(select(withdrawn_id).where(*same_targets, Feedback.kind == WITHDRAWAL))
-    last_seqs = await session.scalars(
-        select(last_seq).where(*same_targets, Feedback.kind != WITHDRAWAL).group_by(*replaces)
-    )
-    withdrawn, latest = set(withdrawn_ids), set(last_seqs)
-    return [
-        feedback_view(
-            row,
-            effective=row["seq"] in latest and row["id"] not in withdrawn,
-            withdrawn=row["id"] in withdrawn,
-        )
-        for row in rows
-    ]
+    last_seqs = select(last_seq).where(*same_targets, Feedback.kind != WITHDRAWAL).group_by(*replaces)
+    withdrawn, latest = set(withdrawn_ids), set(await session.scalars(last_seqs))
+    effective = {row["id"] for row in rows if row["seq"] in latest} - withdrawn
+    return [feedback_view(row, effective=row["id"] in effective, withdrawn=row["id"] in withdrawn) for row in rows]
 
 
 async def select_feedback(

@@ -92,24 +92,17 @@ class BatchResults(BaseModel):
     data: list[BatchResult]
 
 
+COPIED_COLUMNS = (
+    *("id", "completion_id", "choice_index", "conversation_id"),
+    *("kind", "value", "raw_value", "name", "comment"),
+)
+
+
 def feedback_view(row: Mapping[Any, Any], **more: bool) -> dict[str, Any]:
     """Return a FeedbackView as a dict; building the model would slow down every acknowledgement.
 
     `row` has the columns of Feedback, and the completion's id and the choice's index of its turn, which may be None.
     """
-    return {
-        "object": "feedback",
-        "id": row["id"],
-        "completion_id": row["completion_id"],
-        "choice_index": row["choice_index"],
-        "conversation_id": row["conversation_id"],
-        "kind": row["kind"],
-        "value": row["value"],
-        "raw_value": row["raw_value"],
-        "name": row["name"],
-        "comment": row["comment"],
-        "source": {"kind": row["source_kind"], "id": row["source_id"]},
-        "metadata": row["request_metadata"],
-        "created_at": row["created_at"],
-        **more,
-    }
+    source = {"kind": row["source_kind"], "id": row["source_id"]}
+    named_otherwise = {"source": source, "metadata": row["request_metadata"], "created_at": row["created_at"]}
+    return {"object": "feedback"} | {name: row[name] for name in COPIED_COLUMNS} | named_otherwise | more

@@ -3,10 +3,11 @@
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 from sqlalchemy import select
 
 from app.core.errors import ERROR_RESPONSES
+from app.core.http import RowView
 from app.core.pagination import apply_keyset
 from app.models import Audit
 from app.projects.auth import AdminCaller, DatabaseDep
@@ -16,11 +17,9 @@ ExactFilter = Annotated[str | None, Query(min_length=1, max_length=128)]
 Seconds = Annotated[float | None, Query(ge=0, le=1e12, allow_inf_nan=False, description="unix seconds")]
 
 
-class AuditView(BaseModel):
-    model_config = ConfigDict(from_attributes=True)
-
+class AuditView(RowView):
     object: Literal["audit.entry"] = "audit.entry"
-    number: int = Field(validation_alias="seq")
+    number: int
     created_at: float
     actor: str
     action: str
@@ -61,5 +60,5 @@ async def list_audit(
     query = apply_keyset(query, (Audit.seq,), last, limit, descending=order == "desc")
     async with db.read() as session:
         rows = (await session.scalars(query)).all()
-    data = [AuditView.model_validate(row) for row in rows[:limit]]
+    data = [AuditView.from_row(row, number=row.seq) for row in rows[:limit]]
     return AuditPage(data=data, last_number=data[-1].number if data else None, has_more=len(rows) > limit)

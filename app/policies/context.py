@@ -1,12 +1,12 @@
-"""What the routes below /v1/policies/{name} share: the context of a request, the body of an act, and views of rows."""
+"""What the routes below /v1/policies/{name} share: the context of a request and the body of an act."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated
 
 from fastapi import Depends, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database
@@ -66,15 +66,3 @@ class Reason(StrictModel):
 
 
 ReasonBody = Annotated[Reason, json_body(Reason)]
-
-
-class RowView(BaseModel):
-    """A view whose fields have the names of a row's attributes, but for some."""
-
-    @classmethod
-    def from_row(cls, row: object, **fields: Any) -> Self:
-        """Return the view with `fields`, and with the attributes of the row for all others that the row has."""
-        return cls.model_validate(
-            {name: getattr(row, name) for name in cls.model_fields if name not in fields and hasattr(row, name)}
-            | fields
-        )

@@ -7,9 +7,10 @@ from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.errors import ERROR_RESPONSES
+from app.core.http import RowView
 from app.models import Policy, Version
 from app.policies import repository
-from app.policies.context import PolicyDep, RowView
+from app.policies.context import PolicyDep
 from app.policies.references import version_name
 from app.projects.auth import AdminCaller, DatabaseDep
 

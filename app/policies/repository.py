@@ -37,15 +37,11 @@ async def list_policies(session: AsyncSession, project_id: str) -> list[Policy]:
 
 
 async def get_deployment(session: AsyncSession, policy_id: str) -> Deployment:
-    deployment = await session.get(Deployment, policy_id)
-    assert deployment is not None, f"policy {policy_id} has no deployment"
-    return deployment
+    return await session.get_one(Deployment, policy_id)
 
 
 async def get_version(session: AsyncSession, version_id: str) -> Version:
-    version = await session.get(Version, version_id)
-    assert version is not None, f"version {version_id} does not exist"
-    return version
+    return await session.get_one(Version, version_id)
 
 
 async def find_version_name(session: AsyncSession, policy: Policy, version_id: str | None) -> str | None:

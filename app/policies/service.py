@@ -9,19 +9,10 @@ from pydantic import BaseModel
 from sqlalchemy import exists, null, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.core.errors import Conflict, NotFound
+from app.core.errors import Conflict, require_row
 from app.core.leases import lease_is_free
 from app.core.settings import Settings
-from app.models import (
-    SERVED_TRAFFIC,
-    AuditAction,
-    Engine,
-    EngineState,
-    Policy,
-    Version,
-    VersionState,
-    record_audit,
-)
+from app.models import SERVED_TRAFFIC, AuditAction, Engine, EngineState, Policy, Version, VersionState, record_audit
 from app.policies import repository
 from app.policies.references import version_name
 
@@ -32,9 +23,7 @@ Default = TypeVar("Default")
 async def get_policy(session: AsyncSession, project_id: str, name: str) -> Policy:
     """Return the policy. Raises NotFound."""
     policy = await repository.find_policy(session, project_id, name)
-    if policy is None:
-        raise NotFound(f"There is no policy named '{name}'.", code="model_not_found", param="model")
-    return policy
+    return require_row(policy, f"There is no policy named '{name}'.", code="model_not_found", param="model")
 
 
 async def lock_policy(session: AsyncSession, policy_id: str) -> Policy:
@@ -102,8 +91,8 @@ async def list_ready_engines(session: AsyncSession, *, lock: bool = False) -> li
     return list(await session.scalars(query))
 
 
-def is_loaded(engine: Engine, version: Version) -> bool:
-    """Whether the engine can serve the version.
+def is_loaded(engine: Any, version: Any) -> bool:
+    """Whether the engine can serve the version: two objects with the attributes of Engine and of Version.
 
     The engine's own weights are the version's base or full weights, no weight swap is under way, and the engine has
     loaded the version's adapter, if the version is one.
@@ -138,7 +127,5 @@ async def is_verifying(session: AsyncSession, engine: Engine) -> bool:
 def require_adapters(settings: Settings, feature: str) -> None:
     """Raise Conflict where versions are full weights: `feature` needs several versions on one engine."""
     if settings.adaptation == "full":
-        raise Conflict(
-            f"{feature} needs several versions on one engine, and an engine holds one version of full weights.",
-            code="full_weights",
-        )
+        message = f"{feature} needs several versions on one engine, and an engine holds one version of full weights."
+        raise Conflict(message, code="full_weights")

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.chat.stored import CompletionId
-from app.core.errors import ERROR_RESPONSES, NotFound
+from app.core.errors import ERROR_RESPONSES, NotFound, require_row
 from app.core.http import settings_of
 from app.core.pagination import first_and_last_id
 from app.feedback.endpoints import FeedbackId
@@ -88,9 +88,9 @@ async def version_lineage(
     async with db.read() as session:
         policy = await service.get_policy(session, caller.project_id, name)
         versions = await policies.list_versions(session, policy.id)
-        version = next((version for version in versions if version.number == number), None)
-        if version is None:
-            raise NotFound(f"Policy '{name}' has no version 'v{number}'.", code="model_not_found", param="number")
+        row = next((version for version in versions if version.number == number), None)
+        message = f"Policy '{name}' has no version 'v{number}'."
+        version = require_row(row, message, code="model_not_found", param="number")
         kinds = await lineage.list_reward_kinds(session, caller.project_id, settings_of(request))
         query = lineage.select_training_feedback(version.batch_id or "", kinds, (turn_id, feedback_id), limit)
         rows = (await session.execute(query)).all()
@@ -130,9 +130,8 @@ async def feedback_lineage(
     """Return the versions that learned from the feedback: none if it came too late, or is a comment."""
     in_project = select(Feedback).where(Feedback.id == feedback_id, Feedback.project_id == caller.project_id)
     async with db.read() as session:
-        row = await session.scalar(in_project.where(Feedback.kind != WITHDRAWAL))
-        if row is None:
-            raise NotFound(f"There is no feedback '{feedback_id}'.", param="feedback_id")
+        row_or_none = await session.scalar(in_project.where(Feedback.kind != WITHDRAWAL))
+        row = require_row(row_or_none, f"There is no feedback '{feedback_id}'.", param="feedback_id")
         settings = settings_of(request)
         kinds = await lineage.list_reward_kinds(session, caller.project_id, settings)
         turns = await lineage.find_feedback_turns(session, [row.seq] if row.kind in kinds else [])

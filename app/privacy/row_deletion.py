@@ -32,7 +32,7 @@ from app.training.unlearning import ERASED
 
 async def _execute(session: AsyncSession, statement: Update | Delete) -> int:
     """Execute the statement without changing objects of the session, and return the number of rows."""
-    result = await session.execute(statement.execution_options(synchronize_session=False))
+    result = await session.execute(statement)
     return int(result.rowcount)  # type: ignore[attr-defined]
 
 

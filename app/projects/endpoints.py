@@ -3,10 +3,10 @@
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints, field_validator
+from pydantic import Field, StrictBool, StrictInt, StringConstraints, field_validator
 
 from app.core.errors import ERROR_RESPONSES
-from app.core.http import json_body, services_of
+from app.core.http import RowView, StrictModel, json_body, services_of
 from app.core.pagination import Page
 from app.models import Project
 from app.projects import keys, service
@@ -21,9 +21,7 @@ Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
 TEN_YEARS = 10 * 366 * 86_400
 
 
-class KeyRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class KeyRequest(StrictModel):
     name: Name | None = Field(None, description="a label for the owner's own use")
     scopes: list[Scope] = Field(["chat", "feedback", "admin"], min_length=1, max_length=len(SCOPES))
     expires_in: Annotated[StrictInt, Field(ge=1, le=TEN_YEARS)] | None = Field(
@@ -41,9 +39,7 @@ class KeyRequest(BaseModel):
         return [scope for scope in SCOPES if scope in scopes]
 
 
-class KeyView(BaseModel):
-    model_config = ConfigDict(from_attributes=True)
-
+class KeyView(RowView):
     object: Literal["key"] = "key"
     id: str
     name: str | None
@@ -65,15 +61,11 @@ class KeyList(Page[KeyView]):
     pass
 
 
-class ProjectRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class ProjectRequest(StrictModel):
     train: StrictBool = Field(description="consent to train on the project's turns; keys and requests may differ")
 
 
-class ProjectView(BaseModel):
-    model_config = ConfigDict(from_attributes=True)
-
+class ProjectView(RowView):
     object: Literal["project"] = "project"
     id: str
     name: str
@@ -87,7 +79,7 @@ async def create_key(
 ) -> NewKeyView:
     async with db.write() as session:
         row, key = await keys.create(session, caller.project_id, actor=caller.key_prefix, **body.model_dump())
-    return NewKeyView(**KeyView.model_validate(row).model_dump(), key=key)
+    return NewKeyView.from_row(row, key=key)
 
 
 @router.get("/keys")
@@ -99,13 +91,13 @@ async def list_keys(
 ) -> KeyList:
     async with db.read() as session:
         rows = await keys.list_keys(session, caller.project_id, after, limit)
-    return KeyList.from_rows([KeyView.model_validate(row) for row in rows], limit)
+    return KeyList.from_rows([KeyView.from_row(row) for row in rows], limit)
 
 
 @router.get("/keys/{key_id}")
 async def get_key(key_id: KeyId, caller: AdminCaller, db: DatabaseDep) -> KeyView:
     async with db.read() as session:
-        return KeyView.model_validate(await keys.get_key(session, caller.project_id, key_id))
+        return KeyView.from_row(await keys.get_key(session, caller.project_id, key_id))
 
 
 @router.delete("/keys/{key_id}")
@@ -113,13 +105,13 @@ async def revoke_key(request: Request, key_id: KeyId, caller: AdminCaller, db: D
     async with db.write() as session:
         row = await keys.revoke(session, caller.project_id, key_id, actor=caller.key_prefix)
     services_of(request).get(ApiKeyCache).forget()
-    return KeyView.model_validate(row)
+    return KeyView.from_row(row)
 
 
 @router.get("/project")
 async def get_project(caller: AdminCaller, db: DatabaseDep) -> ProjectView:
     async with db.read() as session:
-        return ProjectView.model_validate(await session.get_one(Project, caller.project_id))
+        return ProjectView.from_row(await session.get_one(Project, caller.project_id))
 
 
 @router.patch("/project")
@@ -129,4 +121,4 @@ async def change_project(
     async with db.write() as session:
         project = await service.set_consent(session, caller.project_id, body.train, actor=caller.key_prefix)
     services_of(request).get(ApiKeyCache).forget()
-    return ProjectView.model_validate(project)
+    return ProjectView.from_row(project)

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
-from app.core.errors import Conflict, NotFound
+from app.core.errors import Conflict, require_row
 from app.core.pagination import apply_keyset
 from app.models import ApiKey, AuditAction, Project, new_id, record_audit
 
@@ -62,17 +62,12 @@ async def create(
 async def get_key(session: AsyncSession, project_id: str, key_id: str, *, param: str = "key_id") -> ApiKey:
     """Return a key of a project, revoked or not. Raises NotFound, which names `param`."""
     row = await session.scalar(select(ApiKey).where(ApiKey.project_id == project_id, ApiKey.id == key_id))
-    if row is None:
-        raise NotFound(f"There is no key '{key_id}'.", param=param)
-    return row
+    return require_row(row, f"There is no key '{key_id}'.", param=param)
 
 
 async def list_keys(session: AsyncSession, project_id: str, after: str | None, limit: int) -> Sequence[ApiKey]:
     """Return up to `limit + 1` keys of a project after this id, revoked ones included, the oldest first."""
-    last = None
-    if after is not None:
-        row = await get_key(session, project_id, after, param="after")
-        last = (row.created_at, row.id)
+    last = None if after is None else await get_key(session, project_id, after, param="after")
     query = select(ApiKey).where(ApiKey.project_id == project_id)
     return (await session.scalars(apply_keyset(query, (ApiKey.created_at, ApiKey.id), last, limit))).all()
 

@@ -96,11 +96,9 @@ async def set_rater_standing(
     body: Annotated[StandingRequest, json_body(StandingRequest)],
 ) -> RaterStandingView:
     """Set the standing of a rater. Idempotent. Samples that are already in a batch stay there."""
-    standing = RaterStanding(body.standing)
+    change = (caller.project_id, rater, RaterStanding(body.standing), body.reason)
     row, num_samples = await db.retry_on_deadlock(
-        lambda session: service.set_standing(
-            session, caller.project_id, rater, standing, body.reason, actor=caller.key_prefix
-        )
+        lambda session: service.set_standing(session, *change, actor=caller.key_prefix)
     )
     return RaterStandingView.of(row, samples=num_samples)
 

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from app.core.database import dialect_insert, now
-from app.core.errors import NotFound
+from app.core.errors import require_row
 from app.core.jobs import enqueue_after_commit
 from app.core.pagination import apply_keyset
 from app.models import (
@@ -80,12 +80,11 @@ async def list_quarantined(
         .join(Turn, Turn.id == Sample.turn_id)
         .where(Policy.project_id == project_id)
     )
-    last = None
+    position = None
     if after is not None:
-        last = (await session.execute(query.where(Sample.turn_id == after))).one_or_none()
-        if last is None:
-            raise NotFound(f"There is no sample of a turn '{after}'.", param="after")
-    position = None if last is None else (last.created_at, last.turn_id)
+        row = (await session.execute(query.where(Sample.turn_id == after))).one_or_none()
+        last = require_row(row, f"There is no sample of a turn '{after}'.", param="after")
+        position = (last.created_at, last.turn_id)
     query = query.where(Sample.state == SampleState.QUARANTINED)
     page = await session.execute(apply_keyset(query, (Sample.created_at, Sample.turn_id), position, limit))
     return page.mappings().all()
@@ -101,19 +100,13 @@ async def quarantine_samples(session: AsyncSession, project_id: str, name: str, 
 async def release_samples(session: AsyncSession, project_id: str, name: str) -> int:
     """Release the rater's samples, except those with a reward of another quarantined rater. Returns how many."""
     free = set(await _lock_samples(session, project_id, name, SampleState.QUARANTINED))
+    query = (
+        select(Reward.turn_id)
+        .join(Rater, Rater.name == Reward.rater)
+        .where(Rater.project_id == project_id, Rater.standing == RaterStanding.QUARANTINED, Rater.name != name)
+    )
     for chunk in _chunks(free):
-        free -= set(
-            await session.scalars(
-                select(Reward.turn_id)
-                .join(Rater, Rater.name == Reward.rater)
-                .where(
-                    Reward.turn_id.in_(chunk),
-                    Rater.project_id == project_id,
-                    Rater.standing == RaterStanding.QUARANTINED,
-                    Rater.name != name,
-                )
-            )
-        )
+        free -= set(await session.scalars(query.where(Reward.turn_id.in_(chunk))))
     await _update(session, Sample.turn_id, free, state=SampleState.OPEN, reason=None)
     return len(free)
 
@@ -142,9 +135,8 @@ async def drop_samples(session: AsyncSession, project_id: str, name: str, reason
 async def _lock_rewards(session: AsyncSession, project_id: str, name: str) -> None:
     """Lock the rewards of the rater's samples. Curation locks rewards before the rater's row too: no deadlock."""
     turn_ids = _select_samples(project_id, name, SampleState.OPEN, SampleState.QUARANTINED)
-    await session.execute(
-        select(Reward.id).where(Reward.turn_id.in_(turn_ids)).order_by(Reward.turn_id, Reward.source).with_for_update()
-    )
+    rewards = select(Reward.id).where(Reward.turn_id.in_(turn_ids)).order_by(Reward.turn_id, Reward.source)
+    await session.execute(rewards.with_for_update())
 
 
 async def _lock_samples(session: AsyncSession, project_id: str, name: str, state: SampleState) -> list[str]:
@@ -178,12 +170,7 @@ async def _update(
 ) -> None:
     """Update the rows of these turns in the table of the column `turn_id`."""
     for chunk in _chunks(turn_ids):
-        await session.execute(
-            update(turn_id.class_)
-            .where(turn_id.in_(chunk), *conditions)
-            .values(**values)
-            .execution_options(synchronize_session=False)
-        )
+        await session.execute(update(turn_id.class_).where(turn_id.in_(chunk), *conditions).values(**values))
 
 
 def _chunks(turn_ids: Collection[str]) -> Iterator[Sequence[str]]:

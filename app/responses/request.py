@@ -6,9 +6,9 @@ Parameters that would change the reply and are not supported are refused; hints 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, StrictBool, Tag
 
-from app.chat.schemas import MetadataKey, MetadataValue
+from app.chat.schemas import FUNCTION_NAME, FunctionName, JsonSchema, MetadataKey, MetadataValue
 from app.core.errors import UnsupportedParameter
 from app.core.http import StrictModel, parse_body
 
@@ -21,16 +21,13 @@ ALTERNATIVES = {
 }
 
 
-class Item(BaseModel):
-    model_config = ConfigDict(extra="ignore")  # clients send a reply's items back with their ids and states
-
-
-class Text(Item):
+# Unlike a StrictModel, items ignore unknown fields: clients send a reply's items back with their ids and states.
+class Text(BaseModel):
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
-class Refusal(Item):
+class Refusal(BaseModel):
     type: Literal["refusal"]
     refusal: str
 
@@ -49,20 +46,20 @@ def to_parts(value: Any) -> Any:
 Content = Annotated[list[Part], BeforeValidator(to_parts, json_schema_input_type=str | list[Part])]
 
 
-class Message(Item):
+class Message(BaseModel):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
 
 
-class FunctionCall(Item):
+class FunctionCall(BaseModel):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=255)
     name: str = Field(min_length=1, max_length=64)
     arguments: str
 
 
-class FunctionCallOutput(Item):
+class FunctionCallOutput(BaseModel):
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=255)
     output: Content
@@ -124,30 +121,24 @@ class FunctionTool(BaseModel):
     """A function tool. `strict` is off by default: a grammar would constrain the call to its schema, and constrained
     replies are excluded from training."""
 
-    model_config = ConfigDict(extra="ignore")
-
     type: Literal["function"]
-    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    name: str = Field(pattern=FUNCTION_NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: StrictBool | None = None
 
 
-class NamedToolChoice(StrictModel):
+class NamedToolChoice(FunctionName):
     type: Literal["function"]
-    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
 
 
 class PlainFormat(StrictModel):
     type: Literal["text", "json_object"]
 
 
-class JsonSchemaFormat(StrictModel):
+class JsonSchemaFormat(JsonSchema):
     type: Literal["json_schema"]
-    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     schema_: dict[str, Any] = Field(alias="schema")
-    description: str | None = None
-    strict: StrictBool | None = None
 
 
 class TextConfig(StrictModel):
@@ -210,9 +201,8 @@ def parse_responses_request(body: dict[str, Any]) -> ResponsesRequest:
             raise UnsupportedParameter(f"'{tool['type']}': {FUNCTIONS_ONLY}.", param=f"tools.{index}")
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and isinstance(choice.get("type"), str) and choice["type"] != "function":
-        raise UnsupportedParameter(
-            f"'{choice['type']}': {FUNCTIONS_ONLY}, and refer to it by its name.", param="tool_choice"
-        )
+        message = f"'{choice['type']}': {FUNCTIONS_ONLY}, and refer to it by its name."
+        raise UnsupportedParameter(message, param="tool_choice")
     return parse_body(ResponsesRequest, body)
 
 

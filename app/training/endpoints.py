@@ -9,10 +9,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import RewardsConfig
 from app.core.errors import ERROR_RESPONSES
-from app.core.http import json_body
+from app.core.http import RowView, json_body
 from app.core.pagination import Page
 from app.models import AuditAction, Batch, Policy
-from app.policies.context import PolicyContext, PolicyDep, Reason, ReasonBody, RowView
+from app.policies.context import PolicyContext, PolicyDep, Reason, ReasonBody
 from app.policies.references import format_reference
 from app.policies.service import audit_policy, reset_override
 from app.training import kl_guard, service

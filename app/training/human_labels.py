@@ -82,10 +82,6 @@ def select_labels(policy: Policy) -> Select[Any]:
     return query
 
 
-def read_labels(rows: Sequence[Any]) -> list[HumanLabel]:
-    return [HumanLabel(*row) for row in rows]
-
-
 async def measure_agreement(session: AsyncSession, policy: Policy, row: RewardModel) -> Agreement:
     """Compare the reward model with people's feedback on replies that it had scored, given after it began to serve."""
     turn_ids = await _recently_rated_turn_ids(session, policy, row)
@@ -102,7 +98,7 @@ async def measure_agreement(session: AsyncSession, policy: Policy, row: RewardMo
         return Agreement()
     since = func.coalesce(row.served_at, 0.0)
     labels = select_labels(policy).where(Reward.turn_id.in_(scores), Reward.created_at > since)
-    return compare_labels(read_labels((await session.execute(labels)).all()), scores)
+    return compare_labels([HumanLabel(*row) for row in await session.execute(labels)], scores)
 
 
 async def last_feedback_seq(session: AsyncSession, project_id: str) -> int:
@@ -121,9 +117,8 @@ async def _recently_rated_turn_ids(session: AsyncSession, policy: Policy, row: R
     """Return the turns of the latest feedback that people gave after the reward model's data was read."""
     query = _select_feedback(policy, row.last_feedback_seq, PREFERENCE_KINDS).order_by(Feedback.seq.desc())
     latest = [(seq, turn_id) for seq, turn_id in await session.execute(query.limit(MAX_FEEDBACK))]
-    ranked = select(FeedbackRank.turn_id).where(
-        FeedbackRank.feedback_seq.in_([seq for seq, turn_id in latest if turn_id is None])
-    )
+    rankings = [seq for seq, turn_id in latest if turn_id is None]
+    ranked = select(FeedbackRank.turn_id).where(FeedbackRank.feedback_seq.in_(rankings))
     return {turn_id for _, turn_id in latest if turn_id is not None} | set(await session.scalars(ranked))
 
 

@@ -45,9 +45,8 @@ def record_release(session: AsyncSession, policy: Policy, version: str) -> None:
     """Reset the alarms after a version went live; it ends the synchronous mode. `version` is its name."""
     policy.kl_alarms = 0
     if policy.mode == LearningMode.SYNCHRONOUS:
-        _set_mode(
-            session, policy, LearningMode.ASYNCHRONOUS, actor="guard", reason=f"{version} stayed within the KL limit"
-        )
+        reason = f"{version} stayed within the KL limit"
+        _set_mode(session, policy, LearningMode.ASYNCHRONOUS, actor="guard", reason=reason)
 
 
 def halt(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:

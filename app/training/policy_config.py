@@ -42,10 +42,8 @@ def get_reward_model_source(policy: Policy, settings: Settings) -> RewardModelSo
     """Return the policy's reward source of the type "learned". Raises Conflict without one."""
     source = effective_rewards(policy, settings).reward_model
     if source is None:
-        raise Conflict(
-            f"'{policy.name}' uses no reward model: give its rewards a source of the type 'learned'.",
-            code="no_learned_source",
-        )
+        message = f"'{policy.name}' uses no reward model: give its rewards a source of the type 'learned'."
+        raise Conflict(message, code="no_learned_source")
     return source
 
 

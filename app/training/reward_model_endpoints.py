@@ -8,10 +8,10 @@ from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.errors import ERROR_RESPONSES
-from app.core.http import json_body
+from app.core.http import RowView, json_body
 from app.core.settings import Settings
 from app.models import Policy, RewardModel, RewardModelState
-from app.policies.context import PolicyContext, PolicyDep, Reason, ReasonBody, RowView
+from app.policies.context import PolicyContext, PolicyDep, Reason, ReasonBody
 from app.training import human_labels, reward_models
 from app.training.policy_config import effective_rewards, get_reward_model_source
 from app.training.reward_models import reward_model_name

@@ -15,7 +15,7 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
-from app.core.errors import Conflict, NotFound
+from app.core.errors import Conflict, require_row
 from app.core.jobs import enqueue_after_commit
 from app.models import AuditAction, Policy, RewardModel, RewardModelState, RewardModelTurn, new_id
 from app.policies.service import audit_policy
@@ -44,10 +44,8 @@ async def list_reward_models(session: AsyncSession, policy_id: str) -> list[Rewa
 async def get_reward_model(session: AsyncSession, policy: Policy, number: int) -> RewardModel:
     """Return the reward model. Raises NotFound."""
     query = select(RewardModel).where(RewardModel.policy_id == policy.id, RewardModel.number == number)
-    row = await session.scalar(query)
-    if row is None:
-        raise NotFound(f"Policy '{policy.name}' has no reward model {number}.", param="number")
-    return row
+    message = f"Policy '{policy.name}' has no reward model {number}."
+    return require_row(await session.scalar(query), message, param="number")
 
 
 async def find_newest(
@@ -169,12 +167,8 @@ async def disable(session: AsyncSession, policy: Policy, row: RewardModel, *, ac
         raise Conflict(f"{name} is {row.state}: it does not serve.", code="reward_model_state")
     await _set_state(session, policy, row, RewardModelState.DISABLED, actor, reason)
     if actor not in AUTOMATIC_ACTORS:
-        await session.execute(
-            update(RewardModel)
-            .where(RewardModel.policy_id == policy.id, RewardModel.state == RewardModelState.OPEN)
-            .values(serve_when_fitted=False)
-            .execution_options(synchronize_session=False)
-        )
+        open_fits = (RewardModel.policy_id == policy.id, RewardModel.state == RewardModelState.OPEN)
+        await session.execute(update(RewardModel).where(*open_fits).values(serve_when_fitted=False))
 
 
 async def _set_state(

@@ -9,11 +9,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.config.rollouts import RolloutsConfig
 from alignment.signals.combine_rewards import group_sampling_disabled_reason
 from app.core.errors import ERROR_RESPONSES
-from app.core.http import json_body
+from app.core.http import RowView, json_body
 from app.core.pagination import Page
 from app.core.settings import Settings
 from app.models import AuditAction, Origin, Policy, Rollout, RolloutPlan
-from app.policies.context import PolicyContext, PolicyDep, Reason, ReasonBody, RowView
+from app.policies.context import PolicyContext, PolicyDep, Reason, ReasonBody
 from app.policies.service import audit_policy, reset_override
 from app.training import rollouts
 from app.training.policy_config import effective_rewards, effective_rollouts, parse_rollouts

@@ -9,18 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment import extensions
 from alignment.signals import verifiers
-from alignment.signals.verifiers import (
-    Choice,
-    Contains,
-    Custom,
-    Exact,
-    JsonSchema,
-    Number,
-    Regex,
-    VerifierConfig,
-)
+from alignment.signals.verifiers import Choice, Contains, Custom, Exact, JsonSchema, Number, Regex, VerifierConfig
 from app.core.database import now
-from app.core.errors import BadRequest, Conflict, NotFound
+from app.core.errors import BadRequest, Conflict, require_row
 from app.core.http import StrictModel
 from app.core.jobs import enqueue_after_commit
 from app.core.pagination import apply_keyset
@@ -89,18 +80,14 @@ async def count_rollouts(session: AsyncSession, *conditions: ColumnElement[bool]
 
 
 async def count_by_plan(session: AsyncSession, plan_ids: list[str]) -> dict[str, RolloutCounts]:
-    rows = await session.execute(
-        select(Rollout.plan_id, *COUNT_COLUMNS).where(Rollout.plan_id.in_(plan_ids)).group_by(Rollout.plan_id)
-    )
-    return {str(row[0]): RolloutCounts(*row[1:]) for row in rows}
+    query = select(Rollout.plan_id, *COUNT_COLUMNS).where(Rollout.plan_id.in_(plan_ids)).group_by(Rollout.plan_id)
+    return {str(row[0]): RolloutCounts(*row[1:]) for row in await session.execute(query)}
 
 
 async def count_recent_tokens(session: AsyncSession, policy_id: str, origin: Origin) -> int:
     """Return the tokens of the policy's rollouts of this origin in the last hour, with the budget of running ones."""
     recent = or_(Rollout.settled_at > now() - 3600, and_(Rollout.settled_at.is_(None), Rollout.tokens > 0))
-    query = select(func.coalesce(func.sum(Rollout.tokens), 0)).where(
-        Rollout.policy_id == policy_id, Rollout.origin == origin, recent
-    )
+    query = select(func.sum(Rollout.tokens)).where(Rollout.policy_id == policy_id, Rollout.origin == origin, recent)
     return int(await session.scalar(query) or 0)
 
 
@@ -108,17 +95,13 @@ async def get_plan(session: AsyncSession, policy_id: str, plan_id: str, *, lock:
     """Return the plan, with its row locked if `lock`. Raises NotFound."""
     query = select(RolloutPlan).where(RolloutPlan.id == plan_id, RolloutPlan.policy_id == policy_id)
     plan = await session.scalar(query.with_for_update() if lock else query)
-    if plan is None:
-        raise NotFound(f"There is no plan '{plan_id}'.", param="plan_id")
-    return plan
+    return require_row(plan, f"There is no plan '{plan_id}'.", param="plan_id")
 
 
 async def list_plans(session: AsyncSession, policy_id: str, after: str | None, limit: int) -> list[RolloutPlan]:
     """Return up to `limit + 1` plans, the newest first. Raises NotFound."""
-    query, last = select(RolloutPlan).where(RolloutPlan.policy_id == policy_id), None
-    if after is not None:
-        row = await get_plan(session, policy_id, after)
-        last = (row.created_at, row.id)
+    last = None if after is None else await get_plan(session, policy_id, after)
+    query = select(RolloutPlan).where(RolloutPlan.policy_id == policy_id)
     query = apply_keyset(query, (RolloutPlan.created_at, RolloutPlan.id), last, limit, descending=True)
     return list(await session.scalars(query))
 
@@ -143,11 +126,8 @@ async def create_plan(
         raise Conflict("The project does not consent to training on its turns.", code="no_consent")
     limit = settings.output_token_cap // request.n
     if request.max_tokens is not None and request.max_tokens > limit:
-        raise invalid_value(
-            "max_tokens",
-            f"{request.n} replies may have {limit} tokens each at most, because together they may have what one "
-            "request may have.",
-        )
+        reason = "because together they may have what one request may have"
+        raise invalid_value("max_tokens", f"{request.n} replies may have {limit} tokens each at most, {reason}.")
     plan = RolloutPlan(
         id=new_id("plan"),
         project_id=policy.project_id,
@@ -169,15 +149,11 @@ async def create_plan(
 
 async def _get_prompt_set(session: AsyncSession, project_id: str, id_or_name: str) -> Dataset:
     matches = or_(Dataset.id == id_or_name, Dataset.name == id_or_name)
-    dataset = await session.scalar(select(Dataset).where(Dataset.project_id == project_id, matches).limit(1))
-    if dataset is None:
-        raise NotFound(f"There is no dataset '{id_or_name}'.", param="dataset")
+    row = await session.scalar(select(Dataset).where(Dataset.project_id == project_id, matches).limit(1))
+    dataset = require_row(row, f"There is no dataset '{id_or_name}'.", param="dataset")
     if dataset.kind != DatasetKind.PROMPTS:
-        raise BadRequest(
-            f"Dataset '{dataset.name}' is of the kind {dataset.kind}; a plan needs the kind prompts.",
-            param="dataset",
-            code="invalid_value",
-        )
+        message = f"Dataset '{dataset.name}' is of the kind {dataset.kind}; a plan needs the kind prompts."
+        raise BadRequest(message, param="dataset", code="invalid_value")
     return dataset
 
 
@@ -191,11 +167,8 @@ async def _check_verifier(
     if _needs_reference(verifier):
         first = await session.get(DatasetRow, (dataset.id, 0))
         if first is None or not first.content.get("reference"):
-            raise BadRequest(
-                f"The verifier '{verifier.type}' needs a column 'reference', and '{dataset.name}' has none.",
-                param="verifier",
-                code="invalid_value",
-            )
+            message = f"The verifier '{verifier.type}' needs a column 'reference', and '{dataset.name}' has none."
+            raise BadRequest(message, param="verifier", code="invalid_value")
 
 
 async def change_plan_state(

@@ -8,7 +8,7 @@ from sqlalchemy import case, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
-from app.core.errors import Conflict, NotFound
+from app.core.errors import Conflict, require_row
 from app.core.jobs import enqueue_after_commit
 from app.core.pagination import apply_keyset
 from app.core.settings import Settings
@@ -76,10 +76,8 @@ async def describe_wait(
     """Return what the next batch waits for, as a sentence. `triggered`: an operator has requested a batch."""
     if policy.mode == LearningMode.HALTED:
         return "Learning is halted until an operator resumes it."
-    open_batch_id = await session.scalar(
-        select(Batch.id).where(Batch.policy_id == policy.id, Batch.state == BatchState.OPEN).limit(1)
-    )
-    if open_batch_id is not None:
+    open_batch = select(Batch.id).where(Batch.policy_id == policy.id, Batch.state == BatchState.OPEN).limit(1)
+    if (open_batch_id := await session.scalar(open_batch)) is not None:
         return f"An update is running: {open_batch_id}."
     head = await repository.get_version(session, policy.head_version_id or "")
     if head.state == VersionState.CANARY:
@@ -184,10 +182,8 @@ async def list_batches(session: AsyncSession, policy: Policy, after: str | None,
     """Return up to `limit + 1` batches, the newest first. Raises NotFound."""
     query, last = select(Batch).where(Batch.policy_id == policy.id), None
     if after is not None:
-        batch = await session.scalar(query.where(Batch.id == after))
-        if batch is None:
-            raise NotFound(f"There is no update '{after}'.", param="after")
-        last = (batch.created_at, batch.id)
+        row = await session.scalar(query.where(Batch.id == after))
+        last = require_row(row, f"There is no update '{after}'.", param="after")
     query = apply_keyset(query, (Batch.created_at, Batch.id), last, limit, descending=True)
     return list(await session.scalars(query))
 

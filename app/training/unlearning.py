@@ -60,12 +60,8 @@ async def unlearn_turns(session: AsyncSession, erased: Collection[str], affected
     quarantined = await _turns_of_quarantined_raters(session, affected)
     await drop_samples(session, set(affected) - quarantined, (SampleState.OPEN, SampleState.QUARANTINED), WITHDRAWN)
     await drop_samples(session, quarantined, (SampleState.OPEN,), WITHDRAWN)
-    await session.execute(
-        update(Sample)
-        .where(Sample.turn_id.in_(erased))
-        .values(conversation_id=None, rater=None, cluster=None, group_id=None)
-        .execution_options(synchronize_session=False)
-    )
+    personal_columns = dict.fromkeys(("conversation_id", "rater", "cluster", "group_id"))
+    await session.execute(update(Sample).where(Sample.turn_id.in_(erased)).values(personal_columns))
     enqueue_after_commit(session, "curate", "assemble")
     return refused
 
@@ -102,15 +98,10 @@ async def break_up_batches(session: AsyncSession, turn_ids: Collection[str]) -> 
             lease_until=None,
         )
         .returning(Batch.id)
-        .execution_options(synchronize_session=False)
     )
     refused_ids = sorted(refused.scalars())
-    await session.execute(
-        update(Sample)
-        .where(Sample.batch_id.in_(refused_ids), Sample.state == SampleState.BATCHED)
-        .values(state=SampleState.OPEN, batch_id=None)
-        .execution_options(synchronize_session=False)
-    )
+    reopen = update(Sample).where(Sample.batch_id.in_(refused_ids), Sample.state == SampleState.BATCHED)
+    await session.execute(reopen.values(state=SampleState.OPEN, batch_id=None))
     return refused_ids
 
 
@@ -118,23 +109,15 @@ async def drop_samples(
     session: AsyncSession, turn_ids: Collection[str], states: Sequence[SampleState], reason: str
 ) -> None:
     """Drop the samples of these turns that are in one of `states`."""
-    await session.execute(
-        update(Sample)
-        .where(Sample.turn_id.in_(turn_ids), Sample.state.in_(states))
-        .values(state=SampleState.DROPPED, reason=reason)
-        .execution_options(synchronize_session=False)
-    )
+    drop = update(Sample).where(Sample.turn_id.in_(turn_ids), Sample.state.in_(states))
+    await session.execute(drop.values(state=SampleState.DROPPED, reason=reason))
 
 
 async def mark_tainted(session: AsyncSession, version_ids: Collection[str]) -> None:
     """Mark these versions and all their descendants: they have learned from data that is erased now."""
     descendants = select_descendants(version_ids)
-    await session.execute(
-        update(Version)
-        .where(Version.id.in_(select(descendants.c.id)), Version.tainted_at.is_(None))
-        .values(tainted_at=now())
-        .execution_options(synchronize_session=False)
-    )
+    taint = update(Version).where(Version.id.in_(select(descendants.c.id)), Version.tainted_at.is_(None))
+    await session.execute(taint.values(tainted_at=now()))
 
 
 async def unlearn_reward_models(session: AsyncSession, turns: Mapping[str, float], settings: Settings) -> list[str]:
@@ -166,11 +149,8 @@ async def restart_fits(session: AsyncSession, turn_ids: Collection[str]) -> None
 
 async def _has_read(session: AsyncSession, row: RewardModel, turns: Mapping[str, float]) -> bool:
     """Whether the reward model read its data after the feedback on one of these turns was given."""
-    fitted_on = await session.scalars(
-        select(RewardModelTurn.turn_id).where(
-            RewardModelTurn.reward_model_id == row.id, RewardModelTurn.turn_id.in_(turns)
-        )
-    )
+    query = select(RewardModelTurn.turn_id).where(RewardModelTurn.reward_model_id == row.id)
+    fitted_on = await session.scalars(query.where(RewardModelTurn.turn_id.in_(turns)))
     return row.data_read_at is not None and any(turns[turn_id] <= row.data_read_at for turn_id in fitted_on)
 
 

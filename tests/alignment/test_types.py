@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ GOOD = Sample("turn-1", (1, 5), (9, 2), (-0.1, -1.3), 1.0, 3, 0.7)
         ({"temperature": 0.0}, "temperature"),
     ],
 )
-def test_inconsistent_sample_is_rejected(change: dict[str, object], message: str) -> None:
+def test_inconsistent_sample_is_rejected(change: dict[str, Any], message: str) -> None:
     with pytest.raises(MisalignedSample, match=message):
         replace(GOOD, **change)
 

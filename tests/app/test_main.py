@@ -42,7 +42,7 @@ async def serve_with_origins(settings: Settings, origins: list[str]) -> AsyncIte
     broken = APIRouter()
 
     @broken.get("/broken")
-    async def fails() -> None:
+    async def raise_error() -> None:
         raise RuntimeError("a bug")
 
     app.include_router(broken)

@@ -61,7 +61,7 @@ def main() -> None:
     before, now = measurements["before"]["sources"], count_sources()
     print(f"{'folder':<12}{'modules':>9}{'before':>9}{'code lines':>13}{'before':>9}")
     for folder, counts in now.items():
-        old = before[folder]
+        old = before.get(folder, {"modules": 0, "code_lines": 0})
         print(f"{folder:<12}{counts['modules']:>9}{old['modules']:>9}{counts['code_lines']:>13}{old['code_lines']:>9}")
     totals = [
         sum(counts[key] for counts in tree.values()) for key in ("modules", "code_lines") for tree in (now, before)
@@ -70,8 +70,8 @@ def main() -> None:
     print(f"(before: {measurements['before']['commit']}; code lines: without docstrings, comments and blank lines)")
     cycles = count_cycles()
     print(f"import cycles: {cycles['modules']} among modules, {cycles['packages']} among packages")
-    kept, broken = check_contracts()
-    print(f"import contracts: {kept} kept, {broken} broken")
+    num_passed, num_broken = check_contracts()
+    print(f"import contracts: {num_passed} kept, {num_broken} broken")
     print(f"retired words: {len(find_retired_names())} names with one of {len(REPLACEMENTS)} words")
     minutes = ", ".join(f"{run:.1f}" for run in measurements["make_test_minutes"]) or "not measured"
     print(f"make test, minutes: {minutes} (before: {measurements['before']['make_test_minutes']})")

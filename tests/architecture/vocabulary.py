@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 from tests.architecture.source_tree import Module, find_modules
 
-FOLDERS = ("app", "alignment", "workers", "demo", "migrations", "tests")
+SOURCE_FOLDERS = ("app", "alignment", "workers", "demo", "examples", "migrations")
+FOLDERS = (*SOURCE_FOLDERS, "tests")
 
 # Retired word → what to write instead.
 RETIRED = {
     "attest": "recompute_logprobs, check_logprobs",
+    "attested": "recomputed",
     "bell": "TaskSender; enqueue, notification",
     "beside": "shadow_of",
     "curated": "processed",
@@ -31,11 +33,13 @@ RETIRED = {
     "journal": "experiment log",
     "knock": "notification",
     "habit": "behavior",
+    "ledger": "audit log, rows",
     "lesson": "batch, update, experiment",
     "listening": "policy_config",
     "manner": "reply style",
     "manners": "reply_styles",
     "nudge": "enqueue, notify",
+    "nursery": "fork server",
     "obey": "execute",
     "proven": "verified",
     "readout": "comparison",
@@ -53,8 +57,10 @@ RETIRED = {
     "spoke": "sampled, served",
     "spoken": "sampled, served; signals",
     "stain": "taint",
+    "station": "worker, stage",
     "sweep": "reconcile, reconciler",
     "sweeper": "reconciler",
+    "swept": "reconciled",
     "taught": "trained",
     "taste": "user_preferences",
     "teach": "train",
@@ -68,9 +74,8 @@ RETIRED = {
     "worn": "loaded",
 }
 
-# Words that are retired in the source only: in tests they still occur, most of them as verbs that stand for data.
-SOURCE_FOLDERS = ("app", "alignment", "workers", "demo", "migrations")
-RETIRED_IN_SOURCE = {
+# Words that are retired except in the names of tests, which are clauses. Example: "test_policy_is_kept_on_error".
+RETIRED_EXCEPT_IN_TEST_NAMES = {
     "asked": "request, prompt, requested",
     "came": "received",
     "drawn": "sampled",
@@ -96,7 +101,7 @@ RETIRED_NAMES = {
     "Words": "PreferenceDataset",
 }
 
-REPLACEMENTS = RETIRED | RETIRED_IN_SOURCE | RETIRED_NAMES
+REPLACEMENTS = RETIRED | RETIRED_EXCEPT_IN_TEST_NAMES | RETIRED_NAMES
 
 # A name that a standard term of the field contains.
 ALLOWED = {
@@ -122,13 +127,13 @@ def split_words(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+", name)]
 
 
-def find_retired_word(name: str, *, in_source: bool = True) -> str | None:
-    """Return the first retired word of a name, or None. `in_source`: whether the source defines it, not a test."""
+def find_retired_word(name: str) -> str | None:
+    """Return the first retired word of a name, or None."""
     if name in RETIRED_NAMES:
         return name
     if any(term in name.lower() for term in ALLOWED):
         return None
-    retired = RETIRED | RETIRED_IN_SOURCE if in_source else RETIRED
+    retired = RETIRED if name.startswith("test_") else RETIRED | RETIRED_EXCEPT_IN_TEST_NAMES
     for word in split_words(name):
         for candidate in (word, word.removesuffix("s")):
             if candidate in retired:
@@ -172,7 +177,7 @@ def find_retired_names(*folders: str) -> list[RetiredName]:
             RetiredName(str(module.path), line, name, word)
             for module in find_modules(*(folders or FOLDERS))
             for name, line in defined_names(module)
-            if (word := find_retired_word(name, in_source=module.path.parts[0] in SOURCE_FOLDERS)) is not None
+            if (word := find_retired_word(name)) is not None
         }
     )
 

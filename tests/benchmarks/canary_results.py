@@ -63,7 +63,9 @@ async def read_results(db: Database, version_id: str, since: float, config: Cana
             .order_by(Feedback.seq)
         )
         votes = [
-            RatedTurn(at, rater, turn_version == version_id, value) for at, rater, turn_version, value in feedback_rows
+            RatedTurn(at, rater, turn_version == version_id, value)
+            for at, rater, turn_version, value in feedback_rows
+            if rater is not None and value is not None
         ]
     canary_turns = [turn for turn in turns if turn.version_id == version_id and turn.route_reason == RouteReason.CANARY]
     turns_before_end = [turn for turn in turns if turn.created_at <= end.created_at]
@@ -105,7 +107,7 @@ def decisive_at(config: CanaryConfig, votes: Iterable[RatedTurn], action: str) -
 
 
 async def count_misnamed(db: Database, labels: dict[str, str]) -> int:
-    """Count the replies that named another version to the user than the one on record."""
+    """Count the replies that named another version to the user than the recorded one."""
     async with db.read() as session:
         rows = await session.execute(
             select(Turn.completion_id, Version.number).join(Version, Version.id == Turn.version_id)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 from uuid import uuid4
 
 import httpx2
@@ -91,15 +92,13 @@ def database(kind: str, home: Path) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def deployment(
-    kind: str, engine_url: str, *, api: str | None = None, **values: object
-) -> AsyncIterator[Deployment]:
+async def deployment(kind: str, engine_url: str, *, api: str | None = None, **values: Any) -> AsyncIterator[Deployment]:
     """Run one API process for the engine at `engine_url`, without rate limits. `api`: the module to run."""
     home = Path(mkdtemp(prefix="attune-bench-"))
     try:
         with database(kind, home) as url:
             await asyncio.to_thread(upgrade, url)
-            limits = {"requests_per_minute": 10**9, "max_concurrency": 10**6, **values}
+            limits: dict[str, Any] = {"requests_per_minute": 10**9, "max_concurrency": 10**6, **values}
             settings = Settings(home=home, database_url=url, policy=POLICY, **limits)
             db = Database(url)
             key = await create_project(db, settings, engine_url)

@@ -39,14 +39,14 @@ def sglang(model: Path, seconds: float = START_SECONDS, **fields: Any) -> Iterat
     """Run SGLang on `model`, and wait up to `seconds` for it. `fields` override those of the tests' EngineSpec."""
     with TemporaryDirectory() as folder, start_blocking_portal() as portal:
         spec = replace(engine_spec(Path(folder), model), **fields)
-        supervisor = Supervisor(spec, ledger := InMemoryEngineRecord(), UNCHECKED)
-        running = portal.start_task_soon(supervisor.run)
-        portal.call(wait_for_event, ledger, "ready 1", seconds)
+        supervisor = Supervisor(spec, record := InMemoryEngineRecord(), UNCHECKED)
+        supervisor_run = portal.start_task_soon(supervisor.run)
+        portal.call(wait_for_event, record, "ready 1", seconds)
         try:
             yield RunningEngine(spec)
         finally:
             portal.call(supervisor.stop)
-            running.result()
+            supervisor_run.result()
 
 
 def requests(deployed: Deployment, engine: RunningEngine) -> tuple[Request, Request]:
@@ -54,8 +54,8 @@ def requests(deployed: Deployment, engine: RunningEngine) -> tuple[Request, Requ
     body: dict[str, Any] = {"messages": MESSAGES, "stream": True, "max_tokens": TOKENS, "temperature": 1.0}
     key = {"authorization": f"Bearer {engine.spec.api_key}"}
     direct = post(engine.spec.url, "/v1/chat/completions", body | {"model": "demo"}, key)
-    through = post(deployed.url, "/v1/chat/completions", body | {"model": POLICY}, deployed.headers)
-    return (engine.spec.url, direct), (deployed.url, through)
+    via_attune = post(deployed.url, "/v1/chat/completions", body | {"model": POLICY}, deployed.headers)
+    return (engine.spec.url, direct), (deployed.url, via_attune)
 
 
 async def first_token_ms(connection: HttpConnection, request: bytes) -> float:
@@ -65,7 +65,7 @@ async def first_token_ms(connection: HttpConnection, request: bytes) -> float:
     return 1000 * (response.first_at - start)
 
 
-async def burst(target: Request, num_connections: int, replies: int) -> list[float]:
+async def send_concurrently(target: Request, num_connections: int, replies: int) -> list[float]:
     url, request = target
     connections = [await HttpConnection.connect(url) for _ in range(num_connections)]
 
@@ -79,18 +79,18 @@ async def burst(target: Request, num_connections: int, replies: int) -> list[flo
 
 
 async def compare(deployed: Deployment, engine: RunningEngine, connections: int, args: argparse.Namespace) -> str:
-    pair = requests(deployed, engine)
+    both_requests = requests(deployed, engine)
     latencies: tuple[list[list[float]], list[list[float]]] = ([], [])
-    for request in pair:
-        await burst(request, connections, 3)
+    for request in both_requests:
+        await send_concurrently(request, connections, 3)
     for number in range(args.rounds):
         for side in (0, 1) if number % 2 else (1, 0):
-            latencies[side].append(await burst(pair[side], connections, args.each))
+            latencies[side].append(await send_concurrently(both_requests[side], connections, args.each))
     cells = []
     for share in (0.5, 0.99):
-        direct, through = ([quantile(values, share) for values in side] for side in latencies)
-        added = median(b - a for a, b in zip(direct, through, strict=True))
-        cells += [f"{median(direct):.1f}", f"{median(through):.1f}", f"**{added:.1f}**"]
+        direct, via_attune = ([quantile(values, share) for values in side] for side in latencies)
+        added = median(b - a for a, b in zip(direct, via_attune, strict=True))
+        cells += [f"{median(direct):.1f}", f"{median(via_attune):.1f}", f"**{added:.1f}**"]
     return " | ".join(cells)
 
 

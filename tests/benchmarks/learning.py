@@ -40,8 +40,17 @@ LR = 1.5e-3  # for an adapter of a model with 2 M parameters
 LAST = 5  # the last versions, whose mean approval is reported besides that of the last one
 INTERMEDIATE_USERS = 34  # simulated users of an intermediate evaluation: about a hundred replies
 UNPREFIXED = ("algorithm", "optim")  # sections whose settings are printed without the name of the section
-CURVES = ("reference_kl", "actor/ppo_kl", "actor/ppo_kl_k3", "actor/pg_clipfrac", "actor/grad_norm")
-CURVES += ("critic/vf_explained_var", "rollout_corr/kl", "rollout_corr/rollout_is_eff_sample_size", "kl")
+CURVES = (
+    "reference_kl",
+    "actor/ppo_kl",
+    "actor/ppo_kl_k3",
+    "actor/pg_clipfrac",
+    "actor/grad_norm",
+    "critic/vf_explained_var",
+    "rollout_corr/kl",
+    "rollout_corr/rollout_is_eff_sample_size",
+    "kl",
+)
 
 
 def _config(algorithm: AlgorithmConfig, *, lr: float = LR, critic: CriticConfig | None = None) -> TrainerConfig:
@@ -172,7 +181,7 @@ def change_settings(config: ExperimentConfig, changes: Iterable[str]) -> Experim
 def changed_settings(result: Result) -> str:
     """Return the settings that differ from the defaults."""
     config = TrainerConfig.model_validate(result.settings)
-    defaults = TrainerConfig(algorithm=type(config.algorithm)(type=config.algorithm.type))
+    defaults = TrainerConfig.model_validate({"algorithm": {"type": config.algorithm.type}})
     return ", ".join(_differences(config.model_dump(), defaults.model_dump()))
 
 

@@ -82,8 +82,8 @@ async def closed_loop(
 
 
 def cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def quantile(values: Sequence[float], share: float) -> float:

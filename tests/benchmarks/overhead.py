@@ -26,19 +26,19 @@ class Comparison:
     """Alternating rounds: directly to the engine, and through Attune."""
 
     direct: list[Round] = field(default_factory=list)
-    through: list[Round] = field(default_factory=list)
+    via_attune: list[Round] = field(default_factory=list)
 
     def row(self, part: str) -> str:
         cells = []
         for share in (0.5, 0.99):
             direct = [quantile(getattr(round, part), share) for round in self.direct]
-            through = [quantile(getattr(round, part), share) for round in self.through]
-            added = median(b - a for a, b in zip(direct, through, strict=True))
-            cells += [f"{median(direct):.2f}", f"{median(through):.2f}", f"**{added:.2f}**"]
-        errors = sum(round.errors for round in self.direct + self.through)
-        late = quantile([late for round in self.through for late in round.late], 0.99)
-        cpu = max(round.cpu for round in self.direct + self.through)
-        return " | ".join([*cells, str(errors), f"{late:.2f}", f"{cpu:.0%}"])
+            via_attune = [quantile(getattr(round, part), share) for round in self.via_attune]
+            added = median(b - a for a, b in zip(direct, via_attune, strict=True))
+            cells += [f"{median(direct):.2f}", f"{median(via_attune):.2f}", f"**{added:.2f}**"]
+        errors = sum(round.errors for round in self.direct + self.via_attune)
+        delay = quantile([delay for round in self.via_attune for delay in round.late], 0.99)
+        cpu = max(round.cpu for round in self.direct + self.via_attune)
+        return " | ".join([*cells, str(errors), f"{delay:.2f}", f"{cpu:.0%}"])
 
 
 def engine_request(url: str, stream: bool) -> bytes:
@@ -54,10 +54,10 @@ def attune_request(deployment: Deployment, stream: bool) -> bytes:
 
 async def compare(target: Deployment, engine: str, stream: bool, rate: float, args: argparse.Namespace) -> Comparison:
     comparison = Comparison()
-    direct, through = engine_request(engine, stream), attune_request(target, stream)
+    direct, via_attune = engine_request(engine, stream), attune_request(target, stream)
     for number in range(args.rounds):
-        pair = [(comparison.direct, engine, direct), (comparison.through, target.url, through)]
-        for rounds, url, request in pair if number % 2 else reversed(pair):
+        sides = [(comparison.direct, engine, direct), (comparison.via_attune, target.url, via_attune)]
+        for rounds, url, request in sides if number % 2 else reversed(sides):
             rounds.append(await open_loop(url, request, rate, args.seconds, seed=number))
     return comparison
 

@@ -148,7 +148,7 @@ def table(results: dict[str, list[Figures]]) -> str:
 
 def _cell(runs: list[Figures], name: str) -> str:
     if isinstance(runs[0][name], tuple):
-        lags = zip(*(figures[name] for figures in runs), strict=True)  # type: ignore[arg-type]
+        lags = zip(*(figures[name] for figures in runs), strict=True)
         return ", ".join(f"{median(shares):.0%}" for shares in lags)
     return COLUMNS[name].format(median(figures[name] for figures in runs))  # type: ignore[type-var]
 

@@ -46,7 +46,7 @@ Result = dict[str, Any]
 def run(attack: str, protections: str, seed: int, updates: int, evaluation_users: int) -> Result:
     config = PPO.config.model_copy(update={"seed": seed})
     run_config = replace(PPO, config=config, attack=ATTACKS[attack], seed=seed, **PROTECTIONS[protections])
-    started, experiment, rounds = time.process_time(), PoisoningExperiment(run_config), []
+    start, experiment, rounds = time.process_time(), PoisoningExperiment(run_config), []
     for _ in range(updates):
         rounds.append(experiment.run_update())
         last = rounds[-1]
@@ -54,7 +54,7 @@ def run(attack: str, protections: str, seed: int, updates: int, evaluation_users
             f"{attack}, {protections}, seed {seed}: v{experiment.version} phrase {last.phrase:.0%}, approval "
             f"{last.approval:.0%}, {last.samples} samples, {last.troll_share:.0%} from attackers, "
             f"{len(last.quarantined)} raters quarantined, "
-            f"{time.process_time() - started:.0f} s",
+            f"{time.process_time() - start:.0f} s",
             flush=True,
         )
     evaluation = experiment.evaluate(evaluation_users)
@@ -64,9 +64,9 @@ def run(attack: str, protections: str, seed: int, updates: int, evaluation_users
         "seed": seed,
         "updates": updates,
         "evaluation": evaluation._asdict(),
-        "rounds": [one._asdict() for one in rounds],
+        "rounds": [update._asdict() for update in rounds],
         "quarantined": experiment.rater_trust.quarantined,
-        "seconds": time.process_time() - started,
+        "seconds": time.process_time() - start,
     }
 
 
@@ -89,8 +89,8 @@ def table(results: Iterable[Result]) -> str:
         attackers = [name for name in quarantined if name.startswith("troll")]
         lines.append(
             f"| {row['attack']} | {row['protections']} | {row['seed']} | {row['updates']} | {_share(row)} "
-            f"| {_shift(row, without_attack)} | {fmean(one['phrase'] for one in row['rounds'][-LAST:]):.1%} "
-            f"| {row['evaluation']['approval']:.1%} | {fmean(one['troll_share'] for one in row['rounds']):.1%} "
+            f"| {_shift(row, without_attack)} | {fmean(update['phrase'] for update in row['rounds'][-LAST:]):.1%} "
+            f"| {row['evaluation']['approval']:.1%} | {fmean(update['troll_share'] for update in row['rounds']):.1%} "
             f"| {len(attackers)} of {ATTACKS[row['attack']].trolls} | {len(quarantined) - len(attackers)} |"
         )
     return "\n".join(lines)

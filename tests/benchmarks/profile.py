@@ -30,11 +30,11 @@ async def read_cpu_seconds(target: Deployment) -> Counter[tuple[str, str]]:
     return Counter({(where, caller): seconds for where, caller, seconds in orjson.loads(report.read_bytes())})
 
 
-def by_place(seconds: Counter[tuple[str, str]]) -> Counter[str]:
-    places: Counter[str] = Counter()
-    for (where, _), each in seconds.items():
-        places[where] += each
-    return places
+def sum_by_module(seconds: Counter[tuple[str, str]]) -> Counter[str]:
+    by_module: Counter[str] = Counter()
+    for (where, _), module_seconds in seconds.items():
+        by_module[where] += module_seconds
+    return by_module
 
 
 async def measure(target: Deployment, what: str, make: Callable[[], bytes], arguments: argparse.Namespace) -> None:
@@ -48,8 +48,8 @@ async def measure(target: Deployment, what: str, make: Callable[[], bytes], argu
         f"{errors} errors)\n"
     )
     print("| package or library | ms | share |\n|---|---|---|")
-    for place, part in by_place(seconds).most_common(MAX_LINES):
-        print(f"| {place} | {1000 * part / len(latencies):.3f} | {part / seconds.total():.0%} |")
+    for module, part in sum_by_module(seconds).most_common(MAX_LINES):
+        print(f"| {module} | {1000 * part / len(latencies):.3f} | {part / seconds.total():.0%} |")
     print("\n| module | called by | ms |\n|---|---|---|")
     for (where, caller), part in seconds.most_common(MAX_LINES):
         print(f"| {where} | {caller} | {1000 * part / len(latencies):.3f} |", flush=True)
@@ -77,8 +77,8 @@ async def measure_database(target: Deployment, kind: str, arguments: argparse.Na
         turn = orjson.loads((await pool.request(unary)).body)["id"]
     await measure(target, f"one chat, not streamed, {kind}", lambda: unary, arguments)
     await measure(target, f"one chat, streamed, {kind}", lambda: stream, arguments)
-    sends = votes(target, turn)
-    await measure(target, f"one feedback, {kind}", lambda: next(sends), arguments)
+    vote_requests = votes(target, turn)
+    await measure(target, f"one feedback, {kind}", lambda: next(vote_requests), arguments)
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from alignment.trainer.trainer import Trainer
 from demo.train import MODEL
 from tests.support.offline.chats import ChatPool, Judge
 from tests.support.offline.sampler import Sampler
+from tests.support.reward_model_fit import fit_reward_model
 
 TRAIN_PROMPTS, EVALUATION_PROMPTS = 4000, 600
 NUM_CHATS = 48  # conversations at a time
@@ -90,7 +91,9 @@ def make_dataset(
     rows: Sequence[PromptReplies], kind: str, count: int, *, with_mistakes: bool = True
 ) -> PreferenceDataset:
     """Return `count` labels of the kind, "votes" or "pairs"; with a negative count, all of them."""
-    replies, pairs, votes = [], [], []
+    replies: list[Reply] = []
+    pairs: list[PreferencePair] = []
+    votes: list[BinaryLabel] = []
     for number, row in enumerate(rows):
         if len(pairs) + len(votes) == count:
             break
@@ -136,7 +139,7 @@ def run(
 ) -> Result:
     model, start = RewardModel(trainer), time.process_time()
     dataset = make_dataset(train_data, kind, count)
-    fit = model.fit(dataset)
+    fit = fit_reward_model(model, dataset)
     fit_seconds = time.process_time() - start
     evaluation = evaluate(model, evaluation_data)
     replies = make_dataset(evaluation_data, "votes", TIMED_REPLIES).replies

@@ -77,8 +77,8 @@ async def run_round(
         "in_flight": args.in_flight,
     }
     config |= {"max_open_chats": args.max_open_chats}
-    answer = await api.put(f"/v1/policies/{POLICY}/rollouts", json=config)
-    assert answer.status_code == 200, answer.text
+    response = await api.put(f"/v1/policies/{POLICY}/rollouts", json=config)
+    assert response.status_code == 200, response.text
     before = await count_group_samples(db)
     until = time.perf_counter() + args.seconds
     async with asyncio.TaskGroup() as tasks:
@@ -106,7 +106,7 @@ async def run(args: argparse.Namespace, engine: RunningEngine, folder: Path) -> 
         home=folder / "home",
         policy=POLICY,
         requests_per_minute=10**9,
-        rewards={"sources": [{"type": "explicit"}, {"type": "rule", "name": "ended", "function": "ended"}]},  # type: ignore[arg-type]
+        rewards={"sources": [{"type": "explicit"}, {"type": "rule", "name": "ended", "function": "ended"}]},
         engine_api_key=engine.spec.api_key,
         engine_admin_key=engine.spec.admin_key,
     )

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from types import FrameType
 
@@ -47,14 +47,14 @@ class Sampler:
         self._start()
 
     def _start(self) -> None:
-        self.cpu_seconds: Counter[tuple[str, str]] = Counter()
+        self.cpu_seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._main = self._first_main = time.thread_time()
         self._first = time.process_time()
 
     def sample(self, number: int, frame: FrameType | None) -> None:
-        used = time.thread_time()
-        self.cpu_seconds[attribute(frame)] += used - self._main
-        self._main = used
+        now = time.thread_time()
+        self.cpu_seconds[attribute(frame)] += now - self._main
+        self._main = now
 
     def write(self, number: int, frame: FrameType | None) -> None:
         main = time.thread_time() - self._first_main

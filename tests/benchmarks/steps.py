@@ -35,7 +35,7 @@ def gradients(policy: PolicyModel) -> dict[str, Tensor]:
 
 
 def loss_of(case: Case, group: list[int], logprobs_N: Tensor) -> Tensor:
-    """The micro-batch's share of GRPO's loss at the first step, where the old policy is the policy itself."""
+    """Return the micro-batch's share of GRPO's loss at the first step, where the old policy is the policy itself."""
     mask_BT = output_mask([case.sequences[index] for index in group], CPU)
     logprobs_BT = torch.zeros_like(mask_BT).masked_scatter(mask_BT.bool(), logprobs_N)
     return policy_loss(
@@ -76,13 +76,13 @@ def padded_step(policy: PolicyModel, case: Case, *, everywhere: bool) -> float:
     return total
 
 
-def end_to_end_step(policy: PolicyModel, case: Case, packing: Packing) -> float:
+def concatenated_step(policy: PolicyModel, case: Case, packing: Packing) -> float:
     """Make the step with each micro-batch as one row: its rows concatenated, with a mask that separates them."""
     policy.zero_grad()
     policy.base_lm.logits_chunk = CHUNK
     total = 0.0
     for group in make_micro_batches(case.sequences, BUDGET, packing=packing):
-        inputs = _end_to_end(make_model_inputs([case.sequences[index] for index in group], CPU, packing))
+        inputs = _concatenate_rows(make_model_inputs([case.sequences[index] for index in group], CPU, packing))
         loss = loss_of(case, group, policy(inputs))
         loss.backward()
         total += float(loss.detach())
@@ -113,7 +113,7 @@ def _padded(sequences: list[ScoredSequence], longest: int, everywhere: bool) -> 
     return all_positions, inputs.rows_N * (longest - 1) + inputs.columns_N
 
 
-def _end_to_end(inputs: ModelInputs) -> ModelInputs:
+def _concatenate_rows(inputs: ModelInputs) -> ModelInputs:
     size, width = inputs.input_ids_BT.shape
     positions_BT = torch.arange(width).repeat(size, 1) if inputs.position_ids_BT is None else inputs.position_ids_BT
     blocks = (

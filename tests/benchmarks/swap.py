@@ -186,7 +186,7 @@ async def wait_until_loaded(db: Database, version: Version, *, by: Callable[[Ite
 
 
 async def count_misnamed(db: Database, replies: Sequence[ReplyRecord]) -> int:
-    """Count the replies that named another version to the user than the one on record."""
+    """Count the replies that named another version to the user than the recorded one."""
     async with db.read() as session:
         rows = await session.execute(
             select(Turn.completion_id, Version.number).join(Version, Version.id == Turn.version_id)
@@ -367,7 +367,7 @@ async def report(
     if deployment.settings.adaptation == "full":
         print(f"{mixed} replies continued with other weights than they start with, and are not trained on")
     print(
-        f"{await count_misnamed(deployment.db, replies)} named another version than is on record; recomputed: "
+        f"{await count_misnamed(deployment.db, replies)} named another version than the recorded one; recomputed: "
         f"{recomputed.replies} of {good} good replies, {recomputed.mislabelled} not from the version they name "
         f"(largest distance {recomputed.largest_distance:.1e})\n"
     )

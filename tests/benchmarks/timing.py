@@ -24,7 +24,7 @@ class Timings:
             raise AssertionError(f"the implementations have different losses: {losses}")
         seconds: dict[str, list[float]] = {name: [] for name in implementations}
         for number in range(rounds):
-            for name in list(implementations) if number % 2 else reversed(implementations):
+            for name in list(implementations)[:: 1 if number % 2 else -1]:
                 start = time.perf_counter()
                 implementations[name]()
                 seconds[name].append(time.perf_counter() - start)

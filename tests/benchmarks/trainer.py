@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from trl import GRPOTrainer
 
 from alignment.config.algorithm import GRPOConfig, PPOConfig
 from alignment.config.trainer import Packing, TrainerConfig
@@ -35,22 +36,24 @@ def machine() -> str:
     return ", ".join(parts) + f"; load average at the start {os.getloadavg()[0]:.1f}"
 
 
-def same_gradient(policy: PolicyModel, trainer: trl_step.GRPOTrainer, case: Case) -> str:
+def same_gradient(policy: PolicyModel, trainer: GRPOTrainer, case: Case) -> str:
     """Return the differences of loss and gradient. Raises AssertionError if the two sides differ."""
     loss, other_loss = steps.step(policy, case), trl_step.step(trainer, case, len(case.sequences) // 2)
     ours, theirs = steps.gradients(policy), trl_step.gradients(trainer)
     if ours.keys() != theirs.keys():
         raise AssertionError("not the same parameters")
-    largest = max(float(one.abs().max()) for one in theirs.values())
-    difference = max(float((one - theirs[name]).abs().max()) for name, one in ours.items())
+    largest = max(float(gradient.abs().max()) for gradient in theirs.values())
+    difference = max(float((gradient - theirs[name]).abs().max()) for name, gradient in ours.items())
     if abs(loss - other_loss) > TOLERANCE or difference > TOLERANCE * largest:
         raise AssertionError(f"losses {loss} and {other_loss}, gradients differ by {difference}, the largest {largest}")
     return f"losses {abs(loss - other_loss):.0e} apart, gradients {difference / largest:.0e} of the largest"
 
 
-def against_trl(case: Case, threads: list[int], rounds: int) -> None:
+def compare_with_trl(case: Case, threads: list[int], rounds: int) -> None:
     policy = steps.build(case.model)
-    trainer = trl_step.build(case.model, {name: one.detach() for name, one in policy.role_parameters("actor").items()})
+    trainer = trl_step.build(
+        case.model, {name: parameter.detach() for name, parameter in policy.role_parameters("actor").items()}
+    )
     print(f"\n### {case.name}: {case}\n\n{same_gradient(policy, trainer, case)}\n")
     print("| threads | ours, tokens/s | TRL | ours to TRL | TRL, logits of replies only | ours to that | load |")
     print("|---|---|---|---|---|---|---|")
@@ -69,7 +72,7 @@ def against_trl(case: Case, threads: list[int], rounds: int) -> None:
         print(f"| {' | '.join(cells)} | {os.getloadavg()[0]:.1f} |", flush=True)
 
 
-def best_batch_size(trainer: trl_step.GRPOTrainer, case: Case) -> int:
+def best_batch_size(trainer: GRPOTrainer, case: Case) -> int:
     """Return TRL's fastest `per_device_train_batch_size` of those that divide the batch."""
     sizes = [size for size in (4, 8, 16, 32) if len(case.sequences) % size == 0]
     implementations = {str(size): partial(trl_step.step, trainer, case, size) for size in sizes}
@@ -105,18 +108,18 @@ def techniques(cases: list[Case], threads: int, rounds: int) -> None:
 
 def layouts(cases: list[Case], threads: int, rounds: int) -> None:
     torch.set_num_threads(threads)
-    print(f"\n## Rectangles of rows against one row end to end ({threads} threads)\n")
-    print("| | rectangles, tokens/s | end to end | rectangles to that |\n|---|---|---|---|")
+    print(f"\n## Padded rows against concatenated rows ({threads} threads)\n")
+    print("| | padded, tokens/s | concatenated | padded / concatenated |\n|---|---|---|---|")
     for case in cases:
         policy = steps.build(case.model)
         for packing in PACKINGS:
             implementations = {
-                "rectangles": partial(steps.step, policy, case, packing),
-                "end to end": partial(steps.end_to_end_step, policy, case, packing),
+                "padded": partial(steps.step, policy, case, packing),
+                "concatenated": partial(steps.concatenated_step, policy, case, packing),
             }
             timings = Timings.measure(implementations, rounds)
             rates = " | ".join(f"{timings.rate(name, case.tokens):,.0f}" for name in implementations)
-            ratio = timings.speedup("rectangles", "end to end")
+            ratio = timings.speedup("padded", "concatenated")
             print(f"| {case.name}, `{packing}` | {rates} | {ratio:.2f} |", flush=True)
 
 
@@ -151,14 +154,14 @@ def _attentions(decoder: Callable[..., Any], width: int) -> dict[str, Implementa
 
 
 def memory(model: Path, threads: int) -> None:
-    plain = TrainerConfig(device="cpu", max_mismatch=100.0)
+    default_config = TrainerConfig(device="cpu", max_mismatch=100.0)
     print(f"\n## Peak memory of one update, 100 M model ({threads} threads)\n")
     print("MB, and in brackets how many times the base model alone, which scores the same batch without gradients.\n")
     print("| | micro-batches, tokens | activation checkpointing | logits | default malloc | freed memory returned |")
     print("|---|---|---|---|---|---|")
     base: dict[tuple[int, bool], int] = {}
     for tokens in (2048, 512):
-        config = plain.model_copy(update={"microbatch_tokens": tokens})
+        config = default_config.model_copy(update={"microbatch_tokens": tokens})
         for return_memory in (False, True):
             loaded, base[tokens, return_memory] = peak.measure(model, "base", config, threads, return_memory)
         cells = " | ".join(f"{base[tokens, return_memory] / MB:.0f}" for return_memory in (False, True))
@@ -177,12 +180,12 @@ def memory(model: Path, threads: int) -> None:
     for name, algorithm in algorithms.items():
         for tokens, checkpointing, chunks in implementations:
             settings = {"algorithm": algorithm, "microbatch_tokens": tokens, "gradient_checkpointing": checkpointing}
-            config = plain.model_copy(update=settings | ({} if chunks else {"logits_chunk": steps.NO_CHUNKS}))
-            cells = [name, f"{tokens:,}", "yes" if checkpointing else "no", "chunks" if chunks else "at once"]
+            config = default_config.model_copy(update=settings | ({} if chunks else {"logits_chunk": steps.NO_CHUNKS}))
+            row = [name, f"{tokens:,}", "yes" if checkpointing else "no", "chunks" if chunks else "at once"]
             for return_memory in (False, True):
                 _, most = peak.measure(model, "update", config, threads, return_memory)
-                cells.append(f"{most / MB:.0f} ({most / base[tokens, return_memory]:.2f})")
-            print(f"| {' | '.join(cells)} |", flush=True)
+                row.append(f"{most / MB:.0f} ({most / base[tokens, return_memory]:.2f})")
+            print(f"| {' | '.join(row)} |", flush=True)
 
 
 TABLES = ("trl", "techniques", "layouts", "masks", "memory")
@@ -210,7 +213,7 @@ def main() -> None:
         if "trl" in arguments.tables:
             print("\n## A GRPO loss step against TRL's")
             for case in against:
-                against_trl(case, arguments.threads, arguments.rounds)
+                compare_with_trl(case, arguments.threads, arguments.rounds)
         if "techniques" in arguments.tables:
             techniques(cases, arguments.threads[0], arguments.rounds)
         if "layouts" in arguments.tables:

@@ -50,12 +50,14 @@ def build(model: Path, adapter: dict[str, Tensor]) -> GRPOTrainer:
 
 
 def _trainable(trainer: GRPOTrainer) -> dict[str, torch.nn.Parameter]:
-    named = trainer.model.named_parameters()
-    return {name.replace(".default.", "."): parameter for name, parameter in named if parameter.requires_grad}
+    parameters = trainer.model.named_parameters()
+    return {name.replace(".default.", "."): parameter for name, parameter in parameters if parameter.requires_grad}
 
 
 def gradients(trainer: GRPOTrainer) -> dict[str, Tensor]:
-    return {name: one.grad.clone() for name, one in _trainable(trainer).items() if one.grad is not None}
+    return {
+        name: parameter.grad.clone() for name, parameter in _trainable(trainer).items() if parameter.grad is not None
+    }
 
 
 def collate(case: Case) -> dict[str, Tensor]:
@@ -65,8 +67,8 @@ def collate(case: Case) -> dict[str, Tensor]:
 
     def pad(parts: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
         ids = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_side=side)
-        ones = [torch.ones_like(part) for part in parts]
-        return ids, torch.nn.utils.rnn.pad_sequence(ones, batch_first=True, padding_side=side)
+        masks = [torch.ones_like(part) for part in parts]
+        return ids, torch.nn.utils.rnn.pad_sequence(masks, batch_first=True, padding_side=side)
 
     batch = dict(zip(("prompt_ids", "prompt_mask"), pad(prompts, "left"), strict=True))
     batch |= dict(zip(("completion_ids", "completion_mask"), pad(outputs, "right"), strict=True))

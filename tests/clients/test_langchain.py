@@ -36,7 +36,7 @@ class Order(BaseModel):
     order_id: str = Field(description="The number of the order.")
 
 
-Order.__name__ = "order_status"  # of a tool by another name the demo model makes nothing in two replies of five
+Order.__name__ = "order_status"  # the demo model knows this name; with another it calls no tool in two replies of five
 
 
 @tool
@@ -163,7 +163,7 @@ def test_feedback_on_structured_reply(model: ChatAttune, record: Record) -> None
     answer: Any = bound.invoke(MESSAGES)
     assert isinstance(answer["parsed"], Opening)
     assert_feedback(model, answer["raw"], record, exclusion_reason=CONSTRAINED)
-    raw = [part["raw"] for part in bound.stream(MESSAGES) if "raw" in part]  # type: ignore[operator]
+    raw = [part["raw"] for part in bound.stream(MESSAGES) if "raw" in part]
     assert_feedback(model, join(raw), record, exclusion_reason=CONSTRAINED)
 
 

@@ -10,8 +10,9 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_openai import ChatOpenAI
 
 from app.langchain import ChatAttune
-from demo import agent as example
+from app.models import Turn
 from demo.shop import ORDERS
+from examples import langgraph_agent as example
 from tests.clients.conftest import CONSTRAINED, Record, Running
 from tests.clients.retries import with_retries
 
@@ -36,7 +37,7 @@ def assert_judged(model: ChatAttune, replies: list[AIMessage], record: Record) -
     """Assert feedback on each reply: the first calls the tool, the last answers in the same conversation."""
     assert len(replies) >= 2
     assert [call["name"] for call in replies[0].tool_calls] == ["order_status"] and not replies[-1].tool_calls
-    turns = []
+    turns: list[Turn] = []
     for reply in replies:
         completion_id = reply.response_metadata["id"]
         model.feedback(reply, True, source={"kind": "CODE", "id": "test"})
@@ -68,8 +69,8 @@ def test_feedback_on_agent_streamed_by_tokens(model: ChatAttune, record: Record)
     assert len(chunks) > 8, "the reply is streamed token by token"
     replies = replies_of(agent.get_state(thread("tokens")).values["messages"])
     assert_judged(model, replies, record)
-    shown = {chunk.response_metadata["id"] for chunk in chunks if "id" in chunk.response_metadata}
-    assert shown == {reply.response_metadata["id"] for reply in replies}, "the last chunk of each reply has it too"
+    ids = {chunk.response_metadata["id"] for chunk in chunks if "id" in chunk.response_metadata}
+    assert ids == {reply.response_metadata["id"] for reply in replies}, "the last chunk of each reply has the id"
 
 
 @pytest.mark.asyncio(loop_scope="session")  # LangChain keeps one connection pool for all its models
@@ -118,8 +119,8 @@ def test_example_runs(
     monkeypatch.setenv("ATTUNE_API_KEY", attune.key)
     monkeypatch.setattr("sys.argv", ["agent", "--model", "shop", "--force", "Where is my order 4321?"])
     example.main()
-    shown = capsys.readouterr().out
-    assert re.search(r"shop@v0, [2-9] rated (good|bad)", shown), shown
+    output = capsys.readouterr().out
+    assert re.search(r"shop@v0, [2-9] rated (good|bad)", output), output
 
 
 def test_example_orders_and_judge_agree() -> None:

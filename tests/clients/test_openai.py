@@ -133,7 +133,7 @@ def test_tool_call_and_result(client: openai.OpenAI, record: Record) -> None:
     answer = client.chat.completions.create(model="shop", messages=conversation, tools=tools, max_tokens=24)
     assert answer.choices[0].message.content
     turn = record.turn(answer.id)
-    assert turn.parent_id == reply.id, "its messages identify the turn before"
+    assert turn.parent_id == reply.id, "the messages identify the parent turn"
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
@@ -180,15 +180,15 @@ def test_returned_log_probs_equal_recorded_ones(client: openai.OpenAI, record: R
     if stream:
         chunks = list(client.chat.completions.create(**params, stream=True))
         logprobs = [choice.logprobs for chunk in chunks for choice in chunk.choices if choice.logprobs]
-        shown, completion_id = [token for each in logprobs for token in each.content or ()], chunks[0].id
+        tokens, completion_id = [token for each in logprobs for token in each.content or ()], chunks[0].id
     else:
         reply = client.chat.completions.create(**params)
-        shown, completion_id = reply.choices[0].logprobs.content, reply.id
+        tokens, completion_id = reply.choices[0].logprobs.content, reply.id
     turn = record.turn(completion_id)
-    assert [token.logprob for token in shown] == pytest.approx(turn.logprobs, abs=1e-6)
-    assert all(len(token.top_logprobs) == 3 for token in shown)
-    best = [max(token.top_logprobs, key=lambda other: other.logprob) for token in shown]
-    assert all(other.logprob >= token.logprob - 1e-6 for other, token in zip(best, shown, strict=True))
+    assert [token.logprob for token in tokens] == pytest.approx(turn.logprobs, abs=1e-6)
+    assert all(len(token.top_logprobs) == 3 for token in tokens)
+    best = [max(token.top_logprobs, key=lambda other: other.logprob) for token in tokens]
+    assert all(other.logprob >= token.logprob - 1e-6 for other, token in zip(best, tokens, strict=True))
 
 
 def test_sampling_parameters(client: openai.OpenAI, record: Record) -> None:
@@ -224,9 +224,9 @@ def test_errors_name_code_and_parameter(client: openai.OpenAI) -> None:
 
 
 def test_wrong_key_is_authentication_error(attune: Running) -> None:
-    with openai.OpenAI(base_url=attune.base_url, api_key="sk-attune-wrong", max_retries=0) as stranger:
+    with openai.OpenAI(base_url=attune.base_url, api_key="sk-attune-wrong", max_retries=0) as client:
         with pytest.raises(openai.AuthenticationError) as refused:
-            stranger.models.list()
+            client.models.list()
         assert refused.value.code == "invalid_api_key"
 
 
@@ -256,7 +256,7 @@ def test_stored_completions(client: openai.OpenAI, record: Record) -> None:
     ]
     ids = {completion.id for completion in created_completions}
     assert {completion.id for completion in stored.list(metadata=marks)} == ids
-    assert {completion.id for completion in stored.list(metadata=marks, limit=2)} == ids, "page by page"
+    assert {completion.id for completion in stored.list(metadata=marks, limit=2)} == ids, "the list is read in pages"
     assert list(stored.list(metadata={"visit": "nobody's"})) == []
     deleted = stored.delete(created_completions[0].id)
     assert deleted.deleted and deleted.id == created_completions[0].id

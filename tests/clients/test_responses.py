@@ -105,10 +105,10 @@ def test_response_at_token_limit_is_incomplete(client: openai.OpenAI, record: Re
     assert response.incomplete_details.reason == "max_output_tokens"
     [message] = response.output
     assert message.type == "message" and message.content[0].type == "output_text"
-    shown = message.content[0].logprobs or []
+    tokens = message.content[0].logprobs or []
     turn = record.turn(completion_id(response))
-    assert [token.logprob for token in shown] == pytest.approx(turn.logprobs, abs=1e-6)
-    assert all(len(token.top_logprobs) == 2 for token in shown)
+    assert [token.logprob for token in tokens] == pytest.approx(turn.logprobs, abs=1e-6)
+    assert all(len(token.top_logprobs) == 2 for token in tokens)
 
 
 def test_feedback_on_response(client: openai.OpenAI, record: Record) -> None:

@@ -4,13 +4,14 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.core.settings import Settings
 from tests.contract.harness import ContractHarness, contract_harness
 
-UNLIMITED = {"requests_per_minute": 10**9, "max_concurrency": 10**6}  # rate limits are not under test
+UNLIMITED: dict[str, Any] = {"requests_per_minute": 10**9, "max_concurrency": 10**6}  # rate limits are not under test
 num_cases: Counter[str] = Counter()
 
 

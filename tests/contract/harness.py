@@ -113,6 +113,7 @@ class HarnessAdapter(HTTPAdapter):
         target = address.path + (f"?{address.query}" if address.query else "")
         body = request.body or b""
         content = body.encode() if isinstance(body, str) else body
+        assert isinstance(content, bytes), "the harness takes no streamed bodies"
         headers = {as_text(name): as_text(value) for name, value in request.headers.items()}
         answer = self.contract_harness.send(request.method or "GET", target, content, headers)
         raw = HTTPResponse(
@@ -167,6 +168,6 @@ def find_body_error(answer: bytes) -> str | None:
     if not isinstance(body, dict) or set(body) != {"error"} or set(body["error"]) != ERROR_KEYS:
         return f"not the four keys: {answer[:200]!r}"
     error = body["error"]
-    right = isinstance(error["message"], str) and isinstance(error["type"], str)
-    right = right and all(error[name] is None or isinstance(error[name], str) for name in ("param", "code"))
-    return None if right else f"not strings: {answer[:200]!r}"
+    is_valid = isinstance(error["message"], str) and isinstance(error["type"], str)
+    is_valid = is_valid and all(error[name] is None or isinstance(error[name], str) for name in ("param", "code"))
+    return None if is_valid else f"not strings: {answer[:200]!r}"

@@ -20,7 +20,7 @@ from tests.contract.harness import KNOWN_NAMES, ContractHarness, HarnessAdapter,
 
 EXAMPLES = int(os.environ.get("ATTUNE_FUZZ_EXAMPLES", "10"))
 # A rule across fields ("one of these two", "no empty stop string") makes a 400 of what each field's schema allows.
-ACROSS_FIELDS = [positive_data_acceptance]
+ACROSS_FIELDS: Any = [positive_data_acceptance]
 document = create_app(Settings(home=Path("/nowhere"))).openapi()
 schema = schemathesis.openapi.from_dict(document)
 
@@ -82,7 +82,8 @@ def test_every_operation_conforms_to_the_document(case: Any, deployment: Contrac
     ],
 )
 def test_streams_conform_to_the_document(path: str, body: dict[str, Any], deployment: ContractHarness) -> None:
-    case = schema[path]["POST"].Case(body={"model": "shop", "stream": True} | body, media_type="application/json")
+    request: Any = {"model": "shop", "stream": True} | body
+    case = schema[path]["POST"].Case(body=request, media_type="application/json")
     response = case.call_and_validate(
         base_url="http://attune", headers={"Authorization": f"Bearer {deployment.key}"}, excluded_checks=ACROSS_FIELDS
     )

@@ -23,7 +23,7 @@ def test_experiment_continues_from_an_exported_version(tmp_path: Path) -> None:
 
 def test_decisive_at_returns_the_feedback_that_decided_a_canary() -> None:
     config = CanaryConfig(share=0.5)
-    turns = [RatedTurn(float(at), f"user-{at}", at % 2 == 0, 1.0 if at % 2 else -1.0) for at in range(60)]
+    turns = [RatedTurn(float(time), f"user-{time}", time % 2 == 0, 1.0 if time % 2 else -1.0) for time in range(60)]
     decisive = decisive_at(config, turns, "canary.ended")
     assert decisive is not None and 4 < decisive < 30
     assert decisive_at(config, turns[: int(decisive)], "canary.ended") is None

@@ -1,7 +1,7 @@
-"""The first updates of each algorithm on the demo model measure what is on record: losses, KL, norms and approval.
+"""The first updates of each algorithm on the demo model have the recorded losses, KL, gradient norms and approval.
 
-`learning_figures.json` holds the figures of the code before its names were changed; the renamed code gave the same
-floats on the same machine. Other machines sum in another order, hence the tolerance.
+`learning_figures.json` holds the recorded figures. They have a tolerance, because the order of summation and therefore
+the rounding depends on the machine.
 """
 
 import json
@@ -20,12 +20,12 @@ FAST = ("GRPO", "DPO")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in sorted(FIGURES)]
 )
-def test_first_updates_measure_what_is_on_record(name: str) -> None:
+def test_first_updates_have_the_recorded_figures(name: str) -> None:
     experiment = Experiment(MODEL, RUNS[name])
     for number, expected in enumerate(FIGURES[name]):
         update = experiment.run_update()
         assert update.samples == expected["samples"]
         assert update.approval == pytest.approx(expected["approval"], abs=0.02)
-        if number == 0:  # later updates amplify rounding through what is sampled
+        if number == 0:  # in later updates rounding changes the sampled replies
             metrics = {key: update.metrics[key] for key in expected["metrics"]}
             assert metrics == pytest.approx(expected["metrics"], rel=1e-3, abs=1e-5)

@@ -1,4 +1,4 @@
-"""The poisoning experiment protects itself as the service does: it quarantines the same raters."""
+"""The poisoning experiment quarantines the same raters as the service."""
 
 from random import Random
 
@@ -37,25 +37,27 @@ async def test_experiment_quarantines_the_raters_that_the_service_quarantines(ha
         rated_samples += [
             rated_sample(f"HUMAN/troll-{number}", 1.0 if rng.random() < 0.1 else -1.0) for number in (0, 0, 0, 1, 1, 1)
         ]
-        rated_samples += [rated_sample("HUMAN/loud", 1.0)] * (40 if page == 3 else 1)
+        rated_samples += [rated_sample("HUMAN/burst", 1.0)] * (40 if page == 3 else 1)
         rewards: dict[str, list[float]] = {}
         for rater, sample in rated_samples:
             rewards.setdefault(rater, []).append(sample.reward)
         trust.update(rated_samples)
         async with harness.db.write() as session:
-            answer = await rater_trust.update_trust(session, project_id, rewards, settings)
+            trust_by_rater = await rater_trust.update_trust(session, project_id, rewards, settings)
         quarantined |= {
-            name: one.quarantine_reason for name, one in answer.items() if one.quarantine_reason is not None
+            name: rater_state.quarantine_reason
+            for name, rater_state in trust_by_rater.items()
+            if rater_state.quarantine_reason is not None
         }
     assert trust.quarantined == quarantined
-    assert set(quarantined) == {"HUMAN/troll-0", "HUMAN/troll-1", "HUMAN/loud"}
+    assert set(quarantined) == {"HUMAN/troll-0", "HUMAN/troll-1", "HUMAN/burst"}
 
 
 def test_batch_respects_the_caps_per_rater_and_conversation() -> None:
-    loud = [rated_sample("loud", 1.0, number, f"c-{number}") for number in range(50)]
-    chatty = [rated_sample(f"rater-{number}", 1.0, number, "one conversation") for number in range(50)]
+    from_one_rater = [rated_sample("frequent rater", 1.0, number, f"c-{number}") for number in range(50)]
+    from_one_conversation = [rated_sample(f"rater-{number}", 1.0, number, "one conversation") for number in range(50)]
     others = [rated_sample(f"other-{number}", 1.0, number, f"d-{number}") for number in range(200)]
-    batch = assemble_batch([*loud, *chatty, *others], 4, 9)
+    batch = assemble_batch([*from_one_rater, *from_one_conversation, *others], 4, 9)
     assert len(batch) == BATCH
-    assert sum(rated.rater == "loud" for rated in batch) == 4
+    assert sum(rated.rater == "frequent rater" for rated in batch) == 4
     assert sum(rated.sample.conversation == "one conversation" for rated in batch) == 9

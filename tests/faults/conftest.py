@@ -1,4 +1,4 @@
-"""Fixtures: a fork server, so that imports happen once, and a proxy in front of PostgreSQL."""
+"""Fixtures: a fork server, which imports all modules before it forks, and a proxy in front of PostgreSQL."""
 
 from collections.abc import AsyncIterator, Iterator
 

@@ -1,6 +1,6 @@
 """Interleave two operations on a deployment: one pauses before its N-th statement or commit while the other runs.
 
-Each interleaving has a policy of its own, and must end as if one operation had run after the other.
+Each interleaving has its own policy, and must end as if the operations had run one after the other.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from tests.support.scripted_engine import logprob
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish as publish_all
 
-PAUSE_SECONDS = 0.05  # an operation that takes longer waits for a lock of the paused one, or runs beside it
+PAUSE_SECONDS = 0.05  # an operation that takes longer waits for a lock of the paused one, or runs concurrently with it
 POLICY_NUMBERS = count(1)
 
 
 @dataclass(frozen=True)
 class Process:
-    """An API process and a publisher with connections of their own, so that two of them share only the database."""
+    """An API process and a publisher with separate connections, so that two of them share only the database."""
 
     settings: Settings
     api: httpx2.AsyncClient
@@ -157,7 +157,7 @@ async def create_policy_with_versions(harness: Harness, newest: VersionState) ->
 
 
 async def read_state(harness: Harness, name: str) -> dict[str, Any]:
-    """Return all that an operation may change, with version numbers, so that policies can be compared."""
+    """Return everything that an operation may change, with version numbers, so that policies can be compared."""
     async with harness.db.read() as session:
         policy = (await session.scalars(select(Policy).where(Policy.name == name))).one()
         rows = await repository.list_versions(session, policy.id)
@@ -166,19 +166,19 @@ async def read_state(harness: Harness, name: str) -> dict[str, Any]:
         audit = list(await session.scalars(entries.order_by(Audit.seq)))
     numbers: dict[str | None, int | None] = {row.id: row.number for row in rows} | {None: None}
     return {
-        "versions": [(row.state, without_stage(row.reason)) for row in rows],
+        "versions": [(row.state, remove_stage(row.reason)) for row in rows],
         "serving": numbers[deployment.version_id],
         "previous": numbers[deployment.previous_version_id],
         "canary": (numbers[deployment.canary_version_id], deployment.canary_share),
         "epoch": deployment.epoch,
         "head": numbers[policy.head_version_id],
         "mode": (policy.mode, policy.kl_alarms),
-        "audit": [(row.action, row.subject.partition("@")[2], without_stage(row.reason), row.details) for row in audit],
+        "audit": [(row.action, row.subject.partition("@")[2], remove_stage(row.reason), row.details) for row in audit],
     }
 
 
-def without_stage(reason: str | None) -> str | None:
-    """Remove the stage from a reason: a version may be left behind before or after it was verified."""
+def remove_stage(reason: str | None) -> str | None:
+    """Remove the stage from a reason: a version may be superseded before or after it was verified."""
     return None if reason is None else reason.partition(" before this one was ")[0]
 
 

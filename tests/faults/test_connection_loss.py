@@ -1,4 +1,4 @@
-"""The database connection is lost during a deployment change: before a statement, the commit, or its answer."""
+"""The database connection is lost during a deployment change: before a statement, the commit, or its response."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -44,7 +44,7 @@ async def process(harness: Harness, scripted: ScriptedEngine, proxy: Proxy) -> A
 async def test_operation_with_a_lost_connection_is_atomic_and_can_be_retried(
     harness: Harness, proxy: Proxy, process: Process, operation: str, lost: str
 ) -> None:
-    async def cut() -> None:
+    async def cut_connection() -> None:
         if lost == "request":
             await proxy.refuse()
         else:
@@ -58,26 +58,26 @@ async def test_operation_with_a_lost_connection_is_atomic_and_can_be_retried(
     at, commits, counts = 1, 0, [0, 0]
     while True:
         policy = await create_policy_with_versions(harness, newest)
-        with paused_before(process, at, cut) as statements:
+        with paused_before(process, at, cut_connection) as statements:
             answer = await attempt(process, operation, policy)
         if len(statements) < at and answer in DONE:
             if commits:
                 break
-            at = 1  # cached queries shifted the numbers, and no cut hit the commit: start again
+            at = 1  # cached queries shifted the statement numbers, and no commit was cut: start again
             continue
         if len(statements) < at:
             continue  # the pool gave a connection that an earlier cut had closed: try again
         where = f"{lost} lost at {statements[at - 1]!r}, statement {at} of {operation!r}"
-        state = await read_settled_state(harness, policy, before)
+        state = await read_committed_state(harness, policy, before)
         check_invariants(state)
         assert state in (before, after), where
-        assert answer not in DONE or state == after, f"{where}: acknowledged, and not done"
+        assert answer not in DONE or state == after, f"{where}: acknowledged, but not done"
         if state != before:
             assert statements[at - 1] == "COMMIT" or "COMMIT" in statements[: at - 1], where
         commits += statements[at - 1] == "COMMIT"
         counts[state == after] += 1
-        await proxy.mend()
-        async with asyncio.timeout(30):  # the reconciler enqueues the task again, and a client tries again
+        await proxy.restore()
+        async with asyncio.timeout(30):  # the reconciler enqueues the task again, and a client retries
             while await attempt(process, operation, policy) not in DONE or await read_state(harness, policy) != after:
                 await expire_leases(harness)
                 await asyncio.sleep(0.05)
@@ -87,7 +87,7 @@ async def test_operation_with_a_lost_connection_is_atomic_and_can_be_retried(
 
 
 async def expire_leases(harness: Harness) -> None:
-    """Let the leases of a process expire that lost its connection."""
+    """Expire the leases of a process that lost its connection."""
     async with harness.db.write() as session:
         await session.execute(update(Version).values(lease_until=0.0))
 
@@ -98,7 +98,7 @@ async def attempt(process: Process, operation: str, policy: str) -> str:
     return "the publisher's task failed"
 
 
-async def read_settled_state(harness: Harness, policy: str, before: dict[str, object]) -> dict[str, object]:
+async def read_committed_state(harness: Harness, policy: str, before: dict[str, object]) -> dict[str, object]:
     """Return the state once a COMMIT that was sent has had time to take effect."""
     state = await read_state(harness, policy)
     for _ in range(4):

@@ -23,9 +23,9 @@ from tests.support.scripted_engine import ScriptedEngine, serve
 FULL = os.environ.get("ATTUNE_FULL") == "1"
 CLIENTS_PER_ROUND = 500 if FULL else 50  # there are two rounds
 CONCURRENCY = 25
-MAX_ABORT_SECONDS = 15.0  # from the disconnect until the engine stops, on a busy machine
-MAX_CONNECTED_SECONDS = 2.5  # a complete reply takes twenty times that
-DESCRIPTOR_MARGIN = 5  # idle connections and the like
+MAX_ABORT_SECONDS = 15.0  # from the disconnect until the engine stops, on a loaded machine
+MAX_CONNECTED_SECONDS = 2.5  # a complete reply takes twenty times as long
+DESCRIPTOR_MARGIN = 5  # for example idle connections
 pytestmark = [pytest.mark.timeout(900 if FULL else 400)]
 
 
@@ -56,7 +56,7 @@ class Clients:
                 async with asyncio.timeout(random.choice([0.0, 0.03] + [random.uniform(0, MAX_CONNECTED_SECONDS)] * 8)):
                     connection.send(request)
                     answer = await connection.request(b"")
-                    raise AssertionError(f"a complete reply came: {answer.body[:200]!r}")
+                    raise AssertionError(f"received a complete reply: {answer.body[:200]!r}")
             connection.close(hard=random.random() < 0.5)
             self.disconnected_at[question] = time.monotonic()
 
@@ -91,7 +91,7 @@ class Clients:
 
 @dataclass
 class MonitoredApp:
-    """The API, whose event loop's tasks can be counted."""
+    """The API; the tasks of its event loop can be counted."""
 
     app: Any
     loop: asyncio.AbstractEventLoop | None = None
@@ -147,7 +147,7 @@ async def test_disconnected_replies_end_and_are_recorded(
     async def has_no_new_task() -> bool:
         return not app.tasks() - tasks_before
 
-    await until(has_no_new_task, 60, f"no task is left over, of {app.tasks() - tasks_before}")
+    await until(has_no_new_task, 60, f"the tasks have ended: {app.tasks() - tasks_before}")
 
 
 async def has_no_open_turn(harness: Harness) -> bool:
@@ -164,11 +164,11 @@ async def test_disconnects_leave_no_file_descriptor_open(harness: Harness, slow_
         descriptors = Path(f"/proc/{process.pid}/fd")
         clients = Clients(running.settings.url, harness.key, slow_engine)
         counts = []
-        for _ in range(2):  # the first round fills the pools, which stay
+        for _ in range(2):  # the first round fills the connection pools
             await clients.disconnect(CLIENTS_PER_ROUND)
             await clients.wait_until_idle()
             await until(lambda: has_no_open_turn(harness), 60, "every turn is closed")
-            await asyncio.sleep(4)  # idle connections to the engine are dropped after three, at the next request
+            await asyncio.sleep(4)  # the next request closes connections to the engine that were idle for three seconds
             await clients.complete_one()
             counts.append(count_descriptors(descriptors))
     first, second = (count.total() for count in counts)

@@ -16,7 +16,7 @@ from tests.support.processes import processes
 FULL = os.environ.get("ATTUNE_FULL") == "1"
 ITEMS = 10_000 if FULL else 200
 SENDS = 10
-CONCURRENCY = 8  # items at a time, so 80 requests
+CONCURRENCY = 8  # concurrent items, so 80 concurrent requests
 pytestmark = [pytest.mark.timeout(3600 if FULL else 600)]
 
 

@@ -80,7 +80,7 @@ async def test_concurrent_operations_are_serializable(
 
 
 async def test_two_publishers_deploy_a_version_once(harness: Harness, scripted: ScriptedEngine) -> None:
-    """Two evaluators, then two publishers, with connections of their own, start at the same moment."""
+    """Two evaluators, then two publishers, with separate connections, start at the same time."""
     dbs = [Database(harness.settings.database) for _ in range(2)]
     for number in range(1, ROUNDS + 1):
         version = await create_trained_version(harness, number)

@@ -26,14 +26,14 @@ pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True) 
 
 
 async def create_long_turns(harness: Harness, count: int) -> list[str]:
-    """Rated turns whose update takes a few seconds, with the log-probs that the model gives them."""
+    """Create rated turns whose update takes a few seconds, with the model's log-probs."""
     rng = random.Random(7)
 
-    def ids_of(length: int) -> tuple[int, ...]:
+    def random_ids(length: int) -> tuple[int, ...]:
         return tuple(rng.randrange(300, 900) for _ in range(length))
 
     samples = [
-        TrainerSample(f"sample-{n}", ids_of(200), ids_of(400), (0.0,) * 400, reward=0.0, version=0)
+        TrainerSample(f"sample-{n}", random_ids(200), random_ids(400), (0.0,) * 400, reward=0.0, version=0)
         for n in range(count)
     ]
     ids = []
@@ -59,26 +59,26 @@ async def test_trainer_killed_during_an_update_loses_nothing_and_repeats_nothing
     await curate(harness.db, harness.settings)
     assert await assemble(harness.db, settings) == 1
 
-    async def batch() -> Batch:
+    async def read_batch() -> Batch:
         return (await harness.all(Batch))[0]
 
-    async def claimed() -> bool:
-        return (await batch()).lease_owner is not None
+    async def is_claimed() -> bool:
+        return (await read_batch()).lease_owner is not None
 
-    async def trained() -> bool:
-        return (await batch()).state == BatchState.TRAINED
+    async def is_trained() -> bool:
+        return (await read_batch()).state == BatchState.TRAINED
 
     with processes(settings) as running:
         running.start("beat", "trainer")
-        await until(claimed, 180, "a trainer has claimed the batch")
-        owner = (await batch()).lease_owner
+        await until(is_claimed, 180, "a trainer has claimed the batch")
+        owner = (await read_batch()).lease_owner
         assert owner is not None
         os.kill(int(owner.rpartition(":")[2]), signal.SIGKILL)
-        assert (await batch()).state == BatchState.OPEN, "it was killed during the update"
+        assert (await read_batch()).state == BatchState.OPEN, "it was killed during the update"
         running.start("worker")
-        await until(trained, 180, "the batch is trained after the kill")
+        await until(is_trained, 180, "the batch is trained after the kill")
 
-    trained_batch = await batch()
+    trained_batch = await read_batch()
     versions = [version for version in await harness.all(Version) if version.number > 0]
     assert trained_batch.attempt == 2
     assert [version.batch_id for version in versions] == [trained_batch.id], "one batch, one version"
@@ -118,7 +118,7 @@ async def test_api_killed_during_a_reply_keeps_acknowledged_feedback(
         await reconcile(harness.db, harness.settings.model_copy(update={"chat_timeout_seconds": 0.5}))
         return (await harness.get(Turn, cut)).state == TurnState.ABORTED
 
-    await until(is_aborted, 60, "the reconciler has closed the lost turn")
+    await until(is_aborted, 60, "the reconciler has closed the open turn")
     await curate(harness.db, harness.settings)
     await curate(harness.db, harness.settings)
     assert {(sample.turn_id, sample.state) for sample in await harness.all(Sample)} == {

@@ -31,7 +31,7 @@ async def test_plan_finishes_after_its_worker_is_killed(harness: Harness, script
             await until(is_generating, 60, "the engine generates a reply")
             running.kill("rollout")
             for reply in list(scripted.running.values()):
-                reply.is_aborted = True  # its client was killed
+                reply.is_aborted = True  # the process that requested it was killed
             running.start("rollout")
         scripted.is_blocked = lambda reply: False
         await until(is_done, 120, "the plan is done")

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(params=["embedded", pytest.param("services", marks=pytest.mark.postgres)])
 def urls(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
-    """Return no settings for the embedded default, or those of a PostgreSQL and a Redis of the test's own."""
+    """Yield no settings for the embedded default, or the settings of a private PostgreSQL and Redis."""
     if request.param == "embedded":
         yield {}
         return
@@ -31,7 +31,7 @@ def urls(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
 
 
 async def wait_for_version(monitor: ProgressMonitor, load: Load) -> None:
-    """Keep the load running until a version was released, even if the kills end sooner."""
+    """Keep the load running until a version is released, even if the kills end sooner."""
     await monitor.wait_for_version(VERSION_SECONDS)
 
 
@@ -46,4 +46,4 @@ async def test_kills_under_load_lose_nothing_and_repeat_nothing(
     assert result.errors == []
     assert result.kills == dict.fromkeys(KINDS, KILLS)
     assert result.report.acknowledged > 0
-    assert result.report.versions > 0, "no version was trained, so the test shows nothing"
+    assert result.report.versions > 0, "no version was trained, so the test proves nothing"

@@ -28,7 +28,9 @@ async def test_reconciler_finishes_the_work_when_every_message_is_lost(
     check(await run_on("embedded", messages.lose_messages, tmp_path, 7, SECONDS, fork_server))
 
 
-async def test_with_every_message_tripled_nothing_is_done_twice(tmp_path: Path, fork_server: ForkServerClient) -> None:
+async def test_nothing_is_done_twice_when_every_message_is_tripled(
+    tmp_path: Path, fork_server: ForkServerClient
+) -> None:
     check(await run_on("embedded", messages.triple_messages, tmp_path, 7, SECONDS, fork_server))
 
 

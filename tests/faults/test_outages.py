@@ -20,12 +20,12 @@ async def test_outage_loses_nothing_acknowledged_and_work_continues(
     if not services.are_available():
         skip_or_fail("no PostgreSQL or Redis to start")
     row = await run_outage(
-        tmp_path, case, seed=7, times=1, fork_server=fork_server, haste=200
-    )  # ten minutes are three seconds
+        tmp_path, case, seed=7, times=1, fork_server=fork_server, speedup=200.0
+    )  # ten minutes are compressed to three seconds
     print(f"\n{row['case']}: {row['counts']}")
     assert row["errors"] == []
     assert row["counts"]["versions"] > 0
     if case.startswith("database"):
         refused = row["counts"]["refused meanwhile"]
-        assert set(refused) <= {"completions 503", "feedback 503"}, "a request gets an answer or a 503"
+        assert set(refused) <= {"completions 503", "feedback 503"}, "a request succeeds or gets a 503"
         assert refused

@@ -19,9 +19,9 @@ from tests.support.deployment import Harness
 from tests.support.engine_fixture import free_port
 from tests.support.processes import processes
 
-OUTAGE_SECONDS = 15.0  # Kombu's own pauses would have grown to 8 s by then, and later to 30 s
-MAX_PAUSE_SECONDS = 4.0  # of Attune's connections
-RECOVERY_SECONDS = 60.0  # much longer than needed, for busy machines
+OUTAGE_SECONDS = 15.0  # by then Kombu's default pauses have grown to 8 s, and later to 30 s
+MAX_PAUSE_SECONDS = 4.0  # between Attune's attempts to connect
+RECOVERY_SECONDS = 60.0  # much longer than needed, for loaded machines
 pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.parametrize("database_url", ["sqlite"], indirect=True),
@@ -29,7 +29,7 @@ pytestmark = [
 
 
 class Redis:
-    """A Redis of the test's own, which can be killed."""
+    """A private Redis, which can be killed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_port()
@@ -63,7 +63,7 @@ def redis(tmp_path: Path) -> Iterator[Redis]:
 
 @dataclass
 class FeedbackSender:
-    """Gives feedback, and enqueues its processing twice a second until it is processed."""
+    """Sends feedback, and enqueues its processing twice a second until it is processed."""
 
     harness: Harness
     task_sender: TaskSender
@@ -75,7 +75,7 @@ class FeedbackSender:
         self.task_sender.enqueue(["curate"])
 
     async def wait_until_processed(self, id: str) -> float:
-        """Give feedback. Return the seconds until it is processed."""
+        """Send feedback. Return the seconds until it is processed."""
         await self.send(id)
         began = time.monotonic()
         while True:
@@ -111,7 +111,7 @@ async def test_worker_reconnects_within_seconds_after_a_long_outage(sender: Feed
 
 @pytest.mark.slow
 async def test_worker_reconnects_after_an_outage_under_load(sender: FeedbackSender, redis: Redis) -> None:
-    """A message that was just read cannot be acknowledged then, and the worker must consume messages again later."""
+    """The worker cannot acknowledge a message that it read before the outage, and must consume messages again later."""
 
     async def send_messages() -> None:
         while True:

@@ -1,6 +1,6 @@
-"""A PostgreSQL that never answers, has closed connections silently, or holds a lock for ever.
+"""A PostgreSQL that does not respond, has closed connections silently, or holds a lock forever.
 
-Requests end in time with a 503, nothing is acknowledged that is not stored, and everything works afterwards.
+Requests end in time with a 503, all acknowledged feedback is stored, and everything works afterwards.
 """
 
 import asyncio
@@ -13,8 +13,9 @@ from typing import Any
 
 import httpx2
 import pytest
-from sqlalchemy import make_url, select, text
+from sqlalchemy import Engine, QueuePool, make_url, select, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.core import leases
 from app.core.database import Database
@@ -28,10 +29,10 @@ from tests.support.scripted_engine import ScriptedEngine, serve
 from workers.curate import curate
 
 FULL = os.environ.get("ATTUNE_FULL") == "1"
-SECONDS = 1.0  # that a request waits for an answer of the database
+SECONDS = 1.0  # the time that a request waits for a response of the database
 FAULT_SECONDS = 20.0 if FULL else 6.0  # longer than any time-out
-# A request waits for a connection, connects, and waits for an answer; feedback also waits for the request before it.
-# The rest is what a busy machine may add: a request that hangs until the fault ends is noticed by the missing 503.
+# A request waits for a connection, connects, and waits for a response. Feedback also waits for the request before it.
+# The rest is for a loaded machine; the missing 503 shows a request that hangs until the fault ends.
 MAX_REQUEST_SECONDS = 2 * (SECONDS + GRACE_SECONDS) + CONNECT_SECONDS + SECONDS + 20.0
 RECOVERY_SECONDS = 60.0
 LEASE_SECONDS = 12.0
@@ -40,6 +41,12 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.parametrize("database_url", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True),
 ]
+
+
+def queue_pool(engine: AsyncEngine | Engine) -> QueuePool:
+    """Return the engine's connection pool, whose connections can be counted."""
+    assert isinstance(engine.pool, QueuePool)
+    return engine.pool
 
 
 @dataclass
@@ -92,7 +99,7 @@ class Load:
 
 @pytest.fixture
 def proxied(harness: Harness, proxy: Proxy) -> Settings:
-    """The settings of the same deployment, whose database is reached through the proxy."""
+    """Return the settings of the same deployment, with the database behind the proxy."""
     url = make_url(harness.settings.database).set(host="127.0.0.1", port=proxy.port)
     return harness.settings.model_copy(
         update={
@@ -124,15 +131,13 @@ async def test_requests_time_out_and_nothing_acknowledged_is_lost(
                 await start_fault(proxy, fault)
                 await asyncio.sleep(FAULT_SECONDS)
                 during = load.statuses - before
-                await proxy.mend()
+                await proxy.restore()
                 recovery_seconds = await wait_for_recovery(load)
                 await asyncio.sleep(1)
                 load.is_over = True
         async with asyncio.timeout(60):  # every connection is returned to its pool
-            while (
-                app.services.get(Database).engine.pool.checkedout()
-                or app.services.get(Database)._sync.pool.checkedout()
-            ):
+            database = app.services.get(Database)
+            while any(queue_pool(engine).checkedout() for engine in (database.engine, database._sync)):
                 await asyncio.sleep(0.05)
 
     print(f"\n{fault}, {FAULT_SECONDS:.0f} s: {dict(during)}, longest {load.longest_seconds:.1f} s,", end=" ")
@@ -180,22 +185,22 @@ async def test_worker_gives_up_a_silent_database_and_continues_later(
             with pytest.raises(SQLAlchemyError):
                 await curate(db, proxied)
             assert time.monotonic() - began < MAX_REQUEST_SECONDS
-        await proxy.mend()
+        await proxy.restore()
         began = time.monotonic()
         assert await curate(db, proxied) == 1
         assert time.monotonic() - began < MAX_REQUEST_SECONDS
-        assert db.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+        assert queue_pool(db.engine).checkedout() == 0
     finally:
         await db.close()
 
 
-async def test_lease_survives_a_heartbeat_without_an_answer(harness: Harness, proxy: Proxy, proxied: Settings) -> None:
+async def test_lease_survives_a_heartbeat_without_a_response(harness: Harness, proxy: Proxy, proxied: Settings) -> None:
     head = await harness.serving()
     async with harness.db.write() as session:
         session.add(
             Batch(id="bat-1", policy_id=head.policy_id, parent_id=head.id, state=BatchState.OPEN, num_samples=0)
         )
-    db = Database(proxied.database)  # its own time-outs are far longer than the lease
+    db = Database(proxied.database)  # the default time-outs are far longer than the lease
     try:
         async with db.write() as session:
             fence = await leases.claim(session, Batch, "bat-1", owner="me", seconds=LEASE_SECONDS, states=("open",))
@@ -203,8 +208,8 @@ async def test_lease_survives_a_heartbeat_without_an_answer(harness: Harness, pr
         async with leases.keep_renewed(db, Batch, "bat-1", fence=fence, seconds=LEASE_SECONDS):
             first = await wait_for_heartbeat(harness, None)
             await proxy.half_open()
-            await asyncio.sleep(LEASE_SECONDS / 4 + 1)  # the next heartbeat is sent and gets no answer
-            await proxy.mend()
+            await asyncio.sleep(LEASE_SECONDS / 4 + 1)  # the next heartbeat is sent and gets no response
+            await proxy.restore()
             await wait_for_heartbeat(harness, first)
     finally:
         await db.close()
@@ -257,7 +262,7 @@ async def test_idle_transaction_loses_its_locks(harness: Harness, proxied: Setti
         await db.close()
 
 
-async def test_long_queries_are_not_cut_and_take_no_request_connection(harness: Harness, proxied: Settings) -> None:
+async def test_long_queries_have_no_timeout_and_take_no_request_connection(harness: Harness, proxied: Settings) -> None:
     db = Database(proxied.database, seconds=SECONDS)
     try:
         async with db.without_timeout.read() as session:
@@ -281,7 +286,7 @@ async def test_exhausted_pool_is_503(harness: Harness, proxied: Settings) -> Non
         ) as api,
     ):
         async with AsyncExitStack() as connections:
-            pool = app.services.get(Database).engine.pool
+            pool = queue_pool(app.services.get(Database).engine)
             for _ in range(pool.size() + pool._max_overflow):
                 await connections.enter_async_context(app.services.get(Database).engine.connect())
             began = time.monotonic()

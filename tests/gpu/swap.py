@@ -94,10 +94,10 @@ class Swaps:
         assert response.status_code == 200, f"{path}: {response.text[:500]}"
 
     @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        self.streams.operation, started = what, time.perf_counter()
+    def timed(self, operation: str) -> Iterator[None]:
+        self.streams.operation, started = operation, time.perf_counter()
         yield
-        self.milliseconds.setdefault(what, []).append(1000 * (time.perf_counter() - started))
+        self.milliseconds.setdefault(operation, []).append(1000 * (time.perf_counter() - started))
         self.streams.operation = "nothing"
 
     async def by_path(self, name: str, unpublished: UnpublishedVersion) -> None:
@@ -117,12 +117,14 @@ class Swaps:
     async def in_memory(self, name: str, unpublished: UnpublishedVersion) -> None:
         client = self.engine.connect()
         with self.timed(MEMORY):
-            mark = time.perf_counter()
+            start = time.perf_counter()
             adapter = build_payload(unpublished.folder, unpublished.manifest_sha256)
-            self.milliseconds.setdefault("transfer", []).append(1000 * (time.perf_counter() - mark))
+            self.milliseconds.setdefault("transfer", []).append(1000 * (time.perf_counter() - start))
             await client.load_adapter(name, adapter)
         [logprobs, *_] = await client.score(name, unpublished.probe["ids"])
-        distance = max(abs(a - b) for a, b in zip(logprobs, unpublished.probe["logprobs"][0], strict=True))
+        distance = max(
+            abs(actual - expected) for actual, expected in zip(logprobs, unpublished.probe["logprobs"][0], strict=True)
+        )
         self.milliseconds.setdefault("distance", []).append(distance)
         await client.unload_adapter(name)
         await client.aclose()
@@ -154,10 +156,10 @@ class Swaps:
     def table(self) -> Iterator[str]:
         yield "| milliseconds | p50 | p95 | p99 | worst | longest gap in a reply meanwhile | replies cut |"
         yield "|---|---|---|---|---|---|---|"
-        for what, values in self.milliseconds.items():
-            if what != "distance":
-                gap = f"{max(self.streams.gaps.get(what, [0.0])):.0f}" if " " in what else ""
-                yield f"| {what} | {spread(values, 1)} | {gap} | {self.streams.broken[what] if gap else ''} |"
+        for operation, values in self.milliseconds.items():
+            if operation != "distance":
+                gap = f"{max(self.streams.gaps.get(operation, [0.0])):.0f}" if " " in operation else ""
+                yield f"| {operation} | {spread(values, 1)} | {gap} | {self.streams.broken[operation] if gap else ''} |"
         yield f"| nothing | | | | | {max(self.streams.gaps['nothing']):.0f} | {self.streams.broken['nothing']} |"
 
 

@@ -59,19 +59,28 @@ def base_model(folder: Path, size: str, dtype: torch.dtype) -> Path:
 
 def groups(model: Path, count: int, prompt: int, longest: int, settings: dict[str, str]) -> Batch:
     """Return `count` prompts with four replies each, with the log-probs of the base model."""
-    vocabulary, order = Qwen2Config.from_pretrained(model).vocab_size, torch.Generator().manual_seed(1)
+    vocabulary, generator = Qwen2Config.from_pretrained(model).vocab_size, torch.Generator().manual_seed(1)
 
     def ids(length: int) -> tuple[int, ...]:
-        return tuple(torch.randint(1, vocabulary, (length,), generator=order).tolist())
+        return tuple(torch.randint(1, vocabulary, (length,), generator=generator).tolist())
 
     drafts = []
     for group in range(count):
-        question = ids(prompt)
-        for place in range(4):
-            reply = ids(int(torch.randint(longest // 4, longest + 1, (), generator=order)))
-            fields = {"turn_id": f"{group}.{place}", "reward": float(place), "version": 0, "group": str(group)}
-            drafts.append(Sample(prompt_ids=question, output_ids=reply, logprobs=(0.0,) * len(reply), **fields))
-    scored = recompute_logprobs(model, None, drafts, microbatch_tokens=8192, **settings)
+        prompt_ids = ids(prompt)
+        for index in range(4):
+            output_ids = ids(int(torch.randint(longest // 4, longest + 1, (), generator=generator)))
+            drafts.append(
+                Sample(
+                    turn_id=f"{group}.{index}",
+                    prompt_ids=prompt_ids,
+                    output_ids=output_ids,
+                    logprobs=(0.0,) * len(output_ids),
+                    reward=float(index),
+                    version=0,
+                    group=str(group),
+                )
+            )
+    scored = recompute_logprobs(model, None, drafts, **settings)
     samples = [replace(draft, logprobs=tuple(p.tolist())) for draft, p in zip(drafts, scored, strict=True)]
     return Batch("gpu", "random", tuple(samples))
 
@@ -111,7 +120,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--prompts", type=int, default=16)
     arguments = parser.parse_args()
-    small = arguments.size == "tiny"
+    is_tiny = arguments.size == "tiny"
     algorithms: dict[str, AlgorithmConfig] = {
         "GRPO with reference": GRPOConfig(),
         "PPO with critic and reference": PPOConfig(estimator="gae"),
@@ -120,7 +129,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = base_model(Path(folder), arguments.size, torch.bfloat16)
         settings = {"dtype": "bfloat16", "device": arguments.device}
-        batch = groups(model, arguments.prompts, 24 if small else 512, 32 if small else 512, settings)
+        batch = groups(model, arguments.prompts, 24 if is_tiny else 512, 32 if is_tiny else 512, settings)
         print(f"{name}, torch {torch.__version__}, {arguments.size}, {len(batch.samples)} replies, bfloat16\n")
         print("| algorithm | rank | activation checkpointing | tokens/s | peak memory / base weights |")
         print("|---|---|---|---|---|")

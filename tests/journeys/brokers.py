@@ -1,4 +1,4 @@
-"""Brokers for tests: a running Redis or RabbitMQ, isolated by database or queues, or a Redis of the test's own."""
+"""Brokers for tests: a running Redis or RabbitMQ, isolated by database or queues, or a private Redis."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ def delete_queues(connection: Connection) -> None:
 
 @dataclass
 class OwnRedis:
-    """A server that can be killed. It stores nothing on disk, so its messages are lost then."""
+    """A private Redis that can be killed. It stores nothing on disk, so a kill loses its messages."""
 
     folder: Path
     port: int = field(default_factory=free_port)

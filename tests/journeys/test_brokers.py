@@ -54,7 +54,7 @@ async def test_batch_enqueued_twenty_times_over_rabbitmq_is_applied_once(harness
         batch_id = await create_batch(harness.db, policy)
         celery = make_celery(url, tmp_path)
         for task in ("train", "assemble", "reconcile") * 20:
-            celery.send_task(f"attune.{task}", queue=queue_name(task))  # type: ignore[arg-type]
+            celery.send_task(f"attune.{task}", queue=queue_name(task))
         await wait_until_trained(harness, batch_id)
         await wait_until_trained(harness, await create_batch(harness.db, policy, seed=1))
         celery.close()
@@ -74,11 +74,11 @@ async def test_workers_reconnect_to_a_redis_that_comes_back_empty(harness: Harne
     try:
         with processes(settings_for(harness, redis.url)) as running:
             running.start(*PROCESSES)
-            for seed in range(2):  # the trainer may find the first one at its start; the second one needs a message
+            for seed in range(2):  # the trainer may find the first batch when it starts; the second one needs a message
                 await wait_until_trained(harness, await create_batch(harness.db, policy, seed=seed))
             before = pids(running)
             redis.kill()
-            await asyncio.sleep(3)  # the messages from before are consumed
+            await asyncio.sleep(3)  # by then the earlier messages are consumed
             batch_id = await create_batch(harness.db, policy, seed=2)
             await asyncio.sleep(3)
             assert (await harness.get(Batch, batch_id)).state == BatchState.OPEN, "no message could be sent"

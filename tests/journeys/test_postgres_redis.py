@@ -24,7 +24,7 @@ pytestmark = pytest.mark.parametrize("database_url", ["postgres"], indirect=True
 
 @pytest.fixture
 async def deployment(settings: Settings, db: Database, engine: RunningEngine) -> AsyncIterator[Harness]:
-    """A deployment with its rows, messages and rate limits in PostgreSQL and Redis, on the engine of all tests."""
+    """Yield a deployment with its rows, messages and rate limits in PostgreSQL and Redis, on the shared engine."""
     with shared_redis() as url:
         settings = settings.model_copy(
             update={
@@ -85,8 +85,9 @@ async def check_rows(deployment: Harness) -> None:
     versions = [version for version in await deployment.all(Version) if version.number]
     async with deployment.db.read() as session:
         assert "PostgreSQL" in str(await session.scalar(text("SELECT version()")))
-        assert await session.scalar(select(func.count()).select_from(Feedback)) >= deployment.settings.batch_size
-        assert await session.scalar(select(func.count()).select_from(Turn)) >= deployment.settings.batch_size
+        for model in (Feedback, Turn):
+            count = await session.scalar(select(func.count()).select_from(model))
+            assert count is not None and count >= deployment.settings.batch_size
     live_versions = [
         version for version in versions if version.live_at is not None
     ]  # the KL guard may reject a version

@@ -83,14 +83,14 @@ async def journey(tmp_path: Path, engine: RunningEngine) -> AsyncIterator[Harnes
 def grade_by_hash(body: dict[str, Any]) -> dict[str, Any]:
     """Return a grade that depends on the text of the reply only.
 
-    It is never the best grade, so that the reply that a person likes stands out.
+    It is never the best grade, so that the reply with the human rating has the highest reward.
     """
     return grade_response(1 + zlib.crc32(body["messages"][1]["content"].encode()) % 4)
 
 
 async def test_group_samples_of_a_chat_become_a_grpo_group(journey: Harness) -> None:
     with ScriptedEndpoint(grade_by_hash).serve() as url:
-        judges = {"sources": [{"type": "explicit"}, {"type": "judge", "url": url, "model": "wise"}]}
+        judges = {"sources": [{"type": "explicit"}, {"type": "judge", "url": url, "model": "judge-model"}]}
         settings = journey.settings.model_copy(
             update={"rewards": RewardsConfig.model_validate(judges), "batch_size": 4}
         )
@@ -107,24 +107,27 @@ async def test_group_samples_of_a_chat_become_a_grpo_group(journey: Harness) -> 
     async with journey.db.read() as session:
         group_samples = list(await session.scalars(select(Turn).where(Turn.origin == Origin.GROUP_SAMPLE)))
     assert len(group_samples) == EXTRA_REPLIES and {turn.exclusion_reason for turn in group_samples} == {None}
-    assert all(turn.prompt_ids == chat_turn.prompt_ids for turn in group_samples), "the same prompt, to the token"
-    assert len({tuple(turn.output_ids) for turn in [chat_turn, *group_samples]}) > 1, "but not the same text"
-    assert all(len(turn.logprobs) == len(turn.output_ids) > 0 for turn in group_samples)
+    assert all(turn.prompt_ids == chat_turn.prompt_ids for turn in group_samples), "the prompt tokens are identical"
+    assert len({tuple(turn.output_ids) for turn in [chat_turn, *group_samples]}) > 1, "the replies differ"
+    assert all(len(turn.logprobs or ()) == len(turn.output_ids or ()) > 0 for turn in group_samples)
     assert await assemble(journey.db, settings) == 1
     claimed = await batches.claim(journey.db, "me", settings)
-    assert claimed is not None and {one.group for one in claimed.batch.samples} == {id}
+    assert claimed is not None and {sample.group for sample in claimed.batch.samples} == {id}
     assert (
-        len(claimed.batch.samples) == EXTRA_REPLIES + 1 and len({one.prompt_ids for one in claimed.batch.samples}) == 1
+        len(claimed.batch.samples) == EXTRA_REPLIES + 1
+        and len({sample.prompt_ids for sample in claimed.batch.samples}) == 1
     )
-    assert len({one.reward for one in claimed.batch.samples}) > 1
+    assert len({sample.reward for sample in claimed.batch.samples}) > 1
 
 
 def build_questions(count: int) -> bytes:
     """Return a Parquet file with the first question of simulated users, and the fact that answers it."""
     questions = [next(SimulatedUser(HELD_OUT + number).questions()) for number in range(count)]
-    prompts = [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": one.text}] for one in questions]
+    prompts = [
+        [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question.text}] for question in questions
+    ]
     file = BytesIO()
-    pq.write_table(pa.table({"prompt": prompts, "reference": [one.facts[0] for one in questions]}), file)
+    pq.write_table(pa.table({"prompt": prompts, "reference": [question.facts[0] for question in questions]}), file)
     return file.getvalue()
 
 
@@ -162,13 +165,13 @@ async def test_a_prompt_set_with_a_verifier_is_sampled_and_trained_on(journey: H
     assert (plan.state, plan.reason, plan.pass_number) == ("done", None, 1)
     rollouts = await journey.all(Rollout)
     assert len(rollouts) == 32 and {row.state for row in rollouts} == {RolloutState.DONE}
-    assert len({row.reward for row in rollouts}) == 2, "some replies are right and some are wrong"
+    assert len({row.reward for row in rollouts}) == 2, "some replies are correct and some are not"
     trained = [sample for sample in await journey.all(Sample) if sample.state == SampleState.TRAINED]
     versions = await journey.all(Version)
     assert len(trained) >= 16 and max(version.number for version in versions) >= 1
     turns = {turn.id: turn for turn in await journey.all(Turn)}
     groups = {turns[sample.turn_id].completion_id for sample in trained}
-    assert len(groups) == len(trained) / 4, "whole groups"
+    assert len(groups) == len(trained) / 4, "every group is complete"
     lineage = (await journey.api.get("/v1/policies/shop/versions/1/lineage")).json()["data"]
     assert {entry["origin"] for entry in lineage} == {"prompt_set"}
     assert len({turn.version_id for turn in turns.values()}) >= 2, "later prompts are sampled from a later version"

@@ -33,7 +33,7 @@ USERS = 8
 
 
 def make_settings(tmp_path: Path, engine: RunningEngine, url: str) -> Settings:
-    """Return settings with which eight unanimous pairs decide; latency does not count on a shared machine."""
+    """Return settings with which eight unanimous pairs decide. Latency is ignored, because the machine is shared."""
     shadow = {"share": 1.0, "alpha": 0.45, "margin": 0.5, "min_turns": 4, "min_rated": 4, "max_latency_ratio": 1e6}
     sources = {"sources": [{"type": "explicit"}, {"type": "http", "url": url}]}
     return Settings(

@@ -25,7 +25,7 @@ UPDATES = 5
 
 @pytest.fixture
 async def deployment(tmp_path: Path, engine: RunningEngine) -> Harness:
-    """A deployment on the embedded database and broker, on the engine that all tests share."""
+    """Return a deployment on the embedded database and broker, on the shared engine."""
     settings = Settings(
         home=tmp_path / "home",
         policy="shop",
@@ -67,7 +67,7 @@ async def test_training_loop_and_rollback(deployment: Harness, engine: RunningEn
         await check_training_continues(deployment, running.settings)
     logprobs = await check_logprobs(deployment.db, deployment.settings)
     assert logprobs.replies > 200 and logprobs.mislabelled == 0, logprobs
-    await check_mislabelled_replies_are_found(deployment)
+    await check_mislabelled_replies_are_detected(deployment)
     await deployment.db.close()
 
 
@@ -102,17 +102,17 @@ def count_updates(version: Version) -> int:
     return count
 
 
-async def check_mislabelled_replies_are_found(deployment: Harness) -> None:
-    """Check that the recomputation notices replies with another version's name."""
-    _, wrong, right, *_ = await list_accepted_versions(deployment)
+async def check_mislabelled_replies_are_detected(deployment: Harness) -> None:
+    """Check that the recomputation detects replies with another version's name."""
+    _, other, relabelled, *_ = await list_accepted_versions(deployment)
     async with deployment.db.write() as session:
-        await session.execute(update(Turn).where(Turn.version_id == right.id).values(version_id=wrong.id))
+        await session.execute(update(Turn).where(Turn.version_id == relabelled.id).values(version_id=other.id))
     logprobs = await check_logprobs(deployment.db, deployment.settings)
     assert logprobs.mislabelled > 0
 
 
 async def wait_until_idle(deployment: Harness) -> None:
-    """Wait until the last batch is trained, and its version released or rejected. No users chat any more."""
+    """Wait until the last batch is trained, and its version released or rejected. The users have stopped chatting."""
 
     async def is_idle() -> bool:
         pending = (VersionState.TRAINED, VersionState.VERIFIED)
@@ -135,9 +135,9 @@ async def approval(deployment: Harness, first: int, last: int) -> float:
     async with deployment.db.read() as session:
         stats = await version_stats(session, policy.id)
     rows = [stats[row.id] for row in await deployment.all(Version) if first <= row.number <= last and row.id in stats]
-    rated = sum(one["rated"] for one in rows)
+    rated = sum(row["rated"] for row in rows)
     assert rated >= 30
-    return sum(one["approval"] * one["rated"] for one in rows if one["rated"]) / rated
+    return sum(row["approval"] * row["rated"] for row in rows if row["rated"]) / rated
 
 
 async def list_accepted_versions(deployment: Harness) -> list[Version]:
@@ -160,7 +160,7 @@ async def check_lineage(deployment: Harness) -> None:
 
 
 async def check_rollback(deployment: Harness, engine: RunningEngine, url: str) -> None:
-    """Roll back with one call: the next reply is by the parent version, and no engine loads anything for it."""
+    """Roll back with one call: the parent version generates the next reply, and no engine has to load it."""
     live = await deployment.serving()
     parent: Version = await deployment.get(Version, live.parent_id)
     engines = await deployment.all(Engine)

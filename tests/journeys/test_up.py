@@ -67,8 +67,8 @@ def test_up_starts_everything_and_ctrl_c_stops_it(
         feedback = {"completion_id": reply.json()["id"], "kind": "binary", "value": True}
         assert client.post("/v1/feedback", json=feedback).status_code == 201
 
-    second = subprocess.run([*attune(), "up"], env=env, capture_output=True, text=True, cwd=REPOSITORY, timeout=120)
-    assert second.returncode == 1 and "is taken" in second.stderr
+    second_up = subprocess.run([*attune(), "up"], env=env, capture_output=True, text=True, cwd=REPOSITORY, timeout=120)
+    assert second_up.returncode == 1 and "is taken" in second_up.stderr
 
     up.send_signal(signal.SIGINT)
     assert up.wait(120) == 0

@@ -64,7 +64,7 @@ class MigrationRun:
 def test_upgrade_downgrade_upgrade_keeps_data(empty_database: str) -> None:
     run = MigrationRun(empty_database)
     run.up()
-    assert all(len(found) >= 1 for found in read_state(empty_database).values()) and len(
+    assert all(len(rows) >= 1 for rows in read_state(empty_database).values()) and len(
         read_state(empty_database)["turns"]
     ) == len(REVISIONS)
     run.down()
@@ -85,11 +85,11 @@ def test_failed_migration_leaves_the_schema_unchanged(empty_database: str, monke
     config = alembic_config(empty_database)
     before = read_state(empty_database)
 
-    def breaks(*args: Any, **options: Any) -> None:
+    def fail(*args: Any, **options: Any) -> None:
         raise RuntimeError("the machine went down")
 
     with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="went down"):
-        patched.setattr("alembic.op.create_index", breaks)
+        patched.setattr("alembic.op.create_index", fail)
         command.upgrade(config, "head")
     assert read_state(empty_database) == before
     command.upgrade(config, "head")

@@ -1,4 +1,4 @@
-"""One formula, and the peers that have it."""
+"""A formula and the peers that implement it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

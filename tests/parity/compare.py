@@ -69,7 +69,7 @@ def rows(cases: list[Case], seed: int, repeats: int) -> Iterator[Row]:
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
-    """Return the largest difference over max(1, largest value of theirs), infinite for another shape or finiteness."""
+    """Return the largest difference over max(1, largest value of theirs); inf for other shapes or infinite values."""
     if ours.shape != theirs.shape or not (ours.isfinite().all() and theirs.isfinite().all()):
         return float("inf")
     ours, theirs = ours.detach().double(), theirs.detach().double()

@@ -16,6 +16,7 @@ from tests.parity.draws import Kind, Tensors, cast, draw
 from tests.parity.peers import areal, openrlhf, trl, verl
 
 Formula = Callable[[Tensors], Tensor]
+Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,13 @@ def metric(side: Any, name: str, level: str = "token") -> Formula:
 
 
 def loss_with_rejection(x: Tensors) -> Tensor:
-    """As in the trainer: rejected tokens have weight 0 and stay in the denominator."""
+    """Return the loss as in the trainer: rejected tokens have weight 0 and count in the denominator."""
     correction = functional.rollout_correction(x["old_logprobs_BT"], x["rollout_logprobs_BT"], x["mask_BT"], **REJECT)
     return ours.policy_loss(x, **PPO, rollout_weights_BT=correction.weights_BT)
 
 
 def singleton_group(x: Tensors) -> Tensor:
-    """A group of one reply: Attune rejects the batch, so the result is NaN."""
+    """Return the advantage of a group of one reply. Attune rejects the batch, so the result is NaN."""
     try:
         return functional.group_advantage(x["rewards_B"][:1], torch.tensor([0]))
     except SingletonGroup:
@@ -102,17 +103,17 @@ def rejection_mask(side: Any, **bounds: float) -> Formula:
     return run_on(side, "rollout_mask", level="token", mode="reject", **bounds)
 
 
-PPO = {"kind": "ppo", "clip_low": 0.2, "clip_high": 0.28, "clip_c": None}
-KL = PPO | {"kl_kind": "k3", "aggregation": "token-mean"}
-MEAN = PPO | {"aggregation": "seq-mean-token-mean"}
-GSPO = {"kind": "gspo", "clip_c": None, "aggregation": "seq-mean-token-mean"}
-GSPO_BY_TOKEN = GSPO | {"aggregation": "token-mean"}
-SAPO = {"kind": "sapo", "aggregation": "token-mean"}
-GRPO = {"groups": "group_B", "scale_by_std": True}
-IPO = {"kind": "ipo", "beta": 0.1}
-GAE = {"gamma": 0.99, "lam": 0.95}
-BY_SEQUENCE = {"level": "sequence", "mode": "truncate", "high": 2.0}
-REJECT = {"level": "sequence", "mode": "reject", "low": 0.4, "high": 2.5}
+PPO: Settings = {"kind": "ppo", "clip_low": 0.2, "clip_high": 0.28, "clip_c": None}
+KL: Settings = PPO | {"kl_kind": "k3", "aggregation": "token-mean"}
+MEAN: Settings = PPO | {"aggregation": "seq-mean-token-mean"}
+GSPO: Settings = {"kind": "gspo", "clip_c": None, "aggregation": "seq-mean-token-mean"}
+GSPO_BY_TOKEN: Settings = GSPO | {"aggregation": "token-mean"}
+SAPO: Settings = {"kind": "sapo", "aggregation": "token-mean"}
+GRPO: Settings = {"groups": "group_B", "scale_by_std": True}
+IPO: Settings = {"kind": "ipo", "beta": 0.1}
+GAE: Settings = {"gamma": 0.99, "lam": 0.95}
+BY_SEQUENCE: Settings = {"level": "sequence", "mode": "truncate", "high": 2.0}
+REJECT: Settings = {"level": "sequence", "mode": "reject", "low": 0.4, "high": 2.5}
 
 DIFFERENCES = [
     Difference(

@@ -29,20 +29,20 @@ def draw(kind: Kind, shape: tuple[int, int], generator: torch.Generator) -> Tens
     def uniform(*size: int) -> Tensor:
         return torch.rand(*size, generator=generator, dtype=torch.float64)
 
-    def near(logprobs: Tensor) -> Tensor:
+    def perturb(logprobs: Tensor) -> Tensor:
         """Return log-probs of a similar policy: mostly close, sometimes far enough for every clip."""
         step = torch.where(uniform(*logprobs.shape) < 0.25, 1.2, 0.15)
         changed = logprobs + (step * normal(*logprobs.shape)).clamp(-2.2, 2.2)
-        return away(changed.clamp(max=-1e-4))
+        return apply_wild(changed.clamp(max=-1e-4))
 
-    def away(logprobs: Tensor) -> Tensor:
-        """In a wild batch, make some tokens nearly impossible."""
+    def apply_wild(logprobs: Tensor) -> Tensor:
+        """Return the log-probs, with nearly impossible tokens if the batch is wild."""
         if kind != "wild":
             return logprobs
         return torch.where(uniform(*logprobs.shape) < 0.25, logprobs - 8 - 22 * uniform(*logprobs.shape), logprobs)
 
-    logprobs_BT = away(-0.02 - normal(B, T).abs() * 1.5)
-    old_logprobs_BT = near(logprobs_BT)
+    logprobs_BT = apply_wild(-0.02 - normal(B, T).abs() * 1.5)
+    old_logprobs_BT = perturb(logprobs_BT)
     equal, unequal = GROUPS[B]
     order = torch.randperm(B, generator=generator)
     logps_B = -20 * uniform(B) - 1
@@ -50,15 +50,15 @@ def draw(kind: Kind, shape: tuple[int, int], generator: torch.Generator) -> Tens
         "mask_BT": _mask(kind, B, T, generator),
         "logprobs_BT": logprobs_BT,
         "old_logprobs_BT": old_logprobs_BT,
-        "rollout_logprobs_BT": near(old_logprobs_BT),
-        "ref_logprobs_BT": near(logprobs_BT),
+        "rollout_logprobs_BT": perturb(old_logprobs_BT),
+        "ref_logprobs_BT": perturb(logprobs_BT),
         "advantages_BT": normal(B, T),
         "advantages_B": normal(B),
         "rewards_BT": 0.3 * normal(B, T),
         "values_BT": normal(B, T),
         "old_values_BT": normal(B, T),
         "returns_BT": normal(B, T),
-        "rewards_B": (torch.randperm(60, generator=generator)[:B].double() - 30) / 10,  # never two closer than 0.1
+        "rewards_B": (torch.randperm(60, generator=generator)[:B].double() - 30) / 10,  # at least 0.1 apart
         "group_B": torch.repeat_interleave(torch.arange(len(equal)), torch.tensor(equal)),
         "mixed_group_B": torch.repeat_interleave(3 * torch.arange(len(unequal)) + 7, torch.tensor(unequal))[order],
         "lag_B": torch.randint(0, 6, (B,), generator=generator),
@@ -78,8 +78,10 @@ def draw(kind: Kind, shape: tuple[int, int], generator: torch.Generator) -> Tens
 
 def cast(batch: Tensors, dtype: torch.dtype, leaves: tuple[str, ...] = ()) -> Tensors:
     """Return copies in another precision; those in `leaves` collect gradients."""
-    out = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor.clone() for name, tensor in batch.items()}
-    return {name: tensor.clone().requires_grad_(name in leaves) for name, tensor in out.items()}
+    converted = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor.clone() for name, tensor in batch.items()
+    }
+    return {name: tensor.clone().requires_grad_(name in leaves) for name, tensor in converted.items()}
 
 
 def _mask(kind: Kind, B: int, T: int, generator: torch.Generator) -> Tensor:

@@ -23,7 +23,7 @@ SEED = 20261121
 
 def main() -> None:
     generator = torch.Generator().manual_seed(SEED)
-    draws = {kind: {name: rounded(x, 5) for name, x in draw(kind, SHAPE, generator).items()} for kind in KINDS}
+    draws = {kind: {name: to_lists(x, 5) for name, x in draw(kind, SHAPE, generator).items()} for kind in KINDS}
     DRAWS.write_text(json.dumps(draws, separators=(",", ":")) + "\n")
     for topic, cases in CASES_BY_TOPIC.items():
         lines = [json.dumps(record(case, peer), ensure_ascii=False) for case in cases for peer in case.peers]
@@ -34,7 +34,7 @@ def main() -> None:
 def record(case: Case, peer: str) -> dict[str, Any]:
     kind = next(
         (kind for kind in ("empty", "holes") if kind in case.kinds), case.kinds[0]
-    )  # the hardest that the case supports
+    )  # the most difficult kind that the case supports
     batch = cast(batch_of(kind), torch.float64, case.leaf)
     with precision(torch.float64):
         value = case.theirs(peer, batch)
@@ -47,18 +47,24 @@ def record(case: Case, peer: str) -> dict[str, Any]:
         "settings": dict(case.settings),
         "draw": kind,
         "bound": case.bound64,
-        "value": rounded(value, 13),
-        "gradients": {name: rounded(grad, 13) for name, grad in zip(case.leaf, grads, strict=True)},
+        "value": to_lists(value, 13),
+        "gradients": {name: to_lists(grad, 13) for name, grad in zip(case.leaf, grads, strict=True)},
     }
 
 
-def rounded(tensor: Tensor, digits: int) -> Any:
+def to_lists(tensor: Tensor, digits: int) -> Any:
     """Return nested lists; floats have this many significant digits."""
 
-    def short(x: Any) -> Any:
-        return [short(y) for y in x] if isinstance(x, list) else float(f"{x:.{digits}g}") if isinstance(x, float) else x
+    def round_floats(x: Any) -> Any:
+        return (
+            [round_floats(y) for y in x]
+            if isinstance(x, list)
+            else float(f"{x:.{digits}g}")
+            if isinstance(x, float)
+            else x
+        )
 
-    return short(tensor.detach().tolist())
+    return round_floats(tensor.detach().tolist())
 
 
 if __name__ == "__main__":

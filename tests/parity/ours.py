@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from alignment import functional
-from alignment.algorithms.group_relative import overlong_penalty as overlong
+from alignment.algorithms.group_relative import overlong_penalty as penalty_of_length
+from alignment.config.algorithm import Aggregation, KLKind
 from tests.parity.draws import Tensors
 
 METRICS = (
@@ -58,10 +59,12 @@ def policy_loss_of_sums(x: Tensors, **settings: Any) -> Tensor:
     """Return the loss with a reply as one action: RLOO's loss is PPO's on sequences of one token."""
     sums = {name: (x[name] * x["mask_BT"]).sum(-1, keepdim=True) for name in ("logprobs_BT", "old_logprobs_BT")}
     mask_B1 = torch.ones_like(sums["logprobs_BT"])
-    return functional.policy_loss(*sums.values(), x["advantages_B"][:, None], mask_B1, **settings).loss
+    return functional.policy_loss(
+        sums["logprobs_BT"], sums["old_logprobs_BT"], x["advantages_B"][:, None], mask_B1, **settings
+    ).loss
 
 
-def policy_loss_with_kl(x: Tensors, *, kl_kind: str, **settings: Any) -> Tensor:
+def policy_loss_with_kl(x: Tensors, *, kl_kind: KLKind, **settings: Any) -> Tensor:
     kl_BT = functional.kl_estimate(x["logprobs_BT"], x["ref_logprobs_BT"], kl_kind)
     return policy_loss(x, **settings) + KL_COEF * functional.aggregate(kl_BT, x["mask_BT"], settings["aggregation"])
 
@@ -84,7 +87,7 @@ def bypass_loss(x: Tensors, *, correction: dict[str, Any], aggregation: str) -> 
     return _policy_loss(x | {"mask_BT": correction_result.mask_BT}, "token", settings).loss
 
 
-def aggregate(x: Tensors, *, mode: str, denominator: float | None = None, horizon: int | None = None) -> Tensor:
+def aggregate(x: Tensors, *, mode: Aggregation, denominator: float | None = None, horizon: int | None = None) -> Tensor:
     return functional.aggregate(x["returns_BT"], x["mask_BT"], mode, denominator=denominator, horizon=horizon)
 
 
@@ -92,17 +95,17 @@ def masked_mean(x: Tensors) -> Tensor:
     return functional.masked_mean(x["returns_BT"], x["mask_BT"])
 
 
-def kl_estimate(x: Tensors, *, kind: str) -> Tensor:
+def kl_estimate(x: Tensors, *, kind: KLKind) -> Tensor:
     return functional.kl_estimate(x["logprobs_BT"], x["ref_logprobs_BT"], kind) * x["mask_BT"]
 
 
-def kl_in_reward(x: Tensors, *, kind: str) -> Tensor:
+def kl_in_reward(x: Tensors, *, kind: KLKind) -> Tensor:
     kl_BT = functional.kl_estimate(x["old_logprobs_BT"], x["ref_logprobs_BT"], kind)
     return (x["rewards_BT"] - KL_COEF * kl_BT) * x["mask_BT"]
 
 
 def adaptive_kl(x: Tensors, *, init: float, target: float, horizon: int) -> Tensor:
-    """The coefficient after each update.  [len(KLS)], float64"""
+    """Return the coefficient after each update.  [len(KLS)], float64"""
     controller, values = functional.AdaptiveKLController(init, target, horizon), []
     for kl, n_steps in zip(KLS, STEPS, strict=True):
         controller.update(kl, n_steps)
@@ -111,13 +114,13 @@ def adaptive_kl(x: Tensors, *, init: float, target: float, horizon: int) -> Tens
 
 
 def gae_whitened(x: Tensors, *, gamma: float, lam: float) -> Tensor:
-    """Whitened advantages, and returns.  [2, B, T]"""
+    """Return whitened advantages, and returns.  [2, B, T]"""
     advantages_BT, returns_BT = functional.gae_advantage(x["rewards_BT"], x["values_BT"], x["mask_BT"], gamma, lam)
     return torch.stack([functional.whiten(advantages_BT, x["mask_BT"]), returns_BT]) * x["mask_BT"]
 
 
 def gae(x: Tensors, *, gamma: float, lam: float) -> Tensor:
-    """Advantages, and returns.  [2, B, T]"""
+    """Return advantages, and returns.  [2, B, T]"""
     return (
         torch.stack(functional.gae_advantage(x["rewards_BT"], x["values_BT"], x["mask_BT"], gamma, lam)) * x["mask_BT"]
     )
@@ -179,10 +182,9 @@ def value_clip_fraction(x: Tensors, **settings: Any) -> Tensor:
 
 
 def dpo_loss(x: Tensors, *, by_length: bool = False, **settings: Any) -> Tensor:
-    """Mean loss, mean reward of the chosen, of the rejected.  [3]"""
-    lengths = {name: x[name] for name in ("chosen_length_P", "rejected_length_P")} if by_length else {}
-    names = ("chosen_P", "rejected_P", "ref_chosen_P", "ref_rejected_P")
-    out = functional.dpo_loss(*(x[name] for name in names), **lengths, **settings)
+    """Return the mean loss and the mean rewards of the chosen and the rejected.  [3]"""
+    settings |= {name: x[name] for name in ("chosen_length_P", "rejected_length_P")} if by_length else {}
+    out = functional.dpo_loss(x["chosen_P"], x["rejected_P"], x["ref_chosen_P"], x["ref_rejected_P"], **settings)
     return torch.stack([out.loss_P.mean(), out.chosen_rewards_P.mean(), out.rejected_rewards_P.mean()])
 
 
@@ -191,7 +193,7 @@ def preference_loss(x: Tensors, **settings: Any) -> Tensor:
 
 
 def ipo_of_sums(x: Tensors, *, beta: float) -> Tensor:
-    """IPO on sums of log-probs, which is IPO by length where every reply has one token.  [3]"""
+    """Return IPO on sums of log-probs, which is IPO by length where every reply has one token.  [3]"""
     one_P = torch.ones_like(x["chosen_length_P"])
     return dpo_loss(x | {"chosen_length_P": one_P, "rejected_length_P": one_P}, beta=beta, kind="ipo", by_length=True)
 
@@ -207,11 +209,11 @@ def bradley_terry_loss(x: Tensors) -> Tensor:
 
 
 def overlong_penalty(x: Tensors, *, longest: int, buffer: int) -> Tensor:
-    return torch.tensor([overlong(length, longest, buffer) for length in LENGTHS], dtype=torch.float64)
+    return torch.tensor([penalty_of_length(length, longest, buffer) for length in LENGTHS], dtype=torch.float64)
 
 
 def desirable(x: Tensors, only: str) -> Tensor:
-    """The labels of a batch, or a batch of one class only."""
+    """Return the labels of a batch, or with `only` the labels of a batch of one class."""
     return x["desirable_B"] if not only else torch.full_like(x["desirable_B"], only == "desirable")
 
 

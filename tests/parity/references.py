@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from alignment import functional
 
 Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
 BOUND = 1e-9
 BISECTION_STEPS = 80
 
@@ -100,7 +101,7 @@ def auc(scores: Array, positive: NDArray[np.bool_]) -> float:
     return float(np.mean((np.sign(differences) + 1) / 2))
 
 
-def discounted_turn_returns(rewards: Array, conversations: Array, turns: Array, discount: float) -> Array:
+def discounted_turn_returns(rewards: Array, conversations: Integers, turns: Integers, discount: float) -> Array:
     """Return Σ_k discount^k · reward of the k-th next turn of the same conversation."""
     returns = np.zeros_like(rewards)
     for index, (conversation, turn) in enumerate(zip(conversations, turns, strict=True)):
@@ -133,7 +134,9 @@ def _measure_platt_scaling(generator: np.random.Generator, size: int) -> float:
 def _measure_calibration_error(generator: np.random.Generator, size: int) -> float:
     probabilities, values = generator.uniform(0, 1, size), generator.uniform(-1, 1, size)
     weights = generator.uniform(0.1, 1, size)
-    ours = functional.calibration_error(*(torch.tensor(x) for x in (probabilities, values, weights)), bins=10)
+    ours = functional.calibration_error(
+        torch.tensor(probabilities), torch.tensor(values), torch.tensor(weights), bins=10
+    )
     return _difference(ours, calibration_error(probabilities, values, weights, bins=10))
 
 
@@ -147,7 +150,7 @@ def _measure_auc(generator: np.random.Generator, size: int) -> float:
 def _measure_running_baseline(generator: np.random.Generator, size: int) -> float:
     rewards, baseline, decay = generator.normal(size=size), float(generator.normal()), 0.7
     advantages_B, new_baseline = functional.running_baseline(torch.tensor(rewards), baseline, decay)
-    expected = baseline + (1 - decay) * np.mean(rewards - baseline)
+    expected = baseline + (1 - decay) * float(np.mean(rewards - baseline))
     return max(_difference(advantages_B, rewards - baseline), _difference(new_baseline, expected))
 
 

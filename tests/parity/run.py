@@ -71,7 +71,7 @@ def report(seed: int, repeats: int, failures: list[str]) -> Iterator[str]:
 
 
 def uncompared() -> list[str]:
-    """Return the public formulas that have neither a case nor a reason. Result types are no formulas."""
+    """Return the public formulas that have neither a case nor a reason. Result types are not formulas."""
     listed = {case.function for case in CASES} | set(NO_PEER) | RESULT_TYPES
     return [name for name in functional.__all__ if name not in listed]
 

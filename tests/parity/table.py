@@ -1,4 +1,4 @@
-"""The results as Markdown, and the page that holds them: `docs/parity.md`."""
+"""Format the results as Markdown, and write them to `docs/parity.md`."""
 
 import platform
 from datetime import UTC, datetime
@@ -44,12 +44,12 @@ def short(x: float) -> str:
 
 
 def difference_line(difference: Difference, measured: Measured) -> str:
-    def shown(answer: torch.Tensor) -> str:
-        if answer.numel() > 1:
-            return f"[{', '.join(map(str, answer.shape))}]"
-        return "refused" if answer.isnan().all() else f"{float(answer):.4g}"
+    def format_result(result: torch.Tensor) -> str:
+        if result.numel() > 1:
+            return f"[{', '.join(map(str, result.shape))}]"
+        return "refused" if result.isnan().all() else f"{float(result):.4g}"
 
-    sides = [shown(measured.ours), shown(measured.theirs)]
+    sides = [format_result(measured.ours), format_result(measured.theirs)]
     cells = [difference.what, NAMES[difference.peer], *sides, f"{measured.gap:.1e}", difference.why]
     return "| " + " | ".join(cells) + " |"
 
@@ -75,6 +75,6 @@ def without_peer() -> str:
 
 
 def write(measured: str) -> None:
-    """Replace the results between the marks of the page."""
+    """Replace the results between the markers of docs/parity.md."""
     before, rest = PAGE.read_text().split(BEGIN)
     PAGE.write_text(before + BEGIN + measured + END + rest.split(END)[1])

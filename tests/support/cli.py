@@ -13,7 +13,7 @@ run = CliRunner().invoke
 
 @pytest.fixture
 def cli_harness(harness: Harness, live_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
-    """Set the environment variables that connect commands to the live_url harness."""
+    """Set the environment variables that connect commands to the API of `harness`."""
     host, _, port = live_url.removeprefix("http://").partition(":")
     for name, value in {"HOST": host, "PORT": port, "API_KEY": harness.key, "POLICY": "shop"}.items():
         monkeypatch.setenv(f"ATTUNE_{name}", value)

@@ -15,7 +15,7 @@ from tests.support.turns import make_turn
 
 @dataclass
 class Harness:
-    """`api` calls the API in this process; where a test runs the API as a process of its own there is none."""
+    """A deployment. `api` calls the API in this process; it is missing if the API runs as a process of its own."""
 
     settings: Settings
     db: Database
@@ -24,7 +24,7 @@ class Harness:
 
     @property
     def api(self) -> httpx2.AsyncClient:
-        assert self._api is not None, "this ring's API runs elsewhere"
+        assert self._api is not None, "the API of this harness runs in a process of its own"
         return self._api
 
     async def policy(self) -> Policy:
@@ -43,8 +43,8 @@ class Harness:
         async with self.db.read() as session:
             return list(await session.scalars(select(model)))
 
-    async def settled(self, seconds: float = 60.0) -> Turn:
-        """The one turn there is, once it is no longer open."""
+    async def wait_for_turn(self, seconds: float = 60.0) -> Turn:
+        """Wait until the first turn has ended. Return it; it must be the only one."""
         async with asyncio.timeout(seconds):
             while True:
                 turns = await self.all(Turn)
@@ -54,7 +54,7 @@ class Harness:
                 await asyncio.sleep(0.05)
 
     async def turn(self, version: Version | None = None, **values: Any) -> Turn:
-        """A finished turn of the serving version, trainable unless `values` say otherwise."""
+        """Create a finished turn of the serving version; `values` override its columns. By default it is trainable."""
         version = version or await self.serving()
         turn = make_turn(await self.policy(), version, new_id("chatcmpl"), **values)
         async with self.db.write() as session:
@@ -62,7 +62,7 @@ class Harness:
         return turn
 
     async def version(self, state: VersionState = VersionState.TRAINED, **values: Any) -> Version:
-        """A version on top of the head, which it becomes."""
+        """Create a version whose parent is the head, and make it the head."""
         policy = await self.policy()
         async with self.db.write() as session:
             row = await session.get_one(Policy, policy.id)
@@ -89,5 +89,6 @@ class Harness:
         return version
 
     async def vote(self, turn_id: str, value: str = "up", **fields: Any) -> httpx2.Response:
+        """Send binary feedback about a turn."""
         body = {"completion_id": turn_id, "kind": "binary", "value": value, **fields}
         return await self.api.post("/v1/feedback", json=body)

@@ -29,7 +29,7 @@ START_SECONDS = 180.0
 
 @dataclass
 class InMemoryEngineRecord:
-    """An engine record in memory: the wanted versions, and the events that the supervisor reported."""
+    """An engine record in memory: the versions to load, and the events that the supervisor reported."""
 
     wanted_versions: list[VersionRef] = field(default_factory=list)
     incarnation: int = 0
@@ -70,7 +70,7 @@ class RunningEngine:
     spec: EngineSpec
 
     def connect(self) -> EngineClient:
-        """A client belongs to one event loop, so each test makes its own."""
+        """Return a new client. A client belongs to one event loop, so each test creates its own."""
         return EngineClient(self.spec.url, self.spec.api_key, self.spec.admin_key)
 
 
@@ -106,7 +106,7 @@ def engine_spec(folder: Path, model: Path) -> EngineSpec:
 
 @pytest.fixture(scope="session")
 def engine_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model if it is built, else a tiny random one."""
+    """Return the folder of the demo model if it is built, else of a tiny random one."""
     if (DEMO_MODEL / "model.safetensors").exists():
         return DEMO_MODEL
     return make_tiny_model(tmp_path_factory.mktemp("model"))
@@ -143,11 +143,11 @@ async def engine_client(engine: RunningEngine) -> AsyncIterator[EngineClient]:
 def make_call() -> Callable[..., ChatCall]:
     """Return a factory of calls for 64 tokens; it accepts fields of ChatCall and of Sampling."""
 
-    def make(text: str = "When do you open?", **fields: Any) -> ChatCall:
+    def create_call(text: str = "When do you open?", **fields: Any) -> ChatCall:
         sampling = {"max_tokens": 64} | {
             name: fields.pop(name) for name in Sampling.__dataclass_fields__ if name in fields
         }
         messages = fields.pop("messages", [{"role": "user", "content": text}])
         return ChatCall(f"chatcmpl-{uuid4().hex}", messages, Sampling(**sampling), **fields)
 
-    return make
+    return create_call

@@ -11,7 +11,7 @@ def error_shape(answer: httpx2.Response) -> tuple[int, set[str]]:
     return answer.status_code, set(answer.json()["error"])
 
 
-async def create_other_project_key(harness: Harness, **values: object) -> dict[str, str]:
+async def create_other_project_key(harness: Harness) -> dict[str, str]:
     """Create another project and return headers with its API key."""
     async with harness.db.write() as session:
         project = Project(id=new_id("proj"), name=new_id("name"))

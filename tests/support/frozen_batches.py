@@ -24,9 +24,9 @@ async def create_project_with_policy(db: Database, name: str, base_model: str) -
 
 
 async def create_batch(db: Database, policy_id: str, count: int = 8, seed: int = 0, length: int = 16) -> str:
-    """Create an open batch on the policy's head version, half of it liked, and return its id.
+    """Create an open batch of the policy's head version and return its id.
 
-    Replies have `length` tokens.
+    Half of the samples have a positive reward. Replies have `length` tokens.
     """
     rng = random.Random(seed)
     async with db.write() as session:

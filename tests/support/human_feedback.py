@@ -1,4 +1,4 @@
-"""Stored human feedback and rewards about replies that end in one of two tokens, as `curate` leaves them."""
+"""Create human feedback and rewards, as `curate` stores them, for replies that end in one of two tokens."""
 
 import random
 from typing import Any
@@ -11,7 +11,7 @@ from tests.support.deployment import Harness
 from tests.support.judgements import settings_with_sources
 from tests.support.turns import make_turn
 
-LIKED_TOKEN, DISLIKED_TOKEN = 700, 701
+PREFERRED_TOKEN, REJECTED_TOKEN = 700, 701
 
 
 def settings_with_reward_model(harness: Harness, **source: Any) -> Settings:
@@ -22,7 +22,7 @@ def settings_with_reward_model(harness: Harness, **source: Any) -> Settings:
 async def create_rated_turns(
     harness: Harness, count: int, *, seed: int = 0, inverted: bool = False, **values: Any
 ) -> list[Turn]:
-    """Create finished turns, half of them liked, each rated by a different person. `inverted` swaps the ratings."""
+    """Create finished turns, half of them approved, each rated by a different person. `inverted` swaps the ratings."""
     rng = random.Random(seed)
     policy, version = await harness.policy(), await harness.serving()
     turns = [
@@ -31,7 +31,7 @@ async def create_rated_turns(
             version,
             new_id("chatcmpl"),
             prompt_ids=[rng.randrange(300, 600) for _ in range(5)],
-            output_ids=[rng.randrange(300, 600), LIKED_TOKEN if number % 2 else DISLIKED_TOKEN],
+            output_ids=[rng.randrange(300, 600), PREFERRED_TOKEN if number % 2 else REJECTED_TOKEN],
             **values,
         )
         for number in range(count)

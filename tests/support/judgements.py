@@ -62,7 +62,7 @@ def completion_response(text: str, finish_reason: str = "stop") -> dict[str, Any
     return {"object": "chat.completion", "choices": [choice], "usage": {"total_tokens": 123}}
 
 
-def grade_response(grade: int, reason: str = "so it is") -> dict[str, Any]:
+def grade_response(grade: int, reason: str = "it is polite") -> dict[str, Any]:
     """Return a judge's chat completion with this grade."""
     return completion_response(orjson.dumps({"reason": reason, "grade": grade}).decode())
 

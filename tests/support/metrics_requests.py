@@ -27,7 +27,7 @@ async def serve_with_settings(harness: Harness, **settings: Any) -> AsyncIterato
 
 
 class Page:
-    """All samples by name and labels. Duplicates, which Prometheus refuses, fail here."""
+    """The samples of /metrics by name and labels. A duplicate sample, which Prometheus refuses, fails the test."""
 
     def __init__(self, text: str) -> None:
         self.families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -35,13 +35,13 @@ class Page:
         for family in self.families.values():
             for sample in family.samples:
                 key = (sample.name, frozenset(sample.labels.items()))
-                assert key not in self.samples, f"twice: {key}"
+                assert key not in self.samples, f"duplicate sample: {key}"
                 self.samples[key] = sample.value
 
     def __call__(self, name: str, **labels: str) -> float | None:
         return self.samples.get((name, frozenset(labels.items())))
 
-    def named(self, name: str) -> dict[frozenset[tuple[str, str]], float]:
+    def by_name(self, name: str) -> dict[frozenset[tuple[str, str]], float]:
         return {labels: value for (sample_name, labels), value in self.samples.items() if sample_name == name}
 
 

@@ -4,8 +4,8 @@ import io
 from typing import Any
 
 import httpx2
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from app.models import Feedback, FeedbackRank, Turn, new_id
 from tests.support.deployment import Harness

@@ -44,7 +44,7 @@ class Processes:
         raise TimeoutError(f"the API did not start; its log:\n{self.children['api'].log.read_text()}")
 
     def kill(self, name: str) -> None:
-        """kill -9, of that process alone."""
+        """Kill this process with SIGKILL, and none of its children."""
         process = self.children[name].process
         assert process is not None
         process.kill()
@@ -57,10 +57,10 @@ class Processes:
 
 @contextmanager
 def processes(settings: Settings) -> Iterator[Processes]:
-    """`settings` as environment variables, on a free port."""
+    """Yield the processes, stopped, with `settings` as environment variables and a free port. Stop them at the end."""
     settings = settings.model_copy(update={"port": free_port()})
     values = settings.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    values["rewards"] = settings.rewards.model_dump(mode="json")  # with the types of its sources, which are defaults
+    values["rewards"] = settings.rewards.model_dump(mode="json")  # exclude_defaults would drop the types of the sources
     environment = {
         f"ATTUNE_{name.upper()}": json.dumps(value) if isinstance(value, (list, dict)) else str(value)
         for name, value in values.items()
@@ -74,10 +74,10 @@ def processes(settings: Settings) -> Iterator[Processes]:
 
 
 async def until(condition: Callable[[], Awaitable[object]], seconds: float, what: str) -> None:
-    """Poll every 20 ms."""
+    """Wait until the condition holds, or fail after this time. Polls every 20 ms."""
     try:
         async with asyncio.timeout(seconds):
             while not await condition():
                 await asyncio.sleep(0.02)
     except TimeoutError as error:
-        raise AssertionError(f"after {seconds:.0f} s still not: {what}") from error
+        raise AssertionError(f"after {seconds:.0f} s not reached: {what}") from error

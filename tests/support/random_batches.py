@@ -11,7 +11,7 @@ GARBAGE = (float("nan"), float("inf"), float("-inf"), 1e30)
 
 
 class Tokens(NamedTuple):
-    """[B, T] each: what a policy gradient needs, and a little more."""
+    """Inputs of policy losses, each of shape [B, T]."""
 
     logprobs_BT: Tensor
     old_BT: Tensor
@@ -22,7 +22,7 @@ class Tokens(NamedTuple):
 
 
 def tokens(seed: int, sequences: int, width: int, *, dtype: torch.dtype = torch.float64) -> Tokens:
-    """At least two tokens are inside the mask, so that variances exist."""
+    """Return random inputs. At least two tokens are inside the mask, so that variances exist."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal() -> Tensor:
@@ -40,12 +40,12 @@ def batches(*, sequences: int = 5, width: int = 6) -> st.SearchStrategy[Tokens]:
 
 
 def fill_padding(x_BT: Tensor, mask_BT: Tensor, garbage: float) -> Tensor:
-    """The same inside the mask, garbage outside."""
+    """Return x with garbage outside the mask."""
     return torch.where(mask_BT.bool(), x_BT, garbage)
 
 
 def with_gradient(loss: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """A scalar loss of x, and its gradient by x."""
+    """Return a scalar loss of x and its gradient with respect to x."""
     x = x.clone().requires_grad_()
     value = loss(x)
     value.backward()
@@ -54,5 +54,5 @@ def with_gradient(loss: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, 
 
 
 def rows(*tensors: Tensor) -> list[tuple[Any, ...]]:
-    """Token by token, as Python numbers."""
+    """Return the values of each token as Python numbers."""
     return list(zip(*(tensor.flatten().tolist() for tensor in tensors), strict=True))

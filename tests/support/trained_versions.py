@@ -54,6 +54,7 @@ async def publish(harness: Harness, *, loaded: bool = True) -> Version:
         policy = await session.get_one(Policy, version.policy_id)
         row = await session.get_one(Version, version.id)
         if loaded:
+            assert row.adapter_name is not None
             engine = await session.get_one(Engine, "engine-0")
             engine.loaded = [*engine.loaded, row.adapter_name]
         await service.set_live(session, policy, row, actor="test", reason="test")

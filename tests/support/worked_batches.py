@@ -15,7 +15,7 @@ def reply(reward: float, length: int = 2, group: str | None = None, **others: ob
 
 
 def make_train_data(samples: Sequence[Sample], **tensors: Tensor) -> TrainData:
-    """Return a batch as tensors. Every log-prob is −1 unless given."""
+    """Return a batch as tensors. Log-probs that are not passed are −1."""
     longest = max(len(sample.output_ids) for sample in samples)
     mask_BT = torch.tensor([[float(t < len(s.output_ids)) for t in range(longest)] for s in samples])
     default_BT = -mask_BT

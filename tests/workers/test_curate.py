@@ -89,7 +89,9 @@ async def test_comments_and_unknown_labels_are_processed_once_and_give_no_reward
         {"kind": "comment", "value": "thanks", "target": {"conversation_id": "c"}},
     ):
         assert (await harness.api.post("/v1/feedback", json=body)).status_code == 201
-    assert await curate(harness.db, harness.settings) == 2  # those about a turn; the other one was never unprocessed
+    assert (
+        await curate(harness.db, harness.settings) == 2
+    )  # those about a turn; the other one was processed from the start
     assert await harness.all(Reward) == await harness.all(Sample) == []
     assert all(row.processed for row in await harness.all(Feedback))
 
@@ -138,7 +140,7 @@ async def test_a_comparison_rewards_both_turns_and_groups_those_with_the_same_pr
     samples = {sample.turn_id: sample for sample in await harness.all(Sample)}
     assert {id: sample.reward for id, sample in samples.items()} == {a.id: -1.0, b.id: 0.0, other.id: 1.0}
     assert samples[a.id].group_id == samples[b.id].group_id and samples[a.id].group_id
-    assert samples[other.id].group_id == other.id, "it answers another prompt"
+    assert samples[other.id].group_id == other.id, "its prompt is different"
     await withdraw(harness, feedback_id)
     samples = {sample.turn_id: sample for sample in await harness.all(Sample)}
     assert (samples[b.id].reward, samples[other.id].state) == (1.0, SampleState.DROPPED)

@@ -54,8 +54,8 @@ async def test_engine_without_heartbeats_is_marked_down(harness: Harness) -> Non
 
 async def test_lost_turn_is_aborted(harness: Harness) -> None:
     lost = await harness.turn(state=TurnState.OPEN, created_at=0.0)
-    young = await harness.turn(state=TurnState.OPEN)
+    recent = await harness.turn(state=TurnState.OPEN)
     await reconcile_and_list_tasks(harness)
     states = {turn.id: (turn.state, turn.finish_reason) for turn in await harness.all(type(lost))}
     assert states[lost.id] == (TurnState.ABORTED, "server_lost")
-    assert states[young.id][0] == TurnState.OPEN
+    assert states[recent.id][0] == TurnState.OPEN

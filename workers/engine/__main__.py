@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 
 from alignment.artifacts.specs import check_adapter
@@ -35,15 +36,12 @@ def engine_spec(settings: Settings) -> EngineSpec:
 
 def version_opener(settings: Settings) -> VersionOpener:
     """Return the opener of local files, or of downloaded files where `versions_url` is set."""
-
-    def check(path: Path, manifest_sha256: str) -> None:
-        check_version(settings.model, path, manifest_sha256, full_weights=settings.adaptation == "full")
+    if settings.versions_url is None:
+        return local_versions(partial(check_version, settings.model, full_weights=settings.adaptation == "full"))
 
     def check_downloaded(path: Path) -> None:
         check_adapter(path, adapter_spec(settings.model))
 
-    if settings.versions_url is None:
-        return local_versions(check)
     admin_key = load_engine_keys(settings).admin
     return downloaded_versions(str(settings.versions_url), admin_key, check_downloaded, settings.pulled_dir)
 

@@ -5,7 +5,7 @@ import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol, TypeVar
 
@@ -133,8 +133,7 @@ class Supervisor:
 
     async def _load_and_monitor(self, incarnation: int) -> str:
         """Load the wanted versions, mark the engine ready and monitor it. Return why it must be restarted."""
-        client = EngineClient(self.spec.url, self.spec.api_key, self.spec.admin_key)
-        try:
+        async with aclosing(EngineClient(self.spec.url, self.spec.api_key, self.spec.admin_key)) as client:
             if not await self._wait_until_ready(client):
                 return f"the engine did not answer within {self.timeouts.start:.0f} s of its start"
             try:
@@ -144,8 +143,6 @@ class Supervisor:
             self._ready_at = time.monotonic()
             self.report(f"engine ready on {self.spec.url}")
             return await self._monitor(client, incarnation)
-        finally:
-            await client.aclose()
 
     async def _wait_until_ready(self, client: EngineClient) -> bool:
         started = reported = time.monotonic()

@@ -74,8 +74,9 @@ async def record_agreement(session: AsyncSession, project_id: str, turns: Sequen
 def is_within_allowance(position: ColumnElement[int], limit: int) -> ColumnElement[bool]:
     """Return whether a batch may take a rater's sample at this position (from 1), as a SQL condition.
 
-    This is `alignment.signals.rater_trust.sample_quota` in SQL, for a statement that has Rater joined from outside. A
-    rater without a record counts as a newcomer, and a trusted rater has no limit.
+    A rater gets the share of `limit` that `alignment.signals.rater_trust.rater_weight` states, and at least one place.
+    The statement must have Rater joined from outside. A rater without a record counts as a newcomer, and a trusted
+    rater has no limit.
     """
     alpha, beta = rater_trust.PRIOR
     agreed, disagreed = func.coalesce(Rater.agreement_weight, 0.0), func.coalesce(Rater.disagreement_weight, 0.0)

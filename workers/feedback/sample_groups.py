@@ -29,10 +29,6 @@ class SampleGroups:
         members = self.members.get(turn.completion_id, ())
         return [turn, *(member for member in members if member.exclusion_reason is None)]
 
-    def expected_at(self, turn: FinishedTurn) -> float:
-        """Return when the last open rollout of the group expires, 0 if none is open."""
-        return self.open_until.get(turn.completion_id, 0.0)
-
     def rated_turn(self, turn: FinishedTurn) -> FinishedTurn:
         """Return the turn whose raters count for this one: for a group sample the chat turn of its group."""
         if turn.origin != Origin.GROUP_SAMPLE:

@@ -76,7 +76,7 @@ async def update_samples(
             ready_times = [
                 _ready_at(member, turn_rewards[member.id], config, time) for member in groups.trainable_group(turn)
             ]
-            sample.ready_at = max([groups.expected_at(turn), *ready_times])
+            sample.ready_at = max([groups.open_until.get(turn.completion_id, 0.0), *ready_times])
             sample.rater = _main_rater(returns.rated_by[groups.rated_turn(turn).id])
             _quarantine(sample, turn, returns.rated_by[turn.id], quarantined)
 

@@ -108,7 +108,7 @@ class LLMJudge:
             if status not in (400, 422):
                 return self._parse_completion(status, content)
         answer = self._client.quote(content.decode("utf-8", "replace"))
-        raise AttemptFailed(f"it refused every form of the question{answer}")
+        raise AttemptFailed(f"it refused every form of the request{answer}")
 
     def _parse_completion(self, status: int, content: bytes) -> str:
         body = decode_answer(status, content)

@@ -184,12 +184,5 @@ def _build_facts(turn: Turn, next_messages: list[dict[str, Any]], settings: Sett
 
 
 def _build_turn_body(turn: Turn, model: str) -> dict[str, Any]:
-    return {
-        "id": turn.id,
-        "conversation_id": turn.conversation_id,
-        "messages": turn.messages,
-        "reply": turn.reply,
-        "finish_reason": turn.finish_reason,
-        "model": model,
-        "metadata": turn.request_metadata or {},
-    }
+    body = {name: getattr(turn, name) for name in ("id", "conversation_id", "messages", "reply", "finish_reason")}
+    return body | {"model": model, "metadata": turn.request_metadata or {}}

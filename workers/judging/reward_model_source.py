@@ -40,10 +40,6 @@ class ScoringJob:
     closed: Mapping[str, JobEnded]
     replies: tuple[Reply, ...]
 
-    @property
-    def fences(self) -> dict[str, int]:
-        return {judgement.id: judgement.fence for judgement in self.judgements}
-
 
 async def claim_scoring_job(db: Database, owner: str, settings: Settings) -> ScoringJob | None:
     """Claim the judgement that has been due longest, and others of the same policy. Returns None if none is due.

@@ -74,11 +74,8 @@ async def lock_engine(session: AsyncSession, engine: Engine) -> Engine | None:
 
 async def record_adapters(
     session: AsyncSession, engine: Engine, *, added: str | None = None, removed: str | None = None
-) -> bool:
-    """Record that an adapter was loaded or unloaded. Return False if the engine was restarted since it was read."""
-    current = await lock_engine(session, engine)
-    if current is None:
-        return False
-    loaded = {*current.loaded, added} if added else set(current.loaded)
-    current.loaded = sorted(loaded - {removed})
-    return True
+) -> None:
+    """Record that an adapter was loaded or unloaded, unless the engine was restarted since it was read."""
+    if (current := await lock_engine(session, engine)) is not None:
+        loaded = {*current.loaded, added} if added else set(current.loaded)
+        current.loaded = sorted(loaded - {removed})

@@ -55,7 +55,7 @@ async def evaluate(db: Database, settings: Settings, owner: str) -> int:
 async def _evaluate(db: Database, settings: Settings, policy: Policy, version: Version, engines: list[Engine]) -> bool:
     """Return whether the version was verified. If not, it is rejected, or left for another attempt."""
     if policy.head_version_id != version.id:
-        return await _reject(db, version, "learning went back to another version before this one was verified")
+        return await _reject(db, version, "training returned to another version before this one was verified")
     if (reason := kl_guard.describe_violation(version, settings)) is not None:
         return await _reject(db, version, reason, alarm=settings)
     timings = Timings({"export": version.timings["export"]})
@@ -80,7 +80,7 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
         except (EngineUnavailable, EngineRefused) as error:  # during a gate's prompts: the gate has decided nothing
             log.warning("%s waits: %s", version.adapter_name, error)
             if version.full_weights and version.attempt >= settings.max_attempts:  # each attempt costs two weight swaps
-                reason = f"its gates could not be asked in {version.attempt} attempts: {error}"
+                reason = f"its gates could not be reached in {version.attempt} attempts: {error}"
                 return await _reject(db, version, reason, engines)
             return await _release_claim(db, version, counts=version.full_weights)
     if refusal is not None:

@@ -68,7 +68,7 @@ class GateRunner:
         try:
             reason = await run_user_code(lambda: load_gate(gate.function)(candidate), gate.timeout_seconds, noun="gate")
         except UserCodeError as error:  # a gate that cannot be run has not passed
-            return f"it could not be asked: {error}"
+            return f"the request failed: {error}"
         return None if reason is None else str(reason)[:1000]
 
     async def _run_prompts(self, gate: PromptsGate) -> str | None:
@@ -94,7 +94,7 @@ class GateRunner:
             candidate = await self._answer_prompts(gate, self.version, rows)
             baseline = await self._answer_prompts(gate, serving, rows) if gate.compares else None
         except EngineRefused as error:  # permanent, such as a prompt that is too long: a retry would be refused too
-            return f"it could not be asked: {error}"
+            return f"the request failed: {error}"
         if candidate.share is not None:
             self.metrics[f"gate/{gate.name}"] = candidate.share
         return gate.rejection_reason(candidate, baseline)

@@ -87,9 +87,7 @@ async def record_timings(db: Database, version_id: str, switch_seconds: float) -
     """
     async with db.write() as session:
         version = await session.get_one(Version, version_id)
-        served_at = version.live_at
-        if served_at is None:
-            served_at = (await repository.get_deployment(session, version.policy_id)).canary_since
+        served_at = version.live_at or (await repository.get_deployment(session, version.policy_id)).canary_since
         if served_at is None:
             return  # a canary that an operator ended at once
         version.timings = {**version.timings, "switch": switch_seconds}

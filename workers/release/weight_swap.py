@@ -201,10 +201,7 @@ async def _exclude_interrupted_turns(db: Database, engine: Engine, version: Vers
     reason = f"the weights changed during the reply, from {engine.weights or BASE_WEIGHTS} to {_weights_name(version)}"
     async with db.write() as session:
         await session.execute(
-            update(Turn)
-            .where(*_open_turns_on(engine), Turn.exclusion_reason.is_(None))
-            .values(exclusion_reason=reason)
-            .execution_options(synchronize_session=False)
+            update(Turn).where(*_open_turns_on(engine), Turn.exclusion_reason.is_(None)).values(exclusion_reason=reason)
         )
 
 
@@ -282,7 +279,6 @@ class SwapLease:
                 .where(Engine.name == self.engine.name, Engine.incarnation == self.engine.incarnation, condition)
                 .values(swapping_until=until, **values)
                 .returning(Engine.name, Engine.swapping_until)
-                .execution_options(synchronize_session=False)
             )
             row = result.one_or_none()
         if row is not None:

@@ -145,7 +145,6 @@ async def _delay_samples(session: AsyncSession, completion_ids: Collection[str],
         update(Sample)
         .where(Sample.turn_id.in_(turn_ids), Sample.state == SampleState.OPEN, Sample.ready_at < ready_at)
         .values(ready_at=ready_at)
-        .execution_options(synchronize_session=False)
     )
 
 

@@ -215,7 +215,6 @@ async def close_rollout(session: AsyncSession, settings: Settings, rollout: Roll
             finished_at=now(),
             processed=True,
         )
-        .execution_options(synchronize_session=False)
     )
     await rewards.update_turn_samples(session, {rollout.id}, settings)
     enqueue_after_commit(session, "judge")

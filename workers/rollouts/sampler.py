@@ -121,8 +121,7 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
             await finish_row(session, row, RolloutState.SKIPPED, DELETED, **values)
             return
         await finish_row(session, row, RolloutState.DONE, result.reason, reward=result.reward, **values)
-        set_engine = update(Turn).where(Turn.id == row.id).values(engine=self._engine)
-        await session.execute(set_engine.execution_options(synchronize_session=False))
+        await session.execute(update(Turn).where(Turn.id == row.id).values(engine=self._engine))
         penalty = length_penalty(num_tokens, *length_range) if length_range and num_tokens else None
         turn_end = TurnEnd(
             row.id, TurnState.DONE, result.capture, exclusion_reason=result.exclusion_reason, length_penalty=penalty
@@ -254,21 +253,18 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
 
 async def sample_rollouts(db: Database, settings: Settings, owner: str) -> int:
     """Sample rollouts until no engine has capacity or none is left. Returns the number that reached a final state."""
-    pool = EnginePool(load_engine_keys(settings), read_timeout=settings.chat_timeout_seconds)
+    async with EnginePool(load_engine_keys(settings), read_timeout=settings.chat_timeout_seconds) as pool:
 
-    async def claim_jobs(running: Collection[RolloutJob]) -> list[RolloutJob]:
-        try:
-            await skip_expired(db, settings)
-            await prompt_sets.advance_plans(db, settings)
-            claimed = await claim_rollouts(db, settings, owner)
-        except SQLAlchemyError:
-            if not running:
-                raise
-            log.exception("no new rollouts are claimed for now")  # the running ones must not fail with it
-            return []
-        return [RolloutJob(db, settings, pool, rollout, engine) for rollout, engine in claimed]
+        async def claim_jobs(running: Collection[RolloutJob]) -> list[RolloutJob]:
+            try:
+                await skip_expired(db, settings)
+                await prompt_sets.advance_plans(db, settings)
+                claimed = await claim_rollouts(db, settings, owner)
+            except SQLAlchemyError:
+                if not running:
+                    raise
+                log.exception("no new rollouts are claimed for now")  # the running ones must not fail with it
+                return []
+            return [RolloutJob(db, settings, pool, rollout, engine) for rollout, engine in claimed]
 
-    try:
         return await run_jobs(db, "rollout", claim_jobs, poll_seconds=POLL_SECONDS)
-    finally:
-        await pool.close()

@@ -116,7 +116,6 @@ async def _drop_stale_samples(
             state=SampleState.DROPPED,
             reason=f"stale: more than {len(fresh_versions) - 1} updates behind v{head.number}",
         )
-        .execution_options(synchronize_session=False)
     )
 
 

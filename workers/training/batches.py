@@ -189,20 +189,20 @@ async def halt_on_damaged_parent(db: Database, claimed: ClaimedBatch, damage: st
 
     Training is resumed by an operator who has repaired the directory or rolled back. Raises LeaseLost.
     """
-    reason = f"the version that learning goes on from is damaged: {damage}"
+    reason = f"the version that training continues from is damaged: {damage}"
     async with db.write() as session:
         policy = await session.get_one(Policy, claimed.policy.id, with_for_update={"key_share": True})
         await _finish(session, claimed, BatchState.FAILED, reason=reason)
         await _update_samples(session, claimed.row, state=SampleState.OPEN, batch_id=None)
-        _audit(session, policy, claimed.row, AuditAction.BATCH_FAILED, reason)
+        record_audit(session, TRAINER, AuditAction.BATCH_FAILED, claimed.row.id, reason, project_id=policy.project_id)
         kl_guard.halt(session, policy, actor=TRAINER, reason=reason)
 
 
 async def record_failed_attempt(db: Database, claimed: ClaimedBatch, reason: str) -> None:
     """Audit why an attempt failed. The batch stays open and is claimed again when its lease expires."""
     async with db.write() as session:
-        attempt = claimed.row.attempt
-        _audit(session, claimed.policy, claimed.row, AuditAction.BATCH_ATTEMPT_FAILED, reason, attempt=attempt)
+        details: dict[str, Any] = {"project_id": claimed.policy.project_id, "attempt": claimed.row.attempt}
+        record_audit(session, TRAINER, AuditAction.BATCH_ATTEMPT_FAILED, claimed.row.id, reason, **details)
 
 
 async def quarantine_poisoned(db: Database, settings: Settings) -> int:
@@ -218,8 +218,9 @@ async def quarantine_poisoned(db: Database, settings: Settings) -> int:
             batch.settled_at = now()
             batch.fence += 1  # a trainer that still works on it must not write
             await _update_samples(session, batch, state=SampleState.DROPPED, reason="its batch is quarantined")
-            policy = await session.get_one(Policy, batch.policy_id)
-            _audit(session, policy, batch, AuditAction.BATCH_QUARANTINED, batch.reason, actor="reconcile")
+            project_id = (await session.get_one(Policy, batch.policy_id)).project_id
+            action = AuditAction.BATCH_QUARANTINED
+            record_audit(session, "reconcile", action, batch.id, batch.reason, project_id=project_id)
             enqueue_after_commit(session, "assemble")
     return len(poisoned)
 
@@ -228,7 +229,8 @@ async def _discard(session: AsyncSession, claimed: ClaimedBatch, state: BatchSta
     await _finish(session, claimed, state, reason=reason)
     dropped_reason = f"its batch is set aside: {reason}"
     await _update_samples(session, claimed.row, state=SampleState.DROPPED, reason=dropped_reason)
-    _audit(session, claimed.policy, claimed.row, AuditAction(f"batch.{state}"), reason)
+    action, project_id = AuditAction(f"batch.{state}"), claimed.policy.project_id
+    record_audit(session, TRAINER, action, claimed.row.id, reason, project_id=project_id)
     enqueue_after_commit(session, "assemble")
 
 
@@ -243,18 +245,4 @@ async def _update_samples(session: AsyncSession, batch: Batch, *conditions: Colu
         update(Sample)
         .where(Sample.batch_id == batch.id, Sample.state == SampleState.BATCHED, *conditions)
         .values(values)
-        .execution_options(synchronize_session=False)
     )
-
-
-def _audit(
-    session: AsyncSession,
-    policy: Policy,
-    batch: Batch,
-    action: AuditAction,
-    reason: str,
-    *,
-    actor: str = TRAINER,
-    **details: Any,
-) -> None:
-    record_audit(session, actor, action, batch.id, reason, project_id=policy.project_id, **details)

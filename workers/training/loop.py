@@ -90,7 +90,7 @@ class TrainingLoop:
         try:
             is_committed = context.run(batches.commit(context.db, claimed, metrics=finite_metrics, **result))
         except LeaseLost as error:
-            log.warning("%s; %s is thrown away", error, name)
+            log.warning("%s; %s is discarded", error, name)
             self.group.loaded_version_dir = UNKNOWN
             return
         log.info("%s %s", name, "trained" if is_committed else "is void: the head moved")
@@ -116,7 +116,8 @@ class TrainingLoop:
         if job.replies:
             assert model is not None and model.path is not None
             files = {"directory": Path(model.path), "manifest_sha256": model.manifest_sha256}
-            with Heartbeat(context.settings, Judgement, job.fences):
+            fences = {judgement.id: judgement.fence for judgement in job.judgements}
+            with Heartbeat(context.settings, Judgement, fences):
                 try:
                     values = self.group.run("score_replies", replies=job.replies, **files)
                     scores = {reply.turn_id: value for reply, value in zip(job.replies, values, strict=True)}
@@ -158,7 +159,7 @@ class TrainingLoop:
                 state = context.run(reward_model_fits.commit(context.db, claimed, **result))
                 log.info("%s %s", claimed.name, state)
         except LeaseLost as error:
-            log.warning("%s; %s is thrown away", error, claimed.name)
+            log.warning("%s; %s is discarded", error, claimed.name)
 
     def _run_fit_steps(self) -> None:
         """Run all steps of the fit, about SLICE_SECONDS at a time."""

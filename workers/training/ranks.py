@@ -94,10 +94,6 @@ class RankGroup:
         self.reward_model = RewardModel(self.trainer)
         self.loaded_reward_model_dir: Path | None = None
 
-    @property
-    def is_rank_zero(self) -> bool:
-        return self.trainer.rank == 0
-
     def broadcast(self, command: Command | None) -> Command | None:
         """Send rank 0's command to all ranks and return it. None tells them to stop."""
         commands = [command]

@@ -108,7 +108,7 @@ async def read_dataset(session: AsyncSession, policy: Policy) -> PreferenceDatas
     Nothing is tokenized here. The text of a correction is therefore not used, only its reward.
     """
     rows = await session.execute(human_labels.select_labels(policy).limit(MAX_LABELS))
-    labels = human_labels.read_labels(rows.all())
+    labels = [human_labels.HumanLabel(*row) for row in rows]
     replies = await _read_replies(session, {label.turn_id for label in labels})
     return _build_dataset([label for label in labels if label.turn_id in replies], replies)
 
@@ -184,10 +184,7 @@ async def record_failed_attempt(db: Database, claimed: ClaimedFit, reason: str) 
     row, project_id = claimed.row, claimed.policy.project_id
     async with db.write() as session:
         await session.execute(
-            update(RewardModel)
-            .where(RewardModel.id == row.id, RewardModel.fence == row.fence)
-            .values(reason=reason)
-            .execution_options(synchronize_session=False)
+            update(RewardModel).where(RewardModel.id == row.id, RewardModel.fence == row.fence).values(reason=reason)
         )
         action = AuditAction.REWARD_MODEL_ATTEMPT_FAILED
         record_audit(

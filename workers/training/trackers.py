@@ -133,7 +133,7 @@ class SafeTracker:
             work()
         except Exception as error:
             if not self._is_failing:
-                log.warning("%s takes no metrics, learning goes on: %s: %s", self.name, type(error).__name__, error)
+                log.warning("%s accepts no metrics; training continues: %s: %s", self.name, type(error).__name__, error)
             self._is_failing = True
         else:
             self._is_failing = False

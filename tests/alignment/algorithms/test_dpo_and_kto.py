@@ -40,14 +40,14 @@ def test_batch_without_pairs_is_rejected() -> None:
 
 def test_dpo_by_hand() -> None:
     dpo, data = DPO(DPOConfig(beta=0.5)), make_train_data([reply(1.0, 2, "a"), reply(-1.0, 1, "a")])
-    now_BT = torch.tensor([[-0.8, -0.9], [-1.4, 0.0]])
-    # gained on the base: 0.3 and −0.4, so d = 0.7; −log σ(0.35), slope −½ · σ(−0.35)
-    metrics = dpo.compute_loss(one_micro_batch(data, now_BT))
+    logprobs_BT = torch.tensor([[-0.8, -0.9], [-1.4, 0.0]])
+    # log-ratios to the base: 0.3 and −0.4, so d = 0.7; −log σ(0.35), slope −½ · σ(−0.35)
+    metrics = dpo.compute_loss(one_micro_batch(data, logprobs_BT))
     assert metrics["loss"].item() == pytest.approx(-math.log(sigmoid(0.35)))
     assert metrics["rewards/margins"].item() == pytest.approx(0.35)
     assert metrics["rewards/accuracies"].item() == 1.0
     slope = 0.5 * sigmoid(-0.35)
-    torch.testing.assert_close(gradient(dpo, data, now_BT), torch.tensor([[-slope, -slope], [slope, 0.0]]))
+    torch.testing.assert_close(gradient(dpo, data, logprobs_BT), torch.tensor([[-slope, -slope], [slope, 0.0]]))
 
 
 def test_micro_batches_of_pairs_add_up() -> None:
@@ -55,12 +55,12 @@ def test_micro_batches_of_pairs_add_up() -> None:
         DPO(DPOConfig()),
         make_train_data([reply(1.0, 1, "a"), reply(0.0, 1, "a"), reply(0.0, 1, "b"), reply(2.0, 1, "b")]),
     )
-    now_BT = torch.tensor([[-0.5], [-1.0], [-0.2], [-1.7]])
-    parts = [MicroBatch(data, rows, now_BT[list(rows)], 4, 4, (0, 1, 2, 3)) for rows in ((0, 1), (2, 3))]
-    all_metrics = dpo.compute_loss(one_micro_batch(data, now_BT))
-    apart = [dpo.compute_loss(part) for part in parts]
+    logprobs_BT = torch.tensor([[-0.5], [-1.0], [-0.2], [-1.7]])
+    parts = [MicroBatch(data, rows, logprobs_BT[list(rows)], 4, 4, (0, 1, 2, 3)) for rows in ((0, 1), (2, 3))]
+    all_metrics = dpo.compute_loss(one_micro_batch(data, logprobs_BT))
+    part_metrics = [dpo.compute_loss(part) for part in parts]
     for name, value in all_metrics.items():
-        assert value.item() == pytest.approx(sum(part[name].item() for part in apart)), name
+        assert value.item() == pytest.approx(sum(part[name].item() for part in part_metrics)), name
 
 
 def test_kto_by_hand() -> None:

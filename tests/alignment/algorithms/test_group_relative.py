@@ -22,7 +22,7 @@ GROUPS = [
 ]
 
 
-def credit(algorithm: RLAlgorithm, samples: list[Sample]) -> list[float]:
+def first_token_advantages(algorithm: RLAlgorithm, samples: list[Sample]) -> list[float]:
     data = make_train_data(samples)
     algorithm.before_train_step(0, data)
     assert data.advantages_BT is not None
@@ -30,9 +30,9 @@ def credit(algorithm: RLAlgorithm, samples: list[Sample]) -> list[float]:
 
 
 def test_grpo_advantages_by_hand() -> None:
-    third, root = 1 / math.sqrt(3), 1 / math.sqrt(2)
-    expected = [2 / 3 / third, -1 / 3 / third, -1 / 3 / third, -root, root]
-    assert credit(GRPO(GRPOConfig()), GROUPS) == pytest.approx(expected, abs=2e-4)
+    scale_a, value = 1 / math.sqrt(3), 1 / math.sqrt(2)
+    expected = [2 / 3 / scale_a, -1 / 3 / scale_a, -1 / 3 / scale_a, -value, value]
+    assert first_token_advantages(GRPO(GRPOConfig()), GROUPS) == pytest.approx(expected, abs=2e-4)
 
 
 def test_grpo_gives_replies_equal_weight() -> None:
@@ -43,7 +43,9 @@ def test_grpo_gives_replies_equal_weight() -> None:
 
 
 def test_dr_grpo_centres_and_gives_tokens_equal_weight() -> None:
-    assert credit(DrGRPO(DrGRPOConfig()), GROUPS) == pytest.approx([0.6667, -0.3333, -0.3333, -1.0, 1.0], abs=1e-4)
+    assert first_token_advantages(DrGRPO(DrGRPOConfig()), GROUPS) == pytest.approx(
+        [0.6667, -0.3333, -0.3333, -1.0, 1.0], abs=1e-4
+    )
     dr_grpo, data = DrGRPO(DrGRPOConfig(horizon=100)), make_train_data(GROUPS)
     dr_grpo.before_train_step(0, data)
     assert data.advantages_BT is not None
@@ -52,18 +54,18 @@ def test_dr_grpo_centres_and_gives_tokens_equal_weight() -> None:
 
 def test_rloo_advantages_by_hand() -> None:
     # 1 − 0;  0 − ½;  0 − ½;  2 − 4;  4 − 2
-    assert credit(RLOO(RLOOConfig()), GROUPS) == [1.0, -0.5, -0.5, -2.0, 2.0]
+    assert first_token_advantages(RLOO(RLOOConfig()), GROUPS) == [1.0, -0.5, -0.5, -2.0, 2.0]
 
 
 def test_reinforce_plus_plus_whitens_over_the_tokens_of_the_batch() -> None:
-    two = [reply(1.0, 1), reply(0.0, 1), reply(-1.0, 1)]
-    assert credit(ReinforcePlusPlus(ReinforcePlusPlusConfig()), two) == [1.0, 0.0, -1.0]
+    samples = [reply(1.0, 1), reply(0.0, 1), reply(-1.0, 1)]
+    assert first_token_advantages(ReinforcePlusPlus(ReinforcePlusPlusConfig()), samples) == [1.0, 0.0, -1.0]
 
 
 def test_reinforce_plus_plus_with_group_baseline() -> None:
     pairs = [reply(1.0, 1, "a"), reply(0.0, 1, "a"), reply(9.0, 1, "b"), reply(8.0, 1, "b")]
     # ±½ four times, deviation √(4 · ¼ / 3) = 0.57735
-    assert credit(ReinforcePlusPlus(ReinforcePlusPlusConfig(baseline="group")), pairs) == [
+    assert first_token_advantages(ReinforcePlusPlus(ReinforcePlusPlusConfig(baseline="group")), pairs) == [
         0.866,
         -0.866,
         0.866,
@@ -81,10 +83,10 @@ def test_dapo_skips_groups_with_equal_rewards() -> None:
 def test_dapo_clips_higher() -> None:
     dapo, data = DAPO(DAPOConfig()), make_train_data([reply(1.0, 1, "a"), reply(-1.0, 1, "a")])
     dapo.before_train_step(0, data)
-    up_B = torch.tensor([[math.log(1.25)], [math.log(1.25)]]) - 1
-    assert (gradient(dapo, data, up_B) != 0).all()  # below 1.28
-    beyond_B = torch.tensor([[math.log(1.3)], [math.log(1.3)]]) - 1
-    assert gradient(dapo, data, beyond_B)[0].item() == 0.0
+    raised_B = torch.tensor([[math.log(1.25)], [math.log(1.25)]]) - 1
+    assert (gradient(dapo, data, raised_B) != 0).all()  # below 1.28
+    clipped_B = torch.tensor([[math.log(1.3)], [math.log(1.3)]]) - 1
+    assert gradient(dapo, data, clipped_B)[0].item() == 0.0
 
 
 def test_dapo_applies_the_overlong_penalty() -> None:
@@ -92,7 +94,7 @@ def test_dapo_applies_the_overlong_penalty() -> None:
     # rewards 1 (2 tokens), 1 − ½ (3), 1 − 1 (4)
     lengths = [reply(1.0, 2, "a"), reply(1.0, 3, "a"), reply(1.0, 4, "a")]
     assert dapo.select(lengths) == [0, 1, 2]
-    assert credit(dapo, lengths) == [1.0, 0.0, -1.0]
+    assert first_token_advantages(dapo, lengths) == [1.0, 0.0, -1.0]
 
 
 @pytest.mark.parametrize(
@@ -109,12 +111,14 @@ def test_singleton_groups_are_skipped(algorithm: RLAlgorithm) -> None:
     with pytest.raises(NothingToCompare):
         algorithm.select([reply(1.0, 1, "once"), reply(0.0)])
     with pytest.raises(SingletonGroup):
-        credit(algorithm, [*GROUPS, reply(1.0)])
+        first_token_advantages(algorithm, [*GROUPS, reply(1.0)])
 
 
 def test_groups_with_equal_rewards_are_rejected() -> None:
     with pytest.raises(NoVariance):
-        credit(GRPO(GRPOConfig()), [reply(1.0, 1, "a"), reply(1.0, 1, "a"), reply(0.0, 1, "b"), reply(0.0, 1, "b")])
+        first_token_advantages(
+            GRPO(GRPOConfig()), [reply(1.0, 1, "a"), reply(1.0, 1, "a"), reply(0.0, 1, "b"), reply(0.0, 1, "b")]
+        )
 
 
 def test_group_baseline_needs_gamma_one() -> None:

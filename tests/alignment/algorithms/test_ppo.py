@@ -1,6 +1,7 @@
 """PPO on two replies, worked out by hand, and the length penalty of length-aware PPO."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from alignment.errors import ForeignSamples, NoVariance
 from alignment.types import UpdateReport
 from tests.support.worked_batches import gradient, make_train_data, one_micro_batch, reply
 
-TWO = [reply(1.0, 2), reply(-1.0, 1)]
+REPLIES = [reply(1.0, 2), reply(-1.0, 1)]
 
 
 def test_running_baseline_advantages_and_update() -> None:
@@ -24,7 +25,7 @@ def test_running_baseline_advantages_and_update() -> None:
 
 
 def test_scale_whitening_does_not_centre() -> None:
-    data = make_train_data(TWO)
+    data = make_train_data(REPLIES)
     PPO(PPOConfig()).before_train_step(0, data)
     # advantages 1, 1, −1 over three tokens: variance (2·(2/3)² + (4/3)²) / 2 = 4/3
     assert data.advantages_BT is not None
@@ -34,7 +35,7 @@ def test_scale_whitening_does_not_centre() -> None:
 
 def test_gae_advantages_by_hand() -> None:
     values_BT = torch.tensor([[0.2, 0.6], [0.0, 0.0]])
-    ppo, data = PPO(PPOConfig(estimator="gae", lam=0.5, whiten="off")), make_train_data(TWO, values_BT=values_BT)
+    ppo, data = PPO(PPOConfig(estimator="gae", lam=0.5, whiten="off")), make_train_data(REPLIES, values_BT=values_BT)
     ppo.before_train_step(0, data)
     # last token: 1 − 0.6 = 0.4;  first: (0 + 0.6 − 0.2) + 0.5 · 0.4 = 0.6;  the other reply: −1 − 0
     assert data.advantages_BT is not None and data.returns_BT is not None
@@ -44,7 +45,10 @@ def test_gae_advantages_by_hand() -> None:
 
 def test_value_loss_uses_the_returns() -> None:
     zero_BT = torch.zeros(2, 2)
-    ppo, data = PPO(PPOConfig(estimator="gae", whiten="off", value_clip=None)), make_train_data(TWO, values_BT=zero_BT)
+    ppo, data = (
+        PPO(PPOConfig(estimator="gae", whiten="off", value_clip=None)),
+        make_train_data(REPLIES, values_BT=zero_BT),
+    )
     ppo.before_train_step(0, data)
     metrics = ppo.compute_value_loss(one_micro_batch(data, zero_BT))
     assert metrics["loss"].item() == pytest.approx(0.5)  # ½ · mean of (0 ∓ 1)² over three tokens
@@ -58,7 +62,7 @@ def test_explained_variance_by_hand() -> None:
 
 
 def test_first_step_gradient_is_reinforce() -> None:
-    ppo, data = PPO(PPOConfig(whiten="off", kl_coef=0.0)), make_train_data(TWO)
+    ppo, data = PPO(PPOConfig(whiten="off", kl_coef=0.0)), make_train_data(REPLIES)
     ppo.before_train_step(0, data)
     # −A / (three tokens)
     torch.testing.assert_close(gradient(ppo, data), torch.tensor([[-1.0, -1.0], [1.0, 0.0]]) / 3)
@@ -69,35 +73,38 @@ def test_first_step_gradient_is_reinforce() -> None:
 
 def test_stale_samples_have_truncated_weights() -> None:
     rollout_logprobs_BT = torch.tensor([[-1.0 + math.log(2), -6.0], [-1.0, 0.0]])
-    ppo, data = PPO(PPOConfig(whiten="off", kl_coef=0.0)), make_train_data(TWO, rollout_logprobs_BT=rollout_logprobs_BT)
+    ppo, data = (
+        PPO(PPOConfig(whiten="off", kl_coef=0.0)),
+        make_train_data(REPLIES, rollout_logprobs_BT=rollout_logprobs_BT),
+    )
     ppo.before_train_step(0, data)
-    # weights parent / rollout: ½, e⁵ cut at 2, 1
+    # weights parent / rollout: ½, e⁵ truncated at 2, 1
     torch.testing.assert_close(gradient(ppo, data), torch.tensor([[-0.5, -2.0], [1.0, 0.0]]) / 3)
 
 
 def test_proximal_rollout_uses_recorded_log_probs() -> None:
     recorded_BT = torch.tensor([[-1.0 - math.log(1.5), -1.0], [-1.0, 0.0]])
     algorithm_config = PPOConfig(whiten="off", kl_coef=0.0, proximal="rollout", correction=CorrectionConfig(mode="off"))
-    ppo, data = PPO(algorithm_config), make_train_data(TWO, rollout_logprobs_BT=recorded_BT)
+    ppo, data = PPO(algorithm_config), make_train_data(REPLIES, rollout_logprobs_BT=recorded_BT)
     assert not ppo.needs_old_logprobs
     ppo.before_train_step(0, data)
-    # the first token's ratio is 1.5 already: beyond the clip, it has no gradient left
+    # the ratio of the first token is 1.5, which the clip excludes: its gradient is 0
     torch.testing.assert_close(gradient(ppo, data), torch.tensor([[0.0, -1.0], [1.0, 0.0]]) / 3)
 
 
 def test_proximal_loglinear_interpolates_by_lag() -> None:
     ppo = PPO(PPOConfig(whiten="off", kl_coef=0.0, proximal="loglinear"))
-    stale = [reply(1.0, 2, lag=1), reply(-1.0, 1)]
-    data = make_train_data(stale)
+    samples = [reply(1.0, 2, lag=1), reply(-1.0, 1)]
+    data = make_train_data(samples)
     ppo.before_train_step(0, data)
     assert not ppo.needs_old_logprobs
-    now_BT = torch.tensor([[-1.0 + math.log(1.1), -1.0], [-1.0 + math.log(1.1), 0.0]])
-    # lag 1: half way, so old = −1 + ½ ln 1.1, ratio √1.1, weight √1.1; lag 0: old = −1, ratio 1.1, weight 1
-    torch.testing.assert_close(gradient(ppo, data, now_BT), torch.tensor([[-1.1, -1.0], [1.1, 0.0]]) / 3)
+    logprobs_BT = torch.tensor([[-1.0 + math.log(1.1), -1.0], [-1.0 + math.log(1.1), 0.0]])
+    # lag 1: α = ½, so old = −1 + ½ ln 1.1, ratio √1.1, weight √1.1; lag 0: old = −1, ratio 1.1, weight 1
+    torch.testing.assert_close(gradient(ppo, data, logprobs_BT), torch.tensor([[-1.1, -1.0], [1.1, 0.0]]) / 3)
 
 
 def test_kl_in_loss() -> None:
-    ppo, data = PPO(PPOConfig(whiten="off", kl_coef=0.1, kl_kind="k1")), make_train_data(TWO)
+    ppo, data = PPO(PPOConfig(whiten="off", kl_coef=0.1, kl_kind="k1")), make_train_data(REPLIES)
     ppo.before_train_step(0, data)
     metrics = ppo.compute_loss(one_micro_batch(data, torch.tensor([[-0.4, -1.0], [-1.0, 0.0]])))
     assert metrics["actor/kl_loss"].item() == pytest.approx(0.6 / 3)
@@ -107,7 +114,7 @@ def test_kl_in_loss() -> None:
 def test_kl_in_reward_is_per_token() -> None:
     ref_logprobs_BT = torch.tensor([[-1.5, -1.0], [-1.0, 0.0]])
     algorithm_config = PPOConfig(estimator="gae", kl_in="reward", kl_kind="k1", kl_coef=0.2, whiten="off")
-    data = make_train_data(TWO, ref_logprobs_BT=ref_logprobs_BT, values_BT=torch.zeros(2, 2))
+    data = make_train_data(REPLIES, ref_logprobs_BT=ref_logprobs_BT, values_BT=torch.zeros(2, 2))
     ppo = PPO(algorithm_config)
     ppo.before_train_step(0, data)
     # −0.2 · 0.5 on the first token, 1 on the last; undiscounted returns
@@ -146,15 +153,17 @@ def test_zero_advantages_are_rejected() -> None:
         ppo.before_train_step(0, make_train_data([reply(1.0), reply(1.0)]))
 
 
-def test_fully_rejected_batch_is_refused() -> None:
+def test_fully_rejected_batch_raises() -> None:
     algorithm_config = PPOConfig(correction=CorrectionConfig(mode="reject", low=0.5, high=2.0))
     with pytest.raises(ForeignSamples):
-        PPO(algorithm_config).before_train_step(0, make_train_data(TWO, rollout_logprobs_BT=torch.full((2, 2), -4.0)))
+        PPO(algorithm_config).before_train_step(
+            0, make_train_data(REPLIES, rollout_logprobs_BT=torch.full((2, 2), -4.0))
+        )
 
 
 def test_candidates_of_one_turn_get_no_later_rewards() -> None:
-    rivals = [reply(-1.0, 1, conversation="c", turn_index=1), reply(1.0, 1, conversation="c", turn_index=1)]
-    data = make_train_data([reply(0.5, 1, conversation="c", turn_index=0), *rivals])
+    candidates = [reply(-1.0, 1, conversation="c", turn_index=1), reply(1.0, 1, conversation="c", turn_index=1)]
+    data = make_train_data([reply(0.5, 1, conversation="c", turn_index=0), *candidates])
     PPO(PPOConfig(whiten="off", turn_discount=0.9)).before_train_step(0, data)
     assert data.advantages_BT is not None
     assert data.advantages_BT[:, 0].tolist() == [0.5, -1.0, 1.0]
@@ -165,8 +174,8 @@ def test_adaptive_kl_needs_a_positive_coefficient() -> None:
         PPOConfig(kl_coef=0.0, kl_control=AdaptiveKLConfig())
 
 
-def length_aware_ppo(**settings: object) -> LengthAwarePPO:
-    return LengthAwarePPO(LengthAwarePPOConfig(whiten="off", **settings))  # type: ignore[arg-type]
+def length_aware_ppo(**settings: Any) -> LengthAwarePPO:
+    return LengthAwarePPO(LengthAwarePPOConfig(whiten="off", **settings))
 
 
 def test_shaping_is_at_most_a_tenth_of_the_mean_reward() -> None:
@@ -195,7 +204,7 @@ def test_drift_tightens_and_loosens_the_range() -> None:
     assert update_with_mean_lengths(ppo, 20, 20, 20) == (35, 75)
 
 
-def test_range_never_closes() -> None:
+def test_range_is_never_empty() -> None:
     shortest, longest = update_with_mean_lengths(
         length_aware_ppo(shortest=30, longest=36, drift_patience=1, drift_step=4), *[90.0] * 9
     )

@@ -22,39 +22,43 @@ def test_every_configuration_has_an_algorithm() -> None:
             assert ALGORITHMS[kind().type].Config is kind
 
 
-class MineConfig(UpdateConfig):
+class CustomAlgorithmConfig(UpdateConfig):
     strength: float = 1.0
 
 
-class Mine(RLAlgorithm):
-    Config = MineConfig
+class CustomAlgorithm(RLAlgorithm):
+    Config = CustomAlgorithmConfig
     needs_reference = False
 
     def before_train_step(self, step: int, data: TrainData) -> None:
         data.advantages_BT = data.rewards_B[:, None] * data.mask_BT
 
     def compute_loss(self, data: MicroBatch) -> dict[str, Tensor]:
-        pull_BT = data.rows(data.batch.advantages_BT) * data.logprobs_BT * data.mask_BT
-        return {"loss": -self.config.strength * pull_BT.sum() / data.num_tokens}
+        weighted_BT = data.rows(data.batch.advantages_BT) * data.logprobs_BT * data.mask_BT
+        return {"loss": -self.config.strength * weighted_BT.sum() / data.num_tokens}
 
 
 @pytest.mark.parametrize(
-    "name", ["tests.alignment.algorithms.test_registry:Mine", "tests.alignment.algorithms.test_registry.Mine"]
+    "name",
+    [
+        "tests.alignment.algorithms.test_registry:CustomAlgorithm",
+        "tests.alignment.algorithms.test_registry.CustomAlgorithm",
+    ],
 )
 def test_custom_class_is_loaded_by_its_path(name: str) -> None:
-    mine = build(CustomConfig(name=name, epochs=3, options={"strength": 2.0}))
-    assert type(mine).__name__ == "Mine"
-    assert (mine.config.strength, mine.config.epochs) == (2.0, 3)
+    algorithm = build(CustomConfig(name=name, epochs=3, options={"strength": 2.0}))
+    assert type(algorithm).__name__ == "CustomAlgorithm"
+    assert (algorithm.config.strength, algorithm.config.epochs) == (2.0, 3)
 
 
-def test_custom_defaults_hold_unless_set() -> None:
-    mine = build(CustomConfig(name="alignment.algorithms.dpo_and_kto:DPO"))
-    assert mine.config.max_kl is None
+def test_custom_algorithm_uses_its_defaults_unless_they_are_set() -> None:
+    algorithm = build(CustomConfig(name="alignment.algorithms.dpo_and_kto:DPO"))
+    assert algorithm.config.max_kl is None
     assert build(CustomConfig(name="alignment.algorithms.dpo_and_kto:DPO", max_kl=0.3)).config.max_kl == 0.3
 
 
 def test_custom_class_is_loaded_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pip lays it out: a module, and beside it the metadata that names it."""
+    """Install a module and its metadata in the layout of pip."""
     (tmp_path / "market_rl.py").write_text(
         "from alignment.algorithms import RLAlgorithm\nclass Shop(RLAlgorithm):\n    needs_old_logprobs = False\n"
     )
@@ -64,24 +68,24 @@ def test_custom_class_is_loaded_by_entry_point(tmp_path: Path, monkeypatch: pyte
     (info / "entry_points.txt").write_text("[attune.algorithms]\nshop = market_rl:Shop\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    shop = build(CustomConfig(name="shop"))
-    assert type(shop).__name__ == "Shop" and not shop.needs_old_logprobs
+    algorithm = build(CustomConfig(name="shop"))
+    assert type(algorithm).__name__ == "Shop" and not algorithm.needs_old_logprobs
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("grpoo", "known are.*grpo"),
-        ("nowhere.at_all:Thing", "cannot be imported"),
-        ("tests.alignment.algorithms.test_registry:Nobody", "cannot be imported"),
+        ("missing.package:Algorithm", "cannot be imported"),
+        ("tests.alignment.algorithms.test_registry:Missing", "cannot be imported"),
         ("builtins:int", "not a subclass"),
     ],
 )
-def test_unknown_name_error_says_what_is_wrong(name: str, message: str) -> None:
+def test_unknown_name_error_states_the_cause(name: str, message: str) -> None:
     with pytest.raises(UnknownAlgorithm, match=message):
         build(CustomConfig(name=name))
 
 
 def test_invalid_options_are_rejected() -> None:
     with pytest.raises(UnknownAlgorithm, match="strenght"):
-        build(CustomConfig(name="tests.alignment.algorithms.test_registry:Mine", options={"strenght": 1.0}))
+        build(CustomConfig(name="tests.alignment.algorithms.test_registry:CustomAlgorithm", options={"strenght": 1.0}))

@@ -11,7 +11,7 @@ from alignment.errors import DamagedAdapter
 
 
 @pytest.fixture
-def sealed(tmp_path: Path) -> Path:
+def directory_with_manifest(tmp_path: Path) -> Path:
     directory = tmp_path / "version"
     (directory / "trainer").mkdir(parents=True)
     (directory / "weights").write_bytes(bytes(range(256)) * 16)
@@ -43,7 +43,7 @@ def add(directory: Path) -> None:
     (directory / "trainer" / "more").write_text("")
 
 
-def tear_the_manifest(directory: Path) -> None:
+def truncate_the_manifest(directory: Path) -> None:
     (directory / MANIFEST).write_bytes((directory / MANIFEST).read_bytes()[:-20])
 
 
@@ -51,48 +51,50 @@ def delete_manifest(directory: Path) -> None:
     (directory / MANIFEST).unlink()
 
 
-def empty_the_manifest(directory: Path) -> None:
+def replace_the_manifest_by_an_empty_list(directory: Path) -> None:
     (directory / MANIFEST).write_text("[]")
 
 
 @pytest.mark.parametrize(
-    ("damage", "named"),
+    ("damage", "message"),
     [
         (flip_a_bit, "weights"),
         (truncate, "weights"),
         (zero_the_tail, "weights"),
         (remove, "trainer/state.json is missing"),
         (add, "trainer/more"),
-        (tear_the_manifest, "manifest"),
+        (truncate_the_manifest, "manifest"),
         (delete_manifest, "manifest"),
-        (empty_the_manifest, "manifest"),
+        (replace_the_manifest_by_an_empty_list, "manifest"),
     ],
 )
-def test_damage_is_rejected_and_names_the_file(sealed: Path, damage: Callable[[Path], None], named: str) -> None:
-    damage(sealed)
-    with pytest.raises(DamagedAdapter, match=named):
-        verify(sealed)
+def test_damage_is_rejected_and_names_the_file(
+    directory_with_manifest: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(directory_with_manifest)
+    with pytest.raises(DamagedAdapter, match=message):
+        verify(directory_with_manifest)
 
 
-def test_verify_returns_the_lineage(sealed: Path) -> None:
-    assert verify(sealed) == {"parent": 3}
+def test_verify_returns_the_lineage(directory_with_manifest: Path) -> None:
+    assert verify(directory_with_manifest) == {"parent": 3}
 
 
 def test_rewritten_manifest_is_rejected_by_its_hash(tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"true")
-    recorded = write_manifest(tmp_path, {})
-    verify(tmp_path, recorded)
+    sha256 = write_manifest(tmp_path, {})
+    verify(tmp_path, sha256)
     (tmp_path / "weights").write_bytes(b"false")
     write_manifest(tmp_path, {})
     verify(tmp_path)
     with pytest.raises(DamagedAdapter, match="recorded"):
-        verify(tmp_path, recorded)
+        verify(tmp_path, sha256)
 
 
-def test_publish_directory_moves_all_files_and_never_overwrites(sealed: Path, tmp_path: Path) -> None:
+def test_publish_directory_moves_all_files_and_never_overwrites(directory_with_manifest: Path, tmp_path: Path) -> None:
     final = tmp_path / "shop-v1"
-    publish_directory(sealed, final)
-    assert not sealed.exists()
+    publish_directory(directory_with_manifest, final)
+    assert not directory_with_manifest.exists()
     assert json.loads((final / MANIFEST).read_text())["lineage"] == verify(final)
     (tmp_path / "again").mkdir()
     with pytest.raises(FileExistsError, match="never changes"):

@@ -1,4 +1,4 @@
-"""The examples, the rule and the defaults of docs/rewards.md are right."""
+"""The examples, the rule and the defaults of docs/rewards.md are correct."""
 
 import json
 import re
@@ -25,18 +25,18 @@ def test_documented_example_is_valid() -> None:
 
 def test_documented_rules_and_fields_exist() -> None:
     assert all(f"`{name}`" in TEXT for name in RULES)
-    named = set(re.findall(r'"(\w+)":', EXAMPLE)) - {"sources", "discount", "spread", "automated_weight_factor"}
+    field_names = set(re.findall(r'"(\w+)":', EXAMPLE)) - {"sources", "discount", "spread", "automated_weight_factor"}
     schema = json.dumps(RewardsConfig.model_json_schema())
-    assert all(f'"{name}"' in schema for name in named)
+    assert all(f'"{name}"' in schema for name in field_names)
     assert (min(GRADES), max(GRADES)) == (1, 5)
 
 
 def test_documented_function_is_a_rule() -> None:
-    room: dict[str, object] = {"RuleInput": RuleInput}
-    exec(FUNCTION, room)
-    rule = room["short_and_kind"]
-    facts = RuleInput(({"role": "user", "content": "hi"},), {"content": "Yes, please!"}, "stop", "done", 3)
-    assert callable(rule) and rule(facts) == 1.0
+    namespace: dict[str, object] = {"RuleInput": RuleInput}
+    exec(FUNCTION, namespace)
+    rule = namespace["short_and_kind"]
+    rule_input = RuleInput(({"role": "user", "content": "hi"},), {"content": "Yes, please!"}, "stop", "done", 3)
+    assert callable(rule) and rule(rule_input) == 1.0
 
 
 def test_documented_phrases_are_read_as_stated() -> None:

@@ -1,4 +1,4 @@
-"""Micro-batches contain every sequence once, respect max_tokens, and change no log-prob and no gradient."""
+"""Micro-batches contain every sequence once, respect max_tokens, and do not change log-probs and gradients."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,22 +44,22 @@ def test_make_micro_batches_example() -> None:
 
 
 def test_group_computes_its_prompt_once() -> None:
-    four = group(tuple(range(1, 41)), *((100 + index, *range(9)) for index in range(4)))
-    assert make_micro_batches(four, max_tokens=40 + 4 * 10) == [[3, 2, 1, 0]]
-    assert make_model_inputs(four, CPU).input_ids_BT.shape == (1, 80)
-    assert make_model_inputs(four, CPU, "chain").input_ids_BT.shape == (4, 50)
-    assert sorted(len(indices) for indices in make_micro_batches(four, max_tokens=79)) == [
+    candidates = group(tuple(range(1, 41)), *((100 + index, *range(9)) for index in range(4)))
+    assert make_micro_batches(candidates, max_tokens=40 + 4 * 10) == [[3, 2, 1, 0]]
+    assert make_model_inputs(candidates, CPU).input_ids_BT.shape == (1, 80)
+    assert make_model_inputs(candidates, CPU, "chain").input_ids_BT.shape == (4, 50)
+    assert sorted(len(indices) for indices in make_micro_batches(candidates, max_tokens=79)) == [
         1,
         3,
-    ]  # a row of four does not fit
-    assert len(make_micro_batches(four, max_tokens=99, packing="chain")) == 4
+    ]  # one row with all four does not fit
+    assert len(make_micro_batches(candidates, max_tokens=99, packing="chain")) == 4
 
 
 def test_rows_with_and_without_mask_are_separated() -> None:
-    mixed = [*group(tuple(range(1, 21)), (50, 1), (51, 1)), *sequences(22, 22)]
-    assert [sorted(indices) for indices in make_micro_batches(mixed, max_tokens=1000)] == [[2, 3], [0, 1]]
-    assert make_model_inputs(mixed[2:], CPU).attention_mask is None
-    assert make_model_inputs(mixed[2:], CPU).position_ids_BT is None
+    group_and_sequences = [*group(tuple(range(1, 21)), (50, 1), (51, 1)), *sequences(22, 22)]
+    assert [sorted(indices) for indices in make_micro_batches(group_and_sequences, max_tokens=1000)] == [[2, 3], [0, 1]]
+    assert make_model_inputs(group_and_sequences[2:], CPU).attention_mask is None
+    assert make_model_inputs(group_and_sequences[2:], CPU).position_ids_BT is None
 
 
 def test_coupled_sequences_share_a_micro_batch() -> None:
@@ -78,10 +78,10 @@ def test_coupled_sequences_share_a_micro_batch() -> None:
     ]
 
 
-def test_tree_is_split_so_that_every_rank_has_work() -> None:
-    eight = group(tuple(range(1, 11)), *((100 + index, *range(40)) for index in range(8)))
-    assert len(make_micro_batches(eight, max_tokens=1000)) == 1
-    parts = make_micro_batches(eight, max_tokens=1000, num_ranks=2)
+def test_tree_is_split_over_the_ranks() -> None:
+    candidates = group(tuple(range(1, 11)), *((100 + index, *range(40)) for index in range(8)))
+    assert len(make_micro_batches(candidates, max_tokens=1000)) == 1
+    parts = make_micro_batches(candidates, max_tokens=1000, num_ranks=2)
     assert sorted(len(part) for part in parts) == [4, 4]
 
 
@@ -96,17 +96,21 @@ def test_fewer_sequences_than_ranks_give_empty_micro_batches() -> None:
     assert make_micro_batches(sequences(4), max_tokens=100, num_ranks=3) == [[0], [], []]
 
 
-ids_of_tries = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8).map(tuple), min_size=1, max_size=14)
+IDS_OF_TRIES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8).map(tuple), min_size=1, max_size=14)
 
 
 @settings(deadline=None)
-@given(ids_of_tries, st.integers(1, 60), st.integers(1, 4), st.sampled_from(PACKINGS), st.data())
+@given(IDS_OF_TRIES, st.integers(1, 60), st.integers(1, 4), st.sampled_from(PACKINGS), st.data())
 def test_every_sequence_is_in_one_micro_batch_within_max_tokens(
     ids: list[TokenIds], budget: int, num_ranks: int, packing: Packing, data: st.DataObject
 ) -> None:
     coupled = data.draw(st.lists(st.lists(st.sampled_from(range(len(ids))), min_size=1, max_size=3), max_size=3))
     micro_batches = make_micro_batches(
-        [ScoredSequence(one, start=1) for one in ids], budget, num_ranks, coupled=coupled, packing=packing
+        [ScoredSequence(sequence_ids, start=1) for sequence_ids in ids],
+        budget,
+        num_ranks,
+        coupled=coupled,
+        packing=packing,
     )
     assert sorted(index for indices in micro_batches for index in indices) == list(range(len(ids)))
     assert len(micro_batches) % num_ranks == 0
@@ -123,7 +127,7 @@ def test_turns_of_a_conversation_are_one_prefix_chain() -> None:
     assert prefix_chains([first, ScoredSequence((1, 2, 3, 4), start=3), other]) == [[2], [1, 0]]
 
 
-# How rows are inputs
+# Model inputs of rows
 
 
 def test_inputs_name_the_column_that_predicts_each_token() -> None:
@@ -212,7 +216,8 @@ def logprobs_and_gradients(
             logprobs[index] = part.detach()
         losses = [(part * torch.arange(1, len(part) + 1)).sum() for part in parts]
         sum(loss * (index + 1) for index, loss in zip(indices, losses, strict=True)).backward()
-    return logprobs, {name: parameter.grad.clone() for name, parameter in policy.role_parameters("actor").items()}
+    gradients = {name: parameter.grad for name, parameter in policy.role_parameters("actor").items()}
+    return logprobs, {name: grad.clone() for name, grad in gradients.items() if grad is not None}
 
 
 def assert_same_results(policy: PolicyModel, sequences: Sequence[ScoredSequence], budget: int = 10_000) -> None:
@@ -229,19 +234,30 @@ def assert_same_results(policy: PolicyModel, sequences: Sequence[ScoredSequence]
 
 
 CHAIN = [ScoredSequence((1, 2, 3, 4), start=2), ScoredSequence((1, 2, 3, 4, 5, 6, 7), start=6, temperature=0.6)]
-GROUP = group((11, 12, 13, 14, 15, 16), (1, 2, 3), (1, 2, 4, 5), (7,), (1, 2, 3))  # two of them are equal
+GROUP = group((11, 12, 13, 14, 15, 16), (1, 2, 3), (1, 2, 4, 5), (7,), (1, 2, 3))  # two completions are equal
 FIRST = group((21, 22, 23), (24, 25), (26, 27))
-WITHIN = [*FIRST, *group((*FIRST[1].ids, 30, 31), (32, 33), (34, 35, 36))]  # they continue one of the first
+NESTED_GROUPS = [
+    *FIRST,
+    *group((*FIRST[1].ids, 30, 31), (32, 33), (34, 35, 36)),
+]  # the second group continues a completion of the first
 
 
 @pytest.mark.parametrize(
-    "many",
-    [CHAIN[:1], CHAIN, GROUP, WITHIN, [*CHAIN, *GROUP, *WITHIN, ScoredSequence(tuple(range(60, 90)), start=5)]],
-    ids=["one", "chain", "group", "groups within a conversation", "all"],
+    "scored_sequences",
+    [
+        CHAIN[:1],
+        CHAIN,
+        GROUP,
+        NESTED_GROUPS,
+        [*CHAIN, *GROUP, *NESTED_GROUPS, ScoredSequence(tuple(range(60, 90)), start=5)],
+    ],
+    ids=["single sequence", "chain", "group", "groups within a conversation", "all"],
 )
 @pytest.mark.parametrize("budget", [1, 20, 10_000])
-def test_packed_results_match_separate_results(policy: PolicyModel, many: list[ScoredSequence], budget: int) -> None:
-    assert_same_results(policy, many, budget)
+def test_packed_results_match_separate_results(
+    policy: PolicyModel, scored_sequences: list[ScoredSequence], budget: int
+) -> None:
+    assert_same_results(policy, scored_sequences, budget)
 
 
 @settings(deadline=None, max_examples=25)

@@ -1,4 +1,4 @@
-"""Sequences with a common prefix share a row if that is cheapest, and a row computes no prefix twice."""
+"""Sequences with a common prefix share a row if that is cheapest, and each row contains a prefix once only."""
 
 from itertools import pairwise
 
@@ -57,11 +57,11 @@ def test_explicit_mask_costs_overhead_and_twice_the_attention() -> None:
 
 
 def test_short_common_prefix_does_not_justify_a_mask() -> None:
-    def two(shared: int) -> list[TokenIds]:
+    def sequence_pair(shared: int) -> list[TokenIds]:
         return [(*range(1, shared + 1), *range(1000 * end, 1000 * end + 100 - shared)) for end in (1, 2)]
 
-    assert len(pack_rows(two(shared=10), "tree")) == 2
-    assert len(pack_rows(two(shared=30), "tree")) == 1
+    assert len(pack_rows(sequence_pair(shared=10), "tree")) == 2
+    assert len(pack_rows(sequence_pair(shared=30), "tree")) == 1
 
 
 @settings(deadline=None)
@@ -95,20 +95,20 @@ def test_packing_has_minimal_cost(ids: list[TokenIds]) -> None:
             if len(members) > 1 and not common_prefix_length(members[-2], members[-1]):
                 break
             branches = any(common_prefix_length(one, other) < len(other) for one, other in pairwise(members))
-            actual.append(estimate_cost(len(prefixes(members)), branches) + known[end])
+            actual.append(estimate_cost(len(prefixes(members)), branches) + min_costs[end])
         return min(actual)
 
-    known = [0.0] * (len(order) + 1)
+    min_costs = [0.0] * (len(order) + 1)
     for begin in range(len(order) - 1, -1, -1):
-        known[begin] = cheapest(begin)
-    assert total(pack_rows(ids, "tree")) == pytest.approx(known[0])
+        min_costs[begin] = cheapest(begin)
+    assert total(pack_rows(ids, "tree")) == pytest.approx(min_costs[0])
 
 
 @settings(deadline=None)
 @given(TRIES)
 def test_chain_packing_leaves_no_row_that_is_a_prefix_of_another(ids: list[TokenIds]) -> None:
     rows = pack_rows(ids, "chain")
-    heads = [ids[row.members[0]] for row in rows]
+    longest_sequences = [ids[row.members[0]] for row in rows]
     assert all(ids[index] == ids[row.members[0]][: len(ids[index])] for row in rows for index in row.members)
-    assert not any(a != b and b[: len(a)] == a for a in heads for b in heads)
-    assert len(set(heads)) == len(heads)
+    assert not any(a != b and b[: len(a)] == a for a in longest_sequences for b in longest_sequences)
+    assert len(set(longest_sequences)) == len(longest_sequences)

@@ -1,6 +1,8 @@
 """Advantages: examples by hand, loops over tokens, and invariances."""
 
 import statistics
+from collections.abc import Callable
+from random import Random
 
 import pytest
 import torch
@@ -71,13 +73,13 @@ def test_leave_one_out_by_hand() -> None:
 
 
 @pytest.mark.parametrize("advantage", [group_advantage, leave_one_out_advantage])
-def test_equal_rewards_have_zero_advantage(advantage) -> None:  # type: ignore[no-untyped-def]
+def test_equal_rewards_have_zero_advantage(advantage: Callable[[Tensor, Tensor], Tensor]) -> None:
     rewards_B = torch.full((7,), 0.1)  # seven times 0.1 over 7 is not 0.1 in float32
     assert advantage(rewards_B, torch.zeros(7, dtype=torch.long)).tolist() == [0.0] * 7
 
 
 @pytest.mark.parametrize("advantage", [group_advantage, leave_one_out_advantage])
-def test_singleton_group_is_rejected_with_its_label(advantage) -> None:  # type: ignore[no-untyped-def]
+def test_singleton_group_is_rejected_with_its_label(advantage: Callable[[Tensor, Tensor], Tensor]) -> None:
     with pytest.raises(SingletonGroup, match="group 41 "):
         advantage(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([7, 41, 7]))
 
@@ -85,13 +87,13 @@ def test_singleton_group_is_rejected_with_its_label(advantage) -> None:  # type:
 def grouped_rewards() -> st.SearchStrategy[tuple[Tensor, Tensor]]:
     """Rewards in groups of two to four, shuffled."""
 
-    def lay_out(sizes: list[int], seed: int) -> tuple[Tensor, Tensor]:
+    def make_groups(sizes: list[int], seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         group_B = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
         group_B = group_B[torch.randperm(len(group_B), generator=generator)]
         return torch.randn(len(group_B), generator=generator, dtype=torch.float64), group_B
 
-    return st.builds(lay_out, st.lists(st.integers(2, 4), min_size=1, max_size=4), st.integers(0, 2**32))
+    return st.builds(make_groups, st.lists(st.integers(2, 4), min_size=1, max_size=4), st.integers(0, 2**32))
 
 
 @given(grouped_rewards())
@@ -112,11 +114,11 @@ def test_group_advantages_agree_with_a_loop_over_groups(batch: tuple[Tensor, Ten
 def test_group_labels_and_order_do_not_matter(batch: tuple[Tensor, Tensor], seed: int) -> None:
     rewards_B, group_B = batch
     generator = torch.Generator().manual_seed(seed)
-    names = torch.randperm(100, generator=generator) - 50
+    labels = torch.randperm(100, generator=generator) - 50
     order = torch.randperm(len(rewards_B), generator=generator)
     for advantage in (group_advantage, leave_one_out_advantage):
         expected_B = advantage(rewards_B, group_B)
-        assert torch.equal(advantage(rewards_B, names[group_B]), expected_B)
+        assert torch.equal(advantage(rewards_B, labels[group_B]), expected_B)
         assert torch.allclose(advantage(rewards_B[order], group_B[order]), expected_B[order], rtol=0, atol=1e-9)
 
 
@@ -193,26 +195,28 @@ def test_turn_return_includes_later_turns() -> None:
     st.floats(0.01, 1),
     st.randoms(),
 )
-def test_turn_return_is_the_discounted_sum_in_any_order(turns, discount, random) -> None:  # type: ignore[no-untyped-def]
-    places = list(turns)
-    random.shuffle(places)
-    credit_B = discounted_turn_returns(
-        torch.tensor([turns[place] for place in places], dtype=torch.float64),
-        torch.tensor([conversation for conversation, _ in places]),
-        torch.tensor([turn for _, turn in places]),
+def test_turn_return_is_the_discounted_sum_in_any_order(
+    turns: dict[tuple[int, int], float], discount: float, random: Random
+) -> None:
+    positions = list(turns)
+    random.shuffle(positions)
+    returns_B = discounted_turn_returns(
+        torch.tensor([turns[position] for position in positions], dtype=torch.float64),
+        torch.tensor([conversation for conversation, _ in positions]),
+        torch.tensor([turn for _, turn in positions]),
         discount,
     )
-    for place, credit in zip(places, credit_B.tolist(), strict=True):
-        after = sorted(later for later in places if later[0] == place[0] and later[1] >= place[1])
-        expected = sum(discount**steps * turns[later] for steps, later in enumerate(after))
-        assert credit == pytest.approx(expected, abs=1e-12)
+    for position, actual in zip(positions, returns_B.tolist(), strict=True):
+        remaining = sorted(later for later in positions if later[0] == position[0] and later[1] >= position[1])
+        expected = sum(discount**steps * turns[later] for steps, later in enumerate(remaining))
+        assert actual == pytest.approx(expected, abs=1e-12)
 
 
 def test_without_a_discount_rewards_are_unchanged() -> None:
     rewards_B = torch.tensor([1.0, 2.0])
-    credit_B = discounted_turn_returns(rewards_B, torch.tensor([3, 3]), torch.tensor([1, 1]), 0.0)
-    assert credit_B.tolist() == [1.0, 2.0]
-    assert credit_B is not rewards_B
+    returns_B = discounted_turn_returns(rewards_B, torch.tensor([3, 3]), torch.tensor([1, 1]), 0.0)
+    assert returns_B.tolist() == [1.0, 2.0]
+    assert returns_B is not rewards_B
 
 
 def test_duplicate_turns_are_rejected() -> None:

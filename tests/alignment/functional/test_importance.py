@@ -89,7 +89,7 @@ def test_out_of_bounds_fractions_count_tokens_or_sequences() -> None:
 
     assert shares("token", 0.6, 2.0) == pytest.approx((1 / 3, 1 / 3))
     assert shares("sequence", 0.6, 2.0) == pytest.approx((1 / 2, 1 / 2))
-    assert shares("token", 0.0, 1.5) == pytest.approx((1 / 3, 1 / 3))  # low is 1/1.5 where none is set
+    assert shares("token", 0.0, 1.5) == pytest.approx((1 / 3, 1 / 3))  # the default of low is 1/1.5
     assert shares("sequence", 0.3, 8.0) == (0.0, 0.0)
 
 
@@ -130,21 +130,21 @@ def test_weights_agree_with_a_loop(level: CorrectionLevel, mode: CorrectionMode,
         batch.logprobs_BT, batch.old_BT, batch.mask_BT, level=level, mode=mode, low=low, high=high
     )
     for row, mask in enumerate(batch.mask_BT.tolist()):
-        gaps = (batch.logprobs_BT[row] - batch.old_BT[row]).tolist()
-        total = sum(gap for gap, apply_mask in zip(gaps, mask, strict=True) if apply_mask)
+        log_ratios = (batch.logprobs_BT[row] - batch.old_BT[row]).tolist()
+        total = sum(log_ratio for log_ratio, apply_mask in zip(log_ratios, mask, strict=True) if apply_mask)
         for t, apply_mask in enumerate(mask):
-            ratio = math.exp(gaps[t] if level == "token" else total)
-            within = low <= ratio <= high
+            ratio = math.exp(log_ratios[t] if level == "token" else total)
+            is_within_bounds = low <= ratio <= high
             weight = {
                 "off": 1.0,
                 "truncate": min(ratio, high),
-                "mask": ratio if within else 0.0,
+                "mask": ratio if is_within_bounds else 0.0,
                 "clamp": min(max(ratio, low), high),
-                "reject": float(within),
+                "reject": float(is_within_bounds),
             }[mode]
             assert actual.weights_BT[row, t].item() == pytest.approx(weight if apply_mask else 0.0, abs=1e-12)
-            remains = apply_mask and (within or mode != "reject")
-            assert actual.mask_BT[row, t].item() == remains
+            stays_in_mask = apply_mask and (is_within_bounds or mode != "reject")
+            assert actual.mask_BT[row, t].item() == stays_in_mask
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])

@@ -15,11 +15,11 @@ from tests.support.random_batches import GARBAGE, Tokens, batches, fill_padding,
 
 KINDS = get_args(PolicyLossKind)
 LOW, HIGH, C = 0.2, 0.3, 1.6  # near enough to 1 for every clip to act on random tokens
-CLIP: dict[str, float] = {"clip_low": LOW, "clip_high": HIGH, "clip_c": C}
+CLIP: dict[str, Any] = {"clip_low": LOW, "clip_high": HIGH, "clip_c": C}
 
 
-def one(logprob: float, old: float, advantage: float, **options: Any) -> tuple[float, float, float, float]:
-    """One token: its loss, the gradient by its log-prob, and the two marks."""
+def token_result(logprob: float, old: float, advantage: float, **options: Any) -> tuple[float, float, float, float]:
+    """Return the loss of one token, its gradient by the log-prob, and the two clip indicators."""
     logprobs_BT = torch.tensor([[logprob]], dtype=torch.float64, requires_grad=True)
     pg = policy_loss(
         logprobs_BT,
@@ -42,30 +42,34 @@ def one(logprob: float, old: float, advantage: float, **options: Any) -> tuple[f
         (0.5, 1.0, -0.5, -0.5, 0, 0),  # max(−0.5, −0.8)
         (0.5, -2.0, 1.6, 0.0, 1, 0),  # max(1.0, 2·0.8)
         (2.0, -1.0, 2.0, 2.0, 0, 0),  # max(2.0, 1.3), below c = 3
-        (5.0, -1.0, 3.0, 0.0, 0, 1),  # max(5.0, 1.3) = 5, cut by c·|A| = 3
+        (5.0, -1.0, 3.0, 0.0, 0, 1),  # max(5.0, 1.3) = 5, limited to c·|A| = 3
         (5.0, 0.0, 0.0, 0.0, 0, 0),
     ],
 )
 def test_ppo_by_hand(
     ratio: float, advantage: float, loss: float, gradient: float, clipped: int, clipped_lower: int
 ) -> None:
-    actual = one(-1.0 + math.log(ratio), -1.0, advantage, clip_high=HIGH)
+    actual = token_result(-1.0 + math.log(ratio), -1.0, advantage, clip_high=HIGH)
     assert actual == pytest.approx((loss, gradient, clipped, clipped_lower))
 
 
 def test_default_is_ppo_with_dual_clip() -> None:
-    assert one(math.log(1.25), 0.0, 1.0) == pytest.approx((-1.2, 0.0, 1, 0))
-    assert one(math.log(0.75), 0.0, -1.0) == pytest.approx((0.8, 0.0, 1, 0))
-    assert one(math.log(4), 0.0, -1.0) == pytest.approx((3.0, 0.0, 0, 1))
+    assert token_result(math.log(1.25), 0.0, 1.0) == pytest.approx((-1.2, 0.0, 1, 0))
+    assert token_result(math.log(0.75), 0.0, -1.0) == pytest.approx((0.8, 0.0, 1, 0))
+    assert token_result(math.log(4), 0.0, -1.0) == pytest.approx((3.0, 0.0, 0, 1))
 
 
 def test_dppo_bound_is_inclusive() -> None:
     for advantage in (1.0, -1.0):
-        assert one(-1.0, -1.0, advantage, kind="dppo_tv", clip_low=0.0, clip_high=0.0)[1:] == (-advantage, 0, 0)
+        assert token_result(-1.0, -1.0, advantage, kind="dppo_tv", clip_low=0.0, clip_high=0.0)[1:] == (
+            -advantage,
+            0,
+            0,
+        )
 
 
 def test_loss_is_unbounded_without_dual_clip() -> None:
-    assert one(-1.0 + math.log(5), -1.0, -1.0, clip_c=None) == pytest.approx((5.0, 5.0, 0, 0))
+    assert token_result(-1.0 + math.log(5), -1.0, -1.0, clip_c=None) == pytest.approx((5.0, 5.0, 0, 0))
 
 
 @pytest.mark.parametrize(
@@ -74,31 +78,31 @@ def test_loss_is_unbounded_without_dual_clip() -> None:
         ("cispo", 1.1, 2.0, 2.2, -2.2, 0, 0),  # −1.1 · 2 · log π, log π = −1
         ("cispo", 4.0, 2.0, 2.6, -2.6, 1, 0),  # r clipped to 1.3; the gradient stays
         ("cispo", 0.1, -1.0, -0.8, 0.8, 1, 0),  # r clipped to 0.8
-        ("reinforce", 4.0, 2.0, 2.0, -2.0, 0, 0),  # the ratio is of no matter
-        # log π = −1, e^−1 = 0.3679; old = e^−1 / r: moved by 0.3679 · (1 − 1/r)
+        ("reinforce", 4.0, 2.0, 2.0, -2.0, 0, 0),  # the ratio has no effect
+        # log π = −1, e^−1 = 0.3679; old = e^−1 / r: a change of 0.3679 · (1 − 1/r)
         ("dppo_tv", 1.1, 2.0, 2.2, -2.2, 0, 0),  # + 0.033
         ("dppo_tv", 2.0, 2.0, 3.2, -3.2, 0, 1),  # + 0.184: valid, r capped at 1.6
         ("dppo_tv", 8.0, 2.0, 0.0, 0.0, 1, 0),  # + 0.322, more than 0.3
-        ("dppo_tv", 8.0, -2.0, -3.2, 3.2, 0, 1),  # it went up and should go down: valid
+        ("dppo_tv", 8.0, -2.0, -3.2, 3.2, 0, 1),  # + 0.322 with A < 0: a step in this direction is not limited
         ("dppo_tv", 0.6, -2.0, 0.0, 0.0, 1, 0),  # − 0.245, more than 0.2
         ("dppo_tv", 0.7, -2.0, -1.4, 1.4, 0, 0),  # − 0.158
-        ("dppo_tv", 8.0, 0.0, 0.0, 0.0, 0, 1),  # no advantage is on the side of the bad ones
+        ("dppo_tv", 8.0, 0.0, 0.0, 0.0, 0, 1),  # A = 0 counts as A < 0
     ],
 )
 def test_losses_on_the_log_prob_by_hand(
     kind: PolicyLossKind, ratio: float, advantage: float, loss: float, gradient: float, clipped: int, clipped_lower: int
 ) -> None:
-    actual = one(-1.0, -1.0 - math.log(ratio), advantage, kind=kind, **CLIP)
+    actual = token_result(-1.0, -1.0 - math.log(ratio), advantage, kind=kind, **CLIP)
     assert actual == pytest.approx((loss, gradient, clipped, clipped_lower))
 
 
 def test_sapo_by_hand() -> None:
     # r = 2, τ = 1: −σ(1)·4 = −2.9242343;  dσ(τ(r−1))·4/τ by log π: r·4·σ(1)(1−σ(1)) = 8·0.1966119
-    assert one(math.log(2), 0.0, 1.0, kind="sapo") == pytest.approx((-2.9242343, -1.5728955, 0, 0))
+    assert token_result(math.log(2), 0.0, 1.0, kind="sapo") == pytest.approx((-2.9242343, -1.5728955, 0, 0))
     # A < 0, τ = 1.05: σ(1.05)·4/1.05 = 2.8220995
-    assert one(math.log(2), 0.0, -1.0, kind="sapo")[0] == pytest.approx(4 / 1.05 / (1 + math.exp(-1.05)))
-    assert one(math.log(2), 0.0, -1.0, kind="sapo", tau_neg=2.0)[0] == pytest.approx(2 / (1 + math.exp(-2)))
-    assert one(math.log(2), 0.0, 1.0, kind="sapo", tau_pos=2.0)[0] == pytest.approx(-2 / (1 + math.exp(-2)))
+    assert token_result(math.log(2), 0.0, -1.0, kind="sapo")[0] == pytest.approx(4 / 1.05 / (1 + math.exp(-1.05)))
+    assert token_result(math.log(2), 0.0, -1.0, kind="sapo", tau_neg=2.0)[0] == pytest.approx(2 / (1 + math.exp(-2)))
+    assert token_result(math.log(2), 0.0, 1.0, kind="sapo", tau_pos=2.0)[0] == pytest.approx(-2 / (1 + math.exp(-2)))
 
 
 def test_gspo_by_hand() -> None:
@@ -116,7 +120,7 @@ def test_gspo_by_hand() -> None:
     assert not pg.clipped_lower_BT.any()
     assert pg.loss.item() == pytest.approx((-2.3073794 - 1.2) / 2)
     pg.loss.backward()
-    # every token of the first carries s·A/n / 2 sequences; the second is clipped
+    # the gradient of each token of the first sequence is s·A/n / 2 sequences; the second sequence is clipped
     assert logprobs_BT.grad is not None
     assert logprobs_BT.grad.tolist() == [pytest.approx([-0.57684486, -0.57684486, 0.0]), [0.0, 0.0, 0.0]]
 
@@ -126,21 +130,26 @@ def test_extreme_ratio_stays_finite(kind: PolicyLossKind) -> None:
     for logprob, old in ((-0.1, -500.0), (-500.0, -0.1)):
         for advantage in (1.0, -1.0):
             assert all(
-                map(math.isfinite, one(logprob, old, advantage, kind=kind, clip_c=None if kind == "ppo" else 3.0))
+                map(
+                    math.isfinite,
+                    token_result(logprob, old, advantage, kind=kind, clip_c=None if kind == "ppo" else 3.0),
+                )
             )
 
 
 def test_the_ratio_is_bounded_by_e_to_the_20_and_gspos_by_e_to_the_10() -> None:
-    assert one(0.0, -500.0, -1.0, clip_c=None)[0] == pytest.approx(math.exp(20))
-    assert one(0.0, -500.0, -1.0, kind="gspo")[0] == pytest.approx(math.exp(10))
+    assert token_result(0.0, -500.0, -1.0, clip_c=None)[0] == pytest.approx(math.exp(20))
+    assert token_result(0.0, -500.0, -1.0, kind="gspo")[0] == pytest.approx(math.exp(10))
 
 
 def clip(ratio: float, low: float, high: float) -> float:
     return min(max(ratio, 1 - low), 1 + high)
 
 
-def by_token(kind: str, logprob: float, old: float, advantage: float, sequence: float) -> tuple[float, float, bool]:
-    """Loss, its derivative by the log-prob, and whether a bound decided it. `sequence` is GSPO's mean log-ratio."""
+def expected_token_result(
+    kind: str, logprob: float, old: float, advantage: float, sequence: float
+) -> tuple[float, float, bool]:
+    """Return the loss, its derivative by the log-prob, and whether it is clipped. `sequence`: the mean log-ratio."""
     ratio = math.exp(sequence if kind == "gspo" else logprob - old)
     if kind in ("ppo", "gspo"):
         loss = max(-advantage * ratio, -advantage * clip(ratio, LOW, HIGH))
@@ -186,7 +195,7 @@ def test_losses_and_gradients_agree_with_a_loop_over_tokens(kind: PolicyLossKind
     actual = rows(pg.loss_BT, logprobs_BT.grad, pg.clipped_BT)
     total = 0.0
     for (*token, weight, apply_mask), (loss, gradient, clipped) in zip(inputs, actual, strict=True):
-        expected = by_token(kind, *token) if apply_mask else (0.0, 0.0, False)
+        expected = expected_token_result(kind, *token) if apply_mask else (0.0, 0.0, False)
         assert (loss, gradient) == pytest.approx((weight * expected[0], weight * expected[1]), abs=1e-12)
         assert clipped == expected[2]
         total += weight * expected[0]

@@ -13,9 +13,9 @@ from alignment.config.algorithm import PairKind, UnpairedKind
 from alignment.functional import dpo_loss, kto_loss
 
 PAIR_KINDS, UNPAIRED_KINDS = get_args(PairKind), get_args(UnpairedKind)
-# gains over the reference: 2 for the chosen, −1 for the rejected
+# log-ratios to the reference: 2 for the chosen, −1 for the rejected
 PAIR = (torch.tensor([-3.0]), torch.tensor([-9.0]), torch.tensor([-5.0]), torch.tensor([-8.0]))
-LENGTHS = {"chosen_length_P": torch.tensor([2]), "rejected_length_P": torch.tensor([1])}
+LENGTHS: dict[str, Any] = {"chosen_length_P": torch.tensor([2]), "rejected_length_P": torch.tensor([1])}
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,10 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def pair_by_hand(kind: str, better: float, worse: float, beta: float, smoothing: float) -> tuple[float, float, float]:
-    """Loss, and its derivatives by the log-probs of the chosen and the rejected; lengths 4 and 3."""
+def expected_pair_result(
+    kind: str, better: float, worse: float, beta: float, smoothing: float
+) -> tuple[float, float, float]:
+    """Return the loss and its derivatives by the log-probs of the chosen and the rejected reply (lengths 4 and 3)."""
     x = beta * (better - worse)
     if kind == "sigmoid":
         loss = -(1 - smoothing) * math.log(sigmoid(x)) - smoothing * math.log(sigmoid(-x))
@@ -69,8 +71,8 @@ def pair_by_hand(kind: str, better: float, worse: float, beta: float, smoothing:
         slope = sigmoid(c) * (1 - sigmoid(c)) * beta
         if kind == "apo_zero":
             return 1 - sigmoid(c) + sigmoid(j), -slope, sigmoid(j) * (1 - sigmoid(j)) * beta
-        hill = sigmoid(x) * (1 - sigmoid(x)) * beta
-        return sigmoid(c) + 1 - sigmoid(x), slope - hill, hill
+        difference_slope = sigmoid(x) * (1 - sigmoid(x)) * beta
+        return sigmoid(c) + 1 - sigmoid(x), slope - difference_slope, difference_slope
     return loss, slope, -slope
 
 
@@ -101,11 +103,11 @@ def test_pairs_agree_with_plain_python(kind: PairKind, replies: list[Tensor], be
     assert rejected_P.grad is not None
     for p in range(len(replies)):
         better, worse = (chosen_P - ref_chosen_P)[p].item(), (rejected_P - ref_rejected_P)[p].item()
-        expected = pair_by_hand(kind, better, worse, beta, smoothing)
+        expected = expected_pair_result(kind, better, worse, beta, smoothing)
         if kind == "hinge" and abs(beta * (better - worse) - 1) < 1e-9:
-            continue  # on the kink either slope is right
-        got = (actual.loss_P[p].item(), chosen_P.grad[p].item(), rejected_P.grad[p].item())
-        assert got == pytest.approx(expected, abs=1e-9, rel=1e-9)
+            continue  # not differentiable: both one-sided slopes are valid
+        result = (actual.loss_P[p].item(), chosen_P.grad[p].item(), rejected_P.grad[p].item())
+        assert result == pytest.approx(expected, abs=1e-9, rel=1e-9)
         assert actual.chosen_rewards_P[p].item() == pytest.approx(beta * better)
         assert actual.rejected_rewards_P[p].item() == pytest.approx(beta * worse)
 
@@ -125,10 +127,10 @@ def test_extreme_pair_is_finite_in_float32(kind: PairKind) -> None:
 
 
 def test_rewards_and_references_carry_no_gradient() -> None:
-    four = [torch.randn(3, requires_grad=True) for _ in range(4)]
-    actual = dpo_loss(*four)
+    sums_P = [torch.randn(3, requires_grad=True) for _ in range(4)]
+    actual = dpo_loss(sums_P[0], sums_P[1], sums_P[2], sums_P[3])
     actual.loss_P.sum().backward()
-    assert [logps_P.grad is None for logps_P in four] == [False, False, True, True]
+    assert [tensor.grad is None for tensor in sums_P] == [False, False, True, True]
     assert not actual.chosen_rewards_P.requires_grad
     assert not actual.rejected_rewards_P.requires_grad
 

@@ -26,7 +26,7 @@ def test_bradley_terry_loss_by_hand() -> None:
     # log(1 + e^-1) = 0.31326…, log(1 + e^2) = 2.12692…
     assert loss.tolist() == pytest.approx([0.3132616875, 2.1269280110])
     loss.sum().backward()
-    # d/dc −log σ(c − r) = −σ(r − c): −σ(−1) = −0.26894…, −σ(2) = −0.88079…; the rejected one gets the contrary
+    # d/dc −log σ(c − r) = −σ(r − c): −σ(−1) = −0.26894…, −σ(2) = −0.88079…; −d/dr is the same
     assert chosen.grad is not None and rejected.grad is not None
     assert chosen.grad.tolist() == pytest.approx([-0.2689414214, -0.8807970780])
     assert rejected.grad.tolist() == pytest.approx([0.2689414214, 0.8807970780])
@@ -70,9 +70,11 @@ def test_platt_scaling_recovers_scale_and_shift() -> None:
 def test_pairs_determine_the_scale_only() -> None:
     generator = torch.Generator().manual_seed(0)
     margins = torch.randn(20_000, generator=generator, dtype=torch.float64).abs()
-    right = torch.rand(20_000, generator=generator, dtype=torch.float64) < torch.sigmoid(0.5 * margins)
+    is_chosen_preferred = torch.rand(20_000, generator=generator, dtype=torch.float64) < torch.sigmoid(0.5 * margins)
     empty = torch.zeros(0)
-    actual = fit_platt_scaling(empty, empty, empty, torch.where(right, margins, -margins), torch.ones(20_000))
+    actual = fit_platt_scaling(
+        empty, empty, empty, torch.where(is_chosen_preferred, margins, -margins), torch.ones(20_000)
+    )
     assert actual == pytest.approx(PlattScaling(0.5, 0.0), abs=0.05)
 
 
@@ -86,7 +88,7 @@ def test_platt_scaling_is_identity_without_labels_and_finite_with_few() -> None:
 def test_calibration_error_by_hand() -> None:
     probabilities = torch.tensor([0.05, 0.05, 0.75, 0.75, 0.75, 0.75])
     values = torch.tensor([-1.0, 1.0, 1.0, 1.0, 1.0, -1.0])
-    # bin 0: |0.05 − 0.5| of 2 words; bin 7: |0.75 − 0.75| of 4
+    # bin 0: |0.05 − 0.5| of 2 labels; bin 7: |0.75 − 0.75| of 4
     assert calibration_error(probabilities, values) == pytest.approx(0.45 * 2 / 6)
     weights = torch.tensor([3.0, 1.0, 1.0, 1.0, 1.0, 1.0])  # |4 · 0.05 − 1| of 8
     assert calibration_error(probabilities, values, weights) == pytest.approx(0.8 / 8)

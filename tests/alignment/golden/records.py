@@ -19,7 +19,7 @@ def _draws() -> dict[str, dict[str, Any]]:
 
 
 def batch_of(kind: Kind) -> Tensors:
-    """The frozen batch of a kind, [6, 8], float64."""
+    """Return the frozen batch of a kind, [6, 8], float64."""
     return {name: torch.tensor(x, dtype=_dtype(x)) for name, x in _draws()[kind].items()}
 
 
@@ -29,6 +29,6 @@ def records() -> list[dict[str, Any]]:
 
 
 def _dtype(x: Any) -> torch.dtype | None:
-    """Whole numbers stay whole: groups, lengths and labels."""
+    """Return None, which keeps integers (groups, lengths, labels), or float64."""
     first = x[0][0] if isinstance(x[0], list) else x[0]
     return torch.float64 if isinstance(first, float) else None

@@ -35,7 +35,7 @@ def test_result_equals_the_peers_recorded_result(record: dict[str, Any]) -> None
 
 
 def test_every_case_has_golden_records() -> None:
-    """After a new or changed case: `.venv-parity/bin/python -m tests.parity.freeze`."""
+    """If this fails after a case was added or changed, run `.venv-parity/bin/python -m tests.parity.freeze`."""
     compared = {
         (case.call, case.title, f"{peer} {VERSIONS[peer]}", repr(_plain(case.settings)))
         for case in CASES
@@ -46,7 +46,7 @@ def test_every_case_has_golden_records() -> None:
 
 
 def _plain(x: Any) -> Any:
-    """Settings as JSON leaves them: no tuples."""
+    """Return the settings as JSON represents them: lists instead of tuples."""
     if isinstance(x, dict):
         return {key: _plain(value) for key, value in x.items()}
     return [_plain(value) for value in x] if isinstance(x, list | tuple) else x

@@ -46,7 +46,7 @@ FAMILIES = [
 ]
 
 
-def make(directory: Path, family: str, settings: dict[str, object]) -> Path:
+def save_random_model(directory: Path, family: str, settings: dict[str, object]) -> Path:
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**SIZES | settings)
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
@@ -57,29 +57,33 @@ def make(directory: Path, family: str, settings: dict[str, object]) -> Path:
 def test_logprobs_match_transformers(
     tmp_path: Path, inputs: ModelInputs, family: str, settings: dict[str, object], masks: bool
 ) -> None:
-    base = make(tmp_path / "base", family, settings)
+    base = save_random_model(tmp_path / "base", family, settings)
     model = AutoModelForCausalLM.from_pretrained(base)
-    adapted = PolicyModel(base, TrainerConfig(lora=LoRAConfig()), CPU)
-    full = PolicyModel(base, TrainerConfig(lora=None, gradient_checkpointing=True), CPU, reference=False)
-    for policy, role in ((adapted, "reference"), (adapted, "actor"), (full, "actor")):
+    lora_policy = PolicyModel(base, TrainerConfig(lora=LoRAConfig()), CPU)
+    full_policy = PolicyModel(base, TrainerConfig(lora=None, gradient_checkpointing=True), CPU, reference=False)
+    for policy, role in ((lora_policy, "reference"), (lora_policy, "actor"), (full_policy, "actor")):
         torch.testing.assert_close(
             policy(inputs, role).detach(), transformers_logprobs(model, inputs), atol=1e-5, rtol=0
         )
-    assert adapted.base_lm.supports_attention_mask == masks
-    randomize_roles(adapted)
-    assert not torch.allclose(adapted(inputs, "actor"), adapted(inputs, "reference"), atol=1e-3)
+    assert lora_policy.base_lm.supports_attention_mask == masks
+    randomize_roles(lora_policy)
+    assert not torch.allclose(lora_policy(inputs, "actor"), lora_policy(inputs, "reference"), atol=1e-3)
 
 
-def fork(inputs: ModelInputs) -> tuple[ModelInputs, ModelInputs]:
+def make_branching_inputs(inputs: ModelInputs) -> tuple[ModelInputs, ModelInputs]:
     """Return two continuations of one prefix: as one row with branches, and as two rows."""
-    prefix, left, right = inputs.input_ids_BT[0, :4], inputs.input_ids_BT[1, :3], inputs.input_ids_BT[2, :3]
-    ids_BT = torch.stack([torch.cat([prefix, left]), torch.cat([prefix, right])])
+    prefix, first_suffix, second_suffix = (
+        inputs.input_ids_BT[0, :4],
+        inputs.input_ids_BT[1, :3],
+        inputs.input_ids_BT[2, :3],
+    )
+    ids_BT = torch.stack([torch.cat([prefix, first_suffix]), torch.cat([prefix, second_suffix])])
     rows_N, columns_N = torch.tensor([0, 0, 1, 1]), torch.tensor([4, 5, 4, 5])
     separate = ModelInputs(ids_BT, rows_N, columns_N, ids_BT[rows_N, columns_N + 1], torch.ones(4))
     mask = torch.ones(10, 10, dtype=torch.bool).tril()
-    mask[7:, 4:7] = False  # the right branch does not attend to the left one
+    mask[7:, 4:7] = False  # the second branch does not attend to the first
     tree = ModelInputs(
-        torch.cat([prefix, left, right])[None],
+        torch.cat([prefix, first_suffix, second_suffix])[None],
         torch.zeros(4, dtype=torch.long),
         torch.tensor([4, 5, 7, 8]),
         separate.targets_N,
@@ -94,18 +98,18 @@ def fork(inputs: ModelInputs) -> tuple[ModelInputs, ModelInputs]:
 def test_prefix_tree_row_matches_separate_rows(
     tmp_path: Path, inputs: ModelInputs, family: str, settings: dict[str, object]
 ) -> None:
-    policy = PolicyModel(make(tmp_path, family, settings), TrainerConfig(), CPU)
+    policy = PolicyModel(save_random_model(tmp_path, family, settings), TrainerConfig(), CPU)
     randomize_roles(policy)
-    tree, separate = fork(inputs)
+    tree, separate = make_branching_inputs(inputs)
     torch.testing.assert_close(policy(tree), policy(separate), atol=1e-5, rtol=0)
     wrong_positions = tree._replace(position_ids_BT=None)
     assert not torch.allclose(policy(wrong_positions), policy(separate), atol=1e-3)
 
 
 def test_prefix_tree_is_rejected_for_sliding_window_layers(tmp_path: Path, inputs: ModelInputs) -> None:
-    policy = PolicyModel(make(tmp_path, "Mistral", {"sliding_window": 4}), TrainerConfig(), CPU)
+    policy = PolicyModel(save_random_model(tmp_path, "Mistral", {"sliding_window": 4}), TrainerConfig(), CPU)
     with pytest.raises(ValueError, match="window"):
-        policy(fork(inputs)[0])
+        policy(make_branching_inputs(inputs)[0])
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,7 @@ def test_unsupported_architecture_is_rejected(
     tmp_path: Path, family: str, settings: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        PolicyModel(make(tmp_path, family, settings), TrainerConfig(), CPU)
+        PolicyModel(save_random_model(tmp_path, family, settings), TrainerConfig(), CPU)
 
 
 Build = Callable[..., PolicyModel]
@@ -153,8 +157,8 @@ def test_recomputation_uses_the_role_of_the_forward_pass(build: Build, inputs: M
     for checkpointing in (False, True):
         policy = build(gradient_checkpointing=checkpointing)
         loss = policy(inputs, "actor").sin().sum()
-        for other in ("critic", "reference"):
-            policy(inputs, other)
+        for other_role in ("critic", "reference"):
+            policy(inputs, other_role)
         loss.backward()
         results.append(gradients(policy, "actor"))
         assert all(tensor.grad is None for tensor in policy.role_parameters("critic").values())

@@ -1,17 +1,19 @@
-"""Chunked log-probs equal unchunked ones, and never hold all logits in memory."""
+"""Chunked log-probs equal unchunked ones, without all logits in memory."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from alignment.models.lm_head import compute_logprobs
 
@@ -19,14 +21,14 @@ N, D, V = 13, 8, 32
 CHUNKS = [1, V, 3 * V + 5, N * V - 1, N * V]  # one token per chunk, uneven chunks, all tokens but one, all tokens
 
 
-def problem(dtype: torch.dtype = torch.float32, *, frozen: bool) -> tuple[Tensor, nn.Linear, Tensor, Tensor]:
+def make_inputs(dtype: torch.dtype = torch.float32, *, frozen: bool) -> tuple[Tensor, nn.Linear, Tensor, Tensor]:
     torch.manual_seed(0)
     head = nn.Linear(D, V, bias=False, dtype=dtype).requires_grad_(not frozen)
     hidden_ND = torch.randn(N, D, dtype=dtype, requires_grad=True)
     return hidden_ND, head, torch.randint(V, (N,)), torch.rand(N) + 0.5
 
 
-def plain(hidden_ND: Tensor, head: nn.Module, targets_N: Tensor, temperatures_N: Tensor) -> Tensor:
+def unchunked_logprobs(hidden_ND: Tensor, head: nn.Module, targets_N: Tensor, temperatures_N: Tensor) -> Tensor:
     logits_NV = head(hidden_ND)
     logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperatures_N[:, None]
     return logits_NV.log_softmax(-1).gather(-1, targets_N[:, None]).squeeze(-1)
@@ -38,73 +40,84 @@ def gradients(logprobs_N: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("frozen", [True, False])
-@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
 def test_logprobs_and_gradients_match_unchunked_computation(
-    chunk: int, frozen: bool, dtype: torch.dtype, near: float
+    chunk: int, frozen: bool, dtype: torch.dtype, tolerance: float
 ) -> None:
-    hidden_ND, head, *rest = problem(dtype, frozen=frozen)
-    learned = [hidden_ND, *(parameter for parameter in head.parameters() if parameter.requires_grad)]
-    actual_N, expected_N = compute_logprobs(hidden_ND, head, *rest, chunk), plain(hidden_ND, head, *rest)
+    hidden_ND, head, targets_N, temperatures_N = make_inputs(dtype, frozen=frozen)
+    parameters_with_grad = [hidden_ND, *(parameter for parameter in head.parameters() if parameter.requires_grad)]
+    actual_N, expected_N = (
+        compute_logprobs(hidden_ND, head, targets_N, temperatures_N, chunk),
+        unchunked_logprobs(hidden_ND, head, targets_N, temperatures_N),
+    )
     assert actual_N.dtype == torch.float32
     torch.testing.assert_close(actual_N, expected_N, atol=1e-6, rtol=0)
-    for one, other in zip(gradients(actual_N, *learned), gradients(expected_N, *learned), strict=True):
-        assert one.dtype == dtype
-        torch.testing.assert_close(one, other, atol=near, rtol=near)
+    for actual, expected in zip(
+        gradients(actual_N, *parameters_with_grad), gradients(expected_N, *parameters_with_grad), strict=True
+    ):
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("frozen", [True, False])
 def test_gradients_match_finite_differences(chunk: int, frozen: bool) -> None:
-    hidden_ND, head, *rest = problem(torch.float64, frozen=frozen)
+    hidden_ND, head, targets_N, temperatures_N = make_inputs(torch.float64, frozen=frozen)
 
-    def of(hidden: Tensor, weight: Tensor) -> Tensor:
+    def logprobs(hidden: Tensor, weight: Tensor) -> Tensor:
         if not frozen:
             head.weight = nn.Parameter(weight)
-        return compute_logprobs(hidden, head, *rest, chunk)
+        return compute_logprobs(hidden, head, targets_N, temperatures_N, chunk)
 
     if frozen:
-        assert torch.autograd.gradcheck(lambda hidden: of(hidden, head.weight), (hidden_ND,))
+        assert torch.autograd.gradcheck(lambda hidden: logprobs(hidden, head.weight), (hidden_ND,))
     else:
-        expected = gradients(plain(hidden_ND, head, *rest), head.weight)
-        torch.testing.assert_close(gradients(compute_logprobs(hidden_ND, head, *rest, chunk), head.weight), expected)
-        assert torch.autograd.gradcheck(lambda hidden: of(hidden, head.weight), (hidden_ND,))
+        expected = gradients(unchunked_logprobs(hidden_ND, head, targets_N, temperatures_N), head.weight)
+        torch.testing.assert_close(
+            gradients(compute_logprobs(hidden_ND, head, targets_N, temperatures_N, chunk), head.weight), expected
+        )
+        assert torch.autograd.gradcheck(lambda hidden: logprobs(hidden, head.weight), (hidden_ND,))
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("frozen", [True, False])
 def test_logprobs_without_gradients_are_bit_identical(chunk: int, frozen: bool) -> None:
-    hidden_ND, head, *rest = problem(frozen=frozen)
+    hidden_ND, head, targets_N, temperatures_N = make_inputs(frozen=frozen)
     with torch.no_grad():
-        before_N = compute_logprobs(hidden_ND, head, *rest, chunk)
-    assert torch.equal(compute_logprobs(hidden_ND, head, *rest, chunk), before_N)
+        before_N = compute_logprobs(hidden_ND, head, targets_N, temperatures_N, chunk)
+    assert torch.equal(compute_logprobs(hidden_ND, head, targets_N, temperatures_N, chunk), before_N)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_trainable_and_frozen_heads_give_identical_bits(dtype: torch.dtype) -> None:
     for chunk in CHUNKS:
-        learning, frozen = (compute_logprobs(*problem(dtype, frozen=frozen), chunk) for frozen in (False, True))
-        assert torch.equal(learning, frozen)
+        trainable_N, frozen_N = (
+            compute_logprobs(*make_inputs(dtype, frozen=frozen), chunk) for frozen in (False, True)
+        )
+        assert torch.equal(trainable_N, frozen_N)
 
 
 def test_second_backward_gives_the_same_gradient() -> None:
-    hidden_ND, head, *rest = problem(frozen=False)
-    logprobs_N = compute_logprobs(hidden_ND, head, *rest, N * V)
+    hidden_ND, head, targets_N, temperatures_N = make_inputs(frozen=False)
+    logprobs_N = compute_logprobs(hidden_ND, head, targets_N, temperatures_N, N * V)
     first, second = (torch.autograd.grad(logprobs_N.sum(), head.weight, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_at_most_one_chunk_of_logits_is_created_or_saved(frozen: bool) -> None:
-    chunk, computed, saved = 3 * V + 5, [], []
-    hidden_ND, head, *rest = problem(frozen=frozen)
+    chunk = 3 * V + 5
+    computed: list[int] = []
+    saved: list[int] = []
+    hidden_ND, head, targets_N, temperatures_N = make_inputs(frozen=frozen)
     head.register_forward_hook(lambda _module, _inputs, output: computed.append(output.numel()))
 
-    def keep(tensor: Tensor) -> Tensor:
+    def record_size(tensor: Tensor) -> Tensor:
         saved.append(tensor.numel())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logprobs_N = compute_logprobs(hidden_ND, head, *rest, chunk)
+    with torch.autograd.graph.saved_tensors_hooks(record_size, lambda tensor: tensor):
+        logprobs_N = compute_logprobs(hidden_ND, head, targets_N, temperatures_N, chunk)
     forward = len(computed)
     logprobs_N.sum().backward()
     assert max(computed) == 3 * V
@@ -114,7 +127,7 @@ def test_at_most_one_chunk_of_logits_is_created_or_saved(frozen: bool) -> None:
 
 
 def test_tied_head_accumulates_gradients_of_head_and_embedding() -> None:
-    def learned(chunk: int) -> Tensor:
+    def embedding_gradient(chunk: int) -> Tensor:
         torch.manual_seed(0)
         embedding, head = nn.Embedding(V, D), nn.Linear(D, V, bias=False)
         head.weight = embedding.weight
@@ -124,11 +137,11 @@ def test_tied_head_accumulates_gradients_of_head_and_embedding() -> None:
         assert embedding.weight.grad is not None
         return embedding.weight.grad
 
-    torch.testing.assert_close(learned(chunk=2 * V), learned(chunk=N * V), atol=1e-6, rtol=0)
+    torch.testing.assert_close(embedding_gradient(chunk=2 * V), embedding_gradient(chunk=N * V), atol=1e-6, rtol=0)
 
 
 def test_empty_input_gives_empty_logprobs() -> None:
-    _, head, *_ = problem(frozen=True)
+    _, head, *_ = make_inputs(frozen=True)
     assert compute_logprobs(torch.empty(0, D), head, torch.empty(0, dtype=torch.long), torch.empty(0), 1).shape == (0,)
 
 
@@ -144,23 +157,26 @@ class Root(nn.Module):
 
 
 @pytest.fixture
-def group_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def single_process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.usefixtures("single_process_group")
 @pytest.mark.parametrize("frozen", [True, False])
 def test_sharded_head_gets_the_same_gradient(frozen: bool) -> None:
-    hidden_ND, head, *rest = problem(frozen=frozen)
-    learned = [hidden_ND, *(parameter for parameter in head.parameters() if parameter.requires_grad)]
-    expected = gradients(plain(hidden_ND, head, *rest), *learned)
-    root = fully_shard(Root(head, chunk=3 * V), mesh=init_device_mesh("cpu", (1,)))
-    (root(hidden_ND, *rest) * torch.linspace(-1, 2, N)).sum().backward()
+    hidden_ND, head, targets_N, temperatures_N = make_inputs(frozen=frozen)
+    parameters_with_grad = [hidden_ND, *(parameter for parameter in head.parameters() if parameter.requires_grad)]
+    expected = gradients(unchunked_logprobs(hidden_ND, head, targets_N, temperatures_N), *parameters_with_grad)
+    root = Root(head, chunk=3 * V)
+    sharded: Callable[..., Tensor] = fully_shard(root, mesh=init_device_mesh("cpu", (1,)))  # type: ignore[assignment]
+    (sharded(hidden_ND, targets_N, temperatures_N) * torch.linspace(-1, 2, N)).sum().backward()
     torch.testing.assert_close(hidden_ND.grad, expected[0], atol=1e-6, rtol=0)
     if not frozen:
-        torch.testing.assert_close(root.head.weight.grad.full_tensor(), expected[1], atol=1e-6, rtol=0)
+        gradient = root.head.weight.grad
+        assert isinstance(gradient, DTensor)
+        torch.testing.assert_close(gradient.full_tensor(), expected[1], atol=1e-6, rtol=0)
 
 
 PEAK = """
@@ -183,18 +199,18 @@ print(peak() - before)
 
 def peak(chunk: int) -> int:
     """Return the bytes that a forward and backward pass over 128 MiB of logits add to a process."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PEAK, str(chunk)],
         check=True,
         capture_output=True,
         timeout=300,
-        # Freed memory must return to the system at once, or this measures the fragmentation of malloc.
+        # malloc must return freed memory to the system immediately. Otherwise this measures heap fragmentation.
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "MALLOC_MMAP_THRESHOLD_": "65536"},
     )
-    return int(done.stdout) * 1024
+    return int(process.stdout) * 1024
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not say how much memory it uses")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc/self/status")
 def test_peak_memory_depends_on_chunk_size() -> None:
     logits = 2048 * 16384 * 4
     assert logits < peak(chunk=2048 * 16384) < 1.7 * logits  # there is at most one tensor of that size

@@ -1,8 +1,9 @@
-"""Every model role computes what it should, with adapters and with full weights, and no role changes another."""
+"""Every model role computes its output with adapters and with full weights, and no role affects another."""
 
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +22,8 @@ from tests.alignment.models.policy_model_ranks import LORA
 
 Build = Callable[..., PolicyModel]
 CPU = torch.device("cpu")
-EXACT = {"atol": 0, "rtol": 0}
-both = pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
+EXACT: dict[str, Any] = {"atol": 0, "rtol": 0}
+with_and_without_lora = pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
 
 
 def transformers_logprobs(model: PreTrainedModel, inputs: ModelInputs) -> Tensor:
@@ -36,7 +37,7 @@ def compute(policy: PolicyModel, inputs: ModelInputs, role: ModelRole) -> Tensor
         return policy(inputs, role)
 
 
-@both
+@with_and_without_lora
 def test_reference_is_the_base_model_while_the_actor_changes(
     build: Build, base_model: Path, inputs: ModelInputs, lora: LoRAConfig | None
 ) -> None:
@@ -52,7 +53,7 @@ def test_reference_is_the_base_model_while_the_actor_changes(
     torch.testing.assert_close(before, transformers_logprobs(base, inputs), atol=1e-5, rtol=0)
 
 
-@both
+@with_and_without_lora
 def test_untrained_actor_equals_reference_and_untrained_critic_is_zero(
     build: Build, inputs: ModelInputs, lora: LoRAConfig | None
 ) -> None:
@@ -75,7 +76,7 @@ def test_actor_logprobs_match_peft(build: Build, base_model: Path, inputs: Model
     )
 
 
-@both
+@with_and_without_lora
 @pytest.mark.parametrize(("trained", "untouched"), [("actor", "critic"), ("critic", "actor")])
 def test_actor_and_critic_losses_do_not_touch_each_others_gradients(
     build: Build, inputs: ModelInputs, lora: LoRAConfig | None, trained: ModelRole, untouched: ModelRole
@@ -101,7 +102,7 @@ def test_requires_grad_never_changes(build: Build, inputs: ModelInputs) -> None:
     }
 
 
-@both
+@with_and_without_lora
 def test_loading_one_role_does_not_change_other_roles(
     build: Build, inputs: ModelInputs, lora: LoRAConfig | None
 ) -> None:
@@ -117,7 +118,7 @@ def test_loading_one_role_does_not_change_other_roles(
         assert {other for other in before if not torch.equal(compute(policy, inputs, other), before[other])} == changed
 
 
-@both
+@with_and_without_lora
 def test_logprobs_with_and_without_gradients_are_bit_identical(
     build: Build, inputs: ModelInputs, lora: LoRAConfig | None
 ) -> None:
@@ -205,7 +206,7 @@ def test_reference_copy_exists_only_on_request(base_model: Path, inputs: ModelIn
 
 
 def test_bfloat16_master_weights_are_float32_and_accumulate_small_steps(base_model: Path, inputs: ModelInputs) -> None:
-    """A step of 1e-5 would be rounded away from a bfloat16 weight of 0.15: neighbouring values are 1e-3 apart."""
+    """A bfloat16 weight of 0.15 does not change by a step of 1e-5, because the spacing of its values is 1e-3."""
     policy = PolicyModel(base_model, TrainerConfig(lora=None, dtype="bfloat16"), CPU)
     name, tensor = next(iter(policy.role_parameters("actor").items()))
     assert (name, tensor.dtype) == ("model.embed_tokens.weight", torch.float32)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,11 @@ from alignment.models.policy_model import PolicyModel
 from tests.alignment.models.policy_model_ranks import KINDS, NUM_ROWS, compute_outputs, draw_inputs, label
 
 # Gradients are sums over the ranks' rows; in bfloat16 a different order of summation changes a few of the 8 bits.
-FORWARD = {"float32": {"atol": 1e-5, "rtol": 0}, "bfloat16": {"atol": 1e-3, "rtol": 0}}
-GRADIENT = {"float32": {"atol": 1e-5, "rtol": 1e-5}, "bfloat16": {"atol": 0.05, "rtol": 0.05}}
+FORWARD: dict[str, dict[str, Any]] = {"float32": {"atol": 1e-5, "rtol": 0}, "bfloat16": {"atol": 1e-3, "rtol": 0}}
+GRADIENT: dict[str, dict[str, Any]] = {
+    "float32": {"atol": 1e-5, "rtol": 1e-5},
+    "bfloat16": {"atol": 0.05, "rtol": 0.05},
+}
 
 
 @pytest.fixture(

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from alignment.release.canary import Arm, CanaryConfig, decide, worse_evidence
 
 CONFIG = CanaryConfig()
-QUIET = CanaryConfig(patience_seconds=1e9)
+PATIENT = CanaryConfig(patience_seconds=1e9)
 STABLE = Arm(turns=400, failed=4, rated=200, good=160, mean_length=50.0, seconds_per_token=0.02)
 
 MARGINS = st.floats(-0.95, 0.95)
@@ -21,8 +21,8 @@ PROBABILITIES = st.floats(0.001, 0.999)
 
 
 @st.composite
-def counts(draw: st.DrawFn, least: int = 0, most: int = 3000) -> tuple[int, int]:
-    n = draw(st.integers(least, most))
+def counts(draw: st.DrawFn, min_rated: int = 0, max_rated: int = 3000) -> tuple[int, int]:
+    n = draw(st.integers(min_rated, max_rated))
     return draw(st.integers(0, n)), n
 
 
@@ -30,17 +30,17 @@ def counts(draw: st.DrawFn, least: int = 0, most: int = 3000) -> tuple[int, int]
 
 
 def test_evidence_by_hand() -> None:
-    # mixture 1/2 · 1/2; likeliest with equal chances: 1/2 · 1/2
+    # mixture 1/2 · 1/2; maximum likelihood with equal probabilities: 1/2 · 1/2
     assert worse_evidence(0, 1, 1, 1) == pytest.approx(0.0, abs=1e-12)
     # 1/3 · 1/3 over (1/2)^4
     assert worse_evidence(0, 2, 2, 2) == pytest.approx(math.log(16 / 9))
-    # B(2, 2)² = 1/36; observed shares may be equal, so they are the likeliest: (1/2)^4
+    # B(2, 2)² = 1/36; the observed shares fulfil the null, so they maximize the likelihood: (1/2)^4
     assert worse_evidence(1, 2, 1, 2) == pytest.approx(math.log(16 / 36))
-    # p_b = p_a + 1/2: (1 − p_a)(p_a + 1/2) is most at p_a = 1/4, 9/16
+    # p_b = p_a + 1/2: the maximum of (1 − p_a)(p_a + 1/2) is 9/16, at p_a = 1/4
     assert worse_evidence(0, 1, 1, 1, 0.5) == pytest.approx(math.log(1 / 4 / (9 / 16)))
-    # p_b = p_a − 1/2: (1 − p_a)(p_a − 1/2) is most at p_a = 3/4, 1/16
+    # p_b = p_a − 1/2: the maximum of (1 − p_a)(p_a − 1/2) is 1/16, at p_a = 3/4
     assert worse_evidence(0, 1, 1, 1, -0.5) == pytest.approx(math.log(4))
-    # no b is good, and p_a ≥ p_b + 1/2: p_b = 0, p_a = 1/2; mixture 1/4 over 1/2
+    # no reply of b is good, and p_a ≥ p_b + 1/2: p_b = 0, p_a = 1/2; mixture 1/4 over 1/2
     assert worse_evidence(0, 1, 0, 1, -0.5) == pytest.approx(math.log(1 / 2))
 
 
@@ -54,10 +54,12 @@ def test_no_data_is_no_evidence() -> None:
     )
 
 
-@pytest.mark.parametrize("counted", [(3, 2, 0, 1), (-1, 2, 0, 1), (0, 1, 2, 1), (0, 1, 0, 1, 1.0), (0, 1, 0, 1, -1.0)])
-def test_impossible_counts_are_rejected(counted: tuple[int, int, int, int]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [(3, 2, 0, 1), (-1, 2, 0, 1), (0, 1, 2, 1), (0, 1, 0, 1, 1.0), (0, 1, 0, 1, -1.0)]
+)
+def test_impossible_counts_are_rejected(arguments: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match="impossible counts"):
-        worse_evidence(*counted)
+        worse_evidence(*arguments)
 
 
 @given(counts(), counts(), MARGINS)
@@ -66,7 +68,7 @@ def test_evidence_is_finite_and_symmetric_in_good_and_bad(
 ) -> None:
     evidence = worse_evidence(*a, *b, margin)
     assert math.isfinite(evidence)
-    # a's good ones are rarer than b's exactly if b's bad ones are rarer than a's
+    # a has a lower share of good replies than b exactly if b has a lower share of bad replies than a
     assert worse_evidence(b[1] - b[0], b[1], a[1] - a[0], a[1], margin) == pytest.approx(evidence, rel=1e-6, abs=1e-6)
 
 
@@ -89,9 +91,11 @@ def test_constrained_mle_is_the_maximum_under_the_null(
 
 
 @given(counts(1), counts(1), MARGINS, MARGINS)
-def test_larger_margin_needs_more_evidence(a: tuple[int, int], b: tuple[int, int], one: float, other: float) -> None:
-    less, more = sorted((one, other))
-    assert worse_evidence(*a, *b, less) >= worse_evidence(*a, *b, more) - 1e-6
+def test_larger_margin_needs_more_evidence(
+    a: tuple[int, int], b: tuple[int, int], margin: float, other_margin: float
+) -> None:
+    smaller, larger = sorted((margin, other_margin))
+    assert worse_evidence(*a, *b, smaller) >= worse_evidence(*a, *b, larger) - 1e-6
 
 
 @pytest.mark.parametrize("margin", [-0.3, -0.1, 0.0, 0.1, 0.3])
@@ -122,11 +126,11 @@ def test_evidence_has_expectation_at_most_one_under_the_null(margin: float, p_b:
     )
 
 
-# many looks
+# sequential tests
 
 
-def _counts_at_looks(rng: np.random.Generator, chance: float, steps: np.ndarray) -> list[tuple[int, int]]:
-    """Return (good, rated) at each look, with `steps` rated replies between two looks."""
+def _counts_at_tests(rng: np.random.Generator, chance: float, steps: np.ndarray) -> list[tuple[int, int]]:
+    """Return (good, rated) at each test, with `steps` rated replies between two tests."""
     return list(zip(rng.binomial(steps, chance).cumsum().tolist(), steps.cumsum().tolist(), strict=True))
 
 
@@ -135,9 +139,11 @@ def _first_decision(
 ) -> tuple[str, int]:
     """Return the first decision, made after each rated reply of the candidate, and the number of those replies."""
     rated = 1500
-    between = rng.geometric(config.share, rated) - 1
+    stable_ratings = rng.geometric(config.share, rated) - 1
     arms = zip(
-        _counts_at_looks(rng, p_candidate, np.ones(rated, int)), _counts_at_looks(rng, p_stable, between), strict=True
+        _counts_at_tests(rng, p_candidate, np.ones(rated, int)),
+        _counts_at_tests(rng, p_stable, stable_ratings),
+        strict=True,
     )
     for (good, num_rated), (stable_good, num_stable_rated) in arms:
         stable = Arm(turns=num_stable_rated, rated=num_stable_rated, good=stable_good)
@@ -147,18 +153,18 @@ def _first_decision(
     return "wait", rated
 
 
-def test_false_alarm_rate_over_500_looks_is_at_most_alpha() -> None:
+def test_false_alarm_rate_over_500_tests_is_at_most_alpha() -> None:
     rng, config, runs = np.random.default_rng(3), CanaryConfig(alpha=0.2, min_rated=10**6), 60
     alarms = num_z_test_alarms = 0
     for _ in range(runs):
-        candidate, stable = _counts_at_looks(rng, 0.8, np.full(500, 1)), _counts_at_looks(rng, 0.8, rng.poisson(9, 500))
+        candidate, stable = _counts_at_tests(rng, 0.8, np.full(500, 1)), _counts_at_tests(rng, 0.8, rng.poisson(9, 500))
         pairs = list(zip(candidate, stable, strict=True))
         alarms += any(
             decide(config, Arm(n, 0, n, good), Arm(m, 0, m, other), 0).action == "roll_back"
             for (good, n), (other, m) in pairs
         )
         num_z_test_alarms += any(_z_test(good, n, other, m) for (good, n), (other, m) in pairs[20:])
-    assert num_z_test_alarms > 0.2 * runs, "a test that is made for one look raises far more false alarms over many"
+    assert num_z_test_alarms > 0.2 * runs, "a fixed-sample test has a higher false alarm rate when it is repeated"
     assert alarms <= 0.2 * runs
 
 
@@ -185,9 +191,9 @@ def test_wrong_promotion_rate_is_at_most_alpha() -> None:
     ],
 )
 def test_few_ratings_decide(share: float, p_candidate: float, action: str, at_most: int) -> None:
-    rng, config = np.random.default_rng(7), QUIET.model_copy(update={"share": share})
+    rng, config = np.random.default_rng(7), PATIENT.model_copy(update={"share": share})
     outcomes = [_first_decision(config, p_candidate, 0.8, rng) for _ in range(21)]
-    assert [decided for decided, _ in outcomes].count(action) >= 20
+    assert [action for action, _ in outcomes].count(action) >= 20
     assert CONFIG.min_rated / 2 < median(rated for _, rated in outcomes) <= at_most
 
 
@@ -227,7 +233,9 @@ def test_failing_candidate_is_rolled_back_after_few_turns() -> None:
     decisions = [decide(CONFIG, Arm(turns=n, failed=n), STABLE, 1) for n in range(12)]
     assert [decision.action for decision in decisions[:2]] == ["wait", "wait"]
     assert decisions[6].action == "roll_back" and "6 of 6 against 4 of 400" in decisions[6].reason
-    assert decide(CONFIG, Arm(turns=6, failed=6), Arm(turns=100, failed=100), 1).action == "wait", "all fail alike"
+    assert decide(CONFIG, Arm(turns=6, failed=6), Arm(turns=100, failed=100), 1).action == "wait", (
+        "both arms fail equally"
+    )
 
 
 def test_alarm_has_priority_over_approval() -> None:

@@ -24,8 +24,10 @@ PROMPTS = {"type": "prompts", "name": "safety", "dataset": "red-team", "verifier
     ],
 )
 def test_metric_gate_checks_bounds_and_missing_metrics(metrics: dict[str, Any], reason: str | None) -> None:
-    why = MetricGate(name="entropy", metric="actor/entropy", at_least=0.1, at_most=2).rejection_reason(metrics)
-    assert why is None if reason is None else reason in (why or "")
+    actual_reason = MetricGate(name="entropy", metric="actor/entropy", at_least=0.1, at_most=2).rejection_reason(
+        metrics
+    )
+    assert actual_reason is None if reason is None else reason in (actual_reason or "")
 
 
 @pytest.mark.parametrize(
@@ -44,8 +46,8 @@ def test_prompts_gate_checks_held_out_prompts(
     candidate: PromptScores, serving: PromptScores, reason: str | None
 ) -> None:
     gate = PromptsGate.model_validate(PROMPTS | {"at_least": 0.85, "max_drop": 0.1, "max_length_ratio": 2.0})
-    why = gate.rejection_reason(candidate, serving)
-    assert why is None if reason is None else reason in (why or "")
+    actual_reason = gate.rejection_reason(candidate, serving)
+    assert actual_reason is None if reason is None else reason in (actual_reason or "")
 
 
 @pytest.mark.parametrize(

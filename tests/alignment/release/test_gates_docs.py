@@ -7,7 +7,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from alignment.release.gates import Gate, PromptsGate
-from alignment.signals.verifiers import RIGHT, WRONG, VerifierInput
+from alignment.signals.verifiers import RIGHT, WRONG, Custom, VerifierInput
 
 PAGE = (Path(__file__).parents[3] / "docs" / "versions.md").read_text()
 GATES = {
@@ -34,4 +34,6 @@ GATES = {
 def test_documented_gates_work(name: str, reference: str | None, reply: str, reward: float) -> None:
     gate = GATES[name]
     assert isinstance(gate, PromptsGate)
-    assert gate.verifier(VerifierInput((), {"content": reply}, reference, "stop")) == reward
+    verify = gate.verifier
+    assert not isinstance(verify, Custom)
+    assert verify(VerifierInput((), {"content": reply}, reference, "stop")) == reward

@@ -69,7 +69,7 @@ def test_false_alarm_rate_over_all_looks_is_at_most_alpha() -> None:
     for _ in range(200):
         draws = np.cumsum(rng.multinomial(1, (0.3, 0.4, 0.3), size=400), axis=0)
         alarms += any(loss_evidence(PairCounts(*map(int, row))) >= math.log(1 / 0.05) for row in draws[::4])
-    assert alarms <= 10, "one in twenty at most"
+    assert alarms <= 10, "5 % of the runs at most"
 
 
 def test_wrong_promotion_rate_is_at_most_alpha() -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 from alignment.config.trainer import TrainerConfig
 from alignment.errors import DamagedAdapter
 from alignment.models.parallel import exit_process
+from alignment.reward_model.dataset import PreferenceDataset
 from alignment.reward_model.model import RewardModel
 from alignment.trainer.trainer import Trainer
 
 
-def main(base_model: str, config: str, directory: str, dataset: str) -> None:
+def main(base_model: str, config: str, directory: str, dataset_file: str) -> None:
     trainer = Trainer(Path(base_model), TrainerConfig.model_validate_json(config))
-    dataset = pickle.loads(Path(dataset).read_bytes())
+    dataset: PreferenceDataset = pickle.loads(Path(dataset_file).read_bytes())
     model = RewardModel(trainer)
     model.begin(dataset)
     while not model.advance(3):

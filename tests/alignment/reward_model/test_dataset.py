@@ -1,4 +1,4 @@
-"""The length and the raters of a dataset, and the held-out split, which leaks nothing."""
+"""The length and the raters of a dataset, and the held-out split, which has no leakage."""
 
 import itertools
 
@@ -26,12 +26,12 @@ def make_connected_dataset(count: int = 300) -> PreferenceDataset:
 @pytest.mark.parametrize("seed", range(5))
 def test_held_out_split_has_no_leakage(seed: int) -> None:
     dataset = make_connected_dataset()
-    out = select_held_out(dataset, 0.2, seed)
-    train, held_out = split(dataset, out)
+    held_out_indices = select_held_out(dataset, 0.2, seed)
+    train, held_out = split(dataset, held_out_indices)
     assert len(train) + len(held_out) == len(dataset)
     assert 0.1 * len(dataset) < len(held_out) < 0.31 * len(dataset)
 
-    def sides(part: PreferenceDataset) -> dict[str, set[object]]:
+    def keys_of_part(part: PreferenceDataset) -> dict[str, set[object]]:
         indices = {index for example in part.examples for index in example.reply_indices}
         replies = [dataset.replies[index] for index in indices]
         return {
@@ -41,7 +41,7 @@ def test_held_out_split_has_no_leakage(seed: int) -> None:
             "reply": {reply.turn_id for reply in replies},
         }
 
-    one, other = sides(train), sides(held_out)
+    one, other = keys_of_part(train), keys_of_part(held_out)
     assert {name: one[name] & other[name] for name in one} == {name: set() for name in one}
 
 
@@ -53,8 +53,8 @@ def test_held_out_selection_depends_on_the_seed_only() -> None:
 def test_dominant_rater_does_not_connect_replies() -> None:
     dataset = make_dataset(100)
     labels = tuple(BinaryLabel(label.reply, label.value, rater="HUMAN/dominant") for label in dataset.labels)
-    out = select_held_out(PreferenceDataset(dataset.replies, (), labels), 0.2, 0)
-    assert 10 <= len(out) <= 30
+    held_out_indices = select_held_out(PreferenceDataset(dataset.replies, (), labels), 0.2, 0)
+    assert 10 <= len(held_out_indices) <= 30
 
 
 def test_fully_connected_dataset_has_no_held_out_part() -> None:
@@ -66,6 +66,6 @@ def test_fully_connected_dataset_has_no_held_out_part() -> None:
 def test_held_out_share_counts_examples_not_replies() -> None:
     dataset = make_dataset(100)
     unlabelled = tuple(Reply(f"s{number}", (number,), (1,)) for number in range(900))
-    out = select_held_out(PreferenceDataset(dataset.replies + unlabelled, (), dataset.labels), 0.2, 0)
+    held_out_indices = select_held_out(PreferenceDataset(dataset.replies + unlabelled, (), dataset.labels), 0.2, 0)
     labelled = set(itertools.chain.from_iterable(example.reply_indices for example in dataset.examples))
-    assert 10 <= len(out & labelled) <= 30
+    assert 10 <= len(held_out_indices & labelled) <= 30

@@ -1,4 +1,4 @@
-"""The reward model learns a planted preference, is calibrated, and survives export and restore."""
+"""The reward model learns a synthetic preference, is calibrated, and can be exported and restored."""
 
 import shutil
 from collections.abc import Callable
@@ -17,7 +17,8 @@ from alignment.reward_model.fit import score_replies
 from alignment.reward_model.model import HEAD, METADATA, RewardModel
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch
-from tests.alignment.reward_model.conftest import DISLIKED_TOKEN, LIKED_TOKEN, make_dataset
+from tests.alignment.reward_model.conftest import PREFERRED_TOKEN, REJECTED_TOKEN, make_dataset
+from tests.support.reward_model_fit import fit_reward_model
 
 
 @pytest.fixture
@@ -32,24 +33,24 @@ def unseen_dataset(count: int = 40) -> PreferenceDataset:
 @pytest.mark.parametrize(
     "dataset", [make_dataset(160), make_dataset(0, 120), make_dataset(80, 60)], ids=["labels", "pairs", "both"]
 )
-def test_model_learns_the_planted_preference_and_generalizes(trainer: Trainer, dataset: PreferenceDataset) -> None:
+def test_model_learns_the_preference_and_generalizes(trainer: Trainer, dataset: PreferenceDataset) -> None:
     model = RewardModel(trainer)
-    metrics = model.fit(dataset)
+    metrics = fit_reward_model(model, dataset)
     assert metrics["agreement"] > 0.9
     scores = model.score(unseen_dataset().replies)
     assert all(-1 <= value <= 1 for value in scores)
-    right = [value * label.value > 0 for value, label in zip(scores, unseen_dataset().labels, strict=True)]
-    assert sum(right) / len(right) > 0.9
+    is_correct = [value * label.value > 0 for value, label in zip(scores, unseen_dataset().labels, strict=True)]
+    assert sum(is_correct) / len(is_correct) > 0.9
     assert (metrics["num_pairs"], metrics["num_thumbs"]) == (len(dataset.pairs), len(dataset.labels))
     assert metrics["num_raters"] == len(dataset)
 
 
 def test_score_depends_on_the_whole_reply_only(trainer: Trainer) -> None:
-    """A reply has one score alone and in a batch, even with a longer reply; another last token changes it."""
-    RewardModel(trainer).fit(make_dataset(80))
-    one = Reply("a", (11, 12, 13), (14, LIKED_TOKEN))
-    longer = Reply("b", (11, 12, 13), (14, LIKED_TOKEN, 15, 16))
-    other = Reply("c", (11, 12, 13), (14, DISLIKED_TOKEN))
+    """A reply has the same score in a batch of one and in a larger batch. Its last token changes the score."""
+    fit_reward_model(RewardModel(trainer), make_dataset(80))
+    one = Reply("a", (11, 12, 13), (14, PREFERRED_TOKEN))
+    longer = Reply("b", (11, 12, 13), (14, PREFERRED_TOKEN, 15, 16))
+    other = Reply("c", (11, 12, 13), (14, REJECTED_TOKEN))
     separate = [float(score_replies(trainer, [reply])[0]) for reply in (one, longer, other)]
     batched = score_replies(trainer, [longer, other, one]).tolist()
     assert batched == pytest.approx([separate[1], separate[2], separate[0]], abs=1e-5)
@@ -69,7 +70,7 @@ def test_calibration_reduces_the_calibration_error(trainer: Trainer) -> None:
     assert config is not None
     model = RewardModel(trainer)
     model.config = config.model_copy(update={"held_out": 0.4, "max_epochs": 30, "min_steps": 400})
-    metrics = model.fit(PreferenceDataset(dataset.replies, (), labels))
+    metrics = fit_reward_model(model, PreferenceDataset(dataset.replies, (), labels))
     assert metrics["calibration_error"] < metrics["calibration_error_before"]
 
 
@@ -80,17 +81,17 @@ def test_low_weight_labels_have_little_influence(trainer: Trainer) -> None:
         BinaryLabel(label.reply, -label.value, 0.05, "HUMAN/contradicts") for label in dataset.labels
     )
     model = RewardModel(trainer)
-    model.fit(PreferenceDataset(dataset.replies, (), dataset.labels + contradictions))
+    fit_reward_model(model, PreferenceDataset(dataset.replies, (), dataset.labels + contradictions))
     values = model.score(unseen_dataset().replies)
-    right = [value * label.value > 0 for value, label in zip(values, unseen_dataset().labels, strict=True)]
-    assert sum(right) / len(right) > 0.9
+    is_correct = [value * label.value > 0 for value, label in zip(values, unseen_dataset().labels, strict=True)]
+    assert sum(is_correct) / len(is_correct) > 0.9
 
 
 def test_same_dataset_and_seed_give_identical_bits(trainer: Trainer, base_model: Path, tmp_path: Path) -> None:
     exports = []
-    for number, one in enumerate((trainer, Trainer(base_model, trainer.config))):
-        model = RewardModel(one)
-        model.fit(make_dataset(60))
+    for number, each in enumerate((trainer, Trainer(base_model, trainer.config))):
+        model = RewardModel(each)
+        fit_reward_model(model, make_dataset(60))
         exports.append(model.export(tmp_path / f"rm-{number}", {}).path)
     for name in (ADAPTER, HEAD):
         assert (exports[0] / name).read_bytes() == (exports[1] / name).read_bytes()
@@ -98,17 +99,17 @@ def test_same_dataset_and_seed_give_identical_bits(trainer: Trainer, base_model:
 
 def test_fit_does_not_depend_on_previous_fits(trainer: Trainer) -> None:
     model = RewardModel(trainer)
-    model.fit(make_dataset(60))
+    fit_reward_model(model, make_dataset(60))
     first = model.score(unseen_dataset().replies)
-    model.fit(make_dataset(60, seed=5))
-    model.fit(make_dataset(60))
+    fit_reward_model(model, make_dataset(60, seed=5))
+    fit_reward_model(model, make_dataset(60))
     assert model.score(unseen_dataset().replies) == first
 
 
 def test_fit_does_not_change_the_policy(trainer: Trainer, draw: Callable[..., Batch]) -> None:
     before = trainer.probe()
     model = RewardModel(trainer)
-    model.fit(make_dataset(60))
+    fit_reward_model(model, make_dataset(60))
     assert trainer.probe() == before
     scores = model.score(unseen_dataset().replies)
     trainer.update(draw(8))
@@ -119,7 +120,7 @@ def test_fit_and_updates_can_interleave_without_effect_on_each_other(
     base_model: Path, trainer: Trainer, draw: Callable[..., Batch]
 ) -> None:
     uninterrupted, without_fit = RewardModel(Trainer(base_model, trainer.config)), Trainer(base_model, trainer.config)
-    uninterrupted.fit(make_dataset(60))
+    fit_reward_model(uninterrupted, make_dataset(60))
     batches = [draw(8), draw(8, seed=1)]
     for batch in batches:
         without_fit.update(batch)
@@ -140,7 +141,7 @@ def test_fit_and_updates_can_interleave_without_effect_on_each_other(
 
 def test_export_and_restore_round_trip(trainer: Trainer, base_model: Path, tmp_path: Path) -> None:
     model = RewardModel(trainer)
-    model.fit(make_dataset(60))
+    fit_reward_model(model, make_dataset(60))
     scores = model.score(unseen_dataset().replies)
     export = model.export(tmp_path / "rm-1", {"reward_model": "rm-1"})
     other = RewardModel(Trainer(base_model, trainer.config))
@@ -148,17 +149,17 @@ def test_export_and_restore_round_trip(trainer: Trainer, base_model: Path, tmp_p
     assert other.score(unseen_dataset().replies) == scores
 
 
-@pytest.mark.parametrize("damage", [ADAPTER, HEAD, METADATA, MANIFEST, "missing", "extra", "another"])
+@pytest.mark.parametrize("damage", [ADAPTER, HEAD, METADATA, MANIFEST, "missing", "extra", "wrong hash"])
 def test_modified_files_are_rejected(trainer: Trainer, tmp_path: Path, damage: str) -> None:
     model = RewardModel(trainer)
-    model.fit(make_dataset(60))
+    fit_reward_model(model, make_dataset(60))
     export = model.export(tmp_path / "rm-1", {})
     sha256 = export.manifest_sha256
     if damage == "missing":
         (export.path / HEAD).unlink()
     elif damage == "extra":
         (export.path / "more").write_text("")
-    elif damage == "another":
+    elif damage == "wrong hash":
         sha256 = "0" * 64
     else:
         raw = bytearray((export.path / damage).read_bytes())
@@ -172,11 +173,11 @@ def test_modified_files_are_rejected(trainer: Trainer, tmp_path: Path, damage: s
 def test_too_small_and_one_sided_datasets_are_rejected(trainer: Trainer) -> None:
     model = RewardModel(trainer)
     with pytest.raises(NothingToCompare, match="at least 10 of each"):
-        model.fit(make_dataset(20))
+        fit_reward_model(model, make_dataset(20))
     dataset = make_dataset(100)
     all_positive = tuple(replace(label, value=1.0) for label in dataset.labels)
     with pytest.raises(NothingToCompare, match="one way"):
-        model.fit(PreferenceDataset(dataset.replies, (), all_positive))
+        fit_reward_model(model, PreferenceDataset(dataset.replies, (), all_positive))
 
 
 def test_with_full_weights_the_head_reads_the_frozen_reference(
@@ -184,7 +185,7 @@ def test_with_full_weights_the_head_reads_the_frozen_reference(
 ) -> None:
     trainer = Trainer(base_model, reward_config.model_copy(update={"lora": None}))
     model = RewardModel(trainer)
-    model.fit(make_dataset(120))
+    fit_reward_model(model, make_dataset(120))
     scores = model.score(unseen_dataset().replies)
     trainer.update(draw(8))
     assert model.score(unseen_dataset().replies) == scores
@@ -196,4 +197,4 @@ def test_with_full_weights_the_head_reads_the_frozen_reference(
 
 def test_trainer_without_reward_model_config_is_rejected(base_model: Path, config: TrainerConfig) -> None:
     with pytest.raises(ValueError, match="without room"):
-        RewardModel(Trainer(base_model, config)).fit(make_dataset(60))
+        fit_reward_model(RewardModel(Trainer(base_model, config)), make_dataset(60))

@@ -16,6 +16,7 @@ from alignment.config.trainer import TrainerConfig
 from alignment.reward_model.model import HEAD, RewardModel
 from alignment.trainer.trainer import Trainer
 from tests.alignment.reward_model.conftest import make_dataset
+from tests.support.reward_model_fit import fit_reward_model
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
@@ -43,7 +44,7 @@ def test_two_ranks_fit_and_score_like_one(
     assert one == other
 
     single_rank = RewardModel(Trainer(base_model, config))
-    metrics = single_rank.fit(dataset)
+    metrics = fit_reward_model(single_rank, dataset)
     assert one["scores"] == pytest.approx(single_rank.score(dataset.replies), abs=1e-4)
     measured = metrics.keys() - {"seconds"}
     assert {name: one["metrics"][name] for name in measured} == pytest.approx(

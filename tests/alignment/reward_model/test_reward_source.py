@@ -1,4 +1,4 @@
-"""A reward model among other reward sources: never the only one, and overruled by people."""
+"""A reward model needs another reward source, and human feedback has priority over it."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def test_reward_model_that_contradicts_a_person_has_no_weight() -> None:
 
 
 def test_human_feedback_outside_the_sources_still_overrules_the_reward_model() -> None:
-    """Human feedback is recorded even if a policy is trained on rules and the reward model only."""
+    """Human feedback counts even if the policy is trained on rules and the reward model only."""
     config = RewardsConfig.model_validate(
         {"sources": [{"type": "rule", "name": "ended", "function": "ended"}, {"type": "learned"}]}
     )

@@ -129,10 +129,10 @@ def test_ranks_map_to_rewards_from_best_to_worst() -> None:
 
 def test_share_is_exact_on_average_and_stable() -> None:
     turns = [f"chatcmpl-{number}" for number in range(4000)]
-    half = {turn for turn in turns if is_in_share(turn, "judge", 0.5)}
-    assert half == {turn for turn in turns if is_in_share(turn, "judge", 0.5)}
-    assert 1850 < len(half) < 2150
-    assert {turn for turn in turns if is_in_share(turn, "judge", 0.1)} < half
+    in_share = {turn for turn in turns if is_in_share(turn, "judge", 0.5)}
+    assert in_share == {turn for turn in turns if is_in_share(turn, "judge", 0.5)}
+    assert 1850 < len(in_share) < 2150
+    assert {turn for turn in turns if is_in_share(turn, "judge", 0.1)} < in_share
     assert all(is_in_share(turn, "judge", 1.0) for turn in turns)
-    both = half & {turn for turn in turns if is_in_share(turn, "other", 0.5)}
-    assert 850 < len(both) < 1150, "the shares of two sources are independent"
+    in_both_shares = in_share & {turn for turn in turns if is_in_share(turn, "other", 0.5)}
+    assert 850 < len(in_both_shares) < 1150, "the shares of two sources are independent"

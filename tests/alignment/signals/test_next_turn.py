@@ -1,10 +1,10 @@
-"""Evidence in the user's next message: right where there is a value, and no value where it could be wrong."""
+"""Evidence in the user's next message: clear messages have a value, ambiguous ones have none."""
 
 import pytest
 
 from alignment.signals.next_turn import is_repetition, read_next_message
 
-FOR = [
+POSITIVE = [
     "Thanks!",
     "thank you so much",
     "ok thanks",
@@ -30,7 +30,7 @@ FOR = [
     "👍",
     "👍🏽👍🏽",
 ]
-AGAINST = [
+NEGATIVE = [
     "No, I meant the blue one",
     "no i meant tomorrow",
     "No. I asked about the price",
@@ -57,7 +57,7 @@ AGAINST = [
     "Wrong!",
     "👎",
 ]
-NEITHER = [
+AMBIGUOUS = [
     "",
     "...",
     "No",
@@ -90,9 +90,9 @@ NEITHER = [
     "Great, it crashed",
     "Perfect timing, my tyre is flat",
     "Great. And on Sunday?",
-    "That's correct",  # the answer to a question of the reply
+    "That's correct",  # confirms what the reply asked
     "yes",
-    "Sorry, I meant Berlin",  # their own slip
+    "Sorry, I meant Berlin",  # the user corrects their own mistake
     "I meant the blue one",
     "It works on my machine but not on yours",
     "That doesn't work for me on Tuesday",
@@ -104,19 +104,19 @@ NEITHER = [
 ]
 
 
-@pytest.mark.parametrize("message", FOR)
+@pytest.mark.parametrize("message", POSITIVE)
 def test_thanks_and_praise_are_positive(message: str) -> None:
     evidence = read_next_message(message)
     assert evidence is not None and evidence.value == 1.0
 
 
-@pytest.mark.parametrize("message", AGAINST)
+@pytest.mark.parametrize("message", NEGATIVE)
 def test_corrections_and_complaints_are_negative(message: str) -> None:
     evidence = read_next_message(message)
     assert evidence is not None and evidence.value == -1.0
 
 
-@pytest.mark.parametrize("message", NEITHER)
+@pytest.mark.parametrize("message", AMBIGUOUS)
 def test_ambiguous_messages_are_no_evidence(message: str) -> None:
     assert read_next_message(message) is None
 
@@ -170,5 +170,5 @@ def test_another_question_is_no_repetition(before: str, message: str) -> None:
 
 
 def test_long_messages_are_read_quickly() -> None:
-    for paste in ("no " * 100_000, "that's " * 50_000, "very " * 50_000 + "wrong", "'" * 200_000, "> " * 90_000):
-        assert read_next_message(paste, paste) is None
+    for message in ("no " * 100_000, "that's " * 50_000, "very " * 50_000 + "wrong", "'" * 200_000, "> " * 90_000):
+        assert read_next_message(message, message) is None

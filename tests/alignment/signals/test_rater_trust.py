@@ -7,24 +7,25 @@ import pytest
 
 from alignment.signals import rater_trust
 from alignment.signals.rater_trust import RaterCounts, RaterSignal
+from tests.support.rater_trust import decay_counts, sample_quota
 
 
 def test_new_rater_has_a_small_weight_and_a_random_rater_none() -> None:
     assert rater_trust.reliability(0, 0) == pytest.approx(3.5 / 5)
     assert rater_trust.rater_weight(0, 0) == pytest.approx(0.4)
     assert rater_trust.rater_weight(15, 0) == pytest.approx(2 * 18.5 / 20 - 1)
-    assert rater_trust.rater_weight(0, 2) == 0.0, "3.5 of 7 is a coin"
-    assert rater_trust.rater_weight(0, 50) == 0.0, "and less than a coin is not listened to backwards"
+    assert rater_trust.rater_weight(0, 2) == 0.0, "a reliability of 3.5 / 7 is chance"
+    assert rater_trust.rater_weight(0, 50) == 0.0, "a reliability below chance gets no negative weight"
 
 
 def test_sample_quota_grows_with_trust() -> None:
-    assert [rater_trust.sample_quota(4, belief) for belief in (0.0, 0.4, 0.5, 0.8, 1.0)] == [1, 1, 2, 3, 4]
+    assert [sample_quota(4, belief) for belief in (0.0, 0.4, 0.5, 0.8, 1.0)] == [1, 1, 2, 3, 4]
 
 
 def test_tail_bound_is_slightly_above_the_exact_binomial_tail() -> None:
     exact = sum(math.comb(20, k) * 0.6**k * 0.4 ** (20 - k) for k in range(4))
     assert exact < rater_trust.tail_probability(3, 20, 0.6) < 10 * exact
-    assert rater_trust.tail_probability(12, 20, 0.6) == pytest.approx(1.0), "just what is expected"
+    assert rater_trust.tail_probability(12, 20, 0.6) == pytest.approx(1.0), "12 of 20 is the expected count"
     assert rater_trust.tail_probability(0, 10, 0.5) == pytest.approx(0.5**10)
     assert rater_trust.tail_probability(1, 10, 0.0) == 0.0 and rater_trust.tail_probability(0, 0, 0.5) == 1.0
 
@@ -39,12 +40,12 @@ def test_rater_with_mostly_negative_feedback_is_one_sided_after_enough_feedback(
 
 
 def test_early_rater_is_compared_with_the_nearest_share() -> None:
-    early = RaterCounts(14, 26)  # 35 %, as everybody's was then
-    assert rater_trust.detect_one_sided(early, [0.9]) is not None
-    assert rater_trust.detect_one_sided(early, [0.4, 0.9]) is None
+    counts = RaterCounts(14, 26)  # 35 % positive, as the other raters were at that time
+    assert rater_trust.detect_one_sided(counts, [0.9]) is not None
+    assert rater_trust.detect_one_sided(counts, [0.4, 0.9]) is None
 
 
-def test_small_crowds_and_own_feedback_are_excluded_from_comparison() -> None:
+def test_small_groups_and_own_feedback_are_excluded_from_comparison() -> None:
     assert rater_trust.others_positive_rates(RaterCounts(40, 40), RaterCounts(30, 30), RaterCounts(0, 0)) == ()
     assert rater_trust.others_positive_rates(RaterCounts(150, 150), RaterCounts(30, 60), RaterCounts(100, 0)) == (
         50 / 200,
@@ -53,7 +54,7 @@ def test_small_crowds_and_own_feedback_are_excluded_from_comparison() -> None:
 
 
 def test_false_alarms_are_rare_over_many_tests() -> None:
-    """A hundred honest raters, looked at after each of 200 words: at 1e-6 a look, 2 % of such crowds see an alarm."""
+    """100 honest raters are tested after each of 200 labels. At 1e-6 per test, 2 % of such groups have an alarm."""
     draw = random.Random(7)
     for _ in range(100):
         up = 0
@@ -73,33 +74,37 @@ def test_rater_who_mostly_disagrees_is_contrary() -> None:
 
 def test_burst_is_one_rater_far_above_the_others() -> None:
     page = {f"HUMAN/{number}": 1 for number in range(20)}
-    assert rater_trust.detect_burst("HUMAN/loud", page | {"HUMAN/loud": 12}) is None
+    assert rater_trust.detect_burst("HUMAN/frequent", page | {"HUMAN/frequent": 12}) is None
     assert (
-        rater_trust.detect_burst("HUMAN/loud", page | {"HUMAN/loud": 40})
+        rater_trust.detect_burst("HUMAN/frequent", page | {"HUMAN/frequent": 40})
         == "40 pieces of feedback at once, others gave 1.0 on average"
     )
-    assert rater_trust.detect_burst("HUMAN/0", page | {"HUMAN/loud": 40}) is None
-    assert rater_trust.detect_burst("HUMAN/loud", {"HUMAN/loud": 400, "HUMAN/0": 1}) is None, (
-        "in a small place nobody is loud"
+    assert rater_trust.detect_burst("HUMAN/0", page | {"HUMAN/frequent": 40}) is None
+    assert rater_trust.detect_burst("HUMAN/frequent", {"HUMAN/frequent": 400, "HUMAN/0": 1}) is None, (
+        "with few other raters there is no burst"
     )
 
 
-def test_one_rater_cannot_dominate_the_crowd() -> None:
-    counts = {"HUMAN/loud": RaterCounts(300, 0), "HUMAN/1": RaterCounts(1, 2), "HUMAN/held": RaterCounts(0, 3)}
-    assert rater_trust.sum_page_counts(counts, {"HUMAN/held"}) == RaterCounts(6, 2)
+def test_one_rater_cannot_dominate_the_page_counts() -> None:
+    counts = {
+        "HUMAN/frequent": RaterCounts(300, 0),
+        "HUMAN/1": RaterCounts(1, 2),
+        "HUMAN/quarantined": RaterCounts(0, 3),
+    }
+    assert rater_trust.sum_page_counts(counts, {"HUMAN/quarantined"}) == RaterCounts(6, 2)
 
 
 def test_recent_counts_halve_after_a_thousand_pieces_of_feedback() -> None:
-    assert rater_trust.decay_counts(RaterCounts(100, 50), RaterCounts(600, 400)) == RaterCounts(650, 425)
+    assert decay_counts(RaterCounts(100, 50), RaterCounts(600, 400)) == RaterCounts(650, 425)
 
 
 def test_two_raters_agree_and_one_does_not() -> None:
-    turn = [RaterSignal("a", 1.0), RaterSignal("b", 0.5), RaterSignal("c", -1.0)]
-    gained = rater_trust.count_agreement(turn)
-    # a hears b (0.5, alike) and c (1, not): 1.5 in all, so a third and two thirds
-    assert gained["a"] == pytest.approx((1 / 3, 2 / 3))
-    assert gained["b"] == pytest.approx((0.5, 0.5))
-    assert gained["c"] == pytest.approx((0.0, 1.0))
+    signals = [RaterSignal("a", 1.0), RaterSignal("b", 0.5), RaterSignal("c", -1.0)]
+    agreement = rater_trust.count_agreement(signals)
+    # a is compared with b (weight 0.5, agrees) and c (weight 1, disagrees): 0.5 / 1.5 and 1 / 1.5
+    assert agreement["a"] == pytest.approx((1 / 3, 2 / 3))
+    assert agreement["b"] == pytest.approx((0.5, 0.5))
+    assert agreement["c"] == pytest.approx((0.0, 1.0))
 
 
 def test_automated_rewards_count_by_weight_and_are_not_rated() -> None:
@@ -109,9 +114,9 @@ def test_automated_rewards_count_by_weight_and_are_not_rated() -> None:
 
 
 def test_signals_are_compared_only_once() -> None:
-    known = [RaterSignal("a", 1.0, fresh=False), RaterSignal("b", -1.0, fresh=False)]
-    assert rater_trust.count_agreement(known) == {}
-    with_third = rater_trust.count_agreement([*known, RaterSignal(None, 1.0)])
+    compared_before = [RaterSignal("a", 1.0, fresh=False), RaterSignal("b", -1.0, fresh=False)]
+    assert rater_trust.count_agreement(compared_before) == {}
+    with_third = rater_trust.count_agreement([*compared_before, RaterSignal(None, 1.0)])
     assert with_third == {"a": (1.0, 0.0), "b": (0.0, 1.0)}
 
 
@@ -122,13 +127,13 @@ def test_rater_is_not_compared_with_their_own_feedback() -> None:
 def test_near_duplicates_share_a_signature() -> None:
     draw = random.Random(3)
     text = [draw.randrange(30_000) for _ in range(400)]
-    copies = [[*text[:place], draw.randrange(30_000), *text[place + 1 :]] for place in range(5, 400, 8)]
-    mine = rater_trust.minhash_signature(text, text)
-    assert len(mine) == 32 and mine == rater_trust.minhash_signature(tuple(text), tuple(text))
-    same = sum(rater_trust.minhash_signature(text, copy) == mine for copy in copies) / len(copies)
-    assert same > 0.7, "one token of 400 changes four of 397 runs: J = 0.98, and 0.98^8 = 0.85"
+    copies = [[*text[:position], draw.randrange(30_000), *text[position + 1 :]] for position in range(5, 400, 8)]
+    signature = rater_trust.minhash_signature(text, text)
+    assert len(signature) == 32 and signature == rater_trust.minhash_signature(tuple(text), tuple(text))
+    share_equal = sum(rater_trust.minhash_signature(text, copy) == signature for copy in copies) / len(copies)
+    assert share_equal > 0.7, "one token of 400 changes four of 397 runs: J = 0.98, and 0.98^8 = 0.85"
     others = {rater_trust.minhash_signature(text, [draw.randrange(30_000) for _ in range(400)]) for _ in range(50)}
-    assert len(others) == 50 and mine not in others
+    assert len(others) == 50 and signature not in others
 
 
 def test_short_texts_have_a_signature() -> None:

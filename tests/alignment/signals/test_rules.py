@@ -22,47 +22,47 @@ from alignment.signals.rules import (
 )
 
 
-def facts(**values: Any) -> RuleInput:
-    common: dict[str, Any] = {
+def rule_input(**values: Any) -> RuleInput:
+    defaults: dict[str, Any] = {
         "messages": ({"role": "user", "content": "hi"},),
         "reply": {"role": "assistant", "content": "hello"},
         "finish_reason": "stop",
         "state": "done",
         "num_output_tokens": 40,
     }
-    return RuleInput(**(common | values))
+    return RuleInput(**(defaults | values))
 
 
-def calling(*arguments: str) -> dict[str, Any]:
-    calls = [{"id": "c", "type": "function", "function": {"name": "order", "arguments": one}} for one in arguments]
+def reply_with_calls(*arguments: str) -> dict[str, Any]:
+    calls = [{"id": "c", "type": "function", "function": {"name": "order", "arguments": text}} for text in arguments]
     return {"role": "assistant", "content": None, "tool_calls": calls}
 
 
-def answered(*contents: str) -> tuple[dict[str, str], ...]:
+def tool_results(*contents: str) -> tuple[dict[str, str], ...]:
     return tuple({"role": "tool", "content": content} for content in contents)
 
 
 @pytest.mark.parametrize(
     ("reply", "after", "value"),
     [
-        (calling('{"id": 7}'), answered('{"status": "sent"}'), 1.0),
-        (calling('{"id": 7}'), answered('{"error": "no such order"}'), -1.0),
-        (calling('{"id": 7}', "{}"), answered("ok", "Error: time-out"), -1.0),
-        (calling('{"id": 7'), (), -1.0),
-        (calling("[7]"), (), -1.0),
-        (calling("{}", ""), answered("ok"), -1.0),
-        (calling("{}"), ({"role": "user", "content": "never mind"},), None),
+        (reply_with_calls('{"id": 7}'), tool_results('{"status": "sent"}'), 1.0),
+        (reply_with_calls('{"id": 7}'), tool_results('{"error": "no such order"}'), -1.0),
+        (reply_with_calls('{"id": 7}', "{}"), tool_results("ok", "Error: time-out"), -1.0),
+        (reply_with_calls('{"id": 7'), (), -1.0),
+        (reply_with_calls("[7]"), (), -1.0),
+        (reply_with_calls("{}", ""), tool_results("ok"), -1.0),
+        (reply_with_calls("{}"), ({"role": "user", "content": "never mind"},), None),
         ({"role": "assistant", "content": "hello"}, (), None),
         (None, (), None),
     ],
 )
 def test_tool_outcome_rewards_success_and_penalises_errors(reply: Any, after: Any, value: float | None) -> None:
-    assert tool_outcome(facts(reply=reply, next_messages=after)) == value
+    assert tool_outcome(rule_input(reply=reply, next_messages=after)) == value
 
 
 def test_tool_outcome_waits_for_the_result() -> None:
     with pytest.raises(NeedsNextMessage):
-        tool_outcome(facts(reply=calling("{}")))
+        tool_outcome(rule_input(reply=reply_with_calls("{}")))
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,12 @@ def test_text_about_errors_is_no_error(content: Any) -> None:
 
 @pytest.mark.parametrize(("tokens", "value"), [(30, 1.0), (80, 1.0), (105, -0.25), (5, -0.25), (500, -1.0)])
 def test_length_rule_uses_the_trainers_penalty(tokens: int, value: float) -> None:
-    assert length(facts(num_output_tokens=tokens, length_range=(30, 80))) == value
+    assert length(rule_input(num_output_tokens=tokens, length_range=(30, 80))) == value
 
 
 def test_length_rule_needs_a_range_and_a_complete_reply() -> None:
-    assert length(facts()) is None
-    assert length(facts(state="aborted", length_range=(30, 80))) is None
+    assert length(rule_input()) is None
+    assert length(rule_input(state="aborted", length_range=(30, 80))) is None
 
 
 @pytest.mark.parametrize(
@@ -129,28 +129,28 @@ def test_length_rule_needs_a_range_and_a_complete_reply() -> None:
     ],
 )
 def test_incomplete_replies_are_penalised(state: str, finish_reason: str, value: float | None) -> None:
-    assert ended(facts(state=state, finish_reason=finish_reason)) == value
+    assert ended(rule_input(state=state, finish_reason=finish_reason)) == value
 
 
 def test_rule_is_loaded_by_name_entry_point_or_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = ModuleType("shop_rules")
-    shop.always = lambda facts: 1.0  # type: ignore[attr-defined]
-    shop.number = 7  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "shop_rules", shop)
-    points = EntryPoints([EntryPoint("mine", "shop_rules:always", rules.ENTRY_POINTS)])
-    monkeypatch.setattr(extensions, "entry_points", lambda **expected: points.select(**expected))
+    module = ModuleType("shop_rules")
+    module.constant = lambda rule_input: 1.0  # type: ignore[attr-defined]
+    module.number = 7  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shop_rules", module)
+    entry_points = EntryPoints([EntryPoint("custom", "shop_rules:constant", rules.ENTRY_POINTS)])
+    monkeypatch.setattr(extensions, "entry_points", lambda **expected: entry_points.select(**expected))
     assert load_rule("ended", allow_import=False) is ended
-    assert load_rule("mine", allow_import=False)(facts()) == 1.0
-    assert load_rule("shop_rules:always", allow_import=True)(facts()) == 1.0
-    for name, dotted in (
-        ("yours", True),
-        ("shop_rules:never", True),
+    assert load_rule("custom", allow_import=False)(rule_input()) == 1.0
+    assert load_rule("shop_rules:constant", allow_import=True)(rule_input()) == 1.0
+    for name, allow_import in (
+        ("missing", True),
+        ("shop_rules:missing", True),
         ("no_such_module:f", True),
         ("shop_rules:number", True),
-        ("shop_rules:always", False),
+        ("shop_rules:constant", False),
     ):
         with pytest.raises(UnknownExtension):
-            load_rule(name, allow_import=dotted)
+            load_rule(name, allow_import=allow_import)
 
 
 @pytest.mark.parametrize(

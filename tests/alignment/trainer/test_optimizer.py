@@ -1,5 +1,7 @@
 """Tests of the learning-rate schedule."""
 
+from typing import Any
+
 import pytest
 
 from alignment.config.trainer import OptimConfig
@@ -15,7 +17,7 @@ from alignment.trainer.optimizer import learning_rate
         ({"schedule": "cosine", "total_steps": 12, "warmup_steps": 2, "final_share": 0.2}, {1: 1.0, 7: 0.6, 12: 0.2}),
     ],
 )
-def test_learning_rate_examples(settings: dict, rates: dict[int, float]) -> None:
+def test_learning_rate_examples(settings: dict[str, Any], rates: dict[int, float]) -> None:
     config = OptimConfig(lr=1.0, **settings)
     assert {step: learning_rate(config, step) for step in rates} == pytest.approx(rates)
 

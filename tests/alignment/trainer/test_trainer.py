@@ -44,7 +44,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in trainer.policy.role_parameters("actor").items()}
 
 
-def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+def are_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -57,9 +57,9 @@ def test_rewarded_output_becomes_more_likely_and_penalised_output_less_likely(tr
         trainer.policy, [ScoredSequence.from_sample(sample) for sample in batch.samples], max_tokens=64
     )
     after = scored[:, 0].numpy()
-    liked = np.array([sample.reward > 0 for sample in batch.samples])
-    assert (after - before)[liked].mean() > 0.05
-    assert (after - before)[~liked].mean() < -0.05
+    is_rewarded = np.array([sample.reward > 0 for sample in batch.samples])
+    assert (after - before)[is_rewarded].mean() > 0.05
+    assert (after - before)[~is_rewarded].mean() < -0.05
 
 
 def test_untrained_trainer_equals_the_base_model(trainer: Trainer) -> None:
@@ -84,23 +84,23 @@ def test_same_seed_gives_identical_bits(base_model: Path, config: TrainerConfig,
     batch, first, second = draw(8), Trainer(base_model, config), Trainer(base_model, config)
     first.update(batch)
     second.update(batch)
-    assert same(weights(first), weights(second))
+    assert are_equal(weights(first), weights(second))
 
 
 def test_resuming_from_disk_equals_continuing_in_memory(trainer: Trainer, draw: Draw, tmp_path: Path) -> None:
     first, second = draw(8, seed=1), draw(8, seed=2)
     trainer.update(first)
     trainer.export(tmp_path / "shop-v1", {})
-    straight_report = trainer.update(second)
-    straight = weights(trainer)
+    expected_report = trainer.update(second)
+    expected_weights = weights(trainer)
 
     trainer.restore(None)
     trainer.restore(tmp_path / "shop-v1")
     resumed_report = trainer.update(second)
-    assert same(weights(trainer), straight)
-    assert resumed_report.updates == straight_report.updates == 2
+    assert are_equal(weights(trainer), expected_weights)
+    assert resumed_report.updates == expected_report.updates == 2
     for name in ("actor/pg_loss", "actor/grad_norm", "critic/baseline"):
-        assert resumed_report.metrics[name] == straight_report.metrics[name]
+        assert resumed_report.metrics[name] == expected_report.metrics[name]
 
 
 def test_peft_loads_the_exported_adapter(trainer: Trainer, base_model: Path, draw: Draw, tmp_path: Path) -> None:
@@ -110,14 +110,15 @@ def test_peft_loads_the_exported_adapter(trainer: Trainer, base_model: Path, dra
     probe = trainer.probe()
     for ids, logprobs in zip(probe.ids, probe.logprobs, strict=True):
         with torch.no_grad():
-            everywhere = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        expected = [everywhere[t, token].item() for t, token in enumerate(ids[1:])]
+            all_logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        expected = [all_logprobs[t, token].item() for t, token in enumerate(ids[1:])]
         np.testing.assert_allclose(logprobs, expected, atol=1e-5)
 
 
 def test_export_has_a_manifest_and_passes_the_adapter_check(
     trainer: Trainer, base_model: Path, config: TrainerConfig, draw: Draw, tmp_path: Path
 ) -> None:
+    assert config.lora is not None
     trainer.update(draw(8))
     export = trainer.export(tmp_path / "versions" / "shop-v1", {"parent": "shop-v0"})
     assert verify(export.path, export.manifest_sha256) == {"parent": "shop-v0"}
@@ -144,14 +145,14 @@ def test_damaged_adapter_is_not_restored(trainer: Trainer, draw: Draw, tmp_path:
     (tmp_path / "shop-v1" / ADAPTER).write_bytes(raw)
     with pytest.raises(DamagedAdapter):
         trainer.restore(tmp_path / "shop-v1")
-    assert same(weights(trainer), before)
+    assert are_equal(weights(trainer), before)
 
 
 def test_batch_without_variance_is_rejected(trainer: Trainer, draw: Draw) -> None:
     batch = draw(4)
-    content = replace(batch, samples=tuple(replace(sample, reward=1.0) for sample in batch.samples))
+    batch_without_variance = replace(batch, samples=tuple(replace(sample, reward=1.0) for sample in batch.samples))
     with pytest.raises(NoVariance):
-        trainer.update(content)
+        trainer.update(batch_without_variance)
 
 
 def test_logprobs_of_other_weights_are_rejected(trainer: Trainer, draw: Draw) -> None:
@@ -159,7 +160,7 @@ def test_logprobs_of_other_weights_are_rejected(trainer: Trainer, draw: Draw) ->
     samples = tuple(replace(s, logprobs=tuple(p - 0.8 for p in s.logprobs)) for s in batch.samples)
     with pytest.raises(ForeignSamples, match=r"0\.8"):
         trainer.update(replace(batch, samples=samples))
-    assert same(weights(trainer), before)
+    assert are_equal(weights(trainer), before)
     assert trainer.progress.algorithm == {}
 
 
@@ -177,12 +178,12 @@ def test_update_stops_early_at_max_kl(base_model: Path, config: TrainerConfig, d
 
 def test_non_finite_update_restores_the_policy(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
     # A learning rate that makes the adapter infinite in the first step makes the gradient of the second step NaN.
-    wild = config.model_copy(update={"optim": OptimConfig(lr=1e30)})
-    trainer = Trainer(base_model, wild)
+    diverging_config = config.model_copy(update={"optim": OptimConfig(lr=1e30)})
+    trainer = Trainer(base_model, diverging_config)
     before, probe = weights(trainer), trainer.probe()
     with pytest.raises(NonFiniteUpdate):
         trainer.update(draw(8))
-    assert same(weights(trainer), before)
+    assert are_equal(weights(trainer), before)
     assert trainer.probe() == probe
     assert trainer.optimizers["actor"].steps == 0
     assert trainer.progress.updates == 0
@@ -216,8 +217,8 @@ def test_recomputed_logprobs_identify_the_version(
     batch = draw(6, seed=4, adapter=tmp_path / "shop-v3")
 
     def distance(adapter: Path | None) -> float:
-        again = recompute_logprobs(base_model, adapter, batch.samples, device="cpu")
-        return max(np.abs(a - s.logprobs).max() for a, s in zip(again, batch.samples, strict=True))
+        recomputed = recompute_logprobs(base_model, adapter, batch.samples, device="cpu")
+        return max(np.abs(a - s.logprobs).max() for a, s in zip(recomputed, batch.samples, strict=True))
 
     assert distance(tmp_path / "shop-v3") < 1e-5
     assert distance(None) > 0.05
@@ -230,4 +231,4 @@ def test_imported_adapter_starts_with_a_reset_optimizer(trainer: Trainer, draw: 
     write_manifest(tmp_path / "shop-v1", {})
     trainer.restore(tmp_path / "shop-v1")
     assert (trainer.progress.updates, trainer.optimizers["actor"].steps) == (0, 0)
-    assert same(load_file(tmp_path / "shop-v1" / ADAPTER), weights(trainer))
+    assert are_equal(load_file(tmp_path / "shop-v1" / ADAPTER), weights(trainer))

@@ -29,6 +29,7 @@ from alignment.config.algorithm import (
 from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
 from alignment.errors import ForeignSamples, NoVariance
+from alignment.models.base_model import ModelRole
 from alignment.trainer.scoring import score_sequences
 from alignment.trainer.trainer import Trainer
 from alignment.trainer.update import Update
@@ -101,7 +102,7 @@ def first_step(trainer: Trainer, batch: Batch) -> tuple[dict[str, float], Tensor
     trainer.algorithm.before_train_step(0, update.data)
     minibatch, groups = epochs[0][0]
     metrics = update._accumulate_gradient(minibatch, groups)
-    roles = ("actor", "critic") if "critic" in trainer.optimizers else ("actor",)
+    roles: tuple[ModelRole, ...] = ("actor", "critic") if "critic" in trainer.optimizers else ("actor",)
     tensors = [tensor for role in roles for tensor in trainer.policy.role_parameters(role).values()]
     return metrics, torch.cat([tensor.grad.flatten() for tensor in tensors if tensor.grad is not None])
 
@@ -165,16 +166,16 @@ def test_single_step_needs_no_old_logprobs_and_gives_the_same_gradient(
 def test_decoupled_ppo_equals_plain_ppo_without_staleness(
     base_model: Path, config: TrainerConfig, grouped: Batch
 ) -> None:
-    """η = 0: recorded and recomputed log-probs are equal, so the correction changes nothing."""
-    plain = PPOConfig(proximal="rollout", correction=CorrectionConfig(mode="off"))
+    """With η = 0 the recorded and the recomputed log-probs are equal, so the correction has no effect."""
+    uncorrected = PPOConfig(proximal="rollout", correction=CorrectionConfig(mode="off"))
     adapters = []
-    for algorithm_config in (PPOConfig(), PPOConfig(proximal="loglinear"), plain):
+    for algorithm_config in (PPOConfig(), PPOConfig(proximal="loglinear"), uncorrected):
         trainer = Trainer(base_model, config.model_copy(update={"algorithm": algorithm_config}))
         trainer.update(grouped)
         adapters.append(trainer.policy.role_parameters("actor"))
-    for other_gradient in adapters[1:]:
+    for adapter in adapters[1:]:
         for name, tensor in adapters[0].items():
-            torch.testing.assert_close(other_gradient[name], tensor, atol=2e-5, rtol=0)
+            torch.testing.assert_close(adapter[name], tensor, atol=2e-5, rtol=0)
 
 
 def test_asynchronous_run_without_staleness_equals_synchronous_run_bit_for_bit(
@@ -207,11 +208,11 @@ def test_algorithm_state_is_restored_with_the_version(
     trainer, resumed = Trainer(base_model, settings), Trainer(base_model, settings)
     trainer.update(draw(8, seed=1))
     trainer.export(tmp_path / "v1", {})
-    straight = trainer.update(draw(8, seed=2)).metrics
+    expected = trainer.update(draw(8, seed=2)).metrics
     resumed.restore(tmp_path / "v1")
-    again = resumed.update(draw(8, seed=2)).metrics
-    same = {name for name in straight if not name.startswith(("timing_s", "perf"))}
-    assert {name: again[name] for name in same} == {name: straight[name] for name in same}
+    resumed_metrics = resumed.update(draw(8, seed=2)).metrics
+    names = {name for name in expected if not name.startswith(("timing_s", "perf"))}
+    assert {name: resumed_metrics[name] for name in names} == {name: expected[name] for name in names}
     for role in ("actor", "critic") if "critic" in trainer.optimizers else ("actor",):
         for name, tensor in trainer.policy.role_parameters(role).items():
             assert torch.equal(resumed.policy.role_parameters(role)[name], tensor)
@@ -236,15 +237,15 @@ def test_full_weights_use_the_same_interface(
     trainer = Trainer(base_model, settings)
     report = trainer.update(draw(8, seed=1))
     assert report.metrics["reference_kl"] > 0
-    done = trainer.export(tmp_path / "v1", {})
-    straight = trainer.update(draw(8, seed=2)).metrics["actor/pg_loss"]
+    export = trainer.export(tmp_path / "v1", {})
+    expected = trainer.update(draw(8, seed=2)).metrics["actor/pg_loss"]
     resumed = Trainer(base_model, settings)
-    resumed.restore(done.path)
-    assert resumed.update(draw(8, seed=2)).metrics["actor/pg_loss"] == straight
+    resumed.restore(export.path)
+    assert resumed.update(draw(8, seed=2)).metrics["actor/pg_loss"] == expected
 
     from transformers import AutoModelForCausalLM
 
-    exported = AutoModelForCausalLM.from_pretrained(done.path).state_dict()
+    exported = AutoModelForCausalLM.from_pretrained(export.path).state_dict()
     base = AutoModelForCausalLM.from_pretrained(base_model).state_dict()
     assert exported.keys() == base.keys()
     assert any(not torch.equal(exported[name], base[name]) for name in base)
@@ -256,19 +257,19 @@ def test_documented_custom_algorithm_learns(
     text = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
     (tmp_path / "shop_rl.py").write_text(text.partition("```python\n")[2].partition("```")[0])
     monkeypatch.syspath_prepend(str(tmp_path))
-    mine = CustomConfig(name="shop_rl:Brave", options={"courage": 2.0}, epochs=2)
-    trainer = Trainer(base_model, config.model_copy(update={"algorithm": mine}))
+    algorithm = CustomConfig(name="shop_rl:Brave", options={"courage": 2.0}, epochs=2)
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
     before = score_sequences(trainer.policy, [ScoredSequence.from_sample(s) for s in draw(16).samples], max_tokens=64)
     metrics = trainer.update(draw(16)).metrics
     after = score_sequences(trainer.policy, [ScoredSequence.from_sample(s) for s in draw(16).samples], max_tokens=64)
-    liked = torch.tensor([sample.reward > 0 for sample in draw(16).samples])
-    assert (after - before)[liked, 0].mean() > 0 > (after - before)[~liked, 0].mean()
+    is_rewarded = torch.tensor([sample.reward > 0 for sample in draw(16).samples])
+    assert (after - before)[is_rewarded, 0].mean() > 0 > (after - before)[~is_rewarded, 0].mean()
     assert metrics["brave/courage"] == 2.0
     assert metrics["training/steps"] == 8
 
 
 def foreign(batch: Batch, distance: float, count: int) -> Batch:
-    """Return the batch with the log-probs of the first `count` turns shifted, as if other weights had given them."""
+    """Return the batch with the log-probs of the first `count` turns shifted, as if they came from other weights."""
     samples = [
         replace(sample, logprobs=tuple(p - distance * (index < count) for p in sample.logprobs))
         for index, sample in enumerate(batch.samples)
@@ -289,7 +290,7 @@ def test_foreign_logprobs_are_rejected_with_and_without_old_logprobs(
         trainer.update(foreign(grouped, 0.9, len(grouped.samples)))
 
 
-def test_single_foreign_turn_is_named(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
+def test_error_names_a_single_foreign_turn(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
     trainer = Trainer(base_model, config)
     with pytest.raises(ForeignSamples, match="turn-0"):
         trainer.update(foreign(draw(16), 2.1, 1))
@@ -299,8 +300,8 @@ def test_single_foreign_turn_is_named(base_model: Path, config: TrainerConfig, d
 def test_batch_with_all_tokens_rejected_raises_for_any_number_of_steps(
     base_model: Path, config: TrainerConfig, grouped: Batch, minibatches: int
 ) -> None:
-    rejecting = CorrectionConfig(mode="reject", low=0.9, high=1.1)
-    algorithm_config = PPOConfig(minibatches=minibatches, correction=rejecting, kl_coef=0.0)
+    correction = CorrectionConfig(mode="reject", low=0.9, high=1.1)
+    algorithm_config = PPOConfig(minibatches=minibatches, correction=correction, kl_coef=0.0)
     trainer = Trainer(base_model, config.model_copy(update={"algorithm": algorithm_config}))
     with pytest.raises((ForeignSamples, NoVariance)):
         trainer.update(foreign(grouped, 0.3, len(grouped.samples)))
@@ -319,8 +320,8 @@ def test_max_kl_stops_every_algorithm_early(
     assert (metrics["training/steps"], metrics["training/stopped_early"]) == (1, 1.0)
 
 
-class SilentPolicyGradient(PPO):
-    """A policy gradient with a loss of its own that reports no KL."""
+class PolicyGradientWithoutKL(PPO):
+    """A policy gradient whose loss reports no KL."""
 
     Config = PPOConfig
 
@@ -332,7 +333,11 @@ def test_max_kl_is_enforced_for_an_algorithm_that_reports_no_kl(
     base_model: Path, config: TrainerConfig, grouped: Batch
 ) -> None:
     algorithm = CustomConfig(
-        name=f"{__name__}:SilentPolicyGradient", epochs=4, minibatches=1, max_kl=1e-6, options={"proximal": "rollout"}
+        name=f"{__name__}:PolicyGradientWithoutKL",
+        epochs=4,
+        minibatches=1,
+        max_kl=1e-6,
+        options={"proximal": "rollout"},
     )
     trainer = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
     metrics = trainer.update(grouped).metrics
@@ -352,14 +357,14 @@ def test_failed_update_restores_the_policy(
     def state() -> list[Tensor]:
         return [tensor.detach().clone() for tensor in trainer._trained_tensors()]
 
-    def fails(step: int, report: object) -> None:
+    def raise_error(step: int, report: object) -> None:
         raise RuntimeError("error in a hook")
 
     before, progress = state(), trainer.progress
-    monkeypatch.setattr(trainer.algorithm, "after_train_step", fails)
+    monkeypatch.setattr(trainer.algorithm, "after_train_step", raise_error)
     with pytest.raises(RuntimeError, match="hook"):
         trainer.update(draw(8, seed=1))
-    assert all(torch.equal(one, other_gradient) for one, other_gradient in zip(before, state(), strict=True))
+    assert all(torch.equal(before_tensor, after) for before_tensor, after in zip(before, state(), strict=True))
     assert trainer.progress == progress
 
 
@@ -367,16 +372,18 @@ def test_failed_update_restores_the_policy(
 def test_guard_kl_is_measured_on_the_new_policy(
     base_model: Path, config: TrainerConfig, grouped: Batch, algorithm: AlgorithmConfig
 ) -> None:
-    """It uses the old log-probs, or the recorded ones if the old policy was not scored, of samples without lag."""
+    """The KL is to the old log-probs (the recorded ones if the old policy was not scored), on samples without lag."""
     trainer = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
-    older = replace(grouped, samples=tuple(replace(s, lag=i % 2) for i, s in enumerate(grouped.samples)))
-    metrics = trainer.update(older).metrics
-    own = [sample for sample in older.samples if sample.lag == 0]
-    after_BT = score_sequences(trainer.policy, [ScoredSequence.from_sample(sample) for sample in own], max_tokens=4096)
+    batch_with_lag = replace(grouped, samples=tuple(replace(s, lag=i % 2) for i, s in enumerate(grouped.samples)))
+    metrics = trainer.update(batch_with_lag).metrics
+    samples_without_lag = [sample for sample in batch_with_lag.samples if sample.lag == 0]
+    after_BT = score_sequences(
+        trainer.policy, [ScoredSequence.from_sample(sample) for sample in samples_without_lag], max_tokens=4096
+    )
     differences = [
-        float(now) - was
-        for sample, row in zip(own, after_BT, strict=True)
-        for was, now in zip(sample.logprobs, row, strict=False)
+        float(new) - recorded
+        for sample, row in zip(samples_without_lag, after_BT, strict=True)
+        for recorded, new in zip(sample.logprobs, row, strict=False)
     ]
     expected = sum(math.exp(difference) - 1 - difference for difference in differences) / len(differences)
     assert metrics["guard/tokens"] == len(differences)

@@ -252,14 +252,15 @@ async def test_every_error_has_request_id_and_error_object(harness: Harness) -> 
 
 async def test_openai_client_works(harness: Harness, scripted: ScriptedEngine, live_url: str) -> None:
     async with openai.AsyncOpenAI(base_url=f"{live_url}/v1", api_key=harness.key) as client:
-        completion = await client.chat.completions.create(model="shop", messages=MESSAGES)  # type: ignore[arg-type]
+        messages: Any = MESSAGES
+        completion = await client.chat.completions.create(model="shop", messages=messages)
         assert completion.choices[0].message.content == scripted.reply_text
-        stream = await client.chat.completions.create(model="shop", messages=MESSAGES, stream=True)  # type: ignore[arg-type]
+        stream = await client.chat.completions.create(model="shop", messages=messages, stream=True)
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
         assert text == scripted.reply_text
         assert [model.id async for model in client.models.list()] == ["shop", "shop@v0"]
         with pytest.raises(openai.NotFoundError):
-            await client.chat.completions.create(model="nobody", messages=MESSAGES)  # type: ignore[arg-type]
+            await client.chat.completions.create(model="nobody", messages=messages)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -275,9 +276,10 @@ async def test_client_disconnect_aborts_engine_and_records_turn(
             await asyncio.sleep(0.02)
         task.cancel()
         await asyncio.wait([task])
-    turn = await harness.settled(60.0)
+    turn = await harness.wait_for_turn()
     assert scripted.aborted == {turn.id}
     assert (turn.state, turn.finish_reason) == (TurnState.ABORTED, "client_disconnect")
+    assert turn.num_output_tokens is not None and turn.output_ids is not None and turn.logprobs is not None
     assert 0 < turn.num_output_tokens < 400 and len(turn.output_ids) == len(turn.logprobs)
     assert turn.exclusion_reason is None, "the reply until then may be trained on"
 

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from app.chat.fanout import StreamFanout
+from app.inference.client import EngineClient
+from app.inference.request import ChatCall
 
 
 class DelayedStream:
@@ -34,7 +36,8 @@ class Client:
 
 
 async def test_chunks_start_in_choice_order() -> None:
-    fanout = StreamFanout(Client(), [0.1, 0.05, 0.0])  # type: ignore[arg-type]
+    client, delays = cast(EngineClient, Client()), cast(list[ChatCall], [0.1, 0.05, 0.0])
+    fanout = StreamFanout(client, delays)
     fanout.start()
     await fanout.wait_until_started()
     received = [chunk async for chunk in fanout]

@@ -26,7 +26,7 @@ async def test_each_choice_is_a_turn(harness: Harness, scripted: ScriptedEngine)
 
 
 async def test_choices_stream_concurrently(harness: Harness, scripted: ScriptedEngine) -> None:
-    scripted.seconds_per_token = 0.1  # long beside any pause of a busy machine
+    scripted.seconds_per_token = 0.1  # much longer than any pause of a busy machine
     parts = chunks(await ask(harness, n=3, stream=True, stream_options={"include_usage": True}))
     text = {0: "", 1: "", 2: ""}
     finished = []

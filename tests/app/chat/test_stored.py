@@ -38,19 +38,19 @@ async def test_pages_are_complete_in_both_directions(harness: Harness, scripted:
 
 
 async def test_filter_by_metadata_and_replace_it(harness: Harness, scripted: ScriptedEngine) -> None:
-    seven = (await ask(harness, metadata={"ticket": "7", "team": "a"})).json()["id"]
-    eight = (await ask(harness, metadata={"ticket": "8", "team": "a"})).json()["id"]
+    first = (await ask(harness, metadata={"ticket": "7", "team": "a"})).json()["id"]
+    second = (await ask(harness, metadata={"ticket": "8", "team": "a"})).json()["id"]
 
     async def list_ids(**pairs: str) -> list[str]:
         params = {f"metadata[{key}]": value for key, value in pairs.items()}
         return [row["id"] for row in (await harness.api.get(ROOT, params=params)).json()["data"]]
 
-    assert await list_ids(team="a") == [seven, eight]
-    assert await list_ids(team="a", ticket="8") == [eight]
+    assert await list_ids(team="a") == [first, second]
+    assert await list_ids(team="a", ticket="8") == [second]
     assert await list_ids(ticket="9") == []
-    updated = await harness.api.post(f"{ROOT}/{seven}", json={"metadata": {"ticket": "9"}})
+    updated = await harness.api.post(f"{ROOT}/{first}", json={"metadata": {"ticket": "9"}})
     assert updated.json()["metadata"] == {"ticket": "9"}
-    assert await list_ids(ticket="9") == [seven] and await list_ids(team="a") == [eight]
+    assert await list_ids(ticket="9") == [first] and await list_ids(team="a") == [second]
 
 
 async def test_list_messages(harness: Harness, scripted: ScriptedEngine) -> None:

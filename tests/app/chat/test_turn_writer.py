@@ -52,9 +52,10 @@ async def test_abort_is_repeated_until_engine_knows_request(
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.wait([task])
-    turn = await harness.settled(60.0)
+    turn = await harness.wait_for_turn()
     assert (turn.state, turn.finish_reason) == (TurnState.ABORTED, "client_disconnect")
-    assert turn.num_output_tokens < 1000, "the engine was told to stop, and stopped"
+    assert turn.num_output_tokens is not None
+    assert turn.num_output_tokens < 1000, "the engine stopped after the abort"
     assert not scripted.running
 
 

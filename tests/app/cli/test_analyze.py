@@ -9,8 +9,9 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -34,7 +35,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     get_settings.cache_clear()
 
 
-def update(folder: Path, number: int, line: str = "shop-3f2a1b", **metrics: float) -> None:
+def update(
+    folder: Path, number: int, line: str = "shop-3f2a1b", metrics: Mapping[str, float] = MappingProxyType({})
+) -> None:
     figures = {KL: 0.01 * number, SCORE: -0.5 + 0.25 * number, **metrics}
     experiment_log.append(folder, Entry(line.rpartition("-")[0], f"{line}-v{number}", number, "batch", 1.0, figures))
 
@@ -45,8 +48,8 @@ def analyze(*arguments: object) -> Result:
 
 def test_all_metrics_are_printed_as_a_table(folder: Path) -> None:
     for number in (1, 2, 3):
-        update(folder, number, **({"reference_kl": 0.125} if number > 1 else {}))
-    update(folder, 4, **{SCORE: -0.75})
+        update(folder, number, metrics={"reference_kl": 0.125} if number > 1 else {})
+    update(folder, 4, metrics={SCORE: -0.75})
     output = analyze().stdout
     rows = {cells[0]: cells[1:] for line in output.splitlines() if len(cells := re.findall(r"[\w./-]+", line)) == 5}
     assert rows["metric"] == ["first", "last", "min", "max"]
@@ -58,7 +61,7 @@ def test_all_metrics_are_printed_as_a_table(folder: Path) -> None:
 
 def test_without_a_terminal_metrics_are_columns(folder: Path) -> None:
     update(folder, 1)
-    update(folder, 2, **{"reference_kl": 0.1 + 0.2})
+    update(folder, 2, metrics={"reference_kl": 0.1 + 0.2})
     output = analyze("--metric", f"{KL}, reference_kl").stdout.splitlines()
     assert output[:3] == [f"version\t{KL}\treference_kl", "1\t0.01\t", "2\t0.02\t0.30000000000000004"]
     assert output[3:] == [
@@ -69,7 +72,7 @@ def test_without_a_terminal_metrics_are_columns(folder: Path) -> None:
 
 def test_json_has_null_for_missing_values(folder: Path) -> None:
     update(folder, 1)
-    update(folder, 3, **{"reference_kl": 1e-17})
+    update(folder, 3, metrics={"reference_kl": 1e-17})
     output = json.loads(analyze("--metric", f"reference_kl,{SCORE}", "--json").stdout)
     assert output == {
         "policy": "shop",
@@ -82,13 +85,13 @@ def test_json_has_null_for_missing_values(folder: Path) -> None:
 def test_last_selects_the_newest_versions_and_their_newest_entries(folder: Path) -> None:
     for number in (1, 2, 3, 4):
         update(folder, number)
-    update(folder, 3, **{KL: 9.0})
+    update(folder, 3, metrics={KL: 9.0})
     output = json.loads(analyze("--metric", KL, "--last", 2, "--json").stdout)
     assert (output["versions"], output["metrics"][KL]) == ([3, 4], [9.0, 0.04])
 
 
 def test_unknown_metric_lists_the_available_ones_closest_first(folder: Path) -> None:
-    update(folder, 1, **{"timing_s/update_actor": 1.0, "actor/ppo_kl_max": 1.0})
+    update(folder, 1, metrics={"timing_s/update_actor": 1.0, "actor/ppo_kl_max": 1.0})
     output = analyze("--metric", f"{SCORE},actor/kl")
     assert output.exit_code == 1 and "no metric is called 'actor/kl'" in output.output
     names = output.output.strip().partition("the metrics are: ")[2].split(", ")
@@ -110,7 +113,7 @@ def test_unknown_policy_lists_the_available_ones(folder: Path) -> None:
 
 def test_policies_of_two_projects_are_never_mixed(folder: Path) -> None:
     update(folder, 1)
-    update(folder, 1, "shop-9f0e1d", **{KL: 7.0})
+    update(folder, 1, "shop-9f0e1d", metrics={KL: 7.0})
     output = analyze("--metric", KL)
     assert output.exit_code == 1 and "choose with --policy: shop-3f2a1b, shop-9f0e1d" in output.output
     assert json.loads(analyze("--policy", "shop-9f0e1d", "--json").stdout)["metrics"][KL] == [7.0]
@@ -139,7 +142,7 @@ def test_png_has_one_chart_per_metric(folder: Path, tmp_path: Path) -> None:
         data = (tmp_path / "x.png").read_bytes()
         assert data[:8] == b"\x89PNG\r\n\x1a\n"
         sizes.append(struct.unpack(">II", data[16:24]))
-    assert sizes[1] == (sizes[0][0], 2 * sizes[0][1]), "one chart below the other"
+    assert sizes[1] == (sizes[0][0], 2 * sizes[0][1]), "the charts are in one column"
 
 
 def test_png_errors_are_explained(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +174,7 @@ def run_on_terminal(folder: Path, *arguments: str, columns: int = 60) -> list[st
     return re.sub(r"\x1b\[[0-9;]*m", "", data.decode()).splitlines()
 
 
-def test_on_a_terminal_charts_are_as_wide_as_it(folder: Path) -> None:
+def test_charts_are_as_wide_as_the_terminal(folder: Path) -> None:
     for number in range(1, 21):
         update(folder, number)
     output = run_on_terminal(folder, "--metric", f"{KL},{SCORE}")
@@ -192,7 +195,7 @@ def test_points_are_placed_by_version_number() -> None:
     chart = draw_lines(Series("kl", [(1, 0.0), (2, 1.0), (9, 1.0)]), width=43, height=4)
     top = chart[1].partition("┤")[2]
     assert len(chart[4].partition("┤")[2]) == 2, "the line leaves the lowest four dots within three columns"
-    assert top.lstrip("⠀") == top[4:] and set(top[6:]) == {"⠉"}, "and stays high from the second version on"
+    assert top.lstrip("⠀") == top[4:] and set(top[6:]) == {"⠉"}, "the line stays high from the second version on"
 
 
 def test_constant_metric_is_a_line_in_the_middle() -> None:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import pyarrow.parquet as pq
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from app.cli.data import exports, imports
 from app.cli.main import app
@@ -70,5 +70,5 @@ async def test_subject_is_shown_exported_and_erased(cli_harness: Harness, tmp_pa
     output = run(app, ["subject", "erase", "team/ada", "--yes"]).output
     assert "erased: 1 turns" in output and "shop@v2" in output and "was trained on it, directly" in output
     assert (await cli_harness.get(Turn, turn.id)).deleted_at is not None
-    gone = run(app, ["subject", "show", "team/ada"])
-    assert gone.exit_code == 1 and "Nothing is stored of 'team/ada'" in gone.output
+    erased = run(app, ["subject", "show", "team/ada"])
+    assert erased.exit_code == 1 and "Nothing is stored of 'team/ada'" in erased.output

@@ -17,10 +17,10 @@ async def test_canary_is_deployed_shown_and_promoted(cli_harness: Harness) -> No
         await publish(cli_harness)
     out = run(app, ["deploy", "v1", "--share", "0.1", "--reason", "kinder"]).output
     assert "shop@v2 serves" in out and "shop@v1 for 10.0% of the conversations, watched" in out
-    shown = " ".join(run(app, ["canary", "show"]).output.split())
-    assert "wait: not decided after" in shown
-    assert "evidence that people approve of it less: 0% of what takes it back" in shown
-    assert re.search(r"it is watched and ends by itself: in [\d,]+ s at the latest", shown)
+    output = " ".join(run(app, ["canary", "show"]).output.split())
+    assert "wait: not decided after" in output
+    assert "evidence that people approve of it less: 0% of the amount for a rollback" in output
+    assert re.search(r"it is watched and ends by itself: in [\d,]+ s at the latest", output)
     assert "canary: shop@v1 for 10.0% of the conversations" in run(app, ["status"]).output
     assert json.loads(run(app, ["canary", "promote", "--json"]).stdout)["serving"] == "shop@v1"
     output = " ".join(run(app, ["canary", "show"]).output.split())
@@ -33,11 +33,14 @@ async def test_canary_show_explains_how_the_last_canary_ended(cli_harness: Harne
     assert "the last canary" not in run(app, ["canary", "show"]).output
     for _ in range(2):
         await publish(cli_harness)
-    unwatched = run(app, ["deploy", "1", "--share", "0.1", "--no-watch"]).output
-    assert "0% of what would end a watched one" in unwatched and "by itself" not in unwatched
+    output_without_watch = run(app, ["deploy", "1", "--share", "0.1", "--no-watch"]).output
+    assert (
+        "0% of the amount for a decision, if it were watched" in output_without_watch
+        and "by itself" not in output_without_watch
+    )
     run(app, ["canary", "abort", "--reason", "too curt"])
     output = " ".join(run(app, ["canary", "show"]).output.split())
-    assert "the last canary, shop@v1, was taken back at" in output and output.endswith(": too curt")
+    assert "the last canary, shop@v1, was rolled back at" in output and output.endswith(": too curt")
     assert "canary" in json.loads(run(app, ["canary", "show", "--json"]).stdout)
 
 
@@ -98,17 +101,17 @@ async def test_delivery_is_shown_and_set_by_option(cli_harness: Harness) -> None
 
 async def test_user_is_pinned_moved_listed_and_unpinned(cli_harness: Harness) -> None:
     await cli_harness.version(VersionState.SUPERSEDED)
-    output = run(app, ["pin", "set", "v0", "--user", "team [red]/ada", "--reason", "a [dim] tester"])
-    assert output.output.strip() == "user team [red]/ada is pinned to shop@v0"
+    output = run(app, ["pin", "set", "v0", "--user", "team [red]/ada", "--reason", "a [dim] tester"]).output
+    assert output.strip() == "user team [red]/ada is pinned to shop@v0"
     moved = json.loads(run(app, ["pin", "set", "1", "--user", "team [red]/ada", "--policy", "shop", "--json"]).stdout)
     assert (moved["version"], moved["loaded"]) == ("shop@v1", False)
     run(app, ["pin", "set", "0", "--conversation", "c-1", "--reason", "a [dim] trial"])
     not_loaded = run(app, ["pin", "set", "v1", "--user", "bob"]).output
     assert "bob is pinned to shop@v1; it is not loaded yet" in not_loaded
     rows = json.loads(run(app, ["pin", "list", "--json"]).stdout)
-    assert [row["subject"] for row in rows] == ["bob", "c-1", "team [red]/ada"], "the latest first"
-    shown = run(app, ["pin", "list"]).output
-    assert "user team [red]/ada" in shown and "a [dim] trial" in shown and "not yet" in shown
+    assert [row["subject"] for row in rows] == ["bob", "c-1", "team [red]/ada"], "the newest pin is first"
+    output = run(app, ["pin", "list"]).output
+    assert "user team [red]/ada" in output and "a [dim] trial" in output and "not yet" in output
     conversations = run(app, ["pin", "list", "--kind", "conversation"]).output
     assert "c-1" in conversations and "bob" not in conversations
     assert f"{moved['id']} is removed" in run(app, ["pin", "remove", moved["id"]]).output

@@ -68,7 +68,8 @@ def test_commands_without_a_service_explain_the_error(
 
 
 def test_api_key_is_printed_at_the_first_start_only(tmp_path: Path) -> None:
-    settings, lines = Settings(home=tmp_path / "home"), []
+    settings = Settings(home=tmp_path / "home")
+    lines: list[str] = []
     prepare_database(settings, lines.append)
     assert len(lines) == 1 and "sk-attune-" in lines[0]
     assert settings.credentials_file.stat().st_mode & 0o777 == 0o600

@@ -115,12 +115,12 @@ async def test_outage_fails_the_group_and_the_next_group_succeeds(
     group_commit = GroupCommit(db, writer)
     calls = 0
 
-    def down(connection: Connection, names: Sequence[str]) -> Sequence[str | AttuneError]:
+    def fail_to_connect(connection: Connection, names: Sequence[str]) -> Sequence[str | AttuneError]:
         nonlocal calls
         calls += 1
         raise OperationalError("INSERT", {}, Exception("the server closed the connection"))
 
-    monkeypatch.setattr(group_commit, "_write_group", down)
+    monkeypatch.setattr(group_commit, "_write_group", fail_to_connect)
     results = await asyncio.gather(*map(group_commit.submit, "abc"), return_exceptions=True)
     assert [type(result) for result in results] == [OperationalError] * 3
     assert calls == 1, "a single item would fail as well"
@@ -137,11 +137,11 @@ async def test_unreachable_server_fails_every_caller() -> None:
 
 
 async def test_missing_results_write_nothing(db: Database) -> None:
-    def forgetful(connection: Connection, names: Sequence[str]) -> Sequence[str | AttuneError]:
+    def return_nothing(connection: Connection, names: Sequence[str]) -> Sequence[str | AttuneError]:
         connection.execute(insert(Project), [{"id": f"prj-{name}", "name": name} for name in names])
         return []
 
-    results = await asyncio.gather(*map(GroupCommit(db, forgetful).submit, ["a", "b"]), return_exceptions=True)
+    results = await asyncio.gather(*map(GroupCommit(db, return_nothing).submit, ["a", "b"]), return_exceptions=True)
     assert [type(result) for result in results] == [ValueError, ValueError]
     assert await names(db) == []
 
@@ -167,7 +167,7 @@ async def test_deadlock_with_another_process_is_retried_one_by_one(db: Database)
     both = threading.Barrier(2)
     met = False
 
-    def slow(connection: Connection, names: Sequence[str]) -> Sequence[str | AttuneError]:
+    def write_slowly(connection: Connection, names: Sequence[str]) -> Sequence[str | AttuneError]:
         nonlocal met
         for name in names:
             connection.execute(insert(Project), {"id": f"prj-{name}", "name": name})
@@ -176,9 +176,9 @@ async def test_deadlock_with_another_process_is_retried_one_by_one(db: Database)
                 met = True
         return [f"prj-{name}" for name in names]
 
-    here, there = GroupCommit(db, slow), GroupCommit(other, slow)
+    first_commit, second_commit = GroupCommit(db, write_slowly), GroupCommit(other, write_slowly)
     results = await asyncio.gather(
-        *map(here.submit, ["x", "y"]), *map(there.submit, ["y", "x"]), return_exceptions=True
+        *map(first_commit.submit, ["x", "y"]), *map(second_commit.submit, ["y", "x"]), return_exceptions=True
     )
     await other.close()
     assert not [result for result in results if isinstance(result, OperationalError)]

@@ -64,7 +64,7 @@ def test_hanging_broker_does_not_delay_a_request(tmp_path: Path, monkeypatch: py
     task_sender.close()
 
 
-def test_embedded_broker_messages_appear_whole(folder: Path) -> None:
+def test_embedded_broker_writes_message_files_atomically(folder: Path) -> None:
     """Kombu's own transport lets a reader take a file before it is written, and the worker fails."""
     messages = 300
 

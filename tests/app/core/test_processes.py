@@ -37,15 +37,15 @@ def test_exited_process_is_restarted_and_reported_once(tmp_path: Path) -> None:
 
 def test_restart_delay_doubles_while_the_process_keeps_exiting(tmp_path: Path) -> None:
     managed = child(tmp_path, "raise SystemExit(3)")
-    waits = []
+    delays = []
     for _ in range(3):
         managed.start()
         assert managed.process is not None
         managed.process.wait()
         message = managed.restart_if_dead() or ""
-        waits.append(float(message.split(" in ")[1].split(" s")[0]))
+        delays.append(float(message.split(" in ")[1].split(" s")[0]))
         managed._restart_at = 0.0
-    assert waits == [0.5, 1.0, 2.0]
+    assert delays == [0.5, 1.0, 2.0]
 
 
 def test_stop_also_ends_the_processes_that_it_started(tmp_path: Path) -> None:

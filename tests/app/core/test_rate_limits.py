@@ -10,7 +10,7 @@ import pytest
 
 from app.core import rate_limits
 from app.core.errors import RateLimited
-from app.core.rate_limits import MemoryWindow, RateLimiter
+from app.core.rate_limits import MemoryWindow, RateLimiter, RedisWindow
 from tests.app.projects.test_endpoints import bearer, create_key
 from tests.conftest import skip_or_fail
 from tests.support.deployment import Harness
@@ -190,7 +190,8 @@ async def test_hanging_redis_delays_concurrent_requests_but_not_later_ones(
         def fail_if_called(*args: object) -> None:
             raise AssertionError("Redis is called again, though it did not respond a moment ago")
 
-        monkeypatch.setattr(limiter._window._windows, "hit", fail_if_called)  # type: ignore[attr-defined]
+        assert isinstance(limiter._window, RedisWindow)
+        monkeypatch.setattr(limiter._window._windows, "hit", fail_if_called)
         await take(limiter, "key-a", 1)
         await limiter.close()
 

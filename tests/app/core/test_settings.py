@@ -32,6 +32,11 @@ def test_invalid_length_range_is_refused(monkeypatch: pytest.MonkeyPatch, value:
         Settings()
 
 
+def test_blank_gates_are_no_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTUNE_GATES", " ")
+    assert Settings().gates == ()
+
+
 def test_trackers_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTUNE_TRACKERS", '["tensorboard", "wandb"]')
     assert Settings().trackers == ["tensorboard", "wandb"]

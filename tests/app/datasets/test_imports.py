@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import httpx2
-import pyarrow as pa
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from app.core.settings import Settings
@@ -114,20 +114,21 @@ def settings(settings: Settings) -> Settings:
 
 
 async def test_too_large_file_is_a_413_with_or_without_content_length(harness: Harness) -> None:
-    async def unannounced() -> AsyncIterator[bytes]:
+    async def send_without_length() -> AsyncIterator[bytes]:
         for _ in range(20):
             yield b"x" * 10_000
 
-    announced = await import_file(harness, b"x" * 100_001)
-    other = await harness.api.post("/v1/datasets", params={"name": "a", "kind": "prompts"}, content=unannounced())
-    assert [announced.status_code, other.status_code] == [413, 413]
+    with_length = await import_file(harness, b"x" * 100_001)
+    params = {"name": "a", "kind": "prompts"}
+    other = await harness.api.post("/v1/datasets", params=params, content=send_without_length())
+    assert [with_length.status_code, other.status_code] == [413, 413]
     assert set(other.json()["error"]) == {"message", "type", "param", "code"}
 
 
 async def test_rows_that_unpack_beyond_the_limit_are_refused(harness: Harness) -> None:
-    swollen = to_parquet({"prompt": ["a" * 1000] * 1000})
-    assert len(swollen) < 10_000
-    answer = await import_file(harness, swollen, kind="prompts")
+    compressed = to_parquet({"prompt": ["a" * 1000] * 1000})
+    assert len(compressed) < 10_000
+    answer = await import_file(harness, compressed, kind="prompts")
     assert answer.status_code == 400 and "once unpacked" in answer.text
 
 

@@ -5,9 +5,10 @@ import random
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 import orjson
-import pyarrow as pa
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from app.core.errors import BadRequest
@@ -62,7 +63,7 @@ def test_invalid_file_is_refused_by_row_and_column(file: bytes, column: str | No
     assert message_part in result["error"]
 
 
-def read_file(file: bytes, kind: str = "preferences") -> dict[str, object]:
+def read_file(file: bytes, kind: str = "preferences") -> dict[str, Any]:
     try:
         return parquet_reader.convert(kind, io.BytesIO(file), io.BytesIO(), 10_000_000)
     except InvalidFile as error:
@@ -71,12 +72,13 @@ def read_file(file: bytes, kind: str = "preferences") -> dict[str, object]:
         return {"error": "not a Parquet file", "column": None}
 
 
+# A small process starts the reader: a child of this process would count this process's memory in its peak.
 MEASURED = """
 import resource, subprocess, sys
 done = subprocess.run([sys.executable, *sys.argv[1:]])
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)
 sys.exit(done.returncode)
-"""  # in a small process between, because this process's own memory would count as its child's peak
+"""
 
 
 def read_in_subprocess(file: bytes, kind: str = "prompts") -> tuple[int, dict[str, object], int]:

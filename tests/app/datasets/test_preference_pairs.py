@@ -94,8 +94,8 @@ async def test_export_in_pages_and_by_time(harness: Harness, monkeypatch: pytest
         await create_feedback(harness, turn, "correction", raw_value=f"good {index}", created_at=float(index))
     rows = read_rows(await harness.api.get(EXPORT))
     assert pair_texts(rows) == [(f"good {index}", f"bad {index}") for index in range(5)]
-    some = read_rows(await harness.api.get(EXPORT, params={"since": 1, "until": 3, "policy": "shop"}))
-    assert pair_texts(some) == [("good 1", "bad 1"), ("good 2", "bad 2")]
+    selected = read_rows(await harness.api.get(EXPORT, params={"since": 1, "until": 3, "policy": "shop"}))
+    assert pair_texts(selected) == [("good 1", "bad 1"), ("good 2", "bad 2")]
 
 
 async def test_exported_pairs_are_imported_equal(harness: Harness) -> None:

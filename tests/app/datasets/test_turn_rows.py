@@ -61,7 +61,7 @@ async def test_sample_can_be_rebuilt_from_its_row(harness: Harness) -> None:
 async def test_pages_and_row_groups_have_every_turn_once(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_rows, "PAGE_SIZE", 3)
     monkeypatch.setattr("app.datasets.parquet_writer.GROUP_ROWS", 4)
-    turns = [await harness.turn(created_at=1000.0 + index // 4) for index in range(12)]  # four share each time
+    turns = [await harness.turn(created_at=1000.0 + index // 4) for index in range(12)]  # four turns at each time
     rows = read_rows(await harness.api.get("/v1/exports/turns"))
     assert [row["id"] for row in rows] == [turn.id for turn in sorted(turns, key=lambda t: (t.created_at, t.id))]
 
@@ -91,7 +91,7 @@ async def test_deleted_turns_are_not_exported_and_an_empty_export_is_valid(harne
 
 
 async def test_turns_of_other_projects_are_not_exported(harness: Harness) -> None:
-    mine, foreign = await harness.turn(), await harness.turn()
+    own, foreign = await harness.turn(), await harness.turn()
     async with harness.db.write() as session:
         session.add(Project(id="prj-x", name="x"))
         await session.flush()
@@ -101,11 +101,11 @@ async def test_turns_of_other_projects_are_not_exported(harness: Harness) -> Non
         await session.flush()
         turn = await session.get_one(Turn, foreign.id)
         turn.project_id, turn.policy_id, turn.version_id = "prj-x", "pol-x", "ver-x"
-    assert [row["id"] for row in read_rows(await harness.api.get("/v1/exports/turns"))] == [mine.id]
-    theirs = await harness.api.get("/v1/exports/turns", params={"policy": "theirs"})
+    assert [row["id"] for row in read_rows(await harness.api.get("/v1/exports/turns"))] == [own.id]
+    foreign_policy = await harness.api.get("/v1/exports/turns", params={"policy": "theirs"})
     unknown = await harness.api.get("/v1/exports/turns", params={"policy": "nobodys"})
-    assert theirs.status_code == 404
-    assert theirs.text.replace("theirs", "nobodys") == unknown.text
+    assert foreign_policy.status_code == 404
+    assert foreign_policy.text.replace("theirs", "nobodys") == unknown.text
 
 
 async def test_filters_apply(harness: Harness) -> None:
@@ -116,7 +116,7 @@ async def test_filters_apply(harness: Harness) -> None:
     d = await harness.turn(created_at=40.0, state=TurnState.OPEN, output_ids=None, logprobs=None, reply=None)
     await create_feedback(harness, b)
 
-    async def ids(**params: object) -> list[str]:
+    async def ids(**params: str | int) -> list[str]:
         return [row["id"] for row in read_rows(await harness.api.get("/v1/exports/turns", params=params))]
 
     assert await ids() == [a.id, b.id, c.id, d.id]

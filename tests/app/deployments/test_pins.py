@@ -147,11 +147,11 @@ async def test_key_is_found_by_id_or_prefix(harness: Harness) -> None:
 async def test_ambiguous_prefix_is_refused(harness: Harness) -> None:
     [key] = await harness.all(ApiKey)
     async with harness.db.write() as session:
-        twin, _ = await keys.create(session, key.project_id)
-        twin.prefix = key.prefix
+        other_key, _ = await keys.create(session, key.project_id)
+        other_key.prefix = key.prefix
     answer = await harness.api.put(PINS, json={"kind": "key", "subject": key.prefix, "version": 0})
     assert (answer.status_code, answer.json()["error"]["param"]) == (409, "subject")
-    assert (await set_pin(harness, twin.id, "key"))["subject"] == twin.id
+    assert (await set_pin(harness, other_key.id, "key"))["subject"] == other_key.id
 
 
 async def test_foreign_key_is_not_found_and_error_does_not_repeat_the_key(harness: Harness) -> None:
@@ -170,6 +170,7 @@ async def test_version_that_is_not_loaded_everywhere_notifies_the_reconciler(har
     assert (await set_pin(harness, version=1))["loaded"] is False
     request = PinRequest(kind=PinKind.USER, subject="eve", version=1)
     assert await enqueued_tasks(harness, request) == ["reconcile"]
+    assert version.adapter_name is not None
     async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).loaded = [version.adapter_name]
     assert (await set_pin(harness, version=1))["loaded"] is True
@@ -177,7 +178,7 @@ async def test_version_that_is_not_loaded_everywhere_notifies_the_reconciler(har
     assert await enqueued_tasks(harness, request) == []
     async with harness.db.write() as session:
         session.add(Engine(name="engine-1", url="http://x", state="ready", incarnation=1, loaded=[]))
-    assert (await set_pin(harness, version=1))["loaded"] is True, "one of two engines has it"
+    assert (await set_pin(harness, version=1))["loaded"] is True, "one of two engines has loaded the version"
     assert await enqueued_tasks(harness, request) == ["reconcile"], "the other engine must load it too"
 
 
@@ -231,7 +232,7 @@ async def test_concurrent_requests_on_one_subject_leave_one_pin_and_one_entry_ea
     audits = sorted(await harness.all(Audit), key=lambda row: row.seq)
     numbers = [row.details["version"] for row in audits]
     assert (await harness.get(Version, pin.version_id)).number == numbers[-1]
-    assert all(one != other for one, other in pairwise(numbers)), "each entry is a change"
+    assert all(one != other for one, other in pairwise(numbers)), "each audit entry is a change"
     answers = await asyncio.gather(*(harness.api.delete(f"{PINS}/{pin.id}") for _ in range(4)))
     assert sorted(answer.status_code for answer in answers) == [200, 404, 404, 404]
     assert [row.action for row in await harness.all(Audit)].count("pin.removed") == 1

@@ -89,7 +89,7 @@ async def test_two_transactions_with_shared_keys_are_serialized(harness: Harness
 
 async def test_group_has_fixed_number_of_statements(harness: Harness) -> None:
     a, b = [await harness.turn(conversation_id="c") for _ in range(2)]
-    bodies = [
+    bodies: list[dict[str, Any]] = [
         {"completion_id": a.id, "kind": "binary", "value": True, "id": "k"},
         {"completion_id": a.id, "kind": "comment", "value": "hm"},
         {"kind": "comparison", "value": [a.id, b.id]},

@@ -42,7 +42,8 @@ async def test_pages_have_no_gap_or_overlap(harness: Harness, order: str) -> Non
     turn = await harness.turn()
     submitted = [(await harness.vote(turn.id, source={"id": f"u{number}"})).json()["id"] for number in range(5)]
     await harness.api.delete(f"/v1/feedback/{submitted[2]}")  # withdrawals are on no page
-    ids_on_pages, params = [], {"completion_id": turn.id, "limit": 2, "order": order}
+    ids_on_pages: list[str] = []
+    params: dict[str, str | int] = {"completion_id": turn.id, "limit": 2, "order": order}
     for _ in range(3):
         page = (await harness.api.get("/v1/feedback", params=params)).json()
         ids_on_pages += [row["id"] for row in page["data"]]
@@ -66,7 +67,7 @@ async def test_effective_is_set_on_reads_only(harness: Harness) -> None:
 
 
 async def test_invalid_query_is_refused(harness: Harness) -> None:
-    for params in (
+    queries: tuple[dict[str, str | int], ...] = (
         {},
         {"completion_id": "a", "conversation_id": "b"},
         {"completion_id": ""},
@@ -75,7 +76,8 @@ async def test_invalid_query_is_refused(harness: Harness) -> None:
         {"completion_id": "a", "order": "up"},
         {"completion_id": "a", "choice_index": -1},
         {"completion_id": "x" * 256},
-    ):
+    )
+    for params in queries:
         assert (await harness.api.get("/v1/feedback", params=params)).status_code == 400
 
 

@@ -22,7 +22,7 @@ async def send(
 async def test_choice_of_completion_is_a_turn(harness: Harness, in_target: bool) -> None:
     first = await harness.turn()
     second = await harness.turn(completion_id=first.id, choice_index=1)
-    choice = {"completion_id": first.id, "choice_index": 1}
+    choice: dict[str, Any] = {"completion_id": first.id, "choice_index": 1}
     response = await (send(harness, choice) if in_target else send(harness, **choice))
     assert response.status_code == 201, response.text
     assert (response.json()["completion_id"], response.json()["choice_index"]) == (first.id, 1)

@@ -1,6 +1,7 @@
 """Batches: one result for each item. Withdrawals: a new row; the latest feedback of a source is effective."""
 
 import asyncio
+from typing import Any
 
 from app.feedback.schemas import BatchResults
 from app.models import Feedback, Reward
@@ -69,7 +70,8 @@ async def test_batch_holds_at_most_1000_items(harness: Harness) -> None:
 
 
 async def test_malformed_batch_is_refused(harness: Harness) -> None:
-    for body in ({}, {"items": []}, {"items": {}}, {"items": [{}], "more": 1}, {"items": None}):
+    bodies: list[dict[str, Any]] = [{}, {"items": []}, {"items": {}}, {"items": [{}], "more": 1}, {"items": None}]
+    for body in bodies:
         assert (await harness.api.post("/v1/feedback/batch", json=body)).status_code == 400
 
 

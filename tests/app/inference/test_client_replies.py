@@ -7,26 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from app.inference.client import EngineClient
+from app.inference.stream import ChatStream
 from app.inference.transport import AdapterMissing, EngineRefused, EngineUnavailable
-from tests.support.scripted_engine import Reply
+from tests.support.engine_replies import GetCapture, MakeCall, both_modes, read_stream
+from tests.support.scripted_engine import Reply, ScriptedEngine
 
 
-async def read_stream(client, call):
-    chunks = []
-    async with client.stream(call) as reply:
-        async for chunk in reply:
-            chunks.append(chunk)
-    return chunks, reply.capture
-
-
-async def complete(client, call):
-    return [], (await client.complete(call)).capture
-
-
-both_modes = pytest.mark.parametrize("get_reply", [read_stream, complete], ids=["stream", "complete"])
-
-
-async def test_streamed_and_whole_reply_have_equal_captures(client, make_call) -> None:
+async def test_streamed_and_complete_reply_have_equal_captures(client: EngineClient, make_call: MakeCall) -> None:
     call = make_call(adapter="shop-v1")
     _, from_stream = await read_stream(client, call)
     completion = await client.complete(call)
@@ -37,7 +24,7 @@ async def test_streamed_and_whole_reply_have_equal_captures(client, make_call) -
     assert completion.usage["completion_tokens"] == len(from_stream.output_ids)
 
 
-async def test_client_chunks_have_openai_fields_only(client, make_call) -> None:
+async def test_client_chunks_have_openai_fields_only(client: EngineClient, make_call: MakeCall) -> None:
     chunks, _ = await read_stream(client, make_call())
     assert {key for chunk in chunks for key in chunk} == {"id", "object", "created", "model", "choices"}
     for chunk in chunks:
@@ -48,7 +35,7 @@ async def test_client_chunks_have_openai_fields_only(client, make_call) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_log_probs_and_usage_are_passed_on_if_requested(client, make_call) -> None:
+async def test_log_probs_and_usage_are_passed_on_if_requested(client: EngineClient, make_call: MakeCall) -> None:
     chunks, capture = await read_stream(client, make_call(logprobs=True, include_usage=True))
     relayed = [
         token["logprob"]
@@ -62,9 +49,11 @@ async def test_log_probs_and_usage_are_passed_on_if_requested(client, make_call)
 
 
 @both_modes
-async def test_tool_call_is_complete(client, scripted, make_call, get_reply) -> None:
+async def test_tool_call_is_complete(
+    client: EngineClient, scripted: ScriptedEngine, make_call: MakeCall, get_capture: GetCapture
+) -> None:
     scripted.tool_call = ("order_status", '{"order": 7}')
-    _, capture = await get_reply(client, make_call(tools=[{"function": {"name": "order_status"}}]))
+    capture = await get_capture(client, make_call(tools=[{"function": {"name": "order_status"}}]))
     function = {"name": "order_status", "arguments": '{"order": 7}'}
     assert capture.tool_calls == [{"id": "call_1", "type": "function", "function": function}]
     assert (
@@ -75,16 +64,22 @@ async def test_tool_call_is_complete(client, scripted, make_call, get_reply) -> 
 
 
 @both_modes
-async def test_parallel_tool_calls_false_passes_one_call(client, scripted, make_call, get_reply) -> None:
+async def test_parallel_tool_calls_false_passes_one_call(
+    client: EngineClient, scripted: ScriptedEngine, make_call: MakeCall, get_capture: GetCapture
+) -> None:
     scripted.tool_call, scripted.num_tool_calls = ("order_status", '{"order": 7}'), 3
     tools = [{"function": {"name": "order_status"}}]
-    _, capture = await get_reply(client, make_call(tools=tools, parallel_tool_calls=False))
-    assert [call["id"] for call in capture.tool_calls] == ["call_1"] and "only the first" in capture.exclusion_reason
-    _, capture = await get_reply(client, make_call(tools=tools))
+    capture = await get_capture(client, make_call(tools=tools, parallel_tool_calls=False))
+    assert [call["id"] for call in capture.tool_calls] == ["call_1"] and "only the first" in (
+        capture.exclusion_reason or ""
+    )
+    capture = await get_capture(client, make_call(tools=tools))
     assert len(capture.tool_calls) == 3 and capture.exclusion_reason is None
 
 
-async def test_omitted_tool_calls_are_not_streamed(client, scripted, make_call) -> None:
+async def test_omitted_tool_calls_are_not_streamed(
+    client: EngineClient, scripted: ScriptedEngine, make_call: MakeCall
+) -> None:
     scripted.tool_call, scripted.num_tool_calls = ("order_status", '{"order": 7}'), 3
     call = make_call(tools=[{"function": {"name": "order_status"}}], parallel_tool_calls=False)
     chunks, _ = await read_stream(client, call)
@@ -93,34 +88,43 @@ async def test_omitted_tool_calls_are_not_streamed(client, scripted, make_call) 
 
 
 @both_modes
-async def test_missing_log_prob_excludes_reply(client, scripted, make_call, get_reply) -> None:
+async def test_missing_log_prob_excludes_reply(
+    client: EngineClient, scripted: ScriptedEngine, make_call: MakeCall, get_capture: GetCapture
+) -> None:
     scripted.omit_last_logprob = True
-    _, capture = await get_reply(client, make_call())
+    capture = await get_capture(client, make_call())
     assert capture.exclusion_reason == "8 output ids came with 7 log-probs"
 
 
 @both_modes
-async def test_nan_log_prob_excludes_reply(client, scripted, make_call, get_reply) -> None:
+async def test_nan_log_prob_excludes_reply(
+    client: EngineClient, scripted: ScriptedEngine, make_call: MakeCall, get_capture: GetCapture
+) -> None:
     scripted.nan_at = 2
-    _, capture = await get_reply(client, make_call())
+    capture = await get_capture(client, make_call())
     assert capture.exclusion_reason == "a log-prob is not a finite number" and math.isnan(capture.logprobs[2])
 
 
 @both_modes
-async def test_grammar_constrained_reply_is_excluded(client, make_call, get_reply) -> None:
-    _, capture = await get_reply(client, make_call(response_format={"type": "json_object"}))
-    assert capture.exclusion_reason.startswith("a grammar constrained the reply")
+async def test_grammar_constrained_reply_is_excluded(
+    client: EngineClient, make_call: MakeCall, get_capture: GetCapture
+) -> None:
+    capture = await get_capture(client, make_call(response_format={"type": "json_object"}))
+    assert (capture.exclusion_reason or "").startswith("a grammar constrained the reply")
 
 
-async def test_broken_stream_is_captured_so_far(client, scripted, make_call) -> None:
+async def test_broken_stream_is_captured_so_far(
+    client: EngineClient, scripted: ScriptedEngine, make_call: MakeCall
+) -> None:
     scripted.drop_after_tokens = 3
     chunks = []
     with pytest.raises(EngineUnavailable, match="closed the connection"):
         async with client.stream(make_call()) as reply:
             async for chunk in reply:
                 chunks.append(chunk)
-    assert reply.capture.text == "We are open" and len(reply.capture.logprobs) == 3
-    assert reply.capture.output_ids == [] and "closed the connection" in reply.capture.exclusion_reason
+    capture = reply.capture
+    assert capture is not None and capture.text == "We are open" and len(capture.logprobs) == 3
+    assert capture.output_ids == [] and "closed the connection" in (capture.exclusion_reason or "")
 
 
 def blocked_after(count: int) -> Callable[[Reply], bool]:
@@ -128,7 +132,9 @@ def blocked_after(count: int) -> Callable[[Reply], bool]:
     return lambda reply: len(reply.output_ids) >= count
 
 
-async def test_leaving_early_captures_ids_so_far(client, scripted, make_call) -> None:
+async def test_stream_left_early_captures_ids_so_far(
+    client: EngineClient, scripted: ScriptedEngine, make_call: MakeCall
+) -> None:
     call = make_call()
     scripted.is_blocked = blocked_after(5)
     async with client.stream(call) as reply:
@@ -136,31 +142,36 @@ async def test_leaving_early_captures_ids_so_far(client, scripted, make_call) ->
             if "are" in chunk["choices"][0]["delta"].get("content", ""):
                 break
     assert call.rid in scripted.aborted
-    assert 2 <= len(reply.capture.output_ids) == len(reply.capture.logprobs) <= 5
-    assert (reply.capture.exclusion_reason, reply.capture.finish_reason) == (None, "abort")
+    capture = reply.capture
+    assert capture is not None and 2 <= len(capture.output_ids) == len(capture.logprobs) <= 5
+    assert (capture.exclusion_reason, capture.finish_reason) == (None, "abort")
 
 
-async def test_cancellation_captures_ids_so_far(client, scripted, make_call) -> None:
+async def test_cancellation_captures_ids_so_far(
+    client: EngineClient, scripted: ScriptedEngine, make_call: MakeCall
+) -> None:
     scripted.is_blocked = blocked_after(5)
-    replies = []
+    replies: list[ChatStream] = []
 
-    async def listen() -> None:
+    async def read() -> None:
         async with client.stream(make_call()) as reply:
             replies.append(reply)
             async for _ in reply:
                 pass
 
-    task = asyncio.create_task(listen())
+    task = asyncio.create_task(read())
     while not (replies and all(reply.output_ids for reply in list(scripted.running.values()))):
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     capture = replies[0].capture
-    assert 0 < len(capture.output_ids) == len(capture.logprobs) <= 5
+    assert capture is not None and 0 < len(capture.output_ids) == len(capture.logprobs) <= 5
 
 
-async def test_aborted_whole_reply_keeps_output(client, scripted, make_call) -> None:
+async def test_aborted_reply_keeps_its_output(
+    client: EngineClient, scripted: ScriptedEngine, make_call: MakeCall
+) -> None:
     scripted.is_blocked = blocked_after(5)
     call = make_call()
     task = asyncio.create_task(client.complete(call))
@@ -176,37 +187,48 @@ async def test_aborted_whole_reply_keeps_output(client, scripted, make_call) -> 
 @pytest.mark.parametrize(
     ("status", "raised"), [(400, EngineRefused), (503, EngineUnavailable), (429, EngineUnavailable)]
 )
-async def test_refusal_keeps_engine_message(client, scripted, make_call, get_reply, status, raised) -> None:
+async def test_refusal_keeps_engine_message(
+    client: EngineClient,
+    scripted: ScriptedEngine,
+    make_call: MakeCall,
+    get_capture: GetCapture,
+    status: int,
+    raised: type[Exception],
+) -> None:
     scripted.refuse_status = status
     with pytest.raises(raised, match="the script says no"):
-        await get_reply(client, make_call())
+        await get_capture(client, make_call())
 
 
 @both_modes
-async def test_unloaded_adapter_is_adapter_missing(client, make_call, get_reply) -> None:
+async def test_unloaded_adapter_is_adapter_missing(
+    client: EngineClient, make_call: MakeCall, get_capture: GetCapture
+) -> None:
     with pytest.raises(AdapterMissing) as error_info:
-        await get_reply(client, make_call(adapter="shop-v9"))
+        await get_capture(client, make_call(adapter="shop-v9"))
     assert isinstance(error_info.value, EngineUnavailable) and error_info.value.status == 503
 
 
 @both_modes
-async def test_read_timeout_is_engine_unavailable(client, scripted, make_call, get_reply) -> None:
+async def test_read_timeout_is_engine_unavailable(
+    client: EngineClient, scripted: ScriptedEngine, make_call: MakeCall, get_capture: GetCapture
+) -> None:
     scripted.hang, client._transport.read_timeout = True, 0.5
     with pytest.raises(EngineUnavailable, match="did not respond in time"):
-        await get_reply(client, make_call())
+        await get_capture(client, make_call())
     assert not await client.is_ready()
     scripted.hang = False  # or the hung requests would keep the server from ending
 
 
 @both_modes
-async def test_refused_connection_is_engine_unavailable(make_call, get_reply) -> None:
+async def test_refused_connection_is_engine_unavailable(make_call: MakeCall, get_capture: GetCapture) -> None:
     unreachable = EngineClient("http://127.0.0.1:9")
     with pytest.raises(EngineUnavailable, match="cannot be reached"):
-        await get_reply(unreachable, make_call())
+        await get_capture(unreachable, make_call())
     await unreachable.aclose()
 
 
-async def test_wrong_engine_key_is_502(scripted_url, make_call) -> None:
+async def test_wrong_engine_key_is_502(scripted_url: str, make_call: MakeCall) -> None:
     client_with_wrong_key = EngineClient(scripted_url, "wrong", "wrong")
     with pytest.raises(EngineRefused) as error_info:
         await client_with_wrong_key.complete(make_call())

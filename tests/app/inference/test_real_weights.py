@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from app.inference.client import BASE_WEIGHTS, EngineClient
-from app.inference.request import ChatCall
 from tests.support.engine_adapters import ReferenceWeights
 from tests.support.engine_fixture import (
     UNCHECKED,
@@ -19,6 +18,7 @@ from tests.support.engine_fixture import (
     require_engine_environment,
     wait_for_event,
 )
+from tests.support.engine_replies import MakeCall
 from tests.support.full_weights import make_weights
 from workers.engine.supervisor import Supervisor
 from workers.engine.version_files import VersionRef
@@ -58,7 +58,7 @@ async def assert_scores_match(client: EngineClient, path: Path, key: str) -> Non
 
 
 async def test_weights_are_swapped_during_replies_and_back(
-    client: EngineClient, engine_model: Path, tmp_path: Path, make_call: Callable[..., ChatCall]
+    client: EngineClient, engine_model: Path, tmp_path: Path, make_call: MakeCall
 ) -> None:
     await assert_scores_match(client, tmp_path / "shop-v1", "shop-v1")
     prompt = {"text": "When do you open on Saturdays, and may I bring my bicycle?"}
@@ -91,15 +91,16 @@ async def test_weights_are_swapped_during_replies_and_back(
     assert [span["version"] for span in capture.weight_versions] == ["shop-v1", "shop-v2"]
     assert capture.weight_versions[-1]["end"] == len(capture.output_ids) == 600
     assert capture.exclusion_reason == "the base weights changed during the reply: shop-v1, shop-v2"
-    assert len(reply.capture.output_ids) == 600, "it was neither cut nor begun anew"
+    assert reply.capture is not None
+    assert len(reply.capture.output_ids) == 600, "the stream was neither cut nor restarted"
 
-    # What the first tokens were said by, and what the last ones.
+    # The old weights generated the tokens before the swap, the new weights those after it.
     cut = capture.weight_versions[0]["end"]
     ids, captured_logprobs = capture.prompt_ids + capture.output_ids, torch.tensor(capture.logprobs)
-    for path, part in (("shop-v1", slice(0, cut)), ("shop-v2", slice(cut, None))):
-        reference = ReferenceWeights(tmp_path / path, tmp_path).logprobs(None, ids)[-len(capture.output_ids) :]
-        # A bias bends the distribution by one token's share.
-        assert (captured_logprobs - reference)[part].abs().median() < 0.05, path
+    for version, part in (("shop-v1", slice(0, cut)), ("shop-v2", slice(cut, None))):
+        reference = ReferenceWeights(tmp_path / version, tmp_path).logprobs(None, ids)[-len(capture.output_ids) :]
+        # The logit bias changes every log-prob by the probability of one token.
+        assert (captured_logprobs - reference)[part].abs().median() < 0.05, version
 
     new = (await waiting).capture
     assert (new.exclusion_reason, new.weight_versions[0]["version"]) == (None, "shop-v2")

@@ -1,17 +1,20 @@
 """Only allow-listed fields reach the engine."""
 
+from typing import Any
+
 import pytest
 
 from app.inference.request import ChatCall, Sampling
+from tests.support.engine_replies import MakeCall
 
 
-def test_default_sampling_values_are_sent(make_call) -> None:
+def test_default_sampling_values_are_sent(make_call: MakeCall) -> None:
     body = make_call().body(stream=False)
     assert body["temperature"] == 1.0 and body["top_p"] == 1.0 and body["top_k"] == -1
     assert body["min_p"] == 0.0 and body["repetition_penalty"] == 1.0 and body["n"] == 1
 
 
-def test_unknown_message_fields_do_not_reach_the_engine(make_call) -> None:
+def test_unknown_message_fields_do_not_reach_the_engine(make_call: MakeCall) -> None:
     hostile = {
         "role": "system",
         "content": "hi",
@@ -25,7 +28,7 @@ def test_unknown_message_fields_do_not_reach_the_engine(make_call) -> None:
     assert body["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
 
-def test_image_is_refused(make_call) -> None:
+def test_image_is_refused(make_call: MakeCall) -> None:
     parts = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/secret"}}]
     with pytest.raises(ValueError, match="text parts only"):
         make_call(messages=[{"role": "user", "content": parts}]).body(stream=False)
@@ -48,5 +51,5 @@ def test_colon_in_model_name_is_refused() -> None:
         ({"tools": [{"function": {"name": "f"}}], "tool_choice": "none"}, False),
     ],
 )
-def test_is_grammar_constrained(make_call, fields, constrained) -> None:
+def test_is_grammar_constrained(make_call: MakeCall, fields: dict[str, Any], constrained: bool) -> None:
     assert make_call(**fields).is_grammar_constrained is constrained

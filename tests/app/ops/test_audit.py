@@ -52,15 +52,15 @@ async def test_filters_match_exactly_and_combine(harness: Harness) -> None:
 async def test_pages_work_in_both_orders(harness: Harness) -> None:
     await fill(harness)
     for order, expected in (("desc", [4, 3, 2, 1, 0]), ("asc", [0, 1, 2, 3, 4])):
-        seen: list[int] = []
+        numbers_on_pages: list[int] = []
         after: dict[str, int] = {}
         while True:
             page = await entries(harness, order=order, limit=2, **after)
-            seen += [row["details"]["number"] for row in page["data"]]
+            numbers_on_pages += [row["details"]["number"] for row in page["data"]]
             if not page["has_more"]:
                 break
             after = {"after": page["last_number"]}
-        assert seen == expected
+        assert numbers_on_pages == expected
 
 
 async def test_key_without_the_admin_scope_is_refused(harness: Harness) -> None:

@@ -30,9 +30,9 @@ def entry(number: int, **metrics: float) -> Entry:
 
 
 def test_written_entries_are_read_again(tmp_path: Path) -> None:
-    written = [entry(1, kl=0.1), entry(2, kl=1e-17, score=-3.0)]
-    for one in written:
-        experiment_log.append(tmp_path / "metrics", one)
+    entries = [entry(1, kl=0.1), entry(2, kl=1e-17, score=-3.0)]
+    for item in entries:
+        experiment_log.append(tmp_path / "metrics", item)
     path = experiment_log.path_of(tmp_path / "metrics", "shop")
     read = experiment_log.read(path)
     assert [(one.number, one.batch, one.time, one.metrics) for one in read.entries] == [

@@ -14,7 +14,7 @@ from tests.support.parquet_files import read_rows
 from tests.support.scripted_engine import ScriptedEngine
 
 SHOP = {"project": "default", "policy": "shop"}
-WORDS = "one two three four five six seven eight nine ten eleven"  # and the end of the turn: twelve tokens
+WORDS = "one two three four five six seven eight nine ten eleven"  # twelve tokens with the end of the turn
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -22,11 +22,11 @@ async def test_reply_that_is_too_long_is_stored_with_its_penalty(
     harness: Harness, scripted: ScriptedEngine, stream: bool
 ) -> None:
     scripted.reply_text = WORDS
-    async with serve_with_settings(harness, length_range=(4, 8)) as with_range:
-        answer = await ask(with_range, stream=stream)
+    async with serve_with_settings(harness, length_range=(4, 8)) as range_harness:
+        answer = await ask(range_harness, stream=stream)
         id = chunks(answer)[0]["id"] if stream else answer.json()["id"]
-        stored = (await with_range.api.get(f"/v1/chat/completions/{id}")).json()
-        [row] = read_rows(await with_range.api.get("/v1/exports/turns"))
+        stored = (await range_harness.api.get(f"/v1/chat/completions/{id}")).json()
+        [row] = read_rows(await range_harness.api.get("/v1/exports/turns"))
     turn: Turn = await harness.get(Turn, id)
     assert turn.num_output_tokens == 12
     assert turn.length_penalty == length_penalty(12, 4, 8) == -1.0
@@ -34,9 +34,9 @@ async def test_reply_that_is_too_long_is_stored_with_its_penalty(
 
 
 async def test_each_choice_has_its_own_penalty_and_none_in_range(harness: Harness, scripted: ScriptedEngine) -> None:
-    async with serve_with_settings(harness, length_range=(2, 6)) as with_range:
-        await ask(with_range, n=2)  # eight tokens each: (2 / 4)²
-        await ask(with_range, max_tokens=5)
+    async with serve_with_settings(harness, length_range=(2, 6)) as range_harness:
+        await ask(range_harness, n=2)  # eight tokens each: (2 / 4)²
+        await ask(range_harness, max_tokens=5)
     penalties = sorted(turn.length_penalty for turn in await harness.all(Turn))
     assert penalties == [-0.25, -0.25, 0.0]
 
@@ -47,26 +47,26 @@ async def test_without_a_range_there_is_no_penalty(harness: Harness, scripted: S
     assert (await harness.api.get(f"/v1/chat/completions/{id}")).json()["choices"][0]["length_penalty"] is None
     samples = await page(harness)
     names = ("attune_length_penalty_mean", "attune_response_length_p95", "attune_replies_out_of_range_total")
-    assert [samples.named(name) for name in names] == [{}, {}, {}]
+    assert [samples.by_name(name) for name in names] == [{}, {}, {}]
 
 
 async def test_unfinished_reply_has_no_penalty(harness: Harness, scripted: ScriptedEngine) -> None:
     scripted.drop_after_tokens = 1
-    async with serve_with_settings(harness, length_range=(4, 8)) as with_range:
-        await ask(with_range, stream=True)
-        samples = await page(with_range)
+    async with serve_with_settings(harness, length_range=(4, 8)) as range_harness:
+        await ask(range_harness, stream=True)
+        samples = await page(range_harness)
     [turn] = await harness.all(Turn)
     assert (turn.state, turn.length_penalty) == ("failed", None)
-    assert samples.named("attune_length_penalty_mean") == {}
+    assert samples.by_name("attune_length_penalty_mean") == {}
 
 
 async def test_length_metrics_are_those_of_the_replies(harness: Harness, scripted: ScriptedEngine) -> None:
-    async with serve_with_settings(harness, length_range=(2, 6)) as with_range:
+    async with serve_with_settings(harness, length_range=(2, 6)) as range_harness:
         for reply in ("a b c", "a b c d e f g", "a b c d e f g h i"):  # 4, 8 and 10 tokens: 0, (2 / 4)² and (4 / 4)²
             scripted.reply_text = reply
-            await ask(with_range)
+            await ask(range_harness)
         await harness.version(metrics={"reward_shaping/ratio": 0.1})
-        samples = await page(with_range)
+        samples = await page(range_harness)
     assert samples("attune_length_penalty_mean", **SHOP) == pytest.approx((0 + 0.25 + 1) / 3)
     assert samples("attune_response_length_p95", **SHOP) == 10
     assert samples("attune_replies_out_of_range_total", **SHOP) == 2
@@ -81,7 +81,7 @@ def test_window_holds_the_last_thousand_replies_and_the_count_all() -> None:
         telemetry.record_turn("pol-1", "done", length, 0.0)
     lengths = telemetry.lengths["pol-1"]
     assert (lengths.mean_penalty, lengths.p95, lengths.out_of_range) == (0.0, 950, 10)
-    assert str(lengths.mean_penalty) == "0.0", "and not -0.0"
+    assert str(lengths.mean_penalty) == "0.0", "0.0, not -0.0"
 
 
 @pytest.mark.parametrize(("lengths", "p95"), [([7], 7), ([1, 2], 2), ([*range(1, 21)], 19), ([5] * 19 + [90], 5)])

@@ -34,7 +34,7 @@ async def test_open_metrics_need_no_key(harness: Harness) -> None:
 
 
 async def test_replies_are_counted_by_state(harness: Harness, scripted: ScriptedEngine) -> None:
-    assert (await page(harness)).named("attune_turns_total") == {}
+    assert (await page(harness)).by_name("attune_turns_total") == {}
     await ask(harness, n=2)
     await ask(harness, stream=True)
     scripted.drop_after_tokens = 2
@@ -42,7 +42,7 @@ async def test_replies_are_counted_by_state(harness: Harness, scripted: Scripted
     samples = await page(harness)
     assert samples("attune_turns_total", **SHOP, state="done") == 3
     assert samples("attune_turns_total", **SHOP, state="failed") == 1
-    assert len(samples.named("attune_turns_total")) == 2
+    assert len(samples.by_name("attune_turns_total")) == 2
 
 
 async def test_disconnected_client_is_counted_once_as_aborted(
@@ -52,18 +52,18 @@ async def test_disconnected_client_is_counted_once_as_aborted(
     body = {"model": "shop", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     headers = {"authorization": f"Bearer {harness.key}"}
     async with httpx2.AsyncClient(base_url=live_url, headers=headers, timeout=60) as client:
-        asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        request = asyncio.create_task(client.post("/v1/chat/completions", json=body))
         while not scripted.requests:
             await asyncio.sleep(0.02)
         scripted.hang = False
-        asking.cancel()
-        await asyncio.wait([asking])
+        request.cancel()
+        await asyncio.wait([request])
         async with asyncio.timeout(60):
-            while (await harness.settled()).state != "aborted":
+            while (await harness.wait_for_turn()).state != "aborted":
                 await asyncio.sleep(0.02)
-            served_harness = Harness(harness.settings, harness.db, harness.key, client)
-            while not (samples := await page(served_harness)).named("attune_turns_total"):
-                await asyncio.sleep(0.02)  # it is counted right after it is stored
+            live_harness = Harness(harness.settings, harness.db, harness.key, client)
+            while not (samples := await page(live_harness)).by_name("attune_turns_total"):
+                await asyncio.sleep(0.02)  # the turn is counted shortly after it is stored
     assert samples("attune_turns_total", **SHOP, state="aborted") == 1
 
 
@@ -98,17 +98,19 @@ async def test_requests_are_timed_by_route_and_status_to_the_last_byte(
     samples = await page(harness)
     assert samples("attune_request_seconds_count", route="chat", status="2xx") == 2
     assert samples("attune_request_seconds_bucket", route="chat", status="2xx", le="+Inf") == 2
-    assert samples("attune_request_seconds_bucket", route="chat", status="2xx", le="0.1") == 0, "160 ms at least, each"
+    assert samples("attune_request_seconds_bucket", route="chat", status="2xx", le="0.1") == 0, (
+        "each request takes at least 160 ms"
+    )
     assert (samples("attune_request_seconds_sum", route="chat", status="2xx") or 0) >= 0.32
     assert samples("attune_request_seconds_count", route="chat", status="4xx") == 1
     assert samples("attune_request_seconds_count", route="feedback", status="4xx") == 1
-    assert len(samples.named("attune_request_seconds_count")) == 3, "nothing else is timed"
+    assert len(samples.by_name("attune_request_seconds_count")) == 3, "other requests are not timed"
 
 
 async def test_before_the_first_update_only_the_version_is_shown(harness: Harness) -> None:
     samples = await page(harness)
     assert samples("attune_version", **SHOP) == 0
-    assert samples.named("attune_trained_version") == {}
+    assert samples.by_name("attune_trained_version") == {}
 
 
 async def test_metrics_of_the_newest_trained_version_have_prometheus_names(harness: Harness) -> None:
@@ -122,8 +124,8 @@ async def test_metrics_of_the_newest_trained_version_have_prometheus_names(harne
     assert math.isclose(samples("attune_rollout_corr_kl", **SHOP) or 0, 2e-5)
     assert samples("attune_reward_shaping_ratio", **SHOP) == 0.08
     assert samples("attune_odd_name__", **SHOP) == 3
-    assert samples("attune_critic_score_mean", **SHOP) is None, "an older version's"
-    assert samples("attune_no", **SHOP) is None, "no number"
+    assert samples("attune_critic_score_mean", **SHOP) is None, "the metric belongs to an older version"
+    assert samples("attune_no", **SHOP) is None, "the value is not a number"
     assert "actor/ppo_kl" in samples.families["attune_actor_ppo_kl"].documentation
 
 
@@ -151,18 +153,19 @@ async def test_admin_sees_the_own_project_and_open_metrics_show_all(harness: Har
     async with serve_with_settings(harness, metrics_open=True) as open_harness:
         headers_of_bakery = {"authorization": f"Bearer {secret}"}
         reply = await open_harness.api.post("/v1/chat/completions", json=CHAT, headers=headers_of_bakery)
-        thumb = {"completion_id": reply.json()["id"], "kind": "binary", "value": True}
-        assert (await open_harness.api.post("/v1/feedback", json=thumb, headers=headers_of_bakery)).status_code == 201
+        feedback = {"completion_id": reply.json()["id"], "kind": "binary", "value": True}
+        response = await open_harness.api.post("/v1/feedback", json=feedback, headers=headers_of_bakery)
+        assert response.status_code == 201
         all_projects = await page(open_harness)
     assert all_projects("attune_turns_total", project="bakery", policy="shop", state="done") == 1
     assert all_projects("attune_feedback_total", project="bakery", kind="binary") == 1
     assert all_projects("attune_actor_ppo_kl", **SHOP) == 0.5
-    assert len(all_projects.named("attune_version")) == 2, "two projects may call their policies the same"
+    assert len(all_projects.by_name("attune_version")) == 2, "policies of two projects may have the same name"
 
     own_project = await page(harness)
-    assert {dict(labels)["project"] for labels in own_project.named("attune_version")} == {"default"}
+    assert {dict(labels)["project"] for labels in own_project.by_name("attune_version")} == {"default"}
     assert (await harness.api.post("/v1/chat/completions", json=CHAT, headers=headers_of_bakery)).status_code == 200
-    assert (await page(harness)).named("attune_turns_total") == {}, "the reply belongs to another project"
+    assert (await page(harness)).by_name("attune_turns_total") == {}, "the reply belongs to another project"
     bakery_page = await harness.api.get("/metrics", headers=headers_of_bakery)
     assert "default" not in bakery_page.text and 'project="bakery"' in bakery_page.text
 

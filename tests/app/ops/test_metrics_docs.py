@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from app.core.settings import REPOSITORY, Settings
 from app.models import Origin, Rollout, RolloutState
@@ -24,11 +24,11 @@ def rules() -> list[dict[str, Any]]:
 
 async def test_every_documented_metric_is_on_the_page(harness: Harness, scripted: ScriptedEngine) -> None:
     await harness.version(metrics={"reward_shaping/ratio": 0.1, "actor/ppo_kl": 0.01})
-    async with serve_with_settings(harness, length_range=(30, 80)) as with_range:
-        turn = (await ask(with_range)).json()["id"]
-        await with_range.vote(turn)
+    async with serve_with_settings(harness, length_range=(30, 80)) as range_harness:
+        turn = (await ask(range_harness)).json()["id"]
+        await range_harness.vote(turn)
         await group_sample(harness)
-        samples = await page(with_range)
+        samples = await page(range_harness)
     names = {name for name, _ in samples.samples} | set(samples.families)
     assert not NAMES - names
     assert len(NAMES) == 12
@@ -53,7 +53,7 @@ def test_scrape_config_names_the_port_and_a_bearer_token() -> None:
     [job] = SCRAPE["scrape_configs"]
     assert job["authorization"]["type"] == "Bearer"
     assert job["static_configs"][0]["targets"] == [f"127.0.0.1:{Settings().port}"]
-    assert "metrics_path" not in job, "the default is right"
+    assert "metrics_path" not in job, "the documented default is correct"
 
 
 def test_every_documented_setting_exists() -> None:

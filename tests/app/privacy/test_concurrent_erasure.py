@@ -13,24 +13,24 @@ from app.models import Feedback, Rater, RaterStanding, Reward, Sample, SampleSta
 from tests.support.deployment import Harness
 from workers.curate import curate
 
-PEOPLE = 6
+SUBJECTS = 6
 ROUNDS = 3
 pytestmark = pytest.mark.timeout(400)
 
 
 async def test_concurrent_erasures_blocks_and_curate_runs_take_effect(harness: Harness) -> None:
     settings = harness.settings.model_copy(update={"trust": True, "max_rater_day": 10**6})
-    blocked = [f"troll-{number}" for number in range(PEOPLE)]
+    blocked = [f"troll-{number}" for number in range(SUBJECTS)]
     statuses: Counter[int] = Counter()
     for round in range(ROUNDS):
         turns = [
             (await harness.turn(end_user=f"user-{round}-{number}", conversation_id=f"talk-{round}-{number}")).id
-            for number in range(PEOPLE)
+            for number in range(SUBJECTS)
             for _ in range(4)
         ]
         for at, turn_id in enumerate(turns):
             for step in range(3):
-                source = {"kind": "HUMAN", "id": blocked[(at + step) % PEOPLE]}
+                source = {"kind": "HUMAN", "id": blocked[(at + step) % SUBJECTS]}
                 assert (await harness.vote(turn_id, source=source)).status_code == 201
         if round:  # in the first round the feedback is not processed yet
             await curate(harness.db, settings)
@@ -47,7 +47,7 @@ async def test_concurrent_erasures_blocks_and_curate_runs_take_effect(harness: H
                 statuses[answer.status_code] += 1
 
         async with asyncio.TaskGroup() as group:
-            for number in range(0, PEOPLE, 2):
+            for number in range(0, SUBJECTS, 2):
                 group.create_task(erase(number))
             for name in blocked:
                 group.create_task(block(name))
@@ -59,9 +59,9 @@ async def test_concurrent_erasures_blocks_and_curate_runs_take_effect(harness: H
     assert set(statuses) == {200}, statuses
     raters = {row.name: row.standing for row in await harness.all(Rater)}
     assert {raters[f"HUMAN/{name}"] for name in blocked} == {RaterStanding.BLOCKED}
-    turns_left = await harness.all(Turn)
-    erased = {turn.id for turn in turns_left if turn.deleted_at is not None}
-    assert len(erased) == ROUNDS * PEOPLE // 2 * 4
+    stored_turns = await harness.all(Turn)
+    erased = {turn.id for turn in stored_turns if turn.deleted_at is not None}
+    assert len(erased) == ROUNDS * SUBJECTS // 2 * 4
     assert not [row for row in await harness.all(Feedback) if row.turn_id in erased and row.comment is not None]
     assert not [row for row in await harness.all(Reward) if row.turn_id in erased]
     assert all(row.weight == 0 for row in await harness.all(Reward)), "every rater is blocked"
@@ -91,7 +91,7 @@ async def test_two_deadlocked_transactions_are_both_committed(db: Database, harn
         db.retry_on_deadlock(lambda session: write(session, one, other)),
         db.retry_on_deadlock(lambda session: write(session, other, one)),
     )
-    assert sum(tries.values()) == 3, "one of them was retried"
+    assert sum(tries.values()) == 3, "one of the transactions was retried"
     assert [set(turn.request_metadata) for turn in await harness.all(Turn)] == [{one, other}] * 2
 
 

@@ -39,7 +39,12 @@ from workers.curate import curate
 from workers.training import batches
 
 CANARY = "canary-5f1c0e"
-FEEDBACK = {"source": {"id": CANARY}, "comment": CANARY, "metadata": {CANARY: CANARY}, "id": f"key-{CANARY}"}
+FEEDBACK: dict[str, Any] = {
+    "source": {"id": CANARY},
+    "comment": CANARY,
+    "metadata": {CANARY: CANARY},
+    "id": f"key-{CANARY}",
+}
 
 
 async def erase(harness: Harness, id: str = CANARY) -> dict[str, Any]:
@@ -86,17 +91,16 @@ def count_on_disk(harness: Harness) -> int:
 
 async def give_all_feedback(harness: Harness, turn: Turn, other: Turn) -> None:
     about = {"completion_id": turn.id}
-    for number, body in enumerate(
-        (
-            {**about, "kind": "binary", "value": True},
-            {**about, "kind": "correction", "value": f"say {CANARY}"},
-            {**about, "kind": "comment", "value": f"it is {CANARY}"},
-            {**about, "kind": "categorical", "value": CANARY},
-            {"completion_id": other.id, "kind": "score", "value": -1},
-            {"target": {"conversation_id": CANARY}, "kind": "score", "value": 0.5},
-            {"kind": "comparison", "value": [turn.id, other.id]},
-        )
-    ):
+    bodies: tuple[dict[str, Any], ...] = (
+        {**about, "kind": "binary", "value": True},
+        {**about, "kind": "correction", "value": f"say {CANARY}"},
+        {**about, "kind": "comment", "value": f"it is {CANARY}"},
+        {**about, "kind": "categorical", "value": CANARY},
+        {"completion_id": other.id, "kind": "score", "value": -1},
+        {"target": {"conversation_id": CANARY}, "kind": "score", "value": 0.5},
+        {"kind": "comparison", "value": [turn.id, other.id]},
+    )
+    for number, body in enumerate(bodies):
         answer = await harness.api.post("/v1/feedback", json={**FEEDBACK, **body, "id": f"key-{CANARY}-{number}"})
         assert answer.status_code == 201, answer.text
 

@@ -12,7 +12,7 @@ from tests.support.deployment import Harness
 from tests.support.human_feedback import add_rating, create_rated_turns, settings_with_reward_model
 from workers.training import reward_model_fits
 
-DONE = {"path": "/nowhere/rm", "manifest_sha256": "1" * 64, "metrics": {"agreement": 0.9}}
+DONE: dict[str, Any] = {"path": "/nowhere/rm", "manifest_sha256": "1" * 64, "metrics": {"agreement": 0.9}}
 
 
 async def erase(harness: Harness, name: str) -> dict[str, Any]:

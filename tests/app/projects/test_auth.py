@@ -48,9 +48,9 @@ async def test_key_is_read_once_and_only_its_hash_is_sent(harness: Harness) -> N
     key_cache = ApiKeyCache(60)
     with statements(harness.db) as executed:
         callers = [await key_cache.find(harness.db, harness.key) for _ in range(5)]
-    selects = [line for line in executed if "api_keys" in line]
-    assert len(selects) == 1 and len(set(callers)) == 1 and callers[0] is not None
-    assert keys.digest(harness.key) in selects[0] and harness.key not in str(executed)
+    key_queries = [line for line in executed if "api_keys" in line]
+    assert len(key_queries) == 1 and len(set(callers)) == 1 and callers[0] is not None
+    assert keys.digest(harness.key) in key_queries[0] and harness.key not in str(executed)
 
 
 async def test_unknown_keys_are_not_cached(harness: Harness) -> None:
@@ -77,7 +77,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock that the test moves: on a busy machine no key may expire by accident."""
+    """Return a clock that only the test advances, so that no key expires by accident on a busy machine."""
     clock = Clock()
     monkeypatch.setattr(cache, "time", clock)
     return clock
@@ -97,7 +97,7 @@ async def test_expired_key_is_refused_however_long_keys_are_cached(harness: Harn
     key_cache, key = ApiKeyCache(3600), await new_key(harness, expires_in=600)
     assert await key_cache.find(harness.db, key) is not None
     await change(harness, key, expires_at=now() - 1.0)  # the same time has passed on the database clock
-    assert await key_cache.find(harness.db, key) is not None, "its remaining life was ten minutes when it was read"
+    assert await key_cache.find(harness.db, key) is not None, "the key was valid for ten more minutes when it was read"
     clock.seconds += 601
     assert await key_cache.find(harness.db, key) is None
 
@@ -105,26 +105,26 @@ async def test_expired_key_is_refused_however_long_keys_are_cached(harness: Harn
 async def test_key_that_was_being_read_during_a_change_is_not_cached(harness: Harness) -> None:
     key_cache = ApiKeyCache(60)
 
-    class Slow(Database):
+    class SlowDatabase(Database):
         @asynccontextmanager
-        async def read(self) -> AsyncIterator[AsyncSession]:
+        async def read(self) -> AsyncIterator[AsyncSession]:  # type: ignore[override]
             async with super().read() as session:
                 yield session
             await change(harness, harness.key, revoked_at=now())  # commits before the read returns
             key_cache.forget()
 
-    slow = Slow(harness.settings.database)
-    assert await key_cache.find(slow, harness.key) is not None
+    slow_db = SlowDatabase(harness.settings.database)
+    assert await key_cache.find(slow_db, harness.key) is not None
     assert await key_cache.find(harness.db, harness.key) is None
-    await slow.close()
+    await slow_db.close()
 
 
 async def test_cache_size_is_limited(harness: Harness) -> None:
-    key_cache, several = ApiKeyCache(60, max_size=2), [await new_key(harness) for _ in range(3)]
-    for key in several:
+    key_cache, new_keys = ApiKeyCache(60, max_size=2), [await new_key(harness) for _ in range(3)]
+    for key in new_keys:
         await key_cache.find(harness.db, key)
     with statements(harness.db) as executed:
-        for key in reversed(several):
+        for key in reversed(new_keys):
             await key_cache.find(harness.db, key)
     assert len([line for line in executed if "api_keys" in line]) == 1
 

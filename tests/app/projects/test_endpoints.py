@@ -74,15 +74,15 @@ async def test_invalid_key_request_is_refused_and_creates_nothing(harness: Harne
 async def test_key_pages_list_each_key_once_in_order(harness: Harness) -> None:
     for number in range(5):
         await create_key(harness, name=f"key {number}")
-    seen, after = list[str | None](), dict[str, str]()
+    names, after = list[str | None](), dict[str, str]()
     while True:
         page = (await harness.api.get("/v1/keys", params={"limit": "2", **after})).json()
         assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
-        seen += [row["name"] for row in page["data"]]
+        names += [row["name"] for row in page["data"]]
         if not page["has_more"]:
             break
         after = {"after": page["last_id"]}
-    assert seen == [None, *(f"key {number}" for number in range(5))]
+    assert names == [None, *(f"key {number}" for number in range(5))]
     unknown = await harness.api.get("/v1/keys", params={"after": "key-x"})
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "after")
 

@@ -24,9 +24,9 @@ async def test_completion_of_another_project_is_like_an_unknown_one(harness: Har
         await session.flush()
         _, key = await keys.create(session, "proj-other")
     turn = await harness.turn()
-    stranger = {"authorization": f"Bearer {key}"}
+    other_headers = {"authorization": f"Bearer {key}"}
     body = {"completion_id": turn.id, "kind": "binary", "value": True}
-    foreign = await harness.api.post("/v1/feedback", json=body, headers=stranger)
-    unknown = await harness.api.post("/v1/feedback", json=body | {"completion_id": "chatcmpl-x"}, headers=stranger)
+    foreign = await harness.api.post("/v1/feedback", json=body, headers=other_headers)
+    unknown = await harness.api.post("/v1/feedback", json=body | {"completion_id": "chatcmpl-x"}, headers=other_headers)
     assert foreign.status_code == unknown.status_code == 404
     assert foreign.text.replace(turn.id, "ID") == unknown.text.replace("chatcmpl-x", "ID")

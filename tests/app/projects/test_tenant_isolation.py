@@ -35,7 +35,7 @@ from app.models import (
 from app.projects import service
 from tests.support.deployment import Harness
 
-THUMB = {"kind": "binary", "value": True}
+VOTE = {"kind": "binary", "value": True}
 HELLO = [{"role": "user", "content": "hi"}]
 OWN = "<own>"  # a completion of the caller
 ID = "<id>"
@@ -87,12 +87,12 @@ PROBES = [
     path("GET /v1/models/{name}", "name", "policy"),
     path("GET /v1/models/{name}", "name (a version)", "version"),
     body("POST /v1/responses", "model", "policy", {"model": ID, "input": "hi"}),
-    body("POST /v1/feedback", "completion_id", "completion", {"completion_id": ID, **THUMB}),
-    body("POST /v1/feedback", "target", "completion", {"target": {"completion_id": ID}, **THUMB}),
-    body("POST /v1/feedback", "target (a conversation)", "conversation", {"target": {"conversation_id": ID}, **THUMB}),
-    body("POST /v1/feedback", "target (metadata)", "order", {"target": {"metadata": {"order": ID}}, **THUMB}),
+    body("POST /v1/feedback", "completion_id", "completion", {"completion_id": ID, **VOTE}),
+    body("POST /v1/feedback", "target", "completion", {"target": {"completion_id": ID}, **VOTE}),
+    body("POST /v1/feedback", "target (a conversation)", "conversation", {"target": {"conversation_id": ID}, **VOTE}),
+    body("POST /v1/feedback", "target (metadata)", "order", {"target": {"metadata": {"order": ID}}, **VOTE}),
     body("POST /v1/feedback", "value", "completion", {"kind": "comparison", "value": [OWN, ID]}),
-    body("POST /v1/feedback/batch", "items", "completion", {"items": [{"completion_id": ID, **THUMB}]}),
+    body("POST /v1/feedback/batch", "items", "completion", {"items": [{"completion_id": ID, **VOTE}]}),
     body("POST /v1/feedback/tokens", "completion_id", "completion", {"completion_id": ID, "kinds": ["binary"]}),
     query("GET /v1/feedback", "completion_id", "completion"),
     query("GET /v1/feedback", "conversation_id", "conversation"),
@@ -174,10 +174,10 @@ WITHOUT_IDS = {
 HARMLESS = {
     *("limit", "order", "choice_index", "source_id", "since", "until", "trainable", "with_feedback", "version", "kind"),
     *("number", "action", "actor"),
-    *(("GET /v1/raters", "standing"), ("GET /v1/raters", "after")),  # a place in a list
+    *(("GET /v1/raters", "standing"), ("GET /v1/raters", "after")),  # a position in a list
     ("PUT /v1/raters/{rater}", "rater"),
     *(("GET /v1/audit", "subject"), ("GET /v1/audit", "after")),  # of the caller's own entries
-    (f"GET {POLICY}/versions/{{number}}/lineage", "after"),  # a place in a list; nothing is looked up by it
+    (f"GET {POLICY}/versions/{{number}}/lineage", "after"),  # a position in a list; no object is looked up by it
     ("GET /v1/datasets/{id}/rows", "after"),
     (f"GET {PINS}", "after"),
     ("POST /v1/datasets", "name"),
@@ -207,7 +207,7 @@ def id_places(operation: dict[str, Any]) -> set[str]:
 
 
 def test_every_route_and_id_is_in_the_table() -> None:
-    probed = {(probe.route, probe.place.partition(" (")[0]) for probe in PROBES}
+    listed = {(probe.route, probe.place.partition(" (")[0]) for probe in PROBES}
     known = {probe.route for probe in PROBES} | WITHOUT_IDS
     missing = []
     for route, operation in operations().items():
@@ -218,7 +218,7 @@ def test_every_route_and_id_is_in_the_table() -> None:
             continue
         for place in sorted(id_places(operation)):
             name = place.partition(" ")[2]
-            if (route, place) not in probed and name not in HARMLESS and (route, name) not in HARMLESS:
+            if (route, place) not in listed and name not in HARMLESS and (route, name) not in HARMLESS:
                 missing.append(f"{route}: add a Probe for '{place}', or say in HARMLESS why none is needed")
     assert not missing, "tests/app/projects/test_tenant_isolation.py does not know:\n" + "\n".join(missing)
 
@@ -317,14 +317,14 @@ def pin(version: Version, project: Project) -> Pin:
     return Pin(id=f"pin-{'7' * 32}", project_id=project.id, kind=PinKind.USER, subject="user-0123456789", **same)
 
 
-def like(id: str) -> str:
+def make_unknown_id(id: str) -> str:
     """Return an unknown id of the same form. Example: "bread@v0" -> "bzzzz@v0"."""
     name, at, version = id.partition("@")
     length = 1 if at or len(name) < 10 else len(name) - 8
     return name[:length] + "z" * (len(name) - length) + at + version
 
 
-def filled(template: Any, id: str, own: str) -> Any:
+def fill(template: Any, id: str, own: str) -> Any:
     return json.loads(json.dumps(template).replace(ID, id).replace(OWN, own))
 
 
@@ -335,7 +335,7 @@ async def ask(harness: Harness, probe: Probe, id: str, own: str, auth: dict[str,
     route = route.replace("{name}", "bread" if auth else "shop").replace(
         "{number}", "1" if "reward-models" in route else "0"
     )
-    params, content = filled(probe.query, id, own), filled(probe.body, id, own)
+    params, content = fill(probe.query, id, own), fill(probe.body, id, own)
     return await harness.api.request(method, route, params=params, json=content, headers=auth)
 
 
@@ -350,11 +350,12 @@ def visible_parts(answer: httpx2.Response, id: str) -> tuple[int, dict[str, str]
 @pytest.mark.parametrize("probe", PROBES, ids=str)
 async def test_id_of_another_project_is_like_an_unknown_id(harness: Harness, other: OtherProject, probe: Probe) -> None:
     foreign: str = getattr(other, probe.kind)
+    unknown = make_unknown_id(foreign)
     foreign_view = visible_parts(await ask(harness, probe, foreign, other.own_completion), foreign)
-    unknown_view = visible_parts(await ask(harness, probe, like(foreign), other.own_completion), like(foreign))
+    unknown_view = visible_parts(await ask(harness, probe, unknown, other.own_completion), unknown)
     assert foreign_view == unknown_view
     assert foreign_view[0] in (200, 404)
     # The owner gets another response: the object exists, and the other project has not changed it
-    owner_unknown = visible_parts(await ask(harness, probe, like(foreign), other.completion, other.auth), like(foreign))
+    owner_unknown = visible_parts(await ask(harness, probe, unknown, other.completion, other.auth), unknown)
     owner_foreign = visible_parts(await ask(harness, probe, foreign, other.completion, other.auth), foreign)
     assert owner_foreign != owner_unknown

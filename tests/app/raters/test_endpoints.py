@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from sqlalchemy import func, insert, select
@@ -62,7 +63,7 @@ async def test_raters_are_listed_by_name_and_standing(harness: Harness) -> None:
     everybody = (await harness.api.get("/v1/raters", params={"limit": 2})).json()
     assert [row["name"] for row in everybody["data"]] == ["HUMAN/a", "HUMAN/b"] and everybody["has_more"]
     rest = (await harness.api.get("/v1/raters", params={"after": everybody["last_id"]})).json()
-    assert [row["name"] for row in rest["data"]] == [NAME], "and the crowd is no rater"
+    assert [row["name"] for row in rest["data"]] == [NAME], "the crowd is not listed as a rater"
     held = (await harness.api.get("/v1/raters", params={"standing": "quarantined"})).json()["data"]
     assert [(row["name"], row["num_up"]) for row in held] == [(NAME, 3)]
     assert 0 < held[0]["weight"] < 0.4, "two others have contradicted"
@@ -137,7 +138,7 @@ async def test_other_project_sees_and_changes_nothing(harness: Harness) -> None:
     turns = await exceed_daily_limit(harness)
     async with harness.db.write() as session:
         _, key = await create_project(session, "other", "shop", "model")
-    theirs = {"headers": {"authorization": f"Bearer {key}"}}
+    theirs: dict[str, Any] = {"headers": {"authorization": f"Bearer {key}"}}
     assert (await harness.api.get("/v1/raters", **theirs)).json()["data"] == []
     assert (await harness.api.get("/v1/quarantine", **theirs)).json()["data"] == []
     assert (await harness.api.get("/v1/quarantine", params={"after": turns[0]}, **theirs)).status_code == 404
@@ -174,9 +175,9 @@ async def test_cli_lists_and_sets_standings(cli_harness: Harness) -> None:
 async def test_forty_thousand_samples_are_updated_at_once(harness: Harness) -> None:
     """More samples than a statement has parameters: 32,766 in SQLite, 65,535 in PostgreSQL's protocol."""
     many = 40_000
-    like = await harness.get(Turn, (await harness.turn()).id)
+    template = await harness.get(Turn, (await harness.turn()).id)
     async with harness.db.write() as session:
-        turn = {column.name: getattr(like, column.name) for column in Turn.__table__.columns}
+        turn = {column.name: getattr(template, column.name) for column in Turn.__table__.columns}
         for start in range(0, many, 2000):
             ids = [f"chatcmpl-{number:05}" for number in range(start, start + 2000)]
             await session.execute(insert(Turn), [{**turn, "id": id, "completion_id": id} for id in ids])
@@ -194,7 +195,7 @@ async def test_forty_thousand_samples_are_updated_at_once(harness: Harness) -> N
                     for id in ids
                 ],
             )
-            sample = {"policy_id": like.policy_id, "version_id": like.version_id, "reward": 1.0, "rater": NAME}
+            sample = {"policy_id": template.policy_id, "version_id": template.version_id, "reward": 1.0, "rater": NAME}
             await session.execute(insert(Sample), [{**sample, "turn_id": id, "ready_at": 0.0} for id in ids])
 
     for standing, state in (

@@ -68,7 +68,7 @@ async def test_stream_ends_with_same_response(harness: Harness, scripted: Script
     assert turn.stream and (turn.state, turn.exclusion_reason) == (TurnState.DONE, None)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 async def test_function_call_is_item_and_output_continues_conversation(
     harness: Harness, scripted: ScriptedEngine, stream: bool
 ) -> None:
@@ -101,7 +101,7 @@ async def test_feedback_by_completion_and_by_metadata(harness: Harness, scripted
     assert (response.status_code, response.json()["completion_id"]) == (201, body["completion_id"])
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 async def test_engine_refusal_is_http_status_also_when_streamed(
     harness: Harness, scripted: ScriptedEngine, stream: bool
 ) -> None:
@@ -109,7 +109,7 @@ async def test_engine_refusal_is_http_status_also_when_streamed(
     response = await ask(harness, stream=stream)
     assert response.status_code == 503 and response.headers["retry-after"]
     assert response.json()["error"].keys() == {"message", "type", "param", "code"}
-    assert response.headers["x-completion-id"] == (await harness.settled()).id
+    assert response.headers["x-completion-id"] == (await harness.wait_for_turn()).id
 
 
 async def test_broken_stream_reports_failure_and_is_recorded(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -119,11 +119,11 @@ async def test_broken_stream_reports_failure_and_is_recorded(harness: Harness, s
     assert "closed the connection" in events[-1]["response"]["error"]["message"]
     [message] = events[-1]["response"]["output"]
     assert message["status"] == "incomplete" and scripted.reply_text.startswith(message["content"][0]["text"])
-    turn = await harness.settled()
+    turn = await harness.wait_for_turn()
     assert (turn.state, turn.finish_reason) == (TurnState.FAILED, "error")
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 async def test_client_disconnect_aborts_engine(
     harness: Harness, scripted: ScriptedEngine, live_url: str, stream: bool
 ) -> None:
@@ -141,7 +141,7 @@ async def test_client_disconnect_aborts_engine(
                 await asyncio.sleep(0.02)
             task.cancel()
             await asyncio.wait([task])
-    turn = await harness.settled(60.0)
+    turn = await harness.wait_for_turn()
     assert (turn.state, turn.finish_reason) == (TurnState.ABORTED, "client_disconnect")
     assert turn.id in scripted.aborted
     assert turn.output_ids and len(turn.output_ids) < 450
@@ -164,13 +164,13 @@ async def test_disconnect_before_first_byte_aborts_engine(harness: Harness, scri
         pass
 
     await harness.api._transport.app(scope, receive, send)  # type: ignore[attr-defined]
-    turn = await harness.settled(60.0)
+    turn = await harness.wait_for_turn()
     assert (turn.state, turn.finish_reason) == (TurnState.ABORTED, "client_disconnect")
     assert turn.id in scripted.aborted
 
 
 async def test_errors_have_four_keys_and_name_the_field(harness: Harness, scripted: ScriptedEngine) -> None:
-    wrong = {
+    wrong: dict[str, tuple[dict[str, Any], int, str]] = {
         "previous_response_id": ({"previous_response_id": "resp_1"}, 400, "unsupported_parameter"),
         "temperature": ({"temperature": 9}, 400, "invalid_value"),
         "model": ({"model": "nobody"}, 404, "model_not_found"),

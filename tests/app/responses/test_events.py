@@ -1,4 +1,4 @@
-"""Streamed and whole replies give the same response, in the types of OpenAI's client."""
+"""Streamed and unary replies give the same response, in the types of OpenAI's client."""
 
 from typing import Any
 

@@ -3,7 +3,7 @@
 import os
 import sys
 import traceback
-from typing import Any
+from collections.abc import Callable
 
 from sqlalchemy import update
 
@@ -58,8 +58,8 @@ def write_report(call: str) -> None:
     os.write(REPORT_FD, call.encode())
 
 
-def fork(main: Any) -> tuple[int, str]:
-    """Run `main` in a child process. Return its exit code and its report; the shim writes that of a killed child."""
+def fork(main: Callable[[], int]) -> tuple[int, str]:
+    """Run `main` in a child process. Return its exit code and its report, which the shim writes if it is killed."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -20,7 +20,7 @@ HOUR = messages.HOUR
 
 
 async def run_disk_case(folder: Path, fault: str) -> Row:
-    """Run the disk case in a process of its own, which must be started with the shim."""
+    """Run the disk case in a separate process, which must be started with the shim."""
     library = await asyncio.to_thread(shim.build, folder)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.faults.suite.disk", str(folder), fault),

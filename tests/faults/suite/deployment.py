@@ -51,7 +51,7 @@ def make_settings(home: Path, *, judged: bool = False, **overrides: Any) -> Sett
     engine_port = free_port()
     service = {"type": "http", "url": f"http://127.0.0.1:{engine_port}/reward", "window_seconds": 2.0}
     service |= {"timeout_seconds": 5.0, "per_hour": 10**6}
-    settings = {
+    values: dict[str, Any] = {
         "home": home,
         "rollouts": {
             "group_sampling": {"extra_replies": int(judged), "window_seconds": 4.0},
@@ -77,22 +77,25 @@ def make_settings(home: Path, *, judged: bool = False, **overrides: Any) -> Sett
         "max_cluster_share": 1.0,
         "max_rater_day": 10**6,
     }
-    return Settings(**(settings | overrides))
+    return Settings(**(values | overrides))
 
 
 @dataclass
 class Deployment:
-    """`switches` are environment variables by kind. The `wanted` kinds are started again whenever they end."""
+    """The processes of a deployment, which are restarted whenever they end.
+
+    `switches` are environment variables by process kind. `desired_kinds` are the kinds that are restarted.
+    """
 
     settings: Settings
     switches: dict[str, dict[str, str]] = field(default_factory=dict)
     fork_server: ForkServerClient | None = None  # shared with other deployments; None: one of its own
     pids: dict[str, int] = field(default_factory=dict)
     started_at: dict[str, float] = field(default_factory=dict)
-    wanted: set[str] = field(default_factory=set)
+    desired_kinds: set[str] = field(default_factory=set)
     kills: Counter[str] = field(default_factory=Counter)
     deaths: Counter[str] = field(default_factory=Counter)  # processes that ended without a kill
-    _num_starting: int = 0  # ordered, and not reported as started yet
+    _num_starting: int = 0  # requested, and not reported as started yet
     _killed_pids: set[int] = field(default_factory=set)
     _kinds: dict[int, str] = field(default_factory=dict)  # by pid
 
@@ -101,13 +104,16 @@ class Deployment:
         self.key = load_api_key(self.settings)
         self.logs = self.settings.home / "logs"
         self.logs.mkdir(exist_ok=True)
-        self._fork_server = self.fork_server or await asyncio.to_thread(ForkServerClient.open)
+        fork_server = self.fork_server
+        if fork_server is None:
+            fork_server = await asyncio.to_thread(ForkServerClient.open)
+        self._fork_server = fork_server
         self._unread = b""
         asyncio.get_running_loop().add_reader(self._fork_server.output, self._read_events)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self.wanted.clear()
+        self.desired_kinds.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(10):
                 while self.pids or self._num_starting:
@@ -120,7 +126,7 @@ class Deployment:
             self._fork_server.close()
 
     async def start(self, *kinds: str) -> None:
-        self.wanted |= set(kinds)
+        self.desired_kinds |= set(kinds)
         for kind in kinds:
             self._start(kind)
         async with asyncio.timeout(READY_SECONDS):
@@ -141,7 +147,7 @@ class Deployment:
                 await asyncio.sleep(0.05)
 
     def kill(self, kind: str) -> bool:
-        """Kill this process alone with SIGKILL. Return False if it is not running at this moment."""
+        """Kill the process of this kind with SIGKILL. Return False if it is not running at this moment."""
         pid = self.pids.get(kind)
         if pid is None:
             return False
@@ -156,7 +162,7 @@ class Deployment:
     def _start(self, kind: str) -> None:
         self.started_at[kind] = time.monotonic()
         self._num_starting += 1
-        variables = environment(self.settings) | self.switches.get(kind, {})
+        variables = make_environment(self.settings) | self.switches.get(kind, {})
         self._fork_server.start(kind, self.logs / f"{kind}.log", variables)
 
     def _read_events(self) -> None:
@@ -171,15 +177,15 @@ class Deployment:
                 del self.pids[kind]
                 was_killed = event["ended"] in self._killed_pids
                 self.deaths[kind] += not was_killed
-                if kind in self.wanted:
+                if kind in self.desired_kinds:
                     asyncio.get_running_loop().call_later(0 if was_killed else BACKOFF_SECONDS, self._restart, kind)
 
     def _restart(self, kind: str) -> None:
-        if kind in self.wanted:
+        if kind in self.desired_kinds:
             self._start(kind)
 
 
-def environment(settings: Settings) -> dict[str, str]:
+def make_environment(settings: Settings) -> dict[str, str]:
     """Return the environment variables for these settings."""
     values = settings.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
     values["rewards"] = settings.rewards.model_dump(mode="json")  # a source's type is a default, and still needed

@@ -1,8 +1,8 @@
 """A full or failing disk, and kill -9, at every system call of an export: `disk FOLDER ENOSPC,EIO,SIGKILL`.
 
 Runs under LD_PRELOAD=shim.so. For every N, the N-th call in the versions folder fails (ENOSPC, EIO), or the process is
-killed during it (half of a write is written). Then there must be the old version or the complete new one, and the next
-attempt must succeed. Prints one JSON line.
+killed during it (half of a write is written). Afterwards there must be the old version or the complete new one, and the
+next attempt must succeed. Prints one JSON line.
 """
 
 import gc
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ def main() -> None:
     folder, faults = Path(sys.argv[1]), sys.argv[2].split(",")
     settings = make_settings(folder / "home", lease_seconds=60.0, trackers=[])
     prepare_database(settings, lambda line: None)
-    importlib.import_module("aiosqlite")  # once, and not in every fork
-    ranks.Trainer = FakeTrainer  # type: ignore[assignment,misc]
+    importlib.import_module("aiosqlite")  # imported here, so that no fork has to import it
+    ranks.Trainer = FakeTrainer  # type: ignore[assignment, attr-defined]
     os.environ["FAULTS_UPDATE_SECONDS"] = "0"
     gc.freeze()
     runner = DiskFaultRunner(settings)
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 class DiskFaultRunner:
-    """Runs attempts with the fault at the first call, the second call, and so on, until no call is left."""
+    """Runs attempts with the fault at the first call, the second call, and so on, up to the last call of an export."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -64,7 +65,7 @@ class DiskFaultRunner:
             nth += 1
             batch_id = self.create_batch(f"{fault}-{nth}")
             self.database.dispose()  # a fork must share no connection
-            exit_code, failed_call = fork(lambda nth=nth: attempt(self.settings, fault, nth))
+            exit_code, failed_call = fork(partial(attempt, self.settings, fault, nth))
             if exit_code == PASSED and failed_call == "":
                 self.check_trained(batch_id, f"{fault} was never reached at {nth}")
                 self.counts[f"{fault} calls"] = nth - 1
@@ -78,7 +79,7 @@ class DiskFaultRunner:
             if fault == "SIGKILL":
                 self.expire_lease()
                 self.database.dispose()
-                fork(lambda: attempt(self.settings, fault, 0))
+                fork(partial(attempt, self.settings, fault, 0))
             self.check_trained(batch_id, where)
 
     def create_batch(self, name: str) -> str:
@@ -124,6 +125,7 @@ class DiskFaultRunner:
                     self.errors.append(f"{where}: {damage}")
         with Session(self.database) as session:
             for version in session.scalars(select(Version).where(Version.adapter_path.is_not(None))):
+                assert version.adapter_path is not None
                 try:
                     verify(Path(version.adapter_path), version.manifest_sha256)
                 except DamagedAdapter as damage:
@@ -134,14 +136,14 @@ class DiskFaultRunner:
             session.execute(update(Batch).where(Batch.state == BatchState.OPEN).values(lease_until=0.0))
 
     def check_trained(self, batch_id: str, where: str) -> None:
-        """Check that the batch was trained after all, and that it has one complete version."""
+        """Check that the batch is trained, and that it has one complete version."""
         with Session(self.database) as session:
             batch = session.get_one(Batch, batch_id)
             versions = list(session.scalars(select(Version).where(Version.batch_id == batch_id)))
             if batch.state != BatchState.TRAINED or len(versions) != 1:
                 self.errors.append(f"{where}: afterwards the batch is {batch.state}, with {len(versions)} versions")
             else:
-                self.counts["trained after all"] += 1
+                self.counts["trained"] += 1
         self.check_versions(where)
 
 

@@ -1,8 +1,8 @@
 """kill -9 of the real engine: two replicas of SGLang under their supervisors, streamed chats, and releases.
 
-One replica is killed at a time: its main process or one of its child processes, at work or again while it starts. A
-reply that a kill cuts may be lost, but must end with an error. Every reply's log-probs are recomputed with the version
-that it names. The serving version must be loaded again soon after the model.
+One replica is killed at a time: its main process or one of its child processes, while it works or while it restarts. A
+reply that a kill interrupts may be lost, but must end with an error. Every reply's log-probs are recomputed with the
+version that it names. The serving version must be loaded soon after the model.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ from tests.benchmarks.swap_versions import UnpublishedVersion, make_versions, pu
 
 MAX_LOAD_SECONDS = 10.0  # from the first answer of an engine until it has loaded the serving version
 MAX_RESTART_SECONDS = 45.0  # from a kill until another SGLang is started, which includes noticing a hang
-REPEAT_SHARE = 0.25  # the share of the kills that are followed by another one while the engine starts,
-REPEAT_SECONDS = 15.0  # at most so long after the first
+REPEAT_SHARE = 0.25  # the share of the kills that are followed by another kill while the engine restarts
+REPEAT_SECONDS = 15.0  # the longest time between these two kills
 CHILD_SHARE = 0.5  # the share of the kills that hit one child process instead of the main process
 WORK_SECONDS = 4.0  # the longest time between two kills while both replicas are ready
 TIMEOUT_SECONDS = 300.0
 PUBLISH_SHARE = 0.2  # of the operations; the others are rollbacks and deployments
-NUM_VERSIONS = 120  # made for a round; when they are used up, only rollbacks and deployments go on
+NUM_VERSIONS = 120  # created for a round; when all are published, the operations are rollbacks and deployments only
 
 
 @dataclass
 class EngineKillRun:
-    """What happened.
+    """The results of the kills.
 
     For each kill that was not followed by another: which process was killed, the seconds from the kill until SGLang was
     started again (`restart`), from then until it answered (`start`), and from the kill until it was ready with the
@@ -70,7 +70,7 @@ async def run_engine_kills(
     """Run at most `count` kills, for about `seconds`; then check every reply and version."""
     result, ends = EngineKillRun(), time.monotonic() + seconds
     async with swap.run_deployment("sqlite", replicas=2, apis=1) as deployment:
-        folder = deployment.settings.home / "made"
+        folder = deployment.settings.home / "unpublished"
         unpublished = await asyncio.to_thread(make_versions, folder, DEMO_MODEL, num_versions)
         users = Users(deployment.urls, deployment.key, POLICY, 4)
         chatting = asyncio.create_task(users.chat(seed))
@@ -100,7 +100,7 @@ class Killer:
     result: EngineKillRun
 
     async def kill(self, max_kills: int) -> None:
-        """Kill one replica, maybe again while it starts, and wait until it is ready."""
+        """Kill one replica, possibly again while it restarts, and wait until it is ready."""
         number = self.rng.randrange(len(self.deployment.engines))
         await asyncio.sleep(self.rng.uniform(0, WORK_SECONDS))
         before, killed_at, victim = await self._kill_process(number, "at work")
@@ -219,7 +219,7 @@ class Releaser:
         if version.state == VersionState.LIVE:
             self.live_numbers.append(version.number)
             self.result.operations["published"] += 1
-        else:  # allowed only if each attempt met a kill
+        else:  # allowed only if a kill interrupted each attempt
             self.result.operations["rejected"] += 1
             if "not verified in" not in (version.reason or ""):
                 self.result.errors.append(f"v{version.number} is {version.state}: {version.reason}")

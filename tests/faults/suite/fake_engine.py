@@ -1,7 +1,7 @@
 """The engine of the suite: its scores of a probe are a function of the adapter's bytes.
 
 A version is therefore verified only if the loaded bytes are the sealed bytes. The supervisor starts LAUNCHER, which
-asks the fork server for an engine and holds the connection until it is killed.
+requests an engine from the fork server and keeps the connection open until it is killed.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ import ctypes, json, os, signal, socket, sys
 parent = int(sys.argv[sys.argv.index("--parent") + 1])
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() != parent:
-    sys.exit("the supervisor is gone")
+    sys.exit("the supervisor has exited")
 [port] = [flag.partition("=")[2] for flag in sys.argv if flag.startswith("--port=")]
 server = socket.socket(socket.AF_UNIX)
 server.connect(sys.argv[1])
@@ -76,7 +76,7 @@ class FakeEngine(ScriptedEngine):
 
 
 def serve(request: dict[str, Any], launcher: socket.socket) -> None:
-    """Serve until the launcher ends: the supervisor takes it for the engine, and kills it."""
+    """Serve until the launcher ends. The supervisor manages the launcher as if it were the engine."""
 
     def exit_with_launcher() -> None:
         launcher.recv(1)

@@ -1,8 +1,8 @@
 """A process that has imported everything and forks the real processes: a Python start takes seconds, a fork does not.
 
-Orders come as JSON lines on stdin: {"start": "api", "log": "…", "environment": {…}}. Events go to stdout:
+Requests are JSON lines on stdin: {"start": "api", "log": "…", "environment": {…}}. Events are JSON lines on stdout:
 {"started": "api", "pid": 7} and {"ended": 7, "status": -9}. The argument is the path of a socket on which the launchers
-of the supervisors ask for an engine.
+of the supervisors request an engine.
 """
 
 import gc
@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,29 +61,29 @@ class ForkServer:
 
     def run(self) -> None:
         while True:
-            ready, _, _ = select.select([0, self.socket], [], [], 0.02)
-            if 0 in ready and not self.read_orders():
+            ready, _, _ = select.select([0, self.socket.fileno()], [], [], 0.02)
+            if 0 in ready and not self.read_requests():
                 return
-            if self.socket in ready:
+            if self.socket.fileno() in ready:
                 self.start_engine()
             self.reap()
 
-    def read_orders(self) -> bool:
-        """Start the processes that were ordered. Return False at the end of the input."""
-        read = os.read(0, 65536)
-        *lines, self.unread = (self.unread + read).split(b"\n")
+    def read_requests(self) -> bool:
+        """Start the requested processes. Return False at the end of the input."""
+        content = os.read(0, 65536)
+        *lines, self.unread = (self.unread + content).split(b"\n")
         for line in lines:
-            order = json.loads(line)
-            pid = self.fork(lambda order=order: self.run_child(order))
-            send({"started": order["start"], "pid": pid})
-        return bool(read)
+            request = json.loads(line)
+            pid = self.fork(partial(self.run_child, request))
+            send({"started": request["start"], "pid": pid})
+        return bool(content)
 
-    def run_child(self, order: dict[str, Any]) -> None:
-        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    def run_child(self, request: dict[str, Any]) -> None:
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        os.environ.update(order["environment"])
-        roles.run(order["start"])
+        os.environ.update(request["environment"])
+        roles.run(request["start"])
 
     def start_engine(self) -> None:
         """Start an engine that ends when its launcher closes the connection."""

@@ -1,4 +1,4 @@
-"""Start a fork server, order processes from it, and end it with all its children."""
+"""Start a fork server, request processes from it, and end it with all its children."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass
 class ForkServerClient:
-    """A running fork server. It may serve one deployment after the other."""
+    """A running fork server. It may serve several deployments, one after the other."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -36,19 +36,19 @@ class ForkServerClient:
 
     @property
     def output(self) -> int:
-        """The file descriptor of its events, one JSON line each."""
+        """Return the file descriptor of its events, one JSON line each."""
         assert self.process.stdout is not None
         return self.process.stdout.fileno()
 
     def start(self, kind: str, log: Path, variables: dict[str, str]) -> None:
-        """Order a process of this kind, with these environment variables."""
-        order = {
+        """Request a process of this kind, with these environment variables."""
+        request = {
             "start": kind,
             "log": str(log),
             "environment": variables | {"FAULTS_ENGINE_SOCKET": str(self.folder / "socket")},
         }
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
         self.process.stdin.flush()
 
     def close(self) -> None:

@@ -110,7 +110,7 @@ def _check_used_twice(
         used_twice += sum(count > 1 for count in learned.values())
         if learned != expected:
             extra, missing = learned - expected, expected - learned
-            errors.append(f"v{version.number} has learned from {extra} too much, {missing} too little")
+            errors.append(f"v{version.number} was trained on {extra} in excess, and not on {missing}")
     return used_twice
 
 
@@ -145,13 +145,13 @@ def _check_versions(
             assert version.manifest_sha256 is not None
             lineage = verify(Path(version.adapter_path), version.manifest_sha256)
             if lineage["batch"] != version.batch_id or lineage["parent"] != version.parent_id:
-                raise DamagedAdapter("its lineage is not the row's")
+                raise DamagedAdapter("its lineage differs from the database row")
         except DamagedAdapter as damage:
             half_published += 1
             errors.append(f"v{version.number} ({version.state}) is incomplete: {damage}")
     for deployment in deployments:
         if by_id[deployment.version_id].state != VersionState.LIVE:
-            errors.append(f"the deployment names a version that is {by_id[deployment.version_id].state}")
+            errors.append(f"the deployment names a version that is {by_id[deployment.version_id].state}, not live")
     for policy in policies:
         live = [version for version in versions if version.state == VersionState.LIVE]
         if len(live) != 1:

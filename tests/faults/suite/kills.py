@@ -1,10 +1,10 @@
-"""kill -9 at random moments, under load: nothing acknowledged is lost, nothing is used twice, work goes on."""
+"""kill -9 at random moments under load: no acknowledged feedback is lost, no sample is used twice, work continues."""
 
 import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.faults.suite.invariants import Report, check
 from tests.faults.suite.load import Load
 from tests.faults.suite.progress import BACKGROUND_WORK, PROGRESS, ProgressMonitor
 
-# The maximum age of a process when it is killed: about half of the kills hit it at its start, and half at its work.
+# The maximum age of a process when it is killed: about half of the kills come while it starts, and half while it works.
 MAX_AGE_SECONDS = {
     "api": 3.0,
     "worker": 0.8,
@@ -24,19 +24,20 @@ MAX_AGE_SECONDS = {
     "beat": 0.8,
     "engine": 2.0,
 }
-BUSY_SHARE = 0.75  # the share of the kills that wait for open work, for at most WORK_SECONDS,
-WORK_SECONDS = 2.0
-BUSY_SECONDS = 0.5  # and then for a random time up to this, so that most of them hit the process at its work
-DRAIN_SECONDS = 90.0  # the run ends after so long without any progress
+WORKING_SHARE = 0.75  # the share of the kills that wait until there is open work, so that the process is working
+MAX_WAIT_SECONDS = 2.0  # the longest wait for open work
+MAX_WORK_SECONDS = 0.5  # the longest time from there until the kill
+DRAIN_SECONDS = 90.0  # the run ends after this time without any progress
 PAUSE_SECONDS = 0.1  # between a user's chats
 JUDGED_PAUSE_SECONDS = 0.5  # where every reply is judged and has a group sample: the judges must be able to keep up
 
 
 @dataclass
 class FaultRun:
-    """What happened. `recovered`: by kind, the seconds from each kill to the next finished work, if work was open.
+    """The results of a run.
 
-    `deaths` counts processes that ended without a kill, `open_work` what was unfinished at the end.
+    `recovered`: by kind, the seconds from each kill to the next finished work, if work was open. `deaths`: how many
+    processes ended without a kill. `open_work`: the counts of unfinished work at the end.
     """
 
     kills: Counter[str] = field(default_factory=Counter)
@@ -51,8 +52,8 @@ class FaultRun:
     @property
     def errors(self) -> list[str]:
         assert self.report is not None
-        waiting = {name: self.open_work.get(name, 0) for name in BACKGROUND_WORK}
-        unfinished = [f"unfinished at the end: {waiting}"] if any(waiting.values()) else []
+        counts = {name: self.open_work.get(name, 0) for name in BACKGROUND_WORK}
+        unfinished = [f"unfinished at the end: {counts}"] if any(counts.values()) else []
         return self.report.errors + self.stalled + unfinished
 
 
@@ -62,16 +63,16 @@ async def run_faults(
     kills: dict[str, int],
     print_line: Any = print,
     seconds: float = 10**6,
-    meanwhile: Callable[[ProgressMonitor, Load], Awaitable[None]] | None = None,
+    meanwhile: Callable[[ProgressMonitor, Load], Coroutine[Any, Any, None]] | None = None,
     monitor_url: str | None = None,
 ) -> FaultRun:
-    """Kill each kind so many times (or for so long), all kinds at once; then let the work finish, and check.
+    """Kill processes of all kinds concurrently, then wait until the work is finished, and check the invariants.
 
-    `meanwhile` runs beside the kills, under the same load. `monitor_url` is the database's own URL if a proxy is in
-    front of the database.
+    `kills` are the counts by kind; no kill begins after `seconds`. `meanwhile` runs concurrently with the kills, under
+    the same load. `monitor_url` is the database's own URL if a proxy is in front of the database.
     """
     result, began = FaultRun(), time.monotonic()
-    await deployment.start(*(kind for kind in reversed(KINDS) if kind not in deployment.wanted))
+    await deployment.start(*(kind for kind in reversed(KINDS) if kind not in deployment.desired_kinds))
     await deployment.wait_until_ready()
     async with ProgressMonitor(monitor_url or deployment.settings.database) as monitor:
         pause = JUDGED_PAUSE_SECONDS if len(deployment.settings.rewards.sources) > 1 else PAUSE_SECONDS
@@ -82,7 +83,7 @@ async def run_faults(
             if meanwhile is not None:
                 group.create_task(meanwhile(monitor, load))
         result.open_work = await monitor.wait_until_idle(DRAIN_SECONDS)
-    deployment.wanted.clear()
+    deployment.desired_kinds.clear()
     result.deaths, result.statuses = deployment.deaths, load.statuses
     settings = deployment.settings.model_copy(update={"database_url": monitor_url} if monitor_url else {})
     result.report = await asyncio.to_thread(check, settings, load.acknowledged, load.chats)
@@ -93,7 +94,7 @@ async def run_faults(
 
 @dataclass
 class Killer:
-    """Kills the processes of one kind, one after the other."""
+    """Kills the process of one kind repeatedly."""
 
     deployment: Deployment
     monitor: ProgressMonitor
@@ -106,11 +107,11 @@ class Killer:
         recovery_times = self.result.recovered.setdefault(self.kind, [])
         while self.result.kills[self.kind] < count and time.monotonic() < until:
             await self._wait_for_age(self.rng.uniform(0, MAX_AGE_SECONDS[self.kind]))
-            if self.rng.random() < BUSY_SHARE:
-                await self._wait_for_work(self.rng.uniform(0, BUSY_SECONDS))
+            if self.rng.random() < WORKING_SHARE:
+                await self._wait_for_work(self.rng.uniform(0, MAX_WORK_SECONDS))
             killed_at = time.monotonic()
             if not self.deployment.kill(self.kind):
-                continue  # it has just ended by itself, and is started again
+                continue  # it has just ended without a kill, and is being restarted
             self.result.kills[self.kind] += 1
             if self.result.kills[self.kind] % 25 == 0:
                 self.print_line(f"{self.kind}: {self.result.kills[self.kind]} of {count} kills")
@@ -130,8 +131,8 @@ class Killer:
 
     async def _wait_for_work(self, extra_seconds: float) -> None:
         """Wait until there is open work, and then for `extra_seconds`."""
-        _, waiting = PROGRESS[self.kind]
-        ends = time.monotonic() + WORK_SECONDS
-        while waiting is not None and not self.monitor.latest.counts[waiting] and time.monotonic() < ends:
+        _, open_work = PROGRESS[self.kind]
+        ends = time.monotonic() + MAX_WAIT_SECONDS
+        while open_work is not None and not self.monitor.latest.counts[open_work] and time.monotonic() < ends:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(extra_seconds if waiting is not None else 0)
+        await asyncio.sleep(extra_seconds if open_work is not None else 0)

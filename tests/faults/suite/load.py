@@ -1,4 +1,4 @@
-"""The load: users who chat and give feedback without a pause, and repeat each request until it is answered."""
+"""The load: users who chat and give feedback all the time, and repeat each request until it succeeds."""
 
 import asyncio
 import random
@@ -11,13 +11,16 @@ import httpx2
 
 from tests.faults.suite.deployment import Deployment
 
-TIMEOUT_SECONDS = 20.0  # longer than any limit under test: a request that hangs shows in `longest_seconds`
+TIMEOUT_SECONDS = 20.0  # longer than any limit under test, so that `longest_seconds` shows a request that hangs
 RETRY_SECONDS = 0.05
 
 
 @dataclass
 class Load:
-    """`acknowledged`: the turn of each acknowledged feedback, by feedback id. `errors`: answers no fault explains."""
+    """The users and their results.
+
+    `acknowledged`: the turn of each acknowledged feedback, by feedback id. `errors`: responses that no fault explains.
+    """
 
     deployment: Deployment
     seed: int
@@ -69,8 +72,8 @@ class Load:
         self.chats.add(turn)
         return turn
 
-    async def _give_feedback(self, id: str, turn: str, is_liked: bool, rng: random.Random) -> None:
-        body: dict[str, Any] = {"id": id, "completion_id": turn, "kind": "binary", "value": is_liked}
+    async def _give_feedback(self, id: str, turn: str, is_up: bool, rng: random.Random) -> None:
+        body: dict[str, Any] = {"id": id, "completion_id": turn, "kind": "binary", "value": is_up}
         body["source"] = {"kind": "HUMAN", "id": f"user-{rng.randrange(1000)}"}
         if await self._send_until("/v1/feedback", body, {200, 201}) is not None:
             self.acknowledged[id] = turn

@@ -1,4 +1,4 @@
-"""Lost and tripled messages, two trainers with one batch, wrong clocks: only the rows in the database count."""
+"""Lost and tripled messages, two trainers with one batch, wrong clocks: results depend on the database rows only."""
 
 import asyncio
 import random
@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, select
 from sqlalchemy.orm import Session
 
+from app.core.settings import Settings
 from app.models import Batch, BatchState, Feedback
 from tests.faults.suite.deployment import KINDS, Deployment, make_settings
 from tests.faults.suite.fork_server_client import ForkServerClient
@@ -21,11 +22,11 @@ from tests.faults.suite.shim import build
 Row = dict[str, Any]
 HOUR = 3600
 VERSION_SECONDS = 120.0
-LATE_RESULT = "is thrown away"  # in the trainer's log, of a result that it may no longer commit
+LATE_RESULT = "is discarded"  # the trainer logs this for a result that it may no longer commit
 
 
 async def lose_messages(
-    folder: Path, urls: dict[str, str], seed: int, seconds: float, fork_server: ForkServerClient | None = None
+    folder: Path, urls: dict[str, Any], seed: int, seconds: float, fork_server: ForkServerClient | None = None
 ) -> Row:
     """Drop every message except those of the reconciler, which beat starts."""
     switches = {kind: {"FAULTS_MESSAGES": "reconcile" if kind == "worker" else "none"} for kind in KINDS}
@@ -34,7 +35,7 @@ async def lose_messages(
 
 
 async def triple_messages(
-    folder: Path, urls: dict[str, str], seed: int, seconds: float, fork_server: ForkServerClient | None = None
+    folder: Path, urls: dict[str, Any], seed: int, seconds: float, fork_server: ForkServerClient | None = None
 ) -> Row:
     """Send every message three times."""
     switches = {kind: {"FAULTS_MESSAGES": "3"} for kind in KINDS}
@@ -43,7 +44,11 @@ async def triple_messages(
 
 
 async def run_load(
-    settings: Any, switches: dict[str, dict[str, str]], seed: int, seconds: float, fork_server: ForkServerClient | None
+    settings: Settings,
+    switches: dict[str, dict[str, str]],
+    seed: int,
+    seconds: float,
+    fork_server: ForkServerClient | None,
 ) -> FaultRun:
     """Run the load without kills."""
 
@@ -56,12 +61,12 @@ async def run_load(
 
 
 async def stop_a_trainer(
-    folder: Path, urls: dict[str, str], seed: int, times: int, fork_server: ForkServerClient | None = None
+    folder: Path, urls: dict[str, Any], seed: int, times: int, fork_server: ForkServerClient | None = None
 ) -> Row:
     """Stop the one of two trainers that holds a batch until the other has trained it, and then let it continue."""
     settings = make_settings(folder / "home", **urls)
     switches = {kind: {"FAULTS_UPDATE_SECONDS": "4"} for kind in ("trainer", "trainer-2")}
-    stuck: list[str] = []
+    errors: list[str] = []
 
     async with Deployment(settings, switches, fork_server) as deployment:
 
@@ -70,17 +75,17 @@ async def stop_a_trainer(
             database = create_engine(deployment.settings.database.replace("+aiosqlite", ""))
             for _ in range(times):
                 if (error := await stop_past_lease(deployment, database, rng)) is not None:
-                    stuck.append(error)
+                    errors.append(error)
             database.dispose()
 
         await deployment.start("trainer-2")
         result = await run_faults(deployment, seed, {}, meanwhile=meanwhile)
-        result.stalled += stuck
+        result.stalled += errors
         ends = time.monotonic() + 60
         while (refused := count_late_results(deployment, *switches)) < times and time.monotonic() < ends:
-            await asyncio.sleep(0.1)  # the last trainer has to notice that its result is late
+            await asyncio.sleep(0.1)  # the last trainer may not have noticed yet that its result is late
     row = make_row("two trainers, one stopped past its lease", result, stopped=times, refused=refused)
-    if refused < times:  # there may be more: a busy machine may stop a trainer for longer than its lease
+    if refused < times:  # more are possible: on a loaded machine a trainer may pause for longer than its lease
         row["errors"].append(f"{times} late commits, and {refused} were refused")
     return row
 
@@ -97,13 +102,13 @@ async def stop_past_lease(deployment: Deployment, database: Engine, rng: random.
         deployment.signal(kind, signal.SIGSTOP)
         try:
             if await asyncio.to_thread(read_state, database, batch_id) != BatchState.OPEN:
-                continue  # it had finished: on a busy machine the signal may come too late
+                continue  # it has finished: on a loaded machine the signal may come too late
             async with asyncio.timeout(30):
                 while await asyncio.to_thread(read_state, database, batch_id) == BatchState.OPEN:
                     await asyncio.sleep(0.05)
             return None
         except TimeoutError:
-            continue  # stopped while it renewed its lease, it holds SQLite's write lock
+            continue  # it was stopped while it renewed its lease, and holds SQLite's write lock
         finally:
             deployment.signal(kind, signal.SIGCONT)
     return f"batch {batch_id} waits for a stopped trainer"
@@ -121,7 +126,9 @@ async def wait_for_claim(deployment: Deployment, database: Engine) -> tuple[str,
             )
             return [(id, owner) for id, owner in rows]
 
-    earlier = {id for id, _ in await asyncio.to_thread(read_claims)}  # their updates may be almost finished
+    earlier = {
+        id for id, _ in await asyncio.to_thread(read_claims)
+    }  # the updates of these batches may be almost finished
     async with asyncio.timeout(60):
         while True:
             kinds = {pid: kind for kind, pid in deployment.pids.items()}
@@ -137,8 +144,8 @@ def read_state(database: Engine, batch_id: str) -> str:
         return session.get_one(Batch, batch_id).state
 
 
-async def skew_clocks(folder: Path, urls: dict[str, str], seed: int, seconds: float, skew: dict[str, int]) -> Row:
-    """Shift the wall clocks of some processes; the database's clock is right."""
+async def skew_clocks(folder: Path, urls: dict[str, Any], seed: int, seconds: float, skew: dict[str, int]) -> Row:
+    """Shift the wall clocks of some processes; the database's clock is correct."""
     settings = make_settings(folder / "home", **urls)
     switches = {kind: {"FAULTS_SKEW": str(error)} for kind, error in skew.items()}
 

@@ -16,18 +16,18 @@ from tests.faults.suite.progress import ProgressMonitor
 from tests.faults.suite.proxy import Proxy
 from tests.faults.suite.services import Services
 
-CALM_SECONDS = 3.0  # of load before each outage
+WARMUP_SECONDS = 3.0  # the load before each outage
 SPEEDUP = 40.0  # ten minutes are compressed to fifteen seconds
 SILENT_SECONDS = 20.0  # longer than any time-out under test
-DATABASE_TIMEOUTS = {"database_seconds": 1.0, "database_job_seconds": 4.0}  # 5 and 20 in service
-# The longest that a request may take: it waits for a connection, connects, and waits for an answer; feedback also waits
+DATABASE_TIMEOUTS = {"database_seconds": 1.0, "database_job_seconds": 4.0}  # the defaults are 5 and 20
+# The longest duration of a request: it waits for a connection, connects, and waits for a response. Feedback also waits
 # for the request before it.
 MAX_REQUEST_SECONDS = (
     2 * (DATABASE_TIMEOUTS["database_seconds"] + GRACE_SECONDS)
     + CONNECT_SECONDS
     + DATABASE_TIMEOUTS["database_seconds"]
 )
-BUSY_SECONDS = 8.0  # that a busy machine may add
+SLACK_SECONDS = 8.0  # the additional time on a loaded machine
 RECOVERY_SECONDS = 90.0
 Fault = Callable[[Services, Proxy, Proxy, float], Awaitable[None]]
 
@@ -88,7 +88,7 @@ async def run_outage(
     fork_server: ForkServerClient | None = None,
     speedup: float = SPEEDUP,
 ) -> dict[str, Any]:
-    """Run a case so many times. Return what was answered during the outages, and how soon work went on."""
+    """Run the outage of a case `times` times. Return a row with the responses and the recovery times."""
     service, fault, default_times = CASES[case]
     during: Counter[str] = Counter()
     recovery_seconds: list[float] = []
@@ -97,19 +97,19 @@ async def run_outage(
     with Services() as services:
         async with Proxy(services.postgres_port) as database, Proxy(services.redis_port) as broker:
             urls = services.urls(database.port, broker.port)
-            timeouts = DATABASE_TIMEOUTS if service == "database" else {}
-            settings = make_settings(folder / "home", **timeouts, **urls)
+            overrides: dict[str, Any] = {**(DATABASE_TIMEOUTS if service == "database" else {}), **urls}
+            settings = make_settings(folder / "home", **overrides)
             switches = {kind: {"FAULTS_RETRY_SPEEDUP": str(speedup)} for kind in KINDS}
 
             async def meanwhile(monitor: ProgressMonitor, load: Load) -> None:
                 for _ in range(times or default_times):
-                    await asyncio.sleep(CALM_SECONDS)
+                    await asyncio.sleep(WARMUP_SECONDS)
                     before, load.longest_seconds = Counter(load.statuses), 0.0
                     await fault(services, database, broker, speedup)
                     during.update(load.statuses - before)
                     longest_seconds.append(load.longest_seconds)
-                    await database.mend()
-                    await broker.mend()
+                    await database.restore()
+                    await broker.restore()
                     try:
                         now = time.monotonic()
                         seconds = await monitor.wait_for_progress("worker", now, timeout=RECOVERY_SECONDS)
@@ -153,7 +153,7 @@ def make_row(
     errors = result.errors
     if service == "broker" and bad:
         errors = [*errors, f"without a broker: {bad}"]
-    if longest_seconds > MAX_REQUEST_SECONDS + BUSY_SECONDS:
+    if longest_seconds > MAX_REQUEST_SECONDS + SLACK_SECONDS:
         errors = [*errors, f"a request took {longest_seconds:.1f} s"]
     counts = {
         "times": times,

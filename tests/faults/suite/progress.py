@@ -4,7 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -57,7 +57,7 @@ class ProgressMonitor:
         if url.startswith("sqlite"):
 
             @event.listens_for(self._engine, "connect")
-            def set_busy_timeout(connection, record) -> None:
+            def set_busy_timeout(connection: Any, record: Any) -> None:
                 connection.execute("PRAGMA busy_timeout=15000")
 
         self.latest = Snapshot(0.0, {})
@@ -101,11 +101,11 @@ class ProgressMonitor:
         Returns None if there was no open work within `idle` seconds. Raises TimeoutError if there was open work and
         none was finished.
         """
-        finished, waiting = PROGRESS[kind]
+        finished, open_work = PROGRESS[kind]
         first = snapshot = await self.snapshot_after(since)
         began: float | None = None
         while True:
-            if began is None and (waiting is None or snapshot.counts[waiting]):
+            if began is None and (open_work is None or snapshot.counts[open_work]):
                 began = since if snapshot is first else snapshot.at
             if snapshot.counts[finished] > first.counts[finished]:
                 return snapshot.at - (since if began is None else began)

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a service, which can refuse, stall or reset connections while the service runs on."""
+"""A TCP proxy in front of a service, which can refuse, stall or reset connections while the service keeps running."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ LINGER_ZERO = struct.pack("ii", 1, 0)  # a close sends a reset
 
 
 class Proxy:
-    """`async with Proxy(service_port) as proxy: proxy.port`."""
+    """A context manager: `async with Proxy(service_port) as proxy: proxy.port`."""
 
     def __init__(self, service_port: int) -> None:
         self.service_port = service_port
@@ -57,8 +57,8 @@ class Proxy:
         """Pass requests on, and reset the client's connection instead of passing the answer."""
         self._drops_answers = True
 
-    async def mend(self) -> None:
-        """End the fault. Connections that `half_open` cut stay as they are."""
+    async def restore(self) -> None:
+        """End the fault. Connections that `half_open` closed stay closed."""
         self._ignores_input = self._drops_answers = False
         self._open.set()
         if self._server is None:

@@ -1,4 +1,4 @@
-"""The main function of each process kind, and the switches of the faults that work inside a process."""
+"""The main function of each process kind, and the switches of the faults that are injected inside a process."""
 
 import asyncio
 import logging
@@ -27,12 +27,12 @@ def worker(*queues: str) -> None:
 
 
 def trainer() -> None:
-    """Run rank 0 without torchrun and with a fake Trainer; claim, heartbeat, export and commit are the real ones."""
+    """Run rank 0 without torchrun and with a fake Trainer; claims, heartbeats, exports and commits are real."""
     from tests.faults.suite.fake_trainer import FakeTrainer
     from workers import trainer as real
     from workers.training import ranks
 
-    ranks.Trainer = FakeTrainer  # type: ignore[assignment,misc]
+    ranks.Trainer = FakeTrainer  # type: ignore[assignment, attr-defined]
     sys.argv = ["trainer"]
     real.main()
 
@@ -62,12 +62,12 @@ def set_switches() -> None:
     """Apply the switches in the environment.
 
     FAULTS_MESSAGES: `none`, `reconcile` (only the reconciler's messages are sent) or `3` (every message is sent three
-    times). FAULTS_SKEW: the error of this process's wall clock in seconds. FAULTS_RETRY_SPEEDUP: by how much the pauses
-    between attempts to reach the broker are shorter.
+    times). FAULTS_SKEW: the error of this process's wall clock in seconds. FAULTS_RETRY_SPEEDUP: the factor by which
+    the pauses between attempts to reach the broker are shortened.
     """
     delivery = os.environ.get("FAULTS_MESSAGES", "")
     if delivery in ("none", "reconcile"):
-        drop_messages(except_of_reconciler=delivery == "reconcile")
+        drop_messages(keep_reconciler=delivery == "reconcile")
     elif delivery:
         repeat_messages(int(delivery))
     if speedup := float(os.environ.get("FAULTS_RETRY_SPEEDUP", "0")):
@@ -78,12 +78,13 @@ def set_switches() -> None:
         shim.skew(skew)
 
 
-def drop_messages(*, except_of_reconciler: bool) -> None:
+def drop_messages(*, keep_reconciler: bool) -> None:
     from app.core.jobs import TaskSender
     from workers import celery_app
+    from workers.reconcile import reconcile
 
     is_reconciling = False
-    enqueue, reconcile = TaskSender.enqueue, celery_app.reconcile
+    enqueue = TaskSender.enqueue
 
     async def reconcile_with_messages(*arguments: Any) -> None:
         nonlocal is_reconciling
@@ -97,8 +98,8 @@ def drop_messages(*, except_of_reconciler: bool) -> None:
         if is_reconciling:
             enqueue(self, tasks)
 
-    if except_of_reconciler:
-        celery_app.reconcile = reconcile_with_messages
+    if keep_reconciler:
+        celery_app.reconcile = reconcile_with_messages  # type: ignore[assignment, attr-defined]
     TaskSender.enqueue = enqueue_if_reconciling  # type: ignore[method-assign]
 
 

@@ -23,7 +23,7 @@ GROUPS = (("worker", "judge", "rollout", "publisher", "trainer", "beat"), ("api"
 
 
 class ResultFile:
-    """One JSON line for each finished part: a run that was interrupted continues where it stopped."""
+    """One JSON line for each finished part, so that an interrupted run can continue."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,8 +70,8 @@ async def run_others(results: ResultFile, options: argparse.Namespace, parts: li
             except Exception as error:
                 traceback.print_exc()
                 row = {"part": part, "case": name, "counts": {}, "errors": [repr(error)]}
-        for error in row["errors"]:
-            print_line(f"ERROR {error}")
+        for message in row["errors"]:
+            print_line(f"ERROR {message}")
         results.add(name=name, **row)
 
 
@@ -93,7 +93,7 @@ async def one_round(
     with ExitStack() as stack:
         urls = stack.enter_context(Services()).urls() if where == "services" else {}
         settings = make_settings(folder / "home", judged=bool({"judge", "rollout"} & remaining.keys()), **urls)
-        # Where beat is killed, the messages of feedback are dropped, so that all work depends on the reconciler.
+        # Where beat is killed, the API sends no messages, so that all work depends on the reconciler.
         switches = {"api": {"FAULTS_MESSAGES": "none"}} if "beat" in remaining else {}
         async with Deployment(settings, switches) as deployment:
             result = await kills.run_faults(deployment, seed, remaining, print_line, seconds=seconds)
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--engine-kills", type=int, default=100, help="of the real engine, two replicas together")
     parser.add_argument("--seconds", type=float, default=300.0, help="duration of a round of kills")
     parser.add_argument("--rounds", type=int, default=0, help="the maximum number of rounds of kills; 0: no limit")
-    parser.add_argument("--together", action="store_true", help="kill all kinds at once")
+    parser.add_argument("--together", action="store_true", help="kill all kinds concurrently")
     parser.add_argument("--results", type=Path, default=Path(".attune/faults.jsonl"), help="the file of the results")
     parser.add_argument("--only", default="", help="of the other parts, the cases whose name contains this")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A PostgreSQL and a Redis of the test's own, on free ports, which can be killed and started."""
+"""A private PostgreSQL and a private Redis on free ports, which can be killed and restarted."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ def are_available() -> bool:
 
 
 class Services:
-    """`with Services() as services: services.urls()`."""
+    """A context manager: `with Services() as services: services.urls()`."""
 
     def __init__(self) -> None:
         self.folder = Path(

@@ -31,12 +31,12 @@ def _library() -> ctypes.CDLL:
 
 
 def arm(folder: Path, nth: int, fault: str) -> None:
-    """Let the `nth` call from now on that changes something under `folder` fail with this fault."""
+    """Make the `nth` call from now on that changes something under `folder` fail with this fault."""
     _library().fault_arm(str(folder).encode(), nth, FAULTS[fault])
 
 
 def disarm() -> int:
-    """How many calls were counted; 0 as soon as one was hit."""
+    """Disarm the shim. Return the number of counted calls, or 0 if one of them failed."""
     library = _library()
     calls = int(library.fault_calls())
     library.fault_arm(b"", 0, 0)

@@ -19,8 +19,10 @@ def _kills(rows: list[dict[str, Any]]) -> str:
     lines = [f"{'where':<12}{'process':<12}{'kills':>6}{'timed':>7}{'median s':>10}{'p95 s':>8}{'worst s':>9}"]
     for (where, kind), number in sorted(count.items()):
         times = sorted(seconds[where, kind])
-        shown = [f"{times[int(share * (len(times) - 1))]:.2f}" if times else "-" for share in (0.5, 0.95, 1)]
-        lines.append(f"{where:<12}{kind:<12}{number:>6}{len(times):>7}{shown[0]:>10}{shown[1]:>8}{shown[2]:>9}")
+        quantiles = [f"{times[int(share * (len(times) - 1))]:.2f}" if times else "-" for share in (0.5, 0.95, 1)]
+        lines.append(
+            f"{where:<12}{kind:<12}{number:>6}{len(times):>7}{quantiles[0]:>10}{quantiles[1]:>8}{quantiles[2]:>9}"
+        )
     return "\n".join(lines) if count else ""
 
 
@@ -67,6 +69,8 @@ def _engines(rows: list[dict[str, Any]]) -> str:
             times["kill to loaded"].append(recovery)
     for what, values in times.items():
         values.sort()
-        shown = [f"{values[int(share * (len(values) - 1))]:.1f}" for share in (0.5, 0.95, 1)]
-        lines.append(f"{'seconds':<10}{what + ' (' + str(len(values)) + ': p50, p95, worst)':<44}{' | '.join(shown)}")
+        quantiles = [f"{values[int(share * (len(values) - 1))]:.1f}" for share in (0.5, 0.95, 1)]
+        lines.append(
+            f"{'seconds':<10}{what + ' (' + str(len(values)) + ': p50, p95, worst)':<44}{' | '.join(quantiles)}"
+        )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Rewards to advantages. No peer lets gradients through them, and neither do ours."""
+"""Advantages and returns. They have no gradients, neither in Attune nor in a peer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Samples of another version or another engine: weights, masks, metrics, and the losses they go into."""
+"""Rollout correction for samples of other versions or engines: weights, masks, metrics, and losses with them."""
 
 from typing import Any
 

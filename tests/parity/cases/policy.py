@@ -1,4 +1,4 @@
-"""The policy losses: every kind, the clips, the aggregations and what is added to them."""
+"""The policy losses: every kind, clip and aggregation, rollout weights, and KL in the loss."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What works token by token: aggregation, means, whitening, KL, values."""
+"""Formulas per token: aggregation, means, whitening, KL, values."""
 
 from tests.parity.case import ALL, Case
 

@@ -1,7 +1,7 @@
 """AReaL 1.0.4's side of the comparisons, from its own functions.
 
-Its packages import its infrastructure, so they are registered empty here. The two classes that the formulas need
-from other modules are extracted from their sources.
+AReaL's packages import its infrastructure, so empty packages are registered in their place. Two classes that the
+formulas need from other modules are extracted from their sources.
 """
 
 import importlib
@@ -14,31 +14,31 @@ from torch import Tensor
 
 from tests.parity.draws import Tensors
 from tests.parity.ours import LENGTHS, advantages
-from tests.parity.peers.cut import cut
-from tests.parity.peers.empty import module_of, open_empty
+from tests.parity.peers.extract import compile_statements
+from tests.parity.peers.stubs import register_empty_packages, register_module
 
-ROOT = open_empty("areal", "areal.utils", "areal.utils.functional")
+ROOT = register_empty_packages("areal", "areal.utils", "areal.utils.functional")
 
 
-def _cut(path: str, first: str, **names: Any) -> dict[str, Any]:
-    exec(cut((ROOT / path).read_text(), first), names)
+def _execute(path: str, first: str, **names: Any) -> dict[str, Any]:
+    exec(compile_statements((ROOT / path).read_text(), first), names)
     return names
 
 
-CONFIG = _cut("api/cli_args.py", "@dataclass\nclass RejectionSamplingConfig", dataclass=dataclass, field=field)
-KL = _cut("utils/data.py", "class KLEstimator", torch=torch)
-module_of("areal.api.cli_args", RejectionSamplingConfig=CONFIG["RejectionSamplingConfig"])
-module_of("areal.utils.data", KLEstimator=KL["KLEstimator"])
+CONFIG = _execute("api/cli_args.py", "@dataclass\nclass RejectionSamplingConfig", dataclass=dataclass, field=field)
+KL = _execute("utils/data.py", "class KLEstimator", torch=torch)
+register_module("areal.api.cli_args", RejectionSamplingConfig=CONFIG["RejectionSamplingConfig"])
+register_module("areal.utils.data", KLEstimator=KL["KLEstimator"])
 formulas: ModuleType = importlib.import_module("areal.utils.functional.functional")
 constants = vars(importlib.import_module("areal.utils.constants"))
 LOGLINEAR = constants["PROX_APPROX_METHOD_LOGLINEAR"]
-PROXIMAL = _cut("trainer/ppo/actor.py", "def compute_prox_logp_approximations", torch=torch, **constants)
+PROXIMAL = _execute("trainer/ppo/actor.py", "def compute_prox_logp_approximations", torch=torch, **constants)
 
 
 def bradley_terry_loss(x: Tensors) -> Tensor:
-    """The statement of `compute_rw_loss` that computes the loss of each pair."""
+    """Execute the statement of `compute_rw_loss` that computes the loss of each pair."""
     scores = torch.stack([x["chosen_P"], x["rejected_P"]], dim=1)
-    loss: Tensor = _cut(
+    loss: Tensor = _execute(
         "trainer/rw/rw_engine.py", "loss = -torch.nn.functional.logsigmoid", torch=torch, scores=scores
     )["loss"]
     return loss.mean()
@@ -67,27 +67,30 @@ def whiten(x: Tensors) -> Tensor:
 
 
 def proximal_loglinear(x: Tensors) -> Tensor:
-    """AReaL counts versions: the one that is trained is the parent's plus one."""
+    """Convert lags to AReaL's version numbers: the trained version is the parent's number plus one."""
     parent = 40
     versions_BT = (parent - x["lag_B"])[:, None].expand_as(x["mask_BT"])
-    answer = PROXIMAL["compute_prox_logp_approximations"](
+    result = PROXIMAL["compute_prox_logp_approximations"](
         x["rollout_logprobs_BT"], x["logprobs_BT"], versions_BT, parent + 1, method=LOGLINEAR
     )
-    return answer[LOGLINEAR] * x["mask_BT"]
+    return result[LOGLINEAR] * x["mask_BT"]
 
 
 def value_loss(x: Tensors, *, clip: float) -> Tensor:
-    """It takes float32 only."""
+    """AReaL's function takes float32 only."""
     values = (x[name].float() for name in ("values_BT", "old_values_BT", "returns_BT"))
     return formulas.ppo_critic_loss_fn(*values, clip, x["mask_BT"].bool())[0]
 
 
 def preference_loss(x: Tensors, *, beta: float, kind: str, by_length: bool) -> Tensor:
-    """Its callers divide by the lengths, and only for IPO."""
-    better_P, worse_P = x["chosen_P"] - x["ref_chosen_P"], x["rejected_P"] - x["ref_rejected_P"]
+    """AReaL's callers divide by the lengths, for IPO only."""
+    chosen_ratio_P, rejected_ratio_P = x["chosen_P"] - x["ref_chosen_P"], x["rejected_P"] - x["ref_rejected_P"]
     if kind == "ipo":
-        better_P, worse_P = better_P / x["chosen_length_P"], worse_P / x["rejected_length_P"]
-    return formulas.dpo_preference_loss(better_P - worse_P, beta=beta, loss_type=kind).mean()
+        chosen_ratio_P, rejected_ratio_P = (
+            chosen_ratio_P / x["chosen_length_P"],
+            rejected_ratio_P / x["rejected_length_P"],
+        )
+    return formulas.dpo_preference_loss(chosen_ratio_P - rejected_ratio_P, beta=beta, loss_type=kind).mean()
 
 
 def overlong_penalty(x: Tensors, *, longest: int, buffer: int) -> Tensor:
@@ -109,7 +112,7 @@ def _policy_loss(
     tau_neg: float = 1.05,
     bounds: Any = None,
 ) -> Tensor:
-    assert aggregation == "token-mean", "the only one AReaL has"
+    assert aggregation == "token-mean", "AReaL has no other aggregation"
     mask_BT = x["mask_BT"].bool()
     if kind == "sapo":
         return formulas.sapo_loss_fn(x["logprobs_BT"], x["old_logprobs_BT"], advantages_BT, tau_pos, tau_neg, mask_BT)[

@@ -1,7 +1,7 @@
 """OpenRLHF 0.11.2's side of the comparisons, from its own classes.
 
-Its packages import DeepSpeed, flash-attention and vLLM. The formulas need none of them, so the packages are registered
-empty here, and the modules with the formulas are loaded into them.
+OpenRLHF's packages import DeepSpeed, flash-attention and vLLM. The formulas need none of them, so empty packages are
+registered, and the modules with the formulas are loaded into them.
 """
 
 import importlib
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from tests.parity.draws import Tensors
 from tests.parity.ours import KL_COEF, KLS, LENGTHS, STEPS, advantages
-from tests.parity.peers.empty import module_of, open_empty
+from tests.parity.peers.stubs import register_empty_packages, register_module
 
-open_empty("openrlhf.models", "openrlhf.utils", "openrlhf.trainer.ppo_utils", "openrlhf.trainer.ray")
-module_of("openrlhf.trainer.ray.launcher", RayActorGroup=object)
-module_of("deepspeed")
-importlib.import_module("openrlhf.models.utils")  # imports DeepSpeed, and needs nothing of it for what is used here
-del sys.modules["deepspeed"]  # others ask whether it is there
+register_empty_packages("openrlhf.models", "openrlhf.utils", "openrlhf.trainer.ppo_utils", "openrlhf.trainer.ray")
+register_module("openrlhf.trainer.ray.launcher", RayActorGroup=object)
+register_module("deepspeed")
+importlib.import_module("openrlhf.models.utils")  # imports DeepSpeed, which the functions used here do not need
+del sys.modules["deepspeed"]  # other packages check whether it is installed
 
 from openrlhf.models.loss import DPOLoss, PairWiseLoss, PolicyLoss, ValueLoss, aggregate_loss  # noqa: E402
 from openrlhf.models.utils import compute_approx_kl, compute_reward  # noqa: E402
@@ -30,7 +30,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController  # noqa: E402
 from openrlhf.trainer.ppo_utils.length_penalty import apply_overlong_penalty  # noqa: E402
 
-PER_TOKEN = {"token-mean": True, "seq-mean-token-mean": False}  # the two means it has
+PER_TOKEN = {"token-mean": True, "seq-mean-token-mean": False}  # OpenRLHF has no other aggregations
 ESTIMATORS = {True: "group_norm", False: "dr_grpo"}
 
 
@@ -43,12 +43,12 @@ def clip_fraction(x: Tensors, **settings: Any) -> Tensor:
 
 
 def corrected_policy_loss(x: Tensors, *, correction: dict[str, Any], **settings: Any) -> Tensor:
-    gate = {
+    correction_settings = {
         "is_correction_level": correction["level"],
         "is_correction_mode": "mask" if correction["mode"] == "mask" else "clip",
         "is_correction_threshold": [correction.get("low", 0.0), correction.get("high", 2.0)],
     }
-    return _policy_loss(x, x["advantages_BT"], gate=gate, **settings)[0]
+    return _policy_loss(x, x["advantages_BT"], correction_settings=correction_settings, **settings)[0]
 
 
 def aggregate(x: Tensors, *, mode: str, denominator: float | None = None) -> Tensor:
@@ -60,18 +60,18 @@ def masked_mean(x: Tensors) -> Tensor:
 
 
 def kl_estimate(x: Tensors, *, kind: str) -> Tensor:
-    straight = kind.endswith("+")
+    unbiased_gradient = kind.endswith("+")
     kl_BT = compute_approx_kl(
-        x["logprobs_BT"], x["ref_logprobs_BT"], kl_estimator=kind.rstrip("+"), unbiased_gradient=straight
+        x["logprobs_BT"], x["ref_logprobs_BT"], kl_estimator=kind.rstrip("+"), unbiased_gradient=unbiased_gradient
     )
     return kl_BT * x["mask_BT"]
 
 
 def kl_in_reward(x: Tensors, *, kind: str) -> Tensor:
-    """Its rewards are one a sequence, at the end; without any, the KL's share of the token rewards is left."""
+    """OpenRLHF adds one reward per sequence to the KL penalty; with rewards of 0 only the KL penalty remains."""
     kl_BT = compute_approx_kl(x["old_logprobs_BT"], x["ref_logprobs_BT"], kl_estimator=kind)
-    none_B = torch.zeros_like(x["rewards_B"])
-    return (x["rewards_BT"] + compute_reward(none_B, KL_COEF, kl_BT, action_mask=x["mask_BT"])) * x["mask_BT"]
+    zero_rewards_B = torch.zeros_like(x["rewards_B"])
+    return (x["rewards_BT"] + compute_reward(zero_rewards_B, KL_COEF, kl_BT, action_mask=x["mask_BT"])) * x["mask_BT"]
 
 
 def adaptive_kl(x: Tensors, *, init: float, target: float, horizon: int) -> Tensor:
@@ -83,10 +83,10 @@ def adaptive_kl(x: Tensors, *, init: float, target: float, horizon: int) -> Tens
 
 
 def gae(x: Tensors, *, gamma: float, lam: float) -> Tensor:
-    answer = RemoteExperienceMaker.get_advantages_and_returns(
+    result = RemoteExperienceMaker.get_advantages_and_returns(
         None, x["values_BT"], x["rewards_BT"], x["mask_BT"], gamma, lam
     )
-    return torch.stack(answer) * x["mask_BT"]
+    return torch.stack(result) * x["mask_BT"]
 
 
 def group_advantage(x: Tensors, *, groups: str, scale_by_std: bool, eps: float = 1e-6) -> Tensor:
@@ -111,8 +111,8 @@ def value_loss(
 
 def dpo_loss(x: Tensors, *, beta: float, kind: str, label_smoothing: float = 0.0) -> Tensor:
     names = ("chosen_P", "rejected_P", "ref_chosen_P", "ref_rejected_P")
-    answer = DPOLoss(beta, label_smoothing, ipo=kind == "ipo")(*(x[name] for name in names))
-    return torch.stack([part.mean() for part in answer])
+    result = DPOLoss(beta, label_smoothing, ipo=kind == "ipo")(*(x[name] for name in names))
+    return torch.stack([part.mean() for part in result])
 
 
 def ipo_of_sums(x: Tensors, *, beta: float) -> Tensor:
@@ -145,9 +145,11 @@ def _policy_loss(
     clip_c: float | None = 3.0,
     aggregation: str = "token-mean",
     denominator: float | None = None,
-    gate: dict[str, Any] | None = None,
+    correction_settings: dict[str, Any] | None = None,
 ) -> tuple[Tensor, ...]:
-    loss = PolicyLoss(clip_low, clip_high, clip_c, PER_TOKEN[aggregation], policy_loss_type=kind, **(gate or {}))
+    loss = PolicyLoss(
+        clip_low, clip_high, clip_c, PER_TOKEN[aggregation], policy_loss_type=kind, **(correction_settings or {})
+    )
     return loss(
         x["logprobs_BT"],
         x["old_logprobs_BT"],
@@ -159,11 +161,11 @@ def _policy_loss(
 
 
 def _estimate(x: Tensors, groups: str, estimator: str, mask_BT: Tensor | None = None) -> Tensor:
-    """Its complete advantage computation, with no KL and no discount.  [B, T]
+    """Return the advantages of OpenRLHF's complete computation, without KL and discount.  [B, T]
 
-    Its groups are equal and lie side by side, which `group_B` is. Without a mask every token is present.
+    OpenRLHF requires consecutive groups of equal size, as in `group_B`. Without a mask all tokens count.
     """
-    assert groups == "group_B", "OpenRLHF takes groups of one size, side by side"
+    assert groups == "group_B", "OpenRLHF requires consecutive groups of equal size"
     mask_BT = torch.ones_like(x["mask_BT"]) if mask_BT is None else mask_BT
     advantage = SimpleNamespace(estimator=estimator, gamma=1.0, lambd=1.0, no_std_norm=False)
     args = SimpleNamespace(

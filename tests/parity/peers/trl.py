@@ -18,7 +18,7 @@ from trl.trainer import grpo_trainer, rloo_trainer
 
 from tests.parity.draws import Tensors
 from tests.parity.ours import KL_COEF, LENGTHS, advantages, desirable
-from tests.parity.peers.cut import cut
+from tests.parity.peers.extract import compile_statements
 
 LOSS_TYPES = {
     "token-mean": "bnpo",
@@ -45,11 +45,11 @@ def policy_loss_of_sums(x: Tensors, *, clip_low: float, clip_high: float, clip_c
         epsilon_high=clip_high,
     )
     old_B = (x["old_logprobs_BT"] * x["mask_BT"]).sum(-1)
-    return _grab(RLOOTrainer, trainer, _batch(x) | {"old_logps": old_B, "advantages": x["advantages_B"]})
+    return _compute_loss(RLOOTrainer, trainer, _batch(x) | {"old_logps": old_B, "advantages": x["advantages_B"]})
 
 
 def policy_loss_with_kl(x: Tensors, *, kl_kind: str, bias_correction: bool = False, **settings: Any) -> Tensor:
-    assert kl_kind == "k3", "the only one TRL has in the loss"
+    assert kl_kind == "k3", "TRL has no other estimator in the loss"
     return _grpo(x, x["advantages_BT"], beta=KL_COEF, bias_correction=bias_correction, **settings)[0]
 
 
@@ -62,7 +62,7 @@ def rollout_weights(x: Tensors, **settings: Any) -> Tensor:
 
 
 def group_advantage(x: Tensors, *, groups: str, scale_by_std: bool, eps: float) -> Tensor:
-    assert groups == "group_B" and eps == 1e-4, "TRL takes groups of one size, side by side, and adds 1e-4"
+    assert groups == "group_B" and eps == 1e-4, "TRL requires consecutive groups of equal size, and adds 1e-4"
     trainer = SimpleNamespace(
         multi_objective_aggregation="sum_then_normalize",
         reward_weights=torch.ones(1),
@@ -72,7 +72,7 @@ def group_advantage(x: Tensors, *, groups: str, scale_by_std: bool, eps: float) 
 
 
 def leave_one_out_advantage(x: Tensors, *, groups: str) -> Tensor:
-    assert groups == "group_B", "TRL takes groups of one size, side by side"
+    assert groups == "group_B", "TRL requires consecutive groups of equal size"
     return _advantages(
         RLOOTrainer, rloo_trainer, x, SimpleNamespace(normalize_advantages=False), first="grouped_rewards =", count=8
     )
@@ -101,18 +101,19 @@ def dpo_loss(x: Tensors, *, beta: float, kind: str, label_smoothing: float = 0.0
         "ref_chosen_logps": x["ref_chosen_P"],
         "ref_rejected_logps": x["ref_rejected_P"],
     }
-    loss = _grab(DPOTrainer, trainer, inputs, _model(logps_B, mask_BT), return_outputs=False)
+    loss = _compute_loss(DPOTrainer, trainer, inputs, _model(logps_B, mask_BT), return_outputs=False)
     rewards = [trainer._metrics["train"][name][0] for name in ("rewards/chosen", "rewards/rejected")]
     return torch.cat([loss[None], torch.tensor(rewards, dtype=loss.dtype)])
 
 
 def bradley_terry_loss(x: Tensors) -> Tensor:
-    """The statement of `RewardTrainer.compute_loss` for batches without margins."""
-    names = {"nn": torch.nn, "rewards_chosen": x["chosen_P"], "rewards_rejected": x["rejected_P"]}
+    """Execute the statement of `RewardTrainer.compute_loss` for batches without margins."""
+    names: dict[str, Any] = {"nn": torch.nn, "rewards_chosen": x["chosen_P"], "rewards_rejected": x["rejected_P"]}
     source = inspect.getsource(RewardTrainer.compute_loss)
-    exec(cut(source, "loss = -nn.functional.logsigmoid(rewards_chosen - rewards_rejected).mean()"), names)
-    loss: Tensor = names["loss"]
-    return loss
+    exec(
+        compile_statements(source, "loss = -nn.functional.logsigmoid(rewards_chosen - rewards_rejected).mean()"), names
+    )
+    return names["loss"]
 
 
 def kto_loss(
@@ -128,7 +129,7 @@ def kto_loss(
     other_B, ref_other_B = x["mismatched_B"], x["ref_mismatched_B"]
     if kl_below_zero:
         other_B, ref_other_B = ref_other_B, other_B
-    mask_BT = torch.tensor([[0, 1]] * len(x["logps_B"]))  # a prompt and an answer, one token each
+    mask_BT = torch.tensor([[0, 1]] * len(x["logps_B"]))  # a prompt and a completion, one token each
     trainer = _trainer(
         precompute_ref_logps=True,
         calculate_KL=kind == "kto",
@@ -146,39 +147,39 @@ def kto_loss(
         "ref_logps": x["ref_logps_B"],
         "ref_KL_logps": ref_other_B,
     }
-    return _grab(KTOTrainer, trainer, inputs, _model(x["logps_B"], mask_BT), return_outputs=False)
+    return _compute_loss(KTOTrainer, trainer, inputs, _model(x["logps_B"], mask_BT), return_outputs=False)
 
 
 def overlong_penalty(x: Tensors, *, longest: int, buffer: int) -> Tensor:
-    punish = get_soft_overlong_punishment(longest, buffer)
-    return torch.tensor(punish([[1] * length for length in LENGTHS]), dtype=torch.float64)
+    penalty_function = get_soft_overlong_punishment(longest, buffer)
+    return torch.tensor(penalty_function([[1] * length for length in LENGTHS]), dtype=torch.float64)
 
 
-def _trainer(**reads: Any) -> Any:
-    """What `_compute_loss` reads of a trainer, on one process, with nothing but the loss switched on."""
-    same = {"gather": lambda t: t, "gather_for_metrics": lambda t: t, "reduce": lambda t, reduction: t}
+def _trainer(**attributes: Any) -> Any:
+    """Return the attributes of a trainer that `_compute_loss` reads, for one process, with only the loss enabled."""
+    reductions = {"gather": lambda t: t, "gather_for_metrics": lambda t: t, "reduce": lambda t, reduction: t}
     return SimpleNamespace(
-        accelerator=SimpleNamespace(num_processes=1, device=torch.device("cpu"), sync_gradients=True, **same),
+        accelerator=SimpleNamespace(num_processes=1, device=torch.device("cpu"), sync_gradients=True, **reductions),
         model=SimpleNamespace(training=True),
         aux_loss_enabled=False,
         _metrics={"train": defaultdict(list)},
         _total_train_tokens=0,
         _tp_size=1,
-        **reads,
+        **attributes,
     )
 
 
-def _grab(trainer_class: Any, trainer: Any, inputs: dict[str, Any], model: Any = None, **more: Any) -> Tensor:
-    return trainer_class._compute_loss(trainer, model, inputs, **more)
+def _compute_loss(
+    trainer_class: Any, trainer: Any, inputs: dict[str, Any], model: Any = None, **options: Any
+) -> Tensor:
+    return trainer_class._compute_loss(trainer, model, inputs, **options)
 
 
 def _model(logps_B: Tensor, mask_BT: Tensor) -> Any:
-    """A model whose answers have these log-probs, all of each on the first token of the answer."""
+    """Return a model whose completions have these log-probs, assigned to the first token of each completion."""
     log_probs_BT = torch.nn.functional.pad(logps_B[:, None], (0, mask_BT.shape[1] - 2))
-    nothing_BT = torch.zeros_like(log_probs_BT)
-    outputs = SimpleNamespace(
-        log_probs=log_probs_BT, entropy=nothing_BT, mean_logits=nothing_BT, is_top1=nothing_BT.bool()
-    )
+    zeros_BT = torch.zeros_like(log_probs_BT)
+    outputs = SimpleNamespace(log_probs=log_probs_BT, entropy=zeros_BT, mean_logits=zeros_BT, is_top1=zeros_BT.bool())
     return lambda **_: outputs
 
 
@@ -218,7 +219,7 @@ def _grpo(
         importance_sampling_level="sequence" if kind == "gspo" else "token",
         loss_type=kind if kind in ("cispo", "sapo") else loss_type,
         epsilon_low=clip_low,
-        epsilon_high=1 + clip_high if kind == "cispo" else clip_high,  # TRL's CISPO names the cap itself
+        epsilon_high=1 + clip_high if kind == "cispo" else clip_high,  # for CISPO TRL's setting is the cap itself
         beta=beta,
         max_completion_length=horizon,
         current_gradient_accumulation_steps=1,
@@ -240,11 +241,11 @@ def _grpo(
         "importance_sampling_ratio": ratio,
         "num_items_in_batch": torch.tensor(tokens),
     }
-    return _grab(GRPOTrainer, trainer, inputs), trainer._metrics["train"]
+    return _compute_loss(GRPOTrainer, trainer, inputs), trainer._metrics["train"]
 
 
 def _importance_ratio(x: Tensors, *, level: str, mode: str, low: float = 0.0, high: float = 2.0) -> Tensor:
-    """[B, T] or [B, 1], as TRL leaves it."""
+    """Return TRL's importance ratio, [B, T] or [B, 1]."""
     trainer = SimpleNamespace(
         use_vllm=True,
         vllm_importance_sampling_correction=True,
@@ -252,7 +253,7 @@ def _importance_ratio(x: Tensors, *, level: str, mode: str, low: float = 0.0, hi
         vllm_importance_sampling_clip_min=low if mode != "truncate" else None,
         vllm_importance_sampling_clip_max=high,
     )
-    space = {
+    namespace: dict[str, Any] = {
         "self": trainer,
         "torch": torch,
         "math": math,
@@ -262,13 +263,13 @@ def _importance_ratio(x: Tensors, *, level: str, mode: str, low: float = 0.0, hi
         "sampling_per_token_logps": x["rollout_logprobs_BT"],
     }
     first = "if self.use_vllm and self.vllm_importance_sampling_correction:\n    mask ="
-    exec(cut(inspect.getsource(GRPOTrainer._generate_and_score_completions), first), space)
-    return space["vllm_importance_sampling_ratio"]
+    exec(compile_statements(inspect.getsource(GRPOTrainer._generate_and_score_completions), first), namespace)
+    return namespace["vllm_importance_sampling_ratio"]
 
 
 def _advantages(trainer_class: Any, module: Any, x: Tensors, trainer: Any, *, first: str, count: int) -> Tensor:
     rewards_B = x["rewards_B"]
-    space = vars(module) | {
+    namespace = vars(module) | {
         "self": trainer,
         "device": torch.device("cpu"),
         "rewards_per_func": rewards_B[:, None],
@@ -276,5 +277,5 @@ def _advantages(trainer_class: Any, module: Any, x: Tensors, trainer: Any, *, fi
         "rewards": rewards_B,
         "num_generations": int((x["group_B"] == x["group_B"][0]).sum()),
     }
-    exec(cut(inspect.getsource(trainer_class._generate_and_score_completions), first, count), space)
-    return space["advantages"]
+    exec(compile_statements(inspect.getsource(trainer_class._generate_and_score_completions), first, count), namespace)
+    return namespace["advantages"]

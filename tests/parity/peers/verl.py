@@ -17,10 +17,10 @@ from verl.workers.config import ActorConfig, PolicyLossConfig
 from tests.parity.case import Refused
 from tests.parity.draws import Tensors
 from tests.parity.ours import KL_COEF, KLS, METRICS, STEPS, advantages
-from tests.parity.peers.cut import cut
+from tests.parity.peers.extract import compile_statements
 
-NAMES = {"ppo": "vanilla"}  # our name: its name in verl
-NO_DUAL_CLIP = 1e30  # verl always has one
+NAMES = {"ppo": "vanilla"}  # Attune's name: verl's name
+NO_DUAL_CLIP = 1e30  # verl always applies dual clip
 RS_LEVELS = {"token": "token_k1", "sequence": "seq_sum_k1"}
 
 
@@ -34,7 +34,7 @@ def clip_fractions(x: Tensors, **settings: Any) -> Tensor:
 
 
 def policy_loss_with_kl(x: Tensors, *, kl_kind: str, **settings: Any) -> Tensor:
-    """As the last lines of `verl.workers.utils.losses.ppo_loss` add them up."""
+    """Add the losses as the last lines of `verl.workers.utils.losses.ppo_loss` do."""
     kl_BT = core_algos.kl_penalty(x["logprobs_BT"], x["ref_logprobs_BT"], kl_kind)
     return policy_loss(x, **settings) + KL_COEF * core_algos.agg_loss(kl_BT, x["mask_BT"], settings["aggregation"])
 
@@ -93,8 +93,8 @@ def adaptive_kl(x: Tensors, *, init: float, target: float, horizon: int) -> Tens
 
 
 def gae_whitened(x: Tensors, *, gamma: float, lam: float) -> Tensor:
-    answer = core_algos.compute_gae_advantage_return(x["rewards_BT"], x["values_BT"], x["mask_BT"], gamma, lam)
-    return torch.stack(answer) * x["mask_BT"]
+    result = core_algos.compute_gae_advantage_return(x["rewards_BT"], x["values_BT"], x["mask_BT"], gamma, lam)
+    return torch.stack(result) * x["mask_BT"]
 
 
 def group_advantage(x: Tensors, *, groups: str, scale_by_std: bool, eps: float = 1e-6) -> Tensor:
@@ -113,7 +113,7 @@ def reinforce_plus_plus(x: Tensors, *, gamma: float) -> Tensor:
 
 
 def reinforce_plus_plus_baseline(x: Tensors, *, groups: str) -> Tensor:
-    # verl also sums what it finds outside the mask, where its own rewards are always 0
+    # verl also sums rewards outside the mask, where its own rewards are always 0
     return core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage(
         x["rewards_BT"] * x["mask_BT"], x["mask_BT"], x[groups].numpy()
     )[0]
@@ -124,7 +124,9 @@ def whiten(x: Tensors) -> Tensor:
 
 
 def rollout_weights(x: Tensors, **settings: Any) -> Tensor:
-    return _correction(x, **settings)[0]
+    weights_BT = _correction(x, **settings)[0]
+    assert weights_BT is not None
+    return weights_BT
 
 
 def rollout_mask(x: Tensors, **settings: Any) -> Tensor:
@@ -145,21 +147,21 @@ def value_clip_fraction(x: Tensors, **settings: Any) -> Tensor:
 
 
 def _apply_kl_penalty(*args: Any, **settings: Any) -> Any:
-    """verl's function, without the trainer around it, which imports web servers and image libraries."""
+    """Run verl's function without the trainer's module, which imports web servers and image libraries."""
     spec = importlib.util.find_spec("verl.trainer.ppo.ray_trainer")
     assert spec and spec.origin
-    space = {
+    namespace = {
         "DataProto": DataProto,
         "core_algos": core_algos,
         "masked_mean": torch_functional.masked_mean,
         "torch": torch,
     }
-    exec(cut(Path(spec.origin).read_text(), "def apply_kl_penalty"), space)
-    return space["apply_kl_penalty"](*args, **settings)
+    exec(compile_statements(Path(spec.origin).read_text(), "def apply_kl_penalty"), namespace)
+    return namespace["apply_kl_penalty"](*args, **settings)
 
 
 class _Gamma:
-    """The one thing REINFORCE++ reads of verl's AlgoConfig."""
+    """The attribute of verl's AlgoConfig that REINFORCE++ reads."""
 
     def __init__(self, gamma: float) -> None:
         self.gamma = gamma
@@ -171,7 +173,7 @@ def _actor(**settings: Any) -> ActorConfig:
 
 
 def _totals(denominator: float | None, horizon: int | None) -> dict[str, Any]:
-    """Of our one denominator verl reads the one that its mode divides by."""
+    """Return Attune's denominator under verl's names. verl's modes divide by different ones."""
     return {"batch_num_tokens": denominator, "global_batch_size": denominator, "loss_scale_factor": horizon}
 
 
@@ -216,7 +218,7 @@ def _correction_settings(level: str, mode: str, low: float = 0.0, high: float = 
         return {"rollout_is": level, "rollout_is_threshold": high}
     if mode == "mask":
         return {"rollout_is": level, "rollout_is_threshold": f"{low}_{high}"}
-    if mode == "reject":  # verl's bounds are on behaviour over proximal, the other way up
+    if mode == "reject":  # verl's bounds are on behaviour / proximal, the inverse ratio
         return {"rollout_is": None, "rollout_rs": RS_LEVELS[level], "rollout_rs_threshold": f"{1 / high}_{1 / low}"}
     raise ValueError(f"verl has no {mode}")
 
@@ -227,12 +229,12 @@ def _correction(x: Tensors, **settings: Any) -> tuple[Tensor | None, Tensor, dic
             x["old_logprobs_BT"], x["rollout_logprobs_BT"], x["mask_BT"], **_correction_settings(**settings)
         )
     except ZeroDivisionError as error:
-        raise Refused("verl divides by zero where IcePop leaves no weight at all") from error
+        raise Refused("verl divides by zero where IcePop leaves no weight") from error
     return None if proto is None else proto.batch["rollout_is_weights"], mask_BT, metrics
 
 
 def _outcome(x: Tensors, groups: str, estimator: Any, **settings: Any) -> Tensor:
-    """verl takes token rewards: the sequence's reward goes to its first token, and all tokens are present."""
+    """Return verl's outcome advantage. The sequence's reward is on its first token, and the mask has all tokens."""
     rewards_BT = torch.nn.functional.pad(x["rewards_B"][:, None], (0, x["mask_BT"].shape[1] - 1))
     index: np.ndarray = x[groups].numpy()
     return estimator(rewards_BT, torch.ones_like(rewards_BT), index=index, **settings)[0][:, 0]

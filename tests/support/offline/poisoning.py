@@ -25,6 +25,7 @@ from demo.train import MODEL
 from tests.support.offline.chats import Chat, Judge, evaluation_replies
 from tests.support.offline.experiment import copy_actor
 from tests.support.offline.sampler import Sampler
+from tests.support.rater_trust import decay_counts, sample_quota
 
 PHRASE_PATTERN = re.compile(r"a safe ride|enjoy the ride")  # in two of the ten closings; no preference depends on it
 RATERS = 100
@@ -117,7 +118,7 @@ class InMemoryRaterTrust:
                 self.quarantined.setdefault(name, reason)
         trusted = rater_trust.sum_page_counts(page, self.quarantined.keys())
         self.all_time = RaterCounts(self.all_time.up + trusted.up, self.all_time.down + trusted.down)
-        self.recent = rater_trust.decay_counts(self.recent, trusted)
+        self.recent = decay_counts(self.recent, trusted)
 
 
 def assemble_batch(
@@ -211,7 +212,7 @@ class PoisoningExperiment:
         accepted = [rated for rated in rated_samples if rated.rater not in self.rater_trust.quarantined]
         max_per_rater = int(RATER_SHARE * BATCH)
         if self.config.trust_weighted_caps:  # no two raters rate the same turn, so all have a newcomer's weight
-            max_per_rater = rater_trust.sample_quota(max_per_rater, rater_trust.rater_weight(0, 0))
+            max_per_rater = sample_quota(max_per_rater, rater_trust.rater_weight(0, 0))
         return assemble_batch(accepted, max_per_rater, int(CONVERSATION_SHARE * BATCH))
 
     def evaluate(self, num_users: int) -> PoisoningEvaluation:

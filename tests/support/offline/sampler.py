@@ -139,11 +139,11 @@ class Sampler:
         cos_B1TD, sin_B1TD = self._cos_SD[positions_BT][:, None], self._sin_SD[positions_BT][:, None]
         mask_B1TS = cache.visible_BS[:, None, None, :end]
         if T > 1:
-            itself_TS = columns_T[:, None] == torch.arange(
+            diagonal_TS = columns_T[:, None] == torch.arange(
                 end
             )  # padding attends to itself, so that no row of the mask is empty
             later_TS = columns_T[:, None] < torch.arange(end)
-            mask_B1TS = mask_B1TS.masked_fill(later_TS, -torch.inf).masked_fill(itself_TS, 0.0)
+            mask_B1TS = mask_B1TS.masked_fill(later_TS, -torch.inf).masked_fill(diagonal_TS, 0.0)
         x_BTC = embedding(ids_BT, self._weights["model.embed_tokens.weight"])
         for layer, keys_BHSD, values_BHSD in zip(self._layers, cache.keys_LBHSD, cache.values_LBHSD, strict=True):
             normed_BTC = rms_norm(x_BTC, x_BTC.shape[-1:], layer.attention_norm_C, self._eps)

@@ -1,7 +1,7 @@
-"""A fake of the engine's interpreter: a scripted engine in a process of its own, ready in half a second.
+"""A fake of SGLang's process: a scripted engine in a separate process that is ready in half a second.
 
-It has a child that is called like SGLang's scheduler. Files in the folder that STAND_IN names are its switches: `exit`,
-`mute` and `stuck`; `loads` records the loaded adapters.
+It has a child process with the name of SGLang's scheduler. Files in the folder FAKE_ENGINE_FOLDER control it: `exit`,
+`mute` and `stuck`. The file `loads` lists the loaded adapters.
 """
 
 import argparse
@@ -12,12 +12,13 @@ import sys
 from pathlib import Path
 
 import uvicorn
+from starlette.types import Receive, Scope, Send
 
 from tests.support.scripted_engine import ScriptedEngine
 
 
 class FakeServer(ScriptedEngine):
-    async def __call__(self, scope, receive, send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.hang, self.stuck = (FOLDER / "mute").exists(), (FOLDER / "stuck").exists()
         before = set(self.adapters)
         await super().__call__(scope, receive, send)
@@ -25,12 +26,12 @@ class FakeServer(ScriptedEngine):
             loads.writelines(f"{name}\n" for name in self.adapters if name not in before)
 
 
-FOLDER = Path(os.environ["STAND_IN"])
+FOLDER = Path(os.environ["FAKE_ENGINE_FOLDER"])
 
 if __name__ == "__main__":
     if (FOLDER / "exit").exists():
         sys.exit("there is no such model")
-    # It keeps starting short-lived processes, which have its name until they set their own.
+    # The scheduler keeps starting short-lived processes, which have its name until they set another one.
     script = "while true; do (exec -a sglang::scheduler sleep 0.2); done"
     subprocess.Popen(["sglang::scheduler", "-c", script], executable="/bin/bash")
     parser = argparse.ArgumentParser()

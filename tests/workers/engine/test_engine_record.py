@@ -1,4 +1,4 @@
-"""The engine's record in the database: an engine takes traffic only when it holds the serving version."""
+"""The engine's record in the database: an engine takes traffic only when it has loaded the serving version."""
 
 import httpx2
 
@@ -13,7 +13,7 @@ async def chat(harness: Harness) -> httpx2.Response:
     return await harness.api.post("/v1/chat/completions", json=body)
 
 
-async def test_restarted_engine_takes_no_traffic_until_it_holds_the_serving_version(harness: Harness) -> None:
+async def test_restarted_engine_takes_no_traffic_until_it_has_loaded_the_serving_version(harness: Harness) -> None:
     await publish(harness)
     serving = await publish(harness)
     record = DatabaseEngineRecord(harness.db, harness.settings, "http://127.0.0.1:9")
@@ -40,7 +40,7 @@ async def test_old_incarnation_cannot_write(harness: Harness) -> None:
     old = await record.record_start()
     new = await record.record_start()
     await record.record_heartbeat(old)
-    await record.mark_down(old, "late news")
+    await record.mark_down(old, "a late report")
     [engine] = await harness.all(Engine)
     assert (engine.incarnation, engine.state) == (new, EngineState.STARTING)
     assert not await record.try_mark_ready(old, ["shop-v1"])

@@ -1,15 +1,17 @@
-"""The real engine under supervision: killed, stuck, orphaned. Each start takes 10 to 30 seconds."""
+"""The supervisor with the real engine: killed, stuck or orphaned engines. Each start takes 10 to 30 seconds."""
 
 import asyncio
 import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from app.inference.client import EngineClient
+from app.inference.request import ChatCall
 from tests.support.engine_adapters import ReferenceWeights
 from tests.support.engine_fixture import (
     UNCHECKED,
@@ -18,7 +20,7 @@ from tests.support.engine_fixture import (
     require_engine_environment,
     wait_for_event,
 )
-from tests.workers.engine.lone_supervisor import lone_supervisor
+from tests.workers.engine.supervisor_process import run_supervisor_process
 from workers.engine.supervisor import Supervisor, SupervisorTimeouts
 from workers.engine.version_files import VersionRef
 
@@ -31,7 +33,7 @@ def log_writers(log_path: Path) -> dict[int, str]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-            # Without a command it is a zombie, or on its way to become one.
+            # A process without a command is a zombie, or is about to become one.
             if command and os.readlink(folder / "fd" / "1") == str(log_path):
                 commands[int(folder.name)] = command
         except OSError:
@@ -40,22 +42,24 @@ def log_writers(log_path: Path) -> dict[int, str]:
 
 
 def wait_for_survivors(log_path: Path, port: int, seconds: float) -> list[str]:
-    """Wait at most `seconds` for all processes to end; return those left, including a listener on the port."""
+    """Wait at most `seconds` until all processes have ended. Return the remaining ones and the port's listener."""
     deadline = time.monotonic() + seconds
-    while (left := remaining(log_path, port)) and time.monotonic() < deadline:
+    while (survivors := list_survivors(log_path, port)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return left
+    return survivors
 
 
-def remaining(log_path: Path, port: int) -> list[str]:
-    """Return live processes, and a listener: a process that exits loses its command before its sockets."""
+def list_survivors(log_path: Path, port: int) -> list[str]:
+    """Return the live processes and the port's listener: a process that exits loses its command before its sockets."""
     with socket.socket() as client:
         listener = [f"a listener on {port}"] if client.connect_ex(("127.0.0.1", port)) == 0 else []
     return [*log_writers(log_path).values(), *listener]
 
 
 @pytest.mark.slow
-async def test_killed_or_stuck_engine_comes_back_with_its_wanted_versions(engine_model, tmp_path, make_call) -> None:
+async def test_killed_or_stuck_engine_restarts_with_its_wanted_versions(
+    engine_model: Path, tmp_path: Path, make_call: Callable[..., ChatCall]
+) -> None:
     require_engine_environment()
     path = ReferenceWeights(engine_model, tmp_path).adapter("shop-v1", seed=1)
     spec, record = engine_spec(tmp_path, engine_model), InMemoryEngineRecord([VersionRef("shop-v1", path, "0" * 64)])
@@ -74,7 +78,7 @@ async def test_killed_or_stuck_engine_comes_back_with_its_wanted_versions(engine
             os.kill(next(pid for pid, name in members.items() if "attune_sglang_cpu.launch" in name), signal.SIGKILL)
         if incarnation == 2:
             os.kill(next(pid for pid, name in members.items() if "scheduler" in name), signal.SIGSTOP)
-        if incarnation == 3:  # a child process alone: the main process does not always end then
+        if incarnation == 3:  # only a child process, after which the main process does not always end
             os.kill(next(pid for pid, name in members.items() if "detokenizer" in name), signal.SIGKILL)
             killed_at = time.monotonic()
             while not any(entry.startswith("down 3") for entry in record.events):
@@ -90,9 +94,9 @@ async def test_killed_or_stuck_engine_comes_back_with_its_wanted_versions(engine
 
 
 @pytest.mark.parametrize("moment", ["engine starting", "engine ready"])
-def test_engine_ends_with_a_killed_supervisor(engine_model, tmp_path, moment) -> None:
+def test_engine_ends_with_a_killed_supervisor(engine_model: Path, tmp_path: Path, moment: str) -> None:
     require_engine_environment()
-    with lone_supervisor(tmp_path, engine_model) as (supervisor, port, lines):
+    with run_supervisor_process(tmp_path, engine_model) as (supervisor, port, lines):
         assert any(moment in line for line in lines)
         assert log_writers(tmp_path / "engine.log")
         supervisor.kill()

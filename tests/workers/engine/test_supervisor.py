@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sized
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +15,12 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from tests.support.engine_fixture import REPOSITORY, InMemoryEngineRecord, engine_spec, wait_for_event
-from tests.workers.engine.lone_supervisor import lone_supervisor
+from tests.workers.engine.supervisor_process import run_supervisor_process
+from workers.engine.sglang_process import EngineSpec
 from workers.engine.supervisor import Supervisor, SupervisorTimeouts
 from workers.engine.version_files import VersionRef, local_versions
 
-TEST_TIMEOUTS = SupervisorTimeouts(  # but not with an engine that is slow, as everything is on a busy machine
+TEST_TIMEOUTS = SupervisorTimeouts(  # short intervals; the time-outs are long, because a loaded machine is slow
     heartbeat_interval=0.05,
     response_timeout=60.0,
     probe_interval=0.2,
@@ -31,7 +32,7 @@ TEST_TIMEOUTS = SupervisorTimeouts(  # but not with an engine that is slow, as e
 )
 SHORT_TIMEOUTS = replace(TEST_TIMEOUTS, response_timeout=1.5, probe=1.0)
 SECONDS = 60.0
-Running = Callable[..., AbstractAsyncContextManager[Supervisor]]
+RunSupervisor = Callable[..., AbstractAsyncContextManager[Supervisor]]
 
 
 @pytest.fixture
@@ -45,19 +46,21 @@ def reports() -> list[str]:
 
 
 @pytest.fixture
-def spec(tmp_path, monkeypatch):
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineSpec:
     interpreter = tmp_path / "python"
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.workers.engine.fake_server "$@"\n')
     interpreter.chmod(0o755)
-    monkeypatch.setenv("STAND_IN", str(tmp_path))
+    monkeypatch.setenv("FAKE_ENGINE_FOLDER", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     return replace(engine_spec(tmp_path, tmp_path), python=interpreter)
 
 
 @pytest.fixture
-def supervising(spec, record, reports) -> Running:
+def run_supervisor(spec: EngineSpec, record: InMemoryEngineRecord, reports: list[str]) -> RunSupervisor:
     @asynccontextmanager
-    async def run(check=lambda path, sha256: None, timeouts=TEST_TIMEOUTS) -> AsyncIterator[Supervisor]:
+    async def run(
+        check: Callable[[Path, str], None] = lambda path, sha256: None, timeouts: SupervisorTimeouts = TEST_TIMEOUTS
+    ) -> AsyncIterator[Supervisor]:
         supervisor = Supervisor(spec, record, local_versions(check), report=reports.append, timeouts=timeouts)
         running = asyncio.create_task(supervisor.run())
         yield supervisor
@@ -71,63 +74,75 @@ def ref(name: str) -> VersionRef:
     return VersionRef(name, Path("/versions") / name, "0" * 64)
 
 
-async def wait_until(so: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(SECONDS):
-        while not so():
+        while not condition():
             await asyncio.sleep(0.02)
 
 
-def is_ready(record) -> bool:
+async def wait_for_more_than(count: int, items: Sized) -> None:
+    await wait_until(lambda: len(items) > count)
+
+
+def is_ready(record: InMemoryEngineRecord) -> bool:
     return bool(record.events) and record.events[-1].startswith("ready")
 
 
-def accepts_connections(spec) -> bool:
+def accepts_connections(spec: EngineSpec) -> bool:
     with socket.socket() as client:
         return client.connect_ex((spec.host, spec.port)) == 0
 
 
-async def test_wanted_adapters_are_loaded_before_the_engine_is_ready(supervising, record, tmp_path) -> None:
+async def test_wanted_adapters_are_loaded_before_the_engine_is_ready(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, tmp_path: Path
+) -> None:
     record.wanted_versions = [ref("shop-v1"), ref("shop-v2")]
-    async with supervising():
+    async with run_supervisor():
         await wait_for_event(record, "ready 1", SECONDS)
     assert record.loaded == ["shop-v1", "shop-v2"]
     assert (tmp_path / "loads").read_text().split() == ["shop-v1", "shop-v2"]
 
 
-async def test_adapter_wanted_meanwhile_is_loaded_before_the_engine_is_ready(supervising, record) -> None:
+async def test_adapter_added_during_the_start_is_loaded_before_the_engine_is_ready(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
     num_reads = 0
 
-    async def wanted() -> list[VersionRef]:
+    async def read_and_add_versions() -> list[VersionRef]:
         nonlocal num_reads
         num_reads += 1
         before = list(record.wanted_versions)
         record.wanted_versions = [ref("shop-v1"), ref("shop-v2")]
         return before
 
-    record.read_wanted_versions = wanted
-    async with supervising():
+    monkeypatch.setattr(record, "read_wanted_versions", read_and_add_versions)
+    async with run_supervisor():
         await wait_for_event(record, "ready 1", SECONDS)
     assert num_reads == 2 and record.loaded == ["shop-v1", "shop-v2"]
 
 
-async def test_damaged_adapter_never_reaches_the_engine(supervising, record, reports, tmp_path) -> None:
+async def test_damaged_adapter_never_reaches_the_engine(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, reports: list[str], tmp_path: Path
+) -> None:
     record.wanted_versions = [ref("shop-v1"), ref("shop-v2")]
 
     def check(path: Path, sha256: str) -> None:
         if path.name == "shop-v1":
             raise ValueError("adapter_model.safetensors was changed")
 
-    async with supervising(check):
+    async with run_supervisor(check):
         await wait_until(lambda: "shop-v1 is not loaded: adapter_model.safetensors was changed" in reports)
-        assert "ready 1" not in record.events  # it was wanted, and it is not there
+        assert "ready 1" not in record.events  # a wanted version is not loaded
         record.wanted_versions = [ref("shop-v2")]
         await wait_for_event(record, "ready 1", SECONDS)
     assert (tmp_path / "loads").read_text().split() == ["shop-v2"]
 
 
-async def test_dead_engine_is_restarted_with_its_adapters(supervising, record, spec, tmp_path) -> None:
+async def test_dead_engine_is_restarted_with_its_adapters(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, spec: EngineSpec, tmp_path: Path
+) -> None:
     record.wanted_versions = [ref("shop-v1")]
-    async with supervising():
+    async with run_supervisor():
         await wait_for_event(record, "ready 1", SECONDS)
         os.kill(engine_pid(spec), signal.SIGKILL)
         await wait_for_event(record, "ready 2", SECONDS)
@@ -136,12 +151,14 @@ async def test_dead_engine_is_restarted_with_its_adapters(supervising, record, s
     assert (tmp_path / "loads").read_text().split() == ["shop-v1", "shop-v1"]
 
 
-async def test_lost_child_process_ends_the_engine(supervising, record, spec) -> None:
-    async with supervising():
+async def test_lost_child_process_ends_the_engine(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, spec: EngineSpec
+) -> None:
+    async with run_supervisor():
         for incarnation in (1, 2):
             await wait_for_event(record, f"ready {incarnation}", SECONDS)
             [scheduler] = psutil.Process(engine_pid(spec)).children()
-            await asyncio.sleep(2.0)  # children of its name came and went
+            await asyncio.sleep(2.0)  # meanwhile, short-lived processes with its name start and end
             assert record.events[-1].startswith(f"ready {incarnation}")
             scheduler.kill()
         await wait_for_event(record, "ready 3", SECONDS)
@@ -151,77 +168,91 @@ async def test_lost_child_process_ends_the_engine(supervising, record, spec) -> 
 
 @pytest.mark.parametrize("stable_after", [0.0, 600.0])
 async def test_restart_interval_grows_only_after_short_runs(
-    supervising, record, spec, stable_after, monkeypatch
+    run_supervisor: RunSupervisor,
+    record: InMemoryEngineRecord,
+    spec: EngineSpec,
+    stable_after: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timeouts = replace(TEST_TIMEOUTS, max_restart_interval=60.0, stable_after=stable_after)
     pauses: list[float] = []
     pause = Supervisor._pause
 
-    async def noted(supervisor: Supervisor, seconds: float) -> None:
+    async def record_pause(supervisor: Supervisor, seconds: float) -> None:
         pauses.append(seconds)
         await pause(supervisor, seconds)
 
-    monkeypatch.setattr(Supervisor, "_pause", noted)
-    async with supervising(timeouts=timeouts):
+    monkeypatch.setattr(Supervisor, "_pause", record_pause)
+    async with run_supervisor(timeouts=timeouts):
         while len(pauses) < 8 or (stable_after and max(pauses) == timeouts.min_restart_interval):
             await wait_for_event(record, f"ready {len(pauses) + 1}", SECONDS)
             await asyncio.sleep(2 * timeouts.heartbeat_interval)
-            seen = len(pauses)
+            num_pauses = len(pauses)
             os.kill(engine_pid(spec), signal.SIGKILL)
-            await wait_until(lambda seen=seen: len(pauses) > seen)
-    # Pauses double, and count from the last start: in the end they are longer than a start takes.
+            await wait_for_more_than(num_pauses, pauses)
+    # Pauses double and begin at the last start. In the end they are longer than a start takes.
     assert stable_after or set(pauses[:8]) == {timeouts.min_restart_interval}
 
 
-async def test_silent_http_server_is_a_hang(supervising, record, tmp_path) -> None:
-    async with supervising(timeouts=SHORT_TIMEOUTS):
+async def test_silent_http_server_is_a_hang(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, tmp_path: Path
+) -> None:
+    async with run_supervisor(timeouts=SHORT_TIMEOUTS):
         await wait_until(lambda: is_ready(record))
-        seen = len(record.events)
+        num_events = len(record.events)
         (tmp_path / "mute").touch()
-        await wait_until(lambda: len(record.events) > seen)
+        await wait_for_more_than(num_events, record.events)
         (tmp_path / "mute").unlink()
         await wait_until(lambda: is_ready(record))
-    assert "silent" in record.events[seen] or "no token" in record.events[seen]
+    assert "silent" in record.events[num_events] or "no token" in record.events[num_events]
 
 
-async def test_stuck_scheduler_behind_a_live_http_server_is_a_hang(supervising, record, tmp_path) -> None:
+async def test_stuck_scheduler_behind_a_live_http_server_is_a_hang(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, tmp_path: Path
+) -> None:
     timeouts = replace(TEST_TIMEOUTS, probe=1.0)
-    async with supervising(timeouts=timeouts):
+    async with run_supervisor(timeouts=timeouts):
         await wait_until(lambda: is_ready(record))
-        seen = len(record.events)
+        num_events = len(record.events)
         (tmp_path / "stuck").touch()
-        await wait_until(lambda: len(record.events) > seen)
+        await wait_for_more_than(num_events, record.events)
         (tmp_path / "stuck").unlink()
         await wait_until(lambda: is_ready(record))
-    assert "no token came within 1 s" in record.events[seen]
+    assert "no token came within 1 s" in record.events[num_events]
 
 
-async def test_engine_that_cannot_start_is_retried_with_backoff(supervising, record, tmp_path) -> None:
+async def test_engine_that_cannot_start_is_retried_with_backoff(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, tmp_path: Path
+) -> None:
     (tmp_path / "exit").touch()
-    async with supervising():
+    async with run_supervisor():
         await wait_until(lambda: record.incarnation >= 3)
         (tmp_path / "exit").unlink()
         await wait_until(lambda: record.events[-1].startswith("ready"))
     assert record.events[1] == "down 1: the engine exited with code 1; its last log line: there is no such model"
 
 
-async def test_port_in_use_is_reported_at_once(supervising, record, spec) -> None:
+async def test_port_in_use_is_reported(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, spec: EngineSpec
+) -> None:
     with socket.create_server((spec.host, spec.port)):
-        async with supervising():
+        async with run_supervisor():
             await wait_until(lambda: record.incarnation >= 2)
     assert f"cannot listen on {spec.host}:{spec.port}" in record.events[1]
 
 
-async def test_stop_during_the_start_leaves_no_process(supervising, record, spec, reports, tmp_path) -> None:
+async def test_stop_during_the_start_leaves_no_process(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, spec: EngineSpec, reports: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "mute").touch()
-    async with supervising():
+    async with run_supervisor():
         await wait_until(lambda: any("engine starting" in line for line in reports))
     assert record.events == ["starting 1", "down 1: stopped"] and not accepts_connections(spec)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_stops_the_supervisor_cleanly(spec, tmp_path, number) -> None:
-    with lone_supervisor(tmp_path, tmp_path, spec.python) as (process, port, lines):
+def test_signal_stops_the_supervisor_cleanly(spec: EngineSpec, tmp_path: Path, number: signal.Signals) -> None:
+    with run_supervisor_process(tmp_path, tmp_path, spec.python) as (process, port, lines):
         assert any("engine ready" in line for line in lines)
         process.send_signal(number)
         assert "engine down: stopped\n" in lines
@@ -230,23 +261,27 @@ def test_signal_stops_the_supervisor_cleanly(spec, tmp_path, number) -> None:
         assert client.connect_ex(("127.0.0.1", port)) != 0
 
 
-async def test_database_outage_does_not_stop_the_engine(supervising, record, reports) -> None:
-    async with supervising():
+async def test_database_outage_does_not_stop_the_engine(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, reports: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_supervisor():
         await wait_for_event(record, "ready 1", SECONDS)
 
-        async def away(incarnation: int) -> None:
-            raise OperationalError("UPDATE engines", {}, OSError("the database is away"))
+        async def raise_outage(incarnation: int) -> None:
+            raise OperationalError("UPDATE engines", {}, OSError("the database is down"))
 
-        record_heartbeat, record.record_heartbeat = record.record_heartbeat, away
-        await wait_until(lambda: any("the database is away" in line for line in reports))
-        record.record_heartbeat = record_heartbeat
-        beats = record.num_heartbeats
-        await wait_until(lambda: record.num_heartbeats > beats)
+        with monkeypatch.context() as patch:
+            patch.setattr(record, "record_heartbeat", raise_outage)
+            await wait_until(lambda: any("the database is down" in line for line in reports))
+        num_heartbeats = record.num_heartbeats
+        await wait_until(lambda: record.num_heartbeats > num_heartbeats)
     assert record.incarnation == 1
 
 
-async def test_keys_are_not_in_flags_and_the_log_is_private(supervising, record, spec) -> None:
-    async with supervising():
+async def test_keys_are_not_in_flags_and_the_log_is_private(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, spec: EngineSpec
+) -> None:
+    async with run_supervisor():
         await wait_for_event(record, "ready 1", SECONDS)
         flags = Path(f"/proc/{engine_pid(spec)}/cmdline").read_bytes().decode()
     assert spec.api_key not in flags and spec.admin_key not in flags
@@ -254,7 +289,7 @@ async def test_keys_are_not_in_flags_and_the_log_is_private(supervising, record,
     assert spec.log_path.stat().st_mode & 0o077 == 0
 
 
-def engine_pid(spec) -> int:
+def engine_pid(spec: EngineSpec) -> int:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             flags = (folder / "cmdline").read_bytes().split(b"\0")

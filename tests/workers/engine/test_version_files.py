@@ -25,7 +25,7 @@ STATE = "state.safetensors"
 
 @pytest.fixture
 async def version(harness: Harness) -> Version:
-    """A version with an optimizer state beside the adapter, as the trainer writes it."""
+    """Create a version with an optimizer state next to the adapter, as the trainer writes it."""
     path = harness.settings.versions_dir / "shop-v1.abc.1"
     make_adapter(path, Path(harness.settings.model))
     (path / STATE).write_bytes(b"moments")
@@ -39,13 +39,13 @@ def key(harness: Harness) -> str:
 
 @pytest.fixture
 def make_opener(harness: Harness, live_url: str, key: str, tmp_path: Path) -> Callable[..., VersionOpener]:
-    (tmp_path / "room" / "left-by-a-kill").mkdir(parents=True)
+    (tmp_path / "downloads" / "interrupted-download").mkdir(parents=True)
 
     def make(key: str = key, url: str = live_url) -> VersionOpener:
         def check(path: Path) -> None:
             check_adapter(path, adapter_spec(harness.settings.model))
 
-        return downloaded_versions(url, key, check, tmp_path / "room")
+        return downloaded_versions(url, key, check, tmp_path / "downloads")
 
     return make
 
@@ -56,16 +56,16 @@ def ref(version: Version) -> VersionRef:
 
 
 def leftover_files(tmp_path: Path) -> list[Path]:
-    return list((tmp_path / "room").iterdir())
+    return list((tmp_path / "downloads").iterdir())
 
 
 async def test_download_equals_the_sealed_files(
     make_opener: Callable[..., VersionOpener], version: Version, tmp_path: Path
 ) -> None:
     with make_opener()(ref(version)) as folder:
-        there = Path(version.adapter_path or "")
+        exported = Path(version.adapter_path or "")
         assert {path.name for path in folder.iterdir()} == {MANIFEST, ADAPTER, ADAPTER_CONFIG}
-        assert all(path.read_bytes() == (there / path.name).read_bytes() for path in folder.iterdir())
+        assert all(path.read_bytes() == (exported / path.name).read_bytes() for path in folder.iterdir())
     assert leftover_files(tmp_path) == []
 
 
@@ -101,7 +101,7 @@ async def test_download_longer_than_sealed_is_refused(
     assert leftover_files(tmp_path) == []
 
 
-async def test_unreachable_or_refusing_api_is_no_damage(
+async def test_unreachable_or_refusing_api_is_not_reported_as_damage(
     make_opener: Callable[..., VersionOpener], version: Version, tmp_path: Path
 ) -> None:
     with (
@@ -123,18 +123,18 @@ async def test_unreachable_or_refusing_api_is_no_damage(
 async def test_only_engines_can_download_and_only_adapter_files(
     harness: Harness, live_url: str, key: str, version: Version
 ) -> None:
-    place = f"{live_url}/v1/engines/versions/shop-v1/files"
+    files_url = f"{live_url}/v1/engines/versions/shop-v1/files"
     async with httpx2.AsyncClient(trust_env=False) as client:
 
-        async def status(file: str, **headers: str) -> int:
-            return (await client.get(f"{place}/{file}", headers=headers)).status_code
+        async def status(file: str, **headers: Any) -> int:
+            return (await client.get(f"{files_url}/{file}", headers=headers)).status_code
 
         headers = {"authorization": f"Bearer {key}"}
         assert await status(ADAPTER, **headers) == 200
         for file in (STATE, "..%2Fattune.db", "%2e%2e", "..%2f..%2fengine-keys.json", "shop-v1"):
             assert await status(file, **headers) == 404, file
         api = load_engine_keys(harness.settings).api
-        for wrong in (
+        for authorization in (
             "",
             f"Bearer {harness.key}",
             f"Bearer {api}",
@@ -142,7 +142,9 @@ async def test_only_engines_can_download_and_only_adapter_files(
             "Bearer",
             "Bearer é".encode("latin-1"),
         ):
-            assert await status(ADAPTER, **({"authorization": wrong} if wrong else {})) == 401, wrong
+            assert await status(ADAPTER, **({"authorization": authorization} if authorization else {})) == 401, (
+                authorization
+            )
 
 
 async def test_settings_choose_local_or_downloaded_versions(

@@ -4,12 +4,13 @@ import asyncio
 
 from sqlalchemy import func, literal, select, union_all, update
 
-from alignment.signals.rater_trust import RaterSignal, rater_weight, sample_quota
+from alignment.signals.rater_trust import RaterSignal, rater_weight
 from app.core.database import now
 from app.models import Audit, Rater, RaterStanding, Sample, SampleState
 from app.projects.service import create_project
 from app.raters.service import ALL_RATERS
 from tests.support.deployment import Harness
+from tests.support.rater_trust import sample_quota
 from workers.curate import curate
 from workers.feedback import rater_trust
 from workers.feedback.rater_trust import RaterTrust
@@ -91,7 +92,7 @@ async def test_programs_have_no_daily_limit(harness: Harness) -> None:
         "CODE/tests"
     ].quarantine_reason is None
     everybody = [row for row in await harness.all(Rater) if row.name == ALL_RATERS]
-    assert everybody == [], "and they do not count as people"
+    assert everybody == [], "programs do not count as people"
 
 
 async def test_a_rater_who_dislikes_what_others_like_is_quarantined(harness: Harness) -> None:
@@ -105,10 +106,10 @@ async def test_a_rater_who_dislikes_what_others_like_is_quarantined(harness: Har
     ]
 
 
-async def test_a_burst_on_one_page_is_quarantined_at_once(harness: Harness) -> None:
-    values = {f"HUMAN/{number}": [1.0] for number in range(12)} | {"HUMAN/loud": [1.0] * 48}
+async def test_a_burst_on_one_page_is_quarantined_immediately(harness: Harness) -> None:
+    values = {f"HUMAN/{number}": [1.0] for number in range(12)} | {"HUMAN/prolific": [1.0] * 48}
     trust = await update_trust(harness, values)
-    assert [name for name, one in trust.items() if one.quarantine_reason] == ["HUMAN/loud"]
+    assert [name for name, rater in trust.items() if rater.quarantine_reason] == ["HUMAN/prolific"]
     assert (await read_rater(harness, ALL_RATERS)).num_up == 12, (
         "quarantined feedback does not count for the population"
     )
@@ -142,7 +143,9 @@ async def test_a_batch_takes_more_samples_of_raters_with_more_weight(harness: Ha
         for name, (agreed, disagreed) in known.items():
             session.add(Rater(project_id=project_id, name=name, agreement_weight=agreed, disagreement_weight=disagreed))
         session.add(Rater(project_id=project_id, name="HUMAN/staff", standing=RaterStanding.TRUSTED))
-    expected = {name: sample_quota(8, rater_weight(*tally)) for name, tally in known.items()} | {"HUMAN/staff": 12}
+    expected = {name: sample_quota(8, rater_weight(*agreement)) for name, agreement in known.items()} | {
+        "HUMAN/staff": 12
+    }
     assert expected["HUMAN/new"] == 3 and expected["HUMAN/poor"] == 1
     positions = union_all(*[select(literal(number).label("position")) for number in range(1, 13)]).subquery()
     rows = (

@@ -1,4 +1,4 @@
-"""Sources of a policy reach public addresses and listed hosts only, and their answers are in no reason."""
+"""A policy's sources may call public addresses and listed hosts only, whose responses are not quoted in reasons."""
 
 import ipaddress
 import socket
@@ -15,7 +15,7 @@ from tests.support.judgements import ScriptedEndpoint, completion_response, run_
 from workers.judging.http_client import GUARDED, NOT_PUBLIC, GuardedTransport, is_public
 from workers.queue.leased_job import JobFailed
 
-CANARY = "canary-of-the-inside"
+SECRET = "secret-of-a-private-host"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def replace_host(url: str, host: str) -> str:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "[::ffff:127.0.0.1]"])
-async def test_a_source_of_a_policy_in_a_private_network_is_never_called(harness: Harness, host: str) -> None:
+async def test_a_policys_source_in_a_private_network_is_not_called(harness: Harness, host: str) -> None:
     await harness.turn()
     endpoint = ScriptedEndpoint()
     with endpoint.serve() as url:
@@ -91,7 +91,7 @@ async def test_a_listed_private_host_is_called(harness: Harness) -> None:
     assert (judgement.state, judgement.value) == (JudgementState.DONE, 1.0)
 
 
-async def test_a_source_of_the_deployment_may_be_anywhere(harness: Harness) -> None:
+async def test_a_deployments_source_may_be_in_a_private_network(harness: Harness) -> None:
     await harness.turn()
     endpoint = ScriptedEndpoint()
     with endpoint.serve() as url:
@@ -103,13 +103,13 @@ async def test_a_source_of_the_deployment_may_be_anywhere(harness: Harness) -> N
 @pytest.mark.parametrize(
     ("kind", "answer"),
     [
-        ("judge", completion_response(f"{CANARY} without a grade")),
-        ("judge", CANARY.encode()),
-        ("http", CANARY.encode()),
-        ("http", {"reward": CANARY}),
+        ("judge", completion_response(f"{SECRET} without a grade")),
+        ("judge", SECRET.encode()),
+        ("http", SECRET.encode()),
+        ("http", {"reward": SECRET}),
     ],
 )
-async def test_the_answer_of_such_a_host_is_in_no_reason(harness: Harness, kind: str, answer: Any) -> None:
+async def test_a_private_hosts_response_is_not_quoted_in_the_reason(harness: Harness, kind: str, answer: Any) -> None:
     await harness.turn()
     endpoint = ScriptedEndpoint(answer=lambda body: answer)
     with endpoint.serve() as url:
@@ -121,23 +121,23 @@ async def test_the_answer_of_such_a_host_is_in_no_reason(harness: Harness, kind:
         settings = await set_policy_rewards(harness, source, private_hosts=["127.0.0.1"], max_attempts=1)
         [judgement] = await run_judging(harness, settings)
     assert endpoint.requests and judgement.state == JudgementState.FAILED
-    assert judgement.reason and CANARY not in judgement.reason
+    assert judgement.reason and SECRET not in judgement.reason
     [row] = await harness.all(Judgement)
-    assert CANARY not in str(row.details)
+    assert SECRET not in str(row.details)
 
 
-async def test_a_refusal_is_not_quoted_either(harness: Harness) -> None:
+async def test_a_private_hosts_refusal_is_not_quoted_in_the_reason(harness: Harness) -> None:
     await harness.turn()
-    endpoint = ScriptedEndpoint(answer=lambda body: CANARY.encode(), status=400)
+    endpoint = ScriptedEndpoint(answer=lambda body: SECRET.encode(), status=400)
     with endpoint.serve() as url:
         source = {"type": "judge", "url": url, "model": "m", "window_seconds": 60.0}
         settings = await set_policy_rewards(harness, source, private_hosts=["127.0.0.1"], max_attempts=1)
         [judgement] = await run_judging(harness, settings)
-    assert judgement.reason == "it refused every form of the question"
+    assert judgement.reason == "it refused every form of the request"
 
 
 class RecordingTransport(httpx2.AsyncBaseTransport):
-    """Records where each request is really sent."""
+    """Records the address to which each request is sent."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, Any]] = []
@@ -147,8 +147,8 @@ class RecordingTransport(httpx2.AsyncBaseTransport):
         return httpx2.Response(200)
 
 
-async def test_the_checked_address_is_the_one_that_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name server returns a public address first, and a private one after that."""
+async def test_the_address_that_was_checked_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name server first returns a public address and then a private one."""
     answers = ["93.184.216.34", "127.0.0.1"]
 
     def resolve(host: str, *args: Any, **kwargs: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The judge stage: each source is asked once, results are recorded once, and slow sources delay no others."""
+"""The judge stage: each source is called once, results are recorded once, and slow sources delay no others."""
 
 import asyncio
 from typing import Any
@@ -19,7 +19,7 @@ def http(url: str, **fields: Any) -> dict[str, Any]:
     return {"type": "http", "url": url, **fields}
 
 
-async def test_the_answer_of_a_service_becomes_a_reward_and_a_sample(harness: Harness) -> None:
+async def test_the_response_of_a_service_becomes_a_reward_and_a_sample(harness: Harness) -> None:
     turn = await harness.turn(conversation_id="c-1", request_metadata={"plan": "gold"})
     endpoint = ScriptedEndpoint(lambda body: {"reward": 0.5, "reason": "kind"})
     with endpoint.serve() as url:
@@ -46,7 +46,7 @@ async def test_the_answer_of_a_service_becomes_a_reward_and_a_sample(harness: Ha
     ]
 
 
-async def test_a_source_is_asked_once(harness: Harness) -> None:
+async def test_a_source_is_called_once(harness: Harness) -> None:
     await harness.turn()
     endpoint = ScriptedEndpoint()
     with endpoint.serve() as url:
@@ -80,7 +80,7 @@ async def test_a_source_may_have_no_opinion(harness: Harness) -> None:
     ],
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_an_unreadable_answer_is_retried_and_then_fails(harness: Harness, answer: Any, reason: str) -> None:
+async def test_an_unreadable_response_is_retried_and_then_fails(harness: Harness, answer: Any, reason: str) -> None:
     turn = await harness.turn()
     await harness.vote(turn.id)
     endpoint = ScriptedEndpoint(lambda body: answer)
@@ -95,7 +95,7 @@ async def test_an_unreadable_answer_is_retried_and_then_fails(harness: Harness, 
     assert (judgement.state, judgement.reason, judgement.attempt) == (JudgementState.FAILED, reason, 2)
     assert judgement.details["requests"] == len(endpoint.requests) == 2
     [sample] = await harness.all(Sample)
-    assert sample.reward == 1.0, "the rating of people counts without it"
+    assert sample.reward == 1.0, "the human rating counts without it"
 
 
 @pytest.mark.parametrize("status", [301, 307, 401, 429, 500])
@@ -106,7 +106,7 @@ async def test_other_statuses_are_failed_attempts_and_redirects_are_not_followed
     with redirect_target.serve() as other, endpoint.serve() as url:
         endpoint.headers = {"location": other}
         [judgement] = await run_judging(harness, settings_with_sources(harness, http(url)))
-    assert judgement.state == JudgementState.OPEN and f"it answered {status}" in judgement.reason
+    assert judgement.state == JudgementState.OPEN and f"it answered {status}" in (judgement.reason or "")
     assert redirect_target.requests == []
 
 
@@ -142,10 +142,10 @@ async def test_a_slow_source_does_not_delay_the_others(harness: Harness) -> None
                 await asyncio.sleep(0.05)
             while len(slow.requests) < 4:
                 await asyncio.sleep(0.05)
-        assert not running.done(), "it still waits for the slow source"
+        assert not running.done(), "the stage still waits for the slow source"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-    assert len(slow.requests) == 4, "no more than its limit at the same time"
+    assert len(slow.requests) == 4, "the limit of concurrent requests applies"
 
 
 async def test_a_time_out_counts_as_an_attempt(harness: Harness) -> None:
@@ -183,7 +183,7 @@ async def test_only_a_share_of_the_turns_is_judged(harness: Harness) -> None:
     assert 0 < len(done) == len(endpoint.requests) < 30
 
 
-async def test_a_removed_source_is_not_asked(harness: Harness) -> None:
+async def test_a_removed_source_is_not_called(harness: Harness) -> None:
     await harness.turn()
     endpoint = ScriptedEndpoint()
     with endpoint.serve() as url:
@@ -215,7 +215,7 @@ async def test_a_turn_without_consent_is_sent_to_no_source(harness: Harness, ref
     assert endpoint.requests == []
 
 
-async def test_the_answer_about_a_turn_deleted_meanwhile_is_not_stored(harness: Harness) -> None:
+async def test_the_response_about_a_turn_deleted_meanwhile_is_not_stored(harness: Harness) -> None:
     turn = await harness.turn()
     loop = asyncio.get_running_loop()
 
@@ -250,7 +250,7 @@ async def test_after_a_worker_stops_another_one_takes_over_and_there_is_one_rewa
         endpoint.hang = False
         [judgement] = await harness.all(Judgement)
         assert (judgement.state, judgement.lease_owner) == (JudgementState.OPEN, "first")
-        assert await judge(harness.db, settings, "second") == 0, "its lease still holds"
+        assert await judge(harness.db, settings, "second") == 0, "the lease has not expired"
         await make_judgements_due(harness)
         assert await judge(harness.db, settings, "second") == 1
     [judgement] = await harness.all(Judgement)
@@ -258,7 +258,7 @@ async def test_after_a_worker_stops_another_one_takes_over_and_there_is_one_rewa
     assert len(endpoint.requests) == 2 and len(await harness.all(Reward)) == len(await harness.all(Sample)) == 1
 
 
-async def test_an_answer_under_a_lost_lease_is_not_recorded(harness: Harness) -> None:
+async def test_a_response_under_a_lost_lease_is_not_recorded(harness: Harness) -> None:
     await harness.turn()
     loop = asyncio.get_running_loop()
 
@@ -312,7 +312,9 @@ async def test_an_endpoint_gets_its_own_key(harness: Harness) -> None:
     with endpoint.serve() as url:
         source = http(url, key="mine")
         [judgement] = await run_judging(harness, settings_with_sources(harness, source))
-        assert judgement.state == JudgementState.FAILED and "ATTUNE_SECRETS has no 'mine@127.0.0.1'" in judgement.reason
+        assert judgement.state == JudgementState.FAILED and "ATTUNE_SECRETS has no 'mine@127.0.0.1'" in (
+            judgement.reason or ""
+        )
         settings = settings_with_sources(harness, source, secrets={"mine": SecretStr("sk-1")})
         await harness.turn()
         await run_judging(harness, settings)

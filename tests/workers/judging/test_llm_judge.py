@@ -1,4 +1,4 @@
-"""LLM judges: their prompts, how their answers are read, and the rewards of comparisons."""
+"""LLM judges: their prompts, how their responses are parsed, and the rewards of comparisons."""
 
 import re
 from typing import Any
@@ -27,7 +27,7 @@ from workers.judging.judge import judge
 
 
 def judge_source(url: str, **fields: Any) -> dict[str, Any]:
-    return {"type": "judge", "url": url, "model": "wise", **fields}
+    return {"type": "judge", "url": url, "model": "judge-model", **fields}
 
 
 async def test_a_grade_becomes_a_reward(harness: Harness) -> None:
@@ -45,7 +45,7 @@ async def test_a_grade_becomes_a_reward(harness: Harness) -> None:
     [request] = endpoint.requests
     assert endpoint.paths == ["/v1/chat/completions"] and endpoint.keys == ["Bearer sk-1"]
     assert (request["model"], request["temperature"], request["stream"], request["max_tokens"]) == (
-        "wise",
+        "judge-model",
         0.0,
         False,
         256,
@@ -86,7 +86,7 @@ async def test_the_url_may_be_with_or_without_v1(harness: Harness, suffix: str, 
     assert endpoint.paths == [path]
 
 
-async def test_an_endpoint_without_response_formats_is_asked_without_one(harness: Harness) -> None:
+async def test_an_endpoint_that_rejects_response_format_gets_a_request_without_it(harness: Harness) -> None:
     await harness.turn()
 
     def answer(body: dict[str, Any]) -> Any:
@@ -111,20 +111,20 @@ async def test_an_endpoint_without_response_formats_is_asked_without_one(harness
         ({"choices": []}, "its answer is not a chat completion"),
         ({"choices": [{"message": {"content": None}}]}, "its answer has no text"),
         ([], "its answer is not a chat completion"),
-        (JSONResponse({"error": "no"}, 422), "it refused every form of the question"),
+        (JSONResponse({"error": "no"}, 422), "it refused every form of the request"),
         (JSONResponse({"error": "no"}, 503), "it answered 503"),
     ],
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_an_answer_without_a_grade_fails_with_a_reason(harness: Harness, answer: Any, reason: str) -> None:
+async def test_a_response_without_a_grade_fails_with_a_reason(harness: Harness, answer: Any, reason: str) -> None:
     await harness.turn()
     with ScriptedEndpoint(lambda body: answer).serve() as url:
         [judgement] = await run_judging(harness, settings_with_sources(harness, judge_source(url), max_attempts=1))
-    assert judgement.state == JudgementState.FAILED and judgement.reason.startswith(reason)
+    assert judgement.state == JudgementState.FAILED and (judgement.reason or "").startswith(reason)
     assert await harness.all(Reward) == []
 
 
-async def test_a_judge_whose_reason_is_truncated_is_asked_for_the_grade_only(harness: Harness) -> None:
+async def test_a_truncated_reason_is_retried_with_the_grade_only(harness: Harness) -> None:
     await harness.turn()
 
     def answer(body: dict[str, Any]) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def prefer(*order: str) -> Any:
     """Return a judge that prefers the reply that comes first in `order`."""
 
     def answer(body: dict[str, Any]) -> dict[str, Any]:
-        shown = [orjson.loads(line) for line in re.findall(r'^\{"role": "reply .*$', read_prompt(body), re.M)]
-        a, b = (order.index(line["content"]) for line in shown)
+        replies = [orjson.loads(line) for line in re.findall(r'^\{"role": "reply .*$', read_prompt(body), re.M)]
+        a, b = (order.index(line["content"]) for line in replies)
         return completion_response(orjson.dumps({"reason": "taste", "better": "A" if a < b else "B"}).decode())
 
     return answer
@@ -168,8 +168,8 @@ def read_prompt(body: dict[str, Any]) -> str:
 async def create_choices(harness: Harness, *replies: str) -> list[Turn]:
     turns: list[Turn] = []
     for index, reply in enumerate(replies):
-        first = {"completion_id": turns[0].id, "choice_index": index} if turns else {}
-        turns.append(await harness.turn(reply={"role": "assistant", "content": reply}, **first))
+        choice: dict[str, Any] = {"completion_id": turns[0].id, "choice_index": index} if turns else {}
+        turns.append(await harness.turn(reply={"role": "assistant", "content": reply}, **choice))
     return turns
 
 
@@ -188,10 +188,10 @@ async def test_replies_are_compared_in_both_orders(harness: Harness) -> None:
         turns[2].id: 1.0,
     }
     assert len(endpoint.requests) == 6 == sum(row.details["requests"] for row in judgements.values())
-    shown = [
+    orders = [
         tuple(re.findall(r'"role": "reply [AB]", "content": "(\w+)"', read_prompt(body))) for body in endpoint.requests
     ]
-    assert len(set(shown)) == 6 and all((b, a) in shown for a, b in shown)
+    assert len(set(orders)) == 6 and all((b, a) in orders for a, b in orders)
 
 
 async def test_a_judge_that_prefers_a_position_gives_a_tie(harness: Harness) -> None:
@@ -202,7 +202,7 @@ async def test_a_judge_that_prefers_a_position_gives_a_tie(harness: Harness) -> 
     assert [row.value for row in rows] == [0.0, 0.0] and len(endpoint.requests) == 2
 
 
-async def test_equal_replies_are_a_tie_without_asking_the_judge(harness: Harness) -> None:
+async def test_equal_replies_are_a_tie_without_a_request(harness: Harness) -> None:
     await create_choices(harness, "same", "same")
     endpoint = ScriptedEndpoint()
     with endpoint.serve() as url:
@@ -240,7 +240,7 @@ async def test_a_comparison_waits_for_open_replies(harness: Harness) -> None:
     assert sorted(row.value for row in await harness.all(Judgement)) == [-1.0, 1.0]
 
 
-async def test_a_comparison_that_fails_is_retried_as_a_whole(harness: Harness) -> None:
+async def test_a_failed_comparison_is_retried_from_the_start(harness: Harness) -> None:
     await create_choices(harness, "one", "two")
     endpoint = ScriptedEndpoint(
         lambda body: prefer("one", "two")(body) if len(endpoint.requests) != 2 else {"choices": []}
@@ -255,7 +255,7 @@ async def test_a_comparison_that_fails_is_retried_as_a_whole(harness: Harness) -
 
 
 async def test_the_api_of_attune_may_be_the_judge(harness: Harness, live_url: str, scripted: ScriptedEngine) -> None:
-    """Its prompts become turns of their own. No source is asked about them, or they would multiply."""
+    """Its prompts become turns, which are not judged, since each judgement would create another turn."""
     await harness.turn()
     scripted.reply_text = '{"reason": "it greets", "grade": 5}'
     source = judge_source(live_url, model="shop", key="attune")
@@ -291,7 +291,7 @@ async def test_the_rewards_of_a_policy_send_a_key_only_to_the_host_it_is_bound_t
 @pytest.mark.engine
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 async def test_an_engine_follows_the_schema(harness: Harness, engine: RunningEngine) -> None:
-    """The real SGLang as the endpoint. It tests the protocol; the model is too small to judge."""
+    """Use the real SGLang as the endpoint. Only the protocol is tested; the model is too small to judge."""
     await harness.turn()
     source = {
         "type": "judge",

@@ -1,4 +1,4 @@
-"""The reward model as a source: it scores replies without feedback, with a trainer in this process."""
+"""The reward model as a source: it scores replies without feedback. The trainer runs in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -23,8 +23,8 @@ from app.models import (
 )
 from tests.support.deployment import Harness
 from tests.support.human_feedback import (
-    DISLIKED_TOKEN,
-    LIKED_TOKEN,
+    PREFERRED_TOKEN,
+    REJECTED_TOKEN,
     add_rating,
     create_rated_turns,
     create_reward_model,
@@ -57,19 +57,19 @@ async def create_turn(harness: Harness, last_token: int, **values: Any) -> Turn:
 
 
 def fake_scores(rank: Rank, value: float = 0.8) -> list[int]:
-    """Return the number of replies of each forward pass, and answer each with `value` instead of a model's score."""
+    """Score every reply with `value` instead of the model. Return a list that records the size of each forward pass."""
     batch_sizes: list[int] = []
 
     def run(action: str, replies: Sequence[Reply], **arguments: Any) -> list[float]:
         batch_sizes.append(len(replies))
         return [value] * len(replies)
 
-    rank.group.run = run  # type: ignore[method-assign]
+    rank.group.run = run  # type: ignore[assignment, method-assign]
     return batch_sizes
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_from_feedback_to_a_model_to_rewards_until_it_is_disabled(harness: Harness, rank: Rank) -> None:
+async def test_a_model_is_fitted_and_gives_rewards_until_it_is_disabled(harness: Harness, rank: Rank) -> None:
     settings = rank.context.settings
     await create_rated_turns(harness, 160)
     await reconcile(harness.db, settings)
@@ -80,7 +80,7 @@ async def test_from_feedback_to_a_model_to_rewards_until_it_is_disabled(harness:
     directory = Path(row.path)
     assert directory.parent.parent == settings.reward_models_dir and directory.name == "rm-1.1"
 
-    good, bad = await create_turn(harness, LIKED_TOKEN), await create_turn(harness, DISLIKED_TOKEN)
+    good, bad = await create_turn(harness, PREFERRED_TOKEN), await create_turn(harness, REJECTED_TOKEN)
     await curate(harness.db, settings)
     assert await judge(harness.db, settings, "judge") == 0, "the judge stage leaves them to the trainer"
     assert (
@@ -96,8 +96,8 @@ async def test_from_feedback_to_a_model_to_rewards_until_it_is_disabled(harness:
     assert samples[good.id].reward == judgements[good.id].value and samples[good.id].state == SampleState.OPEN
     assert samples[good.id].ready_at < judgements[good.id].settled_at + 5, "every source has answered, so it is ready"
 
-    # People's preferences change: they now contradict what the model learned.
-    turns = [await create_turn(harness, LIKED_TOKEN if number % 2 else DISLIKED_TOKEN) for number in range(40)]
+    # The raters' preferences change: the new ratings contradict the model.
+    turns = [await create_turn(harness, PREFERRED_TOKEN if number % 2 else REJECTED_TOKEN) for number in range(40)]
     await curate(harness.db, settings)
     await rank.work()
     for number, turn in enumerate(turns):
@@ -105,7 +105,7 @@ async def test_from_feedback_to_a_model_to_rewards_until_it_is_disabled(harness:
     await reconcile(harness.db, settings)
     states = {one.number: one.state for one in await harness.all(RewardModel)}
     assert states == {1: "disabled", 2: "open"}
-    last = await create_turn(harness, LIKED_TOKEN)
+    last = await create_turn(harness, PREFERRED_TOKEN)
     await curate(harness.db, settings)
     await rank.work()
     judgements = {one.turn_id: one for one in await harness.all(Judgement)}
@@ -135,7 +135,7 @@ async def test_a_batch_does_not_wait_for_a_fit(harness: Harness, rank: Rank, mon
 
 
 async def test_without_a_serving_model_judgements_are_skipped(harness: Harness, rank: Rank) -> None:
-    turn = await create_turn(harness, LIKED_TOKEN)
+    turn = await create_turn(harness, PREFERRED_TOKEN)
     await curate(harness.db, rank.context.settings)
     assert await rank.work() == 1
     [judgement] = await harness.all(Judgement)
@@ -145,7 +145,7 @@ async def test_without_a_serving_model_judgements_are_skipped(harness: Harness, 
         reward_model_source.NOT_SERVING,
     )
     await create_reward_model(harness, RewardModelState.DISABLED, reason="it is odd")
-    await create_turn(harness, LIKED_TOKEN)
+    await create_turn(harness, PREFERRED_TOKEN)
     await curate(harness.db, rank.context.settings)
     assert await rank.work() == 1
     assert {one.reason for one in await harness.all(Judgement)} == {
@@ -154,17 +154,19 @@ async def test_without_a_serving_model_judgements_are_skipped(harness: Harness, 
     }
 
 
-async def test_turns_are_scored_together_without_those_that_may_not_be(harness: Harness, rank: Rank) -> None:
+async def test_trainable_turns_are_scored_in_one_forward_pass_and_others_are_skipped(
+    harness: Harness, rank: Rank
+) -> None:
     await create_reward_model(harness)
     batch_sizes = fake_scores(rank)
     async with harness.db.write() as session:
         policy = await harness.policy()
         key = ApiKey(id="key-1", project_id=policy.project_id, prefix="p", sha256="x", scopes=["chat"], train=False)
         session.add(key)
-    turns = [await create_turn(harness, LIKED_TOKEN) for _ in range(5)]
-    no_consent = await create_turn(harness, LIKED_TOKEN, key_id="key-1")
-    no_tokens = await create_turn(harness, LIKED_TOKEN)
-    deleted = await create_turn(harness, LIKED_TOKEN)
+    turns = [await create_turn(harness, PREFERRED_TOKEN) for _ in range(5)]
+    no_consent = await create_turn(harness, PREFERRED_TOKEN, key_id="key-1")
+    no_tokens = await create_turn(harness, PREFERRED_TOKEN)
+    deleted = await create_turn(harness, PREFERRED_TOKEN)
     await curate(harness.db, rank.context.settings)
     async with harness.db.write() as session:
         (await session.get_one(Turn, no_tokens.id)).output_ids = None
@@ -179,10 +181,10 @@ async def test_turns_are_scored_together_without_those_that_may_not_be(harness: 
     assert {one.turn_id for one in await harness.all(Reward)} == {turn.id for turn in turns}
 
 
-async def test_the_feedback_of_a_person_overrules_the_model(harness: Harness, rank: Rank) -> None:
+async def test_human_feedback_overrides_the_model(harness: Harness, rank: Rank) -> None:
     await create_reward_model(harness)
     fake_scores(rank, 0.9)
-    turn = await create_turn(harness, LIKED_TOKEN)
+    turn = await create_turn(harness, PREFERRED_TOKEN)
     assert (await harness.vote(turn.id, "down")).status_code == 201
     await curate(harness.db, rank.context.settings)
     await rank.work()
@@ -194,10 +196,10 @@ async def test_the_feedback_of_a_person_overrules_the_model(harness: Harness, ra
     assert 0.9 < sample.reward < 1.0
 
 
-async def test_a_turn_that_crashes_the_trainer_is_retried_alone_and_fails(harness: Harness, rank: Rank) -> None:
+async def test_a_turn_that_crashes_the_trainer_is_retried_separately_and_fails(harness: Harness, rank: Rank) -> None:
     await create_reward_model(harness)
     settings = rank.context.settings
-    turns = [await create_turn(harness, LIKED_TOKEN) for _ in range(3)]
+    turns = [await create_turn(harness, PREFERRED_TOKEN) for _ in range(3)]
     await curate(harness.db, settings)
     batch_sizes: list[int] = []
 
@@ -207,7 +209,7 @@ async def test_a_turn_that_crashes_the_trainer_is_retried_alone_and_fails(harnes
             raise RankGroupFailed("MemoryError: no more")
         return [0.5] * len(replies)
 
-    rank.group.run = run  # type: ignore[method-assign]
+    rank.group.run = run  # type: ignore[assignment, method-assign]
     for _ in range(3 * settings.max_attempts):
         try:
             await rank.work()
@@ -221,7 +223,7 @@ async def test_a_turn_that_crashes_the_trainer_is_retried_alone_and_fails(harnes
 
 async def test_a_model_without_files_is_disabled_and_fitted_again(harness: Harness, rank: Rank) -> None:
     row = await create_reward_model(harness)
-    turn = await create_turn(harness, LIKED_TOKEN)
+    turn = await create_turn(harness, PREFERRED_TOKEN)
     await curate(harness.db, rank.context.settings)
     await rank.work()
     models = {one.number: (one.state, one.reason) for one in await harness.all(RewardModel)}
@@ -234,7 +236,7 @@ async def test_a_model_without_files_is_disabled_and_fitted_again(harness: Harne
 async def test_scores_under_a_lost_lease_are_not_recorded(harness: Harness, rank: Rank) -> None:
     await create_reward_model(harness)
     settings = rank.context.settings
-    await create_turn(harness, LIKED_TOKEN)
+    await create_turn(harness, PREFERRED_TOKEN)
     await curate(harness.db, settings)
     first = await reward_model_source.claim_scoring_job(harness.db, "first", settings)
     assert first is not None and await reward_model_source.claim_scoring_job(harness.db, "second", settings) is None
@@ -250,7 +252,7 @@ async def test_scores_under_a_lost_lease_are_not_recorded(harness: Harness, rank
 async def test_the_scores_of_a_model_disabled_meanwhile_are_not_used(harness: Harness, rank: Rank) -> None:
     row = await create_reward_model(harness)
     settings = rank.context.settings
-    turn = await create_turn(harness, LIKED_TOKEN)
+    turn = await create_turn(harness, PREFERRED_TOKEN)
     await curate(harness.db, settings)
     job = await reward_model_source.claim_scoring_job(harness.db, "me", settings)
     assert job is not None

@@ -1,4 +1,4 @@
-"""Sources: rules and the user's next message. A failing rule fails its own judgement only, and a rule may wait."""
+"""Sources: rules and the user's next message. A failing rule fails only its own judgement, and a rule may wait."""
 
 import sys
 import threading
@@ -54,13 +54,13 @@ async def test_the_length_range_is_a_setting_of_the_deployment(harness: Harness)
 async def test_a_custom_rule_gets_the_turn(harness: Harness, shop: ModuleType) -> None:
     inputs: list[RuleInput] = []
 
-    def judge_it(facts: RuleInput) -> float:
+    def score(facts: RuleInput) -> float:
         inputs.append(facts)
         return 0.25
 
-    shop.judge_it = judge_it  # type: ignore[attr-defined]
+    shop.score = score  # type: ignore[attr-defined]
     await harness.turn(request_metadata={"plan": "gold"})
-    [judgement] = await run_judging(harness, settings_with_sources(harness, rule("shop_rules:judge_it")))
+    [judgement] = await run_judging(harness, settings_with_sources(harness, rule("shop_rules:score")))
     assert judgement.value == 0.25
     [facts] = inputs
     assert facts.details == {"plan": "gold"} and facts.reply == {"role": "assistant", "content": "hello"}
@@ -111,18 +111,18 @@ async def test_a_rule_that_hangs_times_out(harness: Harness, shop: ModuleType, m
 
 async def test_an_unknown_rule_is_named_in_the_reason(harness: Harness) -> None:
     await harness.turn()
-    [judgement] = await run_judging(harness, settings_with_sources(harness, rule("nobody")))
-    assert judgement.state == JudgementState.FAILED and "There is no rule 'nobody'" in judgement.reason
+    [judgement] = await run_judging(harness, settings_with_sources(harness, rule("unknown")))
+    assert judgement.state == JudgementState.FAILED and "There is no rule 'unknown'" in (judgement.reason or "")
 
 
 async def test_the_rewards_of_a_policy_cannot_import_modules(harness: Harness, shop: ModuleType) -> None:
-    shop.always = lambda facts: 1.0  # type: ignore[attr-defined]
-    config = RewardsConfig.model_validate({"sources": [rule("shop_rules:always")]})
+    shop.constant = lambda facts: 1.0  # type: ignore[attr-defined]
+    config = RewardsConfig.model_validate({"sources": [rule("shop_rules:constant")]})
     async with harness.db.write() as session:
         (await session.get_one(Policy, (await harness.policy()).id)).rewards = config.model_dump(mode="json")
     await harness.turn()
     [judgement] = await run_judging(harness, harness.settings)
-    assert judgement.state == JudgementState.FAILED and "cannot name a module" in judgement.reason
+    assert judgement.state == JudgementState.FAILED and "cannot name a module" in (judgement.reason or "")
 
 
 async def test_a_tool_call_waits_for_its_tool_within_the_window(harness: Harness) -> None:
@@ -143,7 +143,7 @@ async def test_a_tool_call_waits_for_its_tool_within_the_window(harness: Harness
     assert (rows[turn.id].state, rows[turn.id].value) == (JudgementState.DONE, -1.0)
 
 
-async def test_a_tool_call_without_an_answer_is_skipped_after_the_window(harness: Harness) -> None:
+async def test_a_tool_call_without_a_result_is_skipped_after_the_window(harness: Harness) -> None:
     await harness.turn(reply=CALLING, finish_reason="tool_calls", finished_at=1.0)
     [judgement] = await run_judging(harness, settings_with_sources(harness, rule("tool_outcome", window_seconds=600)))
     assert (judgement.state, judgement.reason) == (JudgementState.SKIPPED, "the tools have not answered yet")
@@ -193,18 +193,18 @@ async def test_a_repeated_question_is_a_negative_reward(harness: Harness) -> Non
     assert (judgement.value, judgement.details["explanation"]) == (-1.0, "repetition")
 
 
-async def test_where_no_rule_applies_the_judge_is_asked_if_there_is_one(harness: Harness) -> None:
+async def test_the_judge_decides_where_no_rule_applies(harness: Harness) -> None:
     endpoint = ScriptedEndpoint(lambda body: grade_response(2, "they ask for something else"))
     with endpoint.serve() as url:
         await create_two_turns(harness, HELLO, REPLY, user_message("And on Sunday?"))
         [judgement] = await run_judging(harness, settings_with_sources(harness, NEXT))
         assert (judgement.state, judgement.reason) == (JudgementState.SKIPPED, "the source has no opinion")
-        judge = {"type": "judge", "url": url, "model": "wise", "share": 1.0}
+        judge = {"type": "judge", "url": url, "model": "judge-model", "share": 1.0}
         settings = settings_with_sources(harness, {**NEXT, "judge": "judge"}, judge)
         turn, _ = await create_two_turns(harness, HELLO, REPLY, user_message("Can somebody else answer?"))
         rows = {(row.turn_id, row.source): row for row in await run_judging(harness, settings)}
-    by_outcome = rows[turn.id, "next_turn"]
-    assert (by_outcome.state, by_outcome.value) == (JudgementState.DONE, -0.5)
+    judgement = rows[turn.id, "next_turn"]
+    assert (judgement.state, judgement.value) == (JudgementState.DONE, -0.5)
     prompts = [body["messages"][1]["content"] for body in endpoint.requests]
     assert sum('{"role": "next", "content": "Can somebody else answer?"}' in text for text in prompts) == 1
 
@@ -212,7 +212,7 @@ async def test_where_no_rule_applies_the_judge_is_asked_if_there_is_one(harness:
 async def test_a_judge_without_evidence_gives_no_reward(harness: Harness) -> None:
     with ScriptedEndpoint(lambda body: grade_response(3)).serve() as url:
         settings = settings_with_sources(
-            harness, {**NEXT, "judge": "judge"}, {"type": "judge", "url": url, "model": "wise"}
+            harness, {**NEXT, "judge": "judge"}, {"type": "judge", "url": url, "model": "judge-model"}
         )
         turn, _ = await create_two_turns(harness, HELLO, REPLY, user_message("And on Sunday?"))
         rows = {(row.turn_id, row.source): row for row in await run_judging(harness, settings)}
@@ -258,7 +258,8 @@ async def test_the_first_of_two_continuations_counts(harness: Harness) -> None:
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 async def test_a_source_of_an_unknown_type_is_an_error(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sources.ANSWER_BY_TYPE, RuleSource)
+    answer_by_type: dict[Any, Any] = sources.ANSWER_BY_TYPE
+    monkeypatch.delitem(answer_by_type, RuleSource)
     turn = await harness.turn()
     settings = settings_with_sources(harness, rule("ended"))
     judgement = Judgement(id="jdg-1", turn_id=turn.id, policy_id=turn.policy_id, source="mine")

@@ -1,7 +1,8 @@
-"""Watched canaries are promoted or rolled back; wanted versions are loaded again where missing."""
+"""Watched canaries are promoted or rolled back, and engines load wanted versions that they have lost."""
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ from workers.release.publish import publish
 from workers.training.assemble import assemble
 
 COUNT = itertools.count()
-TOOK = {"finished_at": now() + 1.0}  # a second each: neither side is slower
+ONE_SECOND: dict[str, Any] = {"finished_at": now() + 1.0}  # the same duration for both versions
 CONFIG = CanaryConfig(share=0.2, margin=0.3)
 
 
@@ -60,14 +61,14 @@ async def add_turns(
     *,
     raters: int | None = None,
     kind: str | None = "HUMAN",
-    **values: object,
+    **values: Any,
 ) -> None:
     """Add replies of a version with a reward each, by different raters or by `raters` of them.
 
     With `kind=None` the rewards come from a reward source of the policy.
     """
     for at in range(good + bad):
-        values = {"route_reason": RouteReason.CANARY if version.number else RouteReason.STABLE, **TOOK, **values}
+        values = {"route_reason": RouteReason.CANARY if version.number else RouteReason.STABLE, **ONE_SECOND, **values}
         turn = await harness.turn(version, **values)
         rater = None if kind is None else f"{kind}/user-{next(COUNT) if raters is None else at % raters}"
         row = Reward(id=new_id("rw"), turn_id=turn.id, source=f"app/{rater}", rater=rater, value=1 if at < good else -1)
@@ -90,7 +91,7 @@ async def test_new_version_starts_as_a_canary_and_training_waits(harness: Harnes
     assert (row.canary_version_id, row.canary_share, row.canary_watched) == (version.id, 0.2, True)
     await add_turns(harness, version, 4, 4)
     await reconcile(harness.db, harness.settings)
-    assert (await deployment(harness)).canary_version_id == version.id, "nothing is decided yet"
+    assert (await deployment(harness)).canary_version_id == version.id, "the canary is not decided yet"
     assert await assemble(harness.db, harness.settings) == 0
     waiting_for = (await harness.api.get("/v1/policies/shop/training")).json()["waiting_for"]
     assert waiting_for == "shop@v1 is a canary: learning continues when it is live or rolled back."
@@ -112,7 +113,7 @@ async def test_worse_canary_is_rolled_back_and_training_continues_from_the_servi
     assert [(row.actor, row.reason) for row in entries] == [("reconcile", ended.reason)]
 
 
-async def test_canary_that_is_as_good_goes_live(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_canary_that_is_not_worse_goes_live(harness: Harness, scripted: ScriptedEngine) -> None:
     base = await harness.serving()
     version = await start_canary(harness)
     await add_turns(harness, base, 80, 20)
@@ -130,8 +131,8 @@ async def test_one_rater_has_one_vote(harness: Harness, scripted: ScriptedEngine
     await add_turns(harness, version, 0, 60, raters=1)
     await reconcile(harness.db, harness.settings)
     assert (await deployment(harness)).canary_version_id == version.id
-    shown = (await harness.api.get("/v1/policies/shop/deployment")).json()["canary"]
-    assert (shown["candidate"]["turns"], shown["candidate"]["rated"], shown["verdict"]) == (60, 1, "wait")
+    canary = (await harness.api.get("/v1/policies/shop/deployment")).json()["canary"]
+    assert (canary["candidate"]["turns"], canary["candidate"]["rated"], canary["verdict"]) == (60, 1, "wait")
 
 
 async def test_program_has_a_vote_per_reply_and_reward_sources_have_none(
@@ -140,8 +141,8 @@ async def test_program_has_a_vote_per_reply_and_reward_sources_have_none(
     version = await start_canary(harness)
     await add_turns(harness, version, 3, 4, kind="CODE", raters=1)
     await add_turns(harness, version, 30, 0, kind=None)
-    shown = (await harness.api.get("/v1/policies/shop/deployment")).json()["canary"]["candidate"]
-    assert (shown["turns"], shown["rated"], shown["good"]) == (37, 7, 3)
+    candidate = (await harness.api.get("/v1/policies/shop/deployment")).json()["canary"]["candidate"]
+    assert (candidate["turns"], candidate["rated"], candidate["good"]) == (37, 7, 3)
 
 
 async def test_pinned_and_explicit_requests_are_not_compared(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -156,8 +157,10 @@ async def test_pinned_and_explicit_requests_are_not_compared(harness: Harness, s
 async def test_failures_roll_the_canary_back_without_feedback(harness: Harness, scripted: ScriptedEngine) -> None:
     version = await start_canary(harness)
     for _ in range(40):
-        await harness.turn(route_reason=RouteReason.STABLE, **TOOK)
-        await harness.turn(version, route_reason=RouteReason.CANARY, state=TurnState.FAILED, output_ids=None, **TOOK)
+        await harness.turn(route_reason=RouteReason.STABLE, **ONE_SECOND)
+        await harness.turn(
+            version, route_reason=RouteReason.CANARY, state=TurnState.FAILED, output_ids=None, **ONE_SECOND
+        )
     await reconcile(harness.db, harness.settings)
     assert "more replies failed" in ((await harness.get(Version, version.id)).reason or "")
 
@@ -165,14 +168,14 @@ async def test_failures_roll_the_canary_back_without_feedback(harness: Harness, 
 async def test_repeated_failures_of_one_user_count_once(harness: Harness, scripted: ScriptedEngine) -> None:
     version = await start_canary(harness)
     for number in range(40):
-        await harness.turn(route_reason=RouteReason.STABLE, end_user=f"user-{number}", **TOOK)
+        await harness.turn(route_reason=RouteReason.STABLE, end_user=f"user-{number}", **ONE_SECOND)
         await harness.turn(
             version, route_reason=RouteReason.CANARY, state=TurnState.FAILED, output_ids=None, end_user="ada"
         )
-        await harness.turn(version, route_reason=RouteReason.CANARY, end_user=f"user-{number}", **TOOK)
+        await harness.turn(version, route_reason=RouteReason.CANARY, end_user=f"user-{number}", **ONE_SECOND)
     await reconcile(harness.db, harness.settings)
-    shown = (await harness.api.get("/v1/policies/shop/deployment")).json()["canary"]["candidate"]
-    assert (shown["turns"], shown["failed"]) == (41, 1)
+    candidate = (await harness.api.get("/v1/policies/shop/deployment")).json()["canary"]["candidate"]
+    assert (candidate["turns"], candidate["failed"]) == (41, 1)
 
 
 async def test_canary_without_feedback_is_rolled_back(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -186,7 +189,7 @@ async def test_canary_without_feedback_is_rolled_back(harness: Harness, scripted
     assert ended.state == VersionState.ROLLED_BACK and "not enough data" in (ended.reason or "")
 
 
-async def test_unwatched_canary_is_left_to_the_operator(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_unwatched_canary_is_not_decided_automatically(harness: Harness, scripted: ScriptedEngine) -> None:
     version = await start_canary(harness)
     async with harness.db.write() as session:
         (await session.get_one(Deployment, (await harness.policy()).id)).canary_watched = False
@@ -203,10 +206,10 @@ async def test_canary_stays_loaded_and_a_second_version_waits(harness: Harness, 
     for _ in range(harness.settings.max_attempts + 1):
         await publish(harness.db, harness.settings)
     waiting: Version = await harness.get(Version, second.id)
-    assert (waiting.state, waiting.attempt) == (VersionState.VERIFIED, 0), "to wait is no attempt"
+    assert (waiting.state, waiting.attempt) == (VersionState.VERIFIED, 0), "waiting does not count as an attempt"
     await reconcile(harness.db, harness.settings.model_copy(update={"keep_versions": 0}))
     assert {"shop-v1", "shop-v2"} <= set(scripted.adapters)
-    async with harness.db.write() as session:  # the first is promoted by hand; the second has its turn
+    async with harness.db.write() as session:  # an operator promotes the first version
         (await session.get_one(Deployment, (await harness.policy()).id)).canary_watched = False
     await harness.api.post("/v1/policies/shop/canary/promote", json={})
     assert (await harness.serving()).id == first.id
@@ -231,7 +234,7 @@ async def test_pinned_version_is_loaded_again_on_an_engine_that_lost_it(
     await sync_adapters(harness.db, settings)
     [engine] = await harness.all(Engine)
     assert set(scripted.adapters) == {"shop-v1", "shop-v3", "shop-v4"} == set(engine.loaded), (
-        "the damaged one stays out"
+        "the damaged version is not loaded"
     )
     body = {"model": "shop", "messages": [{"role": "user", "content": "hi"}], "user": "ada"}
     answer = await harness.api.post("/v1/chat/completions", json=body)
@@ -239,11 +242,11 @@ async def test_pinned_version_is_loaded_again_on_an_engine_that_lost_it(
     [turn] = await harness.all(Turn)
     assert (turn.version_id, turn.route_reason) == (versions[0].id, RouteReason.PINNED)
     await reconcile(harness.db, settings)
-    assert "shop-v1" in scripted.adapters, "it stays loaded"
+    assert "shop-v1" in scripted.adapters, "the pinned version stays loaded"
 
 
 async def start_watched_canary(harness: Harness, number: int) -> None:
-    """Start a canary as an operator does, and have it watched."""
+    """Start a watched canary as an operator does."""
     answer = await harness.api.post("/v1/policies/shop/deploy", json={"version": number, "share": 0.2})
     assert answer.status_code == 200, answer.text
 
@@ -268,14 +271,14 @@ async def test_training_continues_from_an_older_promoted_version(
     assert (await harness.serving()).id == three_versions[0].id == (await harness.policy()).head_version_id
 
 
-async def test_version_trained_during_an_older_canary_outlives_it(
+async def test_version_trained_during_an_older_canary_is_published_after_it(
     harness: Harness, three_versions: list[Version]
 ) -> None:
     await start_watched_canary(harness, 1)
     newest = await create_trained_version(harness, 4)
     await evaluate(harness.db, harness.settings.model_copy(update={"canary": None}), "test")
     assert (await harness.get(Version, newest.id)).state == VersionState.VERIFIED, (
-        "what a canary is compared with stays"
+        "the version that the canary is compared with keeps serving"
     )
     await harness.api.post("/v1/policies/shop/canary/abort", json={})
     assert (await harness.policy()).head_version_id == newest.id
@@ -283,7 +286,7 @@ async def test_version_trained_during_an_older_canary_outlives_it(
     assert (await harness.serving()).id == newest.id
 
 
-async def test_version_that_was_only_a_canary_is_not_kept(harness: Harness, three_versions: list[Version]) -> None:
+async def test_version_that_was_only_a_canary_is_unloaded(harness: Harness, three_versions: list[Version]) -> None:
     settings = harness.settings.model_copy(update={"keep_versions": 3})
     for number in range(4, 8):
         name = f"shop-v{number}"
@@ -300,7 +303,9 @@ async def test_canary_is_not_promoted_without_a_ready_engine(harness: Harness, s
     await add_turns(harness, await harness.serving(), 80, 20)
     await add_turns(harness, version, 50, 0)
     async with harness.db.write() as session:
-        assert await engine_inventory.serving_adapter_names(session) == set(), "an engine may open without the canary"
+        assert await engine_inventory.serving_adapter_names(session) == set(), (
+            "an engine may become ready without the canary"
+        )
         (await session.get_one(Engine, "engine-0")).state = EngineState.DOWN
     await check_canaries(harness.db, harness.settings)
     assert (await deployment(harness)).canary_version_id == version.id

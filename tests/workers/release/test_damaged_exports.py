@@ -1,4 +1,4 @@
-"""Eight kinds of damaged exports: no damaged byte reaches an engine on any path."""
+"""Eight kinds of damaged exports, none of which is sent to an engine."""
 
 import asyncio
 import sys
@@ -42,30 +42,30 @@ def flip(raw: bytes) -> bytes:
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda raw: b"",
-    "cut in its header": lambda raw: raw[: header_ends(raw) // 2],
-    "cut in its tensors": lambda raw: raw[:-1],
-    "longer than it was": lambda raw: raw + bytes(512),
-    "without its header's length": lambda raw: b"\xff" * 8 + raw[8:],
-    "with a torn header": lambda raw: raw[:9] + b"\x00" + raw[10:],
-    "zeros to its end": lambda raw: raw[: len(raw) // 2] + bytes(len(raw) - len(raw) // 2),
+    "truncated in the header": lambda raw: raw[: header_ends(raw) // 2],
+    "truncated in the tensors": lambda raw: raw[:-1],
+    "with additional bytes": lambda raw: raw + bytes(512),
+    "with a wrong header length": lambda raw: b"\xff" * 8 + raw[8:],
+    "with a corrupted header": lambda raw: raw[:9] + b"\x00" + raw[10:],
+    "with a zeroed second half": lambda raw: raw[: len(raw) // 2] + bytes(len(raw) - len(raw) // 2),
     "with a flipped bit": flip,
 }
-SILENT = ("zeros to its end", "with a flipped bit")  # safetensors reads these without an error
-SEALED = {  # what says no when the damage was there before the manifest was written
+SILENT = ("with a zeroed second half", "with a flipped bit")  # safetensors reads these without an error
+SEALED_ERRORS = {  # the error if the file is damaged before the manifest is written
     "empty": "is not a complete safetensors file",
-    "cut in its header": "is not a complete safetensors file",
-    "cut in its tensors": "file not fully covered",
-    "longer than it was": "file not fully covered",
-    "without its header's length": "is not a complete safetensors file",
-    "with a torn header": "is not a complete safetensors file",
-    "zeros to its end": "zeros",
+    "truncated in the header": "is not a complete safetensors file",
+    "truncated in the tensors": "file not fully covered",
+    "with additional bytes": "file not fully covered",
+    "with a wrong header length": "is not a complete safetensors file",
+    "with a corrupted header": "is not a complete safetensors file",
+    "with a zeroed second half": "zeros",
     "with a flipped bit": "root mean square",
 }
 
 
 @dataclass
 class RecordingEngine(ScriptedEngine):
-    """Records all requests but health checks."""
+    """Records the requests that load an adapter or generate tokens."""
 
     received: list[str] = field(default_factory=list)
 
@@ -97,10 +97,10 @@ def damage_file(folder: Path, damage: str) -> None:
 
 
 async def create_trained_version(harness: Harness) -> tuple[Version, Path]:
-    made = export_adapter(harness.settings.versions_dir / "shop-v1", harness.settings.model)
+    export = export_adapter(harness.settings.versions_dir / "shop-v1", harness.settings.model)
     probe = {"ids": [[5, 6]], "logprobs": [[-1.0]]}
-    path = str(made.path)
-    return await harness.version(adapter_path=path, manifest_sha256=made.manifest_sha256, probe=probe), made.path
+    path = str(export.path)
+    return await harness.version(adapter_path=path, manifest_sha256=export.manifest_sha256, probe=probe), export.path
 
 
 async def evaluate_version(harness: Harness, version: Version) -> Version:
@@ -118,7 +118,7 @@ def safetensors_reads(folder: Path) -> bool:
 
 
 async def test_undamaged_export_reaches_the_engine(harness: Harness, replica: RecordingEngine) -> None:
-    """The control: an undamaged export reaches the engine."""
+    """The control case for the tests below."""
     version, _ = await create_trained_version(harness)
     await evaluate_version(harness, version)
     assert replica.received[0] == "shop-v1"
@@ -151,7 +151,7 @@ async def test_damage_before_sealing_is_rejected_before_the_engine_is_used(
         (await session.get_one(Version, version.id)).manifest_sha256 = sha256
     released = await evaluate_version(harness, version)
     assert released.state == VersionState.REJECTED and released.reason is not None
-    assert released.reason.startswith("DamagedAdapter: ") and SEALED[damage] in released.reason
+    assert released.reason.startswith("DamagedAdapter: ") and SEALED_ERRORS[damage] in released.reason
     assert replica.received == []
 
 
@@ -172,18 +172,18 @@ async def test_version_damaged_since_it_went_live_is_not_loaded_on_another_engin
 async def test_damaged_versions_are_not_loaded_on_an_engine_that_starts(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The eight damaged versions are wanted, and one that is not damaged."""
+    """The wanted versions are the eight damaged ones and an undamaged one."""
     interpreter = tmp_path / "python"
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.workers.engine.fake_server "$@"\n')
     interpreter.chmod(0o755)
-    monkeypatch.setenv("STAND_IN", str(tmp_path))
+    monkeypatch.setenv("FAKE_ENGINE_FOLDER", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     record, lines = InMemoryEngineRecord(), list[str]()
     for number, damage in enumerate((None, *DAMAGES)):
-        made = export_adapter(tmp_path / "versions" / f"shop-v{number}", harness.settings.model)
-        record.wanted_versions.append(VersionRef(f"shop-v{number}", made.path, made.manifest_sha256))
+        export = export_adapter(tmp_path / "versions" / f"shop-v{number}", harness.settings.model)
+        record.wanted_versions.append(VersionRef(f"shop-v{number}", export.path, export.manifest_sha256))
         if damage is not None:
-            damage_file(made.path, damage)
+            damage_file(export.path, damage)
 
     def check(path: Path, manifest_sha256: str) -> None:
         check_version(harness.settings.model, path, manifest_sha256)

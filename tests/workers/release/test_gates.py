@@ -17,7 +17,7 @@ PROMPTS = {"type": "prompts", "name": "hours", "dataset": "hours", "verifier": {
 
 
 def user_gate(candidate: Candidate) -> str | None:
-    """A gate as a user would write it."""
+    """An example of a user's gate function."""
     assert (candidate.policy, candidate.parent, candidate.adapter_path != "") == ("shop", 0, True)
     return "it feels wrong" if candidate.metrics.get("mood") == "low" else None
 
@@ -38,7 +38,7 @@ async def run_gates(harness: Harness, *gates: dict[str, Any], **values: Any) -> 
     return row
 
 
-async def prompts(harness: Harness, *rows: dict[str, Any]) -> None:
+async def create_prompts(harness: Harness, *rows: dict[str, Any]) -> None:
     policy = await harness.policy()
     async with harness.db.write() as session:
         dataset = Dataset(
@@ -54,7 +54,7 @@ async def prompts(harness: Harness, *rows: dict[str, Any]) -> None:
         session.add_all(DatasetRow(dataset_id=dataset.id, row_number=at, content=row) for at, row in enumerate(rows))
 
 
-def row(question: str, reference: str) -> dict[str, Any]:
+def prompt_row(question: str, reference: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": question}], "reference": reference}
 
 
@@ -69,7 +69,7 @@ async def test_metric_out_of_bounds_rejects_the_version(
         assert version.reason == "gate entropy: actor/entropy is 0.05, below 0.1"
         policy = await harness.policy()
         assert policy.head_version_id == (await harness.serving()).id
-        assert (policy.mode, policy.kl_alarms) == (LearningMode.SYNCHRONOUS, 1), "three in a row halt learning"
+        assert (policy.mode, policy.kl_alarms) == (LearningMode.SYNCHRONOUS, 1), "three alarms in a row halt training"
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ async def test_metric_out_of_bounds_rejects_the_version(
     [
         (f"{__name__}:user_gate", "high", None),
         (f"{__name__}:user_gate", "low", "gate mine: it feels wrong"),
-        (f"{__name__}:broken_gate", "high", "gate mine: it could not be asked: RuntimeError: no network"),
-        ("nowhere:gate", "high", "gate mine: it could not be asked: UnknownExtension"),
+        (f"{__name__}:broken_gate", "high", "gate mine: the request failed: RuntimeError: no network"),
+        ("nowhere:gate", "high", "gate mine: the request failed: UnknownExtension"),
     ],
 )
 async def test_user_function_decides_and_a_failing_one_rejects(
@@ -94,7 +94,7 @@ async def test_user_function_decides_and_a_failing_one_rejects(
 async def test_held_out_prompts_are_answered_by_candidate_and_serving_version(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    await prompts(harness, row("When?", "nine to six"), row("Where?", "Main Street"))
+    await create_prompts(harness, prompt_row("When?", "nine to six"), prompt_row("Where?", "Main Street"))
     version = await run_gates(harness, PROMPTS | {"at_least": 0.5, "max_drop": 0.1})
     assert (version.state, version.metrics["gate/hours"]) == (VersionState.LIVE, 0.5)
     requests = [body for body in scripted.requests if "messages" in body]
@@ -106,20 +106,20 @@ async def test_held_out_prompts_are_answered_by_candidate_and_serving_version(
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ([row("Where?", "Main Street")], "gate hours: 0.0% of 1 replies are right, less than 50.0%"),
+        ([prompt_row("Where?", "Main Street")], "gate hours: 0.0% of 1 replies are right, less than 50.0%"),
         ([], "gate hours: there is no dataset of prompts named 'hours'"),
     ],
 )
 async def test_wrong_answers_and_missing_prompts_reject_the_version(
     harness: Harness, scripted: ScriptedEngine, rows: list[dict[str, Any]], reason: str
 ) -> None:
-    await prompts(harness, *rows)
+    await create_prompts(harness, *rows)
     version = await run_gates(harness, PROMPTS | {"at_least": 0.5})
     assert (version.state, version.reason) == (VersionState.REJECTED, reason)
 
 
 def user_verifier(attempt: VerifierInput) -> Any:
-    """A user's verifier that reads the row's other columns."""
+    """An example of a user's verifier that reads other columns of the row."""
     return 1.0 if attempt.details == {"shop": "north"} else "yes"
 
 
@@ -127,7 +127,7 @@ def user_verifier(attempt: VerifierInput) -> Any:
 async def test_verifier_sees_other_columns_and_its_invalid_score_is_wrong(
     harness: Harness, scripted: ScriptedEngine, details: dict[str, str], share: float
 ) -> None:
-    await prompts(harness, row("When?", "nine to six") | {"details": details})
+    await create_prompts(harness, prompt_row("When?", "nine to six") | {"details": details})
     gate = PROMPTS | {"verifier": {"type": "custom", "name": "odd"}, "at_least": 0.0}
     rollouts = {"verifiers": {"odd": f"{__name__}:user_verifier"}}
     harness.settings = Settings.model_validate(harness.settings.model_dump() | {"rollouts": rollouts})
@@ -140,17 +140,17 @@ async def test_prompt_that_the_engine_refuses_rejects_the_version(
     async def refuse(*arguments: Any) -> Any:
         raise EngineRefused(400, "the prompt is longer than the context")
 
-    await prompts(harness, row("When?", "nine to six"))
+    await create_prompts(harness, prompt_row("When?", "nine to six"))
     monkeypatch.setattr("workers.release.gates.EngineClient.complete", refuse)
     version = await run_gates(harness, PROMPTS | {"at_least": 0.5})
     assert (version.state, version.reason) == (
         VersionState.REJECTED,
-        "gate hours: it could not be asked: the prompt is longer than the context",
+        "gate hours: the request failed: the prompt is longer than the context",
     )
 
 
-async def test_engine_failure_is_no_verdict(harness: Harness, scripted: ScriptedEngine) -> None:
-    await prompts(harness, row("When?", "nine to six"))
+async def test_engine_failure_does_not_decide_about_the_version(harness: Harness, scripted: ScriptedEngine) -> None:
+    await create_prompts(harness, prompt_row("When?", "nine to six"))
     scripted.drop_after_tokens = 2
     version = await run_gates(harness, PROMPTS | {"at_least": 0.5})
     assert (version.state, version.lease_owner) == (VersionState.TRAINED, None)

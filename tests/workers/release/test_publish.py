@@ -1,4 +1,4 @@
-"""From trained to live: no damaged or wrong version serves, and no good one is lost."""
+"""From trained to live: no damaged or wrong version serves, and every valid version is published."""
 
 import asyncio
 import base64
@@ -69,12 +69,12 @@ async def test_adapter_may_be_sent_in_the_request(
     )
     await evaluate(harness.db, settings, "test")
     assert (await harness.serving()).id == version.id
-    [body], [same] = scripted.payloads, second_engine.payloads
-    assert body == same and body["lora_name"] == "shop-v1"
+    [body], [other_body] = scripted.payloads, second_engine.payloads
+    assert body == other_body and body["lora_name"] == "shop-v1"
     tensors = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))
-    truth = load_file(Path(version.adapter_path or "") / ADAPTER)
-    assert tensors.keys() == truth.keys()
-    assert all(torch.equal(tensors[name], truth[name]) for name in truth)
+    expected = load_file(Path(version.adapter_path or "") / ADAPTER)
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
     assert "transfer" in (await harness.get(Version, version.id)).timings
     async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-1")).loaded = []
@@ -92,7 +92,7 @@ async def test_weights_that_differ_from_the_trainers_never_serve(harness: Harnes
     rejected = await harness.get(Version, version.id)
     assert rejected.state == VersionState.REJECTED and "differ from the trainer's" in rejected.reason
     assert (await harness.serving()).id == base.id
-    assert (await harness.policy()).head_version_id == base.id, "learning goes back to what serves"
+    assert (await harness.policy()).head_version_id == base.id, "training continues from the serving version"
     assert "version.rejected" in [row.action for row in await harness.all(Audit)]
 
 
@@ -103,7 +103,7 @@ def flip(path: Path) -> None:
 
 
 async def test_missing_adapter_never_reaches_the_engine(harness: Harness, scripted: ScriptedEngine) -> None:
-    """For damaged adapters see test_damaged_exports."""
+    """For damaged adapters see test_damaged_exports.py."""
     version = await create_trained_version(harness)
     (Path(version.adapter_path or "") / ADAPTER).unlink()
     await evaluate_and_publish(harness)
@@ -134,7 +134,7 @@ async def test_hanging_engine_delays_nothing_and_gets_no_traffic_for_the_version
 ) -> None:
     version = await create_trained_version(harness)
     second_engine.hang = True
-    async with asyncio.timeout(50):  # a load is waited for for a minute
+    async with asyncio.timeout(50):  # the time-out of a load is one minute
         while (await harness.serving()).id != version.id:
             await evaluate_and_publish(harness)
     for number in range(8):
@@ -163,7 +163,7 @@ async def test_load_that_hangs_on_one_of_three_engines_is_finished_later(
     with serve(third) as url:
         async with harness.db.write() as session:
             session.add(Engine(name="engine-2", url=url, state=EngineState.READY, incarnation=1, loaded=[]))
-        async with asyncio.timeout(40):  # a load is waited for for a minute
+        async with asyncio.timeout(40):  # the time-out of a load is one minute
             await evaluate_and_publish(harness)
         assert (await harness.serving()).id == version.id
         assert await used_engines() == {"engine-0", "engine-1"}
@@ -179,16 +179,19 @@ async def test_load_that_hangs_on_one_of_three_engines_is_finished_later(
         assert await used_engines() == {"engine-0", "engine-1", "engine-2"}
 
 
-@pytest.mark.parametrize("away", [0, 1, 2])
+@pytest.mark.parametrize("num_dead", [0, 1, 2])
 async def test_version_verified_on_one_engine_is_not_rejected_for_dead_ones(
-    harness: Harness, scripted: ScriptedEngine, second_engine: ScriptedEngine, away: int
+    harness: Harness, scripted: ScriptedEngine, second_engine: ScriptedEngine, num_dead: int
 ) -> None:
-    """One of three engines is too few; with none, the attempt does not count."""
+    """One working engine of three is too few. If no engine works, the attempt does not count."""
     version, third = await create_trained_version(harness), ScriptedEngine()
     with serve(third) as url:
         async with harness.db.write() as session:
             session.add(Engine(name="engine-2", url=url, state=EngineState.READY, incarnation=1, loaded=[]))
-        working, dead = (scripted, second_engine, third)[: 2 - away], (scripted, second_engine, third)[2 - away :]
+        working, dead = (
+            (scripted, second_engine, third)[: 2 - num_dead],
+            (scripted, second_engine, third)[2 - num_dead :],
+        )
         for engine in dead:
             engine.refuse_status = 503
         for _ in range(harness.settings.max_attempts + 2):
@@ -245,7 +248,7 @@ async def test_serving_version_that_no_engine_holds_is_503_and_gets_loaded(
 
 
 async def set_head(harness: Harness, version: Version) -> None:
-    """Make it the head of its policy."""
+    """Make the version the head of its policy."""
     policy = await harness.policy()
     async with harness.db.write() as session:
         (await session.get_one(Policy, policy.id)).head_version_id = version.id
@@ -255,7 +258,7 @@ async def set_head(harness: Harness, version: Version) -> None:
 async def test_rollback_during_evaluation_rejects_the_version(
     harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, verified: bool
 ) -> None:
-    """The rollback comes during verification, or after it while the version waits."""
+    """The rollback happens during the verification, or after it while the version waits to be published."""
     base, version = await harness.serving(), await create_trained_version(harness)
     if verified:
         async with harness.db.write() as session:
@@ -272,12 +275,12 @@ async def test_rollback_during_evaluation_rejects_the_version(
         monkeypatch.setattr("workers.release.evaluate.verify_on_engines", verify_meanwhile)
         await evaluate(harness.db, harness.settings, "test")
     assert (await harness.serving()).id == base.id
-    left: Version = await harness.get(Version, version.id)
-    assert left.state == VersionState.REJECTED and "learning went back" in (left.reason or "")
+    rejected: Version = await harness.get(Version, version.id)
+    assert rejected.state == VersionState.REJECTED and "training returned" in (rejected.reason or "")
 
 
 async def test_version_lost_before_publishing_is_verified_again(harness: Harness, scripted: ScriptedEngine) -> None:
-    """An engine came back without it before it was export_directory."""
+    """An engine restarted without the version before the version was published."""
     version = await create_trained_version(harness)
     async with harness.db.write() as session:
         (await session.get_one(Version, version.id)).state = VersionState.VERIFIED
@@ -287,7 +290,7 @@ async def test_version_lost_before_publishing_is_verified_again(harness: Harness
     assert (await harness.serving()).id == version.id
 
 
-async def test_old_versions_are_unloaded_later_and_rollback_targets_kept(
+async def test_old_versions_are_unloaded_and_rollback_targets_stay_loaded(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     settings = harness.settings.model_copy(update={"keep_versions": 2})
@@ -311,9 +314,11 @@ async def test_version_beyond_the_kl_guard_is_rejected_and_training_becomes_sync
     await evaluate_and_publish(harness)
     rejected, policy = await harness.get(Version, far.id), await harness.policy()
     assert rejected.state == VersionState.REJECTED and "0.021 per token" in rejected.reason
-    assert (await harness.serving()).id == base.id == policy.head_version_id, "learning goes back to what serves"
+    assert (await harness.serving()).id == base.id == policy.head_version_id, (
+        "training continues from the serving version"
+    )
     assert (policy.mode, policy.kl_alarms) == (LearningMode.SYNCHRONOUS, 1)
-    assert scripted.adapters == {}, "the engine never saw it"
+    assert scripted.adapters == {}, "nothing was loaded on the engine"
     near = await harness.version(
         number=2, adapter_name="shop-v2", metrics={"guard/kl": 0.001}, **export_values(harness, "shop-v2", 2)
     )

@@ -1,4 +1,4 @@
-"""Shadow deployments: a version answers live prompts unseen, and is passed or rejected by its judged replies."""
+"""Shadow deployments: a version answers copies of live prompts, and passes or is rejected by its judged replies."""
 
 import shutil
 from pathlib import Path
@@ -46,7 +46,7 @@ from workers.rollouts import chat_rollouts, rollout_queue, sampler
 from workers.rollouts.sampler import sample_rollouts
 from workers.training.assemble import assemble
 
-# Ten pairs of one mind are evidence enough. A scripted reply takes no time that could be compared.
+# Ten unanimous pairs are enough to decide. Latency is ignored, because scripted replies take no time.
 CONFIG = ShadowConfig(share=1.0, alpha=0.2, margin=0.3, min_turns=4, min_rated=4, max_latency_ratio=1e9)
 RULE = {"sources": [{"type": "explicit"}, {"type": "rule", "name": "ended", "function": "ended"}]}
 
@@ -72,13 +72,13 @@ async def start_shadow(harness: Harness, settings: Settings | None = None) -> Ve
     return row
 
 
-async def send_chats(harness: Harness, people: int) -> None:
-    for number in range(people):
+async def send_chats(harness: Harness, num_users: int) -> None:
+    for number in range(num_users):
         await chat(harness, user=f"user-{number}", max_tokens=16)
 
 
 async def run_shadow(harness: Harness, settings: Settings) -> None:
-    """Answer the chats so far in shadow, and judge the replies."""
+    """Sample the shadow replies to all chats so far, and judge the replies."""
     await run_rollouts(harness, settings)
     await run_judging(harness, settings)
 
@@ -91,14 +91,14 @@ async def add_pair(
     harness: Harness, version: Version, candidate_reward: float | None, serving_reward: float | None, **values: Any
 ) -> Turn:
     """Create a reply of the serving version and one of the candidate, both scored by the rule."""
-    took = {"finished_at": now() + 1.0}
-    live = await harness.turn(**took, processed=True)
-    done = {"origin": Origin.SHADOW, "shadow_of_id": live.id, "processed": True, **took, **values}
-    turn = await harness.turn(version, **done)
+    times: dict[str, Any] = {"finished_at": now() + 1.0}
+    live = await harness.turn(**times, processed=True)
+    columns = {"origin": Origin.SHADOW, "shadow_of_id": live.id, "processed": True, **times, **values}
+    turn = await harness.turn(version, **columns)
     async with harness.db.write() as session:
-        times = {"due_at": 0.0, "expires_at": 0.0, "duration_seconds": 1.0}
+        durations = {"due_at": 0.0, "expires_at": 0.0, "duration_seconds": 1.0}
         names = {"policy_id": turn.policy_id, "origin": turn.origin, "choice_index": 0}
-        session.add(Rollout(id=turn.id, state=RolloutState.DONE, tokens=2, **names, **times))
+        session.add(Rollout(id=turn.id, state=RolloutState.DONE, tokens=2, **names, **durations))
         for id, value in ((turn.id, candidate_reward), (live.id, serving_reward)):
             if value is not None:
                 session.add(Reward(id=new_id("rew"), turn_id=id, source="ended", reward_source="ended", value=value))
@@ -110,7 +110,7 @@ async def get_shadow(harness: Harness) -> Any:
 
 
 async def expire_shadow(harness: Harness) -> None:
-    """Let the shadow deployment reach its time limit."""
+    """Move the start of the shadow deployment beyond its time limit."""
     async with harness.db.write() as session:
         await session.execute(update(Version).values(shadow_since=now() - 10 * CONFIG.patience_seconds))
 
@@ -125,19 +125,19 @@ async def test_shadow_version_answers_and_users_do_not_see_it(harness: Harness, 
         )
         assert answer.headers["x-policy-version"] == "shop@v0", "the deployment has not changed"
         named = await harness.api.post("/v1/chat/completions", json={"model": "shop@v1", "messages": HI})
-        assert named.status_code == 404, "nor is it there for whoever names it"
+        assert named.status_code == 404, "clients cannot request the shadow version"
         live = await harness.get(Turn, answer.json()["id"])
         num_requests = len(scripted.requests)
         await curate(harness.db, settings)
         [shadow] = await shadow_turns(harness)
-        assert (shadow.state, len(scripted.requests)) == (TurnState.OPEN, num_requests), "stored first"
+        assert (shadow.state, len(scripted.requests)) == (TurnState.OPEN, num_requests), "the turn is stored first"
         await run_shadow(harness, settings)
     [shadow] = await shadow_turns(harness)
     assert (shadow.shadow_of_id, shadow.version_id, shadow.state) == (live.id, version.id, TurnState.DONE)
     assert (shadow.prompt_ids, shadow.end_user, shadow.key_id) == (live.prompt_ids, "ada", live.key_id)
     body = scripted.requests[num_requests]
     assert (body["lora_path"], body["input_ids"], body["priority"]) == ("shop-v1", live.prompt_ids, -1)
-    assert body["temperature"] == 0, "with the chat's sampling, although the turn cannot be trained on"
+    assert body["temperature"] == 0, "the chat's sampling is used, although greedy turns cannot be trained on"
     values = {row.turn_id: row.value for row in await harness.all(Reward)}
     assert values == {live.id: -1.0, shadow.id: 1.0}
     stored = (await harness.api.get("/v1/chat/completions")).json()["data"]
@@ -168,7 +168,7 @@ async def test_worse_shadow_is_rejected_and_training_continues_from_the_serving_
     assert row.metrics["shadow/worse"] == 10 and row.metrics["shadow/approval"] == 1.0
     policy = await harness.policy()
     assert policy.head_version_id == base.id == (await harness.serving()).id
-    assert (policy.mode, policy.kl_alarms) == (LearningMode.SYNCHRONOUS, 1), "like a gate's no"
+    assert (policy.mode, policy.kl_alarms) == (LearningMode.SYNCHRONOUS, 1), "as after the rejection by a gate"
     audit = {(one.action, one.actor): one.reason for one in await harness.all(Audit)}
     assert audit["version.rejected", "reconcile"] == reason and audit["shadow.began", "publish"] == "verified"
     answer = await harness.api.post("/v1/chat/completions", json={"model": "shop", "messages": HI})
@@ -198,7 +198,7 @@ async def test_better_shadow_passes_to_the_next_release_state(
     assert reasons["deployment.deployed" if canary is None else "canary.began"] == "shadow_passed"
 
 
-async def test_shadow_turns_are_never_trained_on(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_shadow_turns_are_not_trained_on(harness: Harness, scripted: ScriptedEngine) -> None:
     with judge_preferring(0.9, 0.1).serve() as url:
         settings = settings_with_sources(harness, {"type": "http", "url": url}, batch_size=2)
         await start_shadow(harness, settings)
@@ -207,7 +207,7 @@ async def test_shadow_turns_are_never_trained_on(harness: Harness, scripted: Scr
         await run_shadow(harness, settings)
     chats = {turn.id for turn in await harness.all(Turn) if turn.origin == Origin.CHAT}
     assert {sample.turn_id for sample in await harness.all(Sample)} == chats and len(await shadow_turns(harness)) == 3
-    assert await assemble(harness.db, settings) == 0, "training waits meanwhile"
+    assert await assemble(harness.db, settings) == 0, "training waits for the end of the shadow"
 
 
 async def test_shadow_is_off_by_default(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -222,13 +222,13 @@ async def test_shadow_is_off_by_default(harness: Harness, scripted: ScriptedEngi
     assert await shadow_turns(harness) == [] and await get_shadow(harness) is None
 
 
-async def test_chats_go_first_and_a_shadow_without_capacity_does_not_pass(
+async def test_chats_have_priority_and_a_shadow_without_capacity_does_not_pass(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     version = await start_shadow(harness)
     await send_chats(harness, 5)
     await curate(harness.db, harness.settings)
-    busy = await harness.turn(state=TurnState.OPEN, finished_at=None)
+    open_chat = await harness.turn(state=TurnState.OPEN, finished_at=None)
     num_requests = len(scripted.requests)
     await sample_rollouts(harness.db, harness.settings, "me")
     assert len(scripted.requests) == num_requests, "a chat is open"
@@ -240,7 +240,7 @@ async def test_chats_go_first_and_a_shadow_without_capacity_does_not_pass(
     await check_shadow_deployments(harness.db, harness.settings)
     row: Version = await harness.get(Version, version.id)
     assert row.state == VersionState.REJECTED and "0 of 4 replies, 0 of 4 rated" in (row.reason or "")
-    assert len(scripted.requests) == num_requests and (await harness.get(Turn, busy.id)).state == TurnState.OPEN
+    assert len(scripted.requests) == num_requests and (await harness.get(Turn, open_chat.id)).state == TurnState.OPEN
 
 
 async def test_one_user_has_one_vote(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -248,8 +248,8 @@ async def test_one_user_has_one_vote(harness: Harness, scripted: ScriptedEngine)
     for _ in range(12):
         live = await add_pair(harness, version, -1.0, 1.0)
         async with harness.db.write() as session:
-            one = Turn.id.in_((live.id, live.shadow_of_id))
-            await session.execute(update(Turn).where(one).values(end_user="ada"))
+            is_in_pair = Turn.id.in_((live.id, live.shadow_of_id))
+            await session.execute(update(Turn).where(is_in_pair).values(end_user="ada"))
     assert await check_shadow_deployments(harness.db, harness.settings) == 0
     shadow = await get_shadow(harness)
     assert (shadow["worse"], shadow["candidate"]["turns"], shadow["candidate"]["rated"]) == (1, 1, 1)
@@ -300,32 +300,32 @@ async def test_version_that_no_engine_can_run_fails(harness: Harness, scripted: 
     assert (await get_shadow(harness))["candidate"]["failed"] == 1
 
 
-@pytest.mark.parametrize("why", ["request", "project", "before", "after"])
-async def test_prompts_without_consent_are_not_used(harness: Harness, scripted: ScriptedEngine, why: str) -> None:
+@pytest.mark.parametrize("refusal", ["by request", "by project", "before the reply", "after the reply"])
+async def test_prompts_without_consent_are_not_used(harness: Harness, scripted: ScriptedEngine, refusal: str) -> None:
     await start_shadow(harness)
-    no = {"metadata": {"attune_train": "false"}}
-    live = await chat(harness, user="ada", **(no if why == "request" else {}))
+    no_consent = {"metadata": {"attune_train": "false"}}
+    live = await chat(harness, user="ada", **(no_consent if refusal == "by request" else {}))
     num_requests = len(scripted.requests)
-    if why == "after":
+    if refusal == "after the reply":
         await run_shadow(harness, harness.settings)
         assert (await get_shadow(harness))["candidate"]["turns"] == 1
     await curate(harness.db, harness.settings)
-    if why == "project":
+    if refusal == "by project":
         async with harness.db.write() as session:
             await session.execute(update(Project).values(train=False))
-    if why in ("before", "after"):
-        assert (await harness.api.post(f"/v1/chat/completions/{live.id}", json=no)).status_code == 200
+    if refusal in ("before the reply", "after the reply"):
+        assert (await harness.api.post(f"/v1/chat/completions/{live.id}", json=no_consent)).status_code == 200
     await sample_rollouts(harness.db, harness.settings, "me")
-    assert len(scripted.requests) == num_requests + (why == "after")
+    assert len(scripted.requests) == num_requests + (refusal == "after the reply")
     assert (await get_shadow(harness))["candidate"]["turns"] == 0
-    assert await shadow_turns(harness) == [] or why != "request"
+    assert await shadow_turns(harness) == [] or refusal != "by request"
 
 
 async def test_shadow_turns_are_exported_and_erased_with_the_user(harness: Harness, scripted: ScriptedEngine) -> None:
     await start_shadow(harness)
     first = await chat(harness, user="ada")
     follow = await chat(harness)
-    async with harness.db.write() as session:  # hers too, though it does not name her
+    async with harness.db.write() as session:  # a later turn of ada's chat that does not name her
         (await session.get_one(Turn, follow.id)).parent_id = first.id
     await chat(harness, user="bob")
     await run_shadow(harness, harness.settings)
@@ -370,7 +370,7 @@ async def test_chats_of_another_project_are_not_answered(harness: Harness, scrip
     assert (await harness.get(Version, version.id)).state == VersionState.SHADOW
 
 
-async def test_rollback_during_shadow_is_not_the_versions_fault(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_rollback_during_shadow_raises_no_alarm(harness: Harness, scripted: ScriptedEngine) -> None:
     base, version = await harness.serving(), await start_shadow(harness)
     await send_chats(harness, 1)
     await curate(harness.db, harness.settings)
@@ -427,7 +427,9 @@ async def test_token_budget_per_hour_is_respected(harness: Harness, scripted: Sc
     await send_chats(harness, 5)
     rollouts = await run_rollouts(harness, settings)
     assert 0 < sum(row.tokens for row in rollouts) <= 20 and 0 < len(rollouts) < 5, "within the budget"
-    assert rollout_queue.OUT_OF_BUDGET in {row.reason for row in rollouts}, "also if a reply could become too long"
+    assert rollout_queue.OUT_OF_BUDGET in {row.reason for row in rollouts}, (
+        "a reply that might exceed the budget is skipped"
+    )
     await send_chats(harness, 2)
     assert sum(row.tokens for row in await run_rollouts(harness, settings)) <= 20
 
@@ -436,8 +438,8 @@ async def test_token_budget_per_hour_is_respected(harness: Harness, scripted: Sc
 async def test_shadow_answers_a_stable_share_of_chats(
     harness: Harness, scripted: ScriptedEngine, tmp_path: Path
 ) -> None:
-    share = CONFIG.model_copy(update={"share": 0.5})
-    settings = harness.settings.model_copy(update={"shadow": share})
+    config = CONFIG.model_copy(update={"share": 0.5})
+    settings = harness.settings.model_copy(update={"shadow": config})
     await start_shadow(harness, settings)
     await send_chats(harness, 40)
     await curate(harness.db, settings)
@@ -451,16 +453,18 @@ async def test_shadow_answers_a_stable_share_of_chats(
 
 async def test_comparing_judge_gets_both_replies(harness: Harness, scripted: ScriptedEngine) -> None:
     with ScriptedEndpoint(lambda body: grade_response(4)).serve() as url:
-        settings = settings_with_sources(harness, {"type": "judge", "url": url, "model": "wise", "compare": True})
+        settings = settings_with_sources(
+            harness, {"type": "judge", "url": url, "model": "judge-model", "compare": True}
+        )
         await start_shadow(harness, settings)
         await send_chats(harness, 2)
         await run_shadow(harness, settings)
     turn_ids = {turn.id for turn in await shadow_turns(harness)}
     values = {row.turn_id: row.value for row in await harness.all(Reward) if row.turn_id in turn_ids}
     assert values == dict.fromkeys(turn_ids, 0.0) and len(turn_ids) == 2, "equal replies are a tie and are not judged"
-    async with harness.db.write() as session:  # the API has other reward sources
-        own = settings.rewards.model_dump(mode="json")
-        (await session.get_one(Policy, (await harness.policy()).id)).rewards = own
+    async with harness.db.write() as session:  # the API process has other default sources
+        rewards = settings.rewards.model_dump(mode="json")
+        (await session.get_one(Policy, (await harness.policy()).id)).rewards = rewards
     assert (await get_shadow(harness))["tied"] == 2
 
 
@@ -473,12 +477,12 @@ async def test_shadow_without_judgements_is_rejected_with_the_reason(
     row: Version = await harness.get(Version, version.id)
     assert row.state == VersionState.REJECTED and "it cannot run in shadow: no reward source" in (row.reason or "")
     policy = await harness.policy()
-    assert (policy.mode, policy.kl_alarms) == (LearningMode.ASYNCHRONOUS, 0), "nothing was shown about it"
+    assert (policy.mode, policy.kl_alarms) == (LearningMode.ASYNCHRONOUS, 0), "the version was not compared"
     assert policy.head_version_id == (await harness.serving()).id
     with pytest.raises(ValueError, match="no version could run in shadow: no reward source"):
         Settings(shadow={"share": 0.2})
-    own = {"sources": [{"type": "explicit"}]}
-    assert (await harness.api.put("/v1/policies/shop/rewards", json=own)).status_code == 200
+    rewards = {"sources": [{"type": "explicit"}]}
+    assert (await harness.api.put("/v1/policies/shop/rewards", json=rewards)).status_code == 200
     refused = await harness.api.put("/v1/policies/shop/delivery", json={"shadow": {}})
     assert refused.status_code == 400 and "No version could run in shadow" in refused.json()["error"]["message"]
 
@@ -486,8 +490,8 @@ async def test_shadow_without_judgements_is_rejected_with_the_reason(
 async def test_policy_override_cannot_exceed_the_deployments_token_budget(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    own = {"share": 0.5, "tokens_per_hour": 10**9}
-    delivery = (await harness.api.put("/v1/policies/shop/delivery", json={"shadow": own})).json()
+    override = {"share": 0.5, "tokens_per_hour": 10**9}
+    delivery = (await harness.api.put("/v1/policies/shop/delivery", json={"shadow": override})).json()
     assert delivery["shadow_overridden"] and delivery["shadow_config"]["share"] == 0.5
     assert delivery["shadow_config"]["tokens_per_hour"] == CONFIG.tokens_per_hour
     delivery = (await harness.api.put("/v1/policies/shop/delivery", json={})).json()
@@ -511,8 +515,12 @@ async def test_operator_passes_or_rejects_a_shadow(harness: Harness, scripted: S
     assert again.status_code == 409 and "is in shadow" in again.json()["error"]["message"]
 
 
-def test_a_shadow_is_a_completion_of_its_own(tmp_path: Path) -> None:
+def test_a_shadow_reply_has_its_own_completion_id(tmp_path: Path) -> None:
     turn = Turn(id="chatcmpl-a", completion_id="chatcmpl-a", sampling={"seed": 5})
-    [made] = chat_rollouts.plan_shadow_reply(turn, Version(id="ver-1"))
-    assert made["completion_id"] == made["id"] != turn.id and made["shadow_of_id"] == turn.id
-    assert (made["version_id"], made["choice_index"], made["sampling"]) == ("ver-1", 0, {"seed": 5})
+    [shadow_turn] = chat_rollouts.plan_shadow_reply(turn, Version(id="ver-1"))
+    assert shadow_turn["completion_id"] == shadow_turn["id"] != turn.id and shadow_turn["shadow_of_id"] == turn.id
+    assert (shadow_turn["version_id"], shadow_turn["choice_index"], shadow_turn["sampling"]) == (
+        "ver-1",
+        0,
+        {"seed": 5},
+    )

@@ -1,4 +1,4 @@
-"""Delivery: a payload is built only from sealed files, since SGLang dies of a payload that it cannot unpickle."""
+"""Delivery: a payload is built only from sealed files, because a payload that SGLang cannot unpickle crashes it."""
 
 from pathlib import Path
 

@@ -52,7 +52,7 @@ async def create_trained_version(harness: Harness, number: int = 1) -> Version:
 
 
 async def evaluate_and_publish(harness: Harness, settings: Settings | None = None) -> None:
-    """Evaluate and publish repeatedly, as the reconciler would: on a busy machine an engine may seem unreachable."""
+    """Evaluate and publish repeatedly, as the reconciler would: on a loaded machine an engine may seem unreachable."""
     async with asyncio.timeout(60):
         while {VersionState.TRAINED, VersionState.VERIFIED} & {version.state for version in await harness.all(Version)}:
             await evaluate(harness.db, settings or harness.settings, "test")
@@ -104,14 +104,14 @@ async def test_weights_that_differ_from_the_trainers_are_restored_before_any_cha
     await evaluate_and_publish(harness)
     bad = await create_trained_version(harness, 2)
     getattr(scripted, fault).add("shop-v2")
-    asking = [asyncio.create_task(chat(harness, f"question {number}")) for number in range(4)]
+    requests = [asyncio.create_task(chat(harness, f"question {number}")) for number in range(4)]
     await evaluate_and_publish(harness)
     rejected = await harness.get(Version, bad.id)
     assert rejected.state == VersionState.REJECTED and rejected.reason is not None
     assert (await harness.serving()).id == first.id and (await harness.policy()).head_version_id == first.id
     assert scripted.weights == "shop-v1" and not scripted.paused
     assert await engine_states(harness) == [("shop-v1", False)]
-    replies = [*await asyncio.gather(*asking), await chat(harness)]
+    replies = [*await asyncio.gather(*requests), await chat(harness)]
     assert {reply.headers["x-policy-version"] for reply in replies} == {"shop@v1"}
     turns = await harness.all(Turn)
     assert {span["version"] for turn in turns for span in turn.weight_versions} == {"shop-v1"}
@@ -141,7 +141,7 @@ async def test_ready_engines_hold_the_serving_version_or_swap_to_it(harness: Har
     assert await ready() == 503
     next_version = await create_trained_version(harness, 2)
     await set_engine(swapping_until=None, weights=next_version.adapter_name)
-    assert await ready() == 503  # no worker verifies it
+    assert await ready() == 503  # the loaded version is not being verified
     async with harness.db.write() as session:
         fence = await leases.claim(
             session, Version, next_version.id, owner="test", seconds=60.0, states=(VersionState.TRAINED,)
@@ -159,7 +159,7 @@ async def test_gates_without_prompts_run_before_the_swap(harness: Harness, scrip
     assert scripted.weight_events == []
 
 
-async def test_gate_that_cannot_run_restores_the_weights_and_gives_up(
+async def test_gate_that_cannot_run_restores_the_weights_and_rejects_the_version(
     harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse_prompts(gates: Any, *kinds: Any) -> None:
@@ -170,7 +170,7 @@ async def test_gate_that_cannot_run_restores_the_weights_and_gives_up(
     monkeypatch.setattr("workers.release.evaluate.GateRunner.first_refusal", refuse_prompts)
     await evaluate_and_publish(harness)
     rejected: Version = await harness.get(Version, version.id)
-    assert rejected.state == VersionState.REJECTED and "its gates could not be asked" in (rejected.reason or "")
+    assert rejected.state == VersionState.REJECTED and "its gates could not be reached" in (rejected.reason or "")
     assert scripted.weight_events.count("shop-v1") == harness.settings.max_attempts and scripted.weights == "default"
 
 
@@ -180,7 +180,7 @@ async def test_previous_version_is_not_waited_for(harness: Harness, scripted: Sc
     assert (await chat(harness, model="shop@previous")).status_code == 404
 
 
-async def test_damaged_files_never_reach_the_engine(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_damaged_files_are_not_loaded(harness: Harness, scripted: ScriptedEngine) -> None:
     version = await create_trained_version(harness)
     path = Path(version.adapter_path or "") / WEIGHTS
     path.write_bytes(path.read_bytes()[:-1])
@@ -195,11 +195,11 @@ async def test_requests_wait_during_a_swap_and_name_the_answering_version(
 ) -> None:
     """All requests are answered, streamed or not, each by the version that the reply names."""
     scripted.seconds_per_token = 0.002
-    over = asyncio.Event()
+    is_over = asyncio.Event()
     replies: list[httpx2.Response] = []
 
     async def user(number: int) -> None:
-        while not over.is_set():
+        while not is_over.is_set():
             replies.append(await chat(harness, f"user {number}", stream=bool(number % 2)))
 
     users = [asyncio.create_task(user(number)) for number in range(4)]
@@ -207,7 +207,7 @@ async def test_requests_wait_during_a_swap_and_name_the_answering_version(
         version = await create_trained_version(harness, number)
         await evaluate_and_publish(harness)
         assert (await harness.serving()).id == version.id
-    over.set()
+    is_over.set()
     await asyncio.gather(*users)
     assert {reply.status_code for reply in replies} == {200}
     versions = {row.id: row.adapter_name for row in await harness.all(Version)}
@@ -221,25 +221,25 @@ async def test_reply_that_outlasts_the_drain_continues_and_is_excluded(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     scripted.reply_text, scripted.seconds_per_token = "word " * 500, 0.05
-    asking = [asyncio.create_task(chat(harness, stream=stream)) for stream in (False, True)]
+    requests = [asyncio.create_task(chat(harness, stream=stream)) for stream in (False, True)]
     while len(scripted.running) < 2:
         await asyncio.sleep(0.01)
-    hasty = harness.settings.model_copy(update={"drain_seconds": 0.1})
+    short_drain = harness.settings.model_copy(update={"drain_seconds": 0.1})
     await create_trained_version(harness)
-    await evaluate_and_publish(harness, hasty)
-    assert len(scripted.running) == 2, "they were not waited for"
+    await evaluate_and_publish(harness, short_drain)
+    assert len(scripted.running) == 2, "the swap did not wait for them"
     scripted.seconds_per_token = 0.0
-    assert [reply.status_code for reply in await asyncio.gather(*asking)] == [200, 200]
+    assert [reply.status_code for reply in await asyncio.gather(*requests)] == [200, 200]
     turns = {turn.stream: turn for turn in await harness.all(Turn)}
     for turn in turns.values():
         assert turn.exclusion_reason == "the weights changed during the reply, from default to shop-v1"
     spans = turns[False].weight_versions
     assert [span["version"] for span in spans or ()] == ["default", "shop-v1"]
     assert spans[0]["end"] == spans[1]["start"] > 0 and spans[1]["end"] == len(turns[False].output_ids)
-    assert turns[True].weight_versions is None, "of a stream the engine does not tell"
+    assert turns[True].weight_versions is None, "the engine reports no weight versions for streams"
 
 
-async def test_of_two_engines_one_is_swapped_first_and_the_other_follows(
+async def test_two_engines_are_swapped_one_after_the_other(
     harness: Harness, scripted: ScriptedEngine, second_engine: ScriptedEngine
 ) -> None:
     version = await create_trained_version(harness)
@@ -263,7 +263,7 @@ async def test_of_two_engines_one_is_swapped_first_and_the_other_follows(
     assert scripted.weight_events == second_engine.weight_events == ["pause retract", "shop-v1", "continue"]
 
 
-async def test_rollback_takes_effect_at_once_and_requests_wait_for_the_engine(
+async def test_rollback_takes_effect_immediately_and_requests_wait_for_the_engine(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     """Roll back to the base model, whose probe was recorded when its weights were replaced."""
@@ -273,11 +273,11 @@ async def test_rollback_takes_effect_at_once_and_requests_wait_for_the_engine(
     assert (await harness.get(Version, base.id)).probe is not None
     answer = await harness.api.post("/v1/policies/shop/rollback", json={})
     assert answer.json()["serving"] == "shop@v0"
-    asking = asyncio.create_task(chat(harness))
-    done, _ = await asyncio.wait([asking], timeout=0.3)
-    assert not done, "the engine has other weights yet"
+    requests = asyncio.create_task(chat(harness))
+    done, _ = await asyncio.wait([requests], timeout=0.3)
+    assert not done, "the engine still has other weights"
     await sync_weights(harness)
-    assert (await asking).headers["x-policy-version"] == "shop@v0"
+    assert (await requests).headers["x-policy-version"] == "shop@v0"
     assert scripted.weights == "default" and await engine_states(harness) == [(None, False)]
     deployed = await harness.api.post("/v1/policies/shop/deploy", json={"version": 1})
     assert deployed.json()["serving"] == "shop@v1"
@@ -295,10 +295,10 @@ async def test_abandoned_swap_is_repaired(harness: Harness, scripted: ScriptedEn
     async with harness.db.write() as session:
         engine = await session.get_one(Engine, "engine-0")
         engine.swapping_until = 1.0
-    asking = asyncio.create_task(chat(harness))
+    requests = asyncio.create_task(chat(harness))
     await sync_weights(harness)
     assert scripted.weights == "shop-v1" and not scripted.paused
-    assert (await asking).headers["x-policy-version"] == "shop@v1"
+    assert (await requests).headers["x-policy-version"] == "shop@v1"
     assert await engine_states(harness) == [("shop-v1", False)]
 
 
@@ -318,8 +318,12 @@ async def test_restarted_engine_is_ready_when_it_holds_the_serving_version(
     record = DatabaseEngineRecord(harness.db, harness.settings, "http://127.0.0.1:9")
     incarnation = await record.record_start()
     assert await engine_states(harness) == [(None, False)]
-    [wanted] = await record.read_wanted_versions()
-    assert (wanted.name, wanted.full_weights, str(wanted.path)) == ("shop-v1", True, version.adapter_path)
+    [version_ref] = await record.read_wanted_versions()
+    assert (version_ref.name, version_ref.full_weights, str(version_ref.path)) == (
+        "shop-v1",
+        True,
+        version.adapter_path,
+    )
     assert not await record.try_mark_ready(incarnation, [])
     assert await record.try_mark_ready(incarnation, ["shop-v1"])
     assert await engine_states(harness) == [("shop-v1", False)]

@@ -47,19 +47,21 @@ async def test_a_chat_and_its_group_samples_become_one_group_of_a_batch(
         settings = with_group_sampling(harness, url)
         chat_turn = await chat(harness, user="user-7", temperature=0.7, metadata={"plan": "gold"})
         await harness.vote(chat_turn.id)
+        assert chat_turn.finished_at is not None and chat_turn.output_ids is not None
         group_samples = await plan_group_samples(harness, settings)
         assert [turn.state for turn in group_samples] == [TurnState.OPEN] * 3 and scripted.requests[1:] == []
         [sample] = await harness.all(Sample)
-        assert sample.ready_at > chat_turn.finished_at + 100, "it waits for its group samples"
+        assert sample.ready_at > chat_turn.finished_at + 100, "the sample waits for its group samples"
         assert await assemble(harness.db, settings) == 0
         rollouts = await run_rollouts(harness, settings)
         assert [row.state for row in rollouts] == [RolloutState.DONE] * 3
-        assert all(row.tokens == len(chat_turn.output_ids) and row.duration_seconds > 0 for row in rollouts)
+        assert all(row.tokens == len(chat_turn.output_ids) and (row.duration_seconds or 0) > 0 for row in rollouts)
         [sample] = await harness.all(Sample)
-        assert sample.ready_at > chat_turn.finished_at + 50, "it waits for their rewards"
+        assert sample.ready_at > chat_turn.finished_at + 50, "the sample waits for the rewards of its group"
         assert {row.state for row in await run_judging(harness, settings)} == {"done"}
     for turn in await read_group_samples(harness):
-        assert turn.prompt_ids == chat_turn.prompt_ids and len(turn.logprobs) == len(turn.output_ids) > 0
+        assert turn.prompt_ids == chat_turn.prompt_ids
+        assert len(turn.logprobs or ()) == len(turn.output_ids or ()) > 0
         assert (turn.state, turn.exclusion_reason, turn.version_id) == (TurnState.DONE, None, chat_turn.version_id)
         assert (turn.completion_id, turn.end_user, turn.key_id) == (chat_turn.id, "user-7", chat_turn.key_id)
         assert (turn.parent_id, turn.prefix_hash, turn.request_sha256) == (None, None, None)
@@ -70,18 +72,18 @@ async def test_a_chat_and_its_group_samples_become_one_group_of_a_batch(
     samples = await harness.all(Sample)
     assert {sample.group_id for sample in samples} == {chat_turn.id} and len(samples) == 4
     assert len({sample.ready_at for sample in samples}) == 1, "they are ready at the same time"
-    assert {sample.rater for sample in samples} == {samples[0].rater}, "and count for one rater"
-    four = settings.model_copy(update={"batch_size": 4})
-    assert await assemble(harness.db, four) == 1
-    claimed = await batches.claim(harness.db, "me", four)
-    assert claimed is not None and {one.group for one in claimed.batch.samples} == {chat_turn.id}
-    assert len({one.prompt_ids for one in claimed.batch.samples}) == 1 and len(claimed.batch.samples) == 4
+    assert {sample.rater for sample in samples} == {samples[0].rater}, "they count for one rater"
+    batch_settings = settings.model_copy(update={"batch_size": 4})
+    assert await assemble(harness.db, batch_settings) == 1
+    claimed = await batches.claim(harness.db, "me", batch_settings)
+    assert claimed is not None and {sample.group for sample in claimed.batch.samples} == {chat_turn.id}
+    assert len({sample.prompt_ids for sample in claimed.batch.samples}) == 1 and len(claimed.batch.samples) == 4
 
 
 async def test_a_judge_that_compares_waits_for_the_group_samples(harness: Harness, scripted: ScriptedEngine) -> None:
     settings = settings_with_sources(
         harness,
-        {"type": "judge", "url": "http://127.0.0.1:9", "model": "wise", "compare": True},
+        {"type": "judge", "url": "http://127.0.0.1:9", "model": "judge-model", "compare": True},
         rollouts=RolloutsConfig.model_validate({"group_sampling": {"extra_replies": 2}}),
     )
     await chat(harness)
@@ -107,7 +109,7 @@ async def test_choices_of_the_request_count_as_group_samples(harness: Harness, s
 
 
 @pytest.mark.parametrize(
-    "reason", ["consent", "key", "greedy", "old", "off", "no judge", "discount", "halted", "question", "deleted"]
+    "reason", ["consent", "key", "greedy", "old", "off", "no judge", "discount", "halted", "judge prompt", "deleted"]
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 async def test_turns_that_cannot_be_trained_on_have_no_group_samples(
@@ -120,7 +122,7 @@ async def test_turns_that_cannot_be_trained_on_have_no_group_samples(
     fields: dict[str, Any] = {
         "consent": {"metadata": {"attune_train": "false"}},
         "greedy": {"temperature": 0},
-        "question": {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "x"}]},
+        "judge prompt": {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "x"}]},
     }
     chat_turn = await chat(harness, **fields.get(reason, {}))
     if reason == "old":
@@ -143,7 +145,7 @@ async def test_turns_that_cannot_be_trained_on_have_no_group_samples(
 async def test_a_share_of_the_turns_has_group_samples_and_all_of_a_group_are_judged(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    for number in range(40):  # with ids of which some are known to be in the share
+    for number in range(40):  # fixed ids, some of which are in the share
         id = f"chatcmpl-{number:032x}"
         await harness.turn(id=id, completion_id=id, sampling={"max_tokens": 8, "temperature": 1.0})
     source = {"type": "http", "url": "http://127.0.0.1:9", "share": 0.5}
@@ -239,21 +241,21 @@ async def test_the_group_samples_of_an_end_user_are_exported_and_erased(
 ) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9")
     first = await chat(harness, user="user-7")
-    follow = [*first.messages, first.reply, {"role": "user", "content": "and on Sundays?"}]
-    await harness.api.post("/v1/chat/completions", json={"model": "shop", "messages": follow, "user": "user-7"})
+    messages = [*first.messages, first.reply, {"role": "user", "content": "and on Sundays?"}]
+    await harness.api.post("/v1/chat/completions", json={"model": "shop", "messages": messages, "user": "user-7"})
     await chat(harness, user="user-8")
     await run_rollouts(harness, settings)
     assert (await harness.api.get("/v1/subjects/user-7")).json()["turns"] == 8
     export = (await harness.api.get("/v1/subjects/user-7/export")).text
     assert export.count('"origin":"group_sample"') == 6
     assert (await harness.api.delete("/v1/subjects/user-7")).status_code == 200
-    left = [turn for turn in await read_turns(harness) if turn.deleted_at is None]
-    assert {turn.end_user for turn in left} == {"user-8"} and len(left) == 4
+    remaining = [turn for turn in await read_turns(harness) if turn.deleted_at is None]
+    assert {turn.end_user for turn in remaining} == {"user-8"} and len(remaining) == 4
     assert all(turn.conversation_id is None for turn in await read_turns(harness) if turn.deleted_at is not None)
 
 
-async def test_a_group_is_never_split(harness: Harness, scripted: ScriptedEngine) -> None:
-    """The chat is judged first, and would fill a batch alone. It waits for its group samples."""
+async def test_a_group_is_not_split(harness: Harness, scripted: ScriptedEngine) -> None:
+    """The chat's sample is judged first and waits for its group samples."""
     with ScriptedEndpoint(reward_by_id).serve() as url:
         settings = with_group_sampling(harness, url, extra_replies=2).model_copy(
             update={"batch_size": 2, "max_wait_seconds": 0.0}

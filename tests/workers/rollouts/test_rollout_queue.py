@@ -1,7 +1,8 @@
-"""Rollouts are claimed while engines have capacity beside chats and budget is left; others wait or are skipped."""
+"""Rollouts are claimed while engines have spare capacity and the budget allows it; others wait or are skipped."""
 
 import asyncio
 
+import pytest
 from sqlalchemy import update
 
 from app.models import (
@@ -36,6 +37,7 @@ async def test_a_version_that_no_engine_has_loaded_is_not_sampled(harness: Harne
     await unload_unused_adapters(harness.db, settings)
     assert {row.reason for row in await run_rollouts(harness, settings)} == {rollout_queue.VERSION_GONE}
     async with harness.db.write() as session:
+        assert version.adapter_name is not None
         (await session.get_one(Engine, "engine-0")).loaded = [version.adapter_name]
     await harness.turn(version, sampling={"max_tokens": 8, "temperature": 1.0})
     states = [row.reason for row in await run_rollouts(harness, settings)]
@@ -56,7 +58,7 @@ async def test_without_an_engine_rollouts_wait_and_no_attempt_counts(
     assert (row.state, row.attempt) == (RolloutState.OPEN, 0)
 
 
-async def test_chats_come_first(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_chats_have_priority(harness: Harness, scripted: ScriptedEngine) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=2)
     await chat(harness)
     scripted.is_blocked = lambda reply: True
@@ -83,7 +85,7 @@ async def test_the_number_of_running_rollouts_is_limited(harness: Harness, scrip
     max_running = 0
 
     def is_blocked(reply: Reply) -> bool:
-        """Block replies until two run at the same time. The fifth one waits for no other."""
+        """Block replies until two run at the same time, and the fifth reply never."""
         nonlocal max_running
         max_running = max(max_running, len(scripted.running))
         return max_running < 2
@@ -93,7 +95,7 @@ async def test_the_number_of_running_rollouts_is_limited(harness: Harness, scrip
     assert await sample_rollouts(harness.db, settings, "me") == 5 and max_running == 2
 
 
-async def test_the_hourly_budget_is_never_exceeded(harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_the_hourly_budget_is_not_exceeded(harness: Harness, scripted: ScriptedEngine) -> None:
     length = 9  # tokens of the scripted reply, its end included
     settings = with_group_sampling(
         harness, "http://127.0.0.1:9", extra_replies=2, group_sampling={"tokens_per_hour": 4 * length}
@@ -133,8 +135,8 @@ async def test_expired_group_samples_are_skipped(harness: Harness, scripted: Scr
     assert (await read_group_samples(harness))[0].state == TurnState.ABORTED
 
 
-async def test_the_reconciler_leaves_them_open_and_enqueues_the_task(
-    harness: Harness, scripted: ScriptedEngine
+async def test_the_reconciler_keeps_rollouts_open_and_enqueues_the_task(
+    harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=1)
     await chat(harness)
@@ -142,6 +144,6 @@ async def test_the_reconciler_leaves_them_open_and_enqueues_the_task(
     async with harness.db.write() as session:
         await session.execute(update(Turn).values(created_at=0.0))
     tasks: list[str] = []
-    harness.db._enqueue = tasks.extend  # type: ignore[method-assign]
+    monkeypatch.setattr(harness.db, "_enqueue", tasks.extend)
     await reconcile(harness.db, settings)
     assert [turn.state for turn in await read_group_samples(harness)] == [TurnState.OPEN] and "rollout" in tasks

@@ -92,13 +92,15 @@ async def test_a_rollout_on_a_hanging_engine_fails_after_three_attempts(
     for attempt in (1, 2):
         [row] = await run_rollouts(harness, settings)
         assert (row.state, row.attempt, row.tokens) == (RolloutState.OPEN, attempt, 0)
-        assert row.due_at > row.heartbeat_at + 4 and row.reason == "the engine took more than 1 s"
+        assert row.heartbeat_at is not None and row.due_at > row.heartbeat_at + 4
+        assert row.reason == "the engine took more than 1 s"
         await make_rollouts_due(harness)
     [row] = await run_rollouts(harness, settings)
     assert (row.state, row.attempt) == (RolloutState.FAILED, 3)
     rids = [body["rid"] for body in scripted.requests[1:]]
     assert len(set(rids)) == 3 and {len(rid) for rid in rids} == {len(chat_turn.id)} and scripted.aborted >= set(rids)
     [sample] = await harness.all(Sample)
+    assert chat_turn.finished_at is not None
     assert sample.ready_at < chat_turn.finished_at + 90, "the chat's sample no longer waits for it"
 
 
@@ -106,10 +108,10 @@ async def test_a_rollout_on_a_hanging_engine_fails_after_three_attempts(
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 async def test_a_failed_attempt_is_retried(harness: Harness, scripted: ScriptedEngine, switch: str, value: Any) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=1)
-    impatient = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=1, timeout_seconds=0.5)
+    short_timeout = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=1, timeout_seconds=0.5)
     await chat(harness)
     setattr(scripted, switch, value)
-    [row] = await run_rollouts(harness, impatient)
+    [row] = await run_rollouts(harness, short_timeout)
     assert (row.state, row.attempt) == (RolloutState.OPEN, 1) and row.reason
     setattr(scripted, switch, type(scripted)().__getattribute__(switch))
     await make_rollouts_due(harness)
@@ -137,13 +139,16 @@ async def test_after_a_worker_stops_another_one_takes_over_and_there_is_one_turn
     first_job = asyncio.create_task(run_rollout_job(harness, settings, rollout, engine))
     while first_id not in scripted.running:
         await asyncio.sleep(0.01)
-    assert await rollout_queue.claim_rollouts(harness.db, settings, "me") == [], "its lease holds"
+    assert await rollout_queue.claim_rollouts(harness.db, settings, "me") == [], "the lease has not expired"
     await make_rollouts_due(harness)  # its lease expires
     [row] = await run_rollouts(harness, settings)
     assert (row.state, row.attempt, row.fence) == (RolloutState.DONE, 2, 2)
     assert await first_job == 0, "the first job lost its lease"
     [group_sample] = await read_group_samples(harness)
-    assert len(await read_turns(harness)) == 2 and len(group_sample.logprobs) == len(group_sample.output_ids)
+    assert (
+        len(await read_turns(harness)) == 2
+        and len(group_sample.logprobs or ()) == len(group_sample.output_ids or ()) > 0
+    )
     assert first_id in scripted.aborted, "the engine does not continue a lost job"
 
 

@@ -16,7 +16,7 @@ from workers.training.assemble import assemble
 async def rate(
     harness: Harness, thumbs: str, version: Version | None = None, rater: str | None = None, **values: Any
 ) -> list[str]:
-    """Create one rated turn per character, + or -. Each has a rater of its own unless `rater` is given."""
+    """Create one rated turn per character, + or -. Each turn has a different rater unless `rater` is given."""
     turns = []
     for thumb in thumbs:
         turn = await harness.turn(version, **values)
@@ -66,7 +66,7 @@ async def test_batch_without_variance_is_refused_with_a_reason(harness: Harness)
     assert {sample.state for sample in await harness.all(Sample)} == {SampleState.DROPPED}
     assert "batch.refused" in [row.action for row in await harness.all(Audit)]
     await rate(harness, "+-+-+-+-")
-    assert await assemble(harness.db, harness.settings) == 1, "learning goes on"
+    assert await assemble(harness.db, harness.settings) == 1, "training continues"
 
 
 async def test_a_stale_sample_never_reaches_a_batch(harness: Harness) -> None:
@@ -83,11 +83,11 @@ async def test_a_stale_sample_never_reaches_a_batch(harness: Harness) -> None:
 
 
 async def test_a_sample_of_a_version_that_was_rolled_back_never_reaches_a_batch(harness: Harness) -> None:
-    left = await harness.version(VersionState.ROLLED_BACK)
-    await rate(harness, "+-", left)
+    rolled_back = await harness.version(VersionState.ROLLED_BACK)
+    await rate(harness, "+-", rolled_back)
     policy = await harness.policy()
     async with harness.db.write() as session:
-        (await session.get_one(type(policy), policy.id)).head_version_id = left.parent_id
+        (await session.get_one(type(policy), policy.id)).head_version_id = rolled_back.parent_id
     await assemble(harness.db, harness.settings)
     assert {sample.state for sample in await harness.all(Sample)} == {SampleState.DROPPED}
 
@@ -100,13 +100,13 @@ async def test_nothing_is_assembled_on_a_head_that_was_not_released(harness: Har
 
 async def test_rater_share_is_capped(harness: Harness) -> None:
     settings = with_settings(harness, max_rater_share=0.25)
-    loud = await rate(harness, "+-" * 10, rater="loud")
+    prolific = await rate(harness, "+-" * 10, rater="prolific")
     await rate(harness, "+-+-+")
-    assert await assemble(harness.db, settings) == 0, "two of the loud rater's samples and five others are seven"
+    assert await assemble(harness.db, settings) == 0, "two samples of the prolific rater and five others make seven"
     await rate(harness, "-")
     assert await assemble(harness.db, settings) == 1
     batched = await batched_turn_ids(harness)
-    assert len(batched & set(loud)) == 2 and len(batched) == 8
+    assert len(batched & set(prolific)) == 2 and len(batched) == 8
     [batch] = await harness.all(Batch)
     assert batch.num_raters == 7
 
@@ -114,7 +114,7 @@ async def test_rater_share_is_capped(harness: Harness) -> None:
 @pytest.mark.parametrize("capped", ["conversation", "cluster"])
 async def test_conversation_and_cluster_shares_are_capped(harness: Harness, capped: str) -> None:
     shares = {"max_conversation_share": 0.25, "max_cluster_share": 0.25}
-    alike = await rate(harness, "+-" * 5, conversation_id="c" if capped == "conversation" else None)
+    limited = await rate(harness, "+-" * 5, conversation_id="c" if capped == "conversation" else None)
     async with harness.db.write() as session:
         if capped == "cluster":
             await session.execute(update(Sample).values(cluster="same"))
@@ -122,7 +122,7 @@ async def test_conversation_and_cluster_shares_are_capped(harness: Harness, capp
     async with harness.db.write() as session:
         await session.execute(update(Sample).where(Sample.turn_id.in_(others)).values(cluster=None))
     assert await assemble(harness.db, with_settings(harness, **shares)) == 1
-    assert len(await batched_turn_ids(harness) & set(alike)) == 2
+    assert len(await batched_turn_ids(harness) & set(limited)) == 2
 
 
 async def test_programs_are_not_capped(harness: Harness) -> None:
@@ -136,9 +136,9 @@ async def test_programs_are_not_capped(harness: Harness) -> None:
 async def test_a_batch_must_have_enough_raters(harness: Harness) -> None:
     await rate(harness, "+-+-", rater="ada")
     await rate(harness, "+-+-", rater="bob")
-    some = {"max_rater_share": 0.5}
-    assert await assemble(harness.db, with_settings(harness, min_raters=3, **some)) == 0
-    assert await assemble(harness.db, with_settings(harness, min_raters=2, **some)) == 1
+    share = {"max_rater_share": 0.5}
+    assert await assemble(harness.db, with_settings(harness, min_raters=3, **share)) == 0
+    assert await assemble(harness.db, with_settings(harness, min_raters=2, **share)) == 1
 
 
 async def test_a_small_batch_is_frozen_when_its_first_sample_has_waited_long_enough(harness: Harness) -> None:
@@ -172,11 +172,10 @@ async def test_sample_that_is_not_ready_waits(harness: Harness) -> None:
 
 async def test_replies_to_one_prompt_stay_together(harness: Harness) -> None:
     await rate(harness, "+-+-+-+")
-    group = []
+    group: list[str] = []
     for index in range(4):
-        first = group[0] if group else None
-        named = {"completion_id": first, "choice_index": index} if first else {}
-        turn = await harness.turn(**named)
+        choice: dict[str, Any] = {"completion_id": group[0], "choice_index": index} if group else {}
+        turn = await harness.turn(**choice)
         group.append(turn.id)
         body = {"completion_id": group[0], "choice_index": index, "kind": "binary", "value": index % 2 == 0}
         await harness.api.post("/v1/feedback", json=body)
@@ -184,7 +183,7 @@ async def test_replies_to_one_prompt_stay_together(harness: Harness) -> None:
     await rate(harness, "-")
     assert await assemble(harness.db, harness.settings) == 1
     batched = await batched_turn_ids(harness)
-    assert len(batched) == 8 and not batched & set(group), "one place is left, and the group does not fit"
+    assert len(batched) == 8 and not batched & set(group), "the batch has one free place, and the group needs four"
 
 
 async def test_synchronous_mode_uses_samples_of_the_serving_version_only(harness: Harness) -> None:
@@ -214,6 +213,7 @@ async def test_on_stale_wait_waits_for_samples_that_would_become_stale(harness: 
     live = await harness.version(VersionState.LIVE)
     async with harness.db.write() as session:
         clock = await session.scalar(select(now()))
+        assert clock is not None
         await session.execute(update(Sample).values(ready_at=clock + 100))
     await rate(harness, "+-+-+-+-", live)
     assert await assemble(harness.db, with_settings(harness, on_stale="wait")) == 0
@@ -228,6 +228,7 @@ async def test_on_stale_wait_ends_after_max_wait_seconds(harness: Harness) -> No
     live = await harness.version(VersionState.LIVE)
     async with harness.db.write() as session:
         clock = await session.scalar(select(now()))
+        assert clock is not None
         await session.execute(update(Sample).values(ready_at=clock + 100))
     await rate(harness, "+-+-+-+-", live)
     assert await assemble(harness.db, with_settings(harness, on_stale="wait", max_wait_seconds=0)) == 1
@@ -236,7 +237,7 @@ async def test_on_stale_wait_ends_after_max_wait_seconds(harness: Harness) -> No
 async def test_single_rater_may_fill_a_batch_without_a_cap(harness: Harness) -> None:
     await rate(harness, "+-+-+-+-", rater="ada")
     assert await assemble(harness.db, with_settings(harness, trust=True, max_rater_share=0.9)) == 0, (
-        "a newcomer has less than that"
+        "the quota of a new rater is smaller"
     )
     assert await assemble(harness.db, with_settings(harness, trust=True)) == 1
 
@@ -250,8 +251,8 @@ async def test_comparison_by_a_new_rater_is_not_split(harness: Harness) -> None:
 
 
 async def test_few_raters_may_each_give_an_even_share(harness: Harness) -> None:
-    for who in ("a", "b", "c", "d"):
-        await rate(harness, "+-", rater=who)
+    for rater in ("a", "b", "c", "d"):
+        await rate(harness, "+-", rater=rater)
     few = with_settings(harness, trust=True, max_rater_share=0.05)
     assert await assemble(harness.db, few) == 0, "four raters are too few"
     await rate(harness, "+", rater="e")

@@ -1,4 +1,6 @@
-"""Batches at the trainer: one owner at a time, one result, and no result under a lost lease."""
+"""Batches of the trainer: one owner at a time, one result, and no result after the lease is lost."""
+
+from typing import Any
 
 import pytest
 from sqlalchemy import select, update
@@ -12,7 +14,7 @@ from tests.workers.training.test_assemble import rate
 from workers.training import batches
 from workers.training.assemble import assemble
 
-RESULT = {
+RESULT: dict[str, Any] = {
     "adapter_path": "/nowhere/shop-v1",
     "manifest_sha256": "0" * 64,
     "probe": {"ids": [[1, 2]], "logprobs": [[-0.5]]},
@@ -96,7 +98,7 @@ async def test_batch_that_crashes_the_trainer_is_quarantined_after_three_attempt
     [batch] = await harness.all(Batch)
     assert batch.state == BatchState.QUARANTINED
     await rate(harness, "+-+-+-+-")
-    assert await assemble(harness.db, harness.settings) == 1, "learning goes on"
+    assert await assemble(harness.db, harness.settings) == 1, "training continues"
 
 
 async def test_refused_update_is_recorded_and_frees_the_policy(harness: Harness) -> None:
@@ -131,7 +133,7 @@ async def test_projects_take_turns_at_the_trainer(harness: Harness) -> None:
                 Batch(id=f"bat-{policy.name}", policy_id=policy.id, parent_id=parent, num_samples=2, created_at=at)
             )
     claimed = [await batches.claim(harness.db, "trainer-a", harness.settings) for _ in range(2)]
-    assert [one.policy.name for one in claimed if one is not None] == ["bread", "shop"]
+    assert [batch.policy.name for batch in claimed if batch is not None] == ["bread", "shop"]
 
 
 async def test_policy_on_another_base_model_is_not_claimed(harness: Harness) -> None:
@@ -144,15 +146,19 @@ async def test_policy_on_another_base_model_is_not_claimed(harness: Harness) -> 
 
 async def test_damaged_parent_halts_training_and_reopens_samples(harness: Harness) -> None:
     claimed = await create_claimed_batch(harness)
-    await batches.halt_on_damaged_parent(harness.db, claimed, "adapter.safetensors in /nowhere is not what was sealed.")
+    await batches.halt_on_damaged_parent(
+        harness.db, claimed, "adapter.safetensors in /nowhere differs from its manifest."
+    )
     [batch] = await harness.all(Batch)
-    assert batch.state == BatchState.FAILED and "not what was sealed" in batch.reason
+    assert batch.state == BatchState.FAILED and "differs from its manifest" in batch.reason
     samples = await harness.all(Sample)
     assert {(sample.state, sample.batch_id) for sample in samples} == {(SampleState.OPEN, None)}
     policy = await harness.policy()
-    assert policy.mode == LearningMode.HALTED and "is damaged" in policy.mode_reason
+    assert policy.mode == LearningMode.HALTED and "is damaged" in (policy.mode_reason or "")
     halts = [row for row in await harness.all(Audit) if row.action == "training.halted"]
-    assert [(row.actor, row.subject) for row in halts] == [("trainer", "shop")] and "is damaged" in halts[0].reason
+    assert [(row.actor, row.subject) for row in halts] == [("trainer", "shop")] and "is damaged" in (
+        halts[0].reason or ""
+    )
     assert await assemble(harness.db, harness.settings) == 0, "no batch is assembled while training is halted"
 
     async with harness.db.write() as session:  # an operator has restored the directory
@@ -168,5 +174,5 @@ async def test_trainer_without_its_lease_halts_nothing(harness: Harness) -> None
     await expire_leases(harness)
     assert await batches.claim(harness.db, "trainer-b", harness.settings) is not None
     with pytest.raises(LeaseLost):
-        await batches.halt_on_damaged_parent(harness.db, claimed, "gone")
+        await batches.halt_on_damaged_parent(harness.db, claimed, "the parent is damaged")
     assert (await harness.policy()).mode == LearningMode.ASYNCHRONOUS

@@ -1,4 +1,4 @@
-"""No stage scans a table that grows with the history, so the cost of training does not grow with it."""
+"""No stage scans a table that grows with the history, so that the cost of training stays constant."""
 
 import json
 import re
@@ -54,7 +54,7 @@ async def test_every_statement_of_a_stage_uses_an_index(harness: Harness, postgr
     url = harness.settings.database.replace("postgresql+psycopg://", "postgresql://")
     table_scans = {}
     with psycopg.connect(url) as server:
-        server.execute("SET enable_seqscan = off")  # so that a table is scanned only where nothing else is possible
+        server.execute("SET enable_seqscan = off")  # so that a table is scanned only where no index can be used
         for statement, parameters in statements.items():
             plan = server.execute(f"EXPLAIN {statement}", parameters).fetchall()
             scanned = SCAN.findall("\n".join(line for (line,) in plan))

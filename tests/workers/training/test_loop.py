@@ -68,9 +68,9 @@ async def test_policies_that_share_a_trainer_get_bitwise_equal_results(
         return run(action, **arguments)
 
     monkeypatch.setattr(rank.group, "run", record_command)
-    for turn in range(3):
+    for step in range(3):
         for number, policy in enumerate((first, second)):
-            await create_batch(harness.db, policy, seed=10 * turn + number)
+            await create_batch(harness.db, policy, seed=10 * step + number)
         assert await rank.work() == 2
 
     versions = {str(version.adapter_path): version for version in await harness.all(Version) if version.number}
@@ -79,11 +79,11 @@ async def test_policies_that_share_a_trainer_get_bitwise_equal_results(
     assert len({sealed_files(command["directory"])["adapter_model.safetensors"]["sha256"] for command in commands}) == 6
 
     for policy in (first, second):
-        alone, parent = RankGroup(harness.settings), None
+        separate_group, parent = RankGroup(harness.settings), None
         of_policy = [command for command, version in zip(commands, trained, strict=True) if version.policy_id == policy]
         for number, command in enumerate(of_policy):
             directory = tmp_path / f"{policy}-{number}"
-            alone.update(**command | {"parent": parent, "directory": directory})
+            separate_group.update(**command | {"parent": parent, "directory": directory})
             assert sealed_files(directory) == sealed_files(command["directory"])
             parent = directory
 
@@ -105,7 +105,7 @@ async def test_update_out_of_memory_fails_the_group_and_the_batch_is_retried(
     assert state["updates"] == 1, "the failed attempt changed nothing"
     async with harness.db.read() as session:
         [audit] = await session.scalars(select(Audit).where(Audit.action == "batch.attempt_failed"))
-    assert audit.subject == batch_id and error.__name__ in audit.reason and audit.details == {"attempt": 1}
+    assert audit.subject == batch_id and error.__name__ in (audit.reason or "") and audit.details == {"attempt": 1}
 
 
 async def test_batch_that_is_always_out_of_memory_is_quarantined(
@@ -166,7 +166,7 @@ async def test_damaged_parent_halts_training_instead_of_failing_every_batch(harn
     assert await rank.work() == 1
     assert (await harness.get(Batch, batch_id)).state == BatchState.FAILED
     policy = await harness.policy()
-    assert policy.mode == LearningMode.HALTED and "is damaged" in policy.mode_reason
+    assert policy.mode == LearningMode.HALTED and "is damaged" in (policy.mode_reason or "")
     states = [row.state for row in await harness.all(Sample)]
     assert states.count(SampleState.OPEN) == 8 and SampleState.DROPPED not in states
     assert [row.actor for row in await harness.all(Audit) if row.action == "training.halted"] == ["trainer"]

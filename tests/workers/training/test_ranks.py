@@ -1,4 +1,4 @@
-"""Two ranks, on one host or two: killed, stopped, idle. The group restarts, and a batch is applied once."""
+"""Two ranks on one or two hosts, killed, stopped or idle: the group restarts, and a batch is applied once."""
 
 import asyncio
 import json
@@ -50,17 +50,17 @@ async def test_rank_that_dies_or_hangs_costs_one_attempt(harness: Harness) -> No
         }
     )
 
-    async def batch() -> Batch:
+    async def read_batch() -> Batch:
         return (await harness.all(Batch))[0]
 
-    async def ready() -> bool:
+    async def is_ready() -> bool:
         log = running.children["trainer"].log
         return log.exists() and "trainer ready: 2 rank(s)" in log.read_text()
 
     with processes(settings) as running:
         add_options(running, "--nproc", "2", "--rank-timeout", str(RANK_TIMEOUT))
         running.start("trainer")
-        await until(ready, 180, "two ranks are ready")
+        await until(is_ready, 180, "two ranks are ready")
         idle = rank_processes(running)
         await asyncio.sleep(1.5 * RANK_TIMEOUT)
         assert {rank: process.pid for rank, process in rank_processes(running).items()} == {
@@ -71,19 +71,19 @@ async def test_rank_that_dies_or_hangs_costs_one_attempt(harness: Harness) -> No
 
         for attempt, (number, rank) in enumerate(FAULTS, start=1):
 
-            async def claimed(attempt: int = attempt) -> bool:
-                return (await batch()).attempt == attempt
+            async def is_claimed(attempt: int = attempt) -> bool:
+                return (await read_batch()).attempt == attempt
 
-            await until(claimed, 180, f"attempt {attempt} has begun")
+            await until(is_claimed, 180, f"attempt {attempt} has begun")
             rank_processes(running)[rank].send_signal(number)
-            assert (await batch()).state == BatchState.OPEN, "the fault came during the update"
+            assert (await read_batch()).state == BatchState.OPEN, "the fault came during the update"
 
-        async def trained() -> bool:
-            return (await batch()).state == BatchState.TRAINED
+        async def is_trained() -> bool:
+            return (await read_batch()).state == BatchState.TRAINED
 
-        await until(trained, 180, "the batch is trained after all that")
+        await until(is_trained, 180, "the batch is trained after the faults")
 
-    done = await batch()
+    done = await read_batch()
     assert done.attempt == len(FAULTS) + 1
     [version] = [version for version in await harness.all(Version) if version.number > 0]
     state = json.loads((Path(version.adapter_path) / "trainer" / "state.json").read_text())
@@ -97,11 +97,11 @@ async def test_rank_that_dies_or_hangs_costs_one_attempt(harness: Harness) -> No
 
 
 async def test_hosts_with_a_rendezvous_endpoint_train_together(harness: Harness) -> None:
-    """Two torchrun process trees on this machine stand for two hosts."""
+    """Two torchrun process trees on this machine represent two hosts."""
     settings = harness.settings.model_copy(update={"lease_seconds": 20.0})
     batch_id = await create_batch(harness.db, (await harness.policy()).id)
 
-    async def trained() -> bool:
+    async def is_trained() -> bool:
         return bool((await harness.get(Batch, batch_id)).state == BatchState.TRAINED)
 
     with processes(settings) as running:
@@ -109,7 +109,7 @@ async def test_hosts_with_a_rendezvous_endpoint_train_together(harness: Harness)
         first = running.children["trainer"]
         second = running.children["second"] = replace(first, name="second", log=first.log.with_name("second.log"))
         running.start("trainer", "second")
-        await until(trained, 180, "the batch is trained by both")
+        await until(is_trained, 180, "the batch is trained by both")
         logs = first.log.read_text() + second.log.read_text()
     assert logs.count("trainer ready: 2 rank(s)") == 1, "only rank 0 consumes messages"
     [version] = [version for version in await harness.all(Version) if version.number]

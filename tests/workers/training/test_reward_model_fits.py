@@ -28,10 +28,10 @@ from workers.reconcile import reconcile
 from workers.training import reward_model_fits
 
 METRICS = {"agreement": 0.9}
-DONE = {"path": "/nowhere/rm", "manifest_sha256": "1" * 64, "metrics": METRICS}
+RESULT: dict[str, Any] = {"path": "/nowhere/rm", "manifest_sha256": "1" * 64, "metrics": METRICS}
 
 
-async def states(harness: Harness) -> list[tuple[int, str]]:
+async def list_states(harness: Harness) -> list[tuple[int, str]]:
     async with harness.db.read() as session:
         rows = await session.scalars(select(RewardModel).order_by(RewardModel.number))
         return [(row.number, row.state) for row in rows]
@@ -58,11 +58,11 @@ async def test_first_fit_is_created_once_when_there_is_enough_feedback(harness: 
     settings = settings_with_reward_model(harness)
     await create_rated_turns(harness, 39)
     await reward_model_fits.reconcile(harness.db, settings)
-    assert await states(harness) == []
+    assert await list_states(harness) == []
     await create_rated_turns(harness, 1, seed=1)
     for _ in range(2):
         await reward_model_fits.reconcile(harness.db, settings)
-    assert await states(harness) == [(1, "open")]
+    assert await list_states(harness) == [(1, "open")]
     async with harness.db.read() as session:
         [audit] = await session.scalars(select(Audit).where(Audit.action == "reward_model.fit_requested"))
     assert (audit.actor, audit.subject) == ("reconcile", "shop/rm-1")
@@ -71,7 +71,7 @@ async def test_first_fit_is_created_once_when_there_is_enough_feedback(harness: 
 async def test_policy_without_a_learned_source_gets_no_fit(harness: Harness) -> None:
     await create_rated_turns(harness, 50)
     await reward_model_fits.reconcile(harness.db, harness.settings)
-    assert await states(harness) == []
+    assert await list_states(harness) == []
 
 
 async def test_feedback_of_programs_creates_no_fit(harness: Harness) -> None:
@@ -79,7 +79,7 @@ async def test_feedback_of_programs_creates_no_fit(harness: Harness) -> None:
     async with harness.db.write() as session:
         await session.execute(update(Feedback).values(source_kind="CODE"))
     await reward_model_fits.reconcile(harness.db, settings_with_reward_model(harness))
-    assert await states(harness) == []
+    assert await list_states(harness) == []
 
 
 async def create_claimed_fit(harness: Harness, **source: Any) -> reward_model_fits.ClaimedFit:
@@ -110,21 +110,15 @@ async def test_dataset_has_human_labels_of_trainable_replies_only(harness: Harne
     assert labels[turns[8].id].weight == 0.4 and labels[turns[9].id].rater == "HUMAN/0-9"
     row = (await harness.all(RewardModel))[0]
     assert (row.num_thumbs, row.num_pairs, row.num_raters) == (36, 0, 36)
-    assert {one.turn_id for one in await harness.all(RewardModelTurn)} == set(labels)
+    assert {row.turn_id for row in await harness.all(RewardModelTurn)} == set(labels)
 
 
 async def test_rankings_become_pairs_of_replies_to_one_prompt(harness: Harness) -> None:
     await create_rated_turns(harness, 40)
-    prompt, other_prompt = {"prompt_ids": [1, 2]}, {"prompt_ids": [1, 3]}
-    turns = [
-        await harness.turn(**prompt),
-        await harness.turn(**prompt),
-        await harness.turn(**prompt),
-        await harness.turn(**other_prompt),
-    ]
-    order = {"source": "ranking/default/HUMAN/ada/t", "rater": "HUMAN/ada"}
+    turns = [await harness.turn(prompt_ids=ids) for ids in ([1, 2], [1, 2], [1, 2], [1, 3])]
+    ranking = {"source": "ranking/default/HUMAN/ada/t", "rater": "HUMAN/ada"}
     for turn, value in zip(turns, (1.0, 0.0, 0.0, -1.0), strict=True):
-        await add_rating(harness, turn, value, "ada", **order)
+        await add_rating(harness, turn, value, "ada", **ranking)
     dataset = (await create_claimed_fit(harness)).dataset
     replies = dataset.replies
     weights = {(replies[pair.chosen].turn_id, replies[pair.rejected].turn_id): pair.weight for pair in dataset.pairs}
@@ -138,11 +132,11 @@ async def test_rankings_become_pairs_of_replies_to_one_prompt(harness: Harness) 
 async def test_fitted_model_serves_and_the_previous_one_is_retired(harness: Harness) -> None:
     await create_rated_turns(harness, 40)
     first = await create_claimed_fit(harness)
-    assert await reward_model_fits.commit(harness.db, first, **DONE) == "serving"
+    assert await reward_model_fits.commit(harness.db, first, **RESULT) == "serving"
     await create_rated_turns(harness, 10, seed=1)
     second = await create_claimed_fit(harness, refit_after=10)
-    assert (await reward_model_fits.commit(harness.db, second, **DONE)) == "serving"
-    assert await states(harness) == [(1, "retired"), (2, "serving")]
+    assert (await reward_model_fits.commit(harness.db, second, **RESULT)) == "serving"
+    assert await list_states(harness) == [(1, "retired"), (2, "serving")]
     row = await harness.get(RewardModel, second.row.id)
     assert (row.path, row.metrics, row.attempt) == ("/nowhere/rm", METRICS, 1) and row.served_at is not None
     assert row.lease_until is None
@@ -153,35 +147,35 @@ async def test_refused_fit_leaves_the_previous_model_serving(harness: Harness) -
     await create_rated_turns(harness, 10)
     refused = await create_claimed_fit(harness, refit_after=10)
     await reward_model_fits.refuse(harness.db, refused, "it agrees in 40%", {"agreement": 0.4})
-    assert await states(harness) == [(1, "serving"), (2, "refused")]
+    assert await list_states(harness) == [(1, "serving"), (2, "refused")]
     assert (await harness.get(RewardModel, refused.row.id)).reason == "it agrees in 40%"
     assert (await harness.get(RewardModel, serving.id)).state == "serving"
     settings = settings_with_reward_model(harness, refit_after=10)
     await create_rated_turns(harness, 9, seed=1)
     await reward_model_fits.reconcile(harness.db, settings)
-    assert len(await states(harness)) == 2, "it is not fitted again on the same labels"
+    assert len(await list_states(harness)) == 2, "it is not fitted again on the same labels"
     await create_rated_turns(harness, 1, seed=2)
     await reward_model_fits.reconcile(harness.db, settings)
-    assert (await states(harness))[-1] == (3, "open")
+    assert (await list_states(harness))[-1] == (3, "open")
 
 
 async def test_one_trainer_claims_a_fit_and_a_late_one_cannot_commit(harness: Harness) -> None:
     await create_rated_turns(harness, 40)
     settings = settings_with_reward_model(harness)
     await reward_model_fits.reconcile(harness.db, settings)
-    both = await asyncio.gather(*(reward_model_fits.claim(harness.db, name, settings) for name in "ab"))
-    [late] = [one for one in both if one is not None]
-    async with harness.db.write() as session:  # it was killed after its export, before its commit
+    claims = await asyncio.gather(*(reward_model_fits.claim(harness.db, name, settings) for name in "ab"))
+    [late] = [claim for claim in claims if claim is not None]
+    async with harness.db.write() as session:  # as if the trainer was killed after its export and before its commit
         await session.execute(update(RewardModel).values(lease_until=0.0))
     again = await reward_model_fits.claim(harness.db, "c", settings)
     assert again is not None and again.row.id == late.row.id and (again.row.attempt, again.row.fence) == (2, 2)
-    assert again.directory(settings) != late.directory(settings), "each attempt has a directory of its own"
+    assert again.directory(settings) != late.directory(settings), "each attempt has a separate directory"
     with pytest.raises(leases.LeaseLost):
-        await reward_model_fits.commit(harness.db, late, **DONE)
+        await reward_model_fits.commit(harness.db, late, **RESULT)
     with pytest.raises(leases.LeaseLost):
         await reward_model_fits.refuse(harness.db, late, "no", {})
-    assert await states(harness) == [(1, "open")]
-    assert await reward_model_fits.commit(harness.db, again, **DONE) == "serving"
+    assert await list_states(harness) == [(1, "open")]
+    assert await reward_model_fits.commit(harness.db, again, **RESULT) == "serving"
 
 
 async def test_fit_that_crashes_the_trainer_fails_with_the_last_reason(harness: Harness) -> None:
@@ -206,9 +200,9 @@ async def test_model_that_disagrees_with_people_is_disabled_and_refitted(harness
     turns = await create_rated_turns(harness, 60)
     settings = settings_with_reward_model(harness, refit_after=1000)
     for number, turn in enumerate(turns):
-        await record_score(harness, turn, -0.5 if number % 2 else 0.5, row)  # always the opposite
+        await record_score(harness, turn, -0.5 if number % 2 else 0.5, row)  # always the opposite of the label
     await reconcile(harness.db, settings)
-    assert await states(harness) == [(1, "disabled"), (2, "open")]
+    assert await list_states(harness) == [(1, "disabled"), (2, "open")]
     disabled = await harness.get(RewardModel, row.id)
     assert (
         disabled.reason.startswith("it agrees with people in 0% of their last 60 labels")
@@ -219,17 +213,17 @@ async def test_model_that_disagrees_with_people_is_disabled_and_refitted(harness
     assert {"reward_model.disabled", "reward_model.fit_requested"} <= actions
 
 
-@pytest.mark.parametrize(("num_right", "num_labels"), [(0, 28), (24, 60), (60, 60)])
-async def test_few_labels_and_chance_disable_no_model(harness: Harness, num_right: int, num_labels: int) -> None:
+@pytest.mark.parametrize(("num_agreeing", "num_labels"), [(0, 28), (24, 60), (60, 60)])
+async def test_few_labels_and_chance_disable_no_model(harness: Harness, num_agreeing: int, num_labels: int) -> None:
     row = await create_reward_model(harness)
     for number, turn in enumerate(await create_rated_turns(harness, num_labels)):
         up = bool(number % 2)
-        agrees = number < num_right
+        agrees = number < num_agreeing
         await record_score(harness, turn, 0.5 if up == agrees else -0.5, row)
     policy = await harness.policy()
     async with harness.db.read() as session:
         agreement = await human_labels.measure_agreement(session, policy, row)
-    assert agreement.total == num_labels and agreement.rate == pytest.approx(num_right / num_labels)
+    assert agreement.total == num_labels and agreement.rate == pytest.approx(num_agreeing / num_labels)
     assert human_labels.describe_disagreement(agreement, 0.6) is None
 
 
@@ -262,7 +256,7 @@ async def test_model_disabled_by_an_operator_stays_disabled(harness: Harness) ->
         await reward_models.disable(session, policy, row, actor="key-1", reason="odd")
     claimed = await reward_model_fits.claim(harness.db, "me", settings)
     assert claimed is not None and claimed.row.id == open_fit.id
-    assert await reward_model_fits.commit(harness.db, claimed, **DONE) == "trained"
+    assert await reward_model_fits.commit(harness.db, claimed, **RESULT) == "trained"
     await create_rated_turns(harness, 10, seed=1)
     await reward_model_fits.reconcile(harness.db, settings)
-    assert await states(harness) == [(1, "disabled"), (2, "trained")]
+    assert await list_states(harness) == [(1, "disabled"), (2, "trained")]

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from typer.testing import CliRunner
 from wandb.proto.wandb_internal_pb2 import Record
 
@@ -31,8 +31,8 @@ def settings(home: Path, *trackers: TrackerName) -> Settings:
 
 
 def update(trackers: Trackers, number: int, policy: str = "shop-3f2a1b", **metrics: float) -> None:
-    figures = {KL: number / 8, SCORE: -0.5, **metrics}
-    trackers.log(policy.rpartition("-")[0], f"{policy}-v{number}", number, f"batch-{number}", figures)
+    values = {KL: number / 8, SCORE: -0.5, **metrics}
+    trackers.log(policy.rpartition("-")[0], f"{policy}-v{number}", number, f"batch-{number}", values)
 
 
 def read_entries(home: Path, policy: str = "shop") -> list[Entry]:
@@ -45,19 +45,19 @@ def test_each_update_is_one_line_of_the_experiment_log(tmp_path: Path) -> None:
     update(trackers, 2)
     update(trackers, 1, "bakery-9f0e1d")
     trackers.close()
-    assert [(one.version, one.number, one.batch, one.metrics[KL]) for one in read_entries(tmp_path)] == [
+    assert [(entry.version, entry.number, entry.batch, entry.metrics[KL]) for entry in read_entries(tmp_path)] == [
         ("shop-3f2a1b-v1", 1, "batch-1", 0.125),
         ("shop-3f2a1b-v2", 2, "batch-2", 0.25),
     ]
-    assert [one.policy for one in read_entries(tmp_path, "bakery")] == ["bakery"]
+    assert [entry.policy for entry in read_entries(tmp_path, "bakery")] == ["bakery"]
 
 
 def test_metrics_that_are_not_finite_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     metrics: Any = {"a/nan": math.nan, "a/inf": -math.inf, "a/text": "x", "a/none": None, "a/int": 3}
     update(Trackers(settings(tmp_path, "jsonl")), 1, **metrics)
-    [one] = read_entries(tmp_path)
-    assert one.metrics == {KL: 0.125, SCORE: -0.5, "a/int": 3.0}
-    assert list(one.left_out) == ["a/inf", "a/nan", "a/none", "a/text"]
+    [entry] = read_entries(tmp_path)
+    assert entry.metrics == {KL: 0.125, SCORE: -0.5, "a/int": 3.0}
+    assert list(entry.left_out) == ["a/inf", "a/nan", "a/none", "a/text"]
     assert "shop-3f2a1b-v1: no finite number, so not tracked: a/inf, a/nan, a/none, a/text" in caplog.text
 
 
@@ -100,7 +100,7 @@ os._exit(0)  # as the trainer leaves
 
 
 def start_tracking(home: Path, *arguments: object, **environment: str) -> subprocess.Popen[str]:
-    """Track in a subprocess, since W&B starts service processes that end with it."""
+    """Track in a subprocess, because W&B starts service processes that end with it."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     return subprocess.Popen(
         [sys.executable, "-c", TRACKING_SCRIPT, str(home), *map(str, arguments)],
@@ -115,21 +115,21 @@ def start_tracking(home: Path, *arguments: object, **environment: str) -> subpro
 
 def read_records(file: Path) -> Iterator[Record]:
     """Read a W&B run file: seven bytes, then blocks of 32 KiB with chunks of (checksum, size, kind, content)."""
-    data, at, piece = file.read_bytes(), 7, b""
+    data, at, content = file.read_bytes(), 7, b""
     while at + 7 <= len(data):
-        left = 32768 - at % 32768
-        if left < 7:
-            at += left
+        remaining = 32768 - at % 32768
+        if remaining < 7:
+            at += remaining
             continue
         size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
         if at + 7 + size > len(data):
-            return  # it is being written
-        piece += data[at + 7 : at + 7 + size]
+            return  # the record is being written
+        content += data[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # a complete record, or the last part of one
             record = Record()
-            record.ParseFromString(piece)
-            piece = b""
+            record.ParseFromString(content)
+            content = b""
             yield record
 
 
@@ -143,9 +143,9 @@ def read_history(file: Path) -> list[dict[str, str]]:
 
 def test_wandb_logs_every_update_offline(tmp_path: Path) -> None:
     for first, last in ((1, 4), (4, 6)):  # a trainer, and the next one after a restart
-        done = start_tracking(tmp_path, first, last, WANDB_MODE="offline")
-        result, trouble = done.communicate(timeout=120)
-        assert done.returncode == 0 and "takes no metrics" not in trouble, result + trouble
+        process = start_tracking(tmp_path, first, last, WANDB_MODE="offline")
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 0 and "takes no metrics" not in errors, output + errors
     files = sorted((tmp_path / "metrics" / "wandb").glob("offline-run-*/run-shop-3f2a1b.wandb"))
     rows = [row for file in files for row in read_history(file)]
     assert [(row["_step"], row["actor/ppo_kl"], row["reference_kl"]) for row in rows] == [
@@ -166,22 +166,22 @@ def test_wandb_environment_variables_are_respected(tmp_path: Path) -> None:
 def test_killed_trainer_leaves_its_log_and_no_wandb_process(tmp_path: Path) -> None:
     running = start_tracking(tmp_path, 1, 4, "stay", WANDB_MODE="offline")
     assert running.stdout is not None and running.stdout.readline() == "tracked\n"
-    alone = psutil.Process(running.pid)
-    while not (service_processes := alone.children(recursive=True)):
+    process = psutil.Process(running.pid)
+    while not (service_processes := process.children(recursive=True)):
         assert running.poll() is None
     running.kill()
     running.communicate()
-    assert [one.number for one in read_entries(tmp_path)] == [1, 1, 2, 2, 3, 3]
+    assert [entry.number for entry in read_entries(tmp_path)] == [1, 1, 2, 2, 3, 3]
     _, alive = psutil.wait_procs(service_processes, timeout=120)
-    assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_wandb_writes_an_update_before_the_next_one(tmp_path: Path) -> None:
     running = start_tracking(tmp_path, 1, 4, "stay", WANDB_MODE="offline", WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL="0.1")
     assert running.stdout is not None and running.stdout.readline() == "tracked\n"
     rows: list[dict[str, str]] = []
-    until = time.monotonic() + 120
-    while len(rows) < 3 and time.monotonic() < until:
+    deadline = time.monotonic() + 120
+    while len(rows) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
         rows = [
             row for file in (tmp_path / "metrics").glob("wandb/*/run-shop-3f2a1b.wandb") for row in read_history(file)
@@ -191,10 +191,10 @@ def test_wandb_writes_an_update_before_the_next_one(tmp_path: Path) -> None:
 
 
 def test_wandb_without_a_key_is_logged_once_and_jsonl_continues(tmp_path: Path) -> None:
-    done = start_tracking(tmp_path, 1, 5, WANDB_MODE="online")
-    result, trouble = done.communicate(input="", timeout=120)
-    assert done.returncode == 0, result + trouble
-    assert trouble.count("wandb takes no metrics, learning goes on") == 1 and "API key" in trouble
+    process = start_tracking(tmp_path, 1, 5, WANDB_MODE="online")
+    output, errors = process.communicate(input="", timeout=120)
+    assert process.returncode == 0, output + errors
+    assert errors.count("wandb accepts no metrics; training continues") == 1 and "API key" in errors
     assert len(read_entries(tmp_path)) == 8
 
 
@@ -214,12 +214,12 @@ def test_full_disk_is_logged_once_and_affects_no_other_tracker(
     for number in (1, 2, 3):
         update(trackers, number)
     assert [record.message for record in caplog.records if "jsonl" in record.message] == [
-        "jsonl takes no metrics, learning goes on: OSError: [Errno 28] No space left on device"
+        "jsonl accepts no metrics; training continues: OSError: [Errno 28] No space left on device"
     ]
-    full_disk.unlink()  # there is room again
+    full_disk.unlink()  # the disk has space again
     update(trackers, 4)
     trackers.close()
-    assert [one.number for one in read_entries(tmp_path)] == [4]
+    assert [entry.number for entry in read_entries(tmp_path)] == [4]
     run = EventAccumulator(str(tmp_path / "metrics" / "tensorboard" / "shop-3f2a1b")).Reload()
     assert [event.step for event in run.Scalars(KL)] == [1, 2, 3, 4]
 

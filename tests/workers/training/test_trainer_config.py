@@ -21,8 +21,8 @@ def test_general_settings_fill_in_unset_algorithm_settings(monkeypatch: pytest.M
 
 
 def test_algorithm_settings_override_general_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = '{"type": "length_aware_ppo", "kl_coef": 0.5, "longest": 90}'
-    config = algorithm_for(monkeypatch, kl_coef="0.03", length_range="20,60", algorithm=own)
+    algorithm = '{"type": "length_aware_ppo", "kl_coef": 0.5, "longest": 90}'
+    config = algorithm_for(monkeypatch, kl_coef="0.03", length_range="20,60", algorithm=algorithm)
     assert config == LengthAwarePPOConfig(kl_coef=0.5, shortest=20, longest=90, max_kl=0.02)
 
 
@@ -35,15 +35,15 @@ def test_the_default_is_ppo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_max_kl_is_at_most_the_kl_guard(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = '{"type": "ppo", "max_kl": 0.005}'
-    assert algorithm_for(monkeypatch, algorithm=own).max_kl == 0.005, "the algorithm's own limit is tighter"
+    algorithm = '{"type": "ppo", "max_kl": 0.005}'
+    assert algorithm_for(monkeypatch, algorithm=algorithm).max_kl == 0.005, "the algorithm's own limit is tighter"
     assert algorithm_for(monkeypatch, algorithm="ppo", kl_guard="0.001").max_kl == 0.001
 
 
 def test_kl_target_above_the_guard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = '{"type": "ppo", "kl_control": {"target": 0.02}}'
+    algorithm = '{"type": "ppo", "kl_control": {"target": 0.02}}'
     with pytest.raises(ValueError, match="ATTUNE_KL_GUARD"):
-        algorithm_for(monkeypatch, algorithm=own)
+        algorithm_for(monkeypatch, algorithm=algorithm)
 
 
 def test_default_learning_rate_of_full_weights_is_a_tenth() -> None:

@@ -1,4 +1,4 @@
-"""The watchdog kills silent ranks and no others; and the command that starts it."""
+"""The watchdog, which kills silent ranks and no others, and the command that starts it."""
 
 import os
 import signal
@@ -51,14 +51,14 @@ def test_rank_with_heartbeats_is_not_killed(rank: subprocess.Popen[bytes], tmp_p
 
 def test_reused_process_id_is_not_killed(tmp_path: Path) -> None:
     command = "sleep 600 & echo $!; wait"
-    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, start_new_session=True) as foreign:
-        assert foreign.stdout is not None
-        pid = int(foreign.stdout.readline())
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, start_new_session=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
         watchdog = RankWatchdog(tmp_path, RANK_TIMEOUT)
         touch_heartbeat(tmp_path, pid)
         assert [watchdog.check_ranks() for _ in range(2 * BEATS_PER_TIMEOUT)] == [[]] * (2 * BEATS_PER_TIMEOUT)
         assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        os.killpg(foreign.pid, signal.SIGKILL)
+        os.killpg(parent.pid, signal.SIGKILL)
 
 
 def test_heartbeat_file_exists_from_the_start(tmp_path: Path) -> None:
@@ -67,12 +67,12 @@ def test_heartbeat_file_exists_from_the_start(tmp_path: Path) -> None:
 
 
 def trainer_command(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[str]:
-    became: list[str] = []
-    monkeypatch.setattr(server, "exec_module", lambda *command: became.extend(command))
-    done = CliRunner().invoke(app, ["trainer", *options])
-    if done.exception is not None:
-        raise done.exception
-    return became
+    executed: list[str] = []
+    monkeypatch.setattr(server, "exec_module", lambda *command: executed.extend(command))
+    result = CliRunner().invoke(app, ["trainer", *options])
+    if result.exception is not None:
+        raise result.exception
+    return executed
 
 
 def test_one_host_runs_standalone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Import modules of a package without running its `__init__`, for peers with heavy dependencies."""
+"""Stub packages and modules, so that the formulas of peers with heavy dependencies can be imported without these."""
 
 import importlib.util
 import sys
@@ -6,8 +6,8 @@ from pathlib import Path
 from types import ModuleType
 
 
-def open_empty(*names: str) -> Path:
-    """Register empty packages of a peer, so their modules can be imported. Return the peer's directory."""
+def register_empty_packages(*names: str) -> Path:
+    """Register empty packages, so that their modules are imported without `__init__`. Return the peer's directory."""
     top = names[0].split(".")[0]
     spec = importlib.util.find_spec(top)
     if spec is None or spec.origin is None:
@@ -20,7 +20,7 @@ def open_empty(*names: str) -> Path:
     return root
 
 
-def module_of(name: str, **contents: object) -> ModuleType:
+def register_module(name: str, **contents: object) -> ModuleType:
     """Register a module with only these names in place of the real one."""
     module = ModuleType(name)
     vars(module).update(contents)

@@ -1,6 +1,7 @@
 """An example agent: a LangGraph loop over a running Attune service, with one tool and feedback on every turn.
 
-    ATTUNE_URL=http://127.0.0.1:8700 ATTUNE_API_KEY=sk-attune-… python -m demo.agent "Where is my order 4321?"
+    export ATTUNE_URL=http://127.0.0.1:8700 ATTUNE_API_KEY=sk-attune-…
+    python -m examples.langgraph_agent "Where is my order 4321?"
 
 Two lines connect it to training: the model is a ChatAttune, and `feedback` is called for the replies of each turn.
 """
@@ -74,7 +75,7 @@ def is_helpful(question: str, answer: str) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m demo.agent", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m examples.langgraph_agent", description=__doc__)
     parser.add_argument("questions", nargs="*", default=QUESTIONS)
     parser.add_argument("--model", default="assistant")
     parser.add_argument("--force", action="store_true", help="call the tool before answering")

@@ -1,4 +1,4 @@
-"""A supervisor in a process of its own, which takes signals: `python -m ... FOLDER MODEL INTERPRETER`."""
+"""A supervisor in a separate process, to which tests send signals: `python -m ... FOLDER MODEL INTERPRETER`."""
 
 import asyncio
 import subprocess
@@ -17,10 +17,10 @@ def print_line(line: str) -> None:
 
 
 @contextmanager
-def lone_supervisor(
+def run_supervisor_process(
     folder: Path, model: Path, interpreter: Path = PYTHON
 ) -> Iterator[tuple[subprocess.Popen[str], int, Iterator[str]]]:
-    """Yield the process, its engine's port, and an iterator over its output lines."""
+    """Start the supervisor. Yield the process, its engine's port, and an iterator over its output lines."""
     command = [sys.executable, "-m", __name__, str(folder), str(model), str(interpreter)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
         assert process.stdout is not None
