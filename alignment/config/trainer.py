@@ -80,6 +80,9 @@ class TrainerConfig(Frozen):
     )
     logits_chunk: int = Field(default=1 << 24, ge=1, description="the most logits in memory at a time")
     gradient_checkpointing: bool = False
+    kl_target: float | None = Field(
+        default=None, gt=0, description="largest k3(old, new policy) per token of an update, which is scaled to fit"
+    )
     max_mismatch: float = Field(
         default=0.5, gt=0, description="largest mean |recorded − recomputed| log-prob; a batch above it is refused"
     )

@@ -31,11 +31,12 @@ _TENSOR, _MOMENT = "tensor.", "moment."
 
 @dataclass(frozen=True)
 class Progress:
-    """The number of updates and optimizer steps so far, and the algorithm's own state."""
+    """The number of updates and optimizer steps so far, the learning rate's scale, and the algorithm's own state."""
 
     updates: int = 0
     optimizer_steps: int = 0
     critic_steps: int = 0
+    lr_scale: float = 1.0
     algorithm: dict[str, Any] = field(default_factory=dict)
 
 

@@ -1,6 +1,5 @@
 """Metrics of an update, under the names that verl's dashboards use, and the KL divergence that the KL guard reads."""
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 
 from alignment.data.micro_batches import ScoredSequence
-from alignment.errors import NonFiniteUpdate
 from alignment.functional import kl_estimate
 from alignment.models import parallel
 from alignment.models.policy_model import PolicyModel
@@ -83,39 +81,59 @@ def batch_metrics(samples: Sequence[Sample], data: TrainData) -> dict[str, float
     return metrics
 
 
-@torch.no_grad()
-def measure_update_kl(
-    policy: PolicyModel, data: TrainData, sequences: Sequence[ScoredSequence], micro_batches: Sequence[Sequence[int]]
-) -> dict[str, float]:
-    """Measure how far the new policy is from the one before the update.
+class UpdateKL:
+    """Measures the k3 estimate of KL(old ‖ current policy), in nats per token, on part of a batch.
 
-    Return `guard/kl`, the k3 estimate of KL(old ‖ new policy) in nats per token, and its `guard/tokens`.
-
-    It is measured on part of the batch: replies of the old policy if there are any, because the mean of k3 over a
-    policy's own samples is an unbiased estimate of its KL to another policy (Schulman, 2020); otherwise replies of
-    earlier versions. Without log-probs of the old policy the recorded log-probs are used. All ranks must call it with
-    the same `micro_batches`. Raises NonFiniteUpdate.
+    The part consists of replies of the old policy if there are any, because the mean of k3 over a policy's own samples
+    is an unbiased estimate of its KL to another policy (Schulman, 2020); otherwise of replies of earlier versions.
     """
-    samples = data.samples
-    usable = {index for index, sample in enumerate(samples) if sample.lag == 0} or set(range(len(samples)))
-    selected: list[Sequence[int]] = []
-    num_usable, num_ranks = 0, parallel.num_ranks()
-    for start in range(0, len(micro_batches), num_ranks):  # each rank gets equally many micro-batches
-        block = micro_batches[start : start + num_ranks]
-        count = sum(index in usable for micro_batch in block for index in micro_batch)
-        selected += block if count else []
-        num_usable += count
-        if num_usable >= MIN_KL_SEQUENCES:
-            break
-    new_logprobs_BT = score_micro_batches(policy, sequences, selected, data.mask_BT)
-    rows = sorted(index for micro_batch in selected for index in micro_batch if index in usable)
-    old_logprobs_BT = data.rollout_logprobs_BT if data.old_logprobs_BT is None else data.old_logprobs_BT
-    mask_BT = data.mask_BT[rows]
-    kl_BT = kl_estimate(old_logprobs_BT[rows], new_logprobs_BT[rows], "k3") * mask_BT
-    kl, tokens = float(kl_BT.sum() / mask_BT.sum()), float(mask_BT.sum())
-    if not math.isfinite(kl):
-        raise NonFiniteUpdate(f"The KL divergence of the update is {kl}; the policy was not changed.")
-    return {"guard/kl": kl, "guard/tokens": tokens}
+
+    def __init__(
+        self,
+        policy: PolicyModel,
+        data: TrainData,
+        sequences: Sequence[ScoredSequence],
+        micro_batches: Sequence[Sequence[int]],
+        *,
+        score_old: bool = False,
+    ) -> None:
+        """Select the part. All ranks must pass the same `micro_batches`.
+
+        Without log-probs of the old policy in `data` the recorded ones are used or, with `score_old`, those of the
+        policy as it is now.
+        """
+        self.policy, self.data, self.sequences = policy, data, sequences
+        usable = {index for index, sample in enumerate(data.samples) if sample.lag == 0} or set(
+            range(len(data.samples))
+        )
+        self.micro_batches: list[Sequence[int]] = []
+        num_usable, num_ranks = 0, parallel.num_ranks()
+        for start in range(0, len(micro_batches), num_ranks):  # each rank gets equally many micro-batches
+            block = micro_batches[start : start + num_ranks]
+            count = sum(index in usable for micro_batch in block for index in micro_batch)
+            self.micro_batches += block if count else []
+            num_usable += count
+            if num_usable >= MIN_KL_SEQUENCES:
+                break
+        self.rows = sorted(index for micro_batch in self.micro_batches for index in micro_batch if index in usable)
+        old_logprobs_BT = data.old_logprobs_BT
+        if old_logprobs_BT is None:
+            old_logprobs_BT = self._score() if score_old else data.rollout_logprobs_BT
+        self.old_logprobs_BT, self.mask_BT = old_logprobs_BT[self.rows], data.mask_BT[self.rows]
+
+    @property
+    def num_tokens(self) -> float:
+        return float(self.mask_BT.sum())
+
+    @torch.no_grad()
+    def measure(self) -> float:
+        """Return the KL of the current policy, which may not be finite. All ranks call it and get the same value."""
+        kl_BT = kl_estimate(self.old_logprobs_BT, self._score()[self.rows], "k3") * self.mask_BT
+        return float(kl_BT.sum()) / self.num_tokens
+
+    @torch.no_grad()
+    def _score(self) -> Tensor:
+        return score_micro_batches(self.policy, self.sequences, self.micro_batches, self.data.mask_BT)
 
 
 def _summarize(name: str, values: Tensor) -> dict[str, float]:

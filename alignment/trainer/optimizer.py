@@ -19,6 +19,7 @@ class Optimizer:
 
     def __init__(self, parameters: dict[str, nn.Parameter], config: OptimConfig) -> None:
         self.parameters = parameters
+        self.lr_scale = 1.0  # see alignment/trainer/trust_region.py
         self.config = config
         self.adamw = torch.optim.AdamW(
             parameters.values(), **config.model_dump(include={"lr", "betas", "eps", "weight_decay"}), foreach=True
@@ -46,7 +47,7 @@ class Optimizer:
     @property
     def lr(self) -> float:
         """Return the learning rate of the next step."""
-        return learning_rate(self.config, self.steps)
+        return self.lr_scale * learning_rate(self.config, self.steps)
 
     @property
     def steps(self) -> int:

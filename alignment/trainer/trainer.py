@@ -65,20 +65,23 @@ class Trainer:
             spec = None if lora is None else AdapterSpec.from_base_model(self.base_model, lora)
             self._load_checkpoint(checkpoint.read(directory, spec))
 
-    def update(self, batch: Batch) -> UpdateReport:
+    def update(self, batch: Batch, kl_target_factor: float = 1.0) -> UpdateReport:
         """Update the policy from a batch and return the report. After an error the policy is unchanged.
+
+        `kl_target_factor` multiplies the configured KL target, if there is one.
 
         Raises AlignmentError: NoVariance, NothingToCompare, SingletonGroup, ForeignSamples or NonFiniteUpdate.
         """
         backup = [(tensor, tensor.to("cpu", copy=True)) for tensor in self._trained_tensors()]
         try:
-            report = Update(self.context, batch, self.progress.updates).run()
+            report = Update(self.context, batch, self.progress.updates, kl_target_factor).run()
         except Exception:
             self._restore_backup(backup)
             raise
         self.progress = Progress(
             updates=self.progress.updates + 1,
             optimizer_steps=self.optimizers["actor"].steps,
+            lr_scale=self.optimizers["actor"].lr_scale,
             critic_steps=self.optimizers["critic"].steps if "critic" in self.optimizers else 0,
             algorithm=self.algorithm.state_dict(),
         )
@@ -119,6 +122,7 @@ class Trainer:
             tensor.copy_(saved)
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
+        self.optimizers["actor"].lr_scale = self.progress.lr_scale
         self.algorithm.load_state_dict(self.progress.algorithm)
 
     def _load_checkpoint(self, content: Checkpoint) -> None:
@@ -128,6 +132,7 @@ class Trainer:
             # A version that was trained by another algorithm has no critic: start with an untrained one.
             critic = content.critic or RoleState(self.policy.initial_tensors("critic", self.config.seed), None)
             self._load_role("critic", critic, progress.critic_steps)
+        self.optimizers["actor"].lr_scale = progress.lr_scale
         self.algorithm.load_state_dict(progress.algorithm)
         self.progress = progress
 

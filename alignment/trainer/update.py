@@ -1,5 +1,6 @@
 """One update: score a batch, compute advantages, and make the optimizer steps."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -11,18 +12,20 @@ from alignment.algorithms import RLAlgorithm
 from alignment.config.trainer import TrainerConfig
 from alignment.data.collate import collate, make_micro_batch, split_minibatches
 from alignment.data.micro_batches import ScoredSequence, make_micro_batches
-from alignment.errors import ForeignSamples, NoVariance
+from alignment.errors import ForeignSamples, NonFiniteUpdate, NoVariance
 from alignment.functional import aggregate, kl_estimate
 from alignment.models import parallel
 from alignment.models.base_model import ModelRole
 from alignment.models.policy_model import PolicyModel
-from alignment.trainer.metrics import MetricAccumulator, Stopwatch, average_steps, batch_metrics, measure_update_kl
+from alignment.trainer.metrics import MetricAccumulator, Stopwatch, UpdateKL, average_steps, batch_metrics
 from alignment.trainer.optimizer import Optimizer
 from alignment.trainer.scoring import score_micro_batch, score_micro_batches
+from alignment.trainer.trust_region import TrustRegion
 from alignment.types import Batch, MicroBatch, UpdateReport
 
 # The mismatch of one short reply varies more than the mean of a batch, so its limit is larger by this factor.
 SAMPLE_MISMATCH_FACTOR = 4.0
+MAX_LR_FACTOR = 10.0  # one update changes the learning rate by at most this factor
 Step = tuple[list[int], list[list[int]]]  # a minibatch, and the micro-batches that it is computed in
 
 
@@ -42,14 +45,18 @@ class TrainContext:
 class Update:
     """One update from one batch. All ranks build it with the same batch and call `run`."""
 
-    def __init__(self, context: TrainContext, batch: Batch, step: int) -> None:
+    def __init__(self, context: TrainContext, batch: Batch, step: int, kl_target_factor: float = 1.0) -> None:
         """Select and collate the samples. `step` is the number of updates that were made before this one.
+
+        `kl_target_factor` multiplies the KL target of the configuration.
 
         Raises NoVariance or NothingToCompare if the algorithm cannot use the batch.
         """
         self.policy, self.algorithm = context.policy, context.algorithm
         self.optimizers, self.config = context.optimizers, context.config
         self.batch, self.step = batch, step
+        target = self.config.kl_target
+        self.kl_target = None if target is None else kl_target_factor * target
         self.samples = [batch.samples[index] for index in self.algorithm.select(batch.samples)]
         self.sequences = [ScoredSequence.from_sample(sample) for sample in self.samples]
         self.data = collate(self.samples, self.policy.device)
@@ -68,6 +75,8 @@ class Update:
         epochs = self._plan_epochs(torch.Generator().manual_seed(self.config.seed + self.step))
         first_epoch = [micro_batch for _, micro_batches in epochs[0] for micro_batch in micro_batches]
         self._score(first_epoch)
+        update_kl = UpdateKL(self.policy, self.data, self.sequences, first_epoch, score_old=self.kl_target is not None)
+        trust_region = self._make_trust_region()
         self.algorithm.before_train_step(self.step, self.data)
         steps: list[dict[str, float]] = []
         with self.stopwatch.measure("update_actor"):
@@ -84,23 +93,60 @@ class Update:
                 steps.append(metrics)
         if not any(metrics["actor/grad_norm"] for metrics in steps):
             raise NoVariance("The gradient of every step is zero: nothing can be learned from this batch.")
-        report = self._make_report(steps, epochs, first_epoch)
+        with self.stopwatch.measure("guard"):
+            kl_metrics = self._fit_and_measure(update_kl, trust_region)
+        report = self._make_report(steps, epochs, kl_metrics)
         self.algorithm.after_train_step(self.step, report)
         report.metrics.update(self.algorithm.get_metrics())
         return report
 
     def _make_report(
-        self, steps: list[dict[str, float]], epochs: list[list[Step]], first_epoch: list[list[int]]
+        self, steps: list[dict[str, float]], epochs: list[list[Step]], kl_metrics: dict[str, float]
     ) -> UpdateReport:
         metrics = batch_metrics(self.batch.samples, self.data) | average_steps(steps, len(epochs[0]))
         metrics["training/steps"] = len(steps)
         metrics["training/stopped_early"] = float(len(steps) < sum(len(epoch) for epoch in epochs))
-        with self.stopwatch.measure("guard"):
-            metrics |= measure_update_kl(self.policy, self.data, self.sequences, first_epoch)
+        metrics |= kl_metrics
         used = {sample.turn_id for sample in self.samples}
         unused_turn_ids = tuple(sample.turn_id for sample in self.batch.samples if sample.turn_id not in used)
         metrics |= self.stopwatch.metrics | self._throughput_metrics()
         return UpdateReport(self.batch.id, self.step + 1, metrics, unused_turn_ids)
+
+    def _make_trust_region(self) -> TrustRegion | None:
+        if self.kl_target is None:
+            return None
+        parallel.reshard(self.policy)
+        parameters = self.optimizers["actor"].parameters.values()
+        return TrustRegion([parallel.local_tensor(parameter) for parameter in parameters], self.kl_target)
+
+    def _fit_and_measure(self, update_kl: UpdateKL, trust_region: TrustRegion | None) -> dict[str, float]:
+        """Scale the update to the KL target, and adapt the learning rate. Return the KL of the update with its metrics.
+
+        Raises NonFiniteUpdate.
+        """
+
+        def measure() -> float:
+            kl = update_kl.measure()
+            parallel.reshard(self.policy)
+            return kl
+
+        metrics = {"guard/tokens": update_kl.num_tokens}
+        if trust_region is None:
+            kl = measure()
+        else:
+            fitted = trust_region.fit(measure)
+            kl, optimizer = fitted.kl, self.optimizers["actor"]
+            # An update may be small by chance, so the rate grows more slowly than the update.
+            factor = max(fitted.scale, 1 / MAX_LR_FACTOR) if fitted.scale < 1 else min(fitted.scale**0.5, MAX_LR_FACTOR)
+            optimizer.lr_scale *= factor
+            metrics |= {
+                "actor/step_scale": fitted.scale,
+                "actor/lr_scale": optimizer.lr_scale,
+                "actor/kl_measurements": float(fitted.measurements),
+            }
+        if not math.isfinite(kl):
+            raise NonFiniteUpdate(f"The KL divergence of the update is {kl}; the policy was not changed.")
+        return metrics | {"guard/kl": kl}
 
     def _plan_epochs(self, generator: torch.Generator) -> list[list[Step]]:
         settings, coupled_samples = self.algorithm.config, self.algorithm.coupled_samples(self.samples)

@@ -41,6 +41,9 @@ def _render_status(body: Row) -> Iterator[Renderable]:
     for policy in body["policies"]:
         line = f" serves {policy['serving']}, trains from {policy['head']}, {policy['mode']}"
         yield Text.assemble((policy["name"], "bold"), line)
+        if step := policy["last_step"]:
+            scaled = "" if step["scale"] == 1 else f", scaled × {step['scale']:.2g}"
+            yield f"  last update: KL {step['kl']:.4f} per token{scaled}; learning rate × {step['lr_scale']:.2g}"
         if policy["canary"]:
             yield f"  canary: {policy['canary']} for {policy['canary_share']:.1%} of the conversations"
         if policy["shadow"]:

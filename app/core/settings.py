@@ -17,6 +17,7 @@ from alignment.release.shadow import ShadowConfig, disabled_reason
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEMO_MODEL = REPOSITORY / "demo" / "model"
+DEFAULT_KL_TARGET = 0.01
 TrackerName = Literal["jsonl", "tensorboard", "wandb"]
 
 
@@ -140,6 +141,12 @@ class Settings(BaseSettings):
         gt=0,
         description="largest k3(serving, new) per token; a version above it is rejected, and training goes back",
     )
+    kl_target: float | None = Field(
+        None,
+        gt=0,
+        description="KL per token that an update may reach, below `kl_guard`: it is scaled to fit; 0.01, or half of "
+        "a smaller `kl_guard`, when unset",
+    )
     kl_alarms: int = Field(3, ge=1, description="consecutive alarms of the KL guard that halt a policy's training")
 
     max_rater_share: float = Field(0.05, gt=0, le=1, description="largest share of one rater in a batch")
@@ -192,6 +199,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "Settings":
+        if self.kl_target is not None and self.kl_target >= self.kl_guard:
+            raise ValueError(f"kl_target ({self.kl_target:g}) must be below kl_guard ({self.kl_guard:g})")
         if self.adaptation == "full" and (self.canary is not None or self.shadow is not None):
             raise ValueError(
                 "a canary or shadow needs two versions side by side; an engine holds one version's full weights"
@@ -229,6 +238,11 @@ class Settings(BaseSettings):
     @property
     def smallest_batch(self) -> int:
         return min(self.min_batch_size or max(2, self.batch_size // 4), self.batch_size)
+
+    @property
+    def update_kl_target(self) -> float:
+        """The KL per token that an update may reach."""
+        return self.kl_target or min(DEFAULT_KL_TARGET, self.kl_guard / 2)
 
     @property
     def database(self) -> str:

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.errors import ERROR_RESPONSES
@@ -43,6 +43,14 @@ class VersionView(RowView):
     )
 
 
+class StepView(BaseModel):
+    """How the last update was fitted to the KL target."""
+
+    kl: float = Field(description="k3(parent, new version) in nats per token")
+    scale: float = Field(description="the update was scaled with this factor to fit; 1 if it fitted as it was")
+    lr_scale: float = Field(description="factor of the learning rate from now on")
+
+
 class PolicyView(RowView):
     object: Literal["policy"] = "policy"
     id: str
@@ -60,6 +68,7 @@ class PolicyView(RowView):
     mode_reason: str | None
     mode_since: float | None
     kl_alarms: int = Field(description="alarms of the KL guard in a row")
+    last_step: StepView | None = Field(description="the update that made the head; null before the first")
     untainted_ancestor: str | None = Field(
         description="the version to roll back to if the serving one learned from erased data"
     )
@@ -111,6 +120,7 @@ async def view_policy(session: AsyncSession, policy: Policy) -> PolicyView:
     serving = await repository.get_version(session, deployment.version_id)
     shadow = await repository.find_shadow_version(session, policy.id)
     untainted = await repository.find_untainted_ancestor(session, policy.id, serving)
+    head = await repository.get_version(session, policy.head_version_id or serving.id)
     return PolicyView.from_row(
         policy,
         serving=version_name(policy, serving),
@@ -118,7 +128,13 @@ async def view_policy(session: AsyncSession, policy: Policy) -> PolicyView:
         canary=await repository.find_version_name(session, policy, deployment.canary_version_id),
         canary_share=deployment.canary_share,
         shadow=version_name(policy, shadow) if shadow else None,
-        head=await repository.find_version_name(session, policy, policy.head_version_id or serving.id),
+        head=version_name(policy, head),
+        last_step=_view_step(head),
         epoch=deployment.epoch,
         untainted_ancestor=version_name(policy, untainted) if untainted else None,
     )
+
+
+def _view_step(version: Version) -> StepView | None:
+    values = [version.metrics.get(name) for name in ("guard/kl", "actor/step_scale", "actor/lr_scale")]
+    return None if None in values else StepView(kl=values[0], scale=values[1], lr_scale=values[2])

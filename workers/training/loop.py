@@ -72,6 +72,7 @@ class TrainingLoop:
                     batch=claimed.batch,
                     directory=claimed.directory(context.settings),
                     lineage=lineage,
+                    kl_target_factor=0.5**claimed.policy.kl_alarms,  # smaller after each rejection in a row
                 )
             except DamagedAdapter as error:
                 context.run(batches.halt_on_damaged_parent(context.db, claimed, str(error)))

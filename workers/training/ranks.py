@@ -50,6 +50,7 @@ def trainer_config(settings: Settings) -> TrainerConfig:
         lora=LoRAConfig() if settings.adaptation == "lora" else None,
         optim=OptimConfig(lr=_learning_rate(settings)),
         reward_model=RewardModelConfig(lr=settings.learning_rate),
+        kl_target=settings.update_kl_target,
         seed=settings.seed,
         dtype=settings.dtype,
     )
@@ -159,7 +160,9 @@ class RankGroup:
             self.loaded_reward_model_dir = directory
         return self.reward_model.score(replies)
 
-    def update(self, parent: Path | None, batch: Batch, directory: Path, lineage: dict[str, str]) -> dict[str, Any]:
+    def update(
+        self, parent: Path | None, batch: Batch, directory: Path, lineage: dict[str, str], kl_target_factor: float = 1.0
+    ) -> dict[str, Any]:
         """Run one update from the parent's state, and write the new version's directory.
 
         Returns columns of the version, and the ids of the turns that the algorithm could not use.
@@ -171,7 +174,7 @@ class RankGroup:
             self.loaded_version_dir = parent
         restored = time.perf_counter()
         self.loaded_version_dir = UNKNOWN  # the state in memory changes before the new version is written
-        report = self.trainer.update(batch)
+        report = self.trainer.update(batch, kl_target_factor)
         updated = time.perf_counter()
         probe = self.trainer.probe()
         probed = time.perf_counter()

@@ -29,6 +29,7 @@ def in_pairs(batch: Batch) -> Batch:
 FULL = {"lora": None, "optim": OptimConfig(lr=1e-5)}
 PAIRS = {"algorithm": DPOConfig(minibatches=2)}  # the second batch has one pair, so most ranks have empty micro-batches
 CRITIC = {"algorithm": PPOConfig(estimator="gae", epochs=2, minibatches=2)}
+FITTED = CRITIC | {"kl_target": 1e-5}  # the updates are scaled down
 
 
 @pytest.mark.parametrize(
@@ -36,10 +37,11 @@ CRITIC = {"algorithm": PPOConfig(estimator="gae", epochs=2, minibatches=2)}
     [
         pytest.param(1, {}, marks=pytest.mark.slow),
         (2, CRITIC),
+        pytest.param(2, FITTED, marks=pytest.mark.slow),
         pytest.param(3, PAIRS, marks=pytest.mark.slow),
         pytest.param(2, FULL, marks=pytest.mark.slow),
     ],
-    ids=["1", "2-critic", "3-pairs", "2-full"],
+    ids=["1", "2-critic", "2-fitted", "3-pairs", "2-full"],
 )
 def test_training_does_not_depend_on_number_of_ranks(
     base_model: Path,

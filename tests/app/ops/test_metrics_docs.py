@@ -58,5 +58,5 @@ def test_scrape_config_names_the_port_and_a_bearer_token() -> None:
 
 def test_every_documented_setting_exists() -> None:
     named = set(re.findall(r"ATTUNE_([A-Z_]+[A-Z])", TEXT))
-    assert named == {"TRACKERS", "HOME", "METRICS_OPEN", "LENGTH_RANGE"}
+    assert named == {"TRACKERS", "HOME", "METRICS_OPEN", "LENGTH_RANGE", "KL_TARGET"}
     assert {name.lower() for name in named} <= set(Settings.model_fields)

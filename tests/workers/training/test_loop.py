@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from alignment.artifacts.manifest import MANIFEST
 from alignment.types import Batch as TrainerBatch
-from app.models import Audit, Batch, BatchState, LearningMode, Sample, SampleState, Version
+from app.models import Audit, Batch, BatchState, LearningMode, Policy, Sample, SampleState, Version
 from tests.support.deployment import Harness
 from tests.support.frozen_batches import create_batch, create_project_with_policy
 from tests.workers.training.test_batches import expire_leases
@@ -88,6 +88,21 @@ async def test_policies_that_share_a_trainer_get_bitwise_equal_results(
             parent = directory
 
 
+async def test_updates_become_smaller_after_alarms_of_the_kl_guard(harness: Harness, rank: Rank) -> None:
+    policy_id = (await harness.policy()).id
+    target = rank.context.settings.update_kl_target
+    for alarms in (0, 2):
+        async with harness.db.write() as session:
+            (await session.get_one(Policy, policy_id)).kl_alarms = alarms
+        await create_batch(harness.db, policy_id, seed=alarms)
+        assert await rank.work() == 1
+        newest = max(await harness.all(Version), key=lambda version: version.number)
+        assert 0.1 * target * 0.5**alarms <= newest.metrics["guard/kl"] <= target * 0.5**alarms
+        response = await harness.api.get(f"/v1/policies/{harness.settings.policy}")
+        view = response.json()["last_step"]
+        assert view["kl"] == newest.metrics["guard/kl"] and view["lr_scale"] == newest.metrics["actor/lr_scale"]
+
+
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
 async def test_update_out_of_memory_fails_the_group_and_the_batch_is_retried(
     harness: Harness, rank: Rank, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
@@ -131,17 +146,17 @@ async def test_batch_that_is_always_out_of_memory_is_quarantined(
 
 
 def failing_update(
-    error: type[Exception], update: Callable[[TrainerBatch], Any], times: int | None = None, only: str | None = None
-) -> Callable[[TrainerBatch], Any]:
+    error: type[Exception], update: Callable[..., Any], times: int | None = None, only: str | None = None
+) -> Callable[..., Any]:
     """Return an update function that fails the first `times` calls, or for the batch `only`."""
     failed = 0
 
-    def run(batch: TrainerBatch) -> Any:
+    def run(batch: TrainerBatch, kl_target_factor: float) -> Any:
         nonlocal failed
         if (times is None or failed < times) and only in (None, batch.id):
             failed += 1
             raise error("out of memory")
-        return update(batch)
+        return update(batch, kl_target_factor)
 
     return run
 

@@ -52,3 +52,16 @@ def test_default_learning_rate_of_full_weights_is_a_tenth() -> None:
     full = trainer_config(Settings(adaptation="full"))
     assert full.lora is None and full.optim.lr == pytest.approx(3e-5)
     assert trainer_config(Settings(adaptation="full", learning_rate=3e-4)).optim.lr == 3e-4
+
+
+@pytest.mark.parametrize(
+    ("settings", "target"),
+    [({}, 0.01), ({"kl_guard": 0.002}, 0.001), ({"kl_guard": 1.0}, 0.01), ({"kl_target": 0.005}, 0.005)],
+)
+def test_updates_are_fitted_to_a_target_below_the_kl_guard(settings: dict[str, Any], target: float) -> None:
+    assert trainer_config(Settings(**settings)).kl_target == target
+
+
+def test_kl_target_of_updates_must_be_below_the_guard() -> None:
+    with pytest.raises(ValueError, match=r"kl_target \(0.03\) must be below kl_guard \(0.02\)"):
+        Settings(kl_target=0.03)

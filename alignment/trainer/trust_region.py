@@ -1,0 +1,79 @@
+"""The size of an update: what its optimizer steps changed is scaled until KL(old ‖ new policy) is near a target.
+
+The line search of TRPO (Schulman et al., 2015, appendix C), along the displacement that the optimizer has made. KL
+grows with the square of a small displacement, so two or three measurements suffice. The factor also becomes the scale
+of the next update's learning rate, so that a rate that is far off is corrected once.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MAX_MEASUREMENTS = 6
+MAX_FACTOR = 10.0  # one measurement changes the scale by at most this factor
+MAX_SCALE = 100.0
+AIM = 0.8  # share of the target that the search aims at, because KL is not exactly quadratic
+MIN_SHARE = 0.1  # an update with less than this share of the target is made larger
+
+
+@dataclass(frozen=True)
+class FittedStep:
+    """The factor that an update was scaled with, its KL in nats per token, and how often KL was measured.
+
+    Example: FittedStep(scale=0.4, kl=0.0083, measurements=2)
+    """
+
+    scale: float
+    kl: float
+    measurements: int
+
+
+class TrustRegion:
+    """Remembers the parameters before an update, and scales the update afterwards."""
+
+    def __init__(self, parameters: Sequence[Tensor], target: float) -> None:
+        """`parameters` are this rank's shards; `target` is the largest KL in nats per token."""
+        self.parameters, self.target = parameters, target
+        self.start = [parameter.detach().clone() for parameter in parameters]
+
+    @torch.no_grad()
+    def fit(self, measure_kl: Callable[[], float]) -> FittedStep:
+        """Scale the update so that its KL is at most the target and, if possible, not below a tenth of it.
+
+        `measure_kl` returns the KL of the current parameters, equal on every rank; inf or NaN counts as too large. If
+        no scale fits, the parameters are those of before the update, with a scale of 0.
+        """
+        end = [parameter.detach().clone() for parameter in self.parameters]
+        scale, kl = 1.0, measure_kl()
+        fitting, smallest_too_large = FittedStep(0.0, 0.0, 0), math.inf
+        measurements = 1
+        while True:
+            if kl <= self.target:
+                fitting = FittedStep(scale, kl, measurements)
+                if kl >= MIN_SHARE * self.target or scale >= smallest_too_large:
+                    break
+            else:
+                smallest_too_large = min(scale, smallest_too_large)
+            if measurements == MAX_MEASUREMENTS:
+                break
+            scale = self._next_scale(scale, kl, smallest_too_large)
+            if scale <= fitting.scale:
+                break
+            self._set(end, scale)
+            kl = measure_kl()
+            measurements += 1
+        if scale != fitting.scale:
+            self._set(end, fitting.scale)
+        return FittedStep(fitting.scale, fitting.kl, measurements)
+
+    def _next_scale(self, scale: float, kl: float, upper: float) -> float:
+        factor = math.sqrt(AIM * self.target / kl) if 0 < kl < math.inf else (MAX_FACTOR if kl == 0 else 0.0)
+        proposal = scale * min(MAX_FACTOR, max(1 / MAX_FACTOR, factor))
+        return min(proposal, 0.9 * upper, MAX_SCALE)
+
+    def _set(self, end: Sequence[Tensor], scale: float) -> None:
+        for parameter, before, after in zip(self.parameters, self.start, end, strict=True):
+            parameter.copy_(torch.lerp(before, after, scale) if scale else before)

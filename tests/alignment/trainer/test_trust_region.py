@@ -1,0 +1,82 @@
+"""The size of an update is fitted to a KL target."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from alignment.trainer.trust_region import MAX_MEASUREMENTS, MAX_SCALE, TrustRegion
+
+TARGET = 0.01
+
+
+def make_update(size: float) -> tuple[TrustRegion, list[Tensor]]:
+    """Return a trust region, and parameters that an update has moved from 1 to 1 + `size`."""
+    parameters = [torch.ones(3), torch.ones(2, 2)]
+    region = TrustRegion(parameters, TARGET)
+    for parameter in parameters:
+        parameter += size
+    return region, parameters
+
+
+def kl_of(parameters: list[Tensor], power: float = 2.0) -> Callable[[], float]:
+    """Return a measurement for which KL is the displacement to the power of 2, as it is for small displacements."""
+    return lambda: float((parameters[0][0] - 1.0).abs() ** power)
+
+
+@pytest.mark.parametrize("size", [0.04, 0.09, 0.0999])
+def test_update_within_the_target_is_left_as_it_is(size: float) -> None:
+    region, parameters = make_update(size)
+    fitted = region.fit(kl_of(parameters))
+    assert fitted.scale == 1.0 and fitted.measurements == 1
+    assert torch.equal(parameters[0], torch.ones(3) + size)
+
+
+@pytest.mark.parametrize("size", [0.11, 0.3, 1.0, 40.0])
+@pytest.mark.parametrize("power", [1.0, 2.0, 4.0])
+def test_update_that_is_too_large_is_scaled_down(size: float, power: float) -> None:
+    region, parameters = make_update(size)
+    measure = kl_of(parameters, power)
+    fitted = region.fit(measure)
+    if fitted.scale:
+        assert 0.0 < fitted.kl <= TARGET
+        assert math.isclose(fitted.kl, measure(), rel_tol=1e-3), "the parameters are those of the returned scale"
+        for parameter in parameters:
+            torch.testing.assert_close(parameter, torch.ones_like(parameter) + fitted.scale * size)
+    assert fitted.scale or (power, size) == (1.0, 40.0), "only the worst case needs more measurements than allowed"
+
+
+@pytest.mark.parametrize("size", [0.001, 0.01, 0.03])
+def test_update_that_is_far_too_small_is_scaled_up(size: float) -> None:
+    region, parameters = make_update(size)
+    fitted = region.fit(kl_of(parameters))
+    assert fitted.scale > 1.0 and 0.1 * TARGET <= fitted.kl <= TARGET
+
+
+def test_update_is_scaled_up_by_a_bounded_factor() -> None:
+    region, parameters = make_update(1e-6)
+    assert region.fit(lambda: 0.0).scale == MAX_SCALE
+    torch.testing.assert_close(parameters[0], torch.ones(3) + MAX_SCALE * 1e-6)
+
+
+@pytest.mark.parametrize("kl", [math.inf, math.nan])
+def test_update_that_is_not_finite_is_scaled_down(kl: float) -> None:
+    region, parameters = make_update(1.0)
+    fitted = region.fit(lambda: kl if parameters[0][0] > 1.05 else 0.001)
+    assert fitted.scale == pytest.approx(0.01) and fitted.kl == 0.001
+
+
+def test_update_that_never_fits_is_undone() -> None:
+    region, parameters = make_update(1.0)
+    fitted = region.fit(lambda: 1.0)
+    assert fitted.scale == 0.0 and fitted.measurements == MAX_MEASUREMENTS
+    assert all(torch.equal(parameter, torch.ones_like(parameter)) for parameter in parameters)
+
+
+def test_a_scale_that_fits_is_kept_when_a_larger_one_does_not() -> None:
+    region, parameters = make_update(0.02)
+    fitted = region.fit(lambda: 0.0005 if parameters[0][0] < 1.021 else 0.5)  # KL that rises steeply
+    assert fitted.scale >= 1.0 and fitted.kl == 0.0005
+    torch.testing.assert_close(parameters[0], torch.ones(3) + fitted.scale * 0.02)
