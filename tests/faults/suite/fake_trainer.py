@@ -50,7 +50,7 @@ class FakeTrainer:
             content = checkpoint.read(directory, self.spec)
             self.tensors, self.progress = content.actor.tensors, content.progress
 
-    def update(self, batch: Batch) -> Any:
+    def update(self, batch: Batch, kl_target_factor: float = 1.0) -> Any:
         seed = zlib.crc32(batch.id.encode())
         max_seconds = float(os.environ.get(UPDATE_SECONDS, "0.3"))
         time.sleep(random.Random(seed).uniform(max_seconds / 3, max_seconds))
