@@ -73,8 +73,9 @@ def main() -> None:
     num_passed, num_broken = check_contracts()
     print(f"import contracts: {num_passed} kept, {num_broken} broken")
     print(f"retired words: {len(find_retired_names())} names with one of {len(REPLACEMENTS)} words")
-    minutes = ", ".join(f"{run:.1f}" for run in measurements["make_test_minutes"]) or "not measured"
-    print(f"make test, minutes: {minutes} (before: {measurements['before']['make_test_minutes']})")
+    print(f"make test: {measurements['before']['make_test_minutes']} minutes before")
+    for run in measurements["make_test_runs"]:
+        print(f"  {run['minutes']} minutes, {run['passed']} passed, {run['failed']} failed, beside {run['beside']}")
 
 
 if __name__ == "__main__":
