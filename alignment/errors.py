@@ -50,4 +50,8 @@ class DamagedAdapter(AlignmentError):
 
 
 class NonFiniteUpdate(AlignmentError):
-    """A loss or gradient is not finite. The policy is unchanged."""
+    """A loss, a gradient or the KL of the update is not finite. The policy is unchanged."""
+
+
+class StepTooLarge(NonFiniteUpdate):
+    """No fraction of an update has a KL within the target, so its learning rate is far too large."""

@@ -93,6 +93,23 @@ class TrainData:
     returns_BT: Tensor | None = None
     extra: dict[str, Tensor] = field(default_factory=dict)  # the algorithm's own tensors; the first dimension is B
 
+    def take(self, indices: Sequence[int]) -> TrainData:
+        """Return the rows of these samples. The padding stays."""
+        rows = list(indices)
+
+        def of(tensor_B: Tensor | None) -> Tensor | None:
+            return None if tensor_B is None else tensor_B[rows]
+
+        return TrainData(
+            samples=[self.samples[index] for index in rows],
+            mask_BT=self.mask_BT[rows],
+            rewards_B=self.rewards_B[rows],
+            rollout_logprobs_BT=self.rollout_logprobs_BT[rows],
+            old_logprobs_BT=of(self.old_logprobs_BT),
+            ref_logprobs_BT=of(self.ref_logprobs_BT),
+            values_BT=of(self.values_BT),
+        )
+
     @cached_property
     def group_B(self) -> Tensor:
         """Return an integer group label for each sample. A sample without a group has a label of its own."""

@@ -13,7 +13,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.chat.endpoints import router as chat
-from app.chat.stored import router as stored_completions
 from app.chat.turn_writer import TurnWriter
 from app.core import errors
 from app.core.database import Database
@@ -29,7 +28,8 @@ from app.deployments.endpoints import router as deployments
 from app.deployments.version_router import VersionRouter
 from app.feedback.endpoints import router as feedback
 from app.feedback.feedback_writer import FeedbackWriter
-from app.inference.pool import EnginePool, load_engine_keys
+from app.feedback.vote_endpoints import router as votes
+from app.inference.client import EnginePool, load_engine_keys
 from app.models import new_id
 from app.ops.adapter_files import router as adapter_files
 from app.ops.audit import router as audit
@@ -63,8 +63,8 @@ CORS_RESPONSE_HEADERS = [
     *("idempotent-replayed", "retry-after", "x-rows", "x-rows-left-out", "x-columns-left-out"),
     *(f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")),
 ]
-ADMIN_ROUTERS = (audit, training, deployments, lineage, pins, raters, reward_models, rollouts, privacy)
-APPLICATION_ROUTERS = (chat, stored_completions, responses, feedback, policies, projects, datasets)
+ADMIN_ROUTERS = (audit, training, deployments, lineage, pins, raters, reward_models, rollouts, privacy, votes)
+APPLICATION_ROUTERS = (chat, responses, feedback, policies, projects, datasets)
 OPERATION_ROUTERS = (status, metrics, adapter_files)
 
 _router = APIRouter()
@@ -130,7 +130,7 @@ class Api(FastAPI):
         return CORSMiddleware(
             stack,
             allow_origins=self.cors_origins,
-            allow_methods=["GET", "POST", "PATCH", "DELETE"],
+            allow_methods=["GET", "POST", "DELETE"],  # PUT and PATCH are for admins, whose keys belong in no web page
             allow_headers=CORS_REQUEST_HEADERS,
             expose_headers=CORS_RESPONSE_HEADERS,
         )

@@ -4,10 +4,12 @@ import argparse
 import asyncio
 import itertools
 import json
+import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import httpx2
 from rich.live import Live
@@ -34,12 +36,22 @@ class Reply:
 
 
 @dataclass
+class Rating:
+    """What the user thinks of a reply. `at`: when it was received; `voted_at`: when a vote on it was accepted."""
+
+    at: float
+    version: str
+    approved: bool
+    voted_at: float | None = None
+
+
+@dataclass
 class ClientStats:
     """What the clients received.
 
     `refused`: an error in place of a reply; `incomplete`: a reply without a finish reason; `mislabelled`: a reply that
     names two versions. `votes`: feedback by value; `versions`: the version that each completion names; `approvals`:
-    verdicts by version.
+    verdicts by version; `ratings`: the same verdicts in the order of the replies.
     """
 
     replies: int = 0
@@ -49,6 +61,7 @@ class ClientStats:
     votes: Counter[str] = field(default_factory=Counter)
     versions: dict[str, str] = field(default_factory=dict)
     approvals: defaultdict[str, list[bool]] = field(default_factory=lambda: defaultdict(list))
+    ratings: list[Rating] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -78,8 +91,21 @@ class ReplyRefused(Exception):
     """The service answered with an error in place of a reply."""
 
 
+class Person(Protocol):
+    """One simulated user: the system message of the application, if any, and the questions of one conversation."""
+
+    system: str | None
+
+    def questions(self) -> Iterator[Question]: ...
+
+
 class SimulatedUsers:
-    """Concurrent simulated users. Each chats as one user after another, until `stop` is called."""
+    """Concurrent simulated users. Each chats as one user after another, until `stop` is called.
+
+    A subclass may have other people, judgement and sampling parameters.
+    """
+
+    sampling: ClassVar[dict[str, Any]] = {"max_tokens": 160}
 
     def __init__(self, settings: Settings, behavior: UserBehavior, policy: str | None = None) -> None:
         self.behavior, self.stats = behavior, ClientStats()
@@ -93,6 +119,12 @@ class SimulatedUsers:
             limits=httpx2.Limits(max_connections=behavior.users * 2),
             trust_env=False,
         )
+
+    def make_person(self, seed: int) -> Person:
+        return SimulatedUser(seed)
+
+    def approves(self, question: Question, reply: Reply) -> bool:
+        return judge(question, reply.text, reply.num_tokens).approved
 
     def stop(self) -> None:
         self._stopping.set()
@@ -108,7 +140,7 @@ class SimulatedUsers:
         rng = Random(f"user {self.behavior.seed} {number}")
         while not self._stopping.is_set():
             seed = next(self._user_seeds)
-            user, name = SimulatedUser(seed), f"user-{seed}"
+            user, name = self.make_person(seed), f"user-{seed}"
             messages = [{"role": "system", "content": user.system}] if user.system else []
             for question in user.questions():
                 messages.append({"role": "user", "content": question.text})
@@ -122,7 +154,7 @@ class SimulatedUsers:
                     break
 
     async def _request_reply(self, user: str, messages: list[dict[str, str]], stream: bool) -> Reply | None:
-        body = {"model": self._model, "messages": messages, "max_tokens": 160, "user": user}
+        body = {"model": self._model, "messages": messages, **self.sampling, "user": user}
         try:
             reply = await (self._request_stream(body) if stream else self._request_completion(body))
         except (httpx2.TransportError, ReplyRefused) as error:
@@ -167,7 +199,9 @@ class SimulatedUsers:
 
     async def _send_feedback(self, rng: Random, user: str, question: Question, reply: Reply) -> None:
         version = reply.versions[0]
-        approved = judge(question, reply.text, reply.num_tokens).approved
+        approved = self.approves(question, reply)
+        rating = Rating(time.time(), version, approved)
+        self.stats.ratings.append(rating)
         self.stats.approvals[version].append(approved)
         self.stats.versions[reply.completion_id] = version
         if rng.random() < self.behavior.unrated_share:
@@ -185,6 +219,7 @@ class SimulatedUsers:
         response = await self._http.post("/v1/feedback", json=body)
         if response.status_code == 201:
             self.stats.votes[vote] += 1
+            rating.voted_at = time.time()
         else:
             self.stats.errors.append(response.text)
 

@@ -139,6 +139,7 @@ def settings(tmp_path: Path, database_url: str) -> Settings:
         database_url=database_url,
         policy="shop",
         batch_size=8,
+        max_batch_size=2,  # so that no batch is larger than `batch_size`
         lease_seconds=60.0,
         max_attempts=3,
         max_rater_share=1.0,

@@ -8,6 +8,7 @@ from sqlalchemy import exists, or_, select, update
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from app.core.database import Database
 from app.core.jobs import enqueue_after_commit
@@ -16,7 +17,7 @@ from app.models import AuditAction, Feedback, FeedbackRank, Policy, Turn, TurnSt
 from app.training.policy_config import effective_rewards
 from workers.feedback import rewards, signals
 from workers.feedback.signals import FinishedTurn
-from workers.judging import judgement_queue
+from workers.judging import judge
 from workers.rollouts import chat_rollouts
 
 log = logging.getLogger("attune.curate")
@@ -96,15 +97,26 @@ async def _process_one_by_one(db: Database, settings: Settings) -> int:
 
 
 async def _read_page(session: AsyncSession, limit: int) -> FeedbackPage:
-    """Return the oldest unprocessed feedback. Feedback about a reply that still streams waits for its end."""
-    has_open_turn = exists().where(
-        FeedbackRank.feedback_seq == Feedback.seq, Turn.id == FeedbackRank.turn_id, Turn.state == TurnState.OPEN
+    """Return the oldest unprocessed feedback. Feedback about replies that still stream waits for their end."""
+    open_turn = aliased(Turn)
+    ranks_open_turn = exists().where(
+        FeedbackRank.feedback_seq == Feedback.seq,
+        open_turn.id == FeedbackRank.turn_id,
+        open_turn.state == TurnState.OPEN,
+    )
+    is_about_open_conversation = exists().where(
+        Feedback.turn_id.is_(None),
+        open_turn.project_id == Feedback.project_id,
+        open_turn.conversation_id == Feedback.conversation_id,
+        open_turn.state == TurnState.OPEN,
+        open_turn.created_at <= Feedback.created_at,  # not the replies that began later
     )
     columns = (Feedback.seq, Feedback.turn_id, Feedback.project_id, Feedback.conversation_id, Feedback.target)
     rows = await session.execute(
         select(*columns)
         .outerjoin(Turn, Turn.id == Feedback.turn_id)
-        .where(~Feedback.processed, or_(Turn.id.is_(None), Turn.state != TurnState.OPEN), ~has_open_turn)
+        .where(~Feedback.processed, or_(Turn.id.is_(None), Turn.state != TurnState.OPEN))
+        .where(~ranks_open_turn, ~is_about_open_conversation)
         .order_by(Feedback.seq)
         .limit(limit)
     )
@@ -158,7 +170,7 @@ async def process_finished_turns(session: AsyncSession, limit: int, settings: Se
         return 0
     policies = list(await session.scalars(select(Policy).where(Policy.id.in_({turn.policy_id for turn in turns}))))
     configs = {policy.id: effective_rewards(policy, settings) for policy in policies}
-    await judgement_queue.create_judgements(session, turns, configs)
+    await judge.create_judgements(session, turns, configs)
     await chat_rollouts.create_group_samples(session, turns, policies, settings)
     await chat_rollouts.create_shadow_replies(session, turns, policies, settings)
     await session.execute(update(Turn).where(Turn.id.in_([turn.id for turn in turns])).values(processed=True))

@@ -11,8 +11,7 @@ from app.core.database import Database, now
 from app.core.jobs import TaskName, enqueue_after_commit
 from app.core.leases import lease_is_free
 from app.core.settings import Settings
-from app.inference.client import EngineClient
-from app.inference.pool import EnginePool, load_engine_keys
+from app.inference.client import EngineClient, EnginePool, load_engine_keys
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import (
     LOST_REASON,
@@ -38,7 +37,7 @@ from app.models import (
 )
 from app.policies import service
 from workers.queue.leased_job import is_due
-from workers.release import adapter_sync, decisions, engine_inventory, publish, weight_swap
+from workers.release import adapter_sync, engine_inventory, publish, weight_swap
 from workers.training import batches, reward_model_fits
 
 log = logging.getLogger("attune.reconcile")
@@ -55,8 +54,8 @@ async def reconcile(db: Database, settings: Settings) -> None:
         enqueue_after_commit(session, *await _tasks_with_work(session, settings))
         if settings.adaptation == "full" and await weight_swap.has_outdated_engine(session):
             enqueue_after_commit(session, "evaluate")
-    await decisions.check_canaries(db, settings)
-    await decisions.check_shadow_deployments(db, settings)
+    await publish.check_canaries(db, settings)
+    await publish.check_shadow_deployments(db, settings)
     await adapter_sync.sync_adapters(db, settings)
     await unload_unused_adapters(db, settings)
     await reward_model_fits.reconcile(db, settings)  # last, since it reads much feedback and may take long

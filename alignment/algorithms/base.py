@@ -44,6 +44,8 @@ class RLAlgorithm:
     needs_old_logprobs: bool = True
     needs_reference: bool = True
     needs_critic: bool = False
+    # True if the loss needs samples of about the current policy. Late samples are then learned from by KTO.
+    is_on_policy: bool = False
     # True if `compute_loss` returns `actor/ppo_kl_k3`: the trainer then enforces max_kl without scoring the old policy.
     reports_update_kl: bool = False
 
@@ -90,6 +92,7 @@ class RLAlgorithm:
 
 class PolicyGradient(RLAlgorithm):
     Config = PolicyGradientConfig
+    is_on_policy = True
     reports_update_kl = True
 
     def __init__(self, config: PolicyGradientConfig) -> None:
@@ -146,6 +149,8 @@ class PolicyGradient(RLAlgorithm):
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             clip_c=config.clip_c,
+            tau_pos=config.tau_pos,
+            tau_neg=config.tau_neg,
             rollout_weights_BT=weights_BT,
             aggregation=config.aggregation,
             denominator=count,

@@ -2,7 +2,9 @@
 
 With a running baseline, the advantage is the reward minus the mean of earlier batches, for every token of the reply. It
 is scaled by its standard deviation over all tokens of the batch (tokens and not replies, because the loss averages over
-tokens). All advantages of a batch that is better than earlier batches may therefore be positive.
+tokens). All advantages of a batch that is better than earlier batches may therefore be positive. A reply of an earlier
+version is compared with the baseline of that time: against a better policy's baseline nearly all its replies would be
+bad, whatever people said of them.
 
 With a critic (`estimator="gae"`), the reward is assigned to the last token and GAE (Schulman et al., 2016) gives the
 advantage of each token. The critic is an adapter and a value head on the base model.
@@ -36,6 +38,8 @@ from alignment.functional import (
 from alignment.signals.rules import length_penalty
 from alignment.types import MicroBatch, Sample, TrainData, UpdateReport
 
+MAX_BASELINES = 256  # updates; replies of older versions are compared with the oldest
+
 
 class PPO(PolicyGradient):
     Config = PPOConfig
@@ -43,6 +47,7 @@ class PPO(PolicyGradient):
     def __init__(self, config: PPOConfig) -> None:
         super().__init__(config)
         self.baseline = 0.0
+        self.earlier_baselines: list[float] = []  # one for each earlier update, the newest last
         self._metrics: dict[str, float] = {}
         self.needs_critic = config.estimator == "gae"
         self.needs_old_logprobs = self.needs_old_logprobs or (config.kl_in == "reward" and self.needs_reference)
@@ -68,7 +73,10 @@ class PPO(PolicyGradient):
             }
         else:
             rewards_B = rewards_B + (penalty_BT * data.mask_BT).sum(-1)
-            advantages_B, self.baseline = running_baseline(rewards_B, self.baseline, self.config.baseline_decay)
+            shifted_B = rewards_B + self._baseline_gain(data)
+            earlier, decay = self.baseline, self.config.baseline_decay
+            advantages_B, self.baseline = running_baseline(shifted_B, earlier, decay)
+            self.earlier_baselines = [*self.earlier_baselines, earlier][-MAX_BASELINES:]
             advantages_BT = advantages_B[:, None] * data.mask_BT
             self._metrics = {"critic/baseline": self.baseline}
         if self.config.whiten == "off":
@@ -96,11 +104,19 @@ class PPO(PolicyGradient):
         return super().get_metrics() | self._metrics
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"baseline": self.baseline}
+        state = {"baseline": self.baseline, "earlier_baselines": self.earlier_baselines}
+        return super().state_dict() | state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.baseline = float(state.get("baseline", 0.0))
+        self.earlier_baselines = [float(value) for value in state.get("earlier_baselines", ())]
+
+    def _baseline_gain(self, data: TrainData) -> Tensor:
+        """Return how much the baseline has risen since the version that generated each reply, [B]."""
+        baselines = [*self.earlier_baselines, self.baseline]
+        lags = [min(sample.lag, len(baselines) - 1) for sample in data.samples]
+        return data.rewards_B.new_tensor([self.baseline - baselines[-1 - lag] for lag in lags])
 
     def _kl_in_loss(self) -> bool:
         return super()._kl_in_loss() and self.config.kl_in == "loss"

@@ -58,8 +58,10 @@ class PolicyGradientConfig(UpdateConfig):
     clip_low: float = Field(default=0.2, gt=0)
     clip_high: float = Field(default=0.2, gt=0)
     clip_c: float | None = Field(
-        default=3.0, gt=1, description="bound of the ratio where the advantage is negative (dual clip)"
+        default=3.0, gt=1, description="bound of the ratio: of ppo where the advantage is negative, of dppo_tv always"
     )
+    tau_pos: float = Field(default=1.0, gt=0, description="of sapo, where the advantage is positive")
+    tau_neg: float = Field(default=1.05, gt=0, description="of sapo, elsewhere")
     aggregation: Aggregation = "token-mean"
     horizon: int = Field(default=512, ge=1, description="tokens, for seq-mean-token-sum-norm")
     kl_coef: float = Field(default=0.01, ge=0)
@@ -207,11 +209,19 @@ class CustomConfig(UpdateConfig):
     """An algorithm of another package: `module:Class`, or an entry point of the group `attune.algorithms`.
 
     `epochs`, `minibatches` and `max_kl` are passed to it where they are set here; otherwise its Config's defaults hold.
+    The service always sets `max_kl`, to at most ATTUNE_KL_GUARD. `options` are the other fields of its Config.
     """
 
     type: Literal["custom"] = "custom"
     name: str = Field(min_length=1)
+    max_kl: float | None = None
     options: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        if misplaced := sorted(self.options.keys() & UpdateConfig.model_fields.keys()):
+            raise ValueError(f"{', '.join(misplaced)} must stand beside options, not in them")
+        return self
 
 
 AlgorithmConfig = Annotated[

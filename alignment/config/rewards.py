@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from alignment.config.algorithm import Frozen
 
-WITHDRAWAL = "withdrawal"
 EXPLICIT = "explicit"
 LEARNED = "learned"
 VERIFIER = "verifier"  # the source of the rewards of planned rollouts: every policy has it, none configures it

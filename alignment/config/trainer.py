@@ -43,6 +43,16 @@ class RewardModelConfig(Frozen):
     )
 
 
+class LateConfig(Frozen):
+    """Samples of versions that are too far from the policy for a policy gradient: KTO learns from them."""
+
+    max_kl: float = Field(
+        default=0.1, gt=0, description="k3(version of the sample, policy) per token above which a sample is late"
+    )
+    share: float = Field(default=0.5, gt=0, le=1, description="largest share of the late samples in the loss")
+    beta: float = Field(default=0.1, gt=0)
+
+
 class OptimConfig(Frozen):
     """AdamW. Adapters need ten times the learning rate of full weights; models under 10 M ten times more again."""
 
@@ -82,6 +92,9 @@ class TrainerConfig(Frozen):
     gradient_checkpointing: bool = False
     kl_target: float | None = Field(
         default=None, gt=0, description="largest k3(old, new policy) per token of an update, which is scaled to fit"
+    )
+    late: LateConfig | None = Field(
+        default=LateConfig(), description="None lets a policy gradient learn from samples of any version"
     )
     max_mismatch: float = Field(
         default=0.5, gt=0, description="largest mean |recorded − recomputed| log-prob; a batch above it is refused"

@@ -1,7 +1,7 @@
 """Policy losses, the loss per token of every kind, weighted and aggregated, and the loss of the critic.
 
 Notation: π the policy, `old` the proximal policy, r = exp(clamp(log π − log old, ±20)), A the advantage, sg[·]
-stop-gradient, ε_low and ε_high the settings `clip_low` and `clip_high`.
+stop-gradient, ε_low, ε_high and c the settings `clip_low`, `clip_high` and `clip_c`.
 """
 
 from collections.abc import Callable
@@ -26,17 +26,17 @@ class Tokens(NamedTuple):
     mask_BT: Tensor
 
 
-class ClipSettings(NamedTuple):
-    """The clip settings of every kind. `c` is the dual clip or the ratio cap."""
+class LossSettings(NamedTuple):
+    """The settings of every kind, named as in `policy_loss`. `clip_c` is the dual clip or the ratio cap."""
 
-    low: float
-    high: float
-    c: float | None
+    clip_low: float
+    clip_high: float
+    clip_c: float | None
     tau_pos: float
     tau_neg: float
 
 
-class Surrogate(NamedTuple):
+class TokenLoss(NamedTuple):
     """A loss per token, and 1 where the loss is the clipped one."""
 
     loss_BT: Tensor
@@ -44,57 +44,57 @@ class Surrogate(NamedTuple):
     clipped_lower_BT: Tensor
 
 
-def ppo(tokens: Tokens, clip: ClipSettings) -> Surrogate:
+def ppo(tokens: Tokens, settings: LossSettings) -> TokenLoss:
     """L = max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high));  where A < 0: L = min(L, −A·c).
 
     Schulman et al., 2017; Ye et al., 2020 (dual clip, c > 1); Yu et al., 2025 (DAPO: ε_high > ε_low).
     """
-    if clip.c is not None and clip.c <= 1:
-        raise ValueError(f"clip_c bounds the ratio where the advantage is negative and must be above 1, not {clip.c}")
-    advantages_BT = tokens.advantages_BT
-    upper = _clipped(_ratio(tokens), advantages_BT, clip)
-    if clip.c is None:
+    clip_c, advantages_BT = settings.clip_c, tokens.advantages_BT
+    if clip_c is not None and clip_c <= 1:
+        raise ValueError(f"clip_c bounds the ratio where the advantage is negative and must be above 1, not {clip_c}")
+    upper = _clipped(_ratio(tokens), advantages_BT, settings)
+    if clip_c is None:
         return upper
-    lower_BT = -advantages_BT * clip.c
+    lower_BT = -advantages_BT * clip_c
     negative_BT = advantages_BT < 0
     loss_BT = torch.where(negative_BT, torch.minimum(upper.loss_BT, lower_BT), upper.loss_BT)
-    return Surrogate(loss_BT, upper.clipped_BT, negative_BT & (upper.loss_BT > lower_BT))
+    return TokenLoss(loss_BT, upper.clipped_BT, negative_BT & (upper.loss_BT > lower_BT))
 
 
-def gspo(tokens: Tokens, clip: ClipSettings) -> Surrogate:
+def gspo(tokens: Tokens, settings: LossSettings) -> TokenLoss:
     """PPO's clip on the sequence's ratio s_i = exp(mean_t(log π − log old)). Each of its tokens has the ratio
     exp(sg[log s_i] + log π − sg[log π]); log s_i is at most 10. No dual clip. Zheng et al., 2025.
     """
     logprobs_BT = tokens.logprobs_BT
     log_ratio_B = (logprobs_BT - tokens.old_logprobs_BT).detach().sum(-1) / tokens.mask_BT.sum(-1).clamp(min=1)
     log_ratio_BT = log_ratio_B[:, None] + logprobs_BT - logprobs_BT.detach()
-    return _clipped(log_ratio_BT.clamp(max=MAX_LOG_SEQUENCE_RATIO).exp(), tokens.advantages_BT, clip)
+    return _clipped(log_ratio_BT.clamp(max=MAX_LOG_SEQUENCE_RATIO).exp(), tokens.advantages_BT, settings)
 
 
-def cispo(tokens: Tokens, clip: ClipSettings) -> Surrogate:
+def cispo(tokens: Tokens, settings: LossSettings) -> TokenLoss:
     """L = −sg[clip(r, 1−ε_low, 1+ε_high)] · A · log π: clipped tokens keep a gradient.  MiniMax, 2025 (M1)."""
     ratio_BT = _ratio(tokens).detach()
-    clipped_BT = ratio_BT.clamp(1 - clip.low, 1 + clip.high)
-    return Surrogate(
+    clipped_BT = ratio_BT.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    return TokenLoss(
         -clipped_BT * tokens.advantages_BT * tokens.logprobs_BT, ratio_BT != clipped_BT, torch.zeros_like(ratio_BT)
     )
 
 
-def sapo(tokens: Tokens, clip: ClipSettings) -> Surrogate:
+def sapo(tokens: Tokens, settings: LossSettings) -> TokenLoss:
     """L = −A · σ(τ(r − 1)) · 4/τ, τ = tau_pos where A > 0, tau_neg elsewhere; no clip.  Gao et al., 2025."""
     advantages_BT = tokens.advantages_BT
-    tau_BT = torch.full_like(advantages_BT, clip.tau_neg).masked_fill(advantages_BT > 0, clip.tau_pos)
+    tau_BT = torch.full_like(advantages_BT, settings.tau_neg).masked_fill(advantages_BT > 0, settings.tau_pos)
     loss_BT = -advantages_BT * torch.sigmoid(tau_BT * (_ratio(tokens) - 1)) * (4 / tau_BT)
-    return Surrogate(loss_BT, torch.zeros_like(tau_BT), torch.zeros_like(tau_BT))
+    return TokenLoss(loss_BT, torch.zeros_like(tau_BT), torch.zeros_like(tau_BT))
 
 
-def reinforce(tokens: Tokens, clip: ClipSettings) -> Surrogate:
+def reinforce(tokens: Tokens, settings: LossSettings) -> TokenLoss:
     """L = −A · log π.  Williams, 1992; rollout weights correct for the policy that sampled the tokens."""
     zeros_BT = torch.zeros_like(tokens.advantages_BT)
-    return Surrogate(-tokens.advantages_BT * tokens.logprobs_BT, zeros_BT, zeros_BT)
+    return TokenLoss(-tokens.advantages_BT * tokens.logprobs_BT, zeros_BT, zeros_BT)
 
 
-def dppo_tv(tokens: Tokens, clip: ClipSettings) -> Surrogate:
+def dppo_tv(tokens: Tokens, settings: LossSettings) -> TokenLoss:
     """L = −A · sg[min(r, c)] · log π · valid;  valid where π − old ≤ ε_high (A > 0), π − old ≥ −ε_low (else).
 
     This compares probabilities, not ratios (a bound in total variation), so the ratio of a rare token may change a lot.
@@ -102,12 +102,10 @@ def dppo_tv(tokens: Tokens, clip: ClipSettings) -> Surrogate:
     The DPPO paper, arXiv 2602.04879 (verl `dppo_tv`).
     """
     ratio_BT = _ratio(tokens).detach()
-    probability_change_BT = tokens.logprobs_BT.exp() - tokens.old_logprobs_BT.exp()
-    valid_BT = torch.where(
-        tokens.advantages_BT > 0, probability_change_BT <= clip.high, probability_change_BT >= -clip.low
-    )
-    capped_BT = ratio_BT if clip.c is None else ratio_BT.clamp(max=clip.c)
-    return Surrogate(
+    change_BT = tokens.logprobs_BT.exp() - tokens.old_logprobs_BT.exp()
+    valid_BT = torch.where(tokens.advantages_BT > 0, change_BT <= settings.clip_high, change_BT >= -settings.clip_low)
+    capped_BT = ratio_BT if settings.clip_c is None else ratio_BT.clamp(max=settings.clip_c)
+    return TokenLoss(
         -tokens.advantages_BT * capped_BT * tokens.logprobs_BT * valid_BT, ~valid_BT, valid_BT & (ratio_BT > capped_BT)
     )
 
@@ -116,13 +114,13 @@ def _ratio(tokens: Tokens) -> Tensor:
     return clamp_log_ratio(tokens.logprobs_BT - tokens.old_logprobs_BT).exp()
 
 
-def _clipped(ratio_BT: Tensor, advantages_BT: Tensor, clip: ClipSettings) -> Surrogate:
+def _clipped(ratio_BT: Tensor, advantages_BT: Tensor, settings: LossSettings) -> TokenLoss:
     unclipped_BT = -advantages_BT * ratio_BT
-    clipped_BT = -advantages_BT * ratio_BT.clamp(1 - clip.low, 1 + clip.high)
-    return Surrogate(torch.maximum(unclipped_BT, clipped_BT), clipped_BT > unclipped_BT, torch.zeros_like(unclipped_BT))
+    clipped_BT = -advantages_BT * ratio_BT.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    return TokenLoss(torch.maximum(unclipped_BT, clipped_BT), clipped_BT > unclipped_BT, torch.zeros_like(unclipped_BT))
 
 
-SURROGATES: dict[PolicyLossKind, Callable[[Tokens, ClipSettings], Surrogate]] = {
+POLICY_LOSSES: dict[PolicyLossKind, Callable[[Tokens, LossSettings], TokenLoss]] = {
     "ppo": ppo,
     "gspo": gspo,
     "cispo": cispo,
@@ -183,16 +181,16 @@ def policy_loss(
         apply_mask(advantages_BT.detach(), mask_BT),
         mask_BT,
     )
-    surrogate = SURROGATES[kind](tokens, ClipSettings(clip_low, clip_high, clip_c, tau_pos, tau_neg))
-    loss_BT = surrogate.loss_BT
+    result = POLICY_LOSSES[kind](tokens, LossSettings(clip_low, clip_high, clip_c, tau_pos, tau_neg))
+    loss_BT = result.loss_BT
     if rollout_weights_BT is not None:
         check_same_shape(logprobs_BT=logprobs_BT, rollout_weights_BT=rollout_weights_BT)
         loss_BT = loss_BT * apply_mask(rollout_weights_BT.detach(), mask_BT)
     return PolicyLoss(
         aggregate(loss_BT, mask_BT, aggregation, denominator=denominator, horizon=horizon),
         loss_BT,
-        surrogate.clipped_BT.to(loss_BT.dtype),
-        surrogate.clipped_lower_BT.to(loss_BT.dtype),
+        result.clipped_BT.to(loss_BT.dtype),
+        result.clipped_lower_BT.to(loss_BT.dtype),
     )
 
 

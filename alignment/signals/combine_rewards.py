@@ -10,7 +10,7 @@ from alignment.config.rollouts import GroupSamplingConfig
 
 USER_FEEDBACK_SOURCES = ("explicit", "next_turn")  # they need a user, so they cannot score a rollout
 GROUP_SAMPLING = "group_sampling"  # the name under which a completion's share is drawn
-NUMERIC_KINDS = ("binary", "score", "rating")
+NUMERIC_KINDS = ("binary", "rating", "score")  # kinds of feedback whose value is a number in [-1, 1]
 
 
 def is_in_share(turn_id: str, source: str, share: float) -> bool:
@@ -51,11 +51,11 @@ def needs_group_samples(completion_id: str, config: GroupSamplingConfig, sources
 class Signal:
     """One reward of one turn.
 
-    `origin` is the name of the configured source that it counts for, `weight` the trust in its rater, from 0 to 1.
+    `source` is the name of the configured source that it counts for, `weight` the trust in its rater, from 0 to 1.
     `person` is true for human feedback.
     """
 
-    origin: str
+    source: str
     value: float
     weight: float = 1.0
     person: bool = False
@@ -87,11 +87,11 @@ def combine_rewards(signals: Sequence[Signal], config: RewardsConfig) -> float |
     Where a person gave feedback, the weight of automated sources is multiplied by `automated_weight_factor`, and a
     reward model's signal that contradicts a person is ignored.
     """
-    signals = [signal for signal in signals if signal.origin != LEARNED or not is_contradicted(signal, signals)]
+    signals = [signal for signal in signals if signal.source != LEARNED or not is_contradicted(signal, signals)]
     has_human_feedback = any(signal.person and signal.weight > 0 for signal in signals)
     total = total_weight = 0.0
     for name, source_weight in [*((source.name, source.weight) for source in config.sources), (VERIFIER, 1.0)]:
-        own = [signal for signal in signals if signal.origin == name and signal.weight > 0]
+        own = [signal for signal in signals if signal.source == name and signal.weight > 0]
         if not own:
             continue
         if has_human_feedback and not any(signal.person for signal in own):

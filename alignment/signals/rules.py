@@ -31,7 +31,7 @@ class RuleInput:
     state: str  # done, aborted, failed
     num_output_tokens: int | None
     next_messages: tuple[Mapping[str, Any], ...] = ()  # messages after the reply, of a user or of tools
-    details: Mapping[str, str] = field(default_factory=dict)  # the metadata of the request
+    metadata: Mapping[str, str] = field(default_factory=dict)  # of the request
     length_range: tuple[int, int] | None = None  # of the deployment's settings, in tokens
 
     @property

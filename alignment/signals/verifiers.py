@@ -1,6 +1,7 @@
-"""Verifiers: rewards from the reference of a prompt. 1 is right, -1 is wrong, None is no opinion.
+"""Verifiers rate replies to the prompts of a dataset by the prompt's reference. 1 is right, -1 wrong, None no opinion.
 
-Replies and references are untrusted text: they are cut to MAX_CHARS, and patterns stop after PATTERN_SECONDS.
+Replies of chats have no reference and are never verified; rules rate them (`alignment.signals.rules`). Replies and
+references are untrusted text: they are cut to MAX_CHARS, and patterns stop after PATTERN_SECONDS.
 """
 
 import json

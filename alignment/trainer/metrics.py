@@ -38,7 +38,7 @@ class MetricAccumulator:
 
 def average_steps(steps: Sequence[dict[str, float]], steps_per_epoch: int) -> dict[str, float]:
     """Return the means over all steps; `reference_kl` over the last epoch, which is closest to the new policy."""
-    metrics = {name: fmean(step[name] for step in steps) for name in steps[0]}
+    metrics = {name: fmean(step[name] for step in steps if name in step) for name in steps[0]}
     if "reference_kl" in metrics:
         metrics["reference_kl"] = fmean(step["reference_kl"] for step in steps[-steps_per_epoch:])
     return metrics
@@ -71,7 +71,6 @@ def batch_metrics(samples: Sequence[Sample], data: TrainData) -> dict[str, float
         **_summarize("prompt_length", torch.tensor([float(len(sample.prompt_ids)) for sample in samples])),
         "perf/total_num_tokens": float(sum(sample.num_tokens for sample in samples)),
         "training/samples": float(len(samples)),
-        "training/samples_left_out": float(len(samples) - len(data.samples)),
         "training/off_policy/trajectory_staleness": fmean(sample.lag for sample in samples),
         "training/off_policy/trajectory_staleness_worst": float(max(sample.lag for sample in samples)),
         "actor/entropy": -float(logprobs_BT[is_output].mean()),  # an estimate: the policy drew the samples itself

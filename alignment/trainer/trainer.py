@@ -11,6 +11,7 @@ from alignment.algorithms import build
 from alignment.artifacts.specs import AdapterSpec
 from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
+from alignment.errors import StepTooLarge
 from alignment.models import parallel
 from alignment.models.base_model import ModelRole, pick_device
 from alignment.models.policy_model import PolicyModel
@@ -20,6 +21,9 @@ from alignment.trainer.optimizer import Optimizer
 from alignment.trainer.scoring import Probe, probe_ids, score_sequences
 from alignment.trainer.update import TrainContext, Update
 from alignment.types import Batch, UpdateReport
+
+MAX_ATTEMPTS = 3  # to make an update whose step is too large, each with a smaller learning rate
+RETRY_LR_FACTOR = 1e-3
 
 
 class Trainer:
@@ -73,11 +77,15 @@ class Trainer:
         Raises AlignmentError: NoVariance, NothingToCompare, SingletonGroup, ForeignSamples or NonFiniteUpdate.
         """
         backup = [(tensor, tensor.to("cpu", copy=True)) for tensor in self._trained_tensors()]
-        try:
-            report = Update(self.context, batch, self.progress.updates, kl_target_factor).run()
-        except Exception:
-            self._restore_backup(backup)
-            raise
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                report = Update(self.context, batch, self.progress.updates, kl_target_factor).run()
+                break
+            except Exception as error:
+                self._restore_backup(backup)
+                if not isinstance(error, StepTooLarge) or attempt == MAX_ATTEMPTS:
+                    raise
+                self.optimizers["actor"].lr_scale *= RETRY_LR_FACTOR**attempt
         self.progress = Progress(
             updates=self.progress.updates + 1,
             optimizer_steps=self.optimizers["actor"].steps,

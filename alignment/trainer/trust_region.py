@@ -16,7 +16,7 @@ MAX_MEASUREMENTS = 6
 MAX_FACTOR = 10.0  # one measurement changes the scale by at most this factor
 MAX_SCALE = 100.0
 AIM = 0.8  # share of the target that the search aims at, because KL is not exactly quadratic
-MIN_SHARE = 0.1  # an update with less than this share of the target is made larger
+MIN_SHARE = 0.3  # an update with less than this share of the target is made larger
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TrustRegion:
 
     @torch.no_grad()
     def fit(self, measure_kl: Callable[[], float]) -> FittedStep:
-        """Scale the update so that its KL is at most the target and, if possible, not below a tenth of it.
+        """Scale the update so that its KL is at most the target and, if possible, not below 0.3 of it.
 
         `measure_kl` returns the KL of the current parameters, equal on every rank; inf or NaN counts as too large. If
         no scale fits, the parameters are those of before the update, with a scale of 0.

@@ -1,22 +1,22 @@
 """One update: score a batch, compute advantages, and make the optimizer steps."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
 
-import torch
 from torch import Tensor
 
 from alignment.algorithms import RLAlgorithm
 from alignment.config.trainer import TrainerConfig
-from alignment.data.collate import collate, make_micro_batch, split_minibatches
-from alignment.data.micro_batches import ScoredSequence, make_micro_batches
-from alignment.errors import ForeignSamples, NonFiniteUpdate, NoVariance
+from alignment.data.collate import collate, make_micro_batch
+from alignment.data.micro_batches import ScoredSequence
+from alignment.errors import ForeignSamples, NonFiniteUpdate, NoVariance, StepTooLarge
 from alignment.functional import aggregate, kl_estimate
 from alignment.models import parallel
 from alignment.models.base_model import ModelRole
 from alignment.models.policy_model import PolicyModel
+from alignment.trainer.loss_part import LossPart, Step, late_samples, split_late
 from alignment.trainer.metrics import MetricAccumulator, Stopwatch, UpdateKL, average_steps, batch_metrics
 from alignment.trainer.optimizer import Optimizer
 from alignment.trainer.scoring import score_micro_batch, score_micro_batches
@@ -26,7 +26,6 @@ from alignment.types import Batch, MicroBatch, UpdateReport
 # The mismatch of one short reply varies more than the mean of a batch, so its limit is larger by this factor.
 SAMPLE_MISMATCH_FACTOR = 4.0
 MAX_LR_FACTOR = 10.0  # one update changes the learning rate by at most this factor
-Step = tuple[list[int], list[list[int]]]  # a minibatch, and the micro-batches that it is computed in
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,16 @@ class Update:
         self.data = collate(self.samples, self.policy.device)
         settings = self.algorithm.config
         self.enforces_max_kl = settings.max_kl is not None and settings.epochs * settings.minibatches > 1
-        self.scores_old_logprobs = self.algorithm.needs_old_logprobs or (
-            self.enforces_max_kl and not self.algorithm.reports_update_kl
+        self.may_be_late = (
+            self.config.late is not None
+            and self.algorithm.is_on_policy
+            and "reference" in self.policy.roles
+            and any(sample.lag > 0 for sample in self.samples)
+        )
+        self.scores_old_logprobs = (
+            self.algorithm.needs_old_logprobs
+            or self.may_be_late
+            or (self.enforces_max_kl and not self.algorithm.reports_update_kl)
         )
         self.stopwatch = Stopwatch()
 
@@ -72,19 +79,24 @@ class Update:
 
         Raises ForeignSamples, NoVariance or NonFiniteUpdate; the caller must then restore the policy.
         """
-        epochs = self._plan_epochs(torch.Generator().manual_seed(self.config.seed + self.step))
-        first_epoch = [micro_batch for _, micro_batches in epochs[0] for micro_batch in micro_batches]
-        self._score(first_epoch)
-        update_kl = UpdateKL(self.policy, self.data, self.sequences, first_epoch, score_old=self.kl_target is not None)
+        whole = LossPart(self.algorithm, self.samples, self.sequences, self.data)
+        self._plan(whole)
+        self._score(whole.first_epoch)
+        update_kl = UpdateKL(
+            self.policy, self.data, self.sequences, whole.first_epoch, score_old=self.kl_target is not None
+        )
         trust_region = self._make_trust_region()
-        self.algorithm.before_train_step(self.step, self.data)
+        parts = self._split(whole)
+        for part in parts:
+            part.algorithm.before_train_step(self.step, part.data)
         steps: list[dict[str, float]] = []
+        planned = list(zip_longest(*(chain.from_iterable(part.epochs) for part in parts)))
         with self.stopwatch.measure("update_actor"):
-            for minibatch, micro_batches in chain.from_iterable(epochs):
-                metrics = self._accumulate_gradient(minibatch, micro_batches)
-                if not steps:
+            for minibatches in planned:
+                metrics = self._accumulate_gradient(parts, minibatches)
+                if not steps and not self.scores_old_logprobs:
                     self._check_batch_mismatch(metrics["rollout_corr/mismatch"])
-                elif self._exceeds_max_kl(metrics):
+                elif steps and self._exceeds_max_kl(metrics):
                     for optimizer in self.optimizers.values():
                         optimizer.zero_grad()
                     break
@@ -95,17 +107,22 @@ class Update:
             raise NoVariance("The gradient of every step is zero: nothing can be learned from this batch.")
         with self.stopwatch.measure("guard"):
             kl_metrics = self._fit_and_measure(update_kl, trust_region)
-        report = self._make_report(steps, epochs, kl_metrics)
+        report = self._make_report(steps, parts, len(planned), kl_metrics)
         self.algorithm.after_train_step(self.step, report)
         report.metrics.update(self.algorithm.get_metrics())
         return report
 
     def _make_report(
-        self, steps: list[dict[str, float]], epochs: list[list[Step]], kl_metrics: dict[str, float]
+        self, steps: list[dict[str, float]], parts: Sequence[LossPart], num_planned: int, kl_metrics: dict[str, float]
     ) -> UpdateReport:
-        metrics = batch_metrics(self.batch.samples, self.data) | average_steps(steps, len(epochs[0]))
+        steps_per_epoch = max(len(part.epochs[0]) for part in parts)
+        metrics = batch_metrics(self.batch.samples, parts[0].data) | average_steps(steps, steps_per_epoch)
+        metrics["training/samples_left_out"] = float(len(self.batch.samples) - len(self.samples))
+        metrics["training/samples_late"] = float(
+            sum(len(part.samples) for part in parts if part.algorithm is not self.algorithm)
+        )
         metrics["training/steps"] = len(steps)
-        metrics["training/stopped_early"] = float(len(steps) < sum(len(epoch) for epoch in epochs))
+        metrics["training/stopped_early"] = float(len(steps) < num_planned)
         metrics |= kl_metrics
         used = {sample.turn_id for sample in self.samples}
         unused_turn_ids = tuple(sample.turn_id for sample in self.batch.samples if sample.turn_id not in used)
@@ -122,7 +139,7 @@ class Update:
     def _fit_and_measure(self, update_kl: UpdateKL, trust_region: TrustRegion | None) -> dict[str, float]:
         """Scale the update to the KL target, and adapt the learning rate. Return the KL of the update with its metrics.
 
-        Raises NonFiniteUpdate.
+        Raises NonFiniteUpdate, or StepTooLarge if no fraction of the update fits.
         """
 
         def measure() -> float:
@@ -136,6 +153,8 @@ class Update:
         else:
             fitted = trust_region.fit(measure)
             kl, optimizer = fitted.kl, self.optimizers["actor"]
+            if fitted.scale == 0:
+                raise StepTooLarge("No fraction of the update has a KL within the target: the policy was not changed.")
             # An update may be small by chance, so the rate grows more slowly than the update.
             factor = max(fitted.scale, 1 / MAX_LR_FACTOR) if fitted.scale < 1 else min(fitted.scale**0.5, MAX_LR_FACTOR)
             optimizer.lr_scale *= factor
@@ -148,47 +167,43 @@ class Update:
             raise NonFiniteUpdate(f"The KL divergence of the update is {kl}; the policy was not changed.")
         return metrics | {"guard/kl": kl}
 
-    def _plan_epochs(self, generator: torch.Generator) -> list[list[Step]]:
-        settings, coupled_samples = self.algorithm.config, self.algorithm.coupled_samples(self.samples)
-        return [
-            [
-                (minibatch, self._plan_micro_batches(minibatch, coupled_samples))
-                for minibatch in split_minibatches(self.samples, coupled_samples, settings.minibatches, generator)
-            ]
-            for _ in range(settings.epochs)
-        ]
+    def _plan(self, part: LossPart) -> None:
+        settings, config = part.algorithm.config, self.config
+        seed = config.seed + self.step
+        part.plan(settings.epochs, settings.minibatches, config.microbatch_tokens, self.policy.packing, seed)
 
-    def _plan_micro_batches(self, minibatch: list[int], coupled_samples: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return lists of sample indices, as `make_micro_batches` does for positions in the minibatch."""
-        position = {index: number for number, index in enumerate(minibatch)}
-        micro_batches = make_micro_batches(
-            [self.sequences[index] for index in minibatch],
-            self.config.microbatch_tokens,
-            parallel.num_ranks(),
-            coupled=[[position[index] for index in indices] for indices in coupled_samples if indices[0] in position],
-            packing=self.policy.packing,
-        )
-        return [[minibatch[number] for number in micro_batch] for micro_batch in micro_batches]
+    def _split(self, whole: LossPart) -> list[LossPart]:
+        """Return the parts of the batch that are learned from with different losses."""
+        if not self.may_be_late or self.config.late is None:
+            return [whole]
+        late = late_samples(self.data, self.config.late)
+        if not late:
+            return [whole]
+        if self.data.ref_logprobs_BT is None:
+            self.data.ref_logprobs_BT = self._score_role("reference", whole.first_epoch)
+        parts = split_late(whole, late, self.config.late)
+        for part in parts:
+            self._plan(part)
+        return parts
 
     def _score(self, micro_batches: list[list[int]]) -> None:
         """Score the batch for every role that the algorithm needs.
 
         With the micro-batches of the first epoch, the old log-probs equal those of the first step bit for bit.
         """
-
-        def score(role: ModelRole) -> Tensor:
-            return score_micro_batches(self.policy, self.sequences, micro_batches, self.data.mask_BT, role)
-
         if self.scores_old_logprobs:
             with self.stopwatch.measure("old_log_prob"):
-                self.data.old_logprobs_BT = score("actor")
+                self.data.old_logprobs_BT = self._score_role("actor", micro_batches)
             self._check_sample_mismatch(self.data.old_logprobs_BT)
         if self.algorithm.needs_reference:
             with self.stopwatch.measure("reference"):
-                self.data.ref_logprobs_BT = score("reference")
+                self.data.ref_logprobs_BT = self._score_role("reference", micro_batches)
         if self.algorithm.needs_critic:
             with self.stopwatch.measure("values"):
-                self.data.values_BT = score("critic")
+                self.data.values_BT = self._score_role("critic", micro_batches)
+
+    def _score_role(self, role: ModelRole, micro_batches: list[list[int]]) -> Tensor:
+        return score_micro_batches(self.policy, self.sequences, micro_batches, self.data.mask_BT, role)
 
     def _check_batch_mismatch(self, mismatch: float) -> None:
         """Raise ForeignSamples if |recorded − recomputed| log-prob, in the mean of all tokens, exceeds the limit."""
@@ -200,12 +215,14 @@ class Update:
             )
 
     def _check_sample_mismatch(self, old_logprobs_BT: Tensor) -> None:
-        """Check the mismatch of the batch and of each sample, because the mean hides a single sample.
+        """Check the mismatch of each sample of the policy before the update, because a mean hides a single sample.
 
-        Only samples of the policy before the update have a limit of their own. Raises ForeignSamples.
+        The mean is checked too: of those samples, or of all without `TrainerConfig.late`. Raises ForeignSamples.
         """
         difference_BT = (old_logprobs_BT - self.data.rollout_logprobs_BT).abs() * self.data.mask_BT
-        self._check_batch_mismatch(float(difference_BT.sum() / self.data.mask_BT.sum()))
+        checked = [index for index, sample in enumerate(self.samples) if sample.lag == 0 or self.config.late is None]
+        if checked:
+            self._check_batch_mismatch(float(difference_BT[checked].sum() / self.data.mask_BT[checked].sum()))
         mismatch_B = difference_BT.sum(-1) / self.data.mask_BT.sum(-1)
         limit = SAMPLE_MISMATCH_FACTOR * self.config.max_mismatch
         for sample, mismatch in zip(self.samples, mismatch_B.tolist(), strict=True):
@@ -215,28 +232,36 @@ class Update:
                     f"of the policy before the update (limit {limit:g}): the turn was generated with other weights."
                 )
 
-    def _accumulate_gradient(self, minibatch: list[int], micro_batches: list[list[int]]) -> dict[str, float]:
-        """Leave the minibatch's gradient on the parameters, and return its metrics, the same on every rank."""
+    def _accumulate_gradient(self, parts: Sequence[LossPart], minibatches: Sequence[Step | None]) -> dict[str, float]:
+        """Leave the gradient of the parts' minibatches on the parameters, and return their metrics.
+
+        Every rank returns the same.
+        """
         accumulator = MetricAccumulator()
-        for micro_batch in micro_batches[parallel.rank() :: parallel.num_ranks()]:
-            # A rank with an empty micro-batch computes any other one with weight 0, to take part in the collectives.
-            rows = micro_batch or min((other for other in micro_batches if other), key=len)
-            for role in self.optimizers:
-                accumulator.add(self._backward(role, minibatch, rows, weight=float(bool(micro_batch))))
+        for part, planned in zip(parts, minibatches, strict=True):
+            minibatch, micro_batches = planned or ([], [])
+            for micro_batch in micro_batches[parallel.rank() :: parallel.num_ranks()]:
+                # A rank with an empty micro-batch computes another one with weight 0, to take part in the collectives.
+                rows = micro_batch or min((other for other in micro_batches if other), key=len)
+                roles: Iterable[ModelRole] = self.optimizers if part.algorithm is self.algorithm else ("actor",)
+                for role in roles:
+                    accumulator.add(self._backward(part, role, minibatch, rows, weight=float(bool(micro_batch))))
         return accumulator.totals()
 
-    def _backward(self, role: ModelRole, minibatch: list[int], rows: list[int], *, weight: float) -> dict[str, Tensor]:
+    def _backward(
+        self, part: LossPart, role: ModelRole, minibatch: list[int], rows: list[int], *, weight: float
+    ) -> dict[str, Tensor]:
         """Run the forward and backward pass of one micro-batch, and return its metrics. `weight` is 1 or 0."""
-        sequences = [self.sequences[index] for index in rows]
-        scored_BT = score_micro_batch(self.policy, sequences, self.data.mask_BT[rows], role)
-        micro_batch = make_micro_batch(self.data, minibatch, rows, scored_BT)
+        sequences = [part.sequences[index] for index in rows]
+        scored_BT = score_micro_batch(self.policy, sequences, part.data.mask_BT[rows], role)
+        micro_batch = make_micro_batch(part.data, minibatch, rows, scored_BT)
         if role == "actor":
-            result = self._divergence_metrics(micro_batch) | self.algorithm.compute_loss(micro_batch)
+            result = self._divergence_metrics(micro_batch) | part.algorithm.compute_loss(micro_batch)
         else:
-            result = dict(self.algorithm.compute_value_loss(micro_batch))
-        loss = result.pop("loss") * weight
+            result = dict(part.algorithm.compute_value_loss(micro_batch))
+        loss = result.pop("loss") * weight * part.weight
         (loss * parallel.num_ranks()).backward()  # FSDP averages over the ranks
-        return {name: value.detach() * weight for name, value in result.items()}
+        return {part.prefix + name: value.detach() * weight for name, value in result.items()}
 
     def _divergence_metrics(self, micro_batch: MicroBatch) -> dict[str, Tensor]:
         """Return how far the current policy is from the recorded log-probs and from the old policy, per token.
@@ -245,14 +270,15 @@ class Update:
         that reports `actor/ppo_kl_k3` itself replaces the value.
         """
         new_BT, mask_BT = micro_batch.logprobs_BT.detach(), micro_batch.mask_BT
-        rollout_BT = micro_batch.rows(self.data.rollout_logprobs_BT)
+        data = micro_batch.batch
+        rollout_BT = micro_batch.rows(data.rollout_logprobs_BT)
 
         def token_mean(x_BT: Tensor) -> Tensor:
             return aggregate(x_BT, mask_BT, "token-mean", denominator=micro_batch.num_tokens)
 
         metrics = {"rollout_corr/mismatch": token_mean((new_BT - rollout_BT).abs())}
-        if self.data.old_logprobs_BT is not None:
-            old_BT = micro_batch.rows(self.data.old_logprobs_BT)
+        if data.old_logprobs_BT is not None:
+            old_BT = micro_batch.rows(data.old_logprobs_BT)
             metrics["actor/ppo_kl_k3"] = token_mean(kl_estimate(old_BT, new_BT, "k3"))
         elif self.enforces_max_kl:
             metrics["actor/ppo_kl_k3"] = token_mean(kl_estimate(rollout_BT, new_BT, "k3"))
@@ -261,7 +287,9 @@ class Update:
     def _exceeds_max_kl(self, metrics: dict[str, float]) -> bool:
         """Return whether the policy has left the trust region, so that no further step must start from it."""
         max_kl = self.algorithm.config.max_kl
-        return max_kl is not None and metrics["actor/ppo_kl_k3"] > max_kl
+        if max_kl is None:
+            return False
+        return max(metrics.get(f"{prefix}actor/ppo_kl_k3", 0.0) for prefix in ("", "late/")) > max_kl
 
     def _throughput_metrics(self) -> dict[str, float]:
         seconds = sum(self.stopwatch.metrics.values())

@@ -22,8 +22,7 @@ from app.core.errors import BadRequest
 from app.core.http import Services
 from app.core.settings import Settings
 from app.deployments.version_router import RequestIdentity, VersionRouter
-from app.inference.client import BASE_WEIGHTS, EngineClient
-from app.inference.pool import EnginePool
+from app.inference.client import BASE_WEIGHTS, EngineClient, EnginePool
 from app.inference.request import ChatCall, Sampling
 from app.models import Sample, Turn, new_id
 from app.projects.auth import Caller

@@ -8,13 +8,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.database import now
 from app.core.errors import NotFound
 from app.core.pagination import apply_keyset
-from app.deployments.resolution import resolve_model
+from app.deployments.version_router import resolve_model
 from app.models import (
     Judgement,
     Origin,
     Policy,
     Rollout,
     RolloutState,
+    SampleRule,
     SampleState,
     Turn,
     TurnMetadata,
@@ -156,7 +157,7 @@ async def _exclude_turns(session: AsyncSession, turns: Sequence[Turn], reason: s
     await unlearning.break_up_batches(session, ids)
     await unlearning.restart_fits(session, ids)
     states = (SampleState.OPEN, SampleState.QUARANTINED, SampleState.BATCHED)
-    await unlearning.drop_samples(session, ids, states, reason)
+    await unlearning.drop_samples(session, ids, states, SampleRule.ERASED, reason)
     await _stop_rollouts(session, ids, reason)
     return ids
 

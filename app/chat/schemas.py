@@ -92,8 +92,11 @@ class Message(BaseModel):
         return fields | ({"content": ""} if self.content is None else {})
 
 
-class Function(StrictModel):
+class FunctionName(StrictModel):
     name: str = Field(pattern=FUNCTION_NAME)
+
+
+class Function(FunctionName):
     description: str | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
     strict: StrictBool | None = None
@@ -102,10 +105,6 @@ class Function(StrictModel):
 class Tool(StrictModel):
     type: Literal["function"]
     function: Function
-
-
-class FunctionName(StrictModel):
-    name: str = Field(pattern=FUNCTION_NAME)
 
 
 class NamedToolChoice(StrictModel):
@@ -117,8 +116,7 @@ class TextFormat(StrictModel):
     type: Literal["text", "json_object"]
 
 
-class JsonSchema(StrictModel):
-    name: str = Field(pattern=FUNCTION_NAME)
+class JsonSchema(FunctionName):
     description: str | None = None
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
     strict: StrictBool | None = None

@@ -20,7 +20,7 @@ from app.chat.schemas import ChatRequest
 from app.chat.turn_writer import SERVER_STOPPED, TurnEnd, TurnWriter
 from app.core.errors import AttuneError
 from app.core.http import services_of, settings_of
-from app.deployments.resolution import VersionNotLoaded
+from app.deployments.version_router import VersionNotLoaded
 from app.inference.capture import Capture
 from app.inference.client import Completion
 from app.inference.request import ChatCall

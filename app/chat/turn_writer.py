@@ -13,7 +13,7 @@ from app.core.database import Database, now
 from app.core.errors import AttuneError
 from app.core.group_commit import GroupCommit
 from app.core.telemetry import Telemetry
-from app.deployments.resolution import VersionNotLoaded
+from app.deployments.version_router import VersionNotLoaded
 from app.inference.capture import Capture
 from app.models import LOST_REASON, SERVER_LOST, Engine, Turn, TurnMetadata, TurnState
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from app.cli import analyze, chat, data, deployments, ops, projects, server, training
+from app.cli import analyze, chat, data, deployments, feedback, ops, projects, server, training
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Attune: online preference alignment for chatbots in production."
@@ -34,6 +34,7 @@ for name, group in {
     "keys": projects.keys,
     "projects": projects.projects,
     "raters": projects.raters,
+    "feedback": feedback.feedback,
     "train": training.train,
     "rewards": training.rewards,
     "rollouts": training.rollouts,

@@ -9,14 +9,18 @@ from rich.text import Text
 
 from app.cli.client import Api
 from app.cli.options import Json, PolicyName, policy_path
-from app.cli.output import Column, Renderable, Row, format_time, print_list, print_object
+from app.cli.output import Column, Renderable, Row, format_time, format_votes, print_list, print_object
 
 Exact = Annotated[str | None, typer.Option(help="only entries with exactly this value")]
 
 
 def status(json: Json = False) -> None:
     """Show what serves, what is being trained, and what is queued."""
-    print_object(Api().get("/v1/status"), json, _render_status)
+    api = Api()
+    body = api.get("/v1/status")
+    for policy in body["policies"]:  # counted apart: of millions of votes that takes seconds
+        policy["votes"] = api.get(policy_path(policy["name"], "/votes"))
+    print_object(body, json, _render_status)
 
 
 def versions(policy: PolicyName = None, json: Json = False) -> None:
@@ -44,6 +48,7 @@ def _render_status(body: Row) -> Iterator[Renderable]:
         if step := policy["last_step"]:
             scaled = "" if step["scale"] == 1 else f", scaled × {step['scale']:.2g}"
             yield f"  last update: KL {step['kl']:.4f} per token{scaled}; learning rate × {step['lr_scale']:.2g}"
+        yield f"  {format_votes(policy['votes'])} (attune train votes)"
         if policy["canary"]:
             yield f"  canary: {policy['canary']} for {policy['canary_share']:.1%} of the conversations"
         if policy["shadow"]:

@@ -87,3 +87,9 @@ def format_time(timestamp: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str
 def parenthesize(reason: str | None) -> str:
     """Example: "lunch" -> " (lunch)", None -> "" """
     return f" ({reason})" if reason else ""
+
+
+def format_votes(totals: Row) -> str:
+    """Example: "812 votes: 790 learned from, 14 waiting, 8 not learned from" """
+    states = f"{totals['learned']} learned from, {totals['waiting']} waiting, {totals['not_learned']} not learned from"
+    return f"{totals['total']} votes: {states}"

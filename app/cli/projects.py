@@ -167,12 +167,8 @@ def run_in_transaction(settings: Settings, work: Callable[[AsyncSession], Awaita
     """Run a coroutine function in one transaction of the deployment's database."""
 
     async def run() -> T:
-        db = Database(settings.database)
-        try:
-            async with db.write() as session:
-                result = await work(session)
-        finally:
-            await db.close()
+        async with Database(settings.database) as db, db.write() as session:
+            result = await work(session)
         return result
 
     return asyncio.run(run())

@@ -8,7 +8,17 @@ import typer
 
 from app.cli.client import Api
 from app.cli.options import Json, JsonFile, PolicyName, Reason, parse_json, policy_path
-from app.cli.output import Row, format_optional, parenthesize, post_action, print_object
+from app.cli.output import (
+    Column,
+    Renderable,
+    Row,
+    format_optional,
+    format_votes,
+    make_table,
+    parenthesize,
+    post_action,
+    print_object,
+)
 
 BUILT_IN_VERIFIERS = ("exact", "contains", "number", "choice", "regex", "json_schema")
 train = typer.Typer(no_args_is_help=True, help="Show, pause and resume the training loop of a policy.")
@@ -18,6 +28,13 @@ rewards.add_typer(models, name="models")
 rollouts = typer.Typer(
     no_args_is_help=True, help="Replies that are sampled for training: group samples and prompt sets."
 )
+VOTE_COLUMNS = (
+    Column("state", lambda row: row["state"].replace("_", " ")),
+    Column("reason", "reason"),
+    Column("votes", "count", right=True),
+    Column("of people", "people", right=True),
+    Column("meaning", "sentence"),
+)
 ModelNumber = Annotated[int, typer.Argument(min=1, help="the reward model's number")]
 PlanId = Annotated[str, typer.Argument(help="as `attune rollouts plans` shows it")]
 
@@ -26,6 +43,12 @@ PlanId = Annotated[str, typer.Argument(help="as `attune rollouts plans` shows it
 def show_training(policy: PolicyName = None, json: Json = False) -> None:
     """Show the mode, the samples, what the next batch waits for, and the latest updates."""
     print_object(Api().get(policy_path(policy, "/training")), json, _render_training)
+
+
+@train.command("votes")
+def show_votes(policy: PolicyName = None, json: Json = False) -> None:
+    """Show what became of every vote: learned from, waiting, or not learned from, and why."""
+    print_object(Api().get(policy_path(policy, "/votes")), json, _render_votes)
 
 
 @train.command("pause")
@@ -55,6 +78,20 @@ def _render_training(body: Row) -> Iterator[str]:
         version = f" → {row['version']}" if row["version"] else ""
         samples = f"{row['samples']} samples of {row['parent']}{version}"
         yield f"  {row['id']}: {row['state']}, {samples} {row['reason'] or ''}".rstrip()
+
+
+def _render_votes(body: Row) -> Iterator[Renderable]:
+    yield f"{body['policy']}: {format_votes(body)}"
+    for name in ("people", "programs"):
+        yield f"  of {name}: {format_votes(body[name])}"
+    yield make_table("votes", VOTE_COLUMNS, body["by_reason"])
+    for row in body["by_version"]:
+        yield f"  {row['version']}: {row['count']} votes, {row['state'].replace('_', ' ')}"
+    delays = body["delays"]
+    if delays["median_delay"] is not None:
+        seconds = f"{delays['median_delay']:.0f} s after the reply (90 %: {delays['p90_delay']:.0f} s)"
+        updates = f"{delays['median_staleness']:.0f} updates behind (90 %: {delays['p90_staleness']:.0f})"
+        yield f"votes that were learned from came {seconds}, {updates}"
 
 
 @rewards.command("show")

@@ -14,9 +14,9 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ from app.core import db_timeouts
 from app.core.jobs import PENDING_TASKS, TaskName, TaskSender
 
 T = TypeVar("T")
+V = TypeVar("V", str, int)
 IDLE_SECONDS = 1.0
 # secure_delete: what is erased must be gone from the file, too.
 PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=15000", "secure_delete=ON")
@@ -69,14 +70,20 @@ async def database_time(session: AsyncSession) -> float:
     return seconds
 
 
+def chunked(values: Collection[V], size: int = 1000) -> Iterator[list[V]]:
+    """Yield the sorted values in lists of at most `size`: SQLite limits a statement to 32,766 parameters."""
+    ordered = sorted(values)
+    return (ordered[start : start + size] for start in range(0, len(ordered), size))
+
+
 def dialect_insert(session: AsyncSession, table: Any) -> Any:
     """Return an INSERT of this database's dialect, which supports ON CONFLICT."""
     dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     return dialect.insert(table)
 
 
-class Database:
-    """The connections of one process to one database.
+class Database(AbstractAsyncContextManager["Database"]):
+    """The connections of one process to one database. As a context manager it closes them at the end of the block.
 
     Tasks that a service enqueues on a session or connection (`enqueue_after_commit`) are sent after its commit, and are
     dropped on rollback.
@@ -192,6 +199,9 @@ class Database:
     def _enqueue(self, tasks: list[TaskName]) -> None:
         if self._task_sender is not None:
             self._task_sender.enqueue(tasks)
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         if (unlimited := self.__dict__.get("without_timeout", self)) is not self:

@@ -8,7 +8,7 @@ Bodies are checked before any other code reads them, so that text which JSON or 
 400 response and never in a 500.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Self, TypeVar
 
 import orjson
@@ -127,7 +127,8 @@ async def read_json_object(request: Request) -> dict[str, Any]:
     store, so they are refused here.
     """
     try:
-        body = orjson.loads(await _read_bytes(request) or b"{}")
+        chunks = [chunk async for chunk in stream_body(request, settings_of(request).max_body_bytes, "body")]
+        body = orjson.loads(b"".join(chunks) or b"{}")
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
     if not isinstance(body, dict):
@@ -138,18 +139,18 @@ async def read_json_object(request: Request) -> dict[str, Any]:
     return body
 
 
-async def _read_bytes(request: Request) -> bytes:
-    """Return the body; stop as soon as it is known to exceed the limit."""
-    limit = settings_of(request).max_body_bytes
-    content_length = request.headers.get("content-length", "0")
-    if content_length.isdigit() and int(content_length) > limit:
-        raise TooLarge(f"The body may hold at most {limit} bytes.")
-    content = bytearray()
+async def stream_body(request: Request, limit: int, noun: str) -> AsyncIterator[bytes]:
+    """Yield the body in parts. Raises TooLarge, which calls it `noun`, as soon as it is known to exceed the limit."""
+    too_large = TooLarge(f"The {noun} may hold at most {limit} bytes.")
+    announced = request.headers.get("content-length", "0")
+    if announced.isdigit() and int(announced) > limit:
+        raise too_large
+    size = 0
     async for chunk in request.stream():
-        content += chunk
-        if len(content) > limit:
-            raise TooLarge(f"The body may hold at most {limit} bytes.")
-    return bytes(content)
+        size += len(chunk)
+        if size > limit:
+            raise too_large
+        yield chunk
 
 
 def _iter_strings(value: Any, depth: int) -> Iterator[str]:

@@ -8,9 +8,8 @@ from app.core.settings import REPOSITORY
 
 def alembic_config(url: str) -> Config:
     """Return Alembic's configuration for the database at `url`."""
-    config = Config()
+    config = Config(attributes={"url": url})
     config.set_main_option("script_location", str(REPOSITORY / "migrations"))
-    config.attributes["url"] = url
     return config
 
 

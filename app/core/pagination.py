@@ -37,12 +37,11 @@ class Page(BaseModel, Generic[T]):
     has_more: bool
 
     @classmethod
-    def from_rows(cls, views: Sequence[T], limit: int, *, id: str = "id") -> Self:
-        """Build a page from up to `limit + 1` views. `id` is the field that identifies a view."""
-        return cls(**first_and_last_id(views[:limit], id), data=list(views[:limit]), has_more=len(views) > limit)
+    def from_rows(cls, views: Sequence[T], limit: int, *, id: str = "id", **fields: Any) -> Self:
+        """Build a page from up to `limit + 1` views. `id` is the field that identifies a view.
 
-
-def first_and_last_id(views: Sequence[Any], id: str = "id") -> dict[str, str | None]:
-    """Return the ids of the first and of the last view as `first_id` and `last_id`; None for an empty page."""
-    first, last = (getattr(views[0], id), getattr(views[-1], id)) if views else (None, None)
-    return {"first_id": first, "last_id": last}
+        `fields` are those that a subclass adds.
+        """
+        data = list(views[:limit])
+        first, last = (getattr(data[0], id), getattr(data[-1], id)) if data else (None, None)
+        return cls(data=data, first_id=first, last_id=last, has_more=len(views) > limit, **fields)

@@ -40,7 +40,7 @@ class Settings(BaseSettings):
 
     model: str = Field(str(DEMO_MODEL), description="a Hugging Face causal language model: a folder or a hub name")
     policy: str = Field("assistant", pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
-    tool_call_parser: str | None = Field("qwen25", description="SGLang's parser for the tool calls of this model")
+    tool_call_parser: str = Field("qwen25", min_length=1, description="SGLang's parser for this model's tool calls")
 
     host: str = "127.0.0.1"
     port: int = 8700
@@ -100,17 +100,23 @@ class Settings(BaseSettings):
     keep_versions: int = Field(4, description="versions kept loaded besides the serving and the previous one")
 
     trainer_ranks: int = 1
-    batch_size: int = Field(96, ge=2, description="samples in an update")
+    batch_size: int = Field(24, ge=2, description="ready samples that start an update")
+    max_batch_size: int | None = Field(
+        None,
+        ge=2,
+        description="most samples of an update, where more are ready; four times `batch_size` when unset",
+    )
     min_batch_size: int | None = Field(
         None,
         ge=2,
         description="fewest samples of an update after `max_wait_seconds`; a quarter of `batch_size` when unset",
     )
     max_wait_seconds: float = Field(300.0, ge=0, description="how long samples wait for a full batch")
-    max_staleness: int = Field(1, ge=0, le=4, description="versions that a sample may be older than the trained one")
-    on_stale: Literal["drop", "wait"] = Field(
-        "drop",
-        description="samples that are about to be too old: dropped, or waited for (at most `max_wait_seconds`)",
+    max_sample_age_seconds: float = Field(
+        30 * 86400.0, gt=0, description="how old a reply may be that is learned from, in seconds"
+    )
+    max_staleness: int | None = Field(
+        None, ge=0, description="versions that a sample may be behind the trained one; any number when unset"
     )
     rewards: Annotated[RewardsConfig, NoDecode] = Field(
         RewardsConfig(), description="reward sources, as JSON; see docs/rewards.md. A policy may have its own"
@@ -137,9 +143,9 @@ class Settings(BaseSettings):
         [], description='hosts in private networks that a policy\'s own rewards may name, e.g. ["judge.internal"]'
     )
     kl_guard: float = Field(
-        0.02,
+        0.05,
         gt=0,
-        description="largest k3(serving, new) per token; a version above it is rejected, and training goes back",
+        description="largest KL from the parent per token (k3); a version above it is rejected, and training goes back",
     )
     kl_target: float | None = Field(
         None,
@@ -147,6 +153,7 @@ class Settings(BaseSettings):
         description="KL per token that an update may reach, below `kl_guard`: it is scaled to fit; 0.01, or half of "
         "a smaller `kl_guard`, when unset",
     )
+    epochs: int = Field(3, ge=1, description="passes over the samples of an update, whose size the KL target bounds")
     kl_alarms: int = Field(3, ge=1, description="consecutive alarms of the KL guard that halt a policy's training")
 
     max_rater_share: float = Field(0.05, gt=0, le=1, description="largest share of one rater in a batch")
@@ -238,6 +245,10 @@ class Settings(BaseSettings):
     @property
     def smallest_batch(self) -> int:
         return min(self.min_batch_size or max(2, self.batch_size // 4), self.batch_size)
+
+    @property
+    def largest_batch(self) -> int:
+        return max(self.max_batch_size or 4 * self.batch_size, self.batch_size)
 
     @property
     def update_kl_target(self) -> float:

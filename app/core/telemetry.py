@@ -1,7 +1,7 @@
 """Telemetry of one API process: what it counts and measures while it serves requests. /metrics shows it."""
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 
 from prometheus_client import Histogram
@@ -54,14 +54,12 @@ class Telemetry:
             buckets=BUCKETS,
         )
     )
-    lengths: dict[str, LengthWindow] = field(default_factory=dict)  # by policy
+    lengths: defaultdict[str, LengthWindow] = field(default_factory=lambda: defaultdict(LengthWindow))  # by policy
 
     def record_turn(self, policy_id: str, state: str, length: int | None, penalty: float | None) -> None:
         """Count a turn that has ended. `penalty` is None when no range is set or the reply was not finished."""
         self.turns[policy_id, str(state)] += 1
         if length is not None and penalty is not None:
-            if policy_id not in self.lengths:
-                self.lengths[policy_id] = LengthWindow()
             self.lengths[policy_id].add(length, penalty)
 
     def record_feedback(self, project_id: str, kind: str) -> None:

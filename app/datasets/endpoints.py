@@ -3,16 +3,16 @@
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import delete
 from starlette.responses import Response
 
-from app.core.database import Database
 from app.core.errors import ERROR_RESPONSES, require_row
 from app.core.http import services_of, settings_of
 from app.core.pagination import Page
@@ -21,7 +21,7 @@ from app.datasets.parquet_writer import MEDIA_TYPE, ParquetResponse, ParquetWrit
 from app.datasets.turn_rows import ExportFilter
 from app.models import Dataset, DatasetKind, new_id
 from app.policies import repository as policies
-from app.projects.auth import AdminCaller, Caller, DatabaseDep, UnboundedDatabaseDep
+from app.projects.auth import AdminCaller, DatabaseDep, UnboundedDatabaseDep
 
 router = APIRouter(prefix="/v1", tags=["datasets"], responses=ERROR_RESPONSES)
 
@@ -77,46 +77,45 @@ class DatasetDeleted(BaseModel):
     deleted: bool = True
 
 
-@router.get("/exports/turns", response_class=Response, responses=PARQUET_RESPONSE)
-async def export_turns(
-    request: Request,
+async def parse_export_filter(
     caller: AdminCaller,
     db: UnboundedDatabaseDep,
     policy: PolicyName = None,
-    version: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     since: UnixTime = None,
     until: UnixTime = None,
+) -> ExportFilter:
+    """Return which rows of the caller's project are exported. Raises NotFound for an unknown policy."""
+    policy_id = None
+    if policy is not None:
+        async with db.read() as session:
+            row = await policies.find_policy(session, caller.project_id, policy)
+        policy_id = require_row(row, f"There is no policy named '{policy}'.", param="policy").id
+    return ExportFilter(caller.project_id, policy_id, since=since, until=until)
+
+
+ExportFilterDep = Annotated[ExportFilter, Depends(parse_export_filter)]
+
+
+@router.get("/exports/turns", response_class=Response, responses=PARQUET_RESPONSE)
+async def export_turns(
+    request: Request,
+    db: UnboundedDatabaseDep,
+    export_filter: ExportFilterDep,
+    version: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     trainable: bool | None = None,
     with_feedback: bool | None = None,
 ) -> Response:
     """Export every turn that is not deleted, oldest first, with its feedback."""
-    policy_id = await _policy_id(db, caller, policy)
-    export_filter = ExportFilter(caller.project_id, policy_id, version, since, until, trainable, with_feedback)
+    export_filter = replace(export_filter, version=version, trainable=trainable, with_feedback=with_feedback)
     pages = turn_rows.read_pages(db, export_filter)
     return await _download(request, "turns.parquet", turn_rows.TURNS_SCHEMA, pages)
 
 
 @router.get("/exports/preferences", response_class=Response, responses=PARQUET_RESPONSE)
-async def export_preferences(
-    request: Request,
-    caller: AdminCaller,
-    db: UnboundedDatabaseDep,
-    policy: PolicyName = None,
-    since: UnixTime = None,
-    until: UnixTime = None,
-) -> Response:
+async def export_preferences(request: Request, db: UnboundedDatabaseDep, export_filter: ExportFilterDep) -> Response:
     """Export pairs of replies to the same messages, from effective comparisons, rankings and corrections."""
-    export_filter = ExportFilter(caller.project_id, await _policy_id(db, caller, policy), since=since, until=until)
     pages = preference_pairs.read_pages(db, export_filter)
     return await _download(request, "preferences.parquet", preference_pairs.PREFERENCES_SCHEMA, pages)
-
-
-async def _policy_id(db: Database, caller: Caller, name: str | None) -> str | None:
-    if name is None:
-        return None
-    async with db.read() as session:
-        policy = await policies.find_policy(session, caller.project_id, name)
-    return require_row(policy, f"There is no policy named '{name}'.", param="policy").id
 
 
 async def _download(request: Request, name: str, schema: pa.Schema, pages: AsyncGenerator[Any]) -> Response:

@@ -15,7 +15,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import ClientDisconnect, Request
 
-from app.core.errors import BadRequest, Conflict, TooLarge, require_row
+from app.core.errors import BadRequest, Conflict, require_row
+from app.core.http import stream_body
 from app.core.pagination import apply_keyset
 from app.core.settings import REPOSITORY
 from app.models import Dataset, DatasetRow
@@ -37,16 +38,9 @@ class ParsedFile:
 
 async def receive_file(request: Request, file: IO[bytes], limit: int) -> str:
     """Write the request's body to `file` and return its SHA-256. Raises TooLarge as soon as the limit is exceeded."""
-    too_large = TooLarge(f"The file may hold at most {limit} bytes.")
-    announced = request.headers.get("content-length", "0")
-    if announced.isdigit() and int(announced) > limit:
-        raise too_large
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256()
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise too_large
+        async for chunk in stream_body(request, limit, "file"):
             digest.update(chunk)
             await asyncio.to_thread(file.write, chunk)
     except ClientDisconnect as error:

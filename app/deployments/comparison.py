@@ -31,7 +31,7 @@ from app.models import (
 )
 from app.policies.service import effective_config
 from app.projects.service import NO_CONSENT
-from app.raters.names import PROGRAM_PREFIXES
+from app.raters.names import is_program
 
 # Turns that the deployment or the share routed. A request that names a version, or is pinned, was not randomized.
 COMPARED_ROUTES = (RouteReason.STABLE, RouteReason.CANARY, RouteReason.STICKY)
@@ -119,12 +119,11 @@ async def read_arm(session: AsyncSession, version_id: str, since: float) -> Arm:
         func.count(), func.sum(users.failed), func.avg(users.length), func.sum(users.seconds), func.sum(users.tokens)
     )
     count, failed, length, seconds, tokens = (await session.execute(totals)).one()
-    is_program = or_(*(Reward.rater.startswith(prefix) for prefix in PROGRAM_PREFIXES))
     votes = (
         select(func.sum(Reward.value * Reward.weight).label("vote"))
         .join(Turn, Turn.id == Reward.turn_id)
         .where(*routed, Reward.rater.is_not(None), Reward.weight > 0)
-        .group_by(case((is_program, Turn.id), else_=Reward.rater))
+        .group_by(case((is_program(Reward.rater), Turn.id), else_=Reward.rater))
         .subquery()
     ).c
     counts = select(func.count(), func.count(case((votes.vote > 0, 1)))).where(votes.vote != 0)

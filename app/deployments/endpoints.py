@@ -1,5 +1,7 @@
 """/v1/policies/{name}/deployment, /deploy, /rollback, /canary, /shadow, /delivery, /pins: which version serves whom."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
@@ -47,14 +49,13 @@ async def get_deployment(context: PolicyDep) -> DeploymentView:
     async with context.read() as (session, policy):
         deployment = await repository.get_deployment(session, policy.id)
         serving = version_name(policy, await repository.get_version(session, deployment.version_id))
-        return DeploymentView(
+        return DeploymentView.from_row(
+            deployment,
             policy=policy.name,
             serving=serving,
             previous=await repository.find_version_name(session, policy, deployment.previous_version_id),
             canary=await _view_canary(session, policy, deployment, settings, serving),
             shadow=await _view_shadow(session, policy, deployment, settings, serving),
-            epoch=deployment.epoch,
-            changed_at=deployment.changed_at,
             conversations=ConversationRouting(policy.conversations),
             canary_overridden=policy.canary is not None,
             canary_config=comparison.effective_canary(policy, settings),
@@ -70,69 +71,66 @@ async def deploy(context: PolicyDep, body: Annotated[DeployRequest, json_body(De
     With adapters nothing is reloaded and running replies finish on their version. With full weights new requests wait
     until an engine has the weights.
     """
-    audit: dict[str, Any] = {"actor": context.actor, "reason": body.reason}
+    by = context.attribute(body.reason)
     if body.share is not None:
         require_adapters(context.settings, "A canary")
-    async with context.write() as (session, policy):
+    async with _change(context) as (session, policy):
         if body.share is None:
-            await service.deploy(session, policy, body.version, **audit)
+            await service.deploy(session, policy, body.version, by)
         else:
             version = await service.get_served_version(session, policy, body.version)
-            await service.start_canary(session, policy, version, body.share, watched=body.watch, **audit)
-    return await _view_changed_deployment(context)
+            await service.start_canary(session, policy, version, body.share, by, watched=body.watch)
+    return await get_deployment(context)
 
 
 @router.post("/rollback")
 async def roll_back(context: PolicyDep, body: Annotated[RollbackRequest, json_body(RollbackRequest)]) -> RollbackResult:
     """Undo the latest release, or return to an older version; training continues from there."""
-    async with context.write() as (session, policy):
-        rolled_back, serving = await service.roll_back(
-            session, policy, body.version, from_version=body.from_version, actor=context.actor, reason=body.reason
-        )
-    _forget_routes(context)
-    return RollbackResult(
-        policy=context.name, rolled_back=version_name(policy, rolled_back), serving=version_name(policy, serving)
-    )
+    async with _change(context) as (session, policy):
+        by = context.attribute(body.reason)
+        versions = await service.roll_back(session, policy, body.version, by, from_version=body.from_version)
+    rolled_back, serving = (version_name(policy, version) for version in versions)
+    return RollbackResult(policy=context.name, rolled_back=rolled_back, serving=serving)
 
 
 @router.post("/canary/promote")
 async def promote_canary(context: PolicyDep, body: ReasonBody) -> DeploymentView:
     """Deploy the canary to everybody. 409 without a canary."""
-    async with context.write() as (session, policy):
+    async with _change(context) as (session, policy):
         deployment = await repository.get_deployment(session, policy.id)
         if deployment.canary_version_id is None:
             raise _no_canary(policy)
         version = await repository.get_version(session, deployment.canary_version_id)
-        await service.deploy(session, policy, version.number, actor=context.actor, reason=body.reason)
-    return await _view_changed_deployment(context)
+        await service.deploy(session, policy, version.number, context.attribute(body.reason))
+    return await get_deployment(context)
 
 
 @router.post("/canary/abort")
 async def abort_canary(context: PolicyDep, body: ReasonBody) -> DeploymentView:
     """Return everybody to the version that serves. 409 without a canary."""
-    async with context.write() as (session, policy):
-        if await service.abort_canary(session, policy, actor=context.actor, reason=body.reason) is None:
+    async with _change(context) as (session, policy):
+        if await service.abort_canary(session, policy, context.attribute(body.reason)) is None:
             raise _no_canary(policy)
-    return await _view_changed_deployment(context)
+    return await get_deployment(context)
 
 
 @router.post("/shadow/promote")
 async def promote_shadow(context: PolicyDep, body: ReasonBody) -> DeploymentView:
     """Publish the version in shadow, as a canary or to everybody, as new versions are. 409 without one."""
-    async with context.write() as (session, policy):
+    async with _change(context) as (session, policy):
         version = await _get_shadow_version(session, policy)
-        service.pass_shadow(session, policy, version, actor=context.actor, reason=body.reason)
-    return await _view_changed_deployment(context)
+        service.pass_shadow(session, policy, version, context.attribute(body.reason))
+    return await get_deployment(context)
 
 
 @router.post("/shadow/abort")
 async def abort_shadow(context: PolicyDep, body: ReasonBody) -> DeploymentView:
     """Reject the version in shadow; training continues from the version that serves. 409 without one."""
-    async with context.write() as (session, policy):
+    async with _change(context) as (session, policy):
         version = await _get_shadow_version(session, policy)
         reason = body.reason or SHADOW_ABORTED
         await service.reject_version(session, policy, version, actor=context.actor, reason=reason)
-    return await _view_changed_deployment(context)
+    return await get_deployment(context)
 
 
 @router.put("/delivery")
@@ -150,7 +148,7 @@ async def put_delivery(
         require_adapters(settings, "A shadow")
     if body.conversations == ConversationRouting.STICKY:
         require_adapters(settings, "A conversation that stays on its version")
-    async with context.write() as (session, policy):
+    async with _change(context) as (session, policy):
         if body.shadow is not None and (reason := disabled_reason(body.shadow, effective_rewards(policy, settings))):
             raise BadRequest(f"No version could run in shadow: {reason}.", param="shadow")
         details = body.model_dump(mode="json")
@@ -158,17 +156,16 @@ async def put_delivery(
         policy.canary = details["canary"] or null()  # None would be stored as JSON null
         policy.shadow = details["shadow"] or null()
         policies.audit_policy(session, policy, AuditAction.DELIVERY_UPDATED, context.actor, **details)
-    return await _view_changed_deployment(context)
+    return await get_deployment(context)
 
 
 @pin_router.put("")
 async def set_pin(context: PolicyDep, body: Annotated[PinRequest, json_body(PinRequest)]) -> PinView:
     """Pin a subject to a version, from its next request on. Idempotent; another version changes the pin."""
     require_adapters(context.settings, "A pin")
-    async with context.write() as (session, policy):
+    async with _change(context) as (session, policy):
         pin, version = await pins.set_pin(session, policy, body, actor=context.actor)
         engines = await policies.list_ready_engines(session)
-    _forget_routes(context)
     return _view_pin(policy, pin, version, engines)
 
 
@@ -189,19 +186,17 @@ async def list_pins(
 @pin_router.delete("/{pin_id}")
 async def remove_pin(context: PolicyDep, pin_id: Annotated[str, Path(min_length=1, max_length=48)]) -> PinDeleted:
     """Remove a pin: the deployment and the canary decide about its subject again."""
-    async with context.write() as (session, policy):
+    async with _change(context) as (session, policy):
         await pins.remove_pin(session, policy, pin_id, actor=context.actor)
-    _forget_routes(context)
     return PinDeleted(id=pin_id)
 
 
-def _forget_routes(context: PolicyContext) -> None:
+@asynccontextmanager
+async def _change(context: PolicyContext) -> AsyncIterator[tuple[AsyncSession, Policy]]:
+    """Open a write transaction with the policy locked, and drop the cached routes after its commit."""
+    async with context.write() as (session, policy):
+        yield session, policy
     services_of(context.request).get(VersionRouter).forget()
-
-
-async def _view_changed_deployment(context: PolicyContext) -> DeploymentView:
-    _forget_routes(context)
-    return await get_deployment(context)
 
 
 async def _view_canary(

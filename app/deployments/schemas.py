@@ -108,7 +108,7 @@ class ShadowView(ComparisonView):
     verdict: str = Field(description="by the statistics so far: wait, promote, reject or lapse (too few judged pairs)")
 
 
-class DeploymentView(BaseModel):
+class DeploymentView(RowView):
     object: Literal["deployment"] = "deployment"
     policy: str
     serving: str

@@ -14,8 +14,6 @@ Publishing, deploying and rolling back lock the policy's row, so that one runs a
 do not wait for this lock.
 """
 
-from typing import Any
-
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
@@ -26,8 +24,8 @@ from app.models import SERVED_TRAFFIC, AuditAction, Deployment, Policy, Version,
 from app.policies import repository
 from app.policies.references import version_name
 from app.policies.repository import descends_from
-from app.policies.service import audit_policy, is_loaded_on_quorum, list_ready_engines, lock_policy
-from app.training import kl_guard
+from app.policies.service import Attribution, audit_policy, is_loaded_on_quorum, list_ready_engines, lock_policy
+from app.training import head, kl_guard
 
 CANARY_ABORTED = "the canary was aborted"
 HEAD_MOVED = "training returned to another version before this one was published"
@@ -39,7 +37,7 @@ async def lock_deployment(session: AsyncSession, policy: Policy) -> Deployment:
     return await session.get_one(Deployment, policy.id, populate_existing=True)
 
 
-async def set_live(session: AsyncSession, policy: Policy, version: Version, *, actor: str, reason: str | None) -> None:
+async def set_live(session: AsyncSession, policy: Policy, version: Version, by: Attribution) -> None:
     """Make `version` the one that serves, and the one that training continues from.
 
     If `version` was the canary, no canary is left. The statistics of another canary restart, because a canary is
@@ -55,52 +53,36 @@ async def set_live(session: AsyncSession, policy: Policy, version: Version, *, a
     elif deployment.canary_version_id is not None:
         deployment.canary_since = now()
     _point_to(deployment, version)
-    policy.head_version_id = version.id
-    action = AuditAction.DEPLOYMENT_DEPLOYED
-    audit_policy(session, policy, action, actor, reason, subject=version, previous=previous.number)
+    await head.move_head(session, policy, version)
+    audit_policy(session, policy, AuditAction.DEPLOYMENT_DEPLOYED, *by, subject=version, previous=previous.number)
 
 
-async def promote_canary(
-    session: AsyncSession, policy: Policy, canary: Version, *, actor: str, reason: str | None
-) -> None:
+async def promote_canary(session: AsyncSession, policy: Policy, canary: Version, by: Attribution) -> None:
     """Make the canary live. The caller holds the policy's lock."""
     is_head = policy.head_version_id == canary.id
-    await set_live(session, policy, canary, actor=actor, reason=reason)
+    await set_live(session, policy, canary, by)
     if is_head:  # an older version that goes live does not end a synchronous round
         kl_guard.record_release(session, policy, version_name(policy, canary))
     enqueue_after_commit(session, "reconcile", "assemble")
 
 
-async def deploy(
-    session: AsyncSession, policy: Policy, number: int, *, actor: str, reason: str | None
-) -> tuple[Version, Version]:
-    """Make a version live that has served traffic, or the canary. Idempotent.
-
-    Returns the versions that served before and that serve now. Raises NotFound, Conflict.
-    """
+async def deploy(session: AsyncSession, policy: Policy, number: int, by: Attribution) -> None:
+    """Make a version live that has served traffic, or the canary. Idempotent. Raises NotFound, Conflict."""
     deployment = await lock_deployment(session, policy)
     previous = await repository.get_version(session, deployment.version_id)
     target = await get_served_version(session, policy, number)
     if target.id == previous.id:
-        return previous, target
+        return
     await _require_loaded(session, policy, target, previous)
     if target.id == deployment.canary_version_id:
-        await promote_canary(session, policy, target, actor=actor, reason=reason)
+        await promote_canary(session, policy, target, by)
     else:
-        await set_live(session, policy, target, actor=actor, reason=reason)
+        await set_live(session, policy, target, by)
         enqueue_after_commit(session, "assemble")
-    return previous, target
 
 
 async def start_canary(
-    session: AsyncSession,
-    policy: Policy,
-    version: Version,
-    share: float,
-    *,
-    watched: bool,
-    actor: str,
-    reason: str | None,
+    session: AsyncSession, policy: Policy, version: Version, share: float, by: Attribution, *, watched: bool
 ) -> None:
     """Route a share of the policy's conversations to `version`.
 
@@ -122,11 +104,10 @@ async def start_canary(
     if deployment.canary_share != share:
         deployment.canary_since = now()
     deployment.canary_share, deployment.canary_watched = share, watched
-    details: dict[str, Any] = {"share": share, "watched": watched}
-    audit_policy(session, policy, AuditAction.CANARY_BEGAN, actor, reason, subject=version, **details)
+    audit_policy(session, policy, AuditAction.CANARY_BEGAN, *by, subject=version, share=share, watched=watched)
 
 
-async def abort_canary(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> Version | None:
+async def abort_canary(session: AsyncSession, policy: Policy, by: Attribution) -> Version | None:
     """Route everybody to the version that serves, and continue training from it.
 
     Returns the version that was the canary, or None without one. The caller holds the policy's lock.
@@ -137,23 +118,17 @@ async def abort_canary(session: AsyncSession, policy: Policy, *, actor: str, rea
     canary = await repository.get_version(session, deployment.canary_version_id)
     is_ahead = not await descends_from(session, deployment.version_id, canary)
     if is_ahead and await descends_from(session, policy.head_version_id, canary):
-        policy.head_version_id = deployment.version_id
-    canary.state, canary.reason = VersionState.ROLLED_BACK, reason or CANARY_ABORTED
+        await head.move_head(session, policy, await repository.get_version(session, deployment.version_id))
+    canary.state, canary.reason = VersionState.ROLLED_BACK, by.reason or CANARY_ABORTED
     _clear_canary(deployment)
     deployment.epoch += 1
-    audit_policy(session, policy, AuditAction.CANARY_ENDED, actor, reason, subject=canary)
+    audit_policy(session, policy, AuditAction.CANARY_ENDED, *by, subject=canary)
     enqueue_after_commit(session, "assemble")
     return canary
 
 
 async def roll_back(
-    session: AsyncSession,
-    policy: Policy,
-    number: int | None,
-    *,
-    from_version: int | None = None,
-    actor: str,
-    reason: str | None,
+    session: AsyncSession, policy: Policy, number: int | None, by: Attribution, *, from_version: int | None = None
 ) -> tuple[Version, Version]:
     """Undo the latest release, or return to an older version; training continues from there.
 
@@ -176,7 +151,7 @@ async def roll_back(
             message = f"{version_name(policy, source)} does not serve: {version_name(policy, serving)} serves now."
             raise Conflict(message, code="not_serving")
     if abort_only:
-        return await abort_canary(session, policy, actor=actor, reason=reason) or serving, serving
+        return await abort_canary(session, policy, by) or serving, serving
     if number is None:
         if serving.parent_id is None:
             raise Conflict(f"{version_name(policy, serving)} is the first version; there is none to roll back to.")
@@ -187,48 +162,47 @@ async def roll_back(
         raise Conflict(f"{version_name(policy, target)} is the canary: promote or abort it.", code="canary_active")
     if target.id != serving.id:
         await _require_loaded(session, policy, target, serving)
-    aborted = await abort_canary(session, policy, actor=actor, reason=reason)
+    aborted = await abort_canary(session, policy, by)
     if target.id == serving.id:
         return aborted or serving, target
-    serving.state, serving.reason = VersionState.ROLLED_BACK, reason
+    serving.state, serving.reason = VersionState.ROLLED_BACK, by.reason
     target.state, target.reason = VersionState.LIVE, None
     if target.live_at is None:  # it has served as a canary only
         target.live_at = now()
-    policy.head_version_id = target.id
+    await head.move_head(session, policy, target)
     _point_to(deployment, target)
-    action = AuditAction.DEPLOYMENT_ROLLED_BACK
-    audit_policy(session, policy, action, actor, reason, subject=target, previous=serving.number)
+    audit_policy(session, policy, AuditAction.DEPLOYMENT_ROLLED_BACK, *by, subject=target, previous=serving.number)
     return serving, target
 
 
-def start_shadow(
-    session: AsyncSession, policy: Policy, version: Version, share: float, *, actor: str, reason: str
-) -> None:
+def start_shadow(session: AsyncSession, policy: Policy, version: Version, share: float, by: Attribution) -> None:
     """Let the version answer a `share` of the replies' prompts in shadow. The caller holds the policy's lock."""
     version.state, version.shadow_since = VersionState.SHADOW, now()
-    audit_policy(session, policy, AuditAction.SHADOW_BEGAN, actor, reason, subject=version, share=share)
+    audit_policy(session, policy, AuditAction.SHADOW_BEGAN, *by, subject=version, share=share)
 
 
-def pass_shadow(session: AsyncSession, policy: Policy, version: Version, *, actor: str, reason: str | None) -> None:
+def pass_shadow(session: AsyncSession, policy: Policy, version: Version, by: Attribution) -> None:
     """Let the version in shadow go on to publishing. The caller holds the policy's lock."""
     version.state = VersionState.SHADOW_PASSED
-    audit_policy(session, policy, AuditAction.SHADOW_PASSED, actor, reason, subject=version)
+    audit_policy(session, policy, AuditAction.SHADOW_PASSED, *by, subject=version)
     enqueue_after_commit(session, "publish")
 
 
 async def reject_version(
-    session: AsyncSession, policy: Policy, version: Version, *, actor: str, reason: str, alarm: Settings | None = None
+    session: AsyncSession, policy: Policy, version: Version, *, actor: str, reason: str, guard: Settings | None = None
 ) -> None:
-    """Reject a version that has not served; training continues from the version that serves.
+    """Reject a version that has not served; training continues from the version that serves. Its samples return.
 
-    With `alarm` the KL guard counts the rejection, and halts training after several in a row. The caller holds the
-    policy's lock.
+    With `guard`, the settings of the KL guard, the rejection counts as an alarm: several in a row halt training. The
+    caller holds the policy's lock.
     """
     version.state, version.reason = VersionState.REJECTED, reason
+    await head.return_rejected(session, policy, version, reason)
     if policy.head_version_id == version.id:
-        policy.head_version_id = (await repository.get_deployment(session, policy.id)).version_id
-    if alarm is not None:
-        kl_guard.raise_alarm(session, policy, reason, alarm)
+        serving_id = (await repository.get_deployment(session, policy.id)).version_id
+        await head.move_head(session, policy, await repository.get_version(session, serving_id))
+    if guard is not None:
+        kl_guard.raise_alarm(session, policy, reason, guard)
     audit_policy(session, policy, AuditAction.VERSION_REJECTED, actor, reason, subject=version)
     enqueue_after_commit(session, "assemble")
 

@@ -1,4 +1,4 @@
-"""The version router: which version answers a request, and which engines have it loaded.
+"""The version router: which version a model name means, which version answers a request, and which engines have it.
 
 A request that names a policy only is answered by the first of these that applies:
 
@@ -6,29 +6,95 @@ A request that names a policy only is answered by the first of these that applie
 2. where conversations are sticky, the version of the conversation's previous turn;
 3. the canary, if the end user or the conversation falls in its share;
 4. the version that the deployment serves.
+
+What a name means and which engines have the version is read with one statement each, for every chat request that
+misses the router's cache.
 """
 
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import Any
 
+from sqlalchemy import ColumnElement, Executable, and_, bindparam, case, exists, or_, select
 from sqlalchemy.engine import Connection
+from sqlalchemy.orm import InstrumentedAttribute
 
 from app.core.cache import SingleFlightCache
 from app.core.database import Database
-from app.core.errors import AttuneError, NotFound, Unavailable
-from app.deployments.resolution import (
-    SELECT_PIN,
-    Route,
-    RoutingRules,
-    read_route,
-    read_version_route,
-    version_not_loaded,
+from app.core.errors import AttuneError, NotFound, Unavailable, require_row
+from app.models import (
+    ConversationRouting,
+    Deployment,
+    Engine,
+    EngineState,
+    Pin,
+    PinKind,
+    Policy,
+    RouteReason,
+    Version,
+    VersionState,
 )
-from app.models import PinKind, RouteReason
+from app.policies.references import format_reference, parse_reference
+from app.policies.service import is_loaded
 
+# Versions in these states never answer a request, whatever it names.
+NOT_SERVABLE = (VersionState.SHADOW, VersionState.SHADOW_PASSED, VersionState.REJECTED)
+BY_NUMBER = "v#"  # a key of SELECT_BY_ALIAS that is no alias
+EngineAddresses = tuple[tuple[str, str], ...]  # name and URL of each ready engine that has loaded a version
 MAX_ROUTES = 1024  # more names than this within the cache's lifetime are guesses of a client
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """The version that `policy`, `policy@stable`, `policy@previous`, `policy@canary` or `policy@v12` means now."""
+
+    policy: str
+    policy_id: str
+    base_model: str
+    version_id: str
+    number: int
+    adapter: str | None  # as Version.adapter
+    weights: str | None  # as Version.weights
+    state: str
+    created_at: float
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether a sticky conversation may stay on the version; it leaves one that was rolled back."""
+        return self.state in (VersionState.LIVE, VersionState.SUPERSEDED, VersionState.CANARY)
+
+    @property
+    def name(self) -> str:
+        """Example: "assistant@v12"."""
+        return format_reference(self.policy, self.number)
+
+
+@dataclass(frozen=True)
+class RoutingRules:
+    """What may send a request to another version than the one that serves. Empty for a request that names a version."""
+
+    canary_version_id: str | None = None
+    canary_share: float = 0.0
+    pins: bool = False
+    sticky: bool = False
+
+
+@dataclass(frozen=True)
+class Route:
+    model: ResolvedModel
+    engines: EngineAddresses  # empty only where the rules may select another version
+    route_reason: str = RouteReason.REQUESTED
+    rules: RoutingRules = RoutingRules()
+
+
+class VersionNotLoaded(Unavailable):
+    """Engines are ready, and none of them has loaded the requested version."""
+
+
+def version_not_loaded(model: ResolvedModel) -> VersionNotLoaded:
+    return VersionNotLoaded(f"No ready engine has loaded {model.name} yet; try again in a moment.")
 
 
 @dataclass(frozen=True)
@@ -143,3 +209,128 @@ def is_in_canary(rules: RoutingRules, split_key: str) -> bool:
     # and some canaries would select the same end users as the canary before.
     digest = blake2b(f"{rules.canary_version_id}/{split_key}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) < rules.canary_share * 2**32
+
+
+def read_route(connection: Connection, project_id: str, model: str) -> Route:
+    """Return the route of a model name. Raises NotFound, Unavailable."""
+    row = _read_model_row(connection, project_id, model)
+    reference = parse_reference(model)
+    resolved = _resolved_model(row, reference.names_version)
+    engines = _engines_with(connection, resolved)
+    if reference.names_version:
+        # The reconciler loads the stable, the previous and the canary version, but no full weights that served before.
+        # The base model needs no adapter, so every engine has it, or it is a version of full weights.
+        managed = reference.alias in SELECT_BY_ALIAS and not (
+            reference.alias == "previous" and resolved.adapter is None
+        )
+        return Route(resolved, _require_engines(engines, resolved, managed=managed))
+    rules = RoutingRules(
+        row.canary_version_id, row.canary_share, row.pins, row.conversations == ConversationRouting.STICKY
+    )
+    return Route(resolved, engines, RouteReason.STABLE, rules)
+
+
+def read_version_route(connection: Connection, version_id: str) -> Route:
+    """Return the route of one version. Raises NotFound, also where no ready engine has loaded it."""
+    row = connection.execute(SELECT_BY_ID, {"version": version_id}).one_or_none()
+    row = require_row(row, "This version does not exist.", code="model_not_found", param="model")
+    resolved = _resolved_model(row, True)
+    return Route(resolved, _require_engines(_engines_with(connection, resolved), resolved))
+
+
+def resolve_model(connection: Connection, project_id: str, model: str) -> ResolvedModel:
+    """Return what a model name means. Raises NotFound, which says whether the policy or the version is unknown."""
+    return _resolved_model(_read_model_row(connection, project_id, model), parse_reference(model).names_version)
+
+
+def _engines_with(connection: Connection, model: ResolvedModel) -> EngineAddresses:
+    """Return the ready engines that have loaded the version. Raises Unavailable when no engine is ready."""
+    engines = connection.execute(SELECT_READY_ENGINES).all()
+    if not engines:
+        raise Unavailable("No engine is ready; try again in a moment.")
+    return tuple((row.name, row.url) for row in engines if is_loaded(row, model))
+
+
+def _require_engines(engines: EngineAddresses, model: ResolvedModel, *, managed: bool = False) -> EngineAddresses:
+    """Raise if there are none: Unavailable for a version that the reconciler loads (`managed`), else NotFound."""
+    if not engines and managed:
+        raise version_not_loaded(model)
+    if not engines:
+        raise NotFound(f"{model.name} is not loaded.", code="model_not_found", param="model")
+    return engines
+
+
+def _read_model_row(connection: Connection, project_id: str, model: str) -> Any:
+    name, alias, number = parse_reference(model)
+    params = {"project": project_id, "name": name, "number": -1 if number is None else number}
+    query = SELECT_BY_ALIAS.get(BY_NUMBER if number is not None else alias or "stable")
+    row = connection.execute(query, params).one_or_none() if query is not None else None
+    if row is not None:
+        return row
+    policy_exists = connection.execute(SELECT_POLICY, params).one_or_none() is not None
+    if policy_exists:
+        message = f"Policy '{name}' has no version '{alias or 'stable'}'."
+    else:
+        message = f"There is no policy named '{name}'."
+    raise NotFound(message, code="model_not_found", param="model")
+
+
+def _resolved_model(row: Any, names_version: bool) -> ResolvedModel:
+    created_at = row.version_created_at if names_version else row.policy_created_at
+    return ResolvedModel(**{name: getattr(row, name) for name in MODEL_COLUMNS}, created_at=created_at)
+
+
+MODEL_COLUMNS: dict[str, ColumnElement[Any] | InstrumentedAttribute[Any]] = {  # by field of ResolvedModel
+    "policy": Policy.name,
+    "policy_id": Policy.id,
+    "base_model": Policy.base_model,
+    "version_id": Version.id,
+    "number": Version.number,
+    "adapter": case((~Version.full_weights, Version.adapter_name)),
+    "weights": case((Version.full_weights, Version.adapter_name)),
+    "state": Version.state,
+}
+
+
+def _select_model(*conditions: ColumnElement[bool]) -> Executable:
+    query: Executable = (
+        select(
+            *(column.label(name) for name, column in MODEL_COLUMNS.items()),
+            Policy.created_at.label("policy_created_at"),
+            Version.created_at.label("version_created_at"),
+            Deployment.canary_version_id,
+            Deployment.canary_share,
+            Policy.conversations,
+            exists().where(Pin.policy_id == Policy.id).label("pins"),
+        )
+        .join(Deployment, Deployment.policy_id == Policy.id)
+        .join(Version, Version.policy_id == Policy.id)
+        .where(*conditions, Version.state.not_in(NOT_SERVABLE))
+    )
+    return query
+
+
+# Built once: building a statement costs more than running it.
+_POLICY_MATCHES = and_(Policy.project_id == bindparam("project"), Policy.name == bindparam("name"))
+SELECT_POLICY = select(Policy.id).where(_POLICY_MATCHES)
+SELECT_BY_ALIAS = {
+    "stable": _select_model(_POLICY_MATCHES, Version.id == Deployment.version_id),
+    "previous": _select_model(_POLICY_MATCHES, Version.id == Deployment.previous_version_id),
+    "canary": _select_model(_POLICY_MATCHES, Version.id == Deployment.canary_version_id),
+    BY_NUMBER: _select_model(_POLICY_MATCHES, Version.number == bindparam("number")),
+}
+SELECT_BY_ID = _select_model(Version.id == bindparam("version"))
+SELECT_PIN = (
+    select(Pin.version_id)
+    .where(
+        Pin.policy_id == bindparam("policy"),
+        or_(*(and_(Pin.kind == kind, Pin.subject == bindparam(kind.value)) for kind in PinKind)),
+    )
+    .order_by(case({kind: rank for rank, kind in enumerate(PinKind)}, value=Pin.kind))
+    .limit(1)
+)
+SELECT_READY_ENGINES = (
+    select(Engine.name, Engine.url, Engine.loaded, Engine.weights, Engine.swapping_until)
+    .where(Engine.state == EngineState.READY)
+    .order_by(Engine.name)
+)

@@ -16,7 +16,7 @@ from app.feedback import repository
 from app.feedback.kinds import FeedbackCreate, OrderedFeedback, Rating
 from app.feedback.repository import ProjectAndValue, TurnIds
 from app.feedback.schemas import Choice, ConversationTarget, MetadataTarget, feedback_view
-from app.models import new_id
+from app.models import VOTE_KINDS, new_id
 
 MAX_KEY_LENGTH = 250  # of the header; the column holds 255 characters, and a batch appends an index
 
@@ -204,7 +204,7 @@ def _build_feedback(item: Submission, turn_ids: TurnIds, conversations: set[Proj
         "request_metadata": request.metadata,
         "idempotency_key": item.key,
         "fingerprint": item.fingerprint,
-        "processed": value is None and turn_id is None and not ranks,  # curation has nothing to do for a text only
+        "processed": request.kind not in VOTE_KINDS and turn_id is None,  # a comment changes no reward
     }
     return NewFeedback(row, choice, ranks)
 

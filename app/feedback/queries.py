@@ -6,15 +6,16 @@ Effective feedback is the latest of its class, target, name and source, unless i
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, case, exists, func, select, union_all
+from sqlalchemy import ColumnElement, Select, and_, exists, func, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from app.core.errors import NotFound, require_row
 from app.core.pagination import apply_keyset
+from app.feedback.outcomes import kind_class, read_outcomes
 from app.feedback.repository import FEEDBACK
 from app.feedback.schemas import WITHDRAWAL, feedback_view
-from app.models import NUMERIC_KINDS, Feedback, FeedbackRank, Origin, Turn
+from app.models import Feedback, FeedbackRank, Origin, Turn
 
 Row = Mapping[Any, Any]
 
@@ -44,7 +45,7 @@ def is_effective(
         later.name == Feedback.name,
         later.source_kind == Feedback.source_kind,
         func.coalesce(later.source_id, "") == func.coalesce(Feedback.source_id, ""),
-        _kind_class(later.kind) == _kind_class(Feedback.kind),
+        kind_class(later.kind) == kind_class(Feedback.kind),
         later.seq > Feedback.seq,
         is_relevant(later),
     )
@@ -56,11 +57,6 @@ def is_effective(
     )
     outer = [Feedback] if as_of is None else [Feedback, as_of.class_]
     return and_(is_relevant(Feedback), ~newer.correlate(*outer), ~withdrawn.correlate(*outer))
-
-
-def _kind_class(kind: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[str]:
-    """Return the class of a kind: a comment, for example, does not replace a rating."""
-    return case((kind.in_(NUMERIC_KINDS), "number"), else_=kind)
 
 
 def _select_feedback() -> Select[Any]:
@@ -79,20 +75,9 @@ async def get_feedback(session: AsyncSession, project_id: str, feedback_id: str)
 
 
 async def read_views(session: AsyncSession, project_id: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the views of the rows, with `effective` and `withdrawn`.
-
-    That takes two statements for all rows: with the conditions above for each row, a page of feedback about one target
-    would take time quadratic in its feedback.
-    """
-    same_targets = (Feedback.project_id == project_id, Feedback.target.in_({row["target"] for row in rows}))
-    withdrawn_id = Feedback.request_metadata["withdraws"].as_string()
-    last_seq = func.max(Feedback.seq)
-    replaces = (Feedback.target, Feedback.name, Feedback.source_kind, Feedback.source_id, _kind_class(Feedback.kind))
-    withdrawn_ids = await session.scalars(select(withdrawn_id).where(*same_targets, Feedback.kind == WITHDRAWAL))
-    last_seqs = select(last_seq).where(*same_targets, Feedback.kind != WITHDRAWAL).group_by(*replaces)
-    withdrawn, latest = set(withdrawn_ids), set(await session.scalars(last_seqs))
-    effective = {row["id"] for row in rows if row["seq"] in latest} - withdrawn
-    return [feedback_view(row, effective=row["id"] in effective, withdrawn=row["id"] in withdrawn) for row in rows]
+    """Return the views of the rows, with `effective`, `withdrawn` and `outcome`."""
+    outcomes = await read_outcomes(session, project_id, [row["seq"] for row in rows])
+    return [feedback_view(row, **outcomes[row["seq"]]._asdict()) for row in rows]
 
 
 async def select_feedback(

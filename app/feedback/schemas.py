@@ -24,6 +24,7 @@ SourceId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 Key = Annotated[str, StringConstraints(max_length=64)]
 Metadata = dict[Key, Annotated[str, StringConstraints(max_length=512)]]
 WITHDRAWAL = "withdrawal"
+OutcomeState = Literal["learned", "waiting", "not_learned"]
 
 
 class Source(StrictModel):
@@ -48,6 +49,18 @@ class MetadataTarget(StrictModel):
     metadata: Metadata = Field(min_length=1, max_length=16)
 
 
+class OutcomeView(BaseModel):
+    """What has become of feedback. Exactly one of `waiting_for` and `rule` is set unless it is learned from."""
+
+    state: OutcomeState
+    waiting_for: str | None = Field(description="while it waits: for what")
+    rule: str | None = Field(description="the rule by which it is not learned from")
+    version: str | None = Field(description="the version that learned from it, released or not")
+    batch: str | None = Field(description="the batch that learns or has learned from it")
+    until: float | None = Field(description="when the wait for other reward sources ends")
+    sentence: str
+
+
 class FeedbackView(BaseModel):
     """`value` is the feedback as a number (null for kinds without one), `raw_value` the value as sent."""
 
@@ -68,6 +81,7 @@ class FeedbackView(BaseModel):
         None, description="neither withdrawn nor replaced by later feedback of its source; only when read"
     )
     withdrawn: bool | None = Field(None, description="only when read")
+    outcome: OutcomeView | None = Field(None, description="what has become of it; only when read")
 
 
 class FeedbackPage(Page[FeedbackView]):
@@ -98,7 +112,7 @@ COPIED_COLUMNS = (
 )
 
 
-def feedback_view(row: Mapping[Any, Any], **more: bool) -> dict[str, Any]:
+def feedback_view(row: Mapping[Any, Any], **more: Any) -> dict[str, Any]:
     """Return a FeedbackView as a dict; building the model would slow down every acknowledgement.
 
     `row` has the columns of Feedback, and the completion's id and the choice's index of its turn, which may be None.

@@ -14,7 +14,7 @@ from app.feedback.feedback_writer import FeedbackWriter, Submission, SubmissionR
 from app.feedback.kinds import parse_feedback
 from app.feedback.queries import get_feedback, read_views
 from app.feedback.schemas import WITHDRAWAL, MetadataTarget
-from app.models import NUMERIC_KINDS, RANKING_KINDS, Feedback, new_id
+from app.models import VOTE_KINDS, Feedback, new_id
 
 COPIED_COLUMNS = ("project_id", "turn_id", "conversation_id", "target", "name", "source_kind", "source_id")
 
@@ -97,7 +97,7 @@ async def withdraw(session: AsyncSession, project_id: str, feedback_id: str) -> 
     [view] = await read_views(session, project_id, [row])
     if not view["effective"]:
         return view
-    affects_reward = row["kind"] in (*NUMERIC_KINDS, *RANKING_KINDS)
+    affects_reward = row["kind"] in VOTE_KINDS
     session.add(
         Feedback(
             id=new_id("fb"),
@@ -111,4 +111,6 @@ async def withdraw(session: AsyncSession, project_id: str, feedback_id: str) -> 
     )
     if affects_reward:
         enqueue_after_commit(session, "curate")
-    return view | {"effective": False, "withdrawn": True}
+    await session.flush()
+    [view] = await read_views(session, project_id, [row])
+    return view

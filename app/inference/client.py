@@ -1,14 +1,18 @@
-"""EngineClient: all requests to one SGLang engine."""
+"""EngineClient, which makes all requests to one SGLang engine, and the pool with one open client for each engine."""
 
 import asyncio
+import json
+import os
+import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import anyio
 
+from app.core.settings import Settings
 from app.inference.capture import Capture, capture_choice, to_logprob
 from app.inference.request import ChatCall, engine_messages
 from app.inference.stream import ChatStream
@@ -60,6 +64,10 @@ class EngineClient:
     async def aclose(self) -> None:
         await self._transport.aclose()
 
+    async def _administer(self, path: str, body: dict[str, Any], seconds: float) -> None:
+        """Send a request with the admin key. Raises EngineUnavailable after `seconds` without an answer."""
+        await self._request(path, body, admin=True, read_timeout=seconds)
+
     # Chat.
 
     async def complete(self, call: ChatCall) -> Completion:
@@ -106,7 +114,7 @@ class EngineClient:
 
     async def abort(self, rid: str) -> None:
         """End the reply with this id, if there is one."""
-        await self._request("/abort_request", {"rid": rid}, admin=True, read_timeout=PROBE_SECONDS)
+        await self._administer("/abort_request", {"rid": rid}, PROBE_SECONDS)
 
     # Health.
 
@@ -142,7 +150,7 @@ class EngineClient:
                 await self._load_adapter_payload(name, adapter)
             else:
                 body = {"lora_name": name, "lora_path": str(adapter)}
-                await self._request("/load_lora_adapter", body, admin=True, read_timeout=ADAPTER_SECONDS)
+                await self._administer("/load_lora_adapter", body, ADAPTER_SECONDS)
         except EngineRefused:
             if name not in await self.list_adapters():
                 raise
@@ -157,7 +165,7 @@ class EngineClient:
                 field = await self._tensors_field()
                 # One copy for each tensor-parallel rank: our engines have one.
                 body[field] = adapter.tensors_base64 if field == TENSORS_FIELD_TEXT else [adapter.tensors_base64]
-                await self._request(LOAD_FROM_TENSORS, body, admin=True, read_timeout=ADAPTER_SECONDS)
+                await self._administer(LOAD_FROM_TENSORS, body, ADAPTER_SECONDS)
         except EngineRefused as refusal:
             if any(other != field and other in refusal.message for other in (TENSORS_FIELD_TEXT, TENSORS_FIELD_LIST)):
                 TENSORS_FIELDS.pop(self.url, None)  # the engine now runs another release of SGLang
@@ -176,9 +184,7 @@ class EngineClient:
         """
         if self.url not in TENSORS_FIELDS:
             try:
-                await self._request(
-                    LOAD_FROM_TENSORS, {"lora_name": "", "config_dict": {}}, admin=True, read_timeout=PROBE_SECONDS
-                )
+                await self._administer(LOAD_FROM_TENSORS, {"lora_name": "", "config_dict": {}}, PROBE_SECONDS)
             except EngineRefused as refusal:
                 for field in (TENSORS_FIELD_TEXT, TENSORS_FIELD_LIST):
                     if field in refusal.message:
@@ -192,7 +198,7 @@ class EngineClient:
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter. Waits for the replies that still use it."""
         try:
-            await self._request("/unload_lora_adapter", {"lora_name": name}, admin=True, read_timeout=UNLOAD_SECONDS)
+            await self._administer("/unload_lora_adapter", {"lora_name": name}, UNLOAD_SECONDS)
         except EngineRefused:
             if name in await self.list_adapters():
                 raise
@@ -210,14 +216,12 @@ class EngineClient:
         Running replies keep their tokens, but their key-value cache is computed again with the new weights.
         """
         try:
-            await self._request("/pause_generation", {"mode": "retract"}, admin=True, read_timeout=PAUSE_SECONDS)
+            await self._administer("/pause_generation", {"mode": "retract"}, PAUSE_SECONDS)
             yield
         finally:
             with anyio.CancelScope(shield=True):
                 # By default SGLang empties the device's cache first, while all requests wait.
-                await self._request(
-                    "/continue_generation", {"torch_empty_cache": False}, admin=True, read_timeout=PAUSE_SECONDS
-                )
+                await self._administer("/continue_generation", {"torch_empty_cache": False}, PAUSE_SECONDS)
 
     async def load_weights(self, path: Path, version: str) -> None:
         """Load full weights from a folder that the engine reads. Call it inside `paused`.
@@ -234,7 +238,7 @@ class EngineClient:
             "flush_cache": True,
             "torch_empty_cache": False,
         }
-        await self._request("/update_weights_from_disk", body, admin=True, read_timeout=WEIGHTS_SECONDS)
+        await self._administer("/update_weights_from_disk", body, WEIGHTS_SECONDS)
 
     async def score(
         self, adapter: str | None, sequences: Sequence[Sequence[int]], *, extra_key: str | None = None
@@ -269,3 +273,61 @@ class EngineClient:
             body["extra_key"] = [extra_key] * len(sequences)
         results: list[dict[str, Any]] = await self._request("/generate", body)
         return results
+
+
+@dataclass(frozen=True)
+class EngineKeys:
+    """The two API keys of all engines of a deployment."""
+
+    api: str
+    admin: str
+
+
+def load_engine_keys(settings: Settings) -> EngineKeys:
+    """Return the keys from the settings, or from a file under `home` that is created at first use.
+
+    Machines that share engines set the keys explicitly.
+    """
+    if settings.engine_api_key and settings.engine_admin_key:
+        return EngineKeys(settings.engine_api_key, settings.engine_admin_key)
+    path = settings.home.resolve() / "engine-keys.json"
+    if not path.exists():
+        _create_keys(path)
+    return EngineKeys(**json.loads(path.read_text()))
+
+
+def _create_keys(path: Path) -> None:
+    """Write new keys to a file that only its owner can read, unless another process has created it first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    keys = {"api": secrets.token_urlsafe(32), "admin": secrets.token_urlsafe(32)}
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(keys, file)
+    try:
+        os.link(temporary, path)  # unlike a rename, a link never replaces keys that another process has just created
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()
+
+
+class EnginePool(AbstractAsyncContextManager["EnginePool"]):
+    """One open client for each engine URL. As a context manager it closes them at the end of the block."""
+
+    def __init__(self, keys: EngineKeys, *, read_timeout: float = 120.0) -> None:
+        """`read_timeout`: the longest time without data while a reply is generated, in seconds."""
+        self._keys, self._read_timeout = keys, read_timeout
+        self._clients: dict[str, EngineClient] = {}
+
+    def get(self, url: str) -> EngineClient:
+        if url not in self._clients:
+            self._clients[url] = EngineClient(url, self._keys.api, self._keys.admin, read_timeout=self._read_timeout)
+        return self._clients[url]
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.aclose()
+        self._clients.clear()

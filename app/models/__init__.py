@@ -1,9 +1,10 @@
 """The tables, by subject. Migrations and repositories import them from here."""
 
+from alignment.signals.combine_rewards import NUMERIC_KINDS
 from app.models.audit import Audit, AuditAction, record_audit
 from app.models.base import Base, new_id
-from app.models.batch import WITHDRAWN, Batch, BatchState, Sample, SampleState
-from app.models.feedback import NUMERIC_KINDS, RANKING_KINDS, Feedback, FeedbackRank, Rater, RaterStanding, SourceKind
+from app.models.batch import Batch, BatchState, BatchTurn, Sample, SampleRule, SampleState
+from app.models.feedback import RANKING_KINDS, VOTE_KINDS, Feedback, FeedbackRank, Rater, RaterStanding, SourceKind
 from app.models.policy import (
     ONCE_LIVE,
     PENDING_RELEASE,

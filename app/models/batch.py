@@ -21,8 +21,26 @@ class SampleState(StrEnum):
     DROPPED = "dropped"
 
 
+class SampleRule(StrEnum):
+    """The rule by which a sample is not learned from. Its `reason` says the same as a sentence."""
+
+    EXCLUDED = "excluded"  # its turn must not be trained on (Turn.exclusion_reason)
+    WITHDRAWN = "withdrawn"  # no effective feedback is left
+    ERASED = "erased"
+    RATER_BLOCKED = "rater_blocked"  # an admin dropped the feedback of its rater
+    TOO_OLD = "too_old"
+    NOTHING_TO_COMPARE = "nothing_to_compare"  # the algorithm compares replies to one prompt, and there was no other
+    UNTRAINABLE = "untrainable"  # every batch with it failed
+    VERSION_REJECTED = "version_rejected"  # every version that learned from it was rejected
+    ROLLED_BACK = "rolled_back"  # the version that learned from it was judged by people and rolled back
+
+
 class Sample(Created, Base):
-    """A turn with its reward. There is at most one per turn, in at most one batch, so nothing is trained on twice."""
+    """A turn with its reward. There is at most one per turn, in at most one batch at a time.
+
+    A sample whose batch failed or whose version was undone returns to the open state, so that it can be learned from
+    again. BatchTurn keeps every batch that it was in.
+    """
 
     __tablename__ = "samples"
 
@@ -31,7 +49,9 @@ class Sample(Created, Base):
     version_id: Mapped[str] = mapped_column(ForeignKey("versions.id"))
     reward: Mapped[float]
     state: Mapped[str] = mapped_column(String(16), default=SampleState.OPEN)
-    reason: Mapped[str | None] = mapped_column(doc="why it was dropped")
+    rule: Mapped[str | None] = mapped_column(String(32), doc="a SampleRule, if it was dropped")
+    reason: Mapped[str | None] = mapped_column(doc="why it was dropped or quarantined, or why it returned")
+    num_returns: Mapped[int] = mapped_column(default=0, server_default="0", doc="how often it returned from a batch")
     batch_id: Mapped[str | None] = mapped_column(ForeignKey("batches.id"), index=True)
     ready_at: Mapped[float] = mapped_column(
         default=now(), server_default="0", doc="it waits for late rewards until then"
@@ -52,9 +72,9 @@ class Sample(Created, Base):
 class BatchState(StrEnum):
     OPEN = "open"  # waits for the trainer; claimed while its lease is in force
     TRAINED = "trained"
-    REFUSED = "refused"  # its rewards have no variance
-    FAILED = "failed"  # the head moved, or the update was not finite
-    QUARANTINED = "quarantined"  # crashed the trainer too often
+    REFUSED = "refused"  # some of its samples were erased, or the algorithm had nothing to compare
+    FAILED = "failed"  # the head moved, or the parent's directory is damaged
+    QUARANTINED = "quarantined"  # the update was refused, or crashed the trainer too often
 
 
 class Batch(Entity, LeaseMixin, Base):
@@ -72,3 +92,15 @@ class Batch(Entity, LeaseMixin, Base):
     version_id: Mapped[str | None] = mapped_column(String(48), doc="the version that the update created")
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
     settled_at: Mapped[float | None]
+
+
+class BatchTurn(Base):
+    """A turn that a batch was frozen with. It stays when the sample returns, so lineage and erasure find every use.
+
+    It goes if the sample leaves the batch before the update, or if the update did not use it.
+    """
+
+    __tablename__ = "batch_turns"
+
+    batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id"), primary_key=True)
+    turn_id: Mapped[str] = mapped_column(ForeignKey("turns.id"), primary_key=True, index=True)

@@ -6,10 +6,11 @@ from typing import Any
 from sqlalchemy import ForeignKey, Index, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
+from alignment.signals.combine_rewards import NUMERIC_KINDS
 from app.models.base import Base, Created, Json, partial_index
 
-NUMERIC_KINDS = ("binary", "rating", "score")  # kinds of feedback whose value is a number in [-1, 1]
 RANKING_KINDS = ("comparison", "ranking")  # kinds of feedback that put several turns in order
+VOTE_KINDS = (*NUMERIC_KINDS, *RANKING_KINDS, "correction", "categorical")  # kinds that may give a reward
 
 
 class SourceKind(StrEnum):
@@ -46,6 +47,9 @@ class Feedback(Created, Base):
     idempotency_key: Mapped[str] = mapped_column(String(255))
     fingerprint: Mapped[str] = mapped_column(String(64), doc="SHA-256 of the request body with this key")
     processed: Mapped[bool] = mapped_column(default=False)
+    batch_id: Mapped[str | None] = mapped_column(
+        ForeignKey("batches.id"), doc="the batch that learns or has learned from it; null when its samples returned"
+    )
 
     __table_args__ = (
         UniqueConstraint("project_id", "idempotency_key"),
@@ -54,6 +58,7 @@ class Feedback(Created, Base):
         ),
         Index("ix_feedback_project_id_target", "project_id", "target"),
         Index("ix_feedback_project_id_conversation_id", "project_id", "conversation_id"),
+        partial_index("ix_feedback_batch_id", "batch_id", where="batch_id IS NOT NULL"),
         partial_index("ix_feedback_project_id_source_id", "project_id", "source_id", where="source_id IS NOT NULL"),
     )
 
@@ -70,7 +75,7 @@ class FeedbackRank(Base):
 
 class RaterStanding(StrEnum):
     NORMAL = "normal"
-    TRUSTED = "trusted"  # known to the operator: no caps apply, and its trust is not reduced
+    TRUSTED = "trusted"  # known to the operator: weight 1, not doubted, and (with ATTUNE_TRUST) no cap per rater
     QUARANTINED = "quarantined"  # too much or too unusual feedback: its samples wait for an admin
     BLOCKED = "blocked"  # set by an admin: its feedback is stored and never trained on
 

@@ -22,6 +22,7 @@ class Reward(Entity, Base):
     reward_source: Mapped[str] = mapped_column(
         String(63), server_default="explicit", doc="the reward source in the policy's configuration that it belongs to"
     )
+    feedback_seq: Mapped[int | None] = mapped_column(doc="the feedback that it comes from; null for a judgement's")
     rater: Mapped[str | None] = mapped_column(String(320), doc="the rater behind it; null for a machine's")
     value: Mapped[float]
     weight: Mapped[float] = mapped_column(default=1.0, server_default="1", doc="trust in its rater, 0 to 1")
@@ -47,7 +48,7 @@ class Judgement(Entity, LeaseMixin, Base):
     state: Mapped[str] = mapped_column(String(16), default=JudgementState.OPEN)
     due_at: Mapped[float] = mapped_column(doc="the request is not sent before")
     value: Mapped[float | None] = mapped_column(doc="in [-1, 1]")
-    details: Mapped[dict[str, Any]] = mapped_column(default=dict, doc="the source's response, tokens, seconds")
+    details: Mapped[dict[str, Any]] = mapped_column(default=dict, doc="usage, the source's reason, the reward model")
     reason: Mapped[str | None] = mapped_column(doc="why it was skipped or failed")
     settled_at: Mapped[float | None]
 

@@ -15,6 +15,7 @@ from app.core.settings import Settings
 from app.models import Policy
 from app.policies import service
 from app.policies.references import PolicyName
+from app.policies.service import Attribution
 from app.projects.auth import AdminCaller, Caller, DatabaseDep
 
 
@@ -34,6 +35,10 @@ class PolicyContext:
     def actor(self) -> str:
         """What the audit log names: the prefix of the caller's API key."""
         return self.caller.key_prefix
+
+    def attribute(self, reason: str | None) -> Attribution:
+        """Return what the audit log keeps of a change that the caller makes."""
+        return Attribution(self.actor, reason)
 
     @property
     def settings(self) -> Settings:

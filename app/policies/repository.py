@@ -11,12 +11,12 @@ from sqlalchemy.orm import aliased
 from app.models import (
     ONCE_LIVE,
     Batch,
+    BatchTurn,
     Deployment,
     Feedback,
     Origin,
     Policy,
     Reward,
-    Sample,
     Turn,
     TurnState,
     Version,
@@ -90,8 +90,8 @@ async def version_stats(session: AsyncSession, policy_id: str) -> dict[str, dict
         stats[version_id] |= {"rated": rated, "approval": positive / rated}
     last_feedback = await session.execute(
         select(Batch.version_id, func.max(Feedback.created_at))
-        .join(Sample, Sample.batch_id == Batch.id)
-        .join(Feedback, Feedback.turn_id == Sample.turn_id)
+        .join(BatchTurn, BatchTurn.batch_id == Batch.id)
+        .join(Feedback, Feedback.turn_id == BatchTurn.turn_id)
         .where(Batch.policy_id == policy_id, Feedback.created_at <= Batch.created_at)
         .group_by(Batch.version_id)
     )

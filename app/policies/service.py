@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 from pydantic import BaseModel
@@ -18,6 +18,13 @@ from app.policies.references import version_name
 
 M = TypeVar("M", bound=BaseModel)
 Default = TypeVar("Default")
+
+
+class Attribution(NamedTuple):
+    """Who makes a change, and why: what the audit log keeps of it."""
+
+    actor: str
+    reason: str | None
 
 
 async def get_policy(session: AsyncSession, project_id: str, name: str) -> Policy:

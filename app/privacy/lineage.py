@@ -1,4 +1,7 @@
-"""Queries between feedback and versions. They follow the rows of batches and samples; no lineage is stored."""
+"""Queries between feedback and versions. They follow the rows of batches and their turns.
+
+A batch keeps the turns that its version learned from, also when the samples have returned and are used again.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
@@ -9,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from alignment.config.rewards import EXPLICIT, ExplicitSource
+from app.core.database import chunked
 from app.core.pagination import apply_keyset
 from app.core.settings import Settings
 from app.feedback.queries import is_effective
@@ -16,11 +20,12 @@ from app.models import (
     NUMERIC_KINDS,
     RANKING_KINDS,
     Batch,
+    BatchState,
+    BatchTurn,
     Feedback,
     FeedbackRank,
     Policy,
     Sample,
-    SampleState,
     Turn,
     Version,
 )
@@ -28,7 +33,7 @@ from app.policies.references import format_reference
 from app.policies.repository import select_descendants
 from app.training.policy_config import effective_rewards
 
-MAX_PARAMETERS = 500  # sequence numbers in one statement
+MAX_SEQS = 500  # sequence numbers in one statement, which names them several times
 Kinds = tuple[str, ...]
 
 
@@ -52,7 +57,7 @@ async def list_reward_kinds(session: AsyncSession, project_id: str, settings: Se
 
 
 def select_training_feedback(batch_id: str, kinds: Kinds, after: tuple[str, str], limit: int) -> Executable:
-    """Return a query for the trained samples of a batch, with the feedback that was effective when it was frozen.
+    """Return a query for the turns that a version learned from, with the feedback effective when its batch was frozen.
 
     The columns of the feedback are null for a sample without any; `number` is that of the turn's version. Up to
     `limit + 1` rows come after the (turn id, feedback id) `after`.
@@ -60,17 +65,18 @@ def select_training_feedback(batch_id: str, kinds: Kinds, after: tuple[str, str]
     effective = union_all(*[query.where(Batch.id == batch_id) for query in _trained_feedback(kinds)]).cte("effective")
     turn_version = aliased(Version)
     turn = (Turn.id.label("turn_id"), Turn.completion_id, Turn.choice_index, Turn.origin, Turn.end_user)
-    feedback = (Feedback.id.label("feedback_id"), Feedback.kind, Feedback.value)
+    feedback = (Feedback.id.label("feedback_id"), Feedback.seq, Feedback.kind, Feedback.value)
     source = (Feedback.source_kind, Feedback.source_id, Feedback.created_at.label("feedback_at"))
     query = (
         select(*turn, Turn.deleted_at, turn_version.number, Sample.reward, *feedback, *source)
-        .select_from(Sample)
-        .join(Batch, Batch.id == Sample.batch_id)
-        .join(Turn, Turn.id == Sample.turn_id)
+        .select_from(BatchTurn)
+        .join(Batch, Batch.id == BatchTurn.batch_id)
+        .join(Sample, Sample.turn_id == BatchTurn.turn_id)
+        .join(Turn, Turn.id == BatchTurn.turn_id)
         .join(turn_version, turn_version.id == Turn.version_id)
         .outerjoin(effective, effective.c.turn_id == Turn.id)
         .outerjoin(Feedback, Feedback.seq == effective.c.seq)
-        .where(Batch.id == batch_id, Sample.state == SampleState.TRAINED)
+        .where(Batch.id == batch_id, Batch.state == BatchState.TRAINED)
     )
     return apply_keyset(query, (Turn.id, func.coalesce(Feedback.id, "")), after, limit)
 
@@ -91,12 +97,12 @@ def _rated_turns() -> list[Select[Any]]:
 
 
 def _trained_feedback(kinds: Kinds) -> list[Select[Any]]:
-    """Return the queries of `_rated_turns` for trained samples with the feedback that they used, and the version id."""
+    """Return the queries of `_rated_turns` for turns of trained batches with the feedback used, and the version id."""
     return [
         query.add_columns(Batch.version_id)
-        .join(Sample, Sample.turn_id == Turn.id)
-        .join(Batch, Batch.id == Sample.batch_id)
-        .where(Sample.state == SampleState.TRAINED, is_effective(kinds, as_of=Batch.created_at))
+        .join(BatchTurn, BatchTurn.turn_id == Turn.id)
+        .join(Batch, Batch.id == BatchTurn.batch_id)
+        .where(Batch.state == BatchState.TRAINED, is_effective(kinds, as_of=Batch.created_at))
         for query in _rated_turns()
     ]
 
@@ -108,9 +114,9 @@ async def versions_trained_on_turns(session: AsyncSession, turns: Mapping[str, f
         turns: For each turn id, when the feedback on it was given. A batch that was frozen before does not count.
     """
     rows = await session.execute(
-        select(Sample.turn_id, Batch.version_id, Batch.created_at)
-        .join(Batch, Batch.id == Sample.batch_id)
-        .where(Sample.turn_id.in_(turns), Sample.state == SampleState.TRAINED, Batch.version_id.is_not(None))
+        select(BatchTurn.turn_id, Batch.version_id, Batch.created_at)
+        .join(Batch, Batch.id == BatchTurn.batch_id)
+        .where(BatchTurn.turn_id.in_(turns), Batch.version_id.is_not(None))
     )
     return {str(version_id) for turn_id, version_id, frozen_at in rows if turns[turn_id] <= frozen_at}
 
@@ -118,8 +124,7 @@ async def versions_trained_on_turns(session: AsyncSession, turns: Mapping[str, f
 async def versions_trained_on_feedback(session: AsyncSession, kinds: Kinds, seqs: Sequence[int]) -> set[str]:
     """Return the ids of the versions whose own batch had a sample that used this feedback."""
     version_ids: set[str] = set()
-    for start in range(0, len(seqs), MAX_PARAMETERS):
-        chunk = seqs[start : start + MAX_PARAMETERS]
+    for chunk in chunked(seqs, MAX_SEQS):
         used = union_all(*[query.where(Feedback.seq.in_(chunk)) for query in _trained_feedback(kinds)]).subquery()
         query = select(used.c.version_id).where(used.c.version_id.is_not(None)).distinct()
         version_ids |= set(await session.scalars(query))

@@ -7,16 +7,17 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.chat.stored import CompletionId
+from app.chat.endpoints import CompletionId
 from app.core.errors import ERROR_RESPONSES, NotFound, require_row
 from app.core.http import settings_of
-from app.core.pagination import first_and_last_id
+from app.core.pagination import Page
 from app.feedback.endpoints import FeedbackId
-from app.feedback.schemas import WITHDRAWAL
+from app.feedback.outcomes import EffectiveOutcome, read_outcomes
+from app.feedback.schemas import WITHDRAWAL, OutcomeView
 from app.models import Feedback, SourceKind, Turn
 from app.policies import repository as policies
-from app.policies import service
-from app.policies.references import PolicyName, format_reference, version_name
+from app.policies.context import PolicyDep
+from app.policies.references import format_reference, version_name
 from app.privacy import lineage
 from app.privacy.lineage import TrainedVersionView
 from app.projects.auth import AdminCaller, DatabaseDep
@@ -47,10 +48,10 @@ class LineageEntry(BaseModel):
     value: float | None
     feedback_at: float | None
     erased: bool = Field(description="whether the turn's content has been erased since")
+    outcome: OutcomeView | None = Field(description="what has become of the feedback; null without any")
 
 
-class LineagePage(BaseModel):
-    object: Literal["list"] = "list"
+class LineagePage(Page[LineageEntry]):
     version: str
     batch: str | None
     tainted_at: float | None = Field(
@@ -59,10 +60,6 @@ class LineagePage(BaseModel):
     untainted_ancestor: str | None = Field(
         description="the version to roll back to if this one learned from erased data"
     )
-    data: list[LineageEntry]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class TrainedVersionList(BaseModel):
@@ -73,42 +70,41 @@ class TrainedVersionList(BaseModel):
     reward_models: list[str] = Field(description='reward models that were fitted on it, such as "assistant/rm-3"')
 
 
+class FeedbackLineage(TrainedVersionList):
+    outcome: OutcomeView = Field(description="what has become of the feedback")
+
+
 @router.get("/policies/{name}/versions/{number}/lineage")
 async def version_lineage(
-    name: PolicyName,
+    context: PolicyDep,
     number: VersionNumber,
-    request: Request,
-    caller: AdminCaller,
-    db: DatabaseDep,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: Annotated[str | None, Query(min_length=1, max_length=128, description="an entry's id")] = None,
 ) -> LineagePage:
     """Return the feedback that the version learned from, by turn: what was effective when its batch was frozen."""
     turn_id, _, feedback_id = (after or "").partition(SEPARATOR)
-    async with db.read() as session:
-        policy = await service.get_policy(session, caller.project_id, name)
+    async with context.read() as (session, policy):
         versions = await policies.list_versions(session, policy.id)
         row = next((version for version in versions if version.number == number), None)
-        message = f"Policy '{name}' has no version 'v{number}'."
+        message = f"Policy '{policy.name}' has no version 'v{number}'."
         version = require_row(row, message, code="model_not_found", param="number")
-        kinds = await lineage.list_reward_kinds(session, caller.project_id, settings_of(request))
+        kinds = await lineage.list_reward_kinds(session, policy.project_id, context.settings)
         query = lineage.select_training_feedback(version.batch_id or "", kinds, (turn_id, feedback_id), limit)
         rows = (await session.execute(query)).all()
+        outcomes = await read_outcomes(session, policy.project_id, {row.seq for row in rows if row.seq is not None})
     tainted = policies.tainted_since(versions)
     untainted = policies.last_untainted_ancestor(version, versions, tainted)
-    entries = [_view_entry(name, row) for row in rows[:limit]]
-    return LineagePage(
+    return LineagePage.from_rows(
+        [_view_entry(policy.name, row, outcomes.get(row.seq)) for row in rows],
+        limit,
         version=version_name(policy, version),
         batch=version.batch_id,
         tainted_at=tainted.get(version.id),
         untainted_ancestor=version_name(policy, untainted) if untainted else None,
-        data=entries,
-        **first_and_last_id(entries),
-        has_more=len(rows) > limit,
     )
 
 
-def _view_entry(policy: str, row: Any) -> LineageEntry:
+def _view_entry(policy: str, row: Any, outcome: EffectiveOutcome | None) -> LineageEntry:
     rater = None
     if row.source_id is not None:
         rater = names.feedback_rater(row.source_kind, row.source_id)
@@ -120,13 +116,14 @@ def _view_entry(policy: str, row: Any) -> LineageEntry:
         reply_version=format_reference(policy, row.number),
         rater=rater,
         erased=row.deleted_at is not None,
+        outcome=OutcomeView(**outcome.outcome) if outcome else None,
     )
 
 
 @router.get("/feedback/{feedback_id}/lineage")
 async def feedback_lineage(
     request: Request, feedback_id: FeedbackId, caller: AdminCaller, db: DatabaseDep
-) -> TrainedVersionList:
+) -> FeedbackLineage:
     """Return the versions that learned from the feedback: none if it came too late, or is a comment."""
     in_project = select(Feedback).where(Feedback.id == feedback_id, Feedback.project_id == caller.project_id)
     async with db.read() as session:
@@ -138,7 +135,9 @@ async def feedback_lineage(
         discounted = await lineage.find_discounted_turns(session, turns, settings)
         direct = await lineage.versions_trained_on_feedback(session, kinds, [row.seq])
         direct |= await lineage.versions_trained_on_turns(session, dict.fromkeys(discounted, row.created_at))
-        return await _list_learners(session, direct, turns)
+        learners = await _list_learners(session, direct, turns)
+        outcomes = await read_outcomes(session, caller.project_id, [row.seq])
+    return FeedbackLineage(**dict(learners), outcome=OutcomeView(**outcomes[row.seq].outcome))
 
 
 @router.get("/chat/completions/{completion_id}/lineage")

@@ -27,11 +27,10 @@ from app.models import (
 )
 from app.privacy.subjects import SubjectNames
 from app.raters import names as rater_names
-from app.training.unlearning import ERASED
 
 
 async def _execute(session: AsyncSession, statement: Update | Delete) -> int:
-    """Execute the statement without changing objects of the session, and return the number of rows."""
+    """Execute the statement and return the number of rows that it changed."""
     result = await session.execute(statement)
     return int(result.rowcount)  # type: ignore[attr-defined]
 
@@ -82,8 +81,8 @@ async def delete_feedback(
     A withdrawal without content is added to each of the `others`' turns, so that they are processed again.
     """
     seqs = [row.seq for row in feedback]
-    await _execute(session, delete(FeedbackRank).where(FeedbackRank.feedback_seq.in_(seqs)))
-    await _execute(session, delete(Feedback).where(Feedback.seq.in_(seqs)))
+    await session.execute(delete(FeedbackRank).where(FeedbackRank.feedback_seq.in_(seqs)))
+    await session.execute(delete(Feedback).where(Feedback.seq.in_(seqs)))
     for row in feedback:
         session.expunge(row)  # SQLite may reuse the last sequence numbers
     for turn_id in sorted(others):
@@ -94,7 +93,7 @@ async def delete_feedback(
                 turn_id=turn_id,
                 target=turn_id,
                 kind=WITHDRAWAL,
-                name=ERASED,
+                name="erased",
                 source_kind=SourceKind.CODE,
                 request_metadata={"withdraws": None},
                 idempotency_key=new_id("auto"),
@@ -109,8 +108,7 @@ async def empty_judgements(session: AsyncSession, own: Collection[str], parents:
 
     The `parents` keep their values; the subject's `own` turns do not.
     """
-    await _execute(
-        session,
+    await session.execute(
         update(Judgement)
         .where(Judgement.turn_id.in_([*own, *parents]))
         .values(
@@ -131,8 +129,7 @@ async def erase_turns(session: AsyncSession, project_id: str, turns: Sequence[Tu
         await chats.erase(session, turns)
     conversation_ids = {turn.conversation_id for turn in turns} - {None}
     matches = or_(Turn.id.in_([turn.id for turn in turns]), Turn.conversation_id.in_(conversation_ids))
-    await _execute(
-        session,
+    await session.execute(
         update(Turn)
         .where(Turn.project_id == project_id, matches, Turn.deleted_at.is_not(None))
         .values(conversation_id=None, sampling={}, prefix_reuse=None),
@@ -146,7 +143,7 @@ async def delete_raters(
     nameless = [rater_names.conversation_rater(id) for id in ended]
     nameless += [rater_names.single_turn_rater(turn.id) for turn in turns]
     matches = Rater.name.in_([*names.raters, *nameless])
-    await _execute(session, delete(Rater).where(Rater.project_id == names.project_id, matches))
+    await session.execute(delete(Rater).where(Rater.project_id == names.project_id, matches))
 
 
 async def delete_pins(session: AsyncSession, names: SubjectNames, ended: Collection[str]) -> int:
@@ -156,8 +153,7 @@ async def delete_pins(session: AsyncSession, names: SubjectNames, ended: Collect
     """
     subjects = [(PinKind.USER, name) for name in names.end_users] + [(PinKind.CONVERSATION, id) for id in ended]
     hashes = [subject_hash(names.project_id, kind, subject) for kind, subject in subjects]
-    await _execute(
-        session,
+    await session.execute(
         update(Audit)
         .where(
             Audit.project_id == names.project_id,
@@ -173,10 +169,9 @@ async def delete_pins(session: AsyncSession, names: SubjectNames, ended: Collect
 async def delete_mentions(session: AsyncSession, names: SubjectNames, others: Collection[str]) -> None:
     """Remove the subject's name from the samples of `others`' turns and from the audit log."""
     by_subject = Sample.turn_id.in_(others) & Sample.rater.in_(names.raters)
-    await _execute(session, update(Sample).where(by_subject).values(rater=None))
+    await session.execute(update(Sample).where(by_subject).values(rater=None))
     mentions = Audit.subject.in_([name[:128] for name in (names.id, *names.raters)])
-    await _execute(
-        session,
+    await session.execute(
         update(Audit)
         .where(Audit.project_id == names.project_id, mentions)
         .values(subject=names.sha256, reason=None, details={}),

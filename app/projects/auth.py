@@ -15,7 +15,7 @@ from app.core.errors import Forbidden, Unauthorized
 from app.core.http import services_of
 from app.core.rate_limits import RateLimiter
 from app.models import ApiKey, Project
-from app.projects import keys
+from app.projects import service
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ApiKeyCache(SingleFlightCache[str, tuple[Caller, float]]):
 
     async def find(self, db: Database, key: str) -> Caller | None:
         """Return the caller of an API key, or None for a key that is unknown, revoked or expired."""
-        digest = keys.digest(key)
+        digest = service.digest_key(key)
         cached = await self.get(digest, lambda: _read_key(db, digest))
         return None if cached is None else cached[0]
 
@@ -57,7 +57,7 @@ async def _read_key(db: Database, sha256: str) -> tuple[Caller, float] | None:
     query = (
         select(ApiKey, Project.train, ApiKey.expires_at - now())
         .join(Project, Project.id == ApiKey.project_id)
-        .where(ApiKey.sha256 == sha256, keys.is_active())
+        .where(ApiKey.sha256 == sha256, service.key_is_active())
     )
     async with db.read() as session:
         found = (await session.execute(query)).one_or_none()

@@ -9,9 +9,8 @@ from app.core.errors import ERROR_RESPONSES
 from app.core.http import RowView, StrictModel, json_body, services_of
 from app.core.pagination import Page
 from app.models import Project
-from app.projects import keys, service
+from app.projects import service
 from app.projects.auth import AdminCaller, ApiKeyCache, DatabaseDep
-from app.projects.keys import SCOPES
 
 router = APIRouter(prefix="/v1", tags=["projects"], responses=ERROR_RESPONSES)
 KeyId = Annotated[str, Path(min_length=1, max_length=255)]
@@ -23,7 +22,7 @@ TEN_YEARS = 10 * 366 * 86_400
 
 class KeyRequest(StrictModel):
     name: Name | None = Field(None, description="a label for the owner's own use")
-    scopes: list[Scope] = Field(["chat", "feedback", "admin"], min_length=1, max_length=len(SCOPES))
+    scopes: list[Scope] = Field(["chat", "feedback", "admin"], min_length=1, max_length=len(service.SCOPES))
     expires_in: Annotated[StrictInt, Field(ge=1, le=TEN_YEARS)] | None = Field(
         None, description="seconds until the key expires; null: never"
     )
@@ -36,7 +35,7 @@ class KeyRequest(StrictModel):
     @field_validator("scopes")
     @classmethod
     def remove_duplicates(cls, scopes: list[str]) -> list[str]:
-        return [scope for scope in SCOPES if scope in scopes]
+        return [scope for scope in service.SCOPES if scope in scopes]
 
 
 class KeyView(RowView):
@@ -78,7 +77,7 @@ async def create_key(
     caller: AdminCaller, db: DatabaseDep, body: Annotated[KeyRequest, json_body(KeyRequest)]
 ) -> NewKeyView:
     async with db.write() as session:
-        row, key = await keys.create(session, caller.project_id, actor=caller.key_prefix, **body.model_dump())
+        row, key = await service.create_key(session, caller.project_id, actor=caller.key_prefix, **body.model_dump())
     return NewKeyView.from_row(row, key=key)
 
 
@@ -90,20 +89,20 @@ async def list_keys(
     after: Annotated[str | None, Query(min_length=1, max_length=255)] = None,
 ) -> KeyList:
     async with db.read() as session:
-        rows = await keys.list_keys(session, caller.project_id, after, limit)
+        rows = await service.list_keys(session, caller.project_id, after, limit)
     return KeyList.from_rows([KeyView.from_row(row) for row in rows], limit)
 
 
 @router.get("/keys/{key_id}")
 async def get_key(key_id: KeyId, caller: AdminCaller, db: DatabaseDep) -> KeyView:
     async with db.read() as session:
-        return KeyView.from_row(await keys.get_key(session, caller.project_id, key_id))
+        return KeyView.from_row(await service.get_key(session, caller.project_id, key_id))
 
 
 @router.delete("/keys/{key_id}")
 async def revoke_key(request: Request, key_id: KeyId, caller: AdminCaller, db: DatabaseDep) -> KeyView:
     async with db.write() as session:
-        row = await keys.revoke(session, caller.project_id, key_id, actor=caller.key_prefix)
+        row = await service.revoke_key(session, caller.project_id, key_id, actor=caller.key_prefix)
     services_of(request).get(ApiKeyCache).forget()
     return KeyView.from_row(row)
 

@@ -1,17 +1,22 @@
-"""Projects: the first start, creation by the operator of the machine, and the consent to train.
+"""Projects and their API keys: the first start, creation by the operator of the machine, and the consent to train.
 
 At the first start there is one project, one key (shown once), and one policy whose version 0 is the base model. A
-refusal to train by the key, by the project or by the request is final.
+refusal to train by the key, by the project or by the request is final. A key is shown once and stored as a hash.
 """
 
+import hashlib
 import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import func, select, text
+from sqlalchemy import ColumnElement, func, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
+from app.core.errors import Conflict, require_row
+from app.core.pagination import apply_keyset
 from app.models import (
     ApiKey,
     AuditAction,
@@ -24,8 +29,8 @@ from app.models import (
     new_id,
     record_audit,
 )
-from app.projects import keys
 
+SCOPES = ("chat", "feedback", "admin")
 DEFAULT_PROJECT = "default"
 BOOTSTRAP_LOCK = 20261121  # a PostgreSQL advisory lock
 CONSENT = "attune_train"  # a key of the request's metadata
@@ -45,7 +50,7 @@ async def bootstrap(session: AsyncSession, policy_name: str, model: str, adaptat
     project = await find_project(session, DEFAULT_PROJECT) or await _add_project(session, DEFAULT_PROJECT)
     key: str | None = None
     if await session.scalar(select(ApiKey).where(ApiKey.project_id == project.id).limit(1)) is None:
-        _, key = await keys.create(session, project.id)
+        _, key = await create_key(session, project.id)
     policy = await session.scalar(select(Policy).where(Policy.project_id == project.id, Policy.name == policy_name))
     if policy is None:
         await create_policy(session, project.id, policy_name, model)
@@ -123,7 +128,7 @@ async def create_project(session: AsyncSession, name: str, policy: str, model: s
         raise ValueError(f"there is a project '{name}' already")
     project = await _add_project(session, name)
     await create_policy(session, project.id, policy, model)
-    row, key = await keys.create(session, project.id)
+    row, key = await create_key(session, project.id)
     details = {"name": name, "key": row.id}
     record_audit(session, "operator", AuditAction.PROJECT_CREATED, project.id, project_id=project.id, **details)
     return project, key
@@ -134,7 +139,7 @@ async def create_admin_key(session: AsyncSession, name: str) -> str:
     project = await find_project(session, name)
     if project is None:
         raise ValueError(f"there is no project '{name}'")
-    _, key = await keys.create(session, project.id, actor="operator", name="made by the operator")
+    _, key = await create_key(session, project.id, actor="operator", name="made by the operator")
     return key
 
 
@@ -164,3 +169,78 @@ async def set_consent(session: AsyncSession, project_id: str, train: bool, *, ac
         action = AuditAction.PROJECT_CONSENT_CHANGED
         record_audit(session, actor, action, project_id, project_id=project_id, train=train)
     return project
+
+
+def digest_key(key: str) -> str:
+    """Return the SHA-256 of a key, as hex."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def key_is_active() -> ColumnElement[bool]:
+    """Return the condition that an ApiKey is neither revoked nor expired, on the database's clock."""
+    return ApiKey.revoked_at.is_(None) & or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now())
+
+
+async def create_key(
+    session: AsyncSession,
+    project_id: str,
+    scopes: Sequence[str] = SCOPES,
+    *,
+    actor: str | None = None,
+    expires_in: float | None = None,
+    **values: Any,
+) -> tuple[ApiKey, str]:
+    """Add a key. Returns its row and the key itself, which cannot be read again.
+
+    Args:
+        actor: Who creates the key, for the audit log; without one there is no entry.
+        values: Further columns of ApiKey.
+    """
+    key = f"sk-attune-{secrets.token_urlsafe(32)}"
+    row = ApiKey(
+        id=new_id("key"),
+        project_id=project_id,
+        prefix=key[:16],
+        sha256=digest_key(key),
+        scopes=list(scopes),
+        expires_at=None if expires_in is None else now() + expires_in,
+        **values,
+    )
+    session.add(row)
+    await session.flush()
+    await session.refresh(row)
+    if actor is not None:
+        record_audit(session, actor, AuditAction.KEY_CREATED, row.id, project_id=project_id, scopes=row.scopes)
+    return row, key
+
+
+async def get_key(session: AsyncSession, project_id: str, key_id: str, *, param: str = "key_id") -> ApiKey:
+    """Return a key of a project, revoked or not. Raises NotFound, which names `param`."""
+    row = await session.scalar(select(ApiKey).where(ApiKey.project_id == project_id, ApiKey.id == key_id))
+    return require_row(row, f"There is no key '{key_id}'.", param=param)
+
+
+async def list_keys(session: AsyncSession, project_id: str, after: str | None, limit: int) -> Sequence[ApiKey]:
+    """Return up to `limit + 1` keys of a project after this id, revoked ones included, the oldest first."""
+    last = None if after is None else await get_key(session, project_id, after, param="after")
+    query = select(ApiKey).where(ApiKey.project_id == project_id)
+    return (await session.scalars(apply_keyset(query, (ApiKey.created_at, ApiKey.id), last, limit))).all()
+
+
+async def revoke_key(session: AsyncSession, project_id: str, key_id: str, *, actor: str) -> ApiKey:
+    """Revoke a key; a revoked key stays as it is. Raises NotFound, and Conflict for the project's last admin key."""
+    # Two admins who revoke each other's key take turns.
+    await session.get_one(Project, project_id, with_for_update=True)
+    row = await get_key(session, project_id, key_id)
+    if row.revoked_at is not None:
+        return row
+    others = select(ApiKey.scopes).where(ApiKey.project_id == project_id, ApiKey.id != key_id, key_is_active())
+    if not any("admin" in scopes for scopes in await session.scalars(others)):
+        raise Conflict(
+            "This is the project's last admin key; make another before you revoke it.", code="last_admin_key"
+        )
+    row.revoked_at = now()
+    await session.flush()
+    await session.refresh(row)
+    record_audit(session, actor, AuditAction.KEY_REVOKED, row.id, project_id=project_id)
+    return row

@@ -2,6 +2,9 @@
 
 import hashlib
 
+from sqlalchemy import ColumnElement, or_
+from sqlalchemy.orm import InstrumentedAttribute
+
 from app.models import SourceKind
 
 END_USER = "end-user"
@@ -41,6 +44,11 @@ def is_recurring(name: str) -> bool:
 def is_person(name: str | None) -> bool:
     """Return whether the rater is a person. Programs and judges are trusted through their API key."""
     return name is not None and not name.startswith(PROGRAM_PREFIXES)
+
+
+def is_program(name: InstrumentedAttribute[str | None]) -> ColumnElement[bool]:
+    """Return the condition that the rater is a program or a judge, for a column of names that are not null."""
+    return or_(*(name.startswith(prefix, autoescape=True) for prefix in PROGRAM_PREFIXES))
 
 
 def hash_name(project_id: str, name: str) -> str:

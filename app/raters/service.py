@@ -1,13 +1,13 @@
 """Standings of raters, and the samples whose rewards come from them."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, Select, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from app.core.database import dialect_insert, now
+from app.core.database import chunked, dialect_insert, now
 from app.core.errors import require_row
 from app.core.jobs import enqueue_after_commit
 from app.core.pagination import apply_keyset
@@ -19,6 +19,7 @@ from app.models import (
     RaterStanding,
     Reward,
     Sample,
+    SampleRule,
     SampleState,
     Turn,
     record_audit,
@@ -26,7 +27,6 @@ from app.models import (
 
 ALL_RATERS = "*"  # the row with the totals of a project's raters; names of raters hold a "/"
 BLOCKED = "its rater is blocked"
-MAX_TURNS_PER_STATEMENT = 1000
 RECOMPUTE_DELAY_SECONDS = 60.0  # a sample stays out of batches for so long, while curation computes its reward again
 
 
@@ -105,7 +105,7 @@ async def release_samples(session: AsyncSession, project_id: str, name: str) -> 
         .join(Rater, Rater.name == Reward.rater)
         .where(Rater.project_id == project_id, Rater.standing == RaterStanding.QUARANTINED, Rater.name != name)
     )
-    for chunk in _chunks(free):
+    for chunk in chunked(free):
         free -= set(await session.scalars(query.where(Reward.turn_id.in_(chunk))))
     await _update(session, Sample.turn_id, free, state=SampleState.OPEN, reason=None)
     return len(free)
@@ -121,11 +121,13 @@ async def drop_samples(session: AsyncSession, project_id: str, name: str, reason
     others = or_(Reward.rater.is_(None), Reward.rater != name)
     await _update(session, Reward.turn_id, turn_ids, Reward.rater == name, weight=0.0)
     shared: set[str] = set()
-    for chunk in _chunks(turn_ids):
+    for chunk in chunked(turn_ids):
         query = select(Reward.turn_id).where(Reward.turn_id.in_(chunk), Reward.weight > 0, others)
         shared |= set(await session.scalars(query))
     alone = set(turn_ids) - shared
-    await _update(session, Sample.turn_id, alone, state=SampleState.DROPPED, reason=reason)
+    await _update(
+        session, Sample.turn_id, alone, state=SampleState.DROPPED, rule=SampleRule.RATER_BLOCKED, reason=reason
+    )
     recompute_at = now() + RECOMPUTE_DELAY_SECONDS
     await _update(session, Sample.turn_id, shared, state=SampleState.OPEN, reason=None, ready_at=recompute_at)
     await _update(session, Feedback.turn_id, shared, processed=False)
@@ -169,11 +171,5 @@ async def _update(
     **values: Any,
 ) -> None:
     """Update the rows of these turns in the table of the column `turn_id`."""
-    for chunk in _chunks(turn_ids):
+    for chunk in chunked(turn_ids):
         await session.execute(update(turn_id.class_).where(turn_id.in_(chunk), *conditions).values(**values))
-
-
-def _chunks(turn_ids: Collection[str]) -> Iterator[Sequence[str]]:
-    """Yield the sorted ids in chunks: SQLite limits a statement to 32,766 parameters."""
-    ids = sorted(turn_ids)
-    return (ids[start : start + MAX_TURNS_PER_STATEMENT] for start in range(0, len(ids), MAX_TURNS_PER_STATEMENT))

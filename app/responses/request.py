@@ -6,9 +6,9 @@ Parameters that would change the reply and are not supported are refused; hints 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, StrictBool, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag
 
-from app.chat.schemas import FUNCTION_NAME, FunctionName, JsonSchema, MetadataKey, MetadataValue
+from app.chat.schemas import FUNCTION_NAME, FunctionName, JsonSchema, MetadataKey, MetadataValue, RefusalPart
 from app.core.errors import UnsupportedParameter
 from app.core.http import StrictModel, parse_body
 
@@ -27,13 +27,8 @@ class Text(BaseModel):
     text: str
 
 
-class Refusal(BaseModel):
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
+class Refusal(RefusalPart):
+    model_config = ConfigDict(extra="ignore")
 
 
 Part = Annotated[Text | Refusal, Field(discriminator="type")]

@@ -27,7 +27,7 @@ from app.models import (
     SourceKind,
     Turn,
 )
-from app.raters.names import PROGRAM_PREFIXES
+from app.raters.names import is_program
 
 PREFERENCE_KINDS = (*NUMERIC_KINDS, *RANKING_KINDS)
 RANKING_PREFIXES = tuple(f"{kind}/" for kind in RANKING_KINDS)
@@ -72,7 +72,7 @@ def select_labels(policy: Policy) -> Select[Any]:
             func.coalesce(ApiKey.train, Project.train).is_(True),
             Reward.reward_source == EXPLICIT,
             Reward.rater.is_not(None),
-            *(not_(Reward.rater.startswith(prefix)) for prefix in PROGRAM_PREFIXES),
+            ~is_program(Reward.rater),
             not_(Reward.source.startswith(CONVERSATION_PREFIX)),
             Reward.weight > 0,
             or_(Rater.standing.is_(None), not_(excluded)),

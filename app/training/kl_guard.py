@@ -4,8 +4,9 @@
          ▲                      │ `kl_alarms` alarms in a row
          └──── resume ──── halted ◀── halt (an operator; the trainer, when the weights it starts from are damaged)
 
-An alarm rejects the version whose KL is too high and returns training to the version that serves. In the synchronous
-mode only samples of the serving version are used. In the halted mode no batch is assembled.
+An alarm is the rejection of a version for its KL from its parent, by a gate, or in shadow; training returns to the
+version that serves. In the synchronous mode only samples of the serving version are used. In the halted mode no batch
+is assembled.
 """
 
 from typing import Any
@@ -30,12 +31,14 @@ def describe_violation(version: Version, settings: Settings) -> str | None:
 
 
 def raise_alarm(session: AsyncSession, policy: Policy, reason: str, settings: Settings) -> None:
-    """Count the rejection of a version for its KL. The caller has set the head to the version that serves."""
+    """Count the rejection of a version as an alarm. The caller has set the head to the version that serves."""
     policy.kl_alarms += 1
     if policy.mode == LearningMode.HALTED:
         return
     if policy.kl_alarms >= settings.kl_alarms:
-        mode, reason = LearningMode.HALTED, f"{reason}; {policy.kl_alarms} alarms in a row"
+        targets = ", ".join(f"{settings.update_kl_target * 0.5**number:.2g}" for number in range(policy.kl_alarms))
+        tried = f"smaller updates did not help (KL targets {targets} per token)"
+        mode, reason = LearningMode.HALTED, f"{reason}; {policy.kl_alarms} alarms in a row: {tried}"
     else:
         mode = LearningMode.SYNCHRONOUS
     _set_mode(session, policy, mode, actor="guard", reason=reason)
@@ -45,8 +48,7 @@ def record_release(session: AsyncSession, policy: Policy, version: str) -> None:
     """Reset the alarms after a version went live; it ends the synchronous mode. `version` is its name."""
     policy.kl_alarms = 0
     if policy.mode == LearningMode.SYNCHRONOUS:
-        reason = f"{version} stayed within the KL limit"
-        _set_mode(session, policy, LearningMode.ASYNCHRONOUS, actor="guard", reason=reason)
+        _set_mode(session, policy, LearningMode.ASYNCHRONOUS, actor="guard", reason=f"{version} went live")
 
 
 def halt(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:

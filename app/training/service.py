@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection
 from typing import NamedTuple
 
-from sqlalchemy import case, func, select
+from sqlalchemy import ColumnElement, case, exists, func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
@@ -18,6 +18,7 @@ from app.models import (
     AuditAction,
     Batch,
     BatchState,
+    BatchTurn,
     LearningMode,
     Policy,
     Sample,
@@ -28,6 +29,7 @@ from app.models import (
 from app.policies import repository
 from app.policies.references import version_name
 from app.policies.service import audit_policy
+from app.training.batch_samples import NO_CONTRAST
 
 MIN_TRIGGERED_SAMPLES = 2
 MIN_RATERS_FOR_EVEN_SHARE = 5
@@ -37,23 +39,35 @@ class SampleCounts(NamedTuple):
     """The samples that training may still use.
 
     `ready` samples may go into the next batch, `not_ready` ones wait for late feedback, and `quarantined` ones for an
-    admin. `raters` are the distinct raters of the ready samples; a sample without a rater counts as one.
-    `version_ids` are the versions whose samples are recent enough; in the synchronous mode the head alone.
+    admin. Of the ready ones, `without_contrast` come from batches in which the algorithm had nothing to compare.
+    `raters` are the distinct raters of the ready samples; a sample without a rater counts as one.
     """
 
-    version_ids: list[str]
     ready: int
     not_ready: int
     quarantined: int
     raters: int
     oldest_ready_at: float | None
+    lowest_reward: float | None
+    highest_reward: float | None
+    without_contrast: int
     now: float
 
 
-async def count_samples(session: AsyncSession, policy: Policy, settings: Settings) -> SampleCounts:
+async def usable_versions(session: AsyncSession, policy: Policy, settings: Settings) -> ColumnElement[bool]:
+    """Return the condition that training may use a sample, by the version that generated it.
+
+    Any version by default, because the update corrects for its distance. In the synchronous mode the head alone, and
+    with `max_staleness` the head and that many of its ancestors.
+    """
     steps = 0 if policy.mode == LearningMode.SYNCHRONOUS else settings.max_staleness
-    ancestors = await repository.list_ancestors(session, policy.head_version_id or "", steps)
-    version_ids = [version.id for version in ancestors]
+    if steps is None:
+        return true()
+    line = await repository.list_ancestors(session, policy.head_version_id or "", steps)
+    return Sample.version_id.in_([version.id for version in line])
+
+
+async def count_samples(session: AsyncSession, policy: Policy, settings: Settings) -> SampleCounts:
     ready = (Sample.state == SampleState.OPEN) & (Sample.ready_at <= now())
     query = select(
         func.count(case((ready, 1))),
@@ -61,13 +75,16 @@ async def count_samples(session: AsyncSession, policy: Policy, settings: Setting
         func.count(case((Sample.state == SampleState.QUARANTINED, 1))),
         func.count(case((ready, Sample.rater)).distinct()) + func.count(case((ready & Sample.rater.is_(None), 1))),
         func.min(case((ready, Sample.ready_at))),
+        func.min(case((ready, Sample.reward))),
+        func.max(case((ready, Sample.reward))),
+        func.count(case((ready & (Sample.reason == NO_CONTRAST), 1))),
         now(),
     ).where(
         Sample.policy_id == policy.id,
         Sample.state.in_((SampleState.OPEN, SampleState.QUARANTINED)),
-        Sample.version_id.in_(version_ids),
+        await usable_versions(session, policy, settings),
     )
-    return SampleCounts(version_ids, *(await session.execute(query)).one())
+    return SampleCounts(*(await session.execute(query)).one())
 
 
 async def describe_wait(
@@ -91,6 +108,12 @@ async def describe_wait(
         return f"{min_size - counts.ready} more ready samples."
     if counts.raters < settings.min_raters:
         return f"{settings.min_raters - counts.raters} more raters."
+    num_new = counts.ready - counts.without_contrast
+    if 2 * num_new < min_size:  # at most half of a batch comes from batches without contrast
+        return (
+            f"{math.ceil(min_size / 2) - num_new} more new ready samples: the algorithm had nothing to compare in "
+            f"{counts.without_contrast} of the {counts.ready} ready samples."
+        )
     size = min(counts.ready, settings.batch_size)
     selectable, limiting = await _count_selectable(session, policy, counts, settings)
     if selectable < min_size:
@@ -104,11 +127,39 @@ async def describe_wait(
     if size < settings.batch_size and not triggered and remaining > 0:
         of_others = f" of other {limiting}s" if size < counts.ready else ""
         return f"{settings.batch_size - size} more ready samples{of_others}; in {remaining:.0f} s fewer are enough."
+    if counts.lowest_reward is not None and counts.lowest_reward == counts.highest_reward:
+        return (
+            f"All {counts.ready} ready samples have the reward {counts.lowest_reward:g}: the next batch needs one with "
+            "another reward."
+        )
     return (
         f"Nothing that is counted here: {size} ready samples are within each cap. All caps together may allow fewer, "
         "also in a smaller batch, where a rater has reduced trust (ATTUNE_TRUST), and where many samples come from a "
         "prompt set."
     )
+
+
+def num_failures() -> ColumnElement[int]:
+    """Return the number of quarantined batches that a Sample was in, as a SQL expression.
+
+    It is 0 if an update has succeeded with the sample.
+    """
+    batch_of_sample = (BatchTurn.turn_id == Sample.turn_id, Batch.id == BatchTurn.batch_id)
+    count = select(func.count()).where(*batch_of_sample, Batch.state == BatchState.QUARANTINED)
+    has_trained = exists().where(*batch_of_sample, Batch.state == BatchState.TRAINED)
+    return case((Sample.num_returns == 0, 0), (has_trained, 0), else_=count.correlate(Sample).scalar_subquery())
+
+
+async def max_failures(session: AsyncSession, policy_id: str, is_usable: ColumnElement[bool]) -> int:
+    """Return how often the ready sample that failed most often has failed; 0 if none has."""
+    query = select(func.max(num_failures())).where(
+        Sample.policy_id == policy_id,
+        Sample.state == SampleState.OPEN,
+        Sample.ready_at <= now(),
+        is_usable,
+        Sample.num_returns > 0,
+    )
+    return int(await session.scalar(query) or 0)
 
 
 def max_samples(share: float, size: int) -> int:
@@ -139,6 +190,7 @@ async def _count_selectable(
     if settings.max_rater_share < 1.0:
         limit = max(max_samples(settings.max_rater_share, size), even_share(size, counts.raters))
         caps = {"rater": (Sample.rater, limit), **caps}
+    is_usable = await usable_versions(session, policy, settings)
     fewest, limiting = size, ""
     for name, (owner, limit) in caps.items():
         ready = (
@@ -147,7 +199,7 @@ async def _count_selectable(
                 Sample.policy_id == policy.id,
                 Sample.state == SampleState.OPEN,
                 Sample.ready_at <= now(),
-                Sample.version_id.in_(counts.version_ids),
+                is_usable,
             )
             .subquery()
         ).c

@@ -13,8 +13,6 @@ from app.core.database import now
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.models import (
-    WITHDRAWN,
-    Batch,
     BatchState,
     Policy,
     Rater,
@@ -24,16 +22,18 @@ from app.models import (
     RewardModelState,
     RewardModelTurn,
     Sample,
+    SampleRule,
     SampleState,
     Turn,
     Version,
     lock_turns,
 )
 from app.policies.repository import select_descendants
-from app.training import reward_models
+from app.training import batch_samples, reward_models
 from app.training.policy_config import effective_rewards
 
-ERASED = "erased"
+WITHDRAWN = "all feedback about its turn was withdrawn or replaced by feedback without a reward"
+REASONS = {SampleRule.ERASED: batch_samples.ERASED, SampleRule.WITHDRAWN: WITHDRAWN}
 SAMPLES_ERASED = "some of its samples were erased"
 REWARD_MODEL_DATA_ERASED = "some of the data it learned from was erased"
 
@@ -56,10 +56,12 @@ async def unlearn_turns(session: AsyncSession, erased: Collection[str], affected
         affected: Turns that are processed again, because feedback that counted for them is gone.
     """
     refused = await break_up_batches(session, [*erased, *affected])
-    await drop_samples(session, erased, (SampleState.OPEN, SampleState.QUARANTINED), ERASED)
+    await drop_samples(session, erased, (SampleState.OPEN, SampleState.QUARANTINED), SampleRule.ERASED)
     quarantined = await _turns_of_quarantined_raters(session, affected)
-    await drop_samples(session, set(affected) - quarantined, (SampleState.OPEN, SampleState.QUARANTINED), WITHDRAWN)
-    await drop_samples(session, quarantined, (SampleState.OPEN,), WITHDRAWN)
+    await drop_samples(
+        session, set(affected) - quarantined, (SampleState.OPEN, SampleState.QUARANTINED), SampleRule.WITHDRAWN
+    )
+    await drop_samples(session, quarantined, (SampleState.OPEN,), SampleRule.WITHDRAWN)
     personal_columns = dict.fromkeys(("conversation_id", "rater", "cluster", "group_id"))
     await session.execute(update(Sample).where(Sample.turn_id.in_(erased)).values(personal_columns))
     enqueue_after_commit(session, "curate", "assemble")
@@ -78,39 +80,27 @@ async def _turns_of_quarantined_raters(session: AsyncSession, turn_ids: Collecti
 
 
 async def break_up_batches(session: AsyncSession, turn_ids: Collection[str]) -> list[str]:
-    """Refuse the open batches with these turns, reopen their samples, and return the batches' ids.
+    """Refuse the open batches with these turns, return their samples, and return the batches' ids.
 
     The fencing token changes, so that a trainer that has claimed such a batch cannot commit it.
     """
     query = select(Sample.batch_id).where(
         Sample.turn_id.in_(turn_ids), Sample.state == SampleState.BATCHED, Sample.batch_id.is_not(None)
     )
-    batch_ids = set(await session.scalars(query))
-    refused = await session.execute(
-        update(Batch)
-        .where(Batch.id.in_(batch_ids), Batch.state == BatchState.OPEN)
-        .values(
-            state=BatchState.REFUSED,
-            reason=SAMPLES_ERASED,
-            settled_at=now(),
-            fence=Batch.fence + 1,
-            lease_owner=None,
-            lease_until=None,
-        )
-        .returning(Batch.id)
-    )
-    refused_ids = sorted(refused.scalars())
-    reopen = update(Sample).where(Sample.batch_id.in_(refused_ids), Sample.state == SampleState.BATCHED)
-    await session.execute(reopen.values(state=SampleState.OPEN, batch_id=None))
-    return refused_ids
+    batch_ids = {batch_id for batch_id in await session.scalars(query) if batch_id is not None}
+    return await batch_samples.break_up_batches(session, batch_ids, BatchState.REFUSED, SAMPLES_ERASED)
 
 
 async def drop_samples(
-    session: AsyncSession, turn_ids: Collection[str], states: Sequence[SampleState], reason: str
+    session: AsyncSession,
+    turn_ids: Collection[str],
+    states: Sequence[SampleState],
+    rule: SampleRule,
+    reason: str | None = None,
 ) -> None:
-    """Drop the samples of these turns that are in one of `states`."""
+    """Drop the samples of these turns that are in one of `states`. `reason` is None for that of the rule."""
     drop = update(Sample).where(Sample.turn_id.in_(turn_ids), Sample.state.in_(states))
-    await session.execute(drop.values(state=SampleState.DROPPED, reason=reason))
+    await session.execute(drop.values(state=SampleState.DROPPED, rule=rule, reason=reason or REASONS[rule]))
 
 
 async def mark_tainted(session: AsyncSession, version_ids: Collection[str]) -> None:

@@ -394,13 +394,16 @@ def upgrade() -> None:
         sa.Column("idempotency_key", sa.String(length=255), nullable=False),
         sa.Column("fingerprint", sa.String(length=64), nullable=False),
         sa.Column("processed", sa.Boolean(), nullable=False),
+        sa.Column("batch_id", sa.String(length=48), nullable=True),
         sa.Column("created_at", sa.Float(), nullable=False),
+        sa.ForeignKeyConstraint(["batch_id"], ["batches.id"], name=op.f("fk_feedback_batch_id_batches")),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_feedback_project_id_projects")),
         sa.ForeignKeyConstraint(["turn_id"], ["turns.id"], name=op.f("fk_feedback_turn_id_turns")),
         sa.PrimaryKeyConstraint("seq", name=op.f("pk_feedback")),
         sa.UniqueConstraint("id", name=op.f("uq_feedback_id")),
         sa.UniqueConstraint("project_id", "idempotency_key", name=op.f("uq_feedback_project_id_idempotency_key")),
     )
+    create_partial_index("ix_feedback_batch_id", "feedback", ["batch_id"], "batch_id IS NOT NULL")
     create_partial_index("ix_feedback_processed", "feedback", ["seq"], "NOT processed", sqlite="processed = 0")
     op.create_index("ix_feedback_project_id_conversation_id", "feedback", ["project_id", "conversation_id"])
     create_partial_index(
@@ -453,6 +456,7 @@ def upgrade() -> None:
         sa.Column("turn_id", sa.String(length=48), nullable=False),
         sa.Column("source", sa.Text(), nullable=False),
         sa.Column("reward_source", sa.String(length=63), server_default="explicit", nullable=False),
+        sa.Column("feedback_seq", sa.Integer(), nullable=True),
         sa.Column("rater", sa.String(length=320), nullable=True),
         sa.Column("value", sa.Float(), nullable=False),
         sa.Column("weight", sa.Float(), server_default="1", nullable=False),
@@ -506,7 +510,9 @@ def upgrade() -> None:
         sa.Column("version_id", sa.String(length=48), nullable=False),
         sa.Column("reward", sa.Float(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("rule", sa.String(length=32), nullable=True),
         sa.Column("reason", sa.Text(), nullable=True),
+        sa.Column("num_returns", sa.Integer(), server_default="0", nullable=False),
         sa.Column("batch_id", sa.String(length=48), nullable=True),
         sa.Column("ready_at", sa.Float(), server_default="0", nullable=False),
         sa.Column("conversation_id", sa.String(length=255), nullable=True),
@@ -537,6 +543,15 @@ def upgrade() -> None:
     )
     op.create_index("ix_turn_metadata_project_id_key_value", "turn_metadata", ["project_id", "key", "value"])
     op.create_table(
+        "batch_turns",
+        sa.Column("batch_id", sa.String(length=48), nullable=False),
+        sa.Column("turn_id", sa.String(length=48), nullable=False),
+        sa.ForeignKeyConstraint(["batch_id"], ["batches.id"], name=op.f("fk_batch_turns_batch_id_batches")),
+        sa.ForeignKeyConstraint(["turn_id"], ["turns.id"], name=op.f("fk_batch_turns_turn_id_turns")),
+        sa.PrimaryKeyConstraint("batch_id", "turn_id", name=op.f("pk_batch_turns")),
+    )
+    op.create_index(op.f("ix_batch_turns_turn_id"), "batch_turns", ["turn_id"])
+    op.create_table(
         "feedback_ranks",
         sa.Column("feedback_seq", sa.Integer(), nullable=False),
         sa.Column("turn_id", sa.String(length=48), nullable=False),
@@ -552,6 +567,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_table("feedback_ranks")
+    op.drop_table("batch_turns")
     op.drop_table("turn_metadata")
     op.drop_table("samples")
     op.drop_table("rollouts")

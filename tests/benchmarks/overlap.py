@@ -28,10 +28,10 @@ from demo.simulate import SimulatedUsers, UserBehavior
 from tests.support.engine_fixture import free_port
 
 ROWS = {
-    "0, drop": {"ATTUNE_MAX_STALENESS": "0"},
-    "1, drop": {"ATTUNE_MAX_STALENESS": "1"},
-    "1, wait": {"ATTUNE_MAX_STALENESS": "1", "ATTUNE_ON_STALE": "wait"},
-    "4, drop": {"ATTUNE_MAX_STALENESS": "4"},
+    "0": {"ATTUNE_MAX_STALENESS": "0"},
+    "1": {"ATTUNE_MAX_STALENESS": "1"},
+    "4": {"ATTUNE_MAX_STALENESS": "4"},
+    "any": {},
 }
 REWARDS = {"sources": [{"type": "explicit"}, {"type": "next_turn", "window_seconds": 10}]}
 FIRST = 2  # the first update with a predecessor during which samples could be collected
@@ -124,6 +124,7 @@ def run(row: str, updates: int, seed: int) -> Figures:
     with tempfile.TemporaryDirectory(prefix="attune-overlap-") as home:
         os.environ |= {
             **RECIPE,
+            "ATTUNE_MAX_BATCH_SIZE": RECIPE["ATTUNE_BATCH_SIZE"],
             **ROWS[row],
             "ATTUNE_HOME": home,
             "ATTUNE_SEED": str(seed),
@@ -139,7 +140,7 @@ def run(row: str, updates: int, seed: int) -> Figures:
 
 
 def table(results: dict[str, list[Figures]]) -> str:
-    lines = ["| max_staleness, on_stale | runs | " + " | ".join(COLUMNS) + " |", "|" + "---|" * (2 + len(COLUMNS))]
+    lines = ["| max_staleness | runs | " + " | ".join(COLUMNS) + " |", "|" + "---|" * (2 + len(COLUMNS))]
     for row, runs in results.items():
         cells = [_cell(runs, name) for name in COLUMNS]
         lines.append(f"| {row} | {len(runs)} | " + " | ".join(cells) + " |")
@@ -161,12 +162,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(".attune/overlap.jsonl"))
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    for name in ("ATTUNE_DATABASE_URL", "ATTUNE_BROKER_URL", "ATTUNE_API_KEY", "ATTUNE_MODEL", "ATTUNE_ON_STALE"):
+    for name in ("ATTUNE_DATABASE_URL", "ATTUNE_BROKER_URL", "ATTUNE_API_KEY", "ATTUNE_MODEL", "ATTUNE_MAX_STALENESS"):
         os.environ.pop(name, None)
     results: dict[str, list[Figures]] = {row: [] for row in args.rows}
     for number in range(args.runs):
         for row in args.rows[:: -1 if number % 2 else 1]:
-            os.environ.pop("ATTUNE_ON_STALE", None)
+            os.environ.pop("ATTUNE_MAX_STALENESS", None)
             figures = run(row, args.updates, seed=number)
             results[row].append(figures)
             with args.out.open("a") as file:

@@ -191,7 +191,6 @@ def main() -> None:
     parser.add_argument("--people", type=int, default=8)
     parser.add_argument("--pause", type=float, default=0.5, help="seconds between two swaps")
     parser.add_argument("--python", default=str(PYTHON), help="the interpreter that has SGLang")
-    parser.add_argument("--flags", default="", help="additional flags for SGLang, e.g. '--mem-fraction-static=0.6'")
     arguments = parser.parse_args()
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or "CPU"
     lora = LoRAConfig(rank=arguments.rank, alpha=2 * arguments.rank)
@@ -205,9 +204,8 @@ def main() -> None:
             "python": Path(arguments.python),
             "device": arguments.device,
             "dtype": arguments.dtype,
-            "lora_rank": arguments.rank,
+            "lora": lora,
             "lora_slots": LOADED_ADAPTERS + 4,
-            "extra": tuple(arguments.flags.split()),
         }
         with sglang(model, START_SECONDS, **spec) as engine:
             print(

@@ -31,6 +31,7 @@ async def deployment(settings: Settings, db: Database, engine: RunningEngine) ->
                 "broker_url": url,
                 "limits_url": f"async+{url}",
                 "batch_size": 24,
+                "max_batch_size": 24,
                 "max_rater_share": 0.5,  # there are eight users
                 "max_conversation_share": 0.5,
                 "lease_seconds": 20.0,

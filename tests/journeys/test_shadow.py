@@ -24,8 +24,8 @@ from tests.support.judgements import ScriptedEndpoint
 from workers.curate import curate
 from workers.judging.judge import judge
 from workers.reconcile import unload_unused_adapters
-from workers.release.decisions import check_shadow_deployments
 from workers.release.evaluate import evaluate
+from workers.release.publish import check_shadow_deployments
 from workers.rollouts.sampler import sample_rollouts
 
 pytestmark = [pytest.mark.engine, pytest.mark.journey]

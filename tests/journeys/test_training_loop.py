@@ -29,7 +29,9 @@ async def deployment(tmp_path: Path, engine: RunningEngine) -> Harness:
     settings = Settings(
         home=tmp_path / "home",
         policy="shop",
-        batch_size=64,
+        batch_size=32,
+        max_batch_size=32,
+        max_staleness=1,
         learning_rate=2e-3,
         kl_guard=0.1,  # rarely rejects an update; the next one then starts from the version before it
         **engine_keys(engine),

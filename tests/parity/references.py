@@ -16,6 +16,8 @@ from alignment import functional
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 BOUND = 1e-9
+# Near a minimum the objective is flat to rounding, so two methods that compare objectives stop about 1e-8 apart.
+WIDER_BOUNDS = {"fit_platt_scaling": 1e-7}
 BISECTION_STEPS = 80
 
 
@@ -28,8 +30,12 @@ class Comparison:
     difference: float
 
     @property
+    def bound(self) -> float:
+        return WIDER_BOUNDS.get(self.function, BOUND)
+
+    @property
     def is_within_bound(self) -> bool:
-        return self.difference <= BOUND  # False for NaN
+        return self.difference <= self.bound  # False for NaN
 
 
 def compare_with_references(seed: int, repeats: int = 2) -> Iterator[Comparison]:

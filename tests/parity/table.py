@@ -11,7 +11,7 @@ from tests.parity.case import VERSIONS
 from tests.parity.catalogue import CASES, NO_PEER
 from tests.parity.compare import Row
 from tests.parity.differences import Difference, Measured
-from tests.parity.references import BOUND, Comparison
+from tests.parity.references import Comparison
 
 PAGE = Path("docs/parity.md")
 BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->\n"
@@ -65,7 +65,7 @@ def reasons() -> str:
 
 def reference_line(comparison: Comparison) -> str:
     verdict = "agrees" if comparison.is_within_bound else "**DISAGREES**"
-    cells = [f"`{comparison.function}`", short(comparison.difference), short(BOUND), verdict]
+    cells = [f"`{comparison.function}`", short(comparison.difference), short(comparison.bound), verdict]
     return "| " + " | ".join(cells) + " |"
 
 

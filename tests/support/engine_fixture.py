@@ -101,6 +101,7 @@ def engine_spec(folder: Path, model: Path) -> EngineSpec:
         port=free_port(),
         device="cpu",
         context_length=2048,
+        tool_call_parser="qwen25",
     )
 
 

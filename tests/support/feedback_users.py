@@ -3,7 +3,7 @@
 import httpx2
 
 from app.models import Project, TurnMetadata, new_id
-from app.projects import keys
+from app.projects import service as projects
 from tests.support.deployment import Harness
 
 
@@ -17,7 +17,7 @@ async def create_other_project_key(harness: Harness) -> dict[str, str]:
         project = Project(id=new_id("proj"), name=new_id("name"))
         session.add(project)
         await session.flush()
-        _, key = await keys.create(session, project.id)
+        _, key = await projects.create_key(session, project.id)
     return {"authorization": f"Bearer {key}"}
 
 

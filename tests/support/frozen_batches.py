@@ -7,7 +7,7 @@ from alignment.trainer.scoring import recompute_logprobs
 from alignment.types import Sample as TrainSample
 from app.core.database import Database, now
 from app.core.settings import DEMO_MODEL
-from app.models import Batch, Policy, Project, Sample, SampleState, Version, VersionState, new_id
+from app.models import Batch, BatchTurn, Policy, Project, Sample, SampleState, Version, VersionState, new_id
 from app.projects.service import create_policy
 from tests.support.turns import make_turn
 
@@ -44,6 +44,7 @@ async def create_batch(db: Database, policy_id: str, count: int = 8, seed: int =
             values = {"logprobs": logprobs.tolist(), "num_output_tokens": len(logprobs)}
             session.add(make_turn(policy, head, id, **tokens, **values))
             await session.flush()
+            session.add(BatchTurn(batch_id=batch.id, turn_id=id))
             session.add(
                 Sample(
                     turn_id=id,

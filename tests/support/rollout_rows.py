@@ -6,7 +6,7 @@ from sqlalchemy import select, update
 
 from alignment.config.rollouts import RolloutsConfig
 from app.core.settings import Settings
-from app.inference.pool import EnginePool, load_engine_keys
+from app.inference.client import EnginePool, load_engine_keys
 from app.models import Dataset, DatasetKind, DatasetRow, Engine, Origin, PlanState, Rollout, RolloutPlan, Turn, new_id
 from tests.support.deployment import Harness
 from tests.support.judgements import settings_with_sources

@@ -5,7 +5,20 @@ from typing import Any
 from sqlalchemy import select
 
 from app.deployments import service
-from app.models import Batch, BatchState, Engine, Policy, Sample, SampleState, Turn, Version, VersionState, new_id
+from app.models import (
+    Batch,
+    BatchState,
+    BatchTurn,
+    Engine,
+    Policy,
+    Sample,
+    SampleState,
+    Turn,
+    Version,
+    VersionState,
+    new_id,
+)
+from app.policies.service import Attribution
 from tests.support.deployment import Harness
 
 
@@ -32,6 +45,7 @@ async def create_batch(harness: Harness, *turns: Turn, **values: Any) -> Batch:
                 sample = Sample(turn_id=turn.id, reward=1.0, **same)
                 session.add(sample)
             sample.state, sample.batch_id, sample.reason = SampleState.BATCHED, batch.id, None
+            session.add(BatchTurn(batch_id=batch.id, turn_id=turn.id))
     return batch
 
 
@@ -57,5 +71,5 @@ async def publish(harness: Harness, *, loaded: bool = True) -> Version:
             assert row.adapter_name is not None
             engine = await session.get_one(Engine, "engine-0")
             engine.loaded = [*engine.loaded, row.adapter_name]
-        await service.set_live(session, policy, row, actor="test", reason="test")
+        await service.set_live(session, policy, row, Attribution("test", "test"))
     return version

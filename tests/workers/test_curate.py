@@ -64,6 +64,22 @@ async def test_feedback_about_a_streaming_reply_waits_for_its_end(harness: Harne
     assert [row.processed for row in await harness.all(Feedback)] == [True]
 
 
+@pytest.mark.parametrize("kind", ["conversation", "comparison"])
+async def test_feedback_about_several_replies_waits_for_all_of_them(harness: Harness, kind: str) -> None:
+    ended = await harness.turn(conversation_id="c")
+    turn = await harness.turn(conversation_id="c", state=TurnState.OPEN, output_ids=None, logprobs=None)
+    about_conversation = {"kind": "score", "value": 1, "target": {"conversation_id": "c"}}
+    comparison = {"kind": "comparison", "value": [ended.id, turn.id]}
+    body = about_conversation if kind == "conversation" else comparison
+    assert (await harness.api.post("/v1/feedback", json=body)).status_code == 201
+    await harness.turn(conversation_id="c", state=TurnState.OPEN)  # began later: not what the feedback is about
+    assert await curate(harness.db, harness.settings) == 0
+    async with harness.db.write() as session:
+        (await session.get_one(Turn, turn.id)).state = TurnState.DONE
+    assert await curate(harness.db, harness.settings) == 1
+    assert {row.turn_id for row in await harness.all(Sample)} == {ended.id, turn.id}
+
+
 async def test_an_excluded_turn_gets_a_reward_but_its_sample_is_dropped(harness: Harness) -> None:
     turn = await harness.turn(exclusion_reason="3 output ids came with 2 log-probs")
     await harness.vote(turn.id, "down")
@@ -234,7 +250,7 @@ async def test_a_sample_without_rewards_is_dropped_until_new_feedback_arrives(ha
     feedback_id = await rate_and_curate(harness, turn, "up")
     await withdraw(harness, feedback_id)
     [sample] = await harness.all(Sample)
-    assert (sample.state, sample.reason) == (SampleState.DROPPED, "withdrawn")
+    assert (sample.state, sample.rule) == (SampleState.DROPPED, "withdrawn")
     assert await harness.all(Reward) == []
     await rate_and_curate(harness, turn, "down", person="bob")
     [sample] = await harness.all(Sample)

@@ -6,7 +6,7 @@ from app.core.database import Database
 from app.core.jobs import TaskName
 from app.models import Engine, EngineState, TurnState, VersionState
 from tests.support.deployment import Harness
-from tests.workers.training.test_assemble import rate
+from tests.support.updates import rate
 from workers.reconcile import reconcile
 from workers.training.assemble import assemble
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from alignment.artifacts.specs import check_adapter
 from app.core.database import Database
 from app.core.settings import Settings, get_settings
-from app.inference.pool import load_engine_keys
+from app.inference.client import load_engine_keys
 from workers.base_model import adapter_spec, check_version, model_dir
 from workers.engine.engine_record import DatabaseEngineRecord
 from workers.engine.sglang_process import EngineSpec, require_free_port
@@ -49,12 +49,9 @@ def version_opener(settings: Settings) -> VersionOpener:
 async def run(settings: Settings) -> None:
     engine = engine_spec(settings)
     require_free_port(engine)  # before a start is recorded, which would take the traffic from an engine that runs
-    db = Database(settings.database, seconds=settings.database_job_seconds)
-    supervisor = Supervisor(engine, DatabaseEngineRecord(db, settings, engine.url), version_opener(settings))
-    try:
-        await run_until_signalled(supervisor)
-    finally:
-        await db.close()
+    async with Database(settings.database, seconds=settings.database_job_seconds) as db:
+        record = DatabaseEngineRecord(db, settings, engine.url)
+        await run_until_signalled(Supervisor(engine, record, version_opener(settings)))
 
 
 if __name__ == "__main__":

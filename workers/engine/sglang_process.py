@@ -45,12 +45,12 @@ class EngineSpec:
     host: str = "127.0.0.1"
     port: int = 8710
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: str = "auto"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     enable_lora: bool = True  # False where full weights are swapped
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     lora_slots: int = 8
     context_length: int | None = None
-    tool_call_parser: str | None = "qwen25"
+    tool_call_parser: str
 
     @property
     def url(self) -> str:
@@ -62,18 +62,18 @@ class EngineSpec:
 
     def command(self, parent: int) -> list[str]:
         """Return the command. The engine ends when the process `parent` ends."""
-        dtype = "float32" if self.dtype == "auto" and self.on_cpu else self.dtype
         return [
+            # The plug-in's launcher starts SGLang on a GPU too; its platform replaces SGLang's own only without one.
             *(str(self.python), "-m", "attune_sglang_cpu.launch", "--parent", str(parent)),
             f"--model-path={self.model}",
             f"--host={self.host}",
             f"--port={self.port}",
-            f"--dtype={dtype}",
+            f"--dtype={self.dtype}",
             *([f"--context-length={self.context_length}"] if self.context_length else []),
             *(self._lora_flags() if self.enable_lora else []),
             # Without a parser SGLang drops the log-probs of streamed tokens without text, such as the last token. For
             # requests without tools the parser changes nothing else.
-            f"--tool-call-parser={self.tool_call_parser or 'qwen25'}",
+            f"--tool-call-parser={self.tool_call_parser}",
             "--constrained-json-disable-any-whitespace",  # a small model could generate spaces for ever
             "--sampling-defaults=openai",
             *("--enable-priority-scheduling", "--default-priority-value=0"),  # rollouts are below chats

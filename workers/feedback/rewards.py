@@ -46,12 +46,16 @@ async def update_rewards(session: AsyncSession, turns: Sequence[FinishedTurn], s
         for source, signal in signals_by_turn[turn.id].items()
         if source not in stored[turn.id] or stored[turn.id][source].value != signal.value
     ]
+    for turn in turns:
+        for source, signal in signals_by_turn[turn.id].items():
+            if source in stored[turn.id]:  # a repeated vote is no new signal, but the reward comes from it
+                stored[turn.id][source].feedback_seq = signal.feedback_seq
     trust = await _update_trust(session, new_signals, settings)
     for turn, source, signal in new_signals:
         row = stored[turn.id].get(source) or Reward(
             id=new_id("rew"), turn_id=turn.id, source=source, reward_source=EXPLICIT
         )
-        row.value, row.rater = signal.value, signal.rater
+        row.value, row.rater, row.feedback_seq = signal.value, signal.rater, signal.feedback_seq
         row.weight = trust[turn.project_id, signal.rater].weight
         session.add(row)
         stored[turn.id][source] = row

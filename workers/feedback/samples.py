@@ -11,8 +11,9 @@ from alignment.config.rewards import EXPLICIT, RewardsConfig
 from alignment.signals.combine_rewards import Signal, combine_rewards, discounted_return, scores_unseen_replies
 from app.core.database import database_time
 from app.core.settings import Settings
-from app.models import WITHDRAWN, Judgement, JudgementState, Origin, Reward, Sample, SampleState, Turn
+from app.models import Judgement, JudgementState, Origin, Reward, Sample, SampleRule, SampleState, Turn
 from app.raters.names import is_person
+from app.training.unlearning import WITHDRAWN
 from workers.feedback import rater_trust, sample_groups, signals
 from workers.feedback.signals import FinishedTurn
 
@@ -20,10 +21,10 @@ WAITING = (SampleState.OPEN, SampleState.QUARANTINED)  # states in which a sampl
 
 
 class TurnRewards(NamedTuple):
-    """The rewards of one turn, and the sources whose judgements have ended."""
+    """The rewards of one turn, and the sources whose judgements are done, skipped or failed."""
 
     rewards: Sequence[Reward]
-    ended: Collection[str]
+    settled_sources: Collection[str]
 
 
 class Returns(NamedTuple):
@@ -96,7 +97,7 @@ async def _with_conversations(
 
 async def _read_rewards(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, TurnRewards]:
     turn_rewards: dict[str, list[Reward]] = defaultdict(list)
-    ended: dict[str, set[str]] = defaultdict(set)
+    settled_sources: dict[str, set[str]] = defaultdict(set)
     for reward in await session.scalars(
         select(Reward).where(Reward.turn_id.in_(turn_ids)).order_by(Reward.created_at, Reward.id)
     ):
@@ -107,8 +108,8 @@ async def _read_rewards(session: AsyncSession, turn_ids: Collection[str]) -> dic
         )
     )
     for turn_id, source in rows:
-        ended[turn_id].add(source)
-    return {id: TurnRewards(turn_rewards[id], ended[id]) for id in turn_ids}
+        settled_sources[turn_id].add(source)
+    return {id: TurnRewards(turn_rewards[id], settled_sources[id]) for id in turn_ids}
 
 
 def _compute_returns(
@@ -155,6 +156,7 @@ def _new_sample(turn: FinishedTurn, reward: float, cluster: str | None) -> Sampl
         group_id=turn.completion_id,
         cluster=cluster,
         state=SampleState.DROPPED if turn.exclusion_reason else SampleState.OPEN,
+        rule=SampleRule.EXCLUDED if turn.exclusion_reason else None,
         reason=turn.exclusion_reason,
         reward=reward,
         ready_at=0.0,
@@ -165,18 +167,18 @@ def _update_reward(sample: Sample, reward: float | None, exclusion_reason: str |
     """Apply the new reward. Late and changed feedback counts until the sample is in a batch."""
     if reward is None:
         if sample.state in WAITING:
-            sample.state, sample.reason = SampleState.DROPPED, WITHDRAWN
+            sample.state, sample.rule, sample.reason = SampleState.DROPPED, SampleRule.WITHDRAWN, WITHDRAWN
     elif sample.state in WAITING:
         sample.reward = reward
-    elif (sample.state, sample.reason) == (SampleState.DROPPED, WITHDRAWN) and exclusion_reason is None:
-        sample.state, sample.reason, sample.reward = SampleState.OPEN, None, reward
+    elif (sample.state, sample.rule) == (SampleState.DROPPED, SampleRule.WITHDRAWN) and exclusion_reason is None:
+        sample.state, sample.rule, sample.reason, sample.reward = SampleState.OPEN, None, None, reward
 
 
 def _ready_at(turn: FinishedTurn, turn_rewards: TurnRewards, config: RewardsConfig, time: float) -> float:
     """Return when the windows of all sources that have neither answered nor declined are over."""
     if turn.origin == Origin.PROMPT_SET:
         return time  # only its verifier counts, and it has run
-    answered = {reward.reward_source for reward in turn_rewards.rewards}.union(turn_rewards.ended)
+    answered = {reward.reward_source for reward in turn_rewards.rewards}.union(turn_rewards.settled_sources)
     sources = [source for source in config.sources if turn.origin == Origin.CHAT or scores_unseen_replies(source)]
     window = max((source.window_seconds for source in sources if source.name not in answered), default=0.0)
     return (time if turn.finished_at is None else turn.finished_at) + window if window > 0 else time

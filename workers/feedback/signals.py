@@ -9,8 +9,9 @@ from typing import NamedTuple
 from sqlalchemy import Select, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment.config.rewards import WITHDRAWAL, ExplicitSource, RewardsConfig
+from alignment.config.rewards import ExplicitSource, RewardsConfig
 from alignment.signals.combine_rewards import NUMERIC_KINDS, feedback_reward, rewards_from_ranks, spread_over_turns
+from app.feedback.schemas import WITHDRAWAL
 from app.models import Feedback, FeedbackRank, Origin, SourceKind, Turn, TurnState
 from app.raters import names
 
@@ -35,10 +36,11 @@ class FinishedTurn(NamedTuple):
 
 
 class FeedbackSignal(NamedTuple):
-    """The reward that one source gives one turn, and the rater who is responsible for it."""
+    """The reward that one source gives one turn, the rater who is responsible for it, and the feedback's `seq`."""
 
     value: float
     rater: str
+    feedback_seq: int
 
 
 COLUMNS = [getattr(Turn, name) for name in FinishedTurn._fields]
@@ -121,10 +123,12 @@ def latest_by_source(
             signals.pop(keys.get(row.request_metadata.get("withdraws", ""), ""), None)
             continue
         value = feedback_reward(row.kind, row.value, row.raw_value, explicit)
-        if value is not None:
-            key = source_key(row) if row.kind in NUMERIC_KINDS else f"{row.kind}/{source_key(row)}"
+        key = source_key(row) if row.kind in NUMERIC_KINDS else f"{row.kind}/{source_key(row)}"
+        if value is None:
+            signals.pop(key, None)  # a label without a reward replaces a label with one
+        else:
             keys[row.id] = key
-            signals[key] = FeedbackSignal(value, rater_name(row, turn))
+            signals[key] = FeedbackSignal(value, rater_name(row, turn), row.seq)
     return signals
 
 
@@ -174,7 +178,7 @@ async def _add_conversation_signals(
                 shares = spread_over_turns(signal.value, len(conversation), config)
                 for index, turn in requested:
                     if turn.policy_id == policy_id:
-                        signals[turn.id][f"conversation/{key}"] = FeedbackSignal(shares[index], signal.rater)
+                        signals[turn.id][f"conversation/{key}"] = signal._replace(value=shares[index])
 
 
 async def _add_ranking_signals(
@@ -206,7 +210,8 @@ async def _add_ranking_signals(
             if row.id in withdrawn:
                 signals[turn_id].pop(key, None)
             else:
-                signals[turn_id][key] = FeedbackSignal(rewards[turn_id], rater_name(row, turns_by_id[turn_id]))
+                rater = rater_name(row, turns_by_id[turn_id])
+                signals[turn_id][key] = FeedbackSignal(rewards[turn_id], rater, row.seq)
 
 
 def _rankings_of(turn_ids: Collection[str]) -> Select[int]:

@@ -1,4 +1,5 @@
-"""Rewards for finished turns from rules, next messages, HTTP services, LLM judges and reward models.
+"""The judge stage asks every reward source but feedback: rules, next messages, HTTP services and LLM judges.
 
-Each turn and source has a judgement: a row under a lease, answered off the request path.
+Each turn and source has a judgement: a row under a lease, answered off the request path. The trainer answers those of
+the reward model.
 """

@@ -178,7 +178,7 @@ def _build_facts(turn: Turn, next_messages: list[dict[str, Any]], settings: Sett
         state=turn.state,
         num_output_tokens=turn.num_output_tokens,
         next_messages=tuple(next_messages),
-        details=turn.request_metadata or {},
+        metadata=turn.request_metadata or {},
         length_range=settings.length_range,
     )
 

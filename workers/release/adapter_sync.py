@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from alignment.errors import DamagedAdapter
 from app.core.database import Database
 from app.core.settings import Settings
-from app.inference.pool import EnginePool, load_engine_keys
+from app.inference.client import EnginePool, load_engine_keys
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Version, VersionState
 from app.policies import service

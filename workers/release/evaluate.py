@@ -15,7 +15,7 @@ from app.core import leases
 from app.core.database import Database
 from app.core.settings import Settings
 from app.deployments import service as deployment_service
-from app.inference.pool import EnginePool, load_engine_keys
+from app.inference.client import EnginePool, load_engine_keys
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Policy, Version, VersionState
 from app.policies import repository, service
@@ -57,7 +57,7 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
     if policy.head_version_id != version.id:
         return await _reject(db, version, "training returned to another version before this one was verified")
     if (reason := kl_guard.describe_violation(version, settings)) is not None:
-        return await _reject(db, version, reason, alarm=settings)
+        return await _reject(db, version, reason, guard=settings)
     timings = Timings({"export": version.timings["export"]})
     async with EnginePool(load_engine_keys(settings)) as pool:
         try:
@@ -66,7 +66,7 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
                 with timings.measure("check"):
                     await asyncio.to_thread(check_files, version, settings)
                 if (refusal := await gates.first_refusal(MetricGate, FunctionGate)) is not None:
-                    return await _reject(db, version, refusal, alarm=settings)
+                    return await _reject(db, version, refusal, guard=settings)
                 result = await weight_swap.verify_on_engines_in_turn(db, settings, pool, engines, version, timings)
             else:
                 result = await verify_on_engines(pool, engines, version, settings, timings)
@@ -84,7 +84,7 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
                 return await _reject(db, version, reason, engines)
             return await _release_claim(db, version, counts=version.full_weights)
     if refusal is not None:
-        return await _reject(db, version, refusal, engines, alarm=settings)
+        return await _reject(db, version, refusal, engines, guard=settings)
     values = {"timings": timings.seconds, "metrics": {**version.metrics, **gates.metrics}, "attempt": 0}
     started = time.perf_counter()
     async with db.write() as session:  # verified and published in one transaction
@@ -123,11 +123,11 @@ async def _release_claim(db: Database, version: Version, *, counts: bool) -> Lit
 
 
 async def _reject(
-    db: Database, version: Version, reason: str, engines: Sequence[Engine] = (), alarm: Settings | None = None
+    db: Database, version: Version, reason: str, engines: Sequence[Engine] = (), guard: Settings | None = None
 ) -> Literal[False]:
     """Reject the version: it never serves, and training continues from the serving version. Return False.
 
-    `engines` may hold it. It is recorded on them, so that the reconciler unloads it.
+    `engines` may hold it. It is recorded on them, so that the reconciler unloads it. With `guard` it is an alarm.
     """
     log.warning("%s is rejected: %s", version.adapter_name, reason)
     async with db.write() as session:
@@ -137,7 +137,7 @@ async def _reject(
         for engine in engines:
             await engine_inventory.record_adapters(session, engine, added=version.adapter)
         row = await repository.get_version(session, version.id)
-        await deployment_service.reject_version(session, policy, row, actor="evaluate", reason=reason, alarm=alarm)
+        await deployment_service.reject_version(session, policy, row, actor="evaluate", reason=reason, guard=guard)
     return False
 
 

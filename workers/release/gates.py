@@ -68,7 +68,7 @@ class GateRunner:
         try:
             reason = await run_user_code(lambda: load_gate(gate.function)(candidate), gate.timeout_seconds, noun="gate")
         except UserCodeError as error:  # a gate that cannot be run has not passed
-            return f"the request failed: {error}"
+            return f"its function failed: {error}"
         return None if reason is None else str(reason)[:1000]
 
     async def _run_prompts(self, gate: PromptsGate) -> str | None:

@@ -1,19 +1,32 @@
-"""Publish verified versions as shadow, canary or live: enough ready engines hold it, then one transaction decides."""
+"""Bring verified versions to users, as shadow, canary or live, and end the canaries and shadow deployments.
 
+Publishing: enough ready engines hold the version, then one transaction decides. The comparison with the serving version
+is read in a transaction of its own: it is slow, and chats need the rows that are locked to apply its decision.
+"""
+
+import logging
 import time
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from alignment.release.canary import CanaryConfig, Decision
+from alignment.release.shadow import disabled_reason
 from app.core.database import Database
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.deployments import comparison
 from app.deployments import service as deployment_service
-from app.models import Policy, Version, VersionState
+from app.models import Deployment, Policy, Version, VersionState
 from app.policies import references, repository, service
 from app.training import kl_guard
+from app.training.policy_config import effective_rewards
+from workers.queue.leased_job import log_and_continue
 
+canary_log = logging.getLogger("attune.canaries")
+shadow_log = logging.getLogger("attune.shadow")
+IS_WATCHED = Deployment.canary_watched & Deployment.canary_version_id.is_not(None)
+CanaryRun = tuple[str | None, float | None, str]  # the canary, since when, and the version it is compared with
 PUBLISHABLE_STATES = (VersionState.VERIFIED, VersionState.SHADOW_PASSED)
 
 
@@ -64,14 +77,14 @@ async def try_publish(session: AsyncSession, settings: Settings, policy: Policy,
         return False
     skips_shadow = version.shadow_since is not None or version.full_weights
     shadow_config = None if skips_shadow else comparison.effective_shadow(policy, settings)
-    audit = {"actor": "publish", "reason": str(version.state)}
+    by = service.Attribution("publish", str(version.state))
     if shadow_config is not None:
-        deployment_service.start_shadow(session, policy, version, shadow_config.share, **audit)
+        deployment_service.start_shadow(session, policy, version, shadow_config.share, by)
         return False
     if canary_config is not None:
-        await deployment_service.start_canary(session, policy, version, canary_config.share, watched=True, **audit)
+        await deployment_service.start_canary(session, policy, version, canary_config.share, by, watched=True)
     else:
-        await deployment_service.set_live(session, policy, version, **audit)
+        await deployment_service.set_live(session, policy, version, by)
         kl_guard.record_release(session, policy, references.version_name(policy, version))
         enqueue_after_commit(session, "reconcile", "assemble")
         if version.full_weights:  # loads it on the other engines
@@ -94,3 +107,100 @@ async def record_timings(db: Database, version_id: str, switch_seconds: float) -
         if version.shadow_since is None:  # otherwise most of the time was spent in shadow
             trained_to_served = served_at - version.created_at + version.timings["export"]
             version.timings = {**version.timings, "trained_to_served": trained_to_served}
+
+
+async def check_canaries(db: Database, settings: Settings) -> int:
+    """Check every watched canary: it is promoted to live, or rolled back. Return how many ended."""
+    async with db.read() as session:
+        policy_ids = list(await session.scalars(select(Deployment.policy_id).where(IS_WATCHED)))
+    message = "the canary of %s could not be checked; the next reconcile tries again"
+    return sum([await log_and_continue(_check_canary(db, settings, id), canary_log, message, id) for id in policy_ids])
+
+
+async def check_shadow_deployments(db: Database, settings: Settings) -> int:
+    """Check every version in shadow: it has passed, or it is rejected. Return how many shadow deployments ended."""
+    async with db.read() as session:
+        version_ids = list(await session.scalars(select(Version.id).where(Version.state == VersionState.SHADOW)))
+    message = "the shadow deployment of %s could not be checked; the next reconcile tries again"
+    return sum([await log_and_continue(_check_shadow(db, settings, id), shadow_log, message, id) for id in version_ids])
+
+
+async def _check_canary(db: Database, settings: Settings, policy_id: str) -> bool:
+    async with db.read() as session:
+        deployment = await repository.get_deployment(session, policy_id)
+        policy = await session.get_one(Policy, policy_id)
+        if not deployment.canary_watched or deployment.canary_version_id is None:
+            return False
+        config = comparison.effective_canary(policy, settings) or CanaryConfig()
+        *_, decision = await comparison.evaluate_canary(session, deployment, config)
+    if decision.action == "wait":
+        return False
+    async with db.write() as session:
+        return await _apply_to_canary(session, policy_id, _canary_run(deployment), decision)
+
+
+async def _apply_to_canary(session: AsyncSession, policy_id: str, run: CanaryRun, decision: Decision) -> bool:
+    policy = await session.get_one(Policy, policy_id)
+    deployment = await deployment_service.lock_deployment(session, policy)
+    if _canary_run(deployment) != run or not deployment.canary_watched:
+        return False  # the deployment changed meanwhile
+    version = await repository.get_version(session, run[0] or "")
+    by = service.Attribution("reconcile", decision.reason)
+    if decision.action == "roll_back":
+        await deployment_service.abort_canary(session, policy, by)
+    else:
+        if not service.is_loaded_on_quorum(version, await service.list_ready_engines(session)):
+            return False  # too few engines hold it at the moment; the next reconcile checks again
+        await deployment_service.promote_canary(session, policy, version, by)
+    canary_log.info("%s: %s, %s", references.version_name(policy, version), decision.action, decision.reason)
+    return True
+
+
+def _canary_run(deployment: Deployment) -> CanaryRun:
+    return deployment.canary_version_id, deployment.canary_since, deployment.version_id
+
+
+async def _check_shadow(db: Database, settings: Settings, version_id: str) -> bool:
+    async with db.read() as session:
+        version = await repository.get_version(session, version_id)
+        policy = await session.get_one(Policy, version.policy_id)
+        serving_id = (await repository.get_deployment(session, policy.id)).version_id
+        decision = await _decide_shadow(session, policy, version, serving_id, settings)
+    if decision.action == "wait":
+        return False
+    async with db.write() as session:
+        return await _apply_to_shadow(session, version_id, serving_id, decision, settings)
+
+
+async def _decide_shadow(
+    session: AsyncSession, policy: Policy, version: Version, serving_id: str, settings: Settings
+) -> Decision:
+    config, rewards = comparison.active_shadow_config(policy, settings), effective_rewards(policy, settings)
+    if policy.head_version_id != version.id:
+        return Decision("lapse", deployment_service.HEAD_MOVED, {})
+    if (obstacle := disabled_reason(config, rewards)) is not None:  # a version that cannot be compared has not passed
+        return Decision("lapse", f"it cannot run in shadow: {obstacle}", {})
+    *_, counted, decision = await comparison.evaluate_shadow(session, version, serving_id, config, rewards)
+    counts = {"better": counted.better, "tied": counted.tied, "worse": counted.worse}
+    return Decision(decision.action, decision.reason, {**decision.figures, **counts})
+
+
+async def _apply_to_shadow(
+    session: AsyncSession, version_id: str, serving_id: str, decision: Decision, settings: Settings
+) -> bool:
+    version = await repository.get_version(session, version_id)
+    policy = await session.get_one(Policy, version.policy_id)
+    deployment = await deployment_service.lock_deployment(session, policy)
+    await session.refresh(version)
+    if version.state != VersionState.SHADOW or deployment.version_id != serving_id:
+        return False  # the deployment changed meanwhile
+    version.metrics = {**version.metrics, **{f"shadow/{name}": value for name, value in decision.figures.items()}}
+    if decision.action == "promote":
+        deployment_service.pass_shadow(session, policy, version, service.Attribution("reconcile", decision.reason))
+    else:
+        reason = decision.reason if decision.reason == deployment_service.HEAD_MOVED else f"shadow: {decision.reason}"
+        # Only a rejection counts for the KL guard: a lapse says nothing about the version.
+        guard = settings if decision.action == "reject" else None
+        await deployment_service.reject_version(session, policy, version, actor="reconcile", reason=reason, guard=guard)
+    shadow_log.info("%s: %s, %s", references.version_name(policy, version), decision.action, decision.reason)
+    return True

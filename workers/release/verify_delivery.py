@@ -17,8 +17,7 @@ from alignment.artifacts.manifest import FileEntry, read_manifest
 from alignment.artifacts.specs import ADAPTER, ADAPTER_CONFIG
 from alignment.errors import DamagedAdapter
 from app.core.settings import Settings
-from app.inference.client import AdapterPayload, EngineClient
-from app.inference.pool import EnginePool
+from app.inference.client import AdapterPayload, EngineClient, EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Version
 from app.policies import service

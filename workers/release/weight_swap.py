@@ -19,8 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.errors import DamagedAdapter
 from app.core.database import Database, now
 from app.core.settings import Settings
-from app.inference.client import BASE_WEIGHTS, EngineClient
-from app.inference.pool import EnginePool, load_engine_keys
+from app.inference.client import BASE_WEIGHTS, EngineClient, EnginePool, load_engine_keys
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Origin, Rollout, Turn, TurnState, Version
 from app.policies import service

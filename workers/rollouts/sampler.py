@@ -20,8 +20,7 @@ from app.core.database import Database
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.inference.capture import Capture
-from app.inference.client import BASE_WEIGHTS, EngineClient
-from app.inference.pool import EnginePool, load_engine_keys
+from app.inference.client import BASE_WEIGHTS, EngineClient, EnginePool, load_engine_keys
 from app.inference.request import ChatCall, Sampling
 from app.inference.transport import AdapterMissing, EngineRefused, EngineUnavailable
 from app.models import (

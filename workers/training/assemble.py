@@ -1,29 +1,27 @@
-"""Freeze ready samples into batches. Freshness, size and variance are decided here and nowhere else."""
+"""Freeze ready samples into batches. Freshness and size are decided here and nowhere else."""
 
-from sqlalchemy import exists, select, update
+from sqlalchemy import ColumnElement, exists, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment.errors import NoVariance
-from alignment.types import check_variance
 from app.core.database import Database, database_time, now
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.models import (
     ONCE_LIVE,
-    AuditAction,
     Batch,
     BatchState,
     LearningMode,
     Policy,
     Sample,
+    SampleRule,
     SampleState,
+    Turn,
     Version,
     new_id,
-    record_audit,
 )
 from app.policies import repository
-from app.training import service
-from workers.training.select_samples import select_samples
+from app.training import batch_samples, service
+from workers.training.select_samples import SamplePool, select_samples
 
 
 async def assemble(db: Database, settings: Settings) -> int:
@@ -46,21 +44,41 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
     )
     if policy.mode == LearningMode.HALTED or has_open_batch or head.state not in ONCE_LIVE:
         return False  # one update at a time, and only from a version that was released
-    fresh_versions = await repository.list_ancestors(session, head.id, settings.max_staleness)
-    await _drop_stale_samples(session, policy_id, fresh_versions, head)
-    versions = fresh_versions[:1] if policy.mode == LearningMode.SYNCHRONOUS else fresh_versions
-    samples = await _select_batch(session, policy, [version.id for version in versions], settings)
-    if not samples or await _must_wait_for_old_samples(session, samples, fresh_versions, settings):
+    await _drop_old_samples(session, policy, settings)
+    samples = await _select_batch(session, policy, settings)
+    if not samples:
         return False
     await _freeze(session, policy, head, samples)
     return True
 
 
-async def _select_batch(
-    session: AsyncSession, policy: Policy, version_ids: list[str], settings: Settings
-) -> list[Sample]:
-    """Return a full batch, a smaller one if its oldest sample waited long enough or an operator triggered it, or []."""
-    samples = await select_samples(session, policy.id, version_ids, settings.batch_size, settings)
+async def _select_batch(session: AsyncSession, policy: Policy, settings: Settings) -> list[Sample]:
+    """Return the samples of the next batch, or [].
+
+    While samples of quarantined batches are ready, the batch begins with those that failed most often and is half as
+    large for each of their failures. So a sample that no update can use is soon alone with few others. If there is no
+    such batch, the other samples go on.
+    """
+    is_usable = await service.usable_versions(session, policy, settings)
+    pool = SamplePool(policy.id, is_usable)
+    if num_failures := await service.max_failures(session, policy.id, is_usable):
+        size = max(2, settings.batch_size >> num_failures)
+        smaller = {"min_batch_size": min(settings.smallest_batch, size), "min_raters": min(settings.min_raters, size)}
+        smaller_batch = settings.model_copy(update={"batch_size": size, "max_batch_size": size, **smaller})
+        if samples := await _select_from(session, policy, pool.failed_first(), smaller_batch):
+            return samples
+        pool = pool.without_failed()
+    return await _select_from(session, policy, pool, settings)
+
+
+async def _select_from(session: AsyncSession, policy: Policy, pool: SamplePool, settings: Settings) -> list[Sample]:
+    """Return a full batch, a smaller one if its oldest sample waited long enough or an operator triggered it, or [].
+
+    A full batch takes all ready samples, up to the largest size: those that are left wait for a whole update.
+    """
+    samples = await select_samples(session, pool, settings.largest_batch, settings)
+    if len(samples) < settings.largest_batch:  # the caps are shares of the batch: a smaller batch has lower caps
+        samples = await select_samples(session, pool, max(settings.batch_size, len(samples)), settings)
     if len(samples) < settings.batch_size:
         is_triggered = await service.is_triggered(session, policy)
         min_samples = service.MIN_TRIGGERED_SAMPLES if is_triggered else settings.smallest_batch
@@ -69,8 +87,7 @@ async def _select_batch(
         waited_seconds = await database_time(session) - min(sample.ready_at for sample in samples)
         if not is_triggered and waited_seconds < settings.max_wait_seconds:
             return []
-        # The caps are shares of the batch: a smaller batch has lower caps.
-        samples = await select_samples(session, policy.id, version_ids, len(samples), settings)
+        samples = await select_samples(session, pool, len(samples), settings)
         if len(samples) < min_samples:
             return []
     raters = {sample.rater for sample in samples if sample.rater is not None}
@@ -78,49 +95,26 @@ async def _select_batch(
     return samples if len(raters) + num_without_rater >= settings.min_raters else []
 
 
-async def _must_wait_for_old_samples(
-    session: AsyncSession, samples: list[Sample], fresh_versions: list[Version], settings: Settings
-) -> bool:
-    """Return whether samples that this update would make stale become ready soon, with `on_stale = "wait"`.
-
-    The wait ends when the newest of the selected samples has waited for `max_wait_seconds`.
-    """
-    if settings.on_stale == "drop" or len(fresh_versions) <= settings.max_staleness:
-        return False
-    time = await database_time(session)
-    if time - max(sample.ready_at for sample in samples) >= settings.max_wait_seconds:
-        return False
-    oldest = fresh_versions[-1]
-    becomes_ready = exists().where(
-        Sample.policy_id == oldest.policy_id,
-        Sample.version_id == oldest.id,
-        Sample.state == SampleState.OPEN,
-        Sample.ready_at > time,
-        Sample.ready_at < time + settings.max_wait_seconds,
-    )
-    return bool(await session.scalar(select(becomes_ready)))
+async def _drop_old_samples(session: AsyncSession, policy: Policy, settings: Settings) -> None:
+    """Drop the samples of replies that are older than the limits of the settings."""
+    max_age = settings.max_sample_age_seconds
+    is_too_old = exists().where(Turn.id == Sample.turn_id, Turn.created_at < now() - max_age)
+    await _drop(session, policy, is_too_old, f"its reply is older than {max_age / 86400:g} days")
+    if settings.max_staleness is not None:
+        line = await repository.list_ancestors(session, policy.head_version_id or "", settings.max_staleness)
+        is_stale = Sample.version_id.not_in([version.id for version in line])
+        reason = f"its version is not v{line[0].number} or one of the {len(line) - 1} versions before it"
+        await _drop(session, policy, is_stale, reason)
 
 
-async def _drop_stale_samples(
-    session: AsyncSession, policy_id: str, fresh_versions: list[Version], head: Version
-) -> None:
-    """Drop the samples of versions too far behind the head, or no ancestor of it after a rollback."""
-    await session.execute(
-        update(Sample)
-        .where(
-            Sample.policy_id == policy_id,
-            Sample.state == SampleState.OPEN,
-            Sample.version_id.not_in([version.id for version in fresh_versions]),
-        )
-        .values(
-            state=SampleState.DROPPED,
-            reason=f"stale: more than {len(fresh_versions) - 1} updates behind v{head.number}",
-        )
-    )
+async def _drop(session: AsyncSession, policy: Policy, condition: ColumnElement[bool], reason: str) -> None:
+    is_open = (Sample.policy_id == policy.id, Sample.state == SampleState.OPEN)
+    values = {"state": SampleState.DROPPED, "rule": SampleRule.TOO_OLD, "reason": reason}
+    await session.execute(update(Sample).where(*is_open, condition).values(values))
 
 
 async def _freeze(session: AsyncSession, policy: Policy, head: Version, samples: list[Sample]) -> None:
-    """Create the batch and enqueue its training, or refuse it if its rewards have no variance."""
+    """Create the batch and enqueue its training."""
     batch = Batch(
         id=new_id("bat"),
         policy_id=policy.id,
@@ -131,15 +125,5 @@ async def _freeze(session: AsyncSession, policy: Policy, head: Version, samples:
     )
     session.add(batch)
     await session.flush()
-    for sample in samples:
-        sample.batch_id, sample.state = batch.id, SampleState.BATCHED
-    try:
-        check_variance([sample.reward for sample in samples])
-        enqueue_after_commit(session, "train")
-    except NoVariance as error:
-        batch.state, batch.reason, batch.settled_at = BatchState.REFUSED, str(error), now()
-        for sample in samples:
-            sample.state, sample.reason = SampleState.DROPPED, "its batch was refused"
-        details = {"project_id": policy.project_id, "policy": policy.name}
-        record_audit(session, "assemble", AuditAction.BATCH_REFUSED, batch.id, str(error), **details)
-        enqueue_after_commit(session, "assemble")
+    await batch_samples.freeze(session, batch, samples)
+    enqueue_after_commit(session, "train")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, exists, func, select, update
+from sqlalchemy import exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -20,6 +20,7 @@ from app.models import (
     BatchState,
     Policy,
     Sample,
+    SampleRule,
     SampleState,
     Turn,
     Version,
@@ -28,12 +29,12 @@ from app.models import (
     record_audit,
 )
 from app.policies import repository
+from app.policies.service import lock_policy
 from app.projects.service import resolve_base_model
-from app.training import kl_guard
+from app.training import batch_samples, kl_guard
 
 UNUSED_REASON = "the algorithm had nothing to compare it with"
 TRAINER = "trainer"  # the actor in audit entries
-MAX_LAG = 4  # the hard cap of max_staleness: no sample of a batch is further behind
 
 
 @dataclass(frozen=True)
@@ -94,23 +95,39 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
     parent = await repository.get_version(session, row.parent_id)
     last_number = await session.scalar(select(func.max(Version.number)).where(Version.policy_id == policy.id))
     # Without the turns whose tokens were deleted, the rest of the batch can be trained.
-    deleted_turn = select(Turn.id).where(Turn.id == Sample.turn_id, Turn.prompt_ids.is_(None))
-    await _update_samples(session, row, exists(deleted_turn), state=SampleState.DROPPED, reason="its turn was deleted")
-    rows = await session.execute(
+    is_deleted = exists().where(Turn.id == Sample.turn_id, Turn.prompt_ids.is_(None))
+    await batch_samples.drop_unlearned(session, row.id, SampleRule.ERASED, batch_samples.ERASED, is_deleted)
+    result = await session.execute(
         select(Turn, Sample.reward, Sample.group_id, Version.number)
         .join(Sample, Sample.turn_id == Turn.id)
         .join(Version, Version.id == Turn.version_id)
         .where(Sample.batch_id == row.id, Sample.state == SampleState.BATCHED)
         .order_by(Turn.created_at, Turn.id)
     )
-    ancestors = await repository.list_ancestors(session, parent.id, MAX_LAG)
-    lag = {version.number: steps for steps, version in enumerate(ancestors)}
+    rows = result.all()
+    lags = await _count_updates(session, parent, min((number for *_, number in rows), default=parent.number))
     samples = tuple(
-        to_sample(turn, reward, number, lag=lag.get(number, MAX_LAG), group=group)
+        # A version that was rolled back is no ancestor: its distance is counted in versions.
+        to_sample(turn, reward, number, lag=lags.get(number, abs(parent.number - number)), group=group)
         for turn, reward, group, number in rows
     )
     batch = alignment_types.Batch(row.id, policy.name, samples)
     return ClaimedBatch(row, policy, parent, int(last_number or 0) + 1, batch)
+
+
+async def _count_updates(session: AsyncSession, parent: Version, oldest: int) -> dict[int, int]:
+    """Return the number of updates from each ancestor to the parent, by version number; `oldest` is the first one."""
+    is_between = Version.number.between(oldest, parent.number)
+    rows = await session.execute(
+        select(Version.id, Version.number, Version.parent_id).where(Version.policy_id == parent.policy_id, is_between)
+    )
+    versions = {id: (number, parent_id) for id, number, parent_id in rows}
+    counts: dict[int, int] = {}
+    id: str | None = parent.id
+    while id in versions:
+        number, id = versions[id]
+        counts[number] = len(counts)
+    return counts
 
 
 def to_sample(
@@ -164,28 +181,41 @@ async def commit(
         )
         if not result.rowcount:  # type: ignore[attr-defined]
             reason = f"the head left v{claimed.number}'s parent while it was trained"
-            await _discard(session, claimed, BatchState.FAILED, reason)
+            await _discard(session, claimed, BatchState.FAILED, reason, f"its batch failed: {reason}")
             return False
         await _finish(session, claimed, BatchState.TRAINED, version_id=version.id, metrics=metrics)
         session.add(version)
-        is_unused = Sample.turn_id.in_(unused_turn_ids)
-        await _update_samples(session, claimed.row, is_unused, state=SampleState.DROPPED, reason=UNUSED_REASON)
-        await _update_samples(session, claimed.row, state=SampleState.TRAINED, reason=None)
+        unused = (SampleRule.NOTHING_TO_COMPARE, UNUSED_REASON, Sample.turn_id.in_(unused_turn_ids))
+        await batch_samples.drop_unlearned(session, claimed.row.id, *unused)
+        await batch_samples.mark_trained(session, claimed.row.id)
         enqueue_after_commit(session, "evaluate")
     return True
 
 
 async def quarantine(db: Database, claimed: ClaimedBatch, reason: str) -> None:
-    """Quarantine a batch that the update refused: not finite, foreign log-probs, or nothing to compare.
+    """Quarantine a batch that the update refused, since it was not finite or had foreign log-probs.
 
-    Training goes on with other samples. Raises LeaseLost.
+    Its samples return, and the next batches of them are smaller, so that a sample that no update can use is isolated.
+    Raises LeaseLost.
     """
     async with db.write() as session:
-        await _discard(session, claimed, BatchState.QUARANTINED, reason)
+        await lock_policy(session, claimed.policy.id)
+        why, exhausted = f"its batch is quarantined: {reason}", SampleRule.UNTRAINABLE
+        await _discard(session, claimed, BatchState.QUARANTINED, reason, why, exhausted)
+
+
+async def refuse(db: Database, claimed: ClaimedBatch, reason: str) -> None:
+    """Refuse a batch in which the algorithm had nothing to compare.
+
+    Its samples return and wait until new samples are ready. Raises LeaseLost.
+    """
+    async with db.write() as session:
+        await lock_policy(session, claimed.policy.id)
+        await _discard(session, claimed, BatchState.REFUSED, reason, batch_samples.NO_CONTRAST)
 
 
 async def halt_on_damaged_parent(db: Database, claimed: ClaimedBatch, damage: str) -> None:
-    """Fail the batch, reopen its samples and halt training: every update would start from the damaged directory.
+    """Fail the batch, return its samples and halt training: every update would start from the damaged directory.
 
     Training is resumed by an operator who has repaired the directory or rolled back. Raises LeaseLost.
     """
@@ -193,7 +223,7 @@ async def halt_on_damaged_parent(db: Database, claimed: ClaimedBatch, damage: st
     async with db.write() as session:
         policy = await session.get_one(Policy, claimed.policy.id, with_for_update={"key_share": True})
         await _finish(session, claimed, BatchState.FAILED, reason=reason)
-        await _update_samples(session, claimed.row, state=SampleState.OPEN, batch_id=None)
+        await batch_samples.return_samples(session, claimed.row.id, f"its batch failed: {reason}")
         record_audit(session, TRAINER, AuditAction.BATCH_FAILED, claimed.row.id, reason, project_id=policy.project_id)
         kl_guard.halt(session, policy, actor=TRAINER, reason=reason)
 
@@ -208,41 +238,42 @@ async def record_failed_attempt(db: Database, claimed: ClaimedBatch, reason: str
 async def quarantine_poisoned(db: Database, settings: Settings) -> int:
     """Quarantine the batches of which every attempt ended without a result. Return how many.
 
-    Such a batch crashes the trainer, so training goes on without it.
+    Such a batch crashes the trainer. Its samples return like those of a batch that the update refused.
     """
+    exhausted = leases.select_exhausted(Batch, BatchState.OPEN, settings.max_attempts)
     async with db.write() as session:
-        poisoned = list(await session.scalars(leases.select_exhausted(Batch, BatchState.OPEN, settings.max_attempts)))
-        for batch in poisoned:
-            batch.state = BatchState.QUARANTINED
-            batch.reason = f"{batch.attempt} attempts ended without a result"
-            batch.settled_at = now()
+        poisoned = [(batch.id, batch.policy_id) for batch in await session.scalars(exhausted)]
+    num_quarantined = 0
+    for batch_id, policy_id in poisoned:
+        async with db.write() as session:  # the policy is locked before its batch, as everywhere
+            policy = await lock_policy(session, policy_id)
+            batch = await session.scalar(exhausted.where(Batch.id == batch_id))
+            if batch is None:
+                continue
+            reason = f"{batch.attempt} attempts ended without a result"
+            why, action = f"its batch is quarantined: {reason}", AuditAction.BATCH_QUARANTINED
+            batch.state, batch.reason, batch.settled_at = BatchState.QUARANTINED, reason, now()
             batch.fence += 1  # a trainer that still works on it must not write
-            await _update_samples(session, batch, state=SampleState.DROPPED, reason="its batch is quarantined")
-            project_id = (await session.get_one(Policy, batch.policy_id)).project_id
-            action = AuditAction.BATCH_QUARANTINED
-            record_audit(session, "reconcile", action, batch.id, batch.reason, project_id=project_id)
-            enqueue_after_commit(session, "assemble")
-    return len(poisoned)
+            await batch_samples.return_samples(session, batch.id, why, SampleRule.UNTRAINABLE)
+            record_audit(session, "reconcile", action, batch_id, reason, project_id=policy.project_id)
+            num_quarantined += 1
+    return num_quarantined
 
 
-async def _discard(session: AsyncSession, claimed: ClaimedBatch, state: BatchState, reason: str) -> None:
+async def _discard(
+    session: AsyncSession,
+    claimed: ClaimedBatch,
+    state: BatchState,
+    reason: str,
+    why_returned: str,
+    exhausted: SampleRule | None = None,
+) -> None:
     await _finish(session, claimed, state, reason=reason)
-    dropped_reason = f"its batch is set aside: {reason}"
-    await _update_samples(session, claimed.row, state=SampleState.DROPPED, reason=dropped_reason)
+    await batch_samples.return_samples(session, claimed.row.id, why_returned, exhausted)
     action, project_id = AuditAction(f"batch.{state}"), claimed.policy.project_id
     record_audit(session, TRAINER, action, claimed.row.id, reason, project_id=project_id)
-    enqueue_after_commit(session, "assemble")
 
 
 async def _finish(session: AsyncSession, claimed: ClaimedBatch, state: BatchState, **values: Any) -> None:
     row = claimed.row
     await leases.finish(session, Batch, row.id, fence=row.fence, state=state, settled_at=now(), **values)
-
-
-async def _update_samples(session: AsyncSession, batch: Batch, *conditions: ColumnElement[bool], **values: Any) -> None:
-    """Update the samples that the batch still holds."""
-    await session.execute(
-        update(Sample)
-        .where(Sample.batch_id == batch.id, Sample.state == SampleState.BATCHED, *conditions)
-        .values(values)
-    )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from alignment.errors import AlignmentError, DamagedAdapter
+from alignment.errors import AlignmentError, DamagedAdapter, NothingToCompare, NoVariance
 from app.core.leases import LeaseLost
 from app.models import Batch, Judgement, RewardModel
 from workers.context import WorkerContext
@@ -49,12 +49,16 @@ class TrainingLoop:
         """Train every open batch. Return how many there were."""
         context, count = self.context, 0
         while (claimed := context.run(batches.claim(context.db, context.owner, context.settings))) is not None:
-            self.train_batch(claimed)
+            try:
+                self.train_batch(claimed)
+            except LeaseLost as error:  # the head moved, or its samples were erased
+                log.warning("%s; %s is discarded", error, claimed.adapter_name)
+                self.group.loaded_version_dir = UNKNOWN
             count += 1
         return count
 
     def train_batch(self, claimed: ClaimedBatch) -> None:
-        """Run one update and record the version, or why there is none."""
+        """Run one update and record the version, or why there is none. Raises LeaseLost."""
         context, batch_id, name = self.context, claimed.row.id, claimed.adapter_name
         log.info("batch %s: %d samples → %s", batch_id, len(claimed.batch.samples), name)
         lineage = {
@@ -78,6 +82,10 @@ class TrainingLoop:
                 context.run(batches.halt_on_damaged_parent(context.db, claimed, str(error)))
                 log.error("batch %s: training of %s is halted: %s", batch_id, claimed.policy.name, error)
                 return
+            except (NoVariance, NothingToCompare) as error:
+                context.run(batches.refuse(context.db, claimed, f"{type(error).__name__}: {error}"))
+                log.info("batch %s: %s", batch_id, error)
+                return
             except AlignmentError as error:
                 context.run(batches.quarantine(context.db, claimed, f"{type(error).__name__}: {error}"))
                 log.warning("batch %s: %s", batch_id, error)
@@ -88,12 +96,7 @@ class TrainingLoop:
                 raise
         metrics = result.pop("metrics")
         finite_metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}
-        try:
-            is_committed = context.run(batches.commit(context.db, claimed, metrics=finite_metrics, **result))
-        except LeaseLost as error:
-            log.warning("%s; %s is discarded", error, name)
-            self.group.loaded_version_dir = UNKNOWN
-            return
+        is_committed = context.run(batches.commit(context.db, claimed, metrics=finite_metrics, **result))
         log.info("%s %s", name, "trained" if is_committed else "is void: the head moved")
         if is_committed:
             self.trackers.log(claimed.policy.name, name, claimed.number, batch_id, metrics)

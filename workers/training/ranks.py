@@ -40,6 +40,8 @@ def trainer_config(settings: Settings) -> TrainerConfig:
     """Return the trainer's configuration. An algorithm's own settings override the deployment's general ones."""
     algorithm = settings.algorithm
     general: dict[str, Any] = {} if settings.kl_coef is None else {"kl_coef": settings.kl_coef}
+    if algorithm.type != "custom":  # whose own defaults hold
+        general["epochs"] = settings.epochs
     if settings.length_range:
         general |= dict(zip(("shortest", "longest"), settings.length_range, strict=True))
     unset_fields = type(algorithm).model_fields.keys() - algorithm.model_fields_set

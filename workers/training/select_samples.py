@@ -1,89 +1,139 @@
-"""Select the ready samples of the next batch: whole groups, oldest first, within the caps on what one source gives."""
+"""Select the ready samples of the next batch: whole groups, oldest first, within the caps on what one source gives.
+
+A batch has at least two different rewards.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Subquery, and_, func, or_, select, true
+from sqlalchemy import ColumnElement, Subquery, and_, case, func, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
 from app.core.settings import Settings
 from app.models import Origin, Policy, Rater, Sample, SampleState, Turn
 from app.training import service
+from app.training.batch_samples import NO_CONTRAST
 from app.training.policy_config import effective_rollouts
 from app.training.service import max_samples
 from workers.feedback import rater_trust
 
 MAX_GROUP_SIZE = 64
+# Of two groups, the one with the smaller priority is selected first, then the older one.
+FIRST, CONTRAST, NORMAL, WITHOUT_CONTRAST = -1000, -500, 0, 1
 
 
-async def select_samples(
-    session: AsyncSession, policy_id: str, version_ids: Sequence[str], size: int, settings: Settings
-) -> list[Sample]:
-    """Lock and return at most `size` samples. Samples beyond a cap stay open for a later batch."""
-    ready = _ready_samples(policy_id, version_ids)
-    num_raters = int(await session.scalar(select(func.count(ready.c.rater.distinct()))) or 0)
-    within_caps = _samples_within_caps(policy_id, version_ids, size, num_raters, settings)
-    policy = await session.get_one(Policy, policy_id)
-    max_planned = max_samples(effective_rollouts(policy, settings).max_plan_share, settings.batch_size)
-    groups = await _read_groups(session, within_caps, size, max_planned)
-    turn_ids = _fill_batch(groups, size, max_planned)
-    # Feedback may have withdrawn or quarantined a sample since it was read, so its state is read again under its lock.
-    locked = await session.scalars(
-        select(Sample)
-        .where(Sample.turn_id.in_(turn_ids), Sample.state == SampleState.OPEN)
-        .order_by(Sample.turn_id)
-        .with_for_update()
-        .execution_options(populate_existing=True)
+@dataclass(frozen=True)
+class SamplePool:
+    """The ready samples that a batch is selected from, and their priority. A group has that of its first sample.
+
+    `is_usable` is a condition on the version that generated them.
+    Samples that come from a batch without contrast are selected last, and are at most half of the next one. So they are
+    tried again only with new samples.
+    """
+
+    policy_id: str
+    is_usable: ColumnElement[bool]
+    condition: ColumnElement[bool] = field(default_factory=true)
+    priority: ColumnElement[int] = field(
+        default_factory=lambda: case((Sample.reason == NO_CONTRAST, WITHOUT_CONTRAST), else_=NORMAL)
     )
-    return list(locked)
+
+    def failed_first(self) -> "SamplePool":
+        """Select the samples first that were in the most quarantined batches."""
+        has_contrast = or_(Sample.reason.is_(None), Sample.reason != NO_CONTRAST)
+        return replace(self, condition=has_contrast, priority=-service.num_failures())
+
+    def without_failed(self) -> "SamplePool":
+        """Leave out the samples of quarantined batches."""
+        return replace(self, condition=service.num_failures() == 0)
+
+    def first_if(self, condition: ColumnElement[bool], priority: int) -> "SamplePool":
+        return replace(self, priority=case((condition, priority), else_=self.priority))
+
+
+async def select_samples(session: AsyncSession, pool: SamplePool, size: int, settings: Settings) -> list[Sample]:
+    """Lock and return at most `size` samples with at least two different rewards, or [].
+
+    The oldest come first. If their rewards are all equal, the oldest group with another reward takes the place of the
+    last ones. Samples beyond a cap stay open for a later batch.
+    """
+    policy = await session.get_one(Policy, pool.policy_id)
+    max_planned = max_samples(effective_rollouts(policy, settings).max_plan_share, settings.batch_size)
+    chosen = _fill_batch(await _read_groups(session, pool, size, max_planned, settings), size, max_planned)
+    rewards = set(chosen.values())
+    if len(rewards) == 1:
+        differs = Sample.reward != rewards.pop()
+        groups = await _read_groups(session, pool.first_if(differs, CONTRAST), size, max_planned, settings)
+        if groups[0].priority != CONTRAST:
+            return []
+        is_first = _group_key() == groups[0].key
+        groups = await _read_groups(session, pool.first_if(is_first, FIRST), size, max_planned, settings)
+        chosen = _fill_batch(groups, size, max_planned)
+    # Feedback may have withdrawn or quarantined a sample since it was read, so its state is read again under its lock.
+    locked = list(
+        await session.scalars(
+            select(Sample)
+            .where(Sample.turn_id.in_(chosen), Sample.state == SampleState.OPEN)
+            .order_by(Sample.turn_id)
+            .with_for_update()
+            .execution_options(populate_existing=True)
+        )
+    )
+    return locked if len({sample.reward for sample in locked}) > 1 else []
 
 
 class ReadyGroup(NamedTuple):
-    """Samples of replies to one prompt. `is_planned` is true if the prompt comes from a prompt set, not from a chat.
+    """Samples of replies to one prompt: their rewards by turn. `is_planned` is true if the prompt comes from a prompt
+    set, not from a chat.
 
-    Groups sort by `ready_at`, the time at which the first of the samples became ready.
+    Groups sort by priority, then by `ready_at`, the time at which the first of the samples became ready.
     """
 
+    priority: int
     ready_at: float
     key: str
-    turn_ids: list[str]
+    rewards: dict[str, float]
     is_planned: bool
 
 
-async def _read_groups(session: AsyncSession, samples: Subquery, size: int, max_planned: int) -> list[ReadyGroup]:
-    """Return the oldest groups of chats and of prompt sets, each up to a limit, so that neither hides the other."""
+async def _read_groups(
+    session: AsyncSession, pool: SamplePool, size: int, max_planned: int, settings: Settings
+) -> list[ReadyGroup]:
+    """Return the first groups of chats and of prompt sets, each up to a limit, so that neither hides the other."""
+    ready = _ready_samples(pool)
+    num_raters = int(await session.scalar(select(func.count(ready.c.rater.distinct()))) or 0)
+    samples = _samples_within_caps(ready, pool.policy_id, size, num_raters, settings)
     groups: dict[str, ReadyGroup] = {}
     is_planned = samples.c.origin == Origin.PROMPT_SET
+    order = (samples.c.group_priority, samples.c.group_ready_at, samples.c.group_key)
     for condition, limit in ((samples.c.origin != Origin.PROMPT_SET, size), (is_planned, max_planned)):
         rows = await session.execute(
-            select(samples.c.turn_id, samples.c.group_key, samples.c.group_ready_at, samples.c.origin)
+            select(*order, samples.c.turn_id, samples.c.reward, samples.c.origin)
             .where(condition)
-            .order_by(samples.c.group_ready_at, samples.c.group_key, samples.c.turn_id)
+            .order_by(*order, samples.c.turn_id)
             .limit(limit + MAX_GROUP_SIZE)
         )
-        for turn_id, key, ready_at, origin in rows:
-            group = ReadyGroup(ready_at, key, [], origin == Origin.PROMPT_SET)
-            groups.setdefault(key, group).turn_ids.append(turn_id)
-    return sorted(groups.values())
+        for priority, ready_at, key, turn_id, reward, origin in rows:
+            group = ReadyGroup(priority, ready_at, key, {}, origin == Origin.PROMPT_SET)
+            groups.setdefault(key, group).rewards[turn_id] = reward
+    return sorted(groups.values(), key=lambda group: group[:3])
 
 
-def _samples_within_caps(
-    policy_id: str, version_ids: Sequence[str], size: int, num_raters: int, settings: Settings
-) -> Subquery:
+def _samples_within_caps(samples: Subquery, policy_id: str, size: int, num_raters: int, settings: Settings) -> Subquery:
     """Ready samples within the caps on raters, conversations and clusters.
 
     The caps apply one after the other, so that a sample beyond its rater's cap takes no place from the others of its
     conversation and cluster. Replies to one prompt count once, since they are selected together.
     """
-    samples = _ready_samples(policy_id, version_ids)
     even_share = service.even_share(size, num_raters)
     for name, share in (
         ("rater", settings.max_rater_share),
         ("conversation_id", settings.max_conversation_share),
         ("cluster", settings.max_cluster_share),
     ):
-        order = (samples.c.group_ready_at, samples.c.group_key)
+        order = (samples.c.group_priority, samples.c.group_ready_at, samples.c.group_key)
         position = func.dense_rank().over(partition_by=samples.c[name], order_by=order)
         ranked = select(samples, position.label("position")).subquery()
         columns = [column for column in ranked.c if column.name != "position"]
@@ -97,24 +147,30 @@ def _samples_within_caps(
     return samples
 
 
-def _ready_samples(policy_id: str, version_ids: Sequence[str]) -> Subquery:
-    group_key = func.coalesce(Sample.group_id, Sample.turn_id)
+def _group_key() -> ColumnElement[str]:
+    return func.coalesce(Sample.group_id, Sample.turn_id)
+
+
+def _ready_samples(pool: SamplePool) -> Subquery:
     return (
         select(
             Sample.turn_id,
             Sample.rater,
             Sample.conversation_id,
             Sample.cluster,
-            group_key.label("group_key"),
-            func.min(Sample.ready_at).over(partition_by=group_key).label("group_ready_at"),
+            Sample.reward,
+            _group_key().label("group_key"),
+            func.min(pool.priority).over(partition_by=_group_key()).label("group_priority"),
+            func.min(Sample.ready_at).over(partition_by=_group_key()).label("group_ready_at"),
             Turn.origin,
         )
         .join(Turn, Turn.id == Sample.turn_id)
         .where(
-            Sample.policy_id == policy_id,
+            Sample.policy_id == pool.policy_id,
             Sample.state == SampleState.OPEN,
             Sample.ready_at <= now(),
-            Sample.version_id.in_(version_ids),
+            pool.is_usable,
+            pool.condition,
         )
         .subquery()
     )
@@ -134,20 +190,33 @@ def _is_within_rater_cap(
     return or_(position <= even_share, is_within_limit)
 
 
-def _fill_batch(groups: Sequence[ReadyGroup], size: int, max_planned: int) -> list[str]:
-    """Return the turn ids of the groups that fit.
+def _fill_batch(groups: Sequence[ReadyGroup], size: int, max_planned: int) -> dict[str, float]:
+    """Return the rewards by turn of the groups that fit.
 
     Replies to one prompt are compared with each other, so a group is split only if it alone exceeds the batch. Groups
-    of prompt sets get at most `max_planned` places, or one group.
+    of prompt sets get at most `max_planned` places, or one group. Groups without contrast get as many places as others.
     """
-    turn_ids: list[str] = []
-    num_planned = 0
+    rewards: dict[str, float] = {}
+    num_planned = num_without_contrast = 0
     for group in groups:
-        if group.is_planned and num_planned and num_planned + len(group.turn_ids) > max_planned:
+        num_samples, has_no_contrast = len(group.rewards), group.priority == WITHOUT_CONTRAST
+        if group.is_planned and num_planned and num_planned + num_samples > max_planned:
             continue
-        if len(turn_ids) + len(group.turn_ids) <= size:
-            turn_ids += group.turn_ids
-            num_planned += len(group.turn_ids) if group.is_planned else 0
-        elif not turn_ids:
-            return group.turn_ids[:size]
-    return turn_ids
+        if has_no_contrast and 2 * num_without_contrast + num_samples > len(rewards):
+            continue
+        if len(rewards) + num_samples <= size:
+            rewards |= group.rewards
+            num_planned += num_samples if group.is_planned else 0
+            num_without_contrast += num_samples if has_no_contrast else 0
+        elif not rewards:
+            return _split_group(group, size)
+    return rewards
+
+
+def _split_group(group: ReadyGroup, size: int) -> dict[str, float]:
+    """Return the first `size` samples of the group, the last of them replaced if all rewards would be equal."""
+    items = list(group.rewards.items())
+    others = [item for item in items[size:] if item[1] != items[0][1]]
+    if others and len({reward for _, reward in items[:size]}) == 1:
+        items[size - 1] = others[0]
+    return dict(items[:size])

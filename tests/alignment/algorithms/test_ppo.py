@@ -21,7 +21,21 @@ def test_running_baseline_advantages_and_update() -> None:
     ppo.before_train_step(0, data)
     assert data.advantages_BT is not None
     assert data.advantages_BT.tolist() == [[0.5, 0.5], [-0.5, 0.0]]
-    assert ppo.state_dict() == {"baseline": 0.5}  # 0.5 · 0.5 + 0.5 · mean(1, 0)
+    assert ppo.state_dict()["baseline"] == 0.5  # 0.5 · 0.5 + 0.5 · mean(1, 0)
+
+
+def test_replies_of_earlier_versions_are_compared_with_the_baseline_of_their_time() -> None:
+    ppo = PPO(PPOConfig(whiten="off", baseline_decay=0.5))
+    ppo.load_state_dict({"baseline": 0.75, "earlier_baselines": [-0.5, 0.25]})
+    data = make_train_data([reply(1.0, 1), reply(1.0, 1, lag=1), reply(-1.0, 1, lag=2), reply(-1.0, 1, lag=9)])
+    ppo.before_train_step(0, data)
+    assert data.advantages_BT is not None
+    assert data.advantages_BT[:, 0].tolist() == [0.25, 0.75, -0.5, -0.5], "rewards less 0.75, 0.25, −0.5 and the oldest"
+    # 0.75 + 0.5 · mean(advantages): the replies of worse versions do not lower what is expected of the current one.
+    assert ppo.state_dict() == {"baseline": 0.75, "earlier_baselines": [-0.5, 0.25, 0.75]}
+    other = PPO(PPOConfig())
+    other.load_state_dict(ppo.state_dict())
+    assert other.state_dict() == ppo.state_dict()
 
 
 def test_scale_whitening_does_not_centre() -> None:
@@ -69,6 +83,14 @@ def test_first_step_gradient_is_reinforce() -> None:
     metrics = ppo.compute_loss(one_micro_batch(data))
     assert metrics["actor/ppo_kl"].item() == 0.0
     assert metrics["actor/pg_clipfrac"].item() == 0.0
+
+
+def test_temperatures_of_sapo_are_settings() -> None:
+    ppo = PPO(PPOConfig(whiten="off", kl_coef=0.0, loss="sapo", tau_pos=2.0, tau_neg=4.0))
+    data = make_train_data(REPLIES)
+    ppo.before_train_step(0, data)
+    # at a ratio of 1 a token's loss is −A · 2/τ: −1, −1 and ½ over three tokens
+    assert ppo.compute_loss(one_micro_batch(data))["actor/pg_loss"].item() == pytest.approx(-0.5)
 
 
 def test_stale_samples_have_truncated_weights() -> None:

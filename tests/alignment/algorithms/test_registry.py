@@ -57,6 +57,13 @@ def test_custom_algorithm_uses_its_defaults_unless_they_are_set() -> None:
     assert build(CustomConfig(name="alignment.algorithms.dpo_and_kto:DPO", max_kl=0.3)).config.max_kl == 0.3
 
 
+@pytest.mark.parametrize("option", ["max_kl", "epochs", "minibatches"])
+def test_options_cannot_replace_the_settings_of_an_update(option: str) -> None:
+    """Otherwise `options` would escape the KL limit that the service sets."""
+    with pytest.raises(ValueError, match=f"{option} must stand beside options"):
+        CustomConfig(name="alignment.algorithms.dpo_and_kto:DPO", options={option: None})
+
+
 def test_custom_class_is_loaded_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install a module and its metadata in the layout of pip."""
     (tmp_path / "market_rl.py").write_text(

@@ -8,7 +8,9 @@ import torch
 
 from alignment.config.algorithm import AlgorithmConfig, DPOConfig, GRPOConfig, KTOConfig, PPOConfig
 from alignment.config.trainer import OptimConfig, TrainerConfig
-from alignment.trainer.trainer import Trainer
+from alignment.errors import NonFiniteUpdate
+from alignment.trainer.metrics import UpdateKL
+from alignment.trainer.trainer import RETRY_LR_FACTOR, Trainer
 from alignment.types import Batch
 from tests.alignment.trainer.test_update import in_groups
 
@@ -72,8 +74,23 @@ def test_without_a_target_the_update_is_not_scaled(base_model: Path, config: Tra
     assert metrics["guard/kl"] > TARGET and "actor/step_scale" not in metrics
 
 
-def test_diverging_update_is_refused_or_undone(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
+def test_update_that_diverges_is_repeated_with_a_smaller_rate(
+    base_model: Path, config: TrainerConfig, draw: Draw
+) -> None:
     trainer = make_trainer(base_model, config, 1e6, algorithm=PPOConfig(epochs=1, minibatches=1))
     metrics = trainer.update(draw(8)).metrics
     weights = torch.cat([tensor.flatten() for tensor in trainer.policy.role_parameters("actor").values()])
-    assert bool(weights.isfinite().all()) and metrics["guard/kl"] <= TARGET
+    assert bool(weights.isfinite().all()) and 0 < metrics["guard/kl"] <= TARGET
+    assert trainer.optimizers["actor"].lr < 1e6 * RETRY_LR_FACTOR
+
+
+def test_update_of_which_no_fraction_fits_is_refused(
+    base_model: Path, config: TrainerConfig, draw: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would otherwise become a version that equals its parent."""
+    trainer = make_trainer(base_model, config, 1e-3)
+    before = trainer.probe()
+    monkeypatch.setattr(UpdateKL, "measure", lambda _: 1.0)
+    with pytest.raises(NonFiniteUpdate, match="No fraction of the update"):
+        trainer.update(draw(8))
+    assert trainer.probe() == before and trainer.optimizers["actor"].lr_scale == 1.0

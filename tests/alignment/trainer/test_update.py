@@ -30,6 +30,7 @@ from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.models.base_model import ModelRole
+from alignment.trainer.loss_part import LossPart
 from alignment.trainer.scoring import score_sequences
 from alignment.trainer.trainer import Trainer
 from alignment.trainer.update import Update
@@ -97,11 +98,11 @@ def updated_trainer(base_model: Path, config: TrainerConfig, batch: Batch) -> Tr
 def first_step(trainer: Trainer, batch: Batch) -> tuple[dict[str, float], Tensor]:
     """Return the metrics and the gradient of the first step."""
     update = Update(trainer.context, batch, step=0)
-    epochs = update._plan_epochs(torch.Generator().manual_seed(0))
-    update._score([group for _, groups in epochs[0] for group in groups])
+    part = LossPart(update.algorithm, update.samples, update.sequences, update.data)
+    update._plan(part)
+    update._score(part.first_epoch)
     trainer.algorithm.before_train_step(0, update.data)
-    minibatch, groups = epochs[0][0]
-    metrics = update._accumulate_gradient(minibatch, groups)
+    metrics = update._accumulate_gradient([part], [part.epochs[0][0]])
     roles: tuple[ModelRole, ...] = ("actor", "critic") if "critic" in trainer.optimizers else ("actor",)
     tensors = [tensor for role in roles for tensor in trainer.policy.role_parameters(role).values()]
     return metrics, torch.cat([tensor.grad.flatten() for tensor in tensors if tensor.grad is not None])

@@ -11,7 +11,7 @@ from app.deployments import pins
 from app.deployments.schemas import PinRequest
 from app.deployments.version_router import VersionRouter
 from app.models import ApiKey, Audit, Engine, Pin, PinKind, Version, VersionState, new_id
-from app.projects import keys
+from app.projects import service as projects
 from app.projects.service import create_project
 from tests.support.deployment import Harness
 
@@ -147,7 +147,7 @@ async def test_key_is_found_by_id_or_prefix(harness: Harness) -> None:
 async def test_ambiguous_prefix_is_refused(harness: Harness) -> None:
     [key] = await harness.all(ApiKey)
     async with harness.db.write() as session:
-        other_key, _ = await keys.create(session, key.project_id)
+        other_key, _ = await projects.create_key(session, key.project_id)
         other_key.prefix = key.prefix
     answer = await harness.api.put(PINS, json={"kind": "key", "subject": key.prefix, "version": 0})
     assert (answer.status_code, answer.json()["error"]["param"]) == (409, "subject")
@@ -256,7 +256,7 @@ async def test_changed_pin_clears_the_route_cache(harness: Harness, monkeypatch:
 async def test_pins_need_an_admin_key(harness: Harness) -> None:
     async with harness.db.write() as session:
         project_id = (await harness.policy()).project_id
-        _, secret = await keys.create(session, project_id, ("chat", "feedback"))
+        _, secret = await projects.create_key(session, project_id, ("chat", "feedback"))
     headers = {"authorization": f"Bearer {secret}"}
     body = {"kind": "user", "subject": "bob", "version": 0}
     for method, path in (("PUT", PINS), ("GET", PINS), ("DELETE", f"{PINS}/{new_id('pin')}")):

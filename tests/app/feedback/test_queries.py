@@ -61,7 +61,8 @@ async def test_effective_is_set_on_reads_only(harness: Harness) -> None:
     FeedbackView.model_validate(submitted)
     await harness.vote(turn.id, "down")
     [first, second] = (await harness.api.get("/v1/feedback", params={"completion_id": turn.id})).json()["data"]
-    assert first == submitted | {"effective": False, "withdrawn": False}
+    assert first == submitted | {"effective": False, "withdrawn": False, "outcome": first["outcome"]}
+    assert (first["outcome"]["rule"], second["outcome"]["waiting_for"]) == ("replaced", "processing")
     assert (second["effective"], second["withdrawn"]) == (True, False)
     assert (await harness.api.get(f"/v1/feedback/{submitted['id']}")).json() == first
 

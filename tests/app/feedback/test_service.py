@@ -108,7 +108,9 @@ async def test_withdrawal_appends_one_row(harness: Harness) -> None:
     body = {"completion_id": turn.id, "kind": "binary", "value": True, "name": "tone", "source": {"id": "ada"}}
     submitted = (await harness.api.post("/v1/feedback", json=body)).json()
     withdrawn = await harness.api.delete(f"/v1/feedback/{submitted['id']}")
-    assert (withdrawn.status_code, withdrawn.json()) == (200, submitted | {"effective": False, "withdrawn": True})
+    assert withdrawn.status_code == 200 and withdrawn.json()["outcome"]["rule"] == "withdrawn"
+    view = submitted | {"effective": False, "withdrawn": True, "outcome": withdrawn.json()["outcome"]}
+    assert withdrawn.json() == view
     again = await harness.api.delete(f"/v1/feedback/{submitted['id']}")
     assert (again.status_code, again.json()) == (200, withdrawn.json())
     original, withdrawal = sorted(await harness.all(Feedback), key=lambda row: row.seq)

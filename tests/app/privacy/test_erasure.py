@@ -31,6 +31,7 @@ from app.models import (
     VersionState,
     new_id,
 )
+from app.policies.service import Attribution
 from app.privacy import erasure
 from app.projects import service as projects
 from tests.support.deployment import Harness
@@ -166,7 +167,7 @@ async def test_sample_without_other_feedback_stays_dropped(harness: Harness) -> 
     await erase(harness)
     await curate(harness.db, harness.settings)
     sample = await harness.get(Sample, turn.id)
-    assert (sample.state, sample.reason) == (SampleState.DROPPED, "withdrawn")
+    assert (sample.state, sample.rule) == (SampleState.DROPPED, "withdrawn")
     assert await harness.all(Reward) == []
 
 
@@ -179,7 +180,7 @@ async def test_waiting_samples_are_dropped_with_a_reason(harness: Harness, state
         (await session.get_one(Sample, turn.id)).state = state
     await erase(harness)
     sample = await harness.get(Sample, turn.id)
-    assert (sample.state, sample.reason, sample.conversation_id) == (SampleState.DROPPED, "erased", None)
+    assert (sample.state, sample.rule, sample.conversation_id) == (SampleState.DROPPED, "erased", None)
     await curate(harness.db, harness.settings)
     assert (await harness.get(Sample, turn.id)).state == SampleState.DROPPED
 
@@ -242,7 +243,7 @@ async def test_versions_that_learned_are_tainted_with_their_descendants(harness:
 async def serve(harness: Harness, version: Version) -> None:
     async with harness.db.write() as session:
         policy = await session.get_one(Policy, version.policy_id)
-        await service.set_live(session, policy, await session.get_one(Version, version.id), actor="t", reason="t")
+        await service.set_live(session, policy, await session.get_one(Version, version.id), Attribution("t", "t"))
 
 
 async def test_feedback_on_others_turns_taints_only_versions_that_used_it(harness: Harness) -> None:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from sqlalchemy import event
+from sqlalchemy import event, update
 
 from app.core.database import Database
+from app.models import Feedback
 from tests.support.deployment import Harness
 from tests.support.trained_versions import create_batch, create_version
 
@@ -99,7 +100,7 @@ async def test_lineage_takes_one_query(harness: Harness) -> None:
         assert len((await read_lineage(harness, version.number))["data"]) == size
         event.remove(app_engine, "before_cursor_execute", count)
         counts.append(sum("samples" in statement for statement in statements))
-    assert counts == [1, 1]
+    assert counts == [2, 2]  # the entries, and what became of their feedback
 
 
 async def test_completion_lineage_has_versions_and_their_descendants(harness: Harness) -> None:
@@ -126,6 +127,19 @@ async def test_discounted_feedback_is_in_the_lineage_of_earlier_turns(harness: H
     assert (await harness.api.put("/v1/policies/shop/rewards", json=config)).status_code == 200
     rows = (await harness.api.get(f"/v1/feedback/{feedback_id}/lineage")).json()["data"]
     assert [row["version"] for row in rows] == ["shop@v1"]
+
+
+async def test_lineage_has_the_outcome_of_the_feedback(harness: Harness) -> None:
+    turn = await harness.turn()
+    feedback_id = (await harness.vote(turn.id)).json()["id"]
+    version = await create_version(harness, turn)
+    async with harness.db.write() as session:
+        await session.execute(update(Feedback).values(batch_id=version.batch_id))
+    [entry] = (await read_lineage(harness, 1))["data"]
+    body = (await harness.api.get(f"/v1/feedback/{feedback_id}/lineage")).json()
+    outcome = (await harness.api.get(f"/v1/feedback/{feedback_id}")).json()["outcome"]
+    assert entry["outcome"] == body["outcome"] == outcome
+    assert outcome["version"] == body["data"][0]["version"] == "shop@v1"
 
 
 async def test_first_version_has_no_lineage(harness: Harness) -> None:

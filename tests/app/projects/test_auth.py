@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core import cache
 from app.core.database import Database, now
 from app.models import ApiKey, Project
-from app.projects import keys
+from app.projects import service as projects
 from app.projects.auth import ApiKeyCache
 from tests.app.projects.test_endpoints import bearer, create_key
 from tests.support.deployment import Harness
@@ -32,12 +32,12 @@ def statements(db: Database) -> Iterator[list[str]]:
 
 async def new_key(harness: Harness, **values: Any) -> str:
     async with harness.db.write() as session:
-        _, key = await keys.create(session, (await harness.policy()).project_id, **values)
+        _, key = await projects.create_key(session, (await harness.policy()).project_id, **values)
     return key
 
 
 async def change(harness: Harness, key: str, **values: Any) -> None:
-    [row] = [row for row in await harness.all(ApiKey) if row.sha256 == keys.digest(key)]
+    [row] = [row for row in await harness.all(ApiKey) if row.sha256 == projects.digest_key(key)]
     async with harness.db.write() as session:
         locked = await session.get_one(ApiKey, row.id)
         for name, value in values.items():
@@ -50,7 +50,7 @@ async def test_key_is_read_once_and_only_its_hash_is_sent(harness: Harness) -> N
         callers = [await key_cache.find(harness.db, harness.key) for _ in range(5)]
     key_queries = [line for line in executed if "api_keys" in line]
     assert len(key_queries) == 1 and len(set(callers)) == 1 and callers[0] is not None
-    assert keys.digest(harness.key) in key_queries[0] and harness.key not in str(executed)
+    assert projects.digest_key(harness.key) in key_queries[0] and harness.key not in str(executed)
 
 
 async def test_unknown_keys_are_not_cached(harness: Harness) -> None:

@@ -2,13 +2,13 @@
 
 from app.core.database import now
 from app.models import ApiKey, Project
-from app.projects import keys
+from app.projects import service as projects
 from tests.support.deployment import Harness
 
 
 async def test_only_the_hash_is_stored(harness: Harness) -> None:
     [row] = await harness.all(ApiKey)
-    assert row.sha256 == keys.digest(harness.key) and harness.key not in str(vars(row))
+    assert row.sha256 == projects.digest_key(harness.key) and harness.key not in str(vars(row))
 
 
 async def test_revoked_key_is_unknown(harness: Harness) -> None:
@@ -22,7 +22,7 @@ async def test_completion_of_another_project_is_like_an_unknown_one(harness: Har
     async with harness.db.write() as session:
         session.add(Project(id="proj-other", name="other"))
         await session.flush()
-        _, key = await keys.create(session, "proj-other")
+        _, key = await projects.create_key(session, "proj-other")
     turn = await harness.turn()
     other_headers = {"authorization": f"Bearer {key}"}
     body = {"completion_id": turn.id, "kind": "binary", "value": True}

@@ -110,6 +110,7 @@ PROBES = [
     path(f"POST {POLICY}/shadow/abort", "name", "policy", {}),
     path(f"PUT {POLICY}/delivery", "name", "policy", {}),
     path(f"GET {POLICY}/training", "name", "policy"),
+    path(f"GET {POLICY}/votes", "name", "policy"),
     path(f"POST {POLICY}/training/pause", "name", "policy", {}),
     path(f"POST {POLICY}/training/resume", "name", "policy", {}),
     path(f"POST {POLICY}/training/trigger", "name", "policy", {}),

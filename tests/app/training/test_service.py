@@ -69,8 +69,8 @@ async def test_status_says_what_the_next_batch_waits_for(harness: Harness) -> No
             counts = await service.count_samples(session, policy, configured)
             return await service.describe_wait(session, policy, counts._replace(now=10.0), configured, triggered=False)
 
-        for _ in range(3):
-            await create_sample(harness, rater="HUMAN/ada")
+        for reward in (1.0, 1.0, -1.0):
+            await create_sample(harness, rater="HUMAN/ada", reward=reward)
         assert await describe_wait(min_raters=3) == "2 more raters."
         not_yet = "4 more ready samples; in 290 s fewer are enough."
         assert await describe_wait(max_wait_seconds=300) == not_yet
@@ -118,8 +118,8 @@ async def test_only_samples_of_the_head_count_in_synchronous_mode(harness: Harne
 
 
 async def test_trigger_applies_until_a_batch_is_frozen(harness: Harness) -> None:
-    for _ in range(2):
-        await create_sample(harness, ready_at=now())
+    for reward in (1.0, -1.0):
+        await create_sample(harness, ready_at=now(), reward=reward)
     assert (await read_status(harness))["waiting_for"].startswith("6 more ready samples")
     body = (await harness.api.post(f"{ROOT}/training/trigger", json={"reason": "show it"})).json()
     assert body["triggered"] is True and body["waiting_for"].startswith("Nothing")

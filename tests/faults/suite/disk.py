@@ -23,7 +23,7 @@ from alignment.artifacts.manifest import verify
 from alignment.errors import DamagedAdapter
 from app.cli.server import prepare_database
 from app.core.settings import Settings
-from app.models import Batch, BatchState, Policy, Sample, SampleState, Version, new_id
+from app.models import Batch, BatchState, BatchTurn, Policy, Sample, SampleState, Version, new_id
 from tests.faults.suite import invariants
 from tests.faults.suite.attempt import FAILED, PASSED, attempt, fork
 from tests.faults.suite.deployment import make_settings
@@ -102,6 +102,7 @@ class DiskFaultRunner:
                 turn = make_turn(policy, head, id, messages=messages, finished_at=None)
                 session.add(turn)
                 session.flush()
+                session.add(BatchTurn(batch_id=batch.id, turn_id=turn.id))
                 session.add(
                     Sample(
                         turn_id=turn.id,

@@ -12,7 +12,19 @@ from sqlalchemy.orm import Session
 from alignment.artifacts.manifest import verify
 from alignment.errors import DamagedAdapter
 from app.core.settings import Settings
-from app.models import Batch, BatchState, Deployment, Feedback, Policy, Sample, SampleState, Turn, Version, VersionState
+from app.models import (
+    Batch,
+    BatchState,
+    BatchTurn,
+    Deployment,
+    Feedback,
+    Policy,
+    Sample,
+    SampleState,
+    Turn,
+    Version,
+    VersionState,
+)
 
 
 @dataclass
@@ -49,6 +61,7 @@ def check(settings: Settings, acknowledged: Mapping[str, str], chats: Iterable[s
         turn_of = dict(session.execute(select(Feedback.idempotency_key, Feedback.turn_id)).tuples().all())
         turns = set(session.scalars(select(Turn.id)))
         samples = list(session.scalars(select(Sample)))
+        batch_turns = list(session.scalars(select(BatchTurn)))
         batches = {batch.id: batch for batch in session.scalars(select(Batch))}
         versions = list(session.scalars(select(Version).order_by(Version.number)))
         deployments = list(session.scalars(select(Deployment)))
@@ -62,7 +75,7 @@ def check(settings: Settings, acknowledged: Mapping[str, str], chats: Iterable[s
     errors += [f"feedback {id} is stored {row_counts[id]} times" for id in duplicated]
     errors += [f"the answered chat {id} is not stored" for id in set(chats) - turns]
 
-    used_twice = _check_used_twice(samples, batches, versions, errors)
+    used_twice = _check_used_twice(samples, batch_turns, batches, versions, errors)
     half_published = _check_versions(versions, deployments, policies, errors)
     return Report(
         acknowledged=len(acknowledged),
@@ -78,7 +91,11 @@ def check(settings: Settings, acknowledged: Mapping[str, str], chats: Iterable[s
 
 
 def _check_used_twice(
-    samples: list[Sample], batches: dict[str, Batch], versions: list[Version], errors: list[str]
+    samples: list[Sample],
+    batch_turns: list[BatchTurn],
+    batches: dict[str, Batch],
+    versions: list[Version],
+    errors: list[str],
 ) -> int:
     """Check by the rows, and by the turns that are stored with each version. Return how much was used twice."""
     version_of = {version.batch_id: version for version in versions if version.batch_id is not None}
@@ -91,11 +108,15 @@ def _check_used_twice(
         is_trained = batch.state == BatchState.TRAINED
         if is_trained != (id in version_of) or (is_trained and version_of[id].id != batch.version_id):
             errors.append(f"batch {id} is {batch.state}, but its version is {batch.version_id}")
+        num_turns = sum(row.batch_id == id for row in batch_turns)
         members = [sample for sample in samples if sample.batch_id == id]
+        if is_trained and num_turns != batch.num_samples:
+            errors.append(f"batch {id} was frozen with {batch.num_samples} samples and has {num_turns} turns")
+        # All samples leave together when the version is rejected or undone.
         if is_trained and (
-            len(members) != batch.num_samples or any(sample.state != SampleState.TRAINED for sample in members)
+            len(members) not in (0, num_turns) or any(sample.state != SampleState.TRAINED for sample in members)
         ):
-            errors.append(f"batch {id} was frozen with {batch.num_samples} samples and has {len(members)}")
+            errors.append(f"batch {id} was trained on {num_turns} samples and has {len(members)}")
     for sample in samples:
         if sample.state == SampleState.TRAINED and (
             sample.batch_id is None or batches[sample.batch_id].state != BatchState.TRAINED
@@ -106,7 +127,7 @@ def _check_used_twice(
         if version.adapter_path is None or not Path(version.adapter_path).exists():
             continue
         learned = Counter(read_trained_turns(Path(version.adapter_path)))
-        expected = Counter(_expected_turns(version, by_id, samples))
+        expected = Counter(_expected_turns(version, by_id, batch_turns))
         used_twice += sum(count > 1 for count in learned.values())
         if learned != expected:
             extra, missing = learned - expected, expected - learned
@@ -121,7 +142,7 @@ def read_trained_turns(directory: Path) -> list[str]:
     return turns
 
 
-def _expected_turns(version: Version, by_id: dict[str, Version], samples: list[Sample]) -> list[str]:
+def _expected_turns(version: Version, by_id: dict[str, Version], batch_turns: list[BatchTurn]) -> list[str]:
     """Return the turns of all batches from the base model to this version."""
     batch_ids = set()
     ancestor: Version | None = version
@@ -129,7 +150,7 @@ def _expected_turns(version: Version, by_id: dict[str, Version], samples: list[S
         if ancestor.batch_id is not None:
             batch_ids.add(ancestor.batch_id)
         ancestor = by_id.get(ancestor.parent_id or "")
-    return [sample.turn_id for sample in samples if sample.batch_id in batch_ids]
+    return [row.turn_id for row in batch_turns if row.batch_id in batch_ids]
 
 
 def _check_versions(

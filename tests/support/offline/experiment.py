@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
@@ -59,6 +59,16 @@ class UpdateResult:
 
 
 @dataclass(frozen=True)
+class RatedReplies:
+    """The votes on the replies that one version gave to the chats' prompts, and the approval without mistaken votes."""
+
+    version: int
+    samples: list[Sample]
+    approval: float
+    mean_length: float
+
+
+@dataclass(frozen=True)
 class EvaluationResult:
     """The quality of a version on other users. `kl`: k3(version, base model) per token, on replies of the version."""
 
@@ -85,14 +95,30 @@ class Experiment:
     def run_update(self) -> UpdateResult:
         """Sample a reply to every chat's prompt, rate the replies and train on them."""
         started = time.process_time()
-        behavior_version = self.version - len(self._adapters) + 1
+        rated = self.collect_votes()
+        sampled_at = time.process_time()
+        metrics, refused = self.train(rated.samples)
+        return UpdateResult(
+            rated.version,
+            rated.approval,
+            rated.mean_length,
+            len(rated.samples),
+            self.version,
+            refused,
+            sampled_at - started,
+            time.process_time() - sampled_at,
+            metrics,
+        )
+
+    def collect_votes(self) -> RatedReplies:
+        """Sample a reply to every chat's prompt, and rate the replies."""
+        version = self.version - len(self._adapters) + 1
         self._sampler.load_adapter(self._adapters[0])
         prompts = self._chats.prompts()
         sampled = self._sampler.sample(
             [prompt.prompt_ids for prompt in prompts], self._generator, count=self.config.replies_per_prompt
         )
         self._chats.add_replies([replies[0] for replies in sampled])
-        sampled_at = time.process_time()
         approvals = [
             [self._judge.approves(prompt, reply) for reply in replies]
             for prompt, replies in zip(prompts, sampled, strict=True)
@@ -100,27 +126,22 @@ class Experiment:
         samples = [
             sample
             for prompt, replies, flags in zip(prompts, sampled, approvals, strict=True)
-            for sample in self._make_samples(prompt, replies, flags, behavior_version)
+            for sample in self._make_samples(prompt, replies, flags, version)
         ]
+        lengths = [len(reply.ids) for replies in sampled for reply in replies]
+        return RatedReplies(version, samples, fmean(flag for flags in approvals for flag in flags), fmean(lengths))
+
+    def train(self, samples: Sequence[Sample]) -> tuple[dict[str, float], str | None]:
+        """Make one update, and return its metrics and, if the batch was refused, why. The version counts either way."""
+        aged = tuple(replace(sample, lag=self.version - sample.version) for sample in samples)
         refused, metrics = None, {}
         try:
-            metrics = self._trainer.update(Batch(f"batch-{self.version}", "assistant", tuple(samples))).metrics
+            metrics = self._trainer.update(Batch(f"batch-{self.version}", "assistant", aged)).metrics
         except (NoVariance, NothingToCompare) as error:
             refused = str(error)
         self.version += 1
         self._adapters.append(copy_actor(self._trainer))
-        trained_at = time.process_time()
-        return UpdateResult(
-            behavior_version,
-            fmean(flag for flags in approvals for flag in flags),
-            fmean(len(reply.ids) for replies in sampled for reply in replies),
-            len(samples),
-            self.version,
-            refused,
-            sampled_at - started,
-            trained_at - sampled_at,
-            metrics,
-        )
+        return metrics, refused
 
     def evaluate(self, num_users: int = 128) -> EvaluationResult:
         """Run whole chats of the newest version, with the same users for every experiment."""
@@ -161,9 +182,7 @@ class Experiment:
         else:
             approvals = [approved != self._judge.makes_mistake() for approved in approvals]
         return [
-            _make_sample(
-                prompt, reply, 1.0 if approved else -1.0, behavior_version, self.version - behavior_version, number
-            )
+            _make_sample(prompt, reply, 1.0 if approved else -1.0, behavior_version, number)
             for number, (reply, approved) in enumerate(zip(replies, approvals, strict=True))
         ]
 
@@ -173,7 +192,7 @@ def copy_actor(trainer: Trainer) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in trainer.policy.role_parameters("actor").items()}
 
 
-def _make_sample(prompt: Prompt, reply: Reply, reward: float, version: int, lag: int = 0, number: int = 0) -> Sample:
+def _make_sample(prompt: Prompt, reply: Reply, reward: float, version: int, number: int = 0) -> Sample:
     group = f"{prompt.conversation}-{prompt.turn}"
     return Sample(
         turn_id=f"{group}-{number}",
@@ -182,7 +201,6 @@ def _make_sample(prompt: Prompt, reply: Reply, reward: float, version: int, lag:
         logprobs=reply.logprobs,
         reward=reward,
         version=version,
-        lag=lag,
         group=group,
         conversation=prompt.conversation,
         turn_index=prompt.turn,

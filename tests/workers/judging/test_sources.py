@@ -63,7 +63,7 @@ async def test_a_custom_rule_gets_the_turn(harness: Harness, shop: ModuleType) -
     [judgement] = await run_judging(harness, settings_with_sources(harness, rule("shop_rules:score")))
     assert judgement.value == 0.25
     [facts] = inputs
-    assert facts.details == {"plan": "gold"} and facts.reply == {"role": "assistant", "content": "hello"}
+    assert facts.metadata == {"plan": "gold"} and facts.reply == {"role": "assistant", "content": "hello"}
     assert (facts.state, facts.finish_reason, facts.num_output_tokens, facts.next_message) == ("done", "stop", 2, None)
 
 

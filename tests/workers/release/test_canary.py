@@ -31,9 +31,8 @@ from tests.workers.release.test_publish import create_trained_version, export_va
 from workers.reconcile import reconcile
 from workers.release import engine_inventory
 from workers.release.adapter_sync import sync_adapters
-from workers.release.decisions import check_canaries
 from workers.release.evaluate import evaluate
-from workers.release.publish import publish
+from workers.release.publish import check_canaries, publish
 from workers.training.assemble import assemble
 
 COUNT = itertools.count()

@@ -77,8 +77,8 @@ async def test_metric_out_of_bounds_rejects_the_version(
     [
         (f"{__name__}:user_gate", "high", None),
         (f"{__name__}:user_gate", "low", "gate mine: it feels wrong"),
-        (f"{__name__}:broken_gate", "high", "gate mine: the request failed: RuntimeError: no network"),
-        ("nowhere:gate", "high", "gate mine: the request failed: UnknownExtension"),
+        (f"{__name__}:broken_gate", "high", "gate mine: its function failed: RuntimeError: no network"),
+        ("nowhere:gate", "high", "gate mine: its function failed: UnknownExtension"),
     ],
 )
 async def test_user_function_decides_and_a_failing_one_rejects(

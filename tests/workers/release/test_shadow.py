@@ -39,9 +39,8 @@ from tests.workers.release.test_publish import create_trained_version
 from workers.curate import curate
 from workers.reconcile import reconcile, unload_unused_adapters
 from workers.release import engine_inventory
-from workers.release.decisions import check_shadow_deployments
 from workers.release.evaluate import evaluate
-from workers.release.publish import publish
+from workers.release.publish import check_shadow_deployments, publish
 from workers.rollouts import chat_rollouts, rollout_queue, sampler
 from workers.rollouts.sampler import sample_rollouts
 from workers.training.assemble import assemble
@@ -192,7 +191,7 @@ async def test_better_shadow_passes_to_the_next_release_state(
         assert (await harness.get(Version, version.id)).state == VersionState.SHADOW_PASSED
         await publish(harness.db, settings)
     row: Version = await harness.get(Version, version.id)
-    assert (row.state, row.metrics["shadow/better"]) == (state, 10)
+    assert (row.state, row.metrics["shadow/better"], row.metrics["shadow/tied"]) == (state, 10, 0)
     reasons = {one.action: one.reason for one in await harness.all(Audit)}
     assert "better in 10 of 10 pairs" in (reasons["shadow.passed"] or "")
     assert reasons["deployment.deployed" if canary is None else "canary.began"] == "shadow_passed"

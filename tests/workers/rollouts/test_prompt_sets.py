@@ -39,7 +39,7 @@ from tests.support.rollout_rows import (
     run_rollouts,
 )
 from tests.support.scripted_engine import ScriptedEngine
-from tests.workers.training.test_assemble import rate
+from tests.support.updates import rate
 from workers.rollouts import prompt_sets, rollout_queue
 from workers.rollouts.sampler import sample_rollouts
 from workers.training import batches

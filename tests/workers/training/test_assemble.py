@@ -1,30 +1,16 @@
-"""Assemble: batch size, freshness, caps and variance."""
+"""Assemble: batch size, freshness, caps and contrast."""
 
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import update
 
-from app.core.database import now
 from app.core.settings import Settings
-from app.models import Audit, Batch, BatchState, LearningMode, Policy, Sample, SampleState, Version, VersionState
+from app.models import Batch, BatchState, LearningMode, Policy, Sample, SampleRule, SampleState, Turn, VersionState
 from tests.support.deployment import Harness
+from tests.support.updates import rate
 from workers.curate import curate
 from workers.training.assemble import assemble
-
-
-async def rate(
-    harness: Harness, thumbs: str, version: Version | None = None, rater: str | None = None, **values: Any
-) -> list[str]:
-    """Create one rated turn per character, + or -. Each turn has a different rater unless `rater` is given."""
-    turns = []
-    for thumb in thumbs:
-        turn = await harness.turn(version, **values)
-        turns.append(turn.id)
-        source = {} if rater is None else {"source": {"kind": "HUMAN", "id": rater}}
-        await harness.vote(turn.id, "up" if thumb == "+" else "down", **source)
-    await curate(harness.db, harness.settings)
-    return turns
 
 
 async def batched_turn_ids(harness: Harness) -> set[str]:
@@ -57,39 +43,123 @@ async def test_a_policy_has_one_open_batch(harness: Harness) -> None:
     assert len(await harness.all(Batch)) == 1
 
 
-async def test_batch_without_variance_is_refused_with_a_reason(harness: Harness) -> None:
-    await rate(harness, "++++++++")
-    await assemble(harness.db, harness.settings)
-    [batch] = await harness.all(Batch)
-    assert batch.state == BatchState.REFUSED
-    assert "rewards are 1.0" in batch.reason
-    assert {sample.state for sample in await harness.all(Sample)} == {SampleState.DROPPED}
-    assert "batch.refused" in [row.action for row in await harness.all(Audit)]
-    await rate(harness, "+-+-+-+-")
-    assert await assemble(harness.db, harness.settings) == 1, "training continues"
+async def test_equal_rewards_wait_for_another_one(harness: Harness) -> None:
+    await rate(harness, "+" * 12)
+    assert await assemble(harness.db, harness.settings) == 0
+    assert await harness.all(Batch) == []
+    assert {sample.state for sample in await harness.all(Sample)} == {SampleState.OPEN}
+    status = (await harness.api.get("/v1/policies/shop/training")).json()
+    sentence = "All 12 ready samples have the reward 1: the next batch needs one with another reward."
+    assert status["waiting_for"] == sentence
+    [different] = await rate(harness, "-")
+    assert await assemble(harness.db, harness.settings) == 1
+    batched = await batched_turn_ids(harness)
+    assert different in batched and len(batched) == 8
 
 
-async def test_a_stale_sample_never_reaches_a_batch(harness: Harness) -> None:
+async def test_the_oldest_sample_with_another_reward_takes_the_last_place(harness: Harness) -> None:
+    approved = await rate(harness, "+" * 8)
+    disapproved = await rate(harness, "--")
+    async with harness.db.write() as session:
+        for age, turn_id in enumerate([*approved, *disapproved]):
+            await session.execute(update(Sample).where(Sample.turn_id == turn_id).values(ready_at=1.0 + age))
+    assert await assemble(harness.db, harness.settings) == 1
+    assert await batched_turn_ids(harness) == {*approved[:7], disapproved[0]}
+
+
+async def test_a_small_batch_without_contrast_waits(harness: Harness) -> None:
+    small = with_settings(harness, min_batch_size=3, max_wait_seconds=0)
+    await rate(harness, "+++")
+    assert await assemble(harness.db, small) == 0
+    await rate(harness, "-")
+    assert await assemble(harness.db, small) == 1
+
+
+async def test_another_reward_counts_beyond_the_cap_of_its_rater(harness: Harness) -> None:
+    """Ada's older samples would fill her share of the batch, and only her latest one has another reward."""
+    settings = with_settings(harness, max_rater_share=0.25)
+    ada = await rate(harness, "+" * 6, rater="ada")
+    ada += await rate(harness, "-", rater="ada")
+    await rate(harness, "+" * 6)
+    assert await assemble(harness.db, settings) == 1
+    batched = await batched_turn_ids(harness)
+    assert ada[-1] in batched and len(batched & set(ada)) == 2 and len(batched) == 8
+
+
+async def test_a_group_that_is_split_keeps_its_contrast(harness: Harness) -> None:
+    group = [f"chatcmpl-{index}" for index in range(10)]
+    for index, id in enumerate(group):
+        await harness.turn(id=id, completion_id=group[0], choice_index=index)
+        body = {"completion_id": group[0], "choice_index": index, "kind": "binary", "value": index < 9}
+        assert (await harness.api.post("/v1/feedback", json=body)).status_code == 201
+    await curate(harness.db, harness.settings)
+    assert await assemble(harness.db, harness.settings) == 1
+    assert await batched_turn_ids(harness) == {*group[:7], group[9]}
+
+
+async def test_samples_of_any_version_are_learned_from(harness: Harness) -> None:
+    """The update corrects for their distance; `max_staleness` limits it where an operator asks for that."""
+    base = await harness.serving()
+    await rate(harness, "+-")
+    for _ in range(6):
+        head = await harness.version(VersionState.LIVE)
+    await rate(harness, "+-+-+-", head)
+    assert await assemble(harness.db, harness.settings) == 1
+    assert {sample.state for sample in await harness.all(Sample)} == {SampleState.BATCHED}
+    assert {sample.version_id for sample in await harness.all(Sample)} == {base.id, head.id}
+
+
+async def test_a_stale_sample_never_reaches_a_batch_with_max_staleness(harness: Harness) -> None:
     base = await harness.serving()
     await rate(harness, "+-")
     first = await harness.version(VersionState.LIVE)
     await rate(harness, "+-", first)
     second = await harness.version(VersionState.LIVE)
     await rate(harness, "+-+-+-+-", second)
-    await assemble(harness.db, harness.settings)
-    by_version = {(sample.version_id, sample.state) for sample in await harness.all(Sample)}
-    assert (base.id, SampleState.DROPPED) in by_version, "two versions behind"
-    assert (first.id, SampleState.BATCHED) in by_version, "one version behind"
+    await assemble(harness.db, with_settings(harness, max_staleness=1))
+    by_version = {(sample.version_id, sample.state, sample.rule) for sample in await harness.all(Sample)}
+    assert (base.id, SampleState.DROPPED, SampleRule.TOO_OLD) in by_version, "two versions behind"
+    assert (first.id, SampleState.BATCHED, None) in by_version, "one version behind"
 
 
-async def test_a_sample_of_a_version_that_was_rolled_back_never_reaches_a_batch(harness: Harness) -> None:
+async def test_a_sample_of_a_version_that_was_rolled_back_is_learned_from_by_default(harness: Harness) -> None:
     rolled_back = await harness.version(VersionState.ROLLED_BACK)
-    await rate(harness, "+-", rolled_back)
+    await rate(harness, "+-+-+-+-", rolled_back)
     policy = await harness.policy()
     async with harness.db.write() as session:
         (await session.get_one(type(policy), policy.id)).head_version_id = rolled_back.parent_id
-    await assemble(harness.db, harness.settings)
+    settings = with_settings(harness, max_staleness=4)
+    assert await assemble(harness.db, harness.settings) == 1
+    async with harness.db.write() as session:
+        await session.execute(update(Sample).values(state=SampleState.OPEN, batch_id=None))
+        await session.execute(update(Batch).values(state=BatchState.FAILED))
+    assert await assemble(harness.db, settings) == 0
     assert {sample.state for sample in await harness.all(Sample)} == {SampleState.DROPPED}
+
+
+async def test_a_sample_is_too_old_by_the_age_of_its_reply(harness: Harness) -> None:
+    old = await rate(harness, "+-")
+    async with harness.db.write() as session:
+        day_ago = Turn.created_at - 86400
+        await session.execute(update(Turn).where(Turn.id.in_(old)).values(created_at=day_ago))
+    await rate(harness, "+-+-+-+-")
+    assert await assemble(harness.db, with_settings(harness, max_sample_age_seconds=43200.0)) == 1
+    dropped = [sample for sample in await harness.all(Sample) if sample.state == SampleState.DROPPED]
+    assert {sample.turn_id for sample in dropped} == set(old)
+    assert {(sample.rule, sample.reason) for sample in dropped} == {
+        (SampleRule.TOO_OLD, "its reply is older than 0.5 days")
+    }
+
+
+async def test_samples_that_wait_are_taken_together(harness: Harness) -> None:
+    """While an update runs, more than one batch may become ready: they wait for one update, not for several."""
+    await rate(harness, "+-" * 10)
+    assert await assemble(harness.db, with_settings(harness, max_batch_size=12)) == 1
+    assert len(await batched_turn_ids(harness)) == 12
+    async with harness.db.write() as session:
+        await session.execute(update(Batch).values(state=BatchState.FAILED))
+    assert await assemble(harness.db, with_settings(harness, max_batch_size=None)) == 1
+    assert sorted(batch.num_samples for batch in await harness.all(Batch)) == [8, 12]
 
 
 async def test_nothing_is_assembled_on_a_head_that_was_not_released(harness: Harness) -> None:
@@ -206,32 +276,6 @@ async def test_nothing_is_assembled_while_training_is_halted(harness: Harness) -
     async with harness.db.write() as session:
         await session.execute(update(Policy).values(mode=LearningMode.ASYNCHRONOUS))
     assert await assemble(harness.db, harness.settings) == 1
-
-
-async def test_on_stale_wait_waits_for_samples_that_would_become_stale(harness: Harness) -> None:
-    old = await rate(harness, "+-")
-    live = await harness.version(VersionState.LIVE)
-    async with harness.db.write() as session:
-        clock = await session.scalar(select(now()))
-        assert clock is not None
-        await session.execute(update(Sample).values(ready_at=clock + 100))
-    await rate(harness, "+-+-+-+-", live)
-    assert await assemble(harness.db, with_settings(harness, on_stale="wait")) == 0
-    async with harness.db.write() as session:
-        await session.execute(update(Sample).where(Sample.turn_id.in_(old)).values(ready_at=1.0))
-    assert await assemble(harness.db, with_settings(harness, on_stale="wait")) == 1
-    assert set(old) < await batched_turn_ids(harness)
-
-
-async def test_on_stale_wait_ends_after_max_wait_seconds(harness: Harness) -> None:
-    await rate(harness, "+-")
-    live = await harness.version(VersionState.LIVE)
-    async with harness.db.write() as session:
-        clock = await session.scalar(select(now()))
-        assert clock is not None
-        await session.execute(update(Sample).values(ready_at=clock + 100))
-    await rate(harness, "+-+-+-+-", live)
-    assert await assemble(harness.db, with_settings(harness, on_stale="wait", max_wait_seconds=0)) == 1
 
 
 async def test_single_rater_may_fill_a_batch_without_a_cap(harness: Harness) -> None:

@@ -1,26 +1,17 @@
 """Batches of the trainer: one owner at a time, one result, and no result after the lease is lost."""
 
-from typing import Any
-
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from app.core.leases import LeaseLost
 from app.models import Audit, Batch, BatchState, LearningMode, Policy, Sample, SampleState, Version, VersionState
 from app.projects.service import create_project
 from app.training import kl_guard
 from tests.support.deployment import Harness
-from tests.workers.training.test_assemble import rate
+from tests.support.updates import RESULT, expire_leases, rate
+from workers.curate import curate
 from workers.training import batches
 from workers.training.assemble import assemble
-
-RESULT: dict[str, Any] = {
-    "adapter_path": "/nowhere/shop-v1",
-    "manifest_sha256": "0" * 64,
-    "probe": {"ids": [[1, 2]], "logprobs": [[-0.5]]},
-    "metrics": {},
-    "timings": {"export": 0.01},
-}
 
 
 async def create_claimed_batch(harness: Harness) -> batches.ClaimedBatch:
@@ -29,12 +20,6 @@ async def create_claimed_batch(harness: Harness) -> batches.ClaimedBatch:
     claimed = await batches.claim(harness.db, "trainer-a", harness.settings)
     assert claimed is not None
     return claimed
-
-
-async def expire_leases(harness: Harness) -> None:
-    """Let the leases of all batches expire."""
-    async with harness.db.write() as session:
-        await session.execute(update(Batch).where(Batch.lease_until.is_not(None)).values(lease_until=0.0))
 
 
 async def test_claimed_batch_has_the_recorded_tokens(harness: Harness) -> None:
@@ -163,6 +148,7 @@ async def test_damaged_parent_halts_training_and_reopens_samples(harness: Harnes
 
     async with harness.db.write() as session:  # an operator has restored the directory
         kl_guard.resume(session, await session.get_one(Policy, policy.id), actor="me", reason="restored")
+    await curate(harness.db, harness.settings)  # feedback that came meanwhile counts
     assert await assemble(harness.db, harness.settings) == 1
     again = await batches.claim(harness.db, "trainer-a", harness.settings)
     assert again is not None

@@ -13,11 +13,14 @@ import torch
 from sqlalchemy import select
 
 from alignment.artifacts.manifest import MANIFEST
+from alignment.errors import NonFiniteUpdate, NothingToCompare, NoVariance
 from alignment.types import Batch as TrainerBatch
+from app.core.database import Database
 from app.models import Audit, Batch, BatchState, LearningMode, Policy, Sample, SampleState, Version
+from app.training import batch_samples
 from tests.support.deployment import Harness
 from tests.support.frozen_batches import create_batch, create_project_with_policy
-from tests.workers.training.test_batches import expire_leases
+from tests.support.updates import expire_leases
 from workers.context import WorkerContext
 from workers.release.verify_delivery import check_files
 from workers.training import batches
@@ -142,7 +145,45 @@ async def test_batch_that_is_always_out_of_memory_is_quarantined(
     [version] = [version for version in await harness.all(Version) if version.number]
     assert (version.batch_id, version.number) == (good, 1)
     states = {(sample.batch_id, sample.state) for sample in await harness.all(Sample)}
-    assert states == {(poisoned, SampleState.DROPPED), (good, SampleState.TRAINED)}
+    assert states == {(None, SampleState.OPEN), (good, SampleState.TRAINED)}
+
+
+@pytest.mark.parametrize("error", [NothingToCompare, NoVariance])
+async def test_batch_without_contrast_is_refused_and_its_samples_return(
+    harness: Harness, rank: Rank, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    batch_id = await create_batch(harness.db, (await harness.policy()).id)
+    monkeypatch.setattr(rank.group.trainer, "update", failing_update(error, rank.group.trainer.update, times=1))
+    assert await rank.work() == 1
+    batch: Batch = await harness.get(Batch, batch_id)
+    assert batch.state == BatchState.REFUSED and (batch.reason or "").startswith(error.__name__)
+    assert {(row.state, row.num_returns) for row in await harness.all(Sample)} == {(SampleState.OPEN, 0)}
+
+
+async def test_update_of_a_batch_that_was_broken_up_is_discarded(
+    harness: Harness, rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollback during an update that fails must not stop the trainer."""
+    policy_id = (await harness.policy()).id
+    batch_id = await create_batch(harness.db, policy_id)
+    update = failing_update(NonFiniteUpdate, rank.group.trainer.update, times=1)
+
+    def break_up_and_fail(*arguments: Any, **options: Any) -> Any:
+        rank.context.run(break_up(rank.context.db, batch_id))
+        return update(*arguments, **options)
+
+    monkeypatch.setattr(rank.group.trainer, "update", break_up_and_fail)
+    assert await rank.work() == 1
+    assert (await harness.get(Batch, batch_id)).state == BatchState.FAILED
+    await create_batch(harness.db, policy_id, seed=1)
+    monkeypatch.undo()
+    assert await rank.work() == 1
+    assert len([version for version in await harness.all(Version) if version.number]) == 1
+
+
+async def break_up(db: Database, batch_id: str) -> None:
+    async with db.write() as session:
+        await batch_samples.break_up_batches(session, [batch_id], BatchState.FAILED, "the head moved")
 
 
 def failing_update(
@@ -197,7 +238,7 @@ async def test_full_weights_are_trained_and_loadable(harness: Harness) -> None:
             await create_batch(harness.db, (await harness.policy()).id, seed=seed)
             assert await rank.work() == 1
         thread.submit(lambda: rank.context.run(rank.context.db.close())).result()
-    versions = [version for version in await harness.all(Version) if version.number]
+    versions = sorted(await harness.all(Version), key=lambda version: version.number)[1:]
     assert [version.full_weights for version in versions] == [True, True]
     for version in versions:
         check_files(version, settings)

@@ -1,0 +1,288 @@
+"""What becomes of feedback: learned from (by which version), waiting (for what) or not learned from (by which rule).
+
+`select_outcomes` is the only definition. It has one row for each piece of feedback, so that the counts of all outcomes
+add up to the number of votes.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, FromClause, Select, Subquery, and_, bindparam, case, func, or_, select, union_all
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute, join
+
+from app.core.database import now
+from app.feedback.schemas import WITHDRAWAL, OutcomeState
+from app.models import (
+    NUMERIC_KINDS,
+    PENDING_RELEASE,
+    VOTE_KINDS,
+    Batch,
+    BatchState,
+    Feedback,
+    FeedbackRank,
+    LearningMode,
+    Origin,
+    Policy,
+    Reward,
+    Sample,
+    SampleRule,
+    SampleState,
+    Turn,
+    TurnState,
+    Version,
+    VersionState,
+)
+from app.policies.references import format_reference
+
+
+class Reason(StrEnum):
+    """Why feedback has its outcome. Of feedback about several replies the reply with the first of these decides."""
+
+    LEARNED = "learned"
+    RELEASE = "release"
+    TRAINING = "training"
+    BATCH = "batch"
+    RESUME = "resume"
+    OTHER_SOURCES = "other_sources"
+    ADMIN_REVIEW = "admin_review"
+    REPLY_UNFINISHED = "reply_unfinished"
+    PROCESSING = "processing"
+    ROLLED_BACK = SampleRule.ROLLED_BACK
+    VERSION_REJECTED = SampleRule.VERSION_REJECTED
+    TOO_LATE = "too_late"
+    TOO_OLD = SampleRule.TOO_OLD
+    NOTHING_TO_COMPARE = SampleRule.NOTHING_TO_COMPARE
+    UNTRAINABLE = SampleRule.UNTRAINABLE
+    RATER_BLOCKED = SampleRule.RATER_BLOCKED
+    EXCLUDED = SampleRule.EXCLUDED
+    ERASED = SampleRule.ERASED
+    WITHDRAWN = SampleRule.WITHDRAWN
+    REPLACED = "replaced"
+    NO_REWARD = "no_reward"
+    UNPROCESSABLE = "unprocessable"
+
+
+REASONS = tuple(Reason)
+CODES = {reason: code for code, reason in enumerate(REASONS)}  # statements compare them: the lowest is the outcome
+WAITING = REASONS[CODES[Reason.RELEASE] : CODES[Reason.ROLLED_BACK]]
+SENTENCES = {
+    Reason.LEARNED: "A released version has learned from it.",
+    Reason.RELEASE: "An update has learned from it; its version is not released yet.",
+    Reason.TRAINING: "It is in the batch that is being trained, or that is trained next.",
+    Reason.BATCH: "It is ready and waits for the next batch.",
+    Reason.RESUME: "It is ready; learning is halted until an operator resumes it.",
+    Reason.OTHER_SOURCES: "It waits for the other reward sources of its reply.",
+    Reason.ADMIN_REVIEW: "Its sample is quarantined and waits for an admin's decision.",
+    Reason.REPLY_UNFINISHED: "Its reply has not ended yet.",
+    Reason.PROCESSING: "It has not been processed yet.",
+    Reason.ROLLED_BACK: "The version that learned from it was rolled back.",
+    Reason.VERSION_REJECTED: "The version that learned from it was rejected.",
+    Reason.TOO_LATE: "Its reply was already in a batch when it was processed.",
+    Reason.TOO_OLD: "Its reply is older than the settings allow, or its version is too far behind.",
+    Reason.NOTHING_TO_COMPARE: "The algorithm compares replies to one prompt, and there was no other reply.",
+    Reason.UNTRAINABLE: "No batch with its reply could be trained.",
+    Reason.RATER_BLOCKED: "An admin has blocked its rater.",
+    Reason.EXCLUDED: "Its reply must not be trained on.",
+    Reason.ERASED: "Its reply was deleted.",
+    Reason.WITHDRAWN: "It was withdrawn.",
+    Reason.REPLACED: "Later feedback of the same source replaced it.",
+    Reason.NO_REWARD: "Feedback of its kind gives no reward under the policy's reward settings.",
+    Reason.UNPROCESSABLE: "Its processing failed; the audit log has the error (feedback.skipped).",
+}
+
+
+Conditions = Sequence[tuple[ColumnElement[bool], Reason]]
+_IS_TRAINED = Batch.state == BatchState.TRAINED
+BATCH_CONDITIONS: Conditions = (
+    (Batch.state == BatchState.OPEN, Reason.TRAINING),
+    (_IS_TRAINED & (Version.state == VersionState.ROLLED_BACK), Reason.ROLLED_BACK),
+    (_IS_TRAINED & (Version.state == VersionState.REJECTED), Reason.VERSION_REJECTED),
+    (_IS_TRAINED & Version.state.in_(PENDING_RELEASE), Reason.RELEASE),
+    (_IS_TRAINED, Reason.LEARNED),
+)
+
+
+class EffectiveOutcome(NamedTuple):
+    """What views of feedback add when it is read: an OutcomeView as a dict, and whether it is effective."""
+
+    effective: bool
+    withdrawn: bool
+    outcome: dict[str, Any]
+
+
+def state_of(reason: Reason) -> OutcomeState:
+    """Return the state of the outcomes with this reason."""
+    if reason == Reason.LEARNED:
+        return "learned"
+    return "waiting" if reason in WAITING else "not_learned"
+
+
+def kind_class(kind: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[str]:
+    """Return the class of a kind: a comment, for example, does not replace a rating."""
+    return case((kind.in_(NUMERIC_KINDS), "number"), else_=kind)
+
+
+def select_outcomes(project_id: ColumnElement[str], condition: ColumnElement[bool]) -> Select[Any]:
+    """Return a query of the outcomes of a project's feedback for which the condition holds: one row for each.
+
+    `code` is the index of the outcome's reason in REASONS. `policy_id` is the policy of the reply that decides the
+    outcome; it is null for feedback about replies of which no row is left.
+    """
+    chosen = (Feedback.project_id == project_id, condition)
+    targets = select(Feedback.target).where(*chosen)
+    same_targets = (Feedback.project_id == project_id, Feedback.target.in_(targets))
+    replaces = (Feedback.target, Feedback.name, Feedback.source_kind, Feedback.source_id, kind_class(Feedback.kind))
+    latest_seq = select(func.max(Feedback.seq).label("seq")).where(*same_targets, Feedback.kind != WITHDRAWAL)
+    latest = latest_seq.group_by(*replaces).cte("latest")
+    withdrawn_id = Feedback.request_metadata["withdraws"].as_string().label("id")
+    withdrawals = select(withdrawn_id).where(*same_targets, Feedback.kind == WITHDRAWAL).distinct().cte("withdrawals")
+    columns = _outcome_columns(latest, withdrawals)
+
+    def join_state(feedback_and_turns: FromClause) -> Any:
+        """Return the columns for each feedback with a turn. Every row of the argument gives one row."""
+        return (
+            select(*columns)
+            .select_from(feedback_and_turns)
+            .outerjoin(Reward, and_(Reward.turn_id == Turn.id, Reward.feedback_seq == Feedback.seq))
+            .outerjoin(Sample, Sample.turn_id == Turn.id)
+            .outerjoin(Batch, Batch.id == Feedback.batch_id)
+            .outerjoin(Version, Version.id == Batch.version_id)
+            .outerjoin(Policy, Policy.id == func.coalesce(Batch.policy_id, Turn.policy_id))
+            .outerjoin(latest, latest.c.seq == Feedback.seq)
+            .outerjoin(withdrawals, withdrawals.c.id == Feedback.id)
+            .where(*chosen, Feedback.kind != WITHDRAWAL)
+        )
+
+    concerned = _turns_of_several(chosen)
+    several = join(Feedback, concerned, concerned.c.seq == Feedback.seq).outerjoin(Turn, Turn.id == concerned.c.turn_id)
+    # Replies that came after the feedback on their conversation decide only if they have its reward.
+    is_later = case((or_(Turn.created_at <= Feedback.created_at, Reward.id.is_not(None)), 0), else_=1)
+    order = (is_later, columns[0], Turn.created_at, Turn.id)
+    position = func.row_number().over(partition_by=Feedback.seq, order_by=order)
+    by_turn = join_state(several).add_columns(position.label("position")).subquery().c
+    outcomes = union_all(
+        join_state(join(Feedback, Turn, Turn.id == Feedback.turn_id)),
+        select(*[by_turn[column.name] for column in columns]).where(by_turn.position == 1),
+    )
+    return select(outcomes.subquery("outcomes"))
+
+
+def _turns_of_several(chosen: Iterable[ColumnElement[bool]]) -> Subquery:
+    """Return (seq, turn id) of feedback that is no feedback on one turn: a ranking's turns, a conversation's turns.
+
+    The turn id is null if there is none left.
+    """
+    several: Any = select(Feedback.seq).where(*chosen, Feedback.turn_id.is_(None), Feedback.kind != WITHDRAWAL)
+    in_conversation = and_(
+        Turn.project_id == Feedback.project_id,
+        Turn.conversation_id == Feedback.conversation_id,
+        Turn.origin == Origin.CHAT,
+    )
+    ranked = several.add_columns(FeedbackRank.turn_id).where(Feedback.conversation_id.is_(None))
+    conversations = several.add_columns(Turn.id).where(Feedback.conversation_id.is_not(None))
+    return union_all(
+        ranked.outerjoin_from(Feedback, FeedbackRank, FeedbackRank.feedback_seq == Feedback.seq),
+        conversations.outerjoin_from(Feedback, Turn, in_conversation),
+    ).subquery("concerned")
+
+
+def _outcome_columns(latest: FromClause, withdrawals: FromClause) -> list[Any]:
+    """Return the columns of an outcome, for a turn that the feedback is about."""
+    return [
+        _outcome_code(latest, withdrawals).label("code"),
+        Feedback.seq,
+        Feedback.kind,
+        Feedback.source_kind,
+        Feedback.created_at,
+        latest.c.seq.is_not(None).label("is_latest"),
+        withdrawals.c.id.is_not(None).label("is_withdrawn"),
+        func.coalesce(Batch.policy_id, Turn.policy_id).label("policy_id"),
+        Policy.name.label("policy"),
+        Version.number.label("version"),
+        Batch.parent_id,
+        Feedback.batch_id,
+        Sample.ready_at,
+        Sample.reason.label("sample_reason"),
+        Turn.version_id.label("reply_version_id"),
+        Turn.finished_at,
+    ]
+
+
+def to_code(conditions: Conditions) -> ColumnElement[int]:
+    """Return the code of the first reason whose condition holds, as a SQL expression."""
+    codes = [(condition, CODES[reason]) for condition, reason in conditions]
+    return case(*codes, else_=CODES[Reason.UNTRAINABLE])
+
+
+def _outcome_code(latest: FromClause, withdrawals: FromClause) -> ColumnElement[int]:
+    """Return the code of the outcome's reason.
+
+    A batch decides before a withdrawal: what was learned stays learned. A batch that was broken up decides nothing.
+    """
+    is_open = Sample.state == SampleState.OPEN
+    conditions: Conditions = (
+        *BATCH_CONDITIONS,
+        (withdrawals.c.id.is_not(None), Reason.WITHDRAWN),
+        (latest.c.seq.is_(None), Reason.REPLACED),
+        (Feedback.kind.not_in(VOTE_KINDS), Reason.NO_REWARD),
+        (or_(Turn.id.is_(None), Turn.deleted_at.is_not(None)), Reason.ERASED),
+        (~Feedback.processed & (Turn.state == TurnState.OPEN), Reason.REPLY_UNFINISHED),
+        (~Feedback.processed, Reason.PROCESSING),
+        (Turn.origin == Origin.SHADOW, Reason.EXCLUDED),
+        (Reward.id.is_(None) & Feedback.kind.in_(("correction", "categorical")), Reason.NO_REWARD),
+        (Reward.id.is_(None), Reason.UNPROCESSABLE),
+        (Reward.weight <= 0, Reason.RATER_BLOCKED),
+        (Sample.turn_id.is_(None), Reason.NO_REWARD),
+        (is_open & (Policy.mode == LearningMode.HALTED), Reason.RESUME),
+        (is_open & (Sample.ready_at > now()), Reason.OTHER_SOURCES),
+        (is_open, Reason.BATCH),
+        (Sample.state == SampleState.QUARANTINED, Reason.ADMIN_REVIEW),
+        (Sample.state.in_((SampleState.BATCHED, SampleState.TRAINED)), Reason.TOO_LATE),
+        *((Sample.rule == rule, Reason(rule)) for rule in SampleRule),
+    )
+    return to_code(conditions)
+
+
+# Built once: that takes as long as the query itself.
+_BY_SEQ = select_outcomes(bindparam("project_id"), Feedback.seq.in_(bindparam("seqs", expanding=True)))
+
+
+async def read_outcomes(session: AsyncSession, project_id: str, seqs: Collection[int]) -> dict[int, EffectiveOutcome]:
+    """Return the outcomes of feedback by `seq`, in one statement."""
+    if not seqs:
+        return {}
+    rows = await session.execute(_BY_SEQ, {"project_id": project_id, "seqs": list(seqs)})
+    return {
+        row.seq: EffectiveOutcome(row.is_latest and not row.is_withdrawn, row.is_withdrawn, _view(row)) for row in rows
+    }
+
+
+def _view(row: Any) -> dict[str, Any]:
+    """Return an OutcomeView as a dict."""
+    reason = REASONS[row.code]
+    state = state_of(reason)
+    has_version = reason in (Reason.LEARNED, Reason.RELEASE, Reason.ROLLED_BACK, Reason.VERSION_REJECTED)
+    version = format_reference(row.policy, row.version) if has_version and row.version is not None else None
+    return {
+        "state": state,
+        "waiting_for": reason if state == "waiting" else None,
+        "rule": reason if state == "not_learned" else None,
+        "version": version,
+        "batch": row.batch_id if has_version or reason == Reason.TRAINING else None,
+        "until": row.ready_at if reason == Reason.OTHER_SOURCES else None,
+        "sentence": _write_sentence(reason, version, row.sample_reason),
+    }
+
+
+def _write_sentence(reason: Reason, version: str | None, sample_reason: str | None) -> str:
+    sentence = SENTENCES[reason]
+    if version is not None and reason in (Reason.LEARNED, Reason.RELEASE):
+        return {
+            Reason.LEARNED: f"{version} has learned from it.",
+            Reason.RELEASE: f"{version} has learned from it and is not released yet.",
+        }[reason]
+    if reason in (Reason.EXCLUDED, Reason.UNTRAINABLE, Reason.ADMIN_REVIEW) and sample_reason:
+        return f"{sentence.removesuffix('.')}: {sample_reason.removesuffix('.')}."
+    return sentence

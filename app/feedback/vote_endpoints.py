@@ -1,0 +1,117 @@
+"""/v1/policies/{name}/votes: what became of the votes of a policy."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Self
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from app.core.errors import ERROR_RESPONSES
+from app.feedback import vote_counts
+from app.feedback.outcomes import CODES, REASONS, SENTENCES, state_of
+from app.feedback.schemas import OutcomeState
+from app.feedback.vote_counts import VoteCount
+from app.policies import service
+from app.policies.context import PolicyDep
+from app.policies.references import format_reference
+
+router = APIRouter(prefix="/v1/policies/{name}", tags=["training"], responses=ERROR_RESPONSES)
+
+
+class VoteTotals(BaseModel):
+    """Every vote is in exactly one of the three states."""
+
+    total: int
+    learned: int
+    waiting: int
+    not_learned: int
+
+    @classmethod
+    def of(cls, counts: Iterable[VoteCount]) -> Self:
+        states: Counter[str] = Counter()
+        for count in counts:
+            states[state_of(count.reason)] += count.num_votes
+        return cls(total=states.total(), **{name: states[name] for name in ("learned", "waiting", "not_learned")})
+
+
+class ReasonCount(BaseModel):
+    """`reason` is what votes wait for, or the rule by which they are not learned from; else "learned"."""
+
+    state: OutcomeState
+    reason: str
+    count: int
+    people: int = Field(description="of these, votes of people; the others are of programs")
+    sentence: str
+
+
+class LearnerCount(BaseModel):
+    """The votes that an update has learned from, by its version and what became of that."""
+
+    version: str
+    state: OutcomeState
+    count: int
+    people: int
+
+
+class DelaysView(BaseModel):
+    """Of the latest 10,000 votes that were learned from; null if there are none.
+
+    The delay is the time from the end of the reply to the vote, in seconds. The staleness is the number of updates
+    between the version that gave the reply and the version that the batch was trained from.
+    """
+
+    median_delay: float | None
+    p90_delay: float | None
+    median_staleness: float | None
+    p90_staleness: float | None
+
+
+class VotesView(VoteTotals):
+    object: Literal["votes"] = "votes"
+    policy: str
+    people: VoteTotals = Field(description="votes with the source HUMAN")
+    programs: VoteTotals = Field(description="votes with the sources LLM_JUDGE and CODE")
+    by_reason: list[ReasonCount]
+    by_version: list[LearnerCount] = Field(description="the newest version first")
+    delays: DelaysView
+
+
+@router.get("/votes")
+async def get_votes(context: PolicyDep) -> VotesView:
+    """Count the policy's votes by what became of them. Comments and withdrawals are no votes.
+
+    A ranking of replies, or feedback on a conversation, counts once, for the reply that came furthest.
+    """
+    async with context.db.without_timeout.read() as session:  # millions of votes may take seconds
+        policy = await service.get_policy(session, context.caller.project_id, context.name)
+        counts = await vote_counts.count_votes(session, policy.project_id, [policy.id])
+        delays = await vote_counts.measure_delays(session, policy)
+    by_reason = _group(counts, lambda count: CODES[count.reason])
+    of_version = [count for count in counts if count.version is not None]
+    by_version = _group(of_version, lambda count: (-(count.version or 0), count.reason))
+    return VotesView(
+        **VoteTotals.of(counts).model_dump(),
+        policy=policy.name,
+        people=VoteTotals.of(count for count in counts if count.is_person),
+        programs=VoteTotals.of(count for count in counts if not count.is_person),
+        by_reason=[
+            ReasonCount(state=state_of(reason), reason=reason, sentence=SENTENCES[reason], **numbers)
+            for reason, numbers in ((REASONS[code], numbers) for code, numbers in by_reason)
+        ],
+        by_version=[
+            LearnerCount(version=format_reference(policy.name, -number), state=state_of(reason), **numbers)
+            for (number, reason), numbers in by_version
+        ],
+        delays=DelaysView(**delays._asdict()),
+    )
+
+
+def _group(counts: Iterable[VoteCount], key: Callable[[VoteCount], Any]) -> list[tuple[Any, dict[str, int]]]:
+    """Return the numbers of all votes and of those of people, in the order of the keys."""
+    groups: dict[Any, dict[str, int]] = {}
+    for count in counts:
+        numbers = groups.setdefault(key(count), {"count": 0, "people": 0})
+        numbers["count"] += count.num_votes
+        numbers["people"] += count.num_votes if count.is_person else 0
+    return sorted(groups.items())

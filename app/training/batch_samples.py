@@ -1,0 +1,297 @@
+"""The samples of batches: frozen into one, trained, returned, dropped, or taken back by a version that is live again.
+
+    open ── freeze ──▶ batched ── mark_trained ──▶ trained ◀── reclaim_samples ── open, dropped
+      ▲                   │ the batch failed          │ the version was rejected or undone
+      └── return_samples ─┴───────────────────────────┘
+
+A returned sample is open again, unless its turn must not be learned from any more, a rater of it is quarantined, or it
+has returned MAX_RETURNS times before. `Feedback.batch_id` follows the samples. The caller holds the policy's lock. Rows
+are locked in the order of curation: rewards, samples, feedback.
+"""
+
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import ColumnElement, and_, delete, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+
+from app.core.database import chunked, now
+from app.core.jobs import enqueue_after_commit
+from app.models import (
+    Batch,
+    BatchState,
+    BatchTurn,
+    Feedback,
+    FeedbackRank,
+    Rater,
+    RaterStanding,
+    Reward,
+    Sample,
+    SampleRule,
+    SampleState,
+    Turn,
+    Version,
+)
+from app.raters.service import BLOCKED, RECOMPUTE_DELAY_SECONDS
+
+MAX_RETURNS = 3
+NO_CONTRAST = "the algorithm had nothing to compare in its batch: it waits for new samples"
+ERASED = "its turn was deleted"
+IN_BATCH = (SampleState.BATCHED, SampleState.TRAINED)
+# A version that is live again does not take these back: they are not learned from, whichever version serves.
+NEVER_RECLAIMED = (
+    SampleRule.ERASED,
+    SampleRule.EXCLUDED,
+    SampleRule.RATER_BLOCKED,
+    SampleRule.NOTHING_TO_COMPARE,  # the version did not learn from it
+)
+
+
+async def freeze(session: AsyncSession, batch: Batch, samples: Sequence[Sample]) -> None:
+    """Move open samples into the batch, with the feedback that their rewards come from."""
+    for sample in samples:
+        sample.batch_id, sample.state, sample.rule, sample.reason = batch.id, SampleState.BATCHED, None, None
+        session.add(BatchTurn(batch_id=batch.id, turn_id=sample.turn_id))
+    await session.flush()
+    await _assign_feedback(session, batch.id, [sample.turn_id for sample in samples])
+
+
+async def mark_trained(session: AsyncSession, batch_id: str) -> None:
+    await session.execute(
+        update(Sample)
+        .where(Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED)
+        .values(state=SampleState.TRAINED, reason=None)
+    )
+
+
+async def drop_unlearned(
+    session: AsyncSession, batch_id: str, rule: SampleRule, reason: str, condition: ColumnElement[bool]
+) -> None:
+    """Drop samples of a batch that its update does not learn from."""
+    turn_ids = list(
+        await session.scalars(
+            update(Sample)
+            .where(Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED, condition)
+            .values(state=SampleState.DROPPED, rule=rule, reason=reason, batch_id=None)
+            .returning(Sample.turn_id)
+        )
+    )
+    still_used = (
+        select(Reward.feedback_seq)
+        .join(Sample, Sample.turn_id == Reward.turn_id)
+        .where(Sample.batch_id == batch_id, Reward.feedback_seq.is_not(None))
+    )
+    for chunk in chunked(turn_ids):
+        await session.execute(delete(BatchTurn).where(BatchTurn.batch_id == batch_id, BatchTurn.turn_id.in_(chunk)))
+        dropped = select(Reward.feedback_seq).where(Reward.turn_id.in_(chunk), Reward.feedback_seq.is_not(None))
+        await session.execute(
+            update(Feedback)
+            .where(Feedback.batch_id == batch_id, Feedback.seq.in_(dropped), Feedback.seq.not_in(still_used))
+            .values(batch_id=None)
+        )
+
+
+async def drop_trained(session: AsyncSession, batch_id: str, rule: SampleRule, reason: str) -> None:
+    """Drop the samples that a version has learned from, and that are not learned from again."""
+    await session.execute(
+        update(Sample)
+        .where(Sample.batch_id == batch_id, Sample.state == SampleState.TRAINED)
+        .values(state=SampleState.DROPPED, rule=rule, reason=reason, batch_id=None)
+    )
+    await _free_feedback(session, batch_id)
+
+
+async def return_samples(session: AsyncSession, batch_id: str, reason: str, exhausted: SampleRule | None = None) -> int:
+    """Return the samples of a batch, so that they can be learned from again. Returns how many left the batch.
+
+    Their rewards are computed again, because feedback may have come while they were in the batch.
+
+    Args:
+        reason: Why they return, as a sentence.
+        exhausted: The return counts, and samples that have returned MAX_RETURNS times before are dropped by this rule.
+            None: the return does not count, because it says nothing about the samples.
+    """
+    in_batch = (Sample.batch_id == batch_id, Sample.state.in_(IN_BATCH))
+    turn_ids = list(await session.scalars(select(Sample.turn_id).where(*in_batch)))
+    if not turn_ids:
+        return 0
+    blocked = await _remove_blocked_raters(session, turn_ids)
+    rows = await session.execute(
+        select(Sample, Turn.deleted_at, Turn.exclusion_reason)
+        .join(Turn, Turn.id == Sample.turn_id)
+        .where(*in_batch)
+        .order_by(Sample.turn_id)
+        .with_for_update(of=Sample)
+        .execution_options(populate_existing=True)
+    )
+    quarantined = await _find_quarantined(session, turn_ids)
+    returned: list[Sample] = []
+    for sample, deleted_at, exclusion_reason in rows:
+        sample.batch_id = None
+        if deleted_at is not None:
+            _drop(sample, SampleRule.ERASED, ERASED)
+        elif exclusion_reason is not None:
+            _drop(sample, SampleRule.EXCLUDED, exclusion_reason)
+        elif sample.turn_id in blocked:
+            _drop(sample, SampleRule.RATER_BLOCKED, BLOCKED)
+        elif exhausted is not None and sample.num_returns >= MAX_RETURNS:
+            _drop(sample, exhausted, f"{reason}; it had returned {MAX_RETURNS} times before")
+        else:
+            sample.num_returns += exhausted is not None
+            sample.state, sample.rule, sample.reason = SampleState.OPEN, None, reason
+            if sample.turn_id in quarantined:
+                sample.state, sample.reason = SampleState.QUARANTINED, quarantined[sample.turn_id]
+            returned.append(sample)
+    await session.flush()
+    await _free_feedback(session, batch_id)
+    await _request_recomputation(session, [sample.turn_id for sample in returned])
+    enqueue_after_commit(session, "curate", "assemble")
+    return len(turn_ids)
+
+
+async def break_up_batches(
+    session: AsyncSession, batch_ids: Collection[str], state: BatchState, reason: str
+) -> list[str]:
+    """Settle those of the batches that are open, and return their samples. Returns these batches' ids.
+
+    The fencing token changes, so that a trainer that has claimed such a batch cannot commit it.
+    """
+    settled = await session.execute(
+        update(Batch)
+        .where(Batch.id.in_(batch_ids), Batch.state == BatchState.OPEN)
+        .values(
+            state=state,
+            reason=reason,
+            settled_at=now(),
+            fence=Batch.fence + 1,
+            lease_owner=None,
+            lease_until=None,
+        )
+        .returning(Batch.id)
+    )
+    settled_ids = sorted(settled.scalars())
+    for batch_id in settled_ids:
+        await return_samples(session, batch_id, f"its batch was broken up: {reason}")
+    return settled_ids
+
+
+async def reclaim_samples(session: AsyncSession, version: Version) -> None:
+    """Mark the samples that the version has learned from as trained again: it is live again.
+
+    None of them is in an open batch, nor trained by another version of the line.
+    """
+    if version.batch_id is None:
+        return
+    batch = await session.get_one(Batch, version.batch_id)
+    learned = select(BatchTurn.turn_id).where(BatchTurn.batch_id == batch.id)
+    is_free = or_(
+        Sample.state.in_((SampleState.OPEN, SampleState.QUARANTINED)),
+        and_(Sample.state == SampleState.DROPPED, Sample.rule.not_in(NEVER_RECLAIMED)),
+    )
+    rows = await session.scalars(
+        select(Sample)
+        .where(Sample.turn_id.in_(learned), is_free)
+        .order_by(Sample.turn_id)
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    )
+    samples = list(rows)
+    for sample in samples:
+        sample.state, sample.batch_id, sample.rule, sample.reason = SampleState.TRAINED, batch.id, None, None
+    await session.flush()
+    turn_ids = [sample.turn_id for sample in samples]
+    await _assign_feedback(session, batch.id, turn_ids, Feedback.created_at <= batch.created_at)
+
+
+def _drop(sample: Sample, rule: SampleRule, reason: str) -> None:
+    sample.state, sample.rule, sample.reason = SampleState.DROPPED, rule, reason
+
+
+async def _remove_blocked_raters(session: AsyncSession, turn_ids: Sequence[str]) -> set[str]:
+    """Take the weight from rewards of raters that were blocked meanwhile. Return the turns without another reward."""
+    blocked: set[str] = set()
+    for chunk in chunked(turn_ids):
+        rewards = list(
+            await session.scalars(
+                select(Reward)
+                .join(Turn, Turn.id == Reward.turn_id)
+                .join(Rater, (Rater.project_id == Turn.project_id) & (Rater.name == Reward.rater))
+                .where(Reward.turn_id.in_(chunk), Rater.standing == RaterStanding.BLOCKED)
+                .order_by(Reward.turn_id, Reward.source)
+                .with_for_update(of=Reward)
+            )
+        )
+        for reward in rewards:
+            reward.weight = 0.0
+        await session.flush()
+        affected = {reward.turn_id for reward in rewards}
+        others = select(Reward.turn_id).where(Reward.turn_id.in_(affected), Reward.weight > 0)
+        blocked |= affected - set(await session.scalars(others))
+    return blocked
+
+
+async def _find_quarantined(session: AsyncSession, turn_ids: Sequence[str]) -> dict[str, str | None]:
+    """Return the turns with a reward of a quarantined rater, each with the reason of the quarantine."""
+    quarantined: dict[str, str | None] = {}
+    for chunk in chunked(turn_ids):
+        rows = await session.execute(
+            select(Reward.turn_id, Rater.reason)
+            .join(Turn, Turn.id == Reward.turn_id)
+            .join(Rater, (Rater.project_id == Turn.project_id) & (Rater.name == Reward.rater))
+            .where(Reward.turn_id.in_(chunk), Rater.standing == RaterStanding.QUARANTINED)
+        )
+        quarantined |= {turn_id: reason for turn_id, reason in rows}
+    return quarantined
+
+
+async def _request_recomputation(session: AsyncSession, turn_ids: Sequence[str]) -> None:
+    """Let curation process again all feedback that may change the samples of these turns.
+
+    That is feedback on the turn, on other replies of its completion and turns of its conversation, on the conversation,
+    and rankings. Until then the samples are not ready, at most for RECOMPUTE_DELAY_SECONDS. Samples without any such
+    feedback stay as they are.
+    """
+    own, related = aliased(Turn), aliased(Turn)
+    in_conversation = and_(related.project_id == own.project_id, related.conversation_id == own.conversation_id)
+    queries = (
+        select(own.id, Feedback.seq).join(related, related.completion_id == own.completion_id),
+        select(own.id, Feedback.seq).join(related, in_conversation),
+    )
+    about_conversation = and_(
+        Feedback.project_id == own.project_id,
+        Feedback.conversation_id == own.conversation_id,
+        Feedback.turn_id.is_(None),
+    )
+    statements = [
+        *[query.join(Feedback, Feedback.turn_id == related.id) for query in queries],
+        select(own.id, Feedback.seq).join(Feedback, about_conversation),
+        select(own.id, FeedbackRank.feedback_seq.label("seq")).join(FeedbackRank, FeedbackRank.turn_id == own.id),
+    ]
+    rated: set[str] = set()
+    seqs: set[int] = set()
+    for chunk in chunked(turn_ids):
+        for statement in statements:
+            for turn_id, seq in await session.execute(statement.where(own.id.in_(chunk))):
+                rated.add(turn_id)
+                seqs.add(seq)
+    for chunk in chunked(rated):
+        ready_at = now() + RECOMPUTE_DELAY_SECONDS
+        await session.execute(update(Sample).where(Sample.turn_id.in_(chunk)).values(ready_at=ready_at))
+    for seq_chunk in chunked(seqs):
+        await session.execute(update(Feedback).where(Feedback.seq.in_(seq_chunk)).values(processed=False))
+
+
+async def _assign_feedback(
+    session: AsyncSession, batch_id: str, turn_ids: Sequence[str], *conditions: ColumnElement[bool]
+) -> None:
+    """Record that the batch learns from the feedback behind the rewards of these turns. Feedback in a batch stays."""
+    for chunk in chunked(turn_ids):
+        rewards = select(Reward.feedback_seq).where(
+            Reward.turn_id.in_(chunk), Reward.feedback_seq.is_not(None), Reward.weight > 0
+        )
+        in_no_batch = (Feedback.seq.in_(rewards), Feedback.batch_id.is_(None), *conditions)
+        await session.execute(update(Feedback).where(*in_no_batch).values(batch_id=batch_id))
+
+
+async def _free_feedback(session: AsyncSession, batch_id: str) -> None:
+    await session.execute(update(Feedback).where(Feedback.batch_id == batch_id).values(batch_id=None))

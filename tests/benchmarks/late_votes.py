@@ -1,0 +1,176 @@
+"""Measure what late votes cost, on the demo model with a simulated clock: `python -m tests.benchmarks.late_votes`.
+
+A minute passes between two updates. In each minute the newest version answers `--replies` prompts, and every reply gets
+a vote after a delay: "prompt" votes come before the next update; "late" ones after a log-normal delay of which half is
+below 2 minutes and nine tenths below an hour. An update takes all votes that have come, with the passes and the KL
+target of the service's defaults. "mixed" learns from votes of distant versions with KTO (`TrainerConfig.late`), "policy
+gradient" corrects for every version with importance weights alone, and "1 version" drops votes that are more than one
+update behind.
+"""
+
+import argparse
+import heapq
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from statistics import fmean
+
+import torch
+
+from alignment.config.algorithm import AlgorithmConfig, KTOConfig, PPOConfig
+from alignment.config.trainer import LateConfig, OptimConfig, TrainerConfig
+from alignment.types import Sample
+from app.core.settings import Settings
+from demo.train import MODEL
+from tests.benchmarks.learning import LR
+from tests.support.offline.experiment import Experiment, ExperimentConfig
+
+MEDIAN_MINUTES, NINE_TENTHS_MINUTES = 2.0, 60.0
+NINE_TENTHS = 1.2816  # standard deviations
+LAST = 3  # evaluations whose mean is reported
+EVALUATION_USERS = 64
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How votes are learned from. `max_lag`: older samples are dropped."""
+
+    algorithm: AlgorithmConfig
+    late: LateConfig | None = None
+    max_lag: int | None = None
+
+
+STRATEGIES = {
+    "mixed": Strategy(PPOConfig(kl_coef=0.02), LateConfig()),
+    "policy gradient": Strategy(PPOConfig(kl_coef=0.02)),
+    "CISPO": Strategy(PPOConfig(kl_coef=0.02, loss="cispo")),
+    "KTO": Strategy(KTOConfig()),
+    "1 version": Strategy(PPOConfig(kl_coef=0.02), max_lag=1),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run. `arrived`: votes that came before its end; `lag`: mean versions behind of the samples learned from."""
+
+    strategy: str
+    delays: str
+    seed: int
+    votes: int
+    arrived: int
+    learned: int
+    approval: float
+    curve: list[float]
+    lag: float
+    late_share: float
+
+
+def run(name: str, delays: str, seed: int, minutes: int, replies: int, log: Callable[[str], None]) -> Result:
+    strategy = STRATEGIES[name]
+    defaults = Settings()
+    limits = {"epochs": defaults.epochs, "max_kl": defaults.kl_guard}
+    config = TrainerConfig(
+        algorithm=strategy.algorithm.model_copy(update=limits),
+        optim=OptimConfig(lr=LR),
+        kl_target=defaults.update_kl_target,
+        late=strategy.late,
+        max_mismatch=math.inf,
+        seed=seed,
+    )
+    experiment = Experiment(MODEL, ExperimentConfig(config, replies_per_update=replies, seed=seed))
+    rng, number = Random(f"delays {seed}"), 0
+    waiting: list[tuple[float, int, Sample]] = []  # by the minute in which the vote comes
+    carried_over: list[Sample] = []
+    lags, shares, curve = [], [], []
+    arrived = num_learned = 0
+    for minute in range(minutes):
+        for sample in experiment.collect_votes().samples:
+            number += 1
+            delay = 0.0 if delays == "prompt" else draw_delay(rng)
+            heapq.heappush(waiting, (minute + delay, number, sample))
+        due: list[Sample] = []
+        while waiting and waiting[0][0] < minute + 1:
+            due.append(heapq.heappop(waiting)[-1])
+        arrived += len(due)
+        usable = [s for s in due if strategy.max_lag is None or experiment.version - s.version <= strategy.max_lag]
+        batch = [*carried_over, *usable]
+        if len({sample.reward for sample in batch}) < 2:
+            carried_over = batch  # the next batch has contrast, perhaps
+        else:
+            lags += [experiment.version - sample.version for sample in batch]
+            metrics, refused = experiment.train(batch)
+            shares.append(metrics.get("training/samples_late", 0.0) / len(batch))
+            num_learned += len(batch) if refused is None else 0
+            carried_over = []
+        if (minute >= minutes - 5 * LAST and (minutes - minute) % 5 == 1) or minute % 20 == 19:
+            curve.append(experiment.evaluate(EVALUATION_USERS).approval)
+            log(f"{name}, {delays}, seed {seed}, minute {minute + 1}: {curve[-1]:.0%}, {num_learned} learned from")
+    return Result(
+        name,
+        delays,
+        seed,
+        number,
+        arrived,
+        num_learned,
+        fmean(curve[-LAST:]),
+        curve,
+        fmean(lags or [0.0]),
+        fmean(shares or [0.0]),
+    )
+
+
+def draw_delay(rng: Random) -> float:
+    """Return the delay of a vote in minutes."""
+    mu = math.log(MEDIAN_MINUTES)
+    return math.exp(rng.gauss(mu, (math.log(NINE_TENTHS_MINUTES) - mu) / NINE_TENTHS))
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return a Markdown table with one row per strategy and kind of delay: means over the seeds."""
+    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    for result in results:
+        groups[result.strategy, result.delays].append(result)
+    lines = [
+        "| votes | loss | seeds | approval | lowest seed | votes that came | learned from | versions behind |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (name, delays), runs in groups.items():
+        lines.append(
+            f"| {delays} | {name} | {len(runs)} | {fmean(run.approval for run in runs):.1%} "
+            f"| {min(run.approval for run in runs):.1%} | {fmean(run.arrived for run in runs):.0f} "
+            f"| {fmean(run.learned / run.arrived for run in runs):.1%} | {fmean(run.lag for run in runs):.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--delays", nargs="+", choices=("prompt", "late"), default=["prompt", "late"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--minutes", type=int, default=80)
+    parser.add_argument("--replies", type=int, default=16)
+    parser.add_argument("--out", type=Path, default=Path(".attune/late_votes.jsonl"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    lines = args.out.read_text().splitlines() if args.out.exists() else []
+    results = [Result(**json.loads(line)) for line in lines]
+    finished = {(result.strategy, result.delays, result.seed) for result in results}
+    for seed in args.seeds:
+        for name in args.strategies:
+            for delays in args.delays:
+                if (name, delays, seed) not in finished:
+                    result = run(name, delays, seed, args.minutes, args.replies, lambda line: print(line, flush=True))
+                    results.append(result)
+                    with args.out.open("a") as file:
+                        file.write(json.dumps(asdict(result)) + "\n")
+    print(f"\n{table(results)}")
+
+
+if __name__ == "__main__":
+    main()

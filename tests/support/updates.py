@@ -1,0 +1,95 @@
+"""Runs assembling, training and releasing on the database alone: no trainer and no engine takes part."""
+
+from typing import Any
+
+from sqlalchemy import update
+
+from app.deployments import service
+from app.models import Batch, Engine, Policy, Sample, Version
+from app.policies.service import Attribution
+from tests.support.deployment import Harness
+from workers.curate import curate
+from workers.training import batches
+from workers.training.assemble import assemble
+
+RESULT: dict[str, Any] = {
+    "adapter_path": "/nowhere/shop",
+    "manifest_sha256": "0" * 64,
+    "probe": {"ids": [[1, 2]], "logprobs": [[-0.5]]},
+    "metrics": {},
+    "timings": {"export": 0.01},
+}
+BY_TEST = Attribution("test", "test")
+
+
+async def rate(
+    harness: Harness, thumbs: str, version: Version | None = None, rater: str | None = None, **values: Any
+) -> list[str]:
+    """Create one rated turn per character, + or -. Each turn has a different rater unless `rater` is given."""
+    turns = []
+    for thumb in thumbs:
+        turn = await harness.turn(version, **values)
+        turns.append(turn.id)
+        source = {} if rater is None else {"source": {"kind": "HUMAN", "id": rater}}
+        await harness.vote(turn.id, "up" if thumb == "+" else "down", **source)
+    await curate(harness.db, harness.settings)
+    return turns
+
+
+async def claim_next_batch(harness: Harness, **settings: Any) -> batches.ClaimedBatch:
+    """Curate, assemble and claim the next batch."""
+    configured = harness.settings.model_copy(update=settings)
+    await curate(harness.db, configured)
+    assert await assemble(harness.db, configured) == 1
+    claimed = await batches.claim(harness.db, "trainer", configured)
+    assert claimed is not None
+    return claimed
+
+
+async def train(harness: Harness, **settings: Any) -> Version:
+    """Assemble the next batch, and commit the version that it is trained to."""
+    claimed = await claim_next_batch(harness, **settings)
+    assert await batches.commit(harness.db, claimed, **RESULT)
+    version: Version = await harness.get(Version, (await harness.get(Batch, claimed.row.id)).version_id)
+    return version
+
+
+async def release(harness: Harness, version: Version) -> Version:
+    """Make the version live. The engine engine-0 has loaded it."""
+    async with harness.db.write() as session:
+        policy = await session.get_one(Policy, version.policy_id)
+        await service.lock_deployment(session, policy)
+        row = await session.get_one(Version, version.id)
+        engine = await session.get_one(Engine, "engine-0")
+        engine.loaded = [*engine.loaded, row.adapter_name or ""]
+        await service.set_live(session, policy, row, BY_TEST)
+    released: Version = await harness.get(Version, version.id)
+    return released
+
+
+async def reject(harness: Harness, version: Version, reason: str = "its KL is too high") -> None:
+    async with harness.db.write() as session:
+        policy = await session.get_one(Policy, version.policy_id)
+        await service.lock_deployment(session, policy)
+        row = await session.get_one(Version, version.id)
+        await service.reject_version(session, policy, row, actor="test", reason=reason)
+
+
+async def roll_back(harness: Harness, number: int | None = None) -> None:
+    async with harness.db.write() as session:
+        await service.roll_back(session, await session.get_one(Policy, (await harness.policy()).id), number, BY_TEST)
+
+
+async def deploy(harness: Harness, number: int) -> None:
+    async with harness.db.write() as session:
+        await service.deploy(session, await session.get_one(Policy, (await harness.policy()).id), number, BY_TEST)
+
+
+async def expire_leases(harness: Harness) -> None:
+    """Let the leases of all batches expire."""
+    async with harness.db.write() as session:
+        await session.execute(update(Batch).where(Batch.lease_until.is_not(None)).values(lease_until=0.0))
+
+
+async def samples_by_turn(harness: Harness) -> dict[str, Sample]:
+    return {sample.turn_id: sample for sample in await harness.all(Sample)}
