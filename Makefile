@@ -17,7 +17,7 @@ PARITY := .venv-parity
 SMOLLM2 := .attune/models/SmolLM2-135M-Instruct
 PIP_FLAGS := --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test test-slow test-all smoke faults lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-rates bench-reward-model bench-scaling bench-overlap bench-votes bench-poisoning bench-swap bench-swap-full bench-canary clean
+.PHONY: help setup demo test test-slow test-all smoke faults lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-sparse-votes bench-rates bench-reward-model bench-scaling bench-overlap bench-votes bench-poisoning bench-swap bench-swap-full bench-canary clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -106,6 +106,9 @@ bench-staleness: $(MAIN)/.done ## the effect of stale samples on learning; hours
 
 bench-late-votes: $(MAIN)/.done ## learning from votes that come minutes to hours late, by loss; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.late_votes $(ATTUNE_BENCH_FLAGS)
+
+bench-sparse-votes: $(MAIN)/.done ## learning where users rate few replies, with and without each part of the recipe; hours, resumes where it stopped
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.sparse_votes $(ATTUNE_BENCH_FLAGS)
 
 bench-rates: $(MAIN)/.done ## learning with the service's defaults at rates from 1e-5 to 1e-2; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.rates $(ATTUNE_BENCH_FLAGS)

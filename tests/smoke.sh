@@ -25,6 +25,7 @@ run bench-learning ATTUNE_BENCH_FLAGS="--runs GRPO --seeds 0 --updates 1 --out $
 run bench-staleness ATTUNE_BENCH_FLAGS="--losses decoupled --lags 0 --seeds 0 --updates 1 --out $out/staleness.jsonl"
 run bench-rates ATTUNE_BENCH_FLAGS="--algorithms KTO --rates 1e-3 --seeds 0 --updates 1 --out $out/rates.jsonl"
 run bench-late-votes ATTUNE_BENCH_FLAGS="--strategies mixed --delays late --seeds 0 --minutes 6 --out $out/late_votes.jsonl"
+run bench-sparse-votes ATTUNE_BENCH_FLAGS="--recipes model-one-pass --judged 0.5 --seeds 0 --max-votes 100 --out $out/sparse_votes.jsonl"
 run bench-scaling ATTUNE_BENCH_FLAGS="--turns 1000 --rounds 1"
 run bench-poisoning ATTUNE_BENCH_FLAGS="--attacks nobody --protections on --updates 1 --evaluation-users 4 --out $out/poisoning.jsonl"
 run bench-reward-model ATTUNE_BENCH_FLAGS="--labels 60 --train-prompts 150 --evaluation-prompts 48 --out $out/reward-model"

@@ -36,6 +36,7 @@ from app.models import (
     VersionState,
 )
 from app.policies import service
+from app.training import feedback_density
 from workers.queue.leased_job import is_due
 from workers.release import adapter_sync, engine_inventory, publish, weight_swap
 from workers.training import batches, reward_model_fits
@@ -58,6 +59,7 @@ async def reconcile(db: Database, settings: Settings) -> None:
     await publish.check_shadow_deployments(db, settings)
     await adapter_sync.sync_adapters(db, settings)
     await unload_unused_adapters(db, settings)
+    await feedback_density.measure_feedback(db, settings)
     await reward_model_fits.reconcile(db, settings)  # last, since it reads much feedback and may take long
 
 

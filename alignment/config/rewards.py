@@ -122,6 +122,9 @@ class RewardModelSource(SourceConfig, title="LearnedSource"):
     )
 
 
+# The source that is added where few replies get feedback. Its first fit needs enough feedback to hold ten pieces out.
+SPARSE_REWARD_MODEL = RewardModelSource(min_feedback=60, min_pairs=60, refit_after=30, window_seconds=0.0)
+
 Source = Annotated[
     ExplicitSource | NextTurnSource | JudgeSource | HTTPSource | RuleSource | RewardModelSource,
     Field(discriminator="type"),

@@ -72,3 +72,8 @@ def wilson_upper(right: int, count: int, z: float = Z_SCORE) -> float:
     rate = right / count
     centre, width = rate + z * z / (2 * count), z * math.sqrt((rate * (1 - rate) + z * z / (4 * count)) / count)
     return (centre + width) / (1 + z * z / count)
+
+
+def weight_from_agreement(rate: float) -> float:
+    """Return the weight of a source that agrees with people at this rate: 0 at chance (0.5), 1 if it always agrees."""
+    return min(1.0, max(0.0, 2 * rate - 1))

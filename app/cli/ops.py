@@ -49,6 +49,9 @@ def _render_status(body: Row) -> Iterator[Renderable]:
             scaled = "" if step["scale"] == 1 else f", scaled × {step['scale']:.2g}"
             yield f"  last update: KL {step['kl']:.4f} per token{scaled}; learning rate × {step['lr_scale']:.2g}"
         yield f"  {format_votes(policy['votes'])} (attune train votes)"
+        if policy["feedback_share"] is not None:
+            density = "sparse" if policy["sparse_feedback"] else "dense"
+            yield f"  people rate {policy['feedback_share']:.1%} of the replies: {density} feedback"
         if policy["canary"]:
             yield f"  canary: {policy['canary']} for {policy['canary_share']:.1%} of the conversations"
         if policy["shadow"]:

@@ -121,6 +121,11 @@ class Settings(BaseSettings):
     rewards: Annotated[RewardsConfig, NoDecode] = Field(
         RewardsConfig(), description="reward sources, as JSON; see docs/rewards.md. A policy may have its own"
     )
+    feedback: Literal["auto", "sparse", "dense"] = Field(
+        "auto",
+        description="sparse: a reward model that is fitted on people's feedback scores the replies without it; dense: "
+        "feedback alone counts, unless `rewards` has a reward model; auto: sparse where people rate few replies",
+    )
     secrets: dict[str, SecretStr] = Field(
         {}, description='keys of judges and reward services by name, e.g. {"judge": "sk-…"}'
     )

@@ -22,7 +22,9 @@ class AuditAction(StrEnum):
     DELIVERY_UPDATED = "delivery.updated"
     DEPLOYMENT_DEPLOYED = "deployment.deployed"
     DEPLOYMENT_ROLLED_BACK = "deployment.rolled_back"
+    FEEDBACK_DENSE = "feedback.dense"  # most replies of the policy are rated by people, or enough of them
     FEEDBACK_SKIPPED = "feedback.skipped"  # curate could not process it
+    FEEDBACK_SPARSE = "feedback.sparse"  # few are, and a reward model scores the others
     KEY_CREATED = "key.created"
     KEY_REVOKED = "key.revoked"
     PIN_REMOVED = "pin.removed"

@@ -46,6 +46,15 @@ class Policy(Entity, Base):
     conversations: Mapped[str] = mapped_column(
         String(16), default=ConversationRouting.FOLLOW, server_default=ConversationRouting.FOLLOW
     )
+    feedback_share: Mapped[float | None] = mapped_column(
+        doc="of the newest replies that people gave feedback on; null before there are enough replies"
+    )
+    sparse_feedback: Mapped[bool] = mapped_column(
+        default=False,
+        server_default=false(),
+        doc="few replies get feedback; it counts with ATTUNE_FEEDBACK=auto",
+    )
+    feedback_measured_at: Mapped[float | None]
     canary: Mapped[dict[str, Any] | None] = mapped_column(doc="its own CanaryConfig; the deployment's when null")
     shadow: Mapped[dict[str, Any] | None] = mapped_column(doc="its own ShadowConfig; the deployment's when null")
 

@@ -68,6 +68,12 @@ class PolicyView(RowView):
     mode_reason: str | None
     mode_since: float | None
     kl_alarms: int = Field(description="alarms of the KL guard in a row")
+    feedback_share: float | None = Field(
+        description="share of the newest replies that people gave feedback on; null before there are 200 of them"
+    )
+    sparse_feedback: bool = Field(
+        description="few replies get feedback: with ATTUNE_FEEDBACK=auto a reward model scores the others"
+    )
     last_step: StepView | None = Field(description="the update that made the head; null before the first")
     untainted_ancestor: str | None = Field(
         description="the version to roll back to if the serving one learned from erased data"

@@ -19,14 +19,16 @@ from app.core.http import validation_error
 from app.core.settings import Settings
 from app.models import Policy
 from app.policies.service import effective_config
+from app.training import feedback_density
 
 M = TypeVar("M", bound=BaseModel)
 VERIFIERS: TypeAdapter[VerifierConfig] = TypeAdapter(VerifierConfig)
 
 
 def effective_rewards(policy: Policy, settings: Settings) -> RewardsConfig:
-    """Return the policy's own rewards, or the deployment's."""
-    return effective_config(policy.rewards, settings.rewards, RewardsConfig)
+    """Return the policy's own rewards, or the deployment's; with a reward model where feedback is sparse."""
+    config = effective_config(policy.rewards, settings.rewards, RewardsConfig)
+    return feedback_density.add_reward_model(config) if feedback_density.is_sparse(policy, settings) else config
 
 
 def effective_rollouts(policy: Policy, settings: Settings) -> RolloutsConfig:

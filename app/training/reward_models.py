@@ -14,12 +14,14 @@ from collections.abc import Collection, Mapping, Sequence
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from alignment.signals.agreement import weight_from_agreement
 from app.core.database import now
 from app.core.errors import Conflict, require_row
 from app.core.jobs import enqueue_after_commit
 from app.models import AuditAction, Policy, RewardModel, RewardModelState, RewardModelTurn, new_id
 from app.policies.service import audit_policy
 
+SERVING_AGREEMENT = "serving_agreement"  # of RewardModel.metrics: with people's feedback since the model serves
 MAY_SERVE = (RewardModelState.TRAINED, RewardModelState.DISABLED, RewardModelState.RETIRED)
 TRAINER, RECONCILER, ERASURE = "trainer", "reconcile", "erasure"
 AUTOMATIC_ACTORS = (TRAINER, RECONCILER, ERASURE)  # after one of them disables a model, the next fit may still serve
@@ -56,6 +58,13 @@ async def find_newest(
     if state is not None:
         query = query.where(RewardModel.state == state)
     return await session.scalar(query.order_by(RewardModel.number.desc()).limit(1))
+
+
+def score_weight(row: RewardModel) -> float:
+    """Return the factor of the model's scores, from its agreement with people: with their feedback since it serves, or,
+    while there is too little of it, with the feedback that was held out of the fit."""
+    rate = row.metrics.get(SERVING_AGREEMENT, row.metrics.get("agreement"))
+    return 1.0 if rate is None else weight_from_agreement(rate)
 
 
 async def lock_fitted_on(session: AsyncSession, turn_ids: Collection[str]) -> list[RewardModel]:

@@ -4,9 +4,10 @@ import math
 from collections.abc import Collection
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, case, exists, func, select, true
+from sqlalchemy import ColumnElement, and_, case, exists, func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from alignment.config.rewards import EXPLICIT
 from app.core.database import now
 from app.core.errors import Conflict, require_row
 from app.core.jobs import enqueue_after_commit
@@ -20,9 +21,12 @@ from app.models import (
     BatchState,
     BatchTurn,
     LearningMode,
+    Origin,
     Policy,
+    Reward,
     Sample,
     SampleState,
+    Turn,
     Version,
     VersionState,
 )
@@ -137,6 +141,13 @@ async def describe_wait(
         "also in a smaller batch, where a rater has reduced trust (ATTUNE_TRUST), and where many samples come from a "
         "prompt set."
     )
+
+
+def is_automated() -> ColumnElement[bool]:
+    """Return the condition that a Sample's reward comes from neither feedback nor a verifier, as a SQL expression."""
+    has_feedback = exists().where(Reward.turn_id == Sample.turn_id, Reward.reward_source == EXPLICIT)
+    is_planned = exists().where(Turn.id == Sample.turn_id, Turn.origin == Origin.PROMPT_SET)
+    return and_(Sample.rater.is_(None), ~has_feedback.correlate(Sample), ~is_planned.correlate(Sample))
 
 
 def num_failures() -> ColumnElement[int]:

@@ -110,13 +110,16 @@ async def record_scores(
 ) -> int:
     """Write judgements and rewards in one transaction, each under its fence; a lost lease is left out.
 
-    `scores` is by turn, `reason` says why a reply has no score, `seconds` is the duration of the forward pass. Returns
-    the number of turns whose judgements reached a final state.
+    The reward is the score times a weight from the model's agreement with people. `scores` is by turn, `reason` says
+    why a reply has no score, `seconds` is the duration of the forward pass. Returns the number of turns whose
+    judgements reached a final state.
     """
+    weight = 1.0
     turn_ids = {judgement.turn_id for judgement in job.judgements}
     details: dict[str, Any] = {"seconds": round(seconds / max(1, len(job.replies)), 4)}
     if job.reward_model is not None:
-        details |= {"reward_model": job.reward_model.id, "number": job.reward_model.number}
+        weight = reward_models.score_weight(job.reward_model)
+        details |= {"reward_model": job.reward_model.id, "number": job.reward_model.number, "weight": round(weight, 3)}
     finished: set[str] = set()
     async with db.write() as session:
         deleted = await sample_groups.lock_and_find_deleted(session, turn_ids)
@@ -134,7 +137,7 @@ async def record_scores(
                 else:
                     score = scores[turn_id]
                     await finish_row(session, judgement, JudgementState.DONE, value=score, details=details)
-                    await rewards.record_reward(session, turn_id, LEARNED, score)
+                    await rewards.record_reward(session, turn_id, LEARNED, weight * score)
                 finished.add(turn_id)
         if finished:
             await rewards.update_turn_samples(session, finished, settings)

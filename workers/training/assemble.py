@@ -1,6 +1,6 @@
 """Freeze ready samples into batches. Freshness and size are decided here and nowhere else."""
 
-from sqlalchemy import ColumnElement, exists, select, update
+from sqlalchemy import ColumnElement, and_, exists, select, true, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database, database_time, now
@@ -22,6 +22,8 @@ from app.models import (
 from app.policies import repository
 from app.training import batch_samples, service
 from workers.training.select_samples import SamplePool, select_samples
+
+AUTOMATED_STALENESS = 8  # versions; learning is unharmed up to there (docs/learning.md), and new samples keep coming
 
 
 async def assemble(db: Database, settings: Settings) -> int:
@@ -96,15 +98,26 @@ async def _select_from(session: AsyncSession, policy: Policy, pool: SamplePool, 
 
 
 async def _drop_old_samples(session: AsyncSession, policy: Policy, settings: Settings) -> None:
-    """Drop the samples of replies that are older than the limits of the settings."""
+    """Drop the samples of replies that are older than the limits of the settings.
+
+    Samples with automated rewards are dropped after a few versions: there are always new ones.
+    """
     max_age = settings.max_sample_age_seconds
     is_too_old = exists().where(Turn.id == Sample.turn_id, Turn.created_at < now() - max_age)
     await _drop(session, policy, is_too_old, f"its reply is older than {max_age / 86400:g} days")
+    await _drop_stale(session, policy, AUTOMATED_STALENESS, service.is_automated())
     if settings.max_staleness is not None:
-        line = await repository.list_ancestors(session, policy.head_version_id or "", settings.max_staleness)
-        is_stale = Sample.version_id.not_in([version.id for version in line])
-        reason = f"its version is not v{line[0].number} or one of the {len(line) - 1} versions before it"
-        await _drop(session, policy, is_stale, reason)
+        await _drop_stale(session, policy, settings.max_staleness, true())
+
+
+async def _drop_stale(
+    session: AsyncSession, policy: Policy, max_staleness: int, condition: ColumnElement[bool]
+) -> None:
+    """Drop the samples with this condition whose version is not the head or one of its last `max_staleness` parents."""
+    line = await repository.list_ancestors(session, policy.head_version_id or "", max_staleness)
+    is_stale = Sample.version_id.not_in([version.id for version in line])
+    reason = f"its version is not v{line[0].number} or one of the {len(line) - 1} versions before it"
+    await _drop(session, policy, and_(is_stale, condition), reason)
 
 
 async def _drop(session: AsyncSession, policy: Policy, condition: ColumnElement[bool], reason: str) -> None:

@@ -35,6 +35,7 @@ from app.training import human_labels, reward_models
 from app.training.policy_config import effective_rewards
 
 MAX_LABELS = 5_000  # the newest ones: this bounds the duration of a fit, and preferences change
+REFIT_GROWTH = 4  # a refit needs at least a quarter as many new labels as the last fit had, since it takes as long
 NOT_CONFIGURED = "the policy has no learned reward source"
 
 
@@ -196,10 +197,7 @@ async def reconcile(db: Database, settings: Settings) -> None:
     """Fail fits without attempts left, disable serving models that disagree with people, and create due fits."""
     await _fail_poisoned(db, settings)
     async with db.read() as session:
-        statement = select(Policy).order_by(Policy.id)
-        if settings.rewards.reward_model is None:
-            statement = statement.where(Policy.rewards.is_not(None))
-        policies = await session.scalars(statement)
+        policies = await session.scalars(select(Policy).order_by(Policy.id))
         configs = [(policy, effective_rewards(policy, settings).reward_model) for policy in policies]
     for policy, source in configs:
         if source is not None:
@@ -226,11 +224,22 @@ async def _disable_if_contradicted(db: Database, policy: Policy, source: RewardM
         row = await reward_models.find_newest(session, policy.id, RewardModelState.SERVING)
         if row is None:
             return
-        reason = human_labels.describe_disagreement(
-            await human_labels.measure_agreement(session, policy, row), source.min_agreement
-        )
+        agreement = await human_labels.measure_agreement(session, policy, row)
+    reason = human_labels.describe_disagreement(agreement, source.min_agreement)
     if reason is not None:
         await disable(db, policy.id, row.id, reason, actor=reward_models.RECONCILER)
+    elif agreement.rate is not None and agreement.total >= human_labels.MIN_LABELS:
+        await _record_agreement(db, row, round(agreement.rate, 2))
+
+
+async def _record_agreement(db: Database, row: RewardModel, rate: float) -> None:
+    """Record how far people agree with the serving model, which its scores are weighted with."""
+    if row.metrics.get(reward_models.SERVING_AGREEMENT) == rate:
+        return
+    async with db.write() as session:
+        current = await session.get_one(RewardModel, row.id, with_for_update=True)
+        if current.state == RewardModelState.SERVING:
+            current.metrics = current.metrics | {reward_models.SERVING_AGREEMENT: rate}
 
 
 async def disable(db: Database, policy_id: str, id: str, reason: str, *, actor: str = reward_models.TRAINER) -> None:
@@ -272,8 +281,10 @@ async def _find_fit_reason(session: AsyncSession, policy: Policy, source: Reward
     serving = await reward_models.find_newest(session, policy.id, RewardModelState.SERVING)
     if serving is None and disabled is not None and disabled.actor not in reward_models.AUTOMATIC_ACTORS:
         return None  # an operator disabled it, and only an operator enables it again
-    num_labels = await human_labels.count_feedback_since(session, policy, last.last_feedback_seq, source.refit_after)
-    return f"{num_labels} new human labels" if num_labels >= source.refit_after else None
+    num_fitted = (last.num_thumbs or 0) + (last.num_pairs or 0)
+    num_needed = max(source.refit_after, num_fitted // REFIT_GROWTH)
+    num_labels = await human_labels.count_feedback_since(session, policy, last.last_feedback_seq, num_needed)
+    return f"{num_labels} new human labels" if num_labels >= num_needed else None
 
 
 async def _finish(

@@ -21,7 +21,7 @@ from workers.feedback import rater_trust
 
 MAX_GROUP_SIZE = 64
 # Of two groups, the one with the smaller priority is selected first, then the older one.
-FIRST, CONTRAST, NORMAL, WITHOUT_CONTRAST = -1000, -500, 0, 1
+FIRST, CONTRAST, NORMAL, AUTOMATED, WITHOUT_CONTRAST = -1000, -500, 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,19 @@ class SamplePool:
     """The ready samples that a batch is selected from, and their priority. A group has that of its first sample.
 
     `is_usable` is a condition on the version that generated them.
-    Samples that come from a batch without contrast are selected last, and are at most half of the next one. So they are
-    tried again only with new samples.
+
+    Samples with automated rewards come after those with feedback, and the newest of them first: there may be many more
+    of them than updates can use. Samples from a batch without contrast are selected last, and are at most half of the
+    next one. So they are tried again only with new samples.
     """
 
     policy_id: str
     is_usable: ColumnElement[bool]
     condition: ColumnElement[bool] = field(default_factory=true)
     priority: ColumnElement[int] = field(
-        default_factory=lambda: case((Sample.reason == NO_CONTRAST, WITHOUT_CONTRAST), else_=NORMAL)
+        default_factory=lambda: case(
+            (Sample.reason == NO_CONTRAST, WITHOUT_CONTRAST), (service.is_automated(), AUTOMATED), else_=NORMAL
+        )
     )
 
     def failed_first(self) -> "SamplePool":
@@ -56,8 +60,8 @@ class SamplePool:
 async def select_samples(session: AsyncSession, pool: SamplePool, size: int, settings: Settings) -> list[Sample]:
     """Lock and return at most `size` samples with at least two different rewards, or [].
 
-    The oldest come first. If their rewards are all equal, the oldest group with another reward takes the place of the
-    last ones. Samples beyond a cap stay open for a later batch.
+    The oldest come first, within the priorities of SamplePool. If all rewards are equal, the oldest group with another
+    reward takes the place of the last ones. Samples beyond a cap stay open for a later batch.
     """
     policy = await session.get_one(Policy, pool.policy_id)
     max_planned = max_samples(effective_rollouts(policy, settings).max_plan_share, settings.batch_size)
@@ -88,11 +92,12 @@ class ReadyGroup(NamedTuple):
     """Samples of replies to one prompt: their rewards by turn. `is_planned` is true if the prompt comes from a prompt
     set, not from a chat.
 
-    Groups sort by priority, then by `ready_at`, the time at which the first of the samples became ready.
+    Groups sort by priority, then by `order`: the time at which the first of the samples became ready, or its negative
+    for automated rewards.
     """
 
     priority: int
-    ready_at: float
+    order: float
     key: str
     rewards: dict[str, float]
     is_planned: bool
@@ -107,7 +112,7 @@ async def _read_groups(
     samples = _samples_within_caps(ready, pool.policy_id, size, num_raters, settings)
     groups: dict[str, ReadyGroup] = {}
     is_planned = samples.c.origin == Origin.PROMPT_SET
-    order = (samples.c.group_priority, samples.c.group_ready_at, samples.c.group_key)
+    order = (samples.c.group_priority, samples.c.group_order, samples.c.group_key)
     for condition, limit in ((samples.c.origin != Origin.PROMPT_SET, size), (is_planned, max_planned)):
         rows = await session.execute(
             select(*order, samples.c.turn_id, samples.c.reward, samples.c.origin)
@@ -115,8 +120,8 @@ async def _read_groups(
             .order_by(*order, samples.c.turn_id)
             .limit(limit + MAX_GROUP_SIZE)
         )
-        for priority, ready_at, key, turn_id, reward, origin in rows:
-            group = ReadyGroup(priority, ready_at, key, {}, origin == Origin.PROMPT_SET)
+        for priority, position, key, turn_id, reward, origin in rows:
+            group = ReadyGroup(priority, position, key, {}, origin == Origin.PROMPT_SET)
             groups.setdefault(key, group).rewards[turn_id] = reward
     return sorted(groups.values(), key=lambda group: group[:3])
 
@@ -133,7 +138,7 @@ def _samples_within_caps(samples: Subquery, policy_id: str, size: int, num_rater
         ("conversation_id", settings.max_conversation_share),
         ("cluster", settings.max_cluster_share),
     ):
-        order = (samples.c.group_priority, samples.c.group_ready_at, samples.c.group_key)
+        order = (samples.c.group_priority, samples.c.group_order, samples.c.group_key)
         position = func.dense_rank().over(partition_by=samples.c[name], order_by=order)
         ranked = select(samples, position.label("position")).subquery()
         columns = [column for column in ranked.c if column.name != "position"]
@@ -152,6 +157,7 @@ def _group_key() -> ColumnElement[str]:
 
 
 def _ready_samples(pool: SamplePool) -> Subquery:
+    order = case((service.is_automated(), -Sample.ready_at), else_=Sample.ready_at)
     return (
         select(
             Sample.turn_id,
@@ -161,7 +167,7 @@ def _ready_samples(pool: SamplePool) -> Subquery:
             Sample.reward,
             _group_key().label("group_key"),
             func.min(pool.priority).over(partition_by=_group_key()).label("group_priority"),
-            func.min(Sample.ready_at).over(partition_by=_group_key()).label("group_ready_at"),
+            func.min(order).over(partition_by=_group_key()).label("group_order"),
             Turn.origin,
         )
         .join(Turn, Turn.id == Sample.turn_id)

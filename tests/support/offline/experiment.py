@@ -85,12 +85,12 @@ class Experiment:
         self.config, self.version = config, 0
         self._base_model = base_model
         self._tokenizer = AutoTokenizer.from_pretrained(base_model, local_files_only=True)
-        self._trainer = Trainer(base_model, config.config)
+        self.trainer = Trainer(base_model, config.config)
         self._sampler = Sampler(base_model, config.config.lora)
         self._chats = ChatPool(self._tokenizer, config.replies_per_update // config.replies_per_prompt, config.seed)
         self._judge = Judge(self._tokenizer, config.seed, config.mistake_share)
         self._generator = torch.Generator().manual_seed(config.seed)
-        self._adapters = deque([copy_actor(self._trainer)], maxlen=config.lag + 1)  # the oldest one samples
+        self._adapters = deque([copy_actor(self.trainer)], maxlen=config.lag + 1)  # the oldest one samples
 
     def run_update(self) -> UpdateResult:
         """Sample a reply to every chat's prompt, rate the replies and train on them."""
@@ -136,11 +136,11 @@ class Experiment:
         aged = tuple(replace(sample, lag=self.version - sample.version) for sample in samples)
         refused, metrics = None, {}
         try:
-            metrics = self._trainer.update(Batch(f"batch-{self.version}", "assistant", aged)).metrics
+            metrics = self.trainer.update(Batch(f"batch-{self.version}", "assistant", aged)).metrics
         except (NoVariance, NothingToCompare) as error:
             refused = str(error)
         self.version += 1
-        self._adapters.append(copy_actor(self._trainer))
+        self._adapters.append(copy_actor(self.trainer))
         return metrics, refused
 
     def evaluate(self, num_users: int = 128) -> EvaluationResult:
@@ -160,15 +160,15 @@ class Experiment:
 
     def restore(self, directory: Path) -> None:
         """Continue from an exported version, with its optimizer state and its baseline."""
-        self._trainer.restore(directory)
-        self._adapters.extend([copy_actor(self._trainer)] * (self.config.lag + 1))
+        self.trainer.restore(directory)
+        self._adapters.extend([copy_actor(self.trainer)] * (self.config.lag + 1))
 
     def probe(self) -> Probe:
-        return self._trainer.probe()
+        return self.trainer.probe()
 
     def export(self, directory: Path) -> str:
         """Export the newest version, to serve it or to continue from it. Return the hash of its manifest."""
-        return self._trainer.export(directory, {"course": self.config.seed, "version": self.version}).manifest_sha256
+        return self.trainer.export(directory, {"course": self.config.seed, "version": self.version}).manifest_sha256
 
     def _make_samples(
         self, prompt: Prompt, replies: Sequence[Reply], approvals: Sequence[bool], behavior_version: int

@@ -91,9 +91,11 @@ async def test_a_model_is_fitted_and_gives_rewards_until_it_is_disabled(harness:
     assert judgements[good.id].value > 0 > judgements[bad.id].value
     assert judgements[good.id].details["reward_model"] == row.id
     rewards = {one.turn_id: one for one in await harness.all(Reward) if one.reward_source == "learned"}
-    assert rewards[good.id].value == judgements[good.id].value and rewards[good.id].rater is None
+    weight = 2 * row.metrics["agreement"] - 1
+    assert rewards[good.id].value == pytest.approx(weight * judgements[good.id].value)
+    assert rewards[good.id].rater is None
     samples = {one.turn_id: one for one in await harness.all(Sample)}
-    assert samples[good.id].reward == judgements[good.id].value and samples[good.id].state == SampleState.OPEN
+    assert samples[good.id].reward == rewards[good.id].value and samples[good.id].state == SampleState.OPEN
     assert samples[good.id].ready_at < judgements[good.id].settled_at + 5, "every source has answered, so it is ready"
 
     # The raters' preferences change: the new ratings contradict the model.

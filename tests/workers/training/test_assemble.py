@@ -1,16 +1,28 @@
 """Assemble: batch size, freshness, caps and contrast."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from sqlalchemy import update
 
 from app.core.settings import Settings
-from app.models import Batch, BatchState, LearningMode, Policy, Sample, SampleRule, SampleState, Turn, VersionState
+from app.models import (
+    Batch,
+    BatchState,
+    LearningMode,
+    Policy,
+    Reward,
+    Sample,
+    SampleRule,
+    SampleState,
+    Turn,
+    VersionState,
+)
 from tests.support.deployment import Harness
 from tests.support.updates import rate
 from workers.curate import curate
-from workers.training.assemble import assemble
+from workers.training.assemble import AUTOMATED_STALENESS, assemble
 
 
 async def batched_turn_ids(harness: Harness) -> set[str]:
@@ -301,3 +313,37 @@ async def test_few_raters_may_each_give_an_even_share(harness: Harness) -> None:
     assert await assemble(harness.db, few) == 0, "four raters are too few"
     await rate(harness, "+", rater="e")
     assert await assemble(harness.db, few) == 1
+
+
+async def score(harness: Harness, turn_ids: Sequence[str]) -> None:
+    """Give the turns rewards of a reward model, in place of those by people."""
+    async with harness.db.write() as session:
+        values: dict[str, Any] = {"reward_source": "learned", "source": "learned", "rater": None}
+        await session.execute(update(Reward).where(Reward.turn_id.in_(turn_ids)).values(values))
+        for age, turn_id in enumerate(turn_ids):
+            await session.execute(
+                update(Sample).where(Sample.turn_id == turn_id).values(rater=None, ready_at=1.0 + age)
+            )
+
+
+async def test_samples_with_feedback_come_first_then_the_newest_scored_ones(harness: Harness) -> None:
+    scored = await rate(harness, "+-" * 8)
+    await score(harness, scored)
+    rated = await rate(harness, "+-+")
+    assert await assemble(harness.db, harness.settings) == 1
+    assert await batched_turn_ids(harness) == {*rated, *scored[-5:]}
+
+
+async def test_scored_samples_are_dropped_after_a_few_versions(harness: Harness) -> None:
+    scored = await rate(harness, "+-" * 6)
+    rated = await rate(harness, "+-")
+    await score(harness, scored)
+    for _ in range(AUTOMATED_STALENESS):
+        await harness.version(VersionState.LIVE)
+    assert await assemble(harness.db, with_settings(harness, batch_size=24, min_batch_size=24)) == 0
+    assert {sample.state for sample in await harness.all(Sample)} == {SampleState.OPEN}
+    await harness.version(VersionState.LIVE)
+    assert await assemble(harness.db, with_settings(harness, batch_size=24, min_batch_size=24)) == 0
+    samples = await harness.all(Sample)
+    assert {sample.turn_id for sample in samples if sample.state == SampleState.OPEN} == set(rated)
+    assert {sample.rule for sample in samples if sample.turn_id in scored} == {SampleRule.TOO_OLD}

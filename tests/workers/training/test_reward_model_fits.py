@@ -260,3 +260,32 @@ async def test_model_disabled_by_an_operator_stays_disabled(harness: Harness) ->
     await create_rated_turns(harness, 10, seed=1)
     await reward_model_fits.reconcile(harness.db, settings)
     assert await list_states(harness) == [(1, "disabled"), (2, "trained")]
+
+
+async def test_a_refit_needs_a_quarter_more_feedback(harness: Harness) -> None:
+    settings = settings_with_reward_model(harness, refit_after=10)
+    await create_rated_turns(harness, 80)
+    await reward_model_fits.reconcile(harness.db, settings)
+    claimed = await reward_model_fits.claim(harness.db, "trainer", settings)
+    assert claimed is not None
+    await reward_model_fits.commit(harness.db, claimed, **RESULT)
+    await create_rated_turns(harness, 19, seed=1)
+    await reward_model_fits.reconcile(harness.db, settings)
+    assert await list_states(harness) == [(1, "serving")]
+    await create_rated_turns(harness, 1, seed=2)
+    await reward_model_fits.reconcile(harness.db, settings)
+    assert await list_states(harness) == [(1, "serving"), (2, "open")]
+
+
+async def test_scores_are_weighted_with_the_latest_agreement(harness: Harness) -> None:
+    settings = settings_with_reward_model(harness, refit_after=1000)
+    row = await create_reward_model(harness, metrics=METRICS)
+    assert reward_models.score_weight(row) == pytest.approx(0.8)
+    turns = await create_rated_turns(harness, 40)
+    for number, turn in enumerate(turns):
+        is_right = number >= 12  # 6 of the 20 approved replies and 6 of the others have a wrong score
+        await record_score(harness, turn, 0.5 if (number % 2 == 1) == is_right else -0.5, row)
+    await reward_model_fits.reconcile(harness.db, settings)
+    [row] = await harness.all(RewardModel)
+    assert row.state == "serving" and row.metrics == METRICS | {"serving_agreement": 0.7}
+    assert reward_models.score_weight(row) == pytest.approx(0.4)

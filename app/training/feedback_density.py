@@ -1,0 +1,85 @@
+"""Whether few of a policy's replies get feedback from people (ATTUNE_FEEDBACK), and what its rewards have then.
+
+Where feedback is sparse, a reward model that is fitted on it scores the other replies; where it is dense, votes alone
+teach more. The share is measured by the reconciler on the newest replies that are old enough to have got a vote.
+"""
+
+from sqlalchemy import case, exists, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from alignment.config.rewards import EXPLICIT, SPARSE_REWARD_MODEL, RewardsConfig
+from app.core.database import Database, now
+from app.core.settings import Settings
+from app.models import AuditAction, Origin, Policy, Reward, Turn, TurnState
+from app.policies.service import audit_policy, lock_policy
+from app.raters.names import is_program
+
+MAX_REPLIES, MIN_REPLIES = 500, 200  # that the share is measured on
+MIN_AGE_SECONDS = 300.0  # of a reply, since feedback comes later than the reply
+MEASURE_SECONDS = 60.0
+SPARSE_BELOW, DENSE_ABOVE = 0.15, 0.3  # in between, what was measured before holds
+
+
+def is_sparse(policy: Policy, settings: Settings) -> bool:
+    """Return whether the recipe for sparse feedback applies to the policy."""
+    return policy.sparse_feedback if settings.feedback == "auto" else settings.feedback == "sparse"
+
+
+def add_reward_model(config: RewardsConfig) -> RewardsConfig:
+    """Return the rewards with a reward model; as they are if they have one, or do not use people's feedback."""
+    if config.reward_model is not None or config.source(EXPLICIT) is None:
+        return config
+    return config.model_copy(update={"sources": (*config.sources, SPARSE_REWARD_MODEL)})
+
+
+async def measure_feedback(db: Database, settings: Settings) -> None:
+    """Measure the share of replies with feedback, at most every MEASURE_SECONDS, and say if it is sparse."""
+    is_due = func.coalesce(Policy.feedback_measured_at, 0.0) < now() - MEASURE_SECONDS
+    async with db.read() as session:
+        policies = list(await session.scalars(select(Policy).where(is_due).order_by(Policy.id)))
+        shares = {policy.id: await _measure_share(session, policy) for policy in policies}
+    for policy_id, share in shares.items():
+        async with db.write() as session:
+            await _record_share(session, policy_id, share, settings)
+
+
+async def _measure_share(session: AsyncSession, policy: Policy) -> float | None:
+    """Return the share of the newest replies that a person gave feedback on; None with too few replies."""
+    replies = (
+        select(Turn.id)
+        .where(
+            Turn.project_id == policy.project_id,
+            Turn.policy_id == policy.id,
+            Turn.origin == Origin.CHAT,
+            Turn.state == TurnState.DONE,
+            Turn.exclusion_reason.is_(None),
+            Turn.created_at < now() - MIN_AGE_SECONDS,
+        )
+        .order_by(Turn.created_at.desc())
+        .limit(MAX_REPLIES)
+        .subquery()
+    )
+    has_feedback = exists().where(
+        Reward.turn_id == replies.c.id,
+        Reward.reward_source == EXPLICIT,
+        Reward.rater.is_not(None),
+        ~is_program(Reward.rater),
+    )
+    query = select(func.count(), func.count(case((has_feedback, 1)))).select_from(replies)
+    num_replies, num_rated = (await session.execute(query)).one()
+    return num_rated / num_replies if num_replies >= MIN_REPLIES else None
+
+
+async def _record_share(session: AsyncSession, policy_id: str, share: float | None, settings: Settings) -> None:
+    values = {"feedback_measured_at": now(), "feedback_share": share}
+    await session.execute(update(Policy).where(Policy.id == policy_id).values(values))
+    if share is None or SPARSE_BELOW <= share <= DENSE_ABOVE:
+        return
+    policy = await lock_policy(session, policy_id)
+    becomes_sparse = share < SPARSE_BELOW
+    if policy.sparse_feedback == becomes_sparse:
+        return
+    policy.sparse_feedback = becomes_sparse
+    if settings.feedback == "auto":
+        action = AuditAction.FEEDBACK_SPARSE if becomes_sparse else AuditAction.FEEDBACK_DENSE
+        audit_policy(session, policy, action, "reconcile", f"people gave feedback on {share:.1%} of the newest replies")
