@@ -8,9 +8,22 @@ from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, FromClause, Select, Subquery, and_, bindparam, case, func, or_, select, union_all
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    FromClause,
+    Select,
+    Subquery,
+    and_,
+    bindparam,
+    case,
+    func,
+    or_,
+    select,
+    union_all,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import InstrumentedAttribute, join
+from sqlalchemy.orm import InstrumentedAttribute, aliased, join
 
 from app.core.database import now
 from app.feedback.schemas import WITHDRAWAL, OutcomeState
@@ -94,6 +107,7 @@ SENTENCES = {
 
 
 Conditions = Sequence[tuple[ColumnElement[bool], Reason]]
+DECIDING_STATES = (BatchState.OPEN, BatchState.TRAINED)  # feedback in a batch of another state is as if it were in none
 _IS_TRAINED = Batch.state == BatchState.TRAINED
 BATCH_CONDITIONS: Conditions = (
     (Batch.state == BatchState.OPEN, Reason.TRAINING),
@@ -128,17 +142,12 @@ def select_outcomes(project_id: ColumnElement[str], condition: ColumnElement[boo
     """Return a query of the outcomes of a project's feedback for which the condition holds: one row for each.
 
     `code` is the index of the outcome's reason in REASONS. `policy_id` is the policy of the reply that decides the
-    outcome; it is null for feedback about replies of which no row is left.
+    outcome; it is null for feedback about replies of which no row is left. `reply_policy_id` is the same for feedback
+    in no batch, and a condition on it lets PostgreSQL estimate the number of rows.
     """
     chosen = (Feedback.project_id == project_id, condition)
-    targets = select(Feedback.target).where(*chosen)
-    same_targets = (Feedback.project_id == project_id, Feedback.target.in_(targets))
-    replaces = (Feedback.target, Feedback.name, Feedback.source_kind, Feedback.source_id, kind_class(Feedback.kind))
-    latest_seq = select(func.max(Feedback.seq).label("seq")).where(*same_targets, Feedback.kind != WITHDRAWAL)
-    latest = latest_seq.group_by(*replaces).cte("latest")
-    withdrawn_id = Feedback.request_metadata["withdraws"].as_string().label("id")
-    withdrawals = select(withdrawn_id).where(*same_targets, Feedback.kind == WITHDRAWAL).distinct().cte("withdrawals")
-    columns = _outcome_columns(latest, withdrawals)
+    undone = _find_undone(chosen)
+    columns = _outcome_columns(undone)
 
     def join_state(feedback_and_turns: FromClause) -> Any:
         """Return the columns for each feedback with a turn. Every row of the argument gives one row."""
@@ -147,11 +156,10 @@ def select_outcomes(project_id: ColumnElement[str], condition: ColumnElement[boo
             .select_from(feedback_and_turns)
             .outerjoin(Reward, and_(Reward.turn_id == Turn.id, Reward.feedback_seq == Feedback.seq))
             .outerjoin(Sample, Sample.turn_id == Turn.id)
-            .outerjoin(Batch, Batch.id == Feedback.batch_id)
+            .outerjoin(Batch, and_(Batch.id == Feedback.batch_id, Batch.state.in_(DECIDING_STATES)))
             .outerjoin(Version, Version.id == Batch.version_id)
             .outerjoin(Policy, Policy.id == func.coalesce(Batch.policy_id, Turn.policy_id))
-            .outerjoin(latest, latest.c.seq == Feedback.seq)
-            .outerjoin(withdrawals, withdrawals.c.id == Feedback.id)
+            .outerjoin(undone, undone.c.seq == Feedback.seq)
             .where(*chosen, Feedback.kind != WITHDRAWAL)
         )
 
@@ -167,6 +175,32 @@ def select_outcomes(project_id: ColumnElement[str], condition: ColumnElement[boo
         select(*[by_turn[column.name] for column in columns]).where(by_turn.position == 1),
     )
     return select(outcomes.subquery("outcomes"))
+
+
+def _find_undone(chosen: Iterable[ColumnElement[bool]]) -> CTE:
+    """Return (seq, is_withdrawn, is_replaced) of feedback that later feedback has withdrawn or replaced.
+
+    Most feedback is the only one about its target: the join with later feedback leaves few rows to aggregate.
+    """
+    later = aliased(Feedback)
+    is_later = and_(later.project_id == Feedback.project_id, later.target == Feedback.target, later.seq > Feedback.seq)
+    withdrawn_id = later.request_metadata["withdraws"].as_string()
+    withdraws = and_(later.kind == WITHDRAWAL, withdrawn_id == Feedback.id)
+    replaces = and_(
+        later.kind != WITHDRAWAL,
+        later.name == Feedback.name,
+        later.source_kind == Feedback.source_kind,
+        later.source_id.is_not_distinct_from(Feedback.source_id),
+        kind_class(later.kind) == kind_class(Feedback.kind),
+    )
+    flags = [func.max(case((condition, 1), else_=0)) for condition in (withdraws, replaces)]
+    return (
+        select(Feedback.seq, flags[0].label("is_withdrawn"), flags[1].label("is_replaced"))
+        .join(later, is_later)
+        .where(*chosen, or_(withdraws, replaces))
+        .group_by(Feedback.seq)
+        .cte("undone")
+    )
 
 
 def _turns_of_several(chosen: Iterable[ColumnElement[bool]]) -> Subquery:
@@ -188,16 +222,16 @@ def _turns_of_several(chosen: Iterable[ColumnElement[bool]]) -> Subquery:
     ).subquery("concerned")
 
 
-def _outcome_columns(latest: FromClause, withdrawals: FromClause) -> list[Any]:
+def _outcome_columns(undone: FromClause) -> list[Any]:
     """Return the columns of an outcome, for a turn that the feedback is about."""
     return [
-        _outcome_code(latest, withdrawals).label("code"),
+        _outcome_code(undone).label("code"),
         Feedback.seq,
         Feedback.kind,
         Feedback.source_kind,
         Feedback.created_at,
-        latest.c.seq.is_not(None).label("is_latest"),
-        withdrawals.c.id.is_not(None).label("is_withdrawn"),
+        (func.coalesce(undone.c.is_replaced, 0) == 0).label("is_latest"),
+        (func.coalesce(undone.c.is_withdrawn, 0) == 1).label("is_withdrawn"),
         func.coalesce(Batch.policy_id, Turn.policy_id).label("policy_id"),
         Policy.name.label("policy"),
         Version.number.label("version"),
@@ -206,6 +240,7 @@ def _outcome_columns(latest: FromClause, withdrawals: FromClause) -> list[Any]:
         Sample.ready_at,
         Sample.reason.label("sample_reason"),
         Turn.version_id.label("reply_version_id"),
+        Turn.policy_id.label("reply_policy_id"),
         Turn.finished_at,
     ]
 
@@ -216,23 +251,23 @@ def to_code(conditions: Conditions) -> ColumnElement[int]:
     return case(*codes, else_=CODES[Reason.UNTRAINABLE])
 
 
-def _outcome_code(latest: FromClause, withdrawals: FromClause) -> ColumnElement[int]:
+def _outcome_code(undone: FromClause) -> ColumnElement[int]:
     """Return the code of the outcome's reason.
 
-    A batch decides before a withdrawal: what was learned stays learned. A batch that was broken up decides nothing.
+    A batch decides before a withdrawal: what was learned stays learned. A batch that was broken up is not joined.
     """
     is_open = Sample.state == SampleState.OPEN
     conditions: Conditions = (
         *BATCH_CONDITIONS,
-        (withdrawals.c.id.is_not(None), Reason.WITHDRAWN),
-        (latest.c.seq.is_(None), Reason.REPLACED),
+        (undone.c.is_withdrawn == 1, Reason.WITHDRAWN),
+        (undone.c.is_replaced == 1, Reason.REPLACED),
         (Feedback.kind.not_in(VOTE_KINDS), Reason.NO_REWARD),
         (or_(Turn.id.is_(None), Turn.deleted_at.is_not(None)), Reason.ERASED),
         (~Feedback.processed & (Turn.state == TurnState.OPEN), Reason.REPLY_UNFINISHED),
         (~Feedback.processed, Reason.PROCESSING),
         (Turn.origin == Origin.SHADOW, Reason.EXCLUDED),
-        (Reward.id.is_(None) & Feedback.kind.in_(("correction", "categorical")), Reason.NO_REWARD),
-        (Reward.id.is_(None), Reason.UNPROCESSABLE),
+        (Reward.weight.is_(None) & Feedback.kind.in_(("correction", "categorical")), Reason.NO_REWARD),
+        (Reward.weight.is_(None), Reason.UNPROCESSABLE),
         (Reward.weight <= 0, Reason.RATER_BLOCKED),
         (Sample.turn_id.is_(None), Reason.NO_REWARD),
         (is_open & (Policy.mode == LearningMode.HALTED), Reason.RESUME),

@@ -1,16 +1,15 @@
 """The votes of policies, counted by outcome, and how late they came."""
 
-import math
 from collections import Counter
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, func, literal, null, or_, select, text, union_all
+from sqlalchemy import ColumnElement, and_, case, exists, func, literal, null, or_, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from app.feedback.outcomes import BATCH_CONDITIONS, CODES, REASONS, Reason, select_outcomes, to_code
-from app.models import VOTE_KINDS, Batch, BatchState, Feedback, Policy, SourceKind, Version
+from app.feedback.outcomes import BATCH_CONDITIONS, CODES, DECIDING_STATES, REASONS, Reason, select_outcomes, to_code
+from app.models import VOTE_KINDS, Batch, Feedback, Policy, SourceKind, Turn, Version
 
 MAX_DELAYS = 10_000
 
@@ -47,26 +46,30 @@ async def count_votes(session: AsyncSession, project_id: str, policy_ids: Collec
     Votes are feedback of the VOTE_KINDS: comments are none, and neither are withdrawals. The votes in a batch are most
     of all votes. They have the outcome of the batch, so they are counted by batch, without their replies.
     """
-    is_settled = Batch.state.in_((BatchState.OPEN, BatchState.TRAINED))
     is_person = (Feedback.source_kind == SourceKind.HUMAN).label("is_person")
     is_vote = (Feedback.project_id == project_id, Feedback.kind.in_(VOTE_KINDS))
     in_batch = select(Feedback.batch_id, is_person, func.count().label("num_votes"))
     by_batch = in_batch.where(*is_vote, Feedback.batch_id.is_not(None)).group_by(Feedback.batch_id, is_person)
     votes = by_batch.subquery()
+    of_policies = Batch.policy_id.in_(policy_ids)
     settled: Any = (
         select(Batch.policy_id, votes.c.is_person, to_code(BATCH_CONDITIONS), Version.number, votes.c.num_votes)
         .join(votes, votes.c.batch_id == Batch.id)
         .outerjoin(Version, Version.id == Batch.version_id)
-        .where(is_settled, Batch.policy_id.in_(policy_ids))
+        .where(Batch.state.in_(DECIDING_STATES), of_policies)
     )
-    broken_up = select(Batch.id).where(Batch.policy_id.in_(policy_ids), ~is_settled)
-    is_unsettled = or_(Feedback.batch_id.is_(None), Feedback.batch_id.in_(broken_up))
-    condition = and_(is_unsettled, Feedback.kind.in_(VOTE_KINDS))
-    outcomes = select_outcomes(literal(project_id), condition).subquery().c
+    has_votes = exists().where(Feedback.batch_id == Batch.id)
+    broken_up = list(
+        await session.scalars(select(Batch.id).where(of_policies, Batch.state.not_in(DECIDING_STATES), has_votes))
+    )
+    is_unsettled: ColumnElement[bool] = Feedback.batch_id.is_(None)
+    if broken_up:  # not in the statement otherwise: the planner would expect far too many votes
+        is_unsettled = or_(is_unsettled, Feedback.batch_id.in_(broken_up))
+    outcomes = select_outcomes(literal(project_id), and_(is_unsettled, Feedback.kind.in_(VOTE_KINDS))).subquery().c
     unsettled: Any = (
-        select(outcomes.policy_id, outcomes.source_kind == SourceKind.HUMAN, outcomes.code, null(), func.count())
-        .where(outcomes.policy_id.in_(policy_ids))
-        .group_by(outcomes.policy_id, outcomes.source_kind, outcomes.code)
+        select(outcomes.reply_policy_id, outcomes.source_kind == SourceKind.HUMAN, outcomes.code, null(), func.count())
+        .where(outcomes.reply_policy_id.in_(policy_ids))
+        .group_by(outcomes.reply_policy_id, outcomes.source_kind, outcomes.code)
     )
     await _disable_jit(session)
     num_votes: Counter[tuple[str, bool, Reason, int | None]] = Counter()
@@ -82,24 +85,46 @@ async def measure_delays(session: AsyncSession, policy: Policy) -> Delays:
     """
     in_batch = (Feedback.project_id == policy.project_id, Feedback.batch_id.is_not(None))
     newest = select(Feedback.seq).where(*in_batch).order_by(Feedback.seq.desc()).limit(1).offset(MAX_DELAYS - 1)
-    is_recent = Feedback.seq >= func.coalesce(newest.scalar_subquery(), 0)
-    parent, behavior = aliased(Version), aliased(Version)
-    condition = and_(is_recent, Feedback.batch_id.is_not(None), Feedback.kind.in_(VOTE_KINDS))
-    outcomes = select_outcomes(literal(policy.project_id), condition).subquery().c
-    query: Any = (
-        select(outcomes.created_at - func.coalesce(outcomes.finished_at, outcomes.created_at))
-        .add_columns(parent.number - behavior.number)
-        .join(parent, parent.id == outcomes.parent_id)
-        .join(behavior, behavior.id == outcomes.reply_version_id)
-        .where(outcomes.policy_id == policy.id, outcomes.code == CODES[Reason.LEARNED])
+    oldest_seq = await session.scalar(newest) or 0  # a statement of its own, so that the planner knows the value
+    is_recent = and_(Feedback.seq >= oldest_seq, Feedback.batch_id.is_not(None), Feedback.kind.in_(VOTE_KINDS))
+    # Most votes are on one turn. Their batch alone decides, so their other outcomes are not computed.
+    of_turns: Any = (
+        select(to_code(BATCH_CONDITIONS).label("code"), Feedback.created_at)
+        .add_columns(Turn.finished_at, Batch.parent_id, Turn.version_id.label("reply_version_id"))
+        .join(Turn, Turn.id == Feedback.turn_id)
+        .join(Batch, Batch.id == Feedback.batch_id)
+        .outerjoin(Version, Version.id == Batch.version_id)
+        .where(Feedback.project_id == policy.project_id, is_recent, Batch.policy_id == policy.id)
     )
+    others = select_outcomes(literal(policy.project_id), and_(is_recent, Feedback.turn_id.is_(None))).subquery().c
+    of_several: Any = select(
+        others.code, others.created_at, others.finished_at, others.parent_id, others.reply_version_id
+    ).where(others.policy_id == policy.id)
+    in_batches = union_all(of_turns, of_several).subquery().c
+    parent, behavior = aliased(Version), aliased(Version)
+    votes: Any = (
+        select(in_batches.code, (parent.number - behavior.number).label("staleness"))
+        .add_columns(
+            (in_batches.created_at - func.coalesce(in_batches.finished_at, in_batches.created_at)).label("delay")
+        )
+        .join(parent, parent.id == in_batches.parent_id)
+        .join(behavior, behavior.id == in_batches.reply_version_id)
+        .cte("votes")
+        .prefix_with("MATERIALIZED")  # with the condition on the code the planner would expect far too few votes
+    )
+    is_learned = votes.c.code == CODES[Reason.LEARNED]
+    columns = (votes.c.delay, votes.c.staleness)
+    positions = [func.row_number().over(order_by=column).label(f"{column.name}_position") for column in columns]
+    ranked = select(*columns, *positions, func.count().over().label("num_votes")).where(is_learned).subquery().c
+    middle, p90 = (ranked.num_votes + 1) // 2, (9 * ranked.num_votes + 9) // 10  # rounded up
+    quantiles = [
+        func.max(case((position == quantile, value)))
+        for value, position in ((ranked.delay, ranked.delay_position), (ranked.staleness, ranked.staleness_position))
+        for quantile in (middle, p90)
+    ]
     await _disable_jit(session)
-    rows = list(await session.execute(query))
-    if not rows:
-        return Delays(None, None, None, None)
-    delays, staleness = (sorted(max(0.0, value) for value in column) for column in zip(*rows, strict=True))
-    middle, p90 = (len(rows) - 1) // 2, math.ceil(0.9 * len(rows)) - 1
-    return Delays(delays[middle], delays[p90], staleness[middle], staleness[p90])
+    row = (await session.execute(select(*quantiles))).one()
+    return Delays(*(None if value is None else max(0.0, value) for value in row))
 
 
 async def _disable_jit(session: AsyncSession) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from app.models import Feedback, Turn, VersionState
 from tests.support.deployment import Harness
@@ -72,3 +72,22 @@ async def test_staleness_is_the_distance_of_the_parent_from_the_version_that_rep
         await session.execute(update(Turn).values(finished_at=9e9))  # the vote came while the reply was streamed
     delays = (await read_votes(harness))["delays"]
     assert (delays["median_delay"], delays["median_staleness"], delays["p90_staleness"]) == (0.0, 2.0, 2.0)
+
+
+async def test_delays_are_quantiles_of_the_votes_that_were_learned_from(harness: Harness) -> None:
+    """Those on one reply and those on a conversation; votes of a version that was rolled back do not count."""
+    turns = [await harness.turn(conversation_id=f"c{number}", finished_at=1000.0) for number in range(11)]
+    for turn in turns[:9]:
+        await harness.vote(turn.id)
+    conversation = {"target": {"conversation_id": "c9"}, "kind": "score", "value": 1}
+    assert (await harness.api.post("/v1/feedback", json=conversation)).status_code == 201
+    await harness.vote(turns[10].id)
+    learner = await create_version(harness, *turns[:10])
+    undone = await create_version(harness, turns[10], state=VersionState.ROLLED_BACK)
+    async with harness.db.write() as session:
+        feedback = list(await session.scalars(select(Feedback).order_by(Feedback.seq)))
+        for delay, row in enumerate(feedback, 1):
+            row.batch_id = (learner if delay < 11 else undone).batch_id
+            row.created_at = 1000.0 + delay
+    delays = (await read_votes(harness))["delays"]
+    assert (delays["median_delay"], delays["p90_delay"]) == (5.0, 9.0)
