@@ -150,13 +150,19 @@ def read_results(out: Path) -> list[Result]:
     return [Result(**json.loads(line)) for line in out.read_text().splitlines()] if out.exists() else []
 
 
-def run_all(runs: Iterable[tuple[str, ExperimentConfig]], updates: int, out: Path) -> list[Result]:
-    """Make the runs that are missing in `out`, and return every result in it."""
+def run_all(
+    runs: Iterable[tuple[str, ExperimentConfig]], updates: int, out: Path, *, after_lag: bool = False
+) -> list[Result]:
+    """Make the runs that are missing in `out`, and return every result in it.
+
+    With `after_lag` a run makes as many more updates as the version that samples is behind.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     finished = {(result.name, result.seed, result.lag, len(result.rounds)) for result in read_results(out)}
     for name, config in runs:
-        if (name, config.seed, config.lag, updates) not in finished:
-            result = run(name, config, updates, lambda line: print(line, flush=True))
+        count = updates + config.lag if after_lag else updates
+        if (name, config.seed, config.lag, count) not in finished:
+            result = run(name, config, count, lambda line: print(line, flush=True))
             with out.open("a") as file:
                 file.write(json.dumps(asdict(result)) + "\n")
     return read_results(out)
