@@ -1,8 +1,9 @@
 """The size of an update: what its optimizer steps changed is scaled until KL(old ‖ new policy) is near a target.
 
 The line search of TRPO (Schulman et al., 2015, appendix C), along the displacement that the optimizer has made. KL
-grows with the square of a small displacement, so two or three measurements suffice. The factor also becomes the scale
-of the next update's learning rate, so that a rate that is far off is corrected once.
+grows with the square of a small displacement and more slowly with that of a large one: from the second measurement on,
+the exponent is estimated, so that two or three measurements suffice. The factor also becomes the scale of the next
+update's learning rate, so that a rate that is far off is corrected once.
 """
 
 import math
@@ -15,6 +16,7 @@ from torch import Tensor
 MAX_MEASUREMENTS = 6
 MAX_FACTOR = 10.0  # one measurement changes the scale by at most this factor
 MAX_SCALE = 100.0
+MIN_EXPONENT, MAX_EXPONENT = 0.5, 2.0  # of KL as a power of the scale
 AIM = 0.8  # share of the target that the search aims at, because KL is not exactly quadratic
 MIN_SHARE = 0.3  # an update with less than this share of the target is made larger
 
@@ -47,7 +49,7 @@ class TrustRegion:
         no scale fits, the parameters are those of before the update, with a scale of 0.
         """
         end = [parameter.detach().clone() for parameter in self.parameters]
-        scale, kl = 1.0, measure_kl()
+        scale, kl, exponent = 1.0, measure_kl(), MAX_EXPONENT
         fitting, smallest_too_large = FittedStep(0.0, 0.0, 0), math.inf
         measurements = 1
         while True:
@@ -59,21 +61,30 @@ class TrustRegion:
                 smallest_too_large = min(scale, smallest_too_large)
             if measurements == MAX_MEASUREMENTS:
                 break
-            scale = self._next_scale(scale, kl, smallest_too_large)
+            last_scale, last_kl = scale, kl
+            scale = self._next_scale(scale, kl, exponent, smallest_too_large)
             if scale <= fitting.scale:
                 break
             self._set(end, scale)
             kl = measure_kl()
             measurements += 1
+            exponent = _estimate_exponent(scale / last_scale, kl, last_kl)
         if scale != fitting.scale:
             self._set(end, fitting.scale)
         return FittedStep(fitting.scale, fitting.kl, measurements)
 
-    def _next_scale(self, scale: float, kl: float, upper: float) -> float:
-        factor = math.sqrt(AIM * self.target / kl) if 0 < kl < math.inf else (MAX_FACTOR if kl == 0 else 0.0)
+    def _next_scale(self, scale: float, kl: float, exponent: float, upper: float) -> float:
+        factor = (AIM * self.target / kl) ** (1 / exponent) if 0 < kl < math.inf else (MAX_FACTOR if kl == 0 else 0.0)
         proposal = scale * min(MAX_FACTOR, max(1 / MAX_FACTOR, factor))
         return min(proposal, 0.9 * upper, MAX_SCALE)
 
     def _set(self, end: Sequence[Tensor], scale: float) -> None:
         for parameter, before, after in zip(self.parameters, self.start, end, strict=True):
             parameter.copy_(torch.lerp(before, after, scale) if scale else before)
+
+
+def _estimate_exponent(factor: float, kl: float, last_kl: float) -> float:
+    """Return the power of the scale that KL grew with, when the scale changed by this factor."""
+    if not (0 < kl < math.inf and 0 < last_kl < math.inf):
+        return MAX_EXPONENT
+    return min(MAX_EXPONENT, max(MIN_EXPONENT, math.log(kl / last_kl) / math.log(factor)))

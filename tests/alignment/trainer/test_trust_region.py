@@ -80,3 +80,11 @@ def test_a_scale_that_fits_is_kept_when_a_larger_one_does_not() -> None:
     fitted = region.fit(lambda: 0.0005 if parameters[0][0] < 1.021 else 0.5)  # KL that rises steeply
     assert fitted.scale >= 1.0 and fitted.kl == 0.0005
     torch.testing.assert_close(parameters[0], torch.ones(3) + fitted.scale * 0.02)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 0.8, 1.0, 1.5, 2.0])
+def test_three_or_four_measurements_suffice_however_kl_grows(exponent: float) -> None:
+    """KL grew with the 0.8th power of the scale in an update that has been measured."""
+    region, parameters = make_update(1.0)
+    fitted = region.fit(lambda: 2.15 * TARGET * float(parameters[0][0] - 1) ** exponent)
+    assert MIN_SHARE * TARGET <= fitted.kl <= TARGET and fitted.measurements <= 4
