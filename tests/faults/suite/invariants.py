@@ -1,18 +1,22 @@
 """Check what must hold in the database and on disk after any number of faults."""
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import create_engine, select
+from sqlalchemy import create_engine, func, select
 from sqlalchemy.orm import Session
 
 from alignment.artifacts.manifest import verify
 from alignment.errors import DamagedAdapter
+from app.core.database import Database
 from app.core.settings import Settings
+from app.feedback.vote_counts import count_votes
 from app.models import (
+    VOTE_KINDS,
     Batch,
     BatchState,
     BatchTurn,
@@ -36,6 +40,8 @@ class Report:
     duplicated: int
     used: int
     used_twice: int
+    votes: int
+    unaccounted: int
     versions: int
     half_published: int
     quarantined: int
@@ -48,6 +54,8 @@ class Report:
             "lost": self.lost,
             "used": self.used,
             "used twice": self.used_twice,
+            "votes": self.votes,
+            "unaccounted": self.unaccounted,
             "versions": self.versions,
             "half-published": self.half_published,
         }
@@ -75,6 +83,9 @@ def check(settings: Settings, acknowledged: Mapping[str, str], chats: Iterable[s
     errors += [f"feedback {id} is stored {row_counts[id]} times" for id in duplicated]
     errors += [f"the answered chat {id} is not stored" for id in set(chats) - turns]
 
+    num_votes, num_accounted = asyncio.run(_count_votes(settings))
+    if num_votes != num_accounted:
+        errors.append(f"of {num_votes} votes {num_accounted} are learned from, waiting or not learned from")
     used_twice = _check_used_twice(samples, batch_turns, batches, versions, errors)
     half_published = _check_versions(versions, deployments, policies, errors)
     return Report(
@@ -83,11 +94,28 @@ def check(settings: Settings, acknowledged: Mapping[str, str], chats: Iterable[s
         duplicated=len(duplicated),
         used=sum(sample.state == SampleState.TRAINED for sample in samples),
         used_twice=used_twice,
+        votes=num_votes,
+        unaccounted=abs(num_votes - num_accounted),
         versions=len(versions) - len(policies),
         half_published=half_published,
         quarantined=sum(batch.state == BatchState.QUARANTINED for batch in batches.values()),
         errors=errors,
     )
+
+
+async def _count_votes(settings: Settings) -> tuple[int, int]:
+    """Return how many votes are stored, and the sum of the votes with each outcome."""
+    async with Database(settings.database) as db, db.read() as session:
+        policies = list(await session.scalars(select(Policy)))
+        counts = [
+            count.num_votes
+            for project_id in {policy.project_id for policy in policies}
+            for count in await count_votes(
+                session, project_id, [policy.id for policy in policies if policy.project_id == project_id]
+            )
+        ]
+        num_votes = await session.scalar(select(func.count()).where(Feedback.kind.in_(VOTE_KINDS)))
+    return int(num_votes or 0), sum(counts)
 
 
 def _check_used_twice(
