@@ -27,8 +27,10 @@ def _kills(rows: list[dict[str, Any]]) -> str:
 
 
 def _sums(rows: list[dict[str, Any]]) -> str:
-    names = ("acknowledged", "lost", "duplicated", "used", "used_twice", "votes", "unaccounted", "versions")
-    names += ("half_published", "quarantined")
+    names = (
+        *("acknowledged", "lost", "duplicated", "used", "used_twice", "votes", "unaccounted"),
+        *("versions", "half_published", "quarantined"),
+    )
     lines = ["".join([f"{'where':<12}{'rounds':>8}{'stalls':>8}", *(f"{name:>16}" for name in names)])]
     for where in sorted({row["where"] for row in rows if row["part"] == "kills"}):
         rounds = [row for row in rows if row["part"] == "kills" and row["where"] == where]
