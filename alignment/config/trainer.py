@@ -36,7 +36,7 @@ class RewardModelConfig(Frozen):
     weight_decay: float = Field(default=0.01, ge=0)
     batch_size: int = Field(default=32, ge=1, description="pairs and labels per step")
     min_steps: int = Field(default=120, ge=1, description="small datasets are repeated until this many steps")
-    max_epochs: int = Field(default=8, ge=1, description="the most repetitions")
+    max_epochs: int = Field(default=20, ge=1, description="the most repetitions")
     held_out: float = Field(default=0.2, gt=0, lt=0.5, description="share of the feedback for evaluation")
     min_held_out: int = Field(
         default=10, ge=2, description="pieces of feedback; with fewer the model cannot be evaluated"

@@ -14,6 +14,7 @@ from alignment.reward_model.dataset import PreferenceDataset, select_held_out, s
 from alignment.signals.agreement import Agreement
 
 IDENTITY = PlattScaling(1.0, 0.0)
+MIN_SPREAD = 1e-6  # standard deviation of scores that are all equal
 MIN_SCALE = 1e-3  # a negative scale would reverse what the model has learned
 
 
@@ -60,17 +61,19 @@ def scores_to_probabilities(scores_N: Tensor, platt: PlattScaling) -> Tensor:
 def calibrate(dataset: PreferenceDataset, scores: Tensor) -> PlattScaling:
     """Fit the calibration on a dataset (Platt, 1999).
 
-    Pairs alone determine no absolute level; the shift then makes the reward of the mean reply 0.
+    It is fitted to standardised scores, since those of a model that was fitted on little feedback differ by little, and
+    the fit prefers a scale near 1. Pairs alone determine no absolute level; the shift then makes the reward of the mean
+    reply 0.
     """
-    examples = ScoredExamples.from_dataset(dataset, scores)
+    indices = sorted({index for example in dataset.examples for index in example.reply_indices})
+    used_scores = scores.double().cpu()[indices]
+    mean, spread = float(used_scores.mean()), max(float(used_scores.std(correction=0)), MIN_SPREAD)
+    examples = ScoredExamples.from_dataset(dataset, (scores.double().cpu() - mean) / spread)
     platt = fit_platt_scaling(
         examples.scores_N, examples.values_N, examples.weights_N, examples.margins_P, examples.weights_P
     )
     scale = max(platt.scale, MIN_SCALE)
-    if dataset.labels:
-        return PlattScaling(scale, platt.shift)
-    compared = torch.tensor([index for pair in dataset.pairs for index in (pair.chosen, pair.rejected)])
-    return PlattScaling(scale, -scale * float(scores.double().cpu()[compared].mean()))
+    return PlattScaling(scale / spread, (platt.shift if dataset.labels else 0.0) - scale * mean / spread)
 
 
 def evaluate(dataset: PreferenceDataset, scores: Tensor, seed: int) -> dict[str, float]:
