@@ -13,6 +13,11 @@ from app.core.jobs import TaskSender, make_celery
 from app.core.settings import Settings, get_settings
 
 
+def lease_owner(pid: int) -> str:
+    """Return the name in leases of a process of this machine."""
+    return f"{socket.gethostname()}:{pid}"
+
+
 @dataclass
 class WorkerContext:
     """Everything is built on first use. `owner` identifies this process in leases."""
@@ -30,7 +35,7 @@ class WorkerContext:
 
     @property
     def owner(self) -> str:
-        return f"{socket.gethostname()}:{os.getpid()}"
+        return lease_owner(os.getpid())
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine to completion on this process's event loop."""

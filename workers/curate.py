@@ -28,6 +28,14 @@ RUN_SECONDS = 5.0
 DATABASE_ERRORS = (OperationalError, InterfaceError, InternalError, PoolTimeout)  # not caused by the feedback
 
 
+class FeedbackFailed(Exception):
+    """The feedback with these sequence numbers could not be processed. `__cause__` says why."""
+
+    def __init__(self, seqs: list[int]) -> None:
+        super().__init__(f"feedback {seqs}")
+        self.seqs = seqs
+
+
 class FeedbackPage(NamedTuple):
     """Unprocessed feedback by sequence number, and its turns in order of creation. `is_last`: nothing else waits."""
 
@@ -45,9 +53,7 @@ async def curate(db: Database, settings: Settings) -> int:
     while True:
         try:
             num_read, is_last = await _process_page(db, settings, PAGE_SIZE)
-        except DATABASE_ERRORS:
-            raise
-        except Exception:
+        except FeedbackFailed:
             log.exception("a page of feedback failed; its events are read one by one")
             num_read, is_last = await _process_one_by_one(db, settings), False
         async with db.write() as session:  # in a transaction of its own: its failure does not concern the feedback
@@ -62,20 +68,31 @@ async def curate(db: Database, settings: Settings) -> int:
 
 
 async def _process_page(db: Database, settings: Settings, limit: int) -> tuple[int, bool]:
-    """Return the number of feedback events that were read, and whether they were the last ones."""
+    """Return the number of feedback events that were read, and whether they were the last ones.
+
+    Raises FeedbackFailed, and DATABASE_ERRORS unchanged.
+    """
+    seqs: list[int] = []
 
     async def process(session: AsyncSession) -> tuple[int, bool]:
+        nonlocal seqs
         has_discount = settings.rewards.discount > 0 or await session.scalar(
             select(exists().where(Policy.rewards.is_not(None)))
         )
         page = await _read_page(session, min(limit, DISCOUNTED_PAGE_SIZE) if has_discount else limit)
-        if page.seqs:
+        seqs = page.seqs
+        if seqs:
             await rewards.update_rewards(session, page.turns, settings)
-            await _mark_processed(session, page.seqs)
+            await session.execute(update(Feedback).where(Feedback.seq.in_(seqs)).values(processed=True))
             enqueue_after_commit(session, "assemble")
-        return len(page.seqs), page.is_last
+        return len(seqs), page.is_last
 
-    return await db.retry_on_deadlock(process)
+    try:
+        return await db.retry_on_deadlock(process)
+    except DATABASE_ERRORS:
+        raise
+    except Exception as error:
+        raise FeedbackFailed(seqs) from error
 
 
 async def _process_one_by_one(db: Database, settings: Settings) -> int:
@@ -84,12 +101,13 @@ async def _process_one_by_one(db: Database, settings: Settings) -> int:
     for _ in range(PAGE_SIZE):
         try:
             num_read, _ = await _process_page(db, settings, 1)
-        except DATABASE_ERRORS:
-            raise
-        except Exception as error:
+        except FeedbackFailed as failure:
+            if not failure.seqs:  # nothing could be read, so nothing can be skipped
+                raise
+            cause = failure.__cause__
             async with db.write() as session:
-                await _skip_oldest(session, f"{type(error).__name__}: {error}")
-            num_read = 1
+                await _skip(session, failure.seqs, f"{type(cause).__name__}: {cause}")
+            num_read = len(failure.seqs)
         total += num_read
         if num_read == 0:
             break
@@ -139,16 +157,15 @@ async def _read_page(session: AsyncSession, limit: int) -> FeedbackPage:
     return FeedbackPage([row.seq for row in page], signals.in_order(turns), is_last)
 
 
-async def _mark_processed(session: AsyncSession, seqs: list[int]) -> None:
-    await session.execute(update(Feedback).where(Feedback.seq.in_(seqs)).values(processed=True))
-
-
-async def _skip_oldest(session: AsyncSession, reason: str) -> None:
-    """Mark the oldest feedback as processed and record why: it failed, and must not block the rest."""
-    page = await _read_page(session, 1)
-    await _mark_processed(session, page.seqs)
-    rows = await session.execute(select(Feedback.id, Feedback.project_id).where(Feedback.seq.in_(page.seqs)))
-    for id, project_id in rows:
+async def _skip(session: AsyncSession, seqs: list[int], reason: str) -> None:
+    """Mark feedback as processed and record why: it failed, and must not block the rest."""
+    rows = await session.execute(
+        update(Feedback)
+        .where(Feedback.seq.in_(seqs), ~Feedback.processed)
+        .values(processed=True)
+        .returning(Feedback.id, Feedback.project_id)
+    )
+    for id, project_id in rows.all():
         record_audit(session, "curate", AuditAction.FEEDBACK_SKIPPED, id, reason[:500], project_id=project_id)
 
 

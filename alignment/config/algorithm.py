@@ -50,6 +50,11 @@ class UpdateConfig(Frozen):
         default=0.1, gt=0, description="an update stops at this KL per token (k3) to the policy before it"
     )
 
+    @property
+    def needs_groups(self) -> bool:
+        """Whether the algorithm learns from groups alone: from two or more replies to one prompt."""
+        return False
+
 
 class PolicyGradientConfig(UpdateConfig):
     """Settings of all policy gradients: the loss, the correction for stale samples, and the KL to the base model."""
@@ -123,7 +128,15 @@ class LengthAwarePPOConfig(PPOConfig):
         return self
 
 
-class GRPOConfig(PolicyGradientConfig):
+class GroupRelativeConfig(PolicyGradientConfig):
+    """Settings of the policy gradients that compare a reply with the others of its group."""
+
+    @property
+    def needs_groups(self) -> bool:
+        return True
+
+
+class GRPOConfig(GroupRelativeConfig):
     """Shao et al., 2024: the reward relative to its group, divided by the group's standard deviation."""
 
     type: Literal["grpo"] = "grpo"
@@ -131,7 +144,7 @@ class GRPOConfig(PolicyGradientConfig):
     eps: float = Field(default=1e-6, gt=0)
 
 
-class DrGRPOConfig(PolicyGradientConfig):
+class DrGRPOConfig(GroupRelativeConfig):
     """Liu et al., 2025: no division by the standard deviation, and no length in the denominator."""
 
     type: Literal["dr_grpo"] = "dr_grpo"
@@ -139,7 +152,7 @@ class DrGRPOConfig(PolicyGradientConfig):
     kl_coef: float = Field(default=0.0, ge=0)
 
 
-class DAPOConfig(PolicyGradientConfig):
+class DAPOConfig(GroupRelativeConfig):
     """Yu et al., 2025: clip-higher, token mean, no KL, groups without variance skipped, soft overlong penalty."""
 
     type: Literal["dapo"] = "dapo"
@@ -152,7 +165,7 @@ class DAPOConfig(PolicyGradientConfig):
     )
 
 
-class RLOOConfig(PolicyGradientConfig):
+class RLOOConfig(GroupRelativeConfig):
     """Ahmadian et al., 2024: the reward minus the mean of the others in its group."""
 
     type: Literal["rloo"] = "rloo"
@@ -164,6 +177,10 @@ class ReinforcePlusPlusConfig(PolicyGradientConfig):
     type: Literal["reinforce++"] = "reinforce++"
     baseline: Literal["batch", "group"] = "batch"
     gamma: float = Field(default=1.0, gt=0, le=1)
+
+    @property
+    def needs_groups(self) -> bool:
+        return self.baseline == "group"
 
     @model_validator(mode="after")
     def _check_gamma(self) -> Self:
@@ -180,6 +197,10 @@ class DPOConfig(UpdateConfig):
     kind: PairKind = "sigmoid"
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     max_kl: float | None = None
+
+    @property
+    def needs_groups(self) -> bool:
+        return True
 
     @model_validator(mode="after")
     def _check_label_smoothing(self) -> Self:

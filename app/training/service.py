@@ -4,10 +4,9 @@ import math
 from collections.abc import Collection
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, and_, case, exists, func, select, true
+from sqlalchemy import and_, case, func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment.config.rewards import EXPLICIT
 from app.core.database import now
 from app.core.errors import Conflict, require_row
 from app.core.jobs import enqueue_after_commit
@@ -19,21 +18,19 @@ from app.models import (
     AuditAction,
     Batch,
     BatchState,
-    BatchTurn,
     LearningMode,
-    Origin,
     Policy,
-    Reward,
     Sample,
     SampleState,
-    Turn,
     Version,
     VersionState,
 )
 from app.policies import repository
 from app.policies.references import version_name
 from app.policies.service import audit_policy
+from app.training import sample_conditions
 from app.training.batch_samples import NO_CONTRAST
+from app.training.policy_config import effective_rollouts
 
 MIN_TRIGGERED_SAMPLES = 2
 MIN_RATERS_FOR_EVEN_SHARE = 5
@@ -43,8 +40,9 @@ class SampleCounts(NamedTuple):
     """The samples that training may still use.
 
     `ready` samples may go into the next batch, `not_ready` ones wait for late feedback, and `quarantined` ones for an
-    admin. Of the ready ones, `without_contrast` come from batches in which the algorithm had nothing to compare.
-    `raters` are the distinct raters of the ready samples; a sample without a rater counts as one.
+    admin. `raters` are the distinct raters of the ready samples; a sample without a rater counts as one. Of the ready
+    ones the algorithm can use `usable`, and `without_contrast` of these come from batches in which it had nothing to
+    compare; `comparable` are in groups with different rewards.
     """
 
     ready: int
@@ -54,25 +52,21 @@ class SampleCounts(NamedTuple):
     oldest_ready_at: float | None
     lowest_reward: float | None
     highest_reward: float | None
+    usable: int
     without_contrast: int
+    comparable: int
     now: float
 
 
-async def usable_versions(session: AsyncSession, policy: Policy, settings: Settings) -> ColumnElement[bool]:
-    """Return the condition that training may use a sample, by the version that generated it.
-
-    Any version by default, because the update corrects for its distance. In the synchronous mode the head alone, and
-    with `max_staleness` the head and that many of its ancestors.
-    """
-    steps = 0 if policy.mode == LearningMode.SYNCHRONOUS else settings.max_staleness
-    if steps is None:
-        return true()
-    line = await repository.list_ancestors(session, policy.head_version_id or "", steps)
-    return Sample.version_id.in_([version.id for version in line])
-
-
 async def count_samples(session: AsyncSession, policy: Policy, settings: Settings) -> SampleCounts:
-    ready = (Sample.state == SampleState.OPEN) & (Sample.ready_at <= now())
+    is_allowed = await sample_conditions.allowed_samples(session, policy, settings)
+    ready = and_(Sample.state == SampleState.OPEN, Sample.ready_at <= now())
+    usable = and_(ready, sample_conditions.is_learnable(policy, is_allowed, settings))
+    has_contrast = (
+        sample_conditions.is_in_group(policy.id, is_allowed, sample_conditions.rewards_differ())
+        if settings.algorithm.needs_groups
+        else true()
+    )
     query = select(
         func.count(case((ready, 1))),
         func.count(case(((Sample.state == SampleState.OPEN) & (Sample.ready_at > now()), 1))),
@@ -81,14 +75,21 @@ async def count_samples(session: AsyncSession, policy: Policy, settings: Setting
         func.min(case((ready, Sample.ready_at))),
         func.min(case((ready, Sample.reward))),
         func.max(case((ready, Sample.reward))),
-        func.count(case((ready & (Sample.reason == NO_CONTRAST), 1))),
+        func.count(case((usable, 1))),
+        func.count(case((usable & (Sample.reason == NO_CONTRAST), 1))),
+        func.count(case((usable & has_contrast, 1))),
         now(),
     ).where(
         Sample.policy_id == policy.id,
         Sample.state.in_((SampleState.OPEN, SampleState.QUARANTINED)),
-        await usable_versions(session, policy, settings),
+        is_allowed,
     )
     return SampleCounts(*(await session.execute(query)).one())
+
+
+async def _count_without_consent(session: AsyncSession, policy: Policy) -> int:
+    ready = (Sample.policy_id == policy.id, Sample.state == SampleState.OPEN, Sample.ready_at <= now())
+    return int(await session.scalar(select(func.count()).where(*ready, ~sample_conditions.has_consent())) or 0)
 
 
 async def describe_wait(
@@ -108,29 +109,47 @@ async def describe_wait(
     if head.state not in ONCE_LIVE:
         return f"{version_name(policy, head)} is not published yet."
     min_size = MIN_TRIGGERED_SAMPLES if triggered else settings.smallest_batch
+    algorithm = settings.algorithm.type.replace("_", " ").upper()
+    if counts.ready and not counts.usable:
+        return (
+            f"{counts.ready} samples wait: {algorithm} compares replies to one prompt, and none of them has another "
+            f"reply. {_advise_groups(policy, settings)} or choose KTO (ATTUNE_ALGORITHM)."
+        )
     if counts.ready < min_size:
-        return f"{min_size - counts.ready} more ready samples."
+        num_withheld = await _count_without_consent(session, policy)
+        withheld = f" {num_withheld} others wait because their project or API key does not consent to training."
+        return f"{min_size - counts.ready} more ready samples.{withheld if num_withheld else ''}"
+    if counts.usable < min_size:
+        return (
+            f"{min_size - counts.usable} more ready samples that {algorithm} can compare: {counts.usable} of the "
+            f"{counts.ready} ready samples have another reply to their prompt."
+        )
     if counts.raters < settings.min_raters:
         return f"{settings.min_raters - counts.raters} more raters."
-    num_new = counts.ready - counts.without_contrast
+    num_new = counts.usable - counts.without_contrast
     if 2 * num_new < min_size:  # at most half of a batch comes from batches without contrast
         return (
             f"{math.ceil(min_size / 2) - num_new} more new ready samples: the algorithm had nothing to compare in "
-            f"{counts.without_contrast} of the {counts.ready} ready samples."
+            f"{counts.without_contrast} of the {counts.usable} ready samples."
         )
-    size = min(counts.ready, settings.batch_size)
+    size = min(counts.usable, settings.batch_size)
     selectable, limiting = await _count_selectable(session, policy, counts, settings)
     if selectable < min_size:
         return (
-            f"At least {min_size - selectable} more ready samples of other {limiting}s: of the {counts.ready} "
+            f"At least {min_size - selectable} more ready samples of other {limiting}s: of the {counts.usable} "
             f"ready samples at most {selectable} may be in one batch (ATTUNE_MAX_{limiting.upper()}_SHARE)."
         )
     size = min(size, selectable)
     waited = 0.0 if counts.oldest_ready_at is None else counts.now - counts.oldest_ready_at
     remaining = settings.max_wait_seconds - waited
     if size < settings.batch_size and not triggered and remaining > 0:
-        of_others = f" of other {limiting}s" if size < counts.ready else ""
+        of_others = f" of other {limiting}s" if size < counts.usable else ""
         return f"{settings.batch_size - size} more ready samples{of_others}; in {remaining:.0f} s fewer are enough."
+    if not counts.comparable:
+        return (
+            f"No two of the {counts.usable} ready samples that answer one prompt have different rewards: {algorithm} "
+            "has nothing to compare."
+        )
     if counts.lowest_reward is not None and counts.lowest_reward == counts.highest_reward:
         return (
             f"All {counts.ready} ready samples have the reward {counts.lowest_reward:g}: the next batch needs one with "
@@ -143,34 +162,10 @@ async def describe_wait(
     )
 
 
-def is_automated() -> ColumnElement[bool]:
-    """Return the condition that a Sample's reward comes from neither feedback nor a verifier, as a SQL expression."""
-    has_feedback = exists().where(Reward.turn_id == Sample.turn_id, Reward.reward_source == EXPLICIT)
-    is_planned = exists().where(Turn.id == Sample.turn_id, Turn.origin == Origin.PROMPT_SET)
-    return and_(Sample.rater.is_(None), ~has_feedback.correlate(Sample), ~is_planned.correlate(Sample))
-
-
-def num_failures() -> ColumnElement[int]:
-    """Return the number of quarantined batches that a Sample was in, as a SQL expression.
-
-    It is 0 if an update has succeeded with the sample.
-    """
-    batch_of_sample = (BatchTurn.turn_id == Sample.turn_id, Batch.id == BatchTurn.batch_id)
-    count = select(func.count()).where(*batch_of_sample, Batch.state == BatchState.QUARANTINED)
-    has_trained = exists().where(*batch_of_sample, Batch.state == BatchState.TRAINED)
-    return case((Sample.num_returns == 0, 0), (has_trained, 0), else_=count.correlate(Sample).scalar_subquery())
-
-
-async def max_failures(session: AsyncSession, policy_id: str, is_usable: ColumnElement[bool]) -> int:
-    """Return how often the ready sample that failed most often has failed; 0 if none has."""
-    query = select(func.max(num_failures())).where(
-        Sample.policy_id == policy_id,
-        Sample.state == SampleState.OPEN,
-        Sample.ready_at <= now(),
-        is_usable,
-        Sample.num_returns > 0,
-    )
-    return int(await session.scalar(query) or 0)
+def _advise_groups(policy: Policy, settings: Settings) -> str:
+    if effective_rollouts(policy, settings).group_sampling.extra_replies:
+        return "Group sampling is on: wait for new replies,"
+    return "Turn on group sampling (ATTUNE_ROLLOUTS)"
 
 
 def max_samples(share: float, size: int) -> int:
@@ -193,7 +188,6 @@ async def _count_selectable(
     they are selected together.
     """
     size = settings.batch_size
-    group = func.coalesce(Sample.group_id, Sample.turn_id)
     caps = {
         "conversation": (Sample.conversation_id, max_samples(settings.max_conversation_share, size)),
         "cluster": (Sample.cluster, max_samples(settings.max_cluster_share, size)),
@@ -201,11 +195,14 @@ async def _count_selectable(
     if settings.max_rater_share < 1.0:
         limit = max(max_samples(settings.max_rater_share, size), even_share(size, counts.raters))
         caps = {"rater": (Sample.rater, limit), **caps}
-    is_usable = await usable_versions(session, policy, settings)
+    is_usable = await sample_conditions.usable_samples(session, policy, settings)
     fewest, limiting = size, ""
     for name, (owner, limit) in caps.items():
         ready = (
-            select(owner.label("owner"), func.dense_rank().over(partition_by=owner, order_by=group).label("rank"))
+            select(
+                owner.label("owner"),
+                func.dense_rank().over(partition_by=owner, order_by=sample_conditions.group_key()).label("rank"),
+            )
             .where(
                 Sample.policy_id == policy.id,
                 Sample.state == SampleState.OPEN,

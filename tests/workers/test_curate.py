@@ -11,6 +11,7 @@ from alignment.config.rewards import RewardsConfig
 from app.models import Audit, Feedback, Judgement, Policy, Reward, Sample, SampleState, Turn, TurnState
 from app.projects.service import create_policy
 from tests.support.deployment import Harness
+from workers import curate as curate_module
 from workers.curate import curate
 from workers.feedback import signals
 from workers.feedback.rewards import record_reward, update_turn_samples
@@ -345,3 +346,34 @@ async def test_a_discounted_reward_keeps_its_rater(harness: Harness) -> None:
     await harness.vote(second.id, "up", source={"kind": "HUMAN", "id": "ada"})
     await curate(harness.db, settings)
     assert {sample.rater for sample in await harness.all(Sample)} == {"HUMAN/ada"}
+
+
+async def test_only_the_feedback_that_failed_is_skipped(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reply of older feedback ends between the failure and the skip."""
+    streaming, bad = await harness.turn(state=TurnState.OPEN), await harness.turn()
+    for turn in (streaming, bad):
+        await harness.vote(turn.id, "up")
+    read_signals, process_page = signals.read_signals, curate_module._process_page
+
+    async def fail_for_bad(
+        session: AsyncSession, turns: Sequence[signals.FinishedTurn], *args: Any
+    ) -> signals.SignalsByTurn:
+        if bad.id in {turn.id for turn in turns}:
+            raise KeyError("an unexpected error")
+        return await read_signals(session, turns, *args)
+
+    async def end_reply_after_failure(*args: Any) -> tuple[int, bool]:
+        try:
+            return await process_page(*args)
+        except Exception:
+            async with harness.db.write() as session:
+                (await session.get_one(Turn, streaming.id)).state = TurnState.DONE
+            raise
+
+    monkeypatch.setattr(signals, "read_signals", fail_for_bad)
+    monkeypatch.setattr(curate_module, "_process_page", end_reply_after_failure)
+    assert await curate_module._process_one_by_one(harness.db, harness.settings) == 2
+    assert [sample.turn_id for sample in await harness.all(Sample)] == [streaming.id]
+    [audit] = [row for row in await harness.all(Audit) if row.action == "feedback.skipped"]
+    feedback = {row.turn_id: row.id for row in await harness.all(Feedback)}
+    assert audit.subject == feedback[bad.id]

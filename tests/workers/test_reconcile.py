@@ -1,6 +1,10 @@
 """The reconciler finds all work without any message."""
 
+import logging
 from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 from app.core.database import Database
 from app.core.jobs import TaskName
@@ -8,6 +12,8 @@ from app.models import Engine, EngineState, TurnState, VersionState
 from tests.support.deployment import Harness
 from tests.support.updates import rate
 from workers.reconcile import reconcile
+from workers.release import publish
+from workers.training import batches
 from workers.training.assemble import assemble
 
 
@@ -59,3 +65,24 @@ async def test_lost_turn_is_aborted(harness: Harness) -> None:
     states = {turn.id: (turn.state, turn.finish_reason) for turn in await harness.all(type(lost))}
     assert states[lost.id] == (TurnState.ABORTED, "server_lost")
     assert states[recent.id][0] == TurnState.OPEN
+
+
+async def test_a_step_that_fails_stops_no_other_step(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: Any) -> None:
+        raise KeyError("a broken row")
+
+    monkeypatch.setattr(batches, "quarantine_poisoned", fail)
+    monkeypatch.setattr(publish, "check_canaries", fail)
+    lost = await harness.turn(state=TurnState.OPEN, created_at=0.0)
+    async with harness.db.write() as session:
+        (await session.get_one(Engine, "engine-0")).heartbeat_at = 0.0
+    with caplog.at_level(logging.ERROR, "attune.reconcile"), pytest.raises(ExceptionGroup) as failure:
+        await reconcile_and_list_tasks(harness)
+    assert [type(error) for error in failure.value.exceptions] == [KeyError, KeyError]
+    assert "quarantine_poisoned, check_canaries" in str(failure.value), "it is still visible that they failed"
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["the step quarantine_poisoned failed", "the step check_canaries failed"]
+    assert (await harness.get(type(lost), lost.id)).state == TurnState.ABORTED
+    assert (await harness.get(Engine, "engine-0")).state == EngineState.DOWN

@@ -20,7 +20,7 @@ from app.models import (
     new_id,
 )
 from app.policies import repository
-from app.training import batch_samples, service
+from app.training import batch_samples, sample_conditions, service
 from workers.training.select_samples import SamplePool, select_samples
 
 AUTOMATED_STALENESS = 8  # versions; learning is unharmed up to there (docs/learning.md), and new samples keep coming
@@ -61,9 +61,9 @@ async def _select_batch(session: AsyncSession, policy: Policy, settings: Setting
     large for each of their failures. So a sample that no update can use is soon alone with few others. If there is no
     such batch, the other samples go on.
     """
-    is_usable = await service.usable_versions(session, policy, settings)
+    is_usable = await sample_conditions.usable_samples(session, policy, settings)
     pool = SamplePool(policy.id, is_usable)
-    if num_failures := await service.max_failures(session, policy.id, is_usable):
+    if num_failures := await sample_conditions.max_failures(session, policy.id, is_usable):
         size = max(2, settings.batch_size >> num_failures)
         smaller = {"min_batch_size": min(settings.smallest_batch, size), "min_raters": min(settings.min_raters, size)}
         smaller_batch = settings.model_copy(update={"batch_size": size, "max_batch_size": size, **smaller})
@@ -105,7 +105,7 @@ async def _drop_old_samples(session: AsyncSession, policy: Policy, settings: Set
     max_age = settings.max_sample_age_seconds
     is_too_old = exists().where(Turn.id == Sample.turn_id, Turn.created_at < now() - max_age)
     await _drop(session, policy, is_too_old, f"its reply is older than {max_age / 86400:g} days")
-    await _drop_stale(session, policy, AUTOMATED_STALENESS, service.is_automated())
+    await _drop_stale(session, policy, AUTOMATED_STALENESS, sample_conditions.is_automated())
     if settings.max_staleness is not None:
         await _drop_stale(session, policy, settings.max_staleness, true())
 

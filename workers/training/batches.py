@@ -1,6 +1,6 @@
 """Batches at the trainer: claim one under a lease, read its samples, record the result under its fencing token."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,10 @@ from app.models import (
 from app.policies import repository
 from app.policies.service import lock_policy
 from app.projects.service import resolve_base_model
-from app.training import batch_samples, kl_guard
+from app.training import batch_samples, kl_guard, sample_conditions
 
 UNUSED_REASON = "the algorithm had nothing to compare it with"
+CONSENT_WITHDRAWN = "its project or an API key no longer consents to training"
 TRAINER = "trainer"  # the actor in audit entries
 
 
@@ -82,12 +83,44 @@ async def claim(db: Database, owner: str, settings: Settings) -> ClaimedBatch | 
         )
         lease: dict[str, Any] = {"owner": owner, "seconds": settings.lease_seconds, "states": (BatchState.OPEN,)}
         for row in list(rows):
+            if await _break_up_without_consent(session, row):
+                continue
             if await leases.claim(session, Batch, row.id, **lease) is not None:
                 row.claimed_at = now()
                 await session.flush()
                 await session.refresh(row)
                 return await _read_claimed(session, row)
     return None
+
+
+async def hand_back(db: Database, owners: Collection[str]) -> int:
+    """Release the open batches of trainers that were told to stop and have ended. Return how many.
+
+    The attempt does not count: it says nothing about the batch.
+    """
+    values = {"attempt": Batch.attempt - 1, "lease_owner": None, "lease_until": None}
+    async with db.write() as session:
+        is_owned = (Batch.state == BatchState.OPEN, Batch.lease_owner.in_(owners))
+        result = await session.execute(update(Batch).where(*is_owned).values(values))
+        enqueue_after_commit(session, "train")
+        return int(result.rowcount)  # type: ignore[attr-defined]
+
+
+async def _break_up_without_consent(session: AsyncSession, row: Batch) -> bool:
+    """Refuse the batch if a sample's project or API key has withdrawn its consent, and return its samples.
+
+    Those without consent wait until it is given again.
+    """
+    lacks_consent = exists().where(
+        Sample.batch_id == row.id, Sample.state == SampleState.BATCHED, ~sample_conditions.has_consent()
+    )
+    if not await session.scalar(select(lacks_consent)):
+        return False
+    policy = await lock_policy(session, row.policy_id)
+    if await batch_samples.break_up_batches(session, [row.id], BatchState.REFUSED, CONSENT_WITHDRAWN):
+        action, project_id = AuditAction.BATCH_REFUSED, policy.project_id
+        record_audit(session, TRAINER, action, row.id, CONSENT_WITHDRAWN, project_id=project_id)
+    return True
 
 
 async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:

@@ -1,9 +1,10 @@
 """Select the ready samples of the next batch: whole groups, oldest first, within the caps on what one source gives.
 
-A batch has at least two different rewards.
+A batch has at least two different rewards, and where the algorithm learns from groups alone, a group that has them.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.database import now
 from app.core.settings import Settings
 from app.models import Origin, Policy, Rater, Sample, SampleState, Turn
-from app.training import service
+from app.training import sample_conditions, service
 from app.training.batch_samples import NO_CONTRAST
 from app.training.policy_config import effective_rollouts
 from app.training.service import max_samples
@@ -28,7 +29,7 @@ FIRST, CONTRAST, NORMAL, AUTOMATED, WITHOUT_CONTRAST = -1000, -500, 0, 1, 2
 class SamplePool:
     """The ready samples that a batch is selected from, and their priority. A group has that of its first sample.
 
-    `is_usable` is a condition on the version that generated them.
+    `is_usable` is the condition of `sample_conditions.usable_samples`.
 
     Samples with automated rewards come after those with feedback, and the newest of them first: there may be many more
     of them than updates can use. Samples from a batch without contrast are selected last, and are at most half of the
@@ -40,39 +41,48 @@ class SamplePool:
     condition: ColumnElement[bool] = field(default_factory=true)
     priority: ColumnElement[int] = field(
         default_factory=lambda: case(
-            (Sample.reason == NO_CONTRAST, WITHOUT_CONTRAST), (service.is_automated(), AUTOMATED), else_=NORMAL
+            (Sample.reason == NO_CONTRAST, WITHOUT_CONTRAST),
+            (sample_conditions.is_automated(), AUTOMATED),
+            else_=NORMAL,
         )
     )
 
     def failed_first(self) -> "SamplePool":
         """Select the samples first that were in the most quarantined batches."""
         has_contrast = or_(Sample.reason.is_(None), Sample.reason != NO_CONTRAST)
-        return replace(self, condition=has_contrast, priority=-service.num_failures())
+        return replace(self, condition=has_contrast, priority=-sample_conditions.num_failures())
 
     def without_failed(self) -> "SamplePool":
         """Leave out the samples of quarantined batches."""
-        return replace(self, condition=service.num_failures() == 0)
+        return replace(self, condition=sample_conditions.num_failures() == 0)
 
     def first_if(self, condition: ColumnElement[bool], priority: int) -> "SamplePool":
         return replace(self, priority=case((condition, priority), else_=self.priority))
 
 
 async def select_samples(session: AsyncSession, pool: SamplePool, size: int, settings: Settings) -> list[Sample]:
-    """Lock and return at most `size` samples with at least two different rewards, or [].
+    """Lock and return at most `size` samples with contrast (`_has_contrast`), or [].
 
-    The oldest come first, within the priorities of SamplePool. If all rewards are equal, the oldest group with another
-    reward takes the place of the last ones. Samples beyond a cap stay open for a later batch.
+    The oldest come first, within the priorities of SamplePool. If there is no contrast, the oldest group that has or
+    gives it takes the place of the last ones. Samples beyond a cap stay open for a later batch.
     """
     policy = await session.get_one(Policy, pool.policy_id)
     max_planned = max_samples(effective_rollouts(policy, settings).max_plan_share, settings.batch_size)
-    chosen = _fill_batch(await _read_groups(session, pool, size, max_planned, settings), size, max_planned)
-    rewards = set(chosen.values())
-    if len(rewards) == 1:
-        differs = Sample.reward != rewards.pop()
-        groups = await _read_groups(session, pool.first_if(differs, CONTRAST), size, max_planned, settings)
+    needs_groups = settings.algorithm.needs_groups
+    groups = await _read_groups(session, pool, size, max_planned, settings)
+    chosen = _fill_batch(groups, size, max_planned)
+    rewards = [(group.key, chosen[id]) for group in groups for id in group.rewards if id in chosen]
+    if rewards and not _has_contrast(rewards, needs_groups):
+        gives_contrast = Sample.reward != rewards[0][1]
+        if needs_groups:
+            condition = and_(pool.is_usable, pool.condition)
+            gives_contrast = sample_conditions.is_in_group(
+                pool.policy_id, condition, sample_conditions.rewards_differ()
+            )
+        groups = await _read_groups(session, pool.first_if(gives_contrast, CONTRAST), size, max_planned, settings)
         if groups[0].priority != CONTRAST:
             return []
-        is_first = _group_key() == groups[0].key
+        is_first = sample_conditions.group_key() == groups[0].key
         groups = await _read_groups(session, pool.first_if(is_first, FIRST), size, max_planned, settings)
         chosen = _fill_batch(groups, size, max_planned)
     # Feedback may have withdrawn or quarantined a sample since it was read, so its state is read again under its lock.
@@ -85,7 +95,16 @@ async def select_samples(session: AsyncSession, pool: SamplePool, size: int, set
             .execution_options(populate_existing=True)
         )
     )
-    return locked if len({sample.reward for sample in locked}) > 1 else []
+    rewards = [(sample.group_id or sample.turn_id, sample.reward) for sample in locked]
+    return locked if _has_contrast(rewards, needs_groups) else []
+
+
+def _has_contrast(rewards: Iterable[tuple[str, float]], needs_groups: bool) -> bool:
+    """Whether two rewards differ; with `needs_groups`, two of one group. `rewards` are pairs (group key, reward)."""
+    by_group: dict[str, set[float]] = defaultdict(set)
+    for key, reward in rewards:
+        by_group[key if needs_groups else ""].add(reward)
+    return any(len(values) > 1 for values in by_group.values())
 
 
 class ReadyGroup(NamedTuple):
@@ -152,12 +171,8 @@ def _samples_within_caps(samples: Subquery, policy_id: str, size: int, num_rater
     return samples
 
 
-def _group_key() -> ColumnElement[str]:
-    return func.coalesce(Sample.group_id, Sample.turn_id)
-
-
 def _ready_samples(pool: SamplePool) -> Subquery:
-    order = case((service.is_automated(), -Sample.ready_at), else_=Sample.ready_at)
+    order = case((sample_conditions.is_automated(), -Sample.ready_at), else_=Sample.ready_at)
     return (
         select(
             Sample.turn_id,
@@ -165,9 +180,9 @@ def _ready_samples(pool: SamplePool) -> Subquery:
             Sample.conversation_id,
             Sample.cluster,
             Sample.reward,
-            _group_key().label("group_key"),
-            func.min(pool.priority).over(partition_by=_group_key()).label("group_priority"),
-            func.min(order).over(partition_by=_group_key()).label("group_order"),
+            sample_conditions.group_key().label("group_key"),
+            func.min(pool.priority).over(partition_by=sample_conditions.group_key()).label("group_priority"),
+            func.min(order).over(partition_by=sample_conditions.group_key()).label("group_order"),
             Turn.origin,
         )
         .join(Turn, Turn.id == Sample.turn_id)

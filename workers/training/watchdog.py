@@ -14,8 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from sqlalchemy.exc import SQLAlchemyError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.run import main as torchrun
+
+from workers.context import WorkerContext, lease_owner
+from workers.training import batches
 
 log = logging.getLogger("attune.watchdog")
 BEATS_PER_TIMEOUT = 8
@@ -81,6 +85,17 @@ def read_parent_pid(pid: int) -> int | None:
     return None if state == "Z" else int(parent)
 
 
+def hand_back_batches(directory: Path) -> None:
+    """Hand back what the ranks with a heartbeat file here were training. They have ended, because they had to stop."""
+    context = WorkerContext()
+    owners = [lease_owner(int(file.name)) for file in directory.iterdir()]
+    try:
+        log.info("%d batches are handed back", context.run(batches.hand_back(context.db, owners)))
+        context.run(context.db.close())
+    except (SQLAlchemyError, OSError) as error:  # the leases expire without it
+        log.warning("no batch was handed back: %s", error)
+
+
 def main() -> None:
     """Run torchrun. Arguments: the rank time-out in seconds, then torchrun's own arguments."""
     timeout, *arguments = sys.argv[1:]
@@ -90,8 +105,10 @@ def main() -> None:
     with TemporaryDirectory(prefix="attune-heartbeats-") as directory:
         watchdog = RankWatchdog(Path(directory), float(timeout))
         threading.Thread(target=watchdog.run, name="rank watchdog", daemon=True).start()
-        with suppress(SignalException):  # it was told to stop, and its ranks have ended
+        try:
             torchrun([*arguments, "-m", "workers.trainer", "--rank-timeout", timeout, "--heartbeat-dir", directory])
+        except SignalException:  # it was told to stop, and its ranks have ended
+            hand_back_batches(Path(directory))
 
 
 if __name__ == "__main__":

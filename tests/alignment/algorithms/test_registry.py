@@ -1,16 +1,18 @@
 """All built-in algorithms are registered, and algorithms of other packages can be loaded."""
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from alignment.algorithms import ALGORITHMS, RLAlgorithm, build
 from alignment.config.algorithm import AlgorithmConfig, CustomConfig, UpdateConfig
-from alignment.errors import UnknownAlgorithm
-from alignment.types import MicroBatch, TrainData
+from alignment.errors import NothingToCompare, UnknownAlgorithm
+from alignment.types import MicroBatch, Sample, TrainData
 
 
 def test_every_configuration_has_an_algorithm() -> None:
@@ -96,3 +98,20 @@ def test_unknown_name_error_states_the_cause(name: str, message: str) -> None:
 def test_invalid_options_are_rejected() -> None:
     with pytest.raises(UnknownAlgorithm, match="strenght"):
         build(CustomConfig(name="tests.alignment.algorithms.test_registry:CustomAlgorithm", options={"strenght": 1.0}))
+
+
+GROUP_BASELINE = {"type": "reinforce++", "baseline": "group"}
+
+
+@pytest.mark.parametrize("settings", [*({"type": name} for name in sorted(ALGORITHMS)), GROUP_BASELINE], ids=str)
+def test_the_configuration_says_whether_the_algorithm_needs_groups(settings: dict[str, str]) -> None:
+    """Assembly asks it before it freezes a batch, without torch."""
+    algorithm = build(TypeAdapter(AlgorithmConfig).validate_python(settings))
+    samples = [Sample(str(i), (1,), (2,), (-0.5,), reward=(-1.0) ** i, version=0, group=str(i)) for i in range(4)]
+    try:
+        algorithm.select(samples)
+        needs_groups = False
+    except NothingToCompare:
+        needs_groups = True
+    assert algorithm.config.needs_groups == needs_groups
+    algorithm.select([replace(sample, group="one prompt") for sample in samples])

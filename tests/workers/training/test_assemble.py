@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from alignment.config.algorithm import AlgorithmConfig, DPOConfig, GRPOConfig, KTOConfig, ReinforcePlusPlusConfig
+from alignment.config.rollouts import GroupSamplingConfig, RolloutsConfig
 from app.core.settings import Settings
 from app.models import (
     Batch,
     BatchState,
     LearningMode,
+    Origin,
     Policy,
     Reward,
     Sample,
@@ -18,7 +21,9 @@ from app.models import (
     SampleState,
     Turn,
     VersionState,
+    new_id,
 )
+from app.training import service
 from tests.support.deployment import Harness
 from tests.support.updates import rate
 from workers.curate import curate
@@ -347,3 +352,81 @@ async def test_scored_samples_are_dropped_after_a_few_versions(harness: Harness)
     samples = await harness.all(Sample)
     assert {sample.turn_id for sample in samples if sample.state == SampleState.OPEN} == set(rated)
     assert {sample.rule for sample in samples if sample.turn_id in scored} == {SampleRule.TOO_OLD}
+
+
+async def waits_for(harness: Harness, settings: Settings) -> str:
+    async with harness.db.read() as session:
+        policy = await harness.policy()
+        counts = await service.count_samples(session, policy, settings)
+        return await service.describe_wait(session, policy, counts, settings, triggered=False)
+
+
+async def rate_group(harness: Harness, thumbs: str, **values: Any) -> list[str]:
+    """Create rated replies to one prompt."""
+    first = new_id("chatcmpl")
+    ids = [first, *(new_id("chatcmpl") for _ in thumbs[1:])]
+    for index, (id, thumb) in enumerate(zip(ids, thumbs, strict=True)):
+        await harness.turn(id=id, completion_id=first, choice_index=index, **values)
+        body = {"completion_id": first, "choice_index": index, "kind": "binary", "value": thumb == "+"}
+        assert (await harness.api.post("/v1/feedback", json=body)).status_code == 201
+    await curate(harness.db, harness.settings)
+    return ids
+
+
+@pytest.mark.parametrize("algorithm", [GRPOConfig(), DPOConfig(), ReinforcePlusPlusConfig(baseline="group")])
+async def test_single_replies_are_no_batch_for_an_algorithm_that_compares_replies(
+    harness: Harness, algorithm: AlgorithmConfig
+) -> None:
+    grouping = with_settings(harness, algorithm=algorithm)
+    await rate(harness, "+-" * 21)
+    assert await assemble(harness.db, grouping) == 0
+    name = algorithm.type.upper()
+    assert await waits_for(harness, grouping) == (
+        f"42 samples wait: {name} compares replies to one prompt, and none of them has another reply. Turn on group "
+        "sampling (ATTUNE_ROLLOUTS) or choose KTO (ATTUNE_ALGORITHM)."
+    )
+    rollouts = RolloutsConfig(group_sampling=GroupSamplingConfig(extra_replies=3))
+    assert (await waits_for(harness, with_settings(harness, algorithm=algorithm, rollouts=rollouts))).endswith(
+        "none of them has another reply. Group sampling is on: wait for new replies, or choose KTO (ATTUNE_ALGORITHM)."
+    )
+    assert await assemble(harness.db, with_settings(harness, algorithm=KTOConfig())) == 1
+
+
+async def test_single_replies_neither_hold_up_groups_nor_enter_their_batch(harness: Harness) -> None:
+    grouping = with_settings(harness, algorithm=GRPOConfig(), min_batch_size=4)
+    singles = await rate(harness, "+-" * 8)
+    group = await rate_group(harness, "+-")
+    assert await waits_for(harness, grouping) == (
+        "2 more ready samples that GRPO can compare: 2 of the 18 ready samples have another reply to their prompt."
+    )
+    group += await rate_group(harness, "++-") + await rate_group(harness, "---")
+    assert (await waits_for(harness, grouping)).startswith("Nothing that is counted here: 8 ready samples")
+    assert await assemble(harness.db, grouping) == 1
+    assert await batched_turn_ids(harness) == set(group)
+    assert {sample.state for sample in await harness.all(Sample) if sample.turn_id in singles} == {SampleState.OPEN}
+
+
+async def test_groups_with_equal_rewards_wait_for_one_with_different_rewards(harness: Harness) -> None:
+    grouping = with_settings(harness, algorithm=DPOConfig())
+    for thumbs in ("++", "--", "++", "--"):
+        await rate_group(harness, thumbs)
+    assert await assemble(harness.db, grouping) == 0, "their rewards differ, but not within a group"
+    assert await waits_for(harness, grouping) == (
+        "No two of the 8 ready samples that answer one prompt have different rewards: DPO has nothing to compare."
+    )
+    compared = await rate_group(harness, "+-")
+    assert await assemble(harness.db, grouping) == 1
+    batched = await batched_turn_ids(harness)
+    assert batched >= set(compared) and len(batched) == 8, "it takes the last place of older groups"
+
+
+async def test_a_reply_of_a_prompt_set_is_learned_from_without_its_group(harness: Harness) -> None:
+    """Its prompt gets no other reply, and a plan goes on only when its samples have been in a batch."""
+    grouping = with_settings(harness, algorithm=GRPOConfig())
+    await rate_group(harness, "+-+-+-+")
+    alone = await harness.turn(origin=Origin.PROMPT_SET)
+    async with harness.db.write() as session:
+        same = {"policy_id": alone.policy_id, "version_id": alone.version_id}
+        session.add(Sample(turn_id=alone.id, reward=1.0, ready_at=0.0, **same))
+    assert await assemble(harness.db, grouping) == 1
+    assert alone.id in await batched_turn_ids(harness)

@@ -1,14 +1,27 @@
 """Batches of the trainer: one owner at a time, one result, and no result after the lease is lost."""
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from app.core.leases import LeaseLost
-from app.models import Audit, Batch, BatchState, LearningMode, Policy, Sample, SampleState, Version, VersionState
+from app.models import (
+    ApiKey,
+    Audit,
+    Batch,
+    BatchState,
+    LearningMode,
+    Policy,
+    Project,
+    Sample,
+    SampleState,
+    Turn,
+    Version,
+    VersionState,
+)
 from app.projects.service import create_project
 from app.training import kl_guard
 from tests.support.deployment import Harness
-from tests.support.updates import RESULT, expire_leases, rate
+from tests.support.updates import RESULT, expire_leases, rate, release, roll_back, train
 from workers.curate import curate
 from workers.training import batches
 from workers.training.assemble import assemble
@@ -162,3 +175,105 @@ async def test_trainer_without_its_lease_halts_nothing(harness: Harness) -> None
     with pytest.raises(LeaseLost):
         await batches.halt_on_damaged_parent(harness.db, claimed, "the parent is damaged")
     assert (await harness.policy()).mode == LearningMode.ASYNCHRONOUS
+
+
+async def test_a_rollback_breaks_up_the_open_batch_before_it_is_trained(harness: Harness) -> None:
+    """An update from the old head would be discarded, whether or not a trainer has claimed it already."""
+    await rate(harness, "+-+-+-+-")
+    await release(harness, await train(harness))
+    turn_ids = await rate(harness, "+-+-+-+-")
+    assert await assemble(harness.db, harness.settings) == 1
+    await roll_back(harness)
+    failed = next(batch for batch in await harness.all(Batch) if batch.state != BatchState.TRAINED)
+    assert (failed.state, failed.reason) == (BatchState.FAILED, "training returned to shop@v0")
+    assert await batches.claim(harness.db, "trainer", harness.settings) is None
+    returned = {sample.turn_id for sample in await harness.all(Sample) if sample.state == SampleState.OPEN}
+    assert returned == set(turn_ids)
+    [audit] = [row for row in await harness.all(Audit) if row.action == "batch.failed"]
+    assert (audit.subject, audit.reason) == (failed.id, failed.reason)
+
+
+async def set_consent(harness: Harness, by: str, train: bool) -> None:
+    async with harness.db.write() as session:
+        await session.execute(update(Project if by == "project" else ApiKey).values(train=train))
+
+
+async def rate_with_key(harness: Harness, thumbs: str) -> list[str]:
+    """Create rated turns of the harness's API key."""
+    [key] = await harness.all(ApiKey)
+    return await rate(harness, thumbs, key_id=key.id)
+
+
+@pytest.mark.parametrize("by", ["project", "key"])
+async def test_samples_wait_while_consent_is_withdrawn(harness: Harness, by: str) -> None:
+    await rate_with_key(harness, "+-+-+-+-")
+    await set_consent(harness, by, False)
+    assert await assemble(harness.db, harness.settings) == 0
+    status = (await harness.api.get("/v1/policies/shop/training")).json()
+    assert status["waiting_for"] == (
+        "2 more ready samples. 8 others wait because their project or API key does not consent to training."
+    )
+    await set_consent(harness, by, True)
+    assert await assemble(harness.db, harness.settings) == 1
+
+
+async def test_consent_of_the_key_overrides_that_of_the_project(harness: Harness) -> None:
+    others = await rate(harness, "+-")
+    await rate_with_key(harness, "+-+-+-+-")
+    await set_consent(harness, "project", False)
+    await set_consent(harness, "key", True)
+    assert await assemble(harness.db, harness.settings) == 1
+    open_ids = {sample.turn_id for sample in await harness.all(Sample) if sample.state == SampleState.OPEN}
+    assert open_ids == set(others), "they have no key"
+
+
+@pytest.mark.parametrize("by", ["project", "key"])
+async def test_a_batch_whose_consent_is_withdrawn_is_not_claimed(harness: Harness, by: str) -> None:
+    turn_ids = await rate_with_key(harness, "+-+-+-+")
+    async with harness.db.write() as session:  # the other reply has a consent of its own
+        session.add(
+            ApiKey(
+                id="key_own",
+                project_id=(await harness.policy()).project_id,
+                prefix="p",
+                sha256="s",
+                scopes=[],
+                train=True,
+            )
+        )
+    [own] = await rate(harness, "-", key_id="key_own")
+    assert await assemble(harness.db, harness.settings) == 1
+    async with harness.db.write() as session:
+        key_id = (await harness.get(Turn, turn_ids[0])).key_id
+        row = await session.get_one(ApiKey, key_id) if by == "key" else (await session.scalars(select(Project))).one()
+        row.train = False
+    assert await batches.claim(harness.db, "trainer", harness.settings) is None
+    [batch] = await harness.all(Batch)
+    reason = "its project or an API key no longer consents to training"
+    assert (batch.state, batch.reason, batch.attempt) == (BatchState.REFUSED, reason, 0)
+    assert [(row.action, row.subject, row.reason) for row in await harness.all(Audit) if row.subject == batch.id] == [
+        ("batch.refused", batch.id, reason)
+    ]
+    samples = await harness.all(Sample)
+    assert {(row.state, row.num_returns, row.batch_id) for row in samples} == {(SampleState.OPEN, 0, None)}
+    assert {row.reason for row in samples} == {f"its batch was broken up: {reason}"}
+    await curate(harness.db, harness.settings)
+    small = harness.settings.model_copy(update={"batch_size": 2, "max_rater_share": 1.0})
+    assert await assemble(harness.db, small) == 0, f"{own} alone may be learned from"
+    async with harness.db.write() as session:
+        await session.execute(update(ApiKey if by == "key" else Project).values(train=True))
+    assert await assemble(harness.db, harness.settings) == 1
+
+
+async def test_a_batch_handed_back_uses_up_no_attempt(harness: Harness) -> None:
+    for _ in range(harness.settings.max_attempts + 1):
+        claimed = await batches.claim(harness.db, "host:1", harness.settings) or await create_claimed_batch(harness)
+        assert await batches.hand_back(harness.db, ["host:9"]) == 0, "another trainer's"
+        assert await batches.hand_back(harness.db, ["trainer-a", "host:1"]) == 1
+    [batch] = await harness.all(Batch)
+    assert (batch.state, batch.attempt, batch.lease_owner, batch.lease_until) == (BatchState.OPEN, 0, None, None)
+    assert await batches.hand_back(harness.db, ["trainer-a", "host:1"]) == 0
+    again = await batches.claim(harness.db, "host:2", harness.settings)
+    assert again is not None and again.batch == claimed.batch
+    with pytest.raises(LeaseLost):
+        await batches.commit(harness.db, claimed, **RESULT)

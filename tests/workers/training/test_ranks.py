@@ -15,6 +15,7 @@ from tests.support.deployment import Harness
 from tests.support.engine_fixture import free_port
 from tests.support.frozen_batches import create_batch
 from tests.support.processes import Processes, processes, until
+from workers.training import batches
 
 SAMPLES = 16
 RANK_TIMEOUT = 6.0
@@ -114,3 +115,19 @@ async def test_hosts_with_a_rendezvous_endpoint_train_together(harness: Harness)
     assert logs.count("trainer ready: 2 rank(s)") == 1, "only rank 0 consumes messages"
     [version] = [version for version in await harness.all(Version) if version.number]
     assert version.batch_id == batch_id
+
+
+async def test_trainer_that_is_told_to_stop_hands_its_batch_back(harness: Harness) -> None:
+    """A preemption is no failure of the batch, so it uses up no attempt."""
+    batch_id = await create_batch(harness.db, (await harness.policy()).id, count=SAMPLES, length=500)
+
+    async def is_claimed() -> bool:
+        return bool((await harness.get(Batch, batch_id)).attempt)
+
+    with processes(harness.settings) as running:
+        running.start("trainer")
+        await until(is_claimed, 180, "the trainer has claimed the batch")
+        await asyncio.to_thread(running.children["trainer"].stop)
+    batch = await harness.get(Batch, batch_id)
+    assert (batch.state, batch.attempt) == (BatchState.OPEN, 0)
+    assert await batches.claim(harness.db, "another trainer", harness.settings) is not None, "without a delay"

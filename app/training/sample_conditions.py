@@ -1,0 +1,115 @@
+"""Conditions on samples, as SQL expressions: which ones training may use, which the algorithm can learn from."""
+
+from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, true
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from alignment.config.rewards import EXPLICIT
+from app.core.database import now
+from app.core.settings import Settings
+from app.models import (
+    ApiKey,
+    Batch,
+    BatchState,
+    BatchTurn,
+    LearningMode,
+    Origin,
+    Policy,
+    Project,
+    Reward,
+    Sample,
+    SampleState,
+    Turn,
+)
+from app.policies import repository
+
+
+async def usable_samples(session: AsyncSession, policy: Policy, settings: Settings) -> ColumnElement[bool]:
+    """Return the condition that training may use a ready sample and the algorithm can, as a SQL expression."""
+    is_allowed = await allowed_samples(session, policy, settings)
+    return and_(is_allowed, is_learnable(policy, is_allowed, settings))
+
+
+async def allowed_samples(session: AsyncSession, policy: Policy, settings: Settings) -> ColumnElement[bool]:
+    """Return the condition that training may use a sample: its consent, and the version that generated it.
+
+    Any version by default, because the update corrects for its distance. In the synchronous mode the head alone, and
+    with `max_staleness` the head and that many of its ancestors.
+    """
+    steps = 0 if policy.mode == LearningMode.SYNCHRONOUS else settings.max_staleness
+    if steps is None:
+        return has_consent()
+    line = await repository.list_ancestors(session, policy.head_version_id or "", steps)
+    return and_(Sample.version_id.in_([version.id for version in line]), has_consent())
+
+
+def is_learnable(policy: Policy, is_allowed: ColumnElement[bool], settings: Settings) -> ColumnElement[bool]:
+    """Return the condition that the algorithm can learn from a ready sample.
+
+    If it learns from groups alone, another ready sample must answer the same prompt. Replies to a prompt set are taken
+    without one: no other reply will come, and the plan waits until they have been in a batch.
+    """
+    if not settings.algorithm.needs_groups:
+        return true()
+    return or_(is_in_group(policy.id, is_allowed, func.count() > 1), is_planned())
+
+
+def has_consent() -> ColumnElement[bool]:
+    """Return the condition that a Sample's API key, or else its project, consents to training now."""
+    consenting = (
+        select(Turn.id)
+        .join(Project, Project.id == Turn.project_id)
+        .outerjoin(ApiKey, ApiKey.id == Turn.key_id)
+        .where(Turn.id == Sample.turn_id, func.coalesce(ApiKey.train, Project.train).is_(True))
+    )
+    return consenting.correlate(Sample).exists()
+
+
+def group_key() -> ColumnElement[str]:
+    """Return the key of a Sample's group, which is equal for replies to one prompt."""
+    return func.coalesce(Sample.group_id, Sample.turn_id)
+
+
+def is_in_group(policy_id: str, condition: ColumnElement[bool], having: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Return the condition that a Sample's group, of ready samples with this condition, fulfils `having`."""
+    ready = (Sample.policy_id == policy_id, Sample.state == SampleState.OPEN, Sample.ready_at <= now())
+    groups = select(group_key()).where(*ready, condition).group_by(group_key()).having(having)
+    return group_key().in_(groups.correlate(None))
+
+
+def rewards_differ() -> ColumnElement[bool]:
+    """Return the condition on a group of Samples that it has two different rewards."""
+    return func.min(Sample.reward) < func.max(Sample.reward)
+
+
+def is_automated() -> ColumnElement[bool]:
+    """Return the condition that a Sample's reward comes from neither feedback nor a verifier, as a SQL expression."""
+    has_feedback = exists().where(Reward.turn_id == Sample.turn_id, Reward.reward_source == EXPLICIT)
+    return and_(Sample.rater.is_(None), ~has_feedback.correlate(Sample), ~is_planned())
+
+
+def is_planned() -> ColumnElement[bool]:
+    """Return the condition that a Sample's prompt comes from a prompt set."""
+    return exists().where(Turn.id == Sample.turn_id, Turn.origin == Origin.PROMPT_SET).correlate(Sample)
+
+
+def num_failures() -> ColumnElement[int]:
+    """Return the number of quarantined batches that a Sample was in, as a SQL expression.
+
+    It is 0 if an update has succeeded with the sample.
+    """
+    batch_of_sample = (BatchTurn.turn_id == Sample.turn_id, Batch.id == BatchTurn.batch_id)
+    count = select(func.count()).where(*batch_of_sample, Batch.state == BatchState.QUARANTINED)
+    has_trained = exists().where(*batch_of_sample, Batch.state == BatchState.TRAINED)
+    return case((Sample.num_returns == 0, 0), (has_trained, 0), else_=count.correlate(Sample).scalar_subquery())
+
+
+async def max_failures(session: AsyncSession, policy_id: str, is_usable: ColumnElement[bool]) -> int:
+    """Return how often the ready sample that failed most often has failed; 0 if none has."""
+    query = select(func.max(num_failures())).where(
+        Sample.policy_id == policy_id,
+        Sample.state == SampleState.OPEN,
+        Sample.ready_at <= now(),
+        is_usable,
+        Sample.num_returns > 0,
+    )
+    return int(await session.scalar(query) or 0)
