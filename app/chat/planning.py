@@ -87,8 +87,8 @@ async def plan_completion(services: Services, caller: Caller, request: ChatReque
     """
     router, settings = services.get(VersionRouter), services.get(Settings)
     target = await router.resolve(caller.project_id, request.model)
+    sampling = to_sampling(request, settings)  # first: what follows takes longer for a longer prompt
     context = RequestContext.from_request(request, headers)
-    sampling = to_sampling(request, settings)
     messages = [message.to_template_message() for message in request.messages]
     parent, retried_turns = await _load_history(services.get(Database), caller, context, messages)
     sampled_turn_id = next((row.id for row in retried_turns if row.has_sample), None)
@@ -173,9 +173,11 @@ def to_sampling(request: ChatRequest, settings: Settings) -> Sampling:
         param = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
         error = f"One request may ask for at most {cap} tokens over all choices."
         raise BadRequest(error, param=param, code="invalid_value")
-    if (length := sum(len(str(message.content or "")) for message in request.messages)) > settings.prompt_char_cap:
-        error = f"The messages hold {length} characters; at most {settings.prompt_char_cap} are allowed."
-        raise BadRequest(error, param="messages", code="context_length_exceeded")
+    sizes = request.prompt_chars
+    if (length := sum(sizes.values())) > settings.prompt_char_cap:
+        longest = max(sizes, key=sizes.__getitem__)
+        error = f"Messages, tools and response format hold {length} characters; at most {settings.prompt_char_cap} are "
+        raise BadRequest(f"{error}allowed. Shorten '{longest}'.", param=longest, code="context_length_exceeded")
     return Sampling(
         max_tokens=max_tokens or min(settings.max_output_tokens, cap // request.n),
         temperature=request.temperature,

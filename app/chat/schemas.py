@@ -3,9 +3,11 @@
 Parameters that would change the reply and are not supported are refused; hints that cannot change it are ignored.
 """
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StrictBool, field_validator, model_validator
+import orjson
+from pydantic import AfterValidator, BaseModel, Field, StrictBool, field_validator, model_validator
 
 from app.core.errors import UnsupportedParameter
 from app.core.http import StrictModel, parse_body
@@ -35,6 +37,18 @@ TokenId = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 MetadataValue = Annotated[str, Field(max_length=512)]
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
 SEED_LIMIT = 2**63
+MAX_STOP_CHARS = 256  # the engine compares each new token with each stop string
+MAX_SCHEMA_BYTES = 32 * 1024  # the engine compiles a schema to a grammar
+
+
+def check_schema_size(schema: dict[str, Any]) -> dict[str, Any]:
+    if (size := len(orjson.dumps(schema))) > MAX_SCHEMA_BYTES:
+        limit = f"a JSON schema may have at most {MAX_SCHEMA_BYTES} bytes, and this one has {size}"
+        raise ValueError(f"{limit}: shorten its descriptions or divide it")
+    return schema
+
+
+Schema = Annotated[dict[str, Any], AfterValidator(check_schema_size)]
 
 
 class TextPart(StrictModel):
@@ -81,6 +95,14 @@ class Message(BaseModel):
             raise ValueError("tool_call_id is missing: a tool's message names the call that it answers")
         return self
 
+    @property
+    def num_chars(self) -> int:
+        """The characters of its text and of its tool calls."""
+        texts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content or ()]
+        for call in self.tool_calls or ():
+            texts += [call.id, call.function.name, call.function.arguments]
+        return sum(map(len, texts))
+
     def to_template_message(self) -> dict[str, Any]:
         """Return the message for the chat template: its content is one string, its role one that templates know."""
         fields = self.model_dump(exclude_none=True)
@@ -98,7 +120,7 @@ class FunctionName(StrictModel):
 
 class Function(FunctionName):
     description: str | None = None
-    parameters: dict[str, Any] = Field(default_factory=dict)
+    parameters: Schema = Field(default_factory=dict)
     strict: StrictBool | None = None
 
 
@@ -118,7 +140,7 @@ class TextFormat(StrictModel):
 
 class JsonSchema(FunctionName):
     description: str | None = None
-    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    schema_: Schema = Field(default_factory=dict, alias="schema")
     strict: StrictBool | None = None
 
 
@@ -168,6 +190,8 @@ class ChatRequest(StrictModel):
             raise ValueError("a stop string must not be empty")
         if len(stop_strings) > 4:
             raise ValueError("there may be at most 4 stop strings")
+        if max(map(len, stop_strings), default=0) > MAX_STOP_CHARS:
+            raise ValueError(f"a stop string may have at most {MAX_STOP_CHARS} characters: send its beginning")
         return value
 
     @model_validator(mode="after")
@@ -181,7 +205,18 @@ class ChatRequest(StrictModel):
             raise ValueError("tool_choice requires a tool call, but tools is empty")
         if isinstance(self.tool_choice, NamedToolChoice) and self.tool_choice.function.name not in names:
             raise ValueError(f"tool_choice names '{self.tool_choice.function.name}', which is not in tools")
+        _ = self.prompt_chars  # computed here: a large request is validated outside of the event loop
         return self
+
+    @cached_property
+    def prompt_chars(self) -> dict[str, int]:
+        """The characters of each parameter that is part of the prompt or of its grammar."""
+        tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+        return {
+            "messages": sum(message.num_chars for message in self.messages),
+            "tools": len(orjson.dumps(tools).decode()) if tools else 0,
+            "response_format": len(orjson.dumps(self.engine_response_format()).decode()) if self.response_format else 0,
+        }
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ def save_api_key(settings: Settings, key: str) -> None:
     """Save the key beside the embedded database, readable by its owner alone."""
     path = settings.credentials_file
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        os.fchmod(file.fileno(), 0o600)  # a file that exists keeps its permissions
         json.dump({"api_key": key}, file)
 
 

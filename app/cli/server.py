@@ -13,6 +13,7 @@ import uvicorn
 
 from app.cli import client
 from app.cli.projects import run_in_transaction
+from app.core.http_protocol import LimitedHttpProtocol
 from app.core.migrate import upgrade
 from app.core.processes import ManagedProcess, port_error
 from app.core.settings import Settings, get_settings
@@ -21,12 +22,13 @@ from app.projects.service import bootstrap
 
 PrintLine = Callable[[str], None]
 START_TIMEOUT_SECONDS = 600.0
+SWITCH_SECONDS = 0.0005  # the event loop waits that long for the GIL, again and again, while a thread parses a body
 database = typer.Typer(no_args_is_help=True, help="Manage the database schema.")
 
 
 def prepare_database(settings: Settings, print_line: PrintLine) -> None:
     """Migrate the database to the newest schema. At the first start, create the default project and its API key."""
-    settings.home.mkdir(parents=True, exist_ok=True)
+    settings.home.mkdir(0o700, parents=True, exist_ok=True)
     upgrade(settings.database)
     key = run_in_transaction(settings, lambda s: bootstrap(s, settings.policy, settings.model, settings.adaptation))
     if key is not None:
@@ -58,7 +60,7 @@ def build_processes(settings: Settings) -> list[ManagedProcess]:
         process("judge", "workers.celery_app", "judge"),
         process("rollout", "workers.celery_app", "rollout"),
         process("publisher", "workers.celery_app", "publish"),
-        process("trainer", "app.cli.main", "trainer"),
+        process("trainer", "app.cli.main", "trainer", stop_timeout=45.0),  # torchrun waits 30 s for its ranks
         process("engine", "workers.engine", stop_timeout=30.0),
     ]
 
@@ -154,6 +156,7 @@ def serve() -> None:
     """Run the HTTP API."""
     settings = get_settings()
     prepare_database(settings, typer.echo)
+    sys.setswitchinterval(SWITCH_SECONDS)
     uvicorn.run(
         "app.main:serve",
         factory=True,
@@ -162,6 +165,7 @@ def serve() -> None:
         access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=10,
+        http=LimitedHttpProtocol,
         timeout_keep_alive=75,  # clients close idle connections after five seconds; uvicorn's five would race with that
     )
 
@@ -222,5 +226,5 @@ def simulate(context: typer.Context) -> None:
 def upgrade_database() -> None:
     """Run the pending migrations."""
     settings = get_settings()
-    settings.home.mkdir(parents=True, exist_ok=True)
+    settings.home.mkdir(0o700, parents=True, exist_ok=True)
     upgrade(settings.database)

@@ -12,12 +12,14 @@ In both, the transaction ends where it was opened: services and repositories nev
 
 import asyncio
 import math
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine, Float, create_engine, event, make_url, select
@@ -232,7 +234,25 @@ def _ping_when_idle(engine: Engine) -> None:
             raise InvalidatePoolError from error  # the other connections are as old as this one: open new ones
 
 
+def make_file_private(path: Path) -> None:
+    """Create the file, in a folder that only its owner can enter, or take away the permissions of other users.
+
+    A folder that exists keeps its permissions.
+    """
+    if not path.parent.exists():
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDONLY | os.O_CREAT, 0o600))
+    if path.stat().st_mode & 0o077:
+        with suppress(PermissionError):  # it belongs to another user
+            path.chmod(0o600)
+
+
 def _prepare_sqlite(engine: Engine) -> None:
+    @event.listens_for(engine, "do_connect")
+    def do_connect(dialect: Any, record: Any, args: Any, kwargs: Any) -> None:
+        if (path := engine.url.database) and path != ":memory:" and not path.startswith("file:"):
+            make_file_private(Path(path))  # SQLite gives the permissions of the database to its -wal and -shm
+
     @event.listens_for(engine, "connect")
     def connect(connection: Any, record: Any) -> None:
         connection.isolation_level = None  # transactions are begun below

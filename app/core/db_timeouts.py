@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psycopg
 from sqlalchemy.engine import URL
+
+if TYPE_CHECKING:
+    import psycopg
 
 CONNECT_SECONDS = 3
 PING_SECONDS = 1.0
@@ -58,11 +60,12 @@ def connect_arguments(url: URL, seconds: float | None) -> dict[str, Any]:
 
 def connection_classes(
     seconds: float | None,
-) -> tuple[type[psycopg.Connection[Any]], type[psycopg.AsyncConnection[Any]]]:
+) -> "tuple[type[psycopg.Connection[Any]], type[psycopg.AsyncConnection[Any]]]":
     """Return a connection class for threads and one for tasks, which wait at most `seconds` for an answer.
 
     A connection whose answer did not come in time is closed: a late answer must not be read as the next one.
     """
+    import psycopg  # an optional dependency
 
     class TimeLimitedConnection(psycopg.Connection[Any]):
         def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
@@ -88,6 +91,8 @@ def _shortest_timeout(timeout: float | None, seconds: float | None) -> float | N
     return None if shortest == math.inf else shortest
 
 
-def _close_silent(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], error: Exception) -> Exception:
+def _close_silent(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]", error: Exception) -> Exception:
+    import psycopg
+
     connection.pgconn.finish()
     return psycopg.OperationalError("the server did not answer in time; the connection is closed")

@@ -5,10 +5,14 @@ Example:
     async def deploy(body: Annotated[DeployRequest, json_body(DeployRequest)]) -> DeploymentView: ...
 
 Bodies are checked before any other code reads them, so that text which JSON or the database cannot hold results in a
-400 response and never in a 500.
+400 response and never in a 500. Large ones are parsed in a thread. The parser and pydantic hold the GIL while they run,
+so that a body may hold a limited number of values, and one thread parses one body after another.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Self, TypeVar
 
 import orjson
@@ -25,6 +29,11 @@ from app.core.settings import Settings
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 MAX_DEPTH = 64
+MAX_VALUES = 50_000  # parsed in about 10 ms in the worst case
+MAX_ERRORS = 1000
+THREAD_BYTES, THREAD_VALUES = 256 * 1024, 2500  # larger bodies are parsed in a thread
+PARSER = ThreadPoolExecutor(1, thread_name_prefix="json-body")
+JSON_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # or an unterminated one: it is searched once
 # The OpenAPI description of a stream of server-sent events: `itemSchema` describes one event (OpenAPI 3.2).
 EVENT_STREAM = {
     "text/event-stream": {
@@ -101,42 +110,82 @@ class JsonBody(Generic[T]):
 
     Args:
         model: The model that OpenAPI shows as the body's schema.
-        parse: Returns the parsed body from the JSON object, or raises BadRequest.
+        parse: Returns the parsed body from the JSON object, or raises BadRequest. It may run in a thread.
+        max_values: The most values that a body may hold.
     """
 
-    def __init__(self, model: type[BaseModel], parse: Callable[[dict[str, Any]], T]) -> None:
-        self.model, self._parse = model, parse
+    def __init__(self, model: type[BaseModel], parse: Callable[[dict[str, Any]], T], max_values: int) -> None:
+        self.model, self._parse, self._max_values = model, parse, max_values
 
     async def __call__(self, request: Request) -> T:
-        return self._parse(await read_json_object(request))
+        """Raises BadRequest or TooLarge. `request.state.max_body_bytes` is the caller's own limit, if it has one."""
+        limit = getattr(request.state, "max_body_bytes", settings_of(request).max_body_bytes)
+        chunks = [chunk async for chunk in stream_body(request, limit, "body")]
+
+        def parse() -> T:
+            return self._parse(parse_json_object(b"".join(chunks), self._max_values))
+
+        if sum(map(len, chunks)) <= THREAD_BYTES and sum(map(_max_count, chunks)) <= THREAD_VALUES:
+            return parse()
+        return await asyncio.get_running_loop().run_in_executor(PARSER, parse)
 
 
-def json_body(model: type[BaseModel], parse: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+def json_body(
+    model: type[BaseModel], parse: Callable[[dict[str, Any]], Any] | None = None, max_values: int = MAX_VALUES
+) -> Any:
     """Return a `Depends` for a body of type `model`; use it inside `Annotated`.
 
     `parse` replaces the model's own validation, for a union that chooses its model first. With `parse=dict` the route
     receives the JSON object and parses it itself.
     """
-    return Depends(JsonBody(model, parse or (lambda body: parse_body(model, body))))
+    return Depends(JsonBody(model, parse or (lambda body: parse_body(model, body)), max_values))
 
 
-async def read_json_object(request: Request) -> dict[str, Any]:
-    """Return the body as a JSON object. Raises BadRequest or TooLarge.
+def parse_json_object(raw: bytes, max_values: int = MAX_VALUES) -> dict[str, Any]:
+    """Return the body as a JSON object. Raises BadRequest.
 
-    orjson refuses NaN, 1e999, lone surrogates and invalid UTF-8. It accepts NUL characters, which PostgreSQL cannot
-    store, so they are refused here.
+    orjson refuses NaN, 1e999, lone surrogates and invalid UTF-8. It accepts escaped NUL characters, which PostgreSQL
+    cannot store, so they are refused here.
     """
+    if _max_count(raw) > max_values and not _holds_at_most(max_values, raw):
+        raise BadRequest(f"The body may hold at most {max_values} values; send less at once.", code="invalid_json")
     try:
-        chunks = [chunk async for chunk in stream_body(request, settings_of(request).max_body_bytes, "body")]
-        body = orjson.loads(b"".join(chunks) or b"{}")
+        body = orjson.loads(raw or b"{}")
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
-    for text in _iter_strings(body, MAX_DEPTH):
-        if "\x00" in text:
-            raise BadRequest("The body holds a NUL character, which cannot be stored.", code="invalid_json")
+    _check_depth(body)
+    if b"\\u0000" in raw and b"\\u0000" in raw.replace(b"\\\\", b""):  # without escaped backslashes
+        raise BadRequest("The body holds a NUL character, which cannot be stored.", code="invalid_json")
     return body
+
+
+def _max_count(raw: bytes) -> int:
+    """Return an upper bound of the number of values in JSON: it counts the separators in texts, too."""
+    return raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+
+
+def _holds_at_most(max_values: int, raw: bytes) -> bool:
+    """Return whether JSON holds at most so many values, without parsing it. Texts are skipped."""
+    count = end = 0
+    for text in JSON_TEXT.finditer(raw):
+        count += _max_count(raw[end : text.start()])
+        if count > max_values:
+            return False
+        end = text.end()
+    return count + _max_count(raw[end:]) <= max_values
+
+
+def _check_depth(body: dict[str, Any]) -> None:
+    """Raise BadRequest for a body that is nested too deeply."""
+    containers: list[Any] = [body]
+    for _ in range(MAX_DEPTH):
+        items = (item for each in containers for item in (each.values() if isinstance(each, dict) else each))
+        containers = [item for item in items if isinstance(item, (dict, list))]
+        if not containers:
+            return
+    raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.", code="invalid_json")
 
 
 async def stream_body(request: Request, limit: int, noun: str) -> AsyncIterator[bytes]:
@@ -153,21 +202,6 @@ async def stream_body(request: Request, limit: int, noun: str) -> AsyncIterator[
         yield chunk
 
 
-def _iter_strings(value: Any, depth: int) -> Iterator[str]:
-    """Yield every key and every text of a JSON value."""
-    if depth == 0:
-        raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.", code="invalid_json")
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from _iter_strings(item, depth - 1)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _iter_strings(item, depth - 1)
-
-
 def parse_body(model: type[M], body: dict[str, Any]) -> M:
     """Validate `body` as `model`. Raises BadRequest, which names the first wrong field."""
     try:
@@ -182,6 +216,8 @@ def validation_error(error: ValidationError, tag: int | None = None) -> BadReque
     `tag` is the index of the part of the field's path that is a union's type name and not a place in the body.
     Example: ("sources", 0, "judge", "url") with tag 2 -> "sources.0.url".
     """
+    if (count := error.error_count()) > MAX_ERRORS:  # listing them would take long
+        return BadRequest(f"The body holds {count} invalid values.", code="invalid_value")
     first = error.errors(include_url=False, include_context=False)[0]
     param = ".".join(str(part) for index, part in enumerate(first["loc"]) if index != tag)
     code = "unknown_parameter" if first["type"] == "extra_forbidden" else "invalid_value"

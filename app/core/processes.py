@@ -54,9 +54,9 @@ class ManagedProcess:
     _started_at: float = 0.0
 
     def start(self) -> None:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.parent.mkdir(0o700, parents=True, exist_ok=True)
         self._started_at = time.monotonic()
-        with self.log.open("ab") as log:
+        with open(self.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
             self.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,

@@ -121,14 +121,17 @@ class RateLimiter:
     ) -> AsyncIterator[dict[str, str]]:
         """Take a slot of the key, from a request's first byte to its reply's last. Yields the rate-limit headers.
 
+        The key's own limits hold where they are below the deployment's.
+
         Raises RateLimited when the key has too many requests in this minute or at the same time.
         """
-        limit = max_concurrency or self._max_concurrency
+        limit = min(max_concurrency or self._max_concurrency, self._max_concurrency)
         if self._running[key_id] >= limit:
             raise RateLimited(f"This API key may have {limit} requests under way at a time, and has.", retry_after=1)
         self._running[key_id] += 1
         try:
-            yield await self._count(key_id, requests_per_minute or self._requests_per_minute)
+            per_minute = min(requests_per_minute or self._requests_per_minute, self._requests_per_minute)
+            yield await self._count(key_id, per_minute)
         finally:
             self._running[key_id] -= 1
             if self._running[key_id] == 0:

@@ -18,6 +18,7 @@ from app.feedback.schemas import Choice, ChoiceIndex, CompletionId, Name, Source
 from app.models import Project, SourceKind, new_id
 
 ISSUER, AUDIENCE, ALGORITHM = "attune", "attune.feedback", "HS256"
+MAX_BODY_BYTES = 64 * 1024  # of a request with a browser token
 MAX_TOKEN_LENGTH, MAX_HEADER_LENGTH = 8192, 256
 Lifetime = Annotated[StrictInt, Field(ge=60, le=7 * 24 * 3600)]
 PROJECT_ID = re.compile(r"[A-Za-z0-9_-]{1,48}")

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import anyio
@@ -12,8 +13,8 @@ from starlette.responses import Response
 
 from app.chat import service
 from app.chat.endpoints import event_stream
-from app.chat.schemas import parse_chat_request
-from app.core.errors import ERROR_RESPONSES, AttuneError
+from app.chat.schemas import ChatRequest, parse_chat_request
+from app.core.errors import ERROR_RESPONSES, AttuneError, BadRequest
 from app.core.http import EVENT_STREAM, json_body, json_response
 from app.projects.auth import ChatCaller
 from app.responses.events import Event, ResponseEvents, render_response
@@ -29,18 +30,40 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
+# Parameters of the chat request by those of this API, which errors must name.
+RENAMED_PARAMETERS = {"messages": "input", "response_format": "text", "max_completion_tokens": "max_output_tokens"}
+
+
+def parse_both_requests(body: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest]:
+    """Return the request and the equivalent chat request."""
+    request = parse_responses_request(body)
+    return request, parse_chat_request(to_chat_body(request))
+
+
+@contextmanager
+def rename_parameters() -> Iterator[None]:
+    """Have errors name the parameters of this API."""
+    try:
+        yield
+    except BadRequest as error:
+        if (name := RENAMED_PARAMETERS.get(error.param or "")) is not None:
+            error.message, error.param = error.message.replace(f"'{error.param}'", f"'{name}'"), name
+        raise
+
+
 @router.post("/responses", responses=RESPONSES)
 async def create_response(
     request: Request,
     caller: ChatCaller,
-    body: Annotated[ResponsesRequest, json_body(ResponsesRequest, parse=parse_responses_request)],
+    requests: Annotated[tuple[ResponsesRequest, ChatRequest], json_body(ResponsesRequest, parse=parse_both_requests)],
 ) -> Response:
     """Answer a request of OpenAI's Responses API. Responses are stateless: `input` holds the whole conversation."""
-    chat_request = parse_chat_request(to_chat_body(body))
-    if not body.stream:
-        completed = await service.complete(request, caller, chat_request)
-        return json_response(render_response(body, completed.content), headers=completed.headers)
-    reply = await service.stream(request, caller, chat_request)
+    body, chat_request = requests
+    with rename_parameters():
+        if not body.stream:
+            completed = await service.complete(request, caller, chat_request)
+            return json_response(render_response(body, completed.content), headers=completed.headers)
+        reply = await service.stream(request, caller, chat_request)
     completion_id, version = reply.headers["x-completion-id"], reply.headers["x-policy-version"]
     events = ResponseEvents(body, completion_id, version, int(time.time()))
     encoded_events = server_sent_events(completion_id, reply.content, events)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag
 
-from app.chat.schemas import FUNCTION_NAME, FunctionName, JsonSchema, MetadataKey, MetadataValue, RefusalPart
+from app.chat.schemas import FUNCTION_NAME, FunctionName, JsonSchema, MetadataKey, MetadataValue, RefusalPart, Schema
 from app.core.errors import UnsupportedParameter
 from app.core.http import StrictModel, parse_body
 
@@ -119,7 +119,7 @@ class FunctionTool(BaseModel):
     type: Literal["function"]
     name: str = Field(pattern=FUNCTION_NAME)
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Schema | None = None
     strict: StrictBool | None = None
 
 
@@ -133,7 +133,7 @@ class PlainFormat(StrictModel):
 
 class JsonSchemaFormat(JsonSchema):
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: Schema = Field(alias="schema")
 
 
 class TextConfig(StrictModel):

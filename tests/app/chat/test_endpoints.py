@@ -181,6 +181,8 @@ async def test_modified_sampling_is_excluded(
         ({"temperature": "hot"}, "invalid_value"),
         ({"max_tokens": 0}, "invalid_value"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "invalid_value"),
+        ({"stop": "x" * 257}, "invalid_value"),
+        ({"stop": ["a", "x" * 257]}, "invalid_value"),
         ({"stream": "yes"}, "invalid_value"),
         ({"n": 0}, "invalid_value"),
         ({"n": 17}, "invalid_value"),
@@ -215,6 +217,89 @@ async def test_invalid_or_unsupported_parameter_is_named(
     response = await ask(harness, **fields)
     assert (response.status_code, response.json()["error"]["code"]) == (400, code)
     assert scripted.requests == [] and await harness.all(Turn) == []
+
+
+def function_tool(name: str = "f", **function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+def schema_of(size: int) -> dict[str, Any]:
+    """Return a JSON schema of `size` bytes."""
+    return {"title": "x" * (size - len('{"title":""}'))}
+
+
+def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}
+
+
+MAX_SCHEMA = 32 * 1024
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "advice"),
+    [
+        ({"stop": ["a", "x" * 257]}, "stop", "at most 256 characters"),
+        ({"tools": [function_tool(parameters=schema_of(MAX_SCHEMA + 1))]}, "tools.0.function.parameters", "32768"),
+        (
+            {"response_format": json_schema(schema_of(MAX_SCHEMA + 1))},
+            "response_format.json_schema.json_schema.schema",
+            "32768",
+        ),
+    ],
+)
+async def test_engine_input_beyond_limit_is_refused_with_advice(
+    harness: Harness, scripted: ScriptedEngine, fields: dict[str, Any], param: str, advice: str
+) -> None:
+    error = (await ask(harness, **fields)).json()["error"]
+    assert (error["param"], error["code"]) == (param, "invalid_value")
+    assert advice in error["message"]
+    assert scripted.requests == []
+
+
+async def test_engine_input_at_its_limit_is_accepted(harness: Harness, scripted: ScriptedEngine) -> None:
+    fields = {
+        "stop": ["x" * 256, "é" * 256],
+        "tools": [function_tool(parameters=schema_of(MAX_SCHEMA))],
+        "response_format": json_schema(schema_of(MAX_SCHEMA)),
+    }
+    assert (await ask(harness, **fields)).status_code == 200
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "x" * 300_000}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [function_tool(f"f{i}", parameters=schema_of(MAX_SCHEMA)) for i in range(13)]}, "tools"),
+        ({"tools": [function_tool(description="x" * 400_000)]}, "tools"),
+        ({"tools": [function_tool(description="x" * 400_000)], "tool_choice": "none"}, "tools"),
+        (
+            {
+                "messages": [{"role": "user", "content": "x" * 390_000}],
+                "response_format": json_schema(schema_of(9_999)),
+            },
+            "messages",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "x" * 150_000},
+                    {"role": "assistant", "tool_calls": [CALL]},
+                    {"role": "tool", "tool_call_id": "call_1", "content": "hi"},
+                ]
+            },
+            "messages",
+        ),
+    ],
+)
+async def test_prompt_limit_counts_tools_schemas_and_tool_calls(
+    harness: Harness, scripted: ScriptedEngine, fields: dict[str, Any], param: str
+) -> None:
+    error = (await ask(harness, **fields)).json()["error"]
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert "400000" in error["message"] and f"Shorten '{param}'" in error["message"]
+    assert scripted.requests == []
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,26 @@ async def test_errors_have_four_keys_and_name_the_field(harness: Harness, script
     assert scripted.requests == [] and await harness.all(Turn) == []
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": "x" * 400_001}, "input"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": {"title": "x" * 33_000}}]}, "tools.0.parameters"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "f", "schema": {"title": "x" * 33_000}}}},
+            "text.format.json_schema.schema",
+        ),
+        ({"max_output_tokens": 100_000}, "max_output_tokens"),
+    ],
+)
+async def test_limit_names_parameter_of_this_api(
+    harness: Harness, scripted: ScriptedEngine, fields: dict[str, Any], param: str
+) -> None:
+    error = (await ask(harness, **fields)).json()["error"]
+    assert error["param"] == param
+    assert scripted.requests == []
+
+
 async def test_api_key_is_required(harness: Harness) -> None:
     response = await harness.api.post("/v1/responses", json=REQUEST, headers={"authorization": "Bearer wrong"})
     assert response.status_code == 401
