@@ -46,6 +46,7 @@ POSTGRES = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0
 POSTGRES_FOLDERS = (
     "app/core",
     "app/feedback",
+    "app/ops/test_audit_chain",
     "app/privacy",
     "workers/feedback",
     "workers/training/test_assemble",

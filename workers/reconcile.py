@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from sqlalchemy import ColumnElement, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -35,6 +36,7 @@ from app.models import (
     Version,
     VersionState,
 )
+from app.ops import audit_chain
 from app.policies import service
 from app.training import feedback_density
 from workers.queue.leased_job import is_due
@@ -47,20 +49,39 @@ UNLOAD_DELAY_FACTOR = 5
 
 
 async def reconcile(db: Database, settings: Settings) -> None:
-    """Close what was lost, enqueue the tasks that have work, and bring engines and releases up to date."""
-    await batches.quarantine_poisoned(db, settings)
+    """Close what was lost, enqueue the tasks that have work, and bring engines and releases up to date.
+
+    A step that fails is logged, and the others still run. Raises ExceptionGroup with the errors of those that failed.
+    """
+    steps: dict[str, Callable[[Database, Settings], Awaitable[object]]] = {
+        "quarantine_poisoned": batches.quarantine_poisoned,
+        "close_lost_turns": _close_lost_turns,
+        "mark_silent_engines_down": _mark_silent_engines_down,
+        "enqueue_tasks": _enqueue_tasks,
+        "check_canaries": publish.check_canaries,
+        "check_shadow_deployments": publish.check_shadow_deployments,
+        "sync_adapters": adapter_sync.sync_adapters,
+        "unload_unused_adapters": unload_unused_adapters,
+        "measure_feedback": feedback_density.measure_feedback,
+        "seal_audit": lambda db, _: audit_chain.seal_entries(db),
+        "reward_model_fits": reward_model_fits.reconcile,  # last, since it reads much feedback and may take long
+    }
+    errors: dict[str, Exception] = {}
+    for name, step in steps.items():
+        try:
+            await step(db, settings)
+        except Exception as error:
+            log.exception("the step %s failed", name)
+            errors[name] = error
+    if errors:
+        raise ExceptionGroup(f"steps of the reconciler failed: {', '.join(errors)}", list(errors.values()))
+
+
+async def _enqueue_tasks(db: Database, settings: Settings) -> None:
     async with db.write() as session:
-        await _close_lost_turns(session, settings)
-        await _mark_silent_engines_down(session, settings)
         enqueue_after_commit(session, *await _tasks_with_work(session, settings))
         if settings.adaptation == "full" and await weight_swap.has_outdated_engine(session):
             enqueue_after_commit(session, "evaluate")
-    await publish.check_canaries(db, settings)
-    await publish.check_shadow_deployments(db, settings)
-    await adapter_sync.sync_adapters(db, settings)
-    await unload_unused_adapters(db, settings)
-    await feedback_density.measure_feedback(db, settings)
-    await reward_model_fits.reconcile(db, settings)  # last, since it reads much feedback and may take long
 
 
 async def _tasks_with_work(session: AsyncSession, settings: Settings) -> list[TaskName]:
@@ -85,35 +106,37 @@ async def _tasks_with_work(session: AsyncSession, settings: Settings) -> list[Ta
     return [task for task, has_work in zip(work, row, strict=True) if has_work]
 
 
-async def _close_lost_turns(session: AsyncSession, settings: Settings) -> None:
+async def _close_lost_turns(db: Database, settings: Settings) -> None:
     """Abort turns whose process died during the reply. Nothing else finishes them, and feedback on them waits."""
-    await session.execute(
-        update(Turn)
-        .where(
-            Turn.state == TurnState.OPEN,
-            Turn.origin == Origin.CHAT,
-            Turn.created_at < now() - 1.5 * settings.chat_timeout_seconds,
+    async with db.write() as session:
+        await session.execute(
+            update(Turn)
+            .where(
+                Turn.state == TurnState.OPEN,
+                Turn.origin == Origin.CHAT,
+                Turn.created_at < now() - 1.5 * settings.chat_timeout_seconds,
+            )
+            .values(
+                state=TurnState.ABORTED,
+                finish_reason=SERVER_LOST,
+                exclusion_reason=func.coalesce(Turn.exclusion_reason, LOST_REASON),
+                finished_at=now(),
+            )
         )
-        .values(
-            state=TurnState.ABORTED,
-            finish_reason=SERVER_LOST,
-            exclusion_reason=func.coalesce(Turn.exclusion_reason, LOST_REASON),
-            finished_at=now(),
-        )
-    )
 
 
-async def _mark_silent_engines_down(session: AsyncSession, settings: Settings) -> None:
-    await session.execute(
-        update(Engine)
-        .where(
-            Engine.state == EngineState.READY,
-            Engine.heartbeat_at < now() - 3 * settings.lease_seconds,
-            # An engine cannot answer while its weights are swapped.
-            or_(Engine.swapping_until.is_(None), Engine.swapping_until < now()),
+async def _mark_silent_engines_down(db: Database, settings: Settings) -> None:
+    async with db.write() as session:
+        await session.execute(
+            update(Engine)
+            .where(
+                Engine.state == EngineState.READY,
+                Engine.heartbeat_at < now() - 3 * settings.lease_seconds,
+                # An engine cannot answer while its weights are swapped.
+                or_(Engine.swapping_until.is_(None), Engine.swapping_until < now()),
+            )
+            .values(state=EngineState.DOWN, reason="no heartbeat of its supervisor")
         )
-        .values(state=EngineState.DOWN, reason="no heartbeat of its supervisor")
-    )
 
 
 async def unload_unused_adapters(db: Database, settings: Settings) -> None:

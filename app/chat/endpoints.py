@@ -17,7 +17,7 @@ from app.core.errors import ERROR_RESPONSES, AttuneError, BadRequest, NotFound
 from app.core.http import EVENT_STREAM, StrictModel, json_body, json_response
 from app.core.pagination import Page
 from app.deployments.version_router import resolve_model
-from app.models import Policy, Turn, TurnState, Version
+from app.models import AuditAction, Policy, Turn, TurnState, Version, record_audit
 from app.policies import repository as policies
 from app.policies import service as policy_service
 from app.policies.references import version_name
@@ -228,6 +228,8 @@ async def delete_completion(completion_id: CompletionId, caller: ChatCaller, db:
     async def erase(session: AsyncSession) -> None:
         turns, _, _ = await repository.get_completion(session, caller.project_id, completion_id)
         await repository.erase(session, turns)
+        action, actor = AuditAction.COMPLETION_DELETED, caller.key_prefix
+        record_audit(session, actor, action, completion_id, project_id=caller.project_id)
 
     await db.retry_on_deadlock(erase)
     return DeletedCompletion(id=completion_id)

@@ -21,13 +21,13 @@ for command in (
     deployments.rollback,
     deployments.delivery,
     analyze.analyze,
-    ops.audit,
 ):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)(
     server.simulate
 )
 for name, group in {
+    "audit": ops.audits,
     "canary": deployments.canary,
     "shadow": deployments.shadow,
     "pin": deployments.pins,

@@ -11,6 +11,7 @@ from app.cli.client import Api
 from app.cli.options import Json, PolicyName, policy_path
 from app.cli.output import Column, Renderable, Row, format_time, format_votes, print_list, print_object
 
+audits = typer.Typer(help="The audit log: who changed what, when and why.")
 Exact = Annotated[str | None, typer.Option(help="only entries with exactly this value")]
 
 
@@ -28,7 +29,9 @@ def versions(policy: PolicyName = None, json: Json = False) -> None:
     print_list("versions", VERSION_COLUMNS, Api().get(policy_path(policy, "/versions"))["data"], json)
 
 
+@audits.callback(invoke_without_command=True)
 def audit(
+    context: typer.Context,
     action: Exact = None,
     subject: Exact = None,
     actor: Exact = None,
@@ -37,8 +40,31 @@ def audit(
     json: Json = False,
 ) -> None:
     """Show who changed what, when and why."""
+    if context.invoked_subcommand is not None:
+        return
     rows = Api().get("/v1/audit", action=action, subject=subject, actor=actor, since=since, limit=limit)["data"]
     print_object(rows, json, lambda rows: (_format_event(row, "%Y-%m-%d %H:%M:%S") for row in rows))
+
+
+@audits.command("verify")
+def verify_audit(
+    known_hash: Annotated[
+        str | None, typer.Option(help="the head of an earlier run, which the chain must hold")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compute the hash chain of the audit log again. The exit status is 1 if an entry was changed or is missing."""
+    body = Api().get("/v1/audit/verify", known_hash=known_hash)
+    print_object(body, json, _render_verification)
+    if not body["ok"]:
+        raise typer.Exit(1)
+
+
+def _render_verification(body: Row) -> str:
+    counts = f"{body['entries']} entries are intact, {body['unsealed']} wait to be sealed"
+    erased = f", the content of {body['erased']} was erased" if body["erased"] else ""
+    place = "" if body["number"] is None else f"entry {body['number']}: "
+    return f"{counts}{erased}; head {body['head'] or '–'}" + ("" if body["ok"] else f"\n{place}{body['problem']}")
 
 
 def _render_status(body: Row) -> Iterator[Renderable]:

@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -11,17 +11,19 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import delete
+from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
+from app.core.database import Database
 from app.core.errors import ERROR_RESPONSES, require_row
 from app.core.http import services_of, settings_of
 from app.core.pagination import Page
 from app.datasets import imports, preference_pairs, turn_rows
 from app.datasets.parquet_writer import MEDIA_TYPE, ParquetResponse, ParquetWriter
 from app.datasets.turn_rows import ExportFilter
-from app.models import Dataset, DatasetKind, new_id
+from app.models import AuditAction, Dataset, DatasetKind, new_id, record_audit
 from app.policies import repository as policies
-from app.projects.auth import AdminCaller, DatabaseDep, UnboundedDatabaseDep
+from app.projects.auth import AdminCaller, Caller, DatabaseDep, UnboundedDatabaseDep
 
 router = APIRouter(prefix="/v1", tags=["datasets"], responses=ERROR_RESPONSES)
 
@@ -99,23 +101,44 @@ ExportFilterDep = Annotated[ExportFilter, Depends(parse_export_filter)]
 @router.get("/exports/turns", response_class=Response, responses=PARQUET_RESPONSE)
 async def export_turns(
     request: Request,
+    caller: AdminCaller,
     db: UnboundedDatabaseDep,
     export_filter: ExportFilterDep,
+    policy: PolicyName = None,
     version: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     trainable: bool | None = None,
     with_feedback: bool | None = None,
 ) -> Response:
     """Export every turn that is not deleted, oldest first, with its feedback."""
     export_filter = replace(export_filter, version=version, trainable=trainable, with_feedback=with_feedback)
+    await _audit_export(db, caller, AuditAction.TURNS_EXPORTED, policy, export_filter)
     pages = turn_rows.read_pages(db, export_filter)
     return await _download(request, "turns.parquet", turn_rows.TURNS_SCHEMA, pages)
 
 
 @router.get("/exports/preferences", response_class=Response, responses=PARQUET_RESPONSE)
-async def export_preferences(request: Request, db: UnboundedDatabaseDep, export_filter: ExportFilterDep) -> Response:
+async def export_preferences(
+    request: Request,
+    caller: AdminCaller,
+    db: UnboundedDatabaseDep,
+    export_filter: ExportFilterDep,
+    policy: PolicyName = None,
+) -> Response:
     """Export pairs of replies to the same messages, from effective comparisons, rankings and corrections."""
+    await _audit_export(db, caller, AuditAction.PREFERENCES_EXPORTED, policy, export_filter)
     pages = preference_pairs.read_pages(db, export_filter)
     return await _download(request, "preferences.parquet", preference_pairs.PREFERENCES_SCHEMA, pages)
+
+
+async def _audit_export(
+    db: Database, caller: Caller, action: AuditAction, policy: str | None, export_filter: ExportFilter
+) -> None:
+    """Record an export before its first row is read. The entry names the policy, or the project for all policies."""
+    ids = ("project_id", "policy_id")
+    details = {name: value for name, value in asdict(export_filter).items() if value is not None and name not in ids}
+    async with db.write() as session:
+        project_id = caller.project_id
+        record_audit(session, caller.key_prefix, action, policy or project_id, project_id=project_id, **details)
 
 
 async def _download(request: Request, name: str, schema: pa.Schema, pages: AsyncGenerator[Any]) -> Response:
@@ -165,6 +188,8 @@ async def import_dataset(
             )
             async with db.write() as session:
                 existing = await imports.store_dataset(session, dataset, rows)
+                if existing is None:
+                    _audit_dataset(session, caller, AuditAction.DATASET_IMPORTED, dataset)
     if existing is not None:
         response.status_code = 200
     return DatasetView.model_validate(existing or dataset)
@@ -211,4 +236,10 @@ async def delete_dataset(id: Id, caller: AdminCaller, db: UnboundedDatabaseDep) 
     async with db.write() as session:
         dataset = await imports.get_dataset(session, caller.project_id, id)
         await session.execute(delete(Dataset).where(Dataset.id == dataset.id))
+        _audit_dataset(session, caller, AuditAction.DATASET_DELETED, dataset)
     return DatasetDeleted(id=id)
+
+
+def _audit_dataset(session: AsyncSession, caller: Caller, action: AuditAction, dataset: Dataset) -> None:
+    details: dict[str, Any] = {"name": dataset.name, "kind": dataset.kind, "rows": dataset.num_rows}
+    record_audit(session, caller.key_prefix, action, dataset.id, project_id=caller.project_id, **details)

@@ -15,6 +15,7 @@ from app.feedback.browser_tokens import TokenClaims, TokenRequest, TokenView
 from app.feedback.feedback_writer import MAX_KEY_LENGTH, FeedbackWriter
 from app.feedback.kinds import FeedbackRequest
 from app.feedback.schemas import BatchResults, FeedbackBatch, FeedbackPage, FeedbackView
+from app.models import AuditAction, record_audit
 from app.projects.auth import BEARER, Caller, DatabaseDep, FeedbackCaller, authenticate, bearer
 
 router = APIRouter(prefix="/v1/feedback", tags=["feedback"], responses=ERROR_RESPONSES)
@@ -32,6 +33,7 @@ async def authenticate_submitter(
     credential = bearer(request)
     if browser_tokens.is_browser_token(credential):
         claims = await browser_tokens.verify_token(db, credential)
+        request.state.max_body_bytes = browser_tokens.MAX_BODY_BYTES
         submitter: Caller | TokenClaims = claims
         slot = limits.slot(claims.jti, None, None)
     else:
@@ -55,7 +57,7 @@ async def submit_feedback(
     request: Request,
     submitter: FeedbackSubmitter,
     db: DatabaseDep,
-    body: Annotated[dict[str, Any], json_body(FeedbackRequest, parse=dict)],
+    body: Annotated[dict[str, Any], json_body(FeedbackRequest, parse=dict, max_values=1000)],
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Submit feedback. It is committed before the response; a repeated `id` or Idempotency-Key changes nothing."""
@@ -79,7 +81,7 @@ async def submit_feedback_batch(
     request: Request,
     caller: FeedbackCaller,
     db: DatabaseDep,
-    body: Annotated[FeedbackBatch, json_body(FeedbackBatch)],
+    body: Annotated[FeedbackBatch, json_body(FeedbackBatch, max_values=100_000)],
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Submit up to 1,000 items; each has its own result. The Idempotency-Key applies to all items without an `id`."""
@@ -101,6 +103,8 @@ async def create_token(
     turn_id = require_row(turn_or_none, f"There is no completion '{body.completion_id}'.", param="completion_id")
     async with db.write() as session:
         secret = await browser_tokens.get_or_create_secret(session, caller.project_id)
+        action, allowed = AuditAction.TOKEN_CREATED, {"kinds": body.kinds, "names": body.names}
+        record_audit(session, caller.key_prefix, action, turn_id, project_id=caller.project_id, allowed=allowed)
     token, expires_at = browser_tokens.create_token(caller.project_id, secret, turn_id, body, seconds)
     return TokenView(token=token, expires_at=expires_at, url=f"{request.base_url}v1/feedback")
 
@@ -140,5 +144,5 @@ async def get_feedback(caller: FeedbackCaller, db: DatabaseDep, feedback_id: Fee
 async def withdraw_feedback(caller: FeedbackCaller, db: DatabaseDep, feedback_id: FeedbackId) -> Response:
     """Withdraw feedback; its record stays. Feedback that was withdrawn or replaced before is not changed."""
     async with db.write() as session:
-        view = await service.withdraw(session, caller.project_id, feedback_id)
+        view = await service.withdraw(session, caller.project_id, feedback_id, actor=caller.key_prefix)
     return json_response(view)

@@ -14,7 +14,7 @@ from app.feedback.feedback_writer import FeedbackWriter, Submission, SubmissionR
 from app.feedback.kinds import parse_feedback
 from app.feedback.queries import get_feedback, read_views
 from app.feedback.schemas import WITHDRAWAL, MetadataTarget
-from app.models import VOTE_KINDS, Feedback, new_id
+from app.models import VOTE_KINDS, AuditAction, Feedback, new_id, record_audit
 
 COPIED_COLUMNS = ("project_id", "turn_id", "conversation_id", "target", "name", "source_kind", "source_id")
 
@@ -90,7 +90,7 @@ async def _resolve_metadata_targets(db: Database, project_id: str, submissions: 
         submission.target = turn
 
 
-async def withdraw(session: AsyncSession, project_id: str, feedback_id: str) -> dict[str, Any]:
+async def withdraw(session: AsyncSession, project_id: str, feedback_id: str, *, actor: str) -> dict[str, Any]:
     """Withdraw feedback by a new row and return its view. Feedback that is no longer effective stays as it is."""
     await (await session.connection()).run_sync(repository.lock_projects, [project_id])
     row = await get_feedback(session, project_id, feedback_id)
@@ -109,6 +109,7 @@ async def withdraw(session: AsyncSession, project_id: str, feedback_id: str) -> 
             **{column: row[column] for column in COPIED_COLUMNS},
         )
     )
+    record_audit(session, actor, AuditAction.FEEDBACK_WITHDRAWN, feedback_id, project_id=project_id)
     if affects_reward:
         enqueue_after_commit(session, "curate")
     await session.flush()

@@ -1,5 +1,7 @@
-"""Audit: who changed what, when and why."""
+"""Audit: who changed what, when and why; each project's entries form a hash chain."""
 
+import hashlib
+import json
 from enum import StrEnum
 from typing import Any
 
@@ -7,7 +9,7 @@ from sqlalchemy import Index, String
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.models.base import Base, Created
+from app.models.base import Base, Created, partial_index
 
 
 class AuditAction(StrEnum):
@@ -19,16 +21,21 @@ class AuditAction(StrEnum):
     BATCH_REFUSED = "batch.refused"
     CANARY_BEGAN = "canary.began"
     CANARY_ENDED = "canary.ended"
+    COMPLETION_DELETED = "completion.deleted"
+    DATASET_DELETED = "dataset.deleted"
+    DATASET_IMPORTED = "dataset.imported"
     DELIVERY_UPDATED = "delivery.updated"
     DEPLOYMENT_DEPLOYED = "deployment.deployed"
     DEPLOYMENT_ROLLED_BACK = "deployment.rolled_back"
     FEEDBACK_DENSE = "feedback.dense"  # most replies of the policy are rated by people, or enough of them
     FEEDBACK_SKIPPED = "feedback.skipped"  # curate could not process it
     FEEDBACK_SPARSE = "feedback.sparse"  # few are, and a reward model scores the others
+    FEEDBACK_WITHDRAWN = "feedback.withdrawn"
     KEY_CREATED = "key.created"
     KEY_REVOKED = "key.revoked"
     PIN_REMOVED = "pin.removed"
     PIN_SET = "pin.set"
+    PREFERENCES_EXPORTED = "preferences.exported"
     PROJECT_CONSENT_CHANGED = "project.consent_changed"
     PROJECT_CREATED = "project.created"
     RATER_BLOCKED = "rater.blocked"
@@ -55,27 +62,88 @@ class AuditAction(StrEnum):
     SHADOW_BEGAN = "shadow.began"
     SHADOW_PASSED = "shadow.passed"
     SUBJECT_ERASED = "subject.erased"
+    SUBJECT_EXPORTED = "subject.exported"
+    TOKEN_CREATED = "token.created"  # for a browser
     TRAINING_ASYNCHRONOUS = "training.asynchronous"
     TRAINING_HALTED = "training.halted"
     TRAINING_SYNCHRONOUS = "training.synchronous"
     TRAINING_TRIGGERED = "training.triggered"  # two ready samples are enough for the next batch
+    TURNS_EXPORTED = "turns.exported"
     VERSION_REJECTED = "version.rejected"
 
 
+RATER_ACTIONS = tuple(action for action in AuditAction if action.startswith("rater."))
+ERASABLE_ACTIONS = (AuditAction.PIN_SET, *RATER_ACTIONS)  # their entries may name a data subject
+
+
 class Audit(Created, Base):
+    """An entry. The database refuses every change, except its sealing and the erasure of its content.
+
+    Sealing gives the committed entry its place in the project's chain (`app.ops.audit_chain`).
+    """
+
     __tablename__ = "audit"
 
     seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
-    project_id: Mapped[str | None] = mapped_column(
-        String(48), index=True, doc="the owner of the entry, if there is one"
-    )
+    project_id: Mapped[str] = mapped_column(String(48), index=True)
     actor: Mapped[str] = mapped_column(String(128), doc="an API key's prefix, or the worker that acted")
     action: Mapped[str] = mapped_column(String(64), doc="an AuditAction")
     subject: Mapped[str] = mapped_column(String(128), doc="the id or the name of what was changed")
     reason: Mapped[str | None]
     details: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    chain_number: Mapped[int | None] = mapped_column(doc="place in the project's chain from 1; null until sealed")
+    chain_hash: Mapped[str | None] = mapped_column(
+        String(64), doc="SHA-256 over the previous entry's hash and this one"
+    )
+    erased_sha256: Mapped[str | None] = mapped_column(
+        String(64), doc="of the content that was erased after the sealing"
+    )
 
-    __table_args__ = (Index("ix_audit_project_id_action_subject", "project_id", "action", "subject"),)
+    __table_args__ = (
+        Index("ix_audit_project_id_action_subject", "project_id", "action", "subject"),
+        partial_index("ix_audit_unsealed", "project_id", "seq", where="chain_hash IS NULL"),
+        partial_index(
+            "uq_audit_project_id_chain_number",
+            *("project_id", "chain_number"),
+            where="chain_number IS NOT NULL",
+            unique=True,
+        ),
+    )
+
+    def erase(self, subject: str) -> None:
+        """Replace the subject, and remove reason and details. The chain stays intact: the hash of the content stays."""
+        if self.chain_hash is not None and self.erased_sha256 is None:
+            self.erased_sha256 = self._content_sha256()
+        self.subject, self.reason, self.details = subject, None, {}
+
+    @property
+    def is_erasure_valid(self) -> bool:
+        """Whether the entry is not erased, or is one that an erasure may empty, and is empty."""
+        is_empty = self.reason is None and self.details == {}
+        return self.erased_sha256 is None or (is_empty and self.action in ERASABLE_ACTIONS)
+
+    def compute_chain_hash(self, previous: str) -> str:
+        """Return the hash of this entry at its `chain_number`, after the entry whose hash is `previous`."""
+        content = self.erased_sha256 or self._content_sha256()
+        place = (self.project_id, self.chain_number, self.seq)
+        return _hash_json(previous, *place, self.created_at, self.actor, self.action, content)
+
+    def _content_sha256(self) -> str:
+        return _hash_json(self.subject, self.reason, self.details)
+
+
+class AuditChain(Base):
+    """The last entry of a project's chain. Sealing locks this row, so that a chain has one writer at a time."""
+
+    __tablename__ = "audit_chains"
+
+    project_id: Mapped[str] = mapped_column(String(48), primary_key=True)
+    number: Mapped[int] = mapped_column(default=0)
+    hash: Mapped[str] = mapped_column(String(64), default="", doc="empty before the first entry")
+
+
+def _hash_json(*values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def record_audit(

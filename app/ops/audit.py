@@ -1,4 +1,4 @@
-"""/v1/audit: the audit log of a project, the newest entries first."""
+"""/v1/audit: the audit log of a project, the newest entries first, and the verification of its hash chain."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,9 @@ from app.core.errors import ERROR_RESPONSES
 from app.core.http import RowView
 from app.core.pagination import apply_keyset
 from app.models import Audit
-from app.projects.auth import AdminCaller, DatabaseDep
+from app.ops import audit_chain
+from app.ops.audit_chain import AuditVerification
+from app.projects.auth import AdminCaller, DatabaseDep, UnboundedDatabaseDep
 
 router = APIRouter(prefix="/v1", tags=["audit"], responses=ERROR_RESPONSES)
 ExactFilter = Annotated[str | None, Query(min_length=1, max_length=128)]
@@ -62,3 +64,15 @@ async def list_audit(
         rows = (await session.scalars(query)).all()
     data = [AuditView.from_row(row, number=row.seq) for row in rows[:limit]]
     return AuditPage(data=data, last_number=data[-1].number if data else None, has_more=len(rows) > limit)
+
+
+@router.get("/audit/verify")
+async def verify_audit(
+    caller: AdminCaller,
+    db: UnboundedDatabaseDep,
+    known_hash: Annotated[
+        str | None, Query(pattern="^[0-9a-f]{64}$", description="the `head` of an earlier call")
+    ] = None,
+) -> AuditVerification:
+    """Compute the hash chain of the project's entries again, and name the first entry that does not fit."""
+    return await audit_chain.verify_chain(db, caller.project_id, known_hash)

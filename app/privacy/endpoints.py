@@ -10,6 +10,7 @@ from starlette.responses import Response, StreamingResponse
 
 from app.core.errors import ERROR_RESPONSES, NotFound
 from app.core.http import settings_of
+from app.models import AuditAction, record_audit
 from app.policies import repository as policies
 from app.policies.references import version_name
 from app.privacy import erasure, lineage, subjects
@@ -64,8 +65,12 @@ class SubjectErased(BaseModel):
 @router.get("/{id:path}/export", response_class=Response, responses=NDJSON_RESPONSE)
 async def export_subject(id: SubjectId, caller: AdminCaller, db: UnboundedDatabaseDep) -> Response:
     """Return everything stored of the subject, and the feedback on the subject's turns."""
+    names = SubjectNames.of(caller.project_id, id)
     async with db.read() as session:
-        records = await _get_records(session, SubjectNames.of(caller.project_id, id))
+        records = await _get_records(session, names)
+    async with db.write() as session:
+        action = AuditAction.SUBJECT_EXPORTED
+        record_audit(session, caller.key_prefix, action, names.sha256, project_id=caller.project_id)
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(id, safe='')}.ndjson"}
     return StreamingResponse(subjects.export_lines(db, records), headers=headers, media_type=NDJSON)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import case, delete, or_, select, tuple_, union_all, update
+from sqlalchemy import ColumnElement, case, delete, or_, select, tuple_, union_all, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql.dml import Delete, Update
 
@@ -25,6 +25,7 @@ from app.models import (
     Turn,
     new_id,
 )
+from app.models.audit import RATER_ACTIONS
 from app.privacy.subjects import SubjectNames
 from app.raters import names as rater_names
 
@@ -153,15 +154,9 @@ async def delete_pins(session: AsyncSession, names: SubjectNames, ended: Collect
     """
     subjects = [(PinKind.USER, name) for name in names.end_users] + [(PinKind.CONVERSATION, id) for id in ended]
     hashes = [subject_hash(names.project_id, kind, subject) for kind, subject in subjects]
-    await session.execute(
-        update(Audit)
-        .where(
-            Audit.project_id == names.project_id,
-            Audit.action == AuditAction.PIN_SET,
-            Audit.details["subject_sha256"].as_string().in_(hashes),
-        )
-        .values(reason=None, details={}),
-    )
+    of_subjects = Audit.details["subject_sha256"].as_string().in_(hashes)
+    for entry in await _lock_entries(session, names, Audit.action == AuditAction.PIN_SET, of_subjects):
+        entry.erase(entry.subject)
     matches = tuple_(Pin.kind, Pin.subject).in_(subjects)
     return await _execute(session, delete(Pin).where(Pin.project_id == names.project_id, matches))
 
@@ -170,9 +165,13 @@ async def delete_mentions(session: AsyncSession, names: SubjectNames, others: Co
     """Remove the subject's name from the samples of `others`' turns and from the audit log."""
     by_subject = Sample.turn_id.in_(others) & Sample.rater.in_(names.raters)
     await session.execute(update(Sample).where(by_subject).values(rater=None))
-    mentions = Audit.subject.in_([name[:128] for name in (names.id, *names.raters)])
-    await session.execute(
-        update(Audit)
-        .where(Audit.project_id == names.project_id, mentions)
-        .values(subject=names.sha256, reason=None, details={}),
-    )
+    of_raters = Audit.subject.in_([name[:128] for name in names.raters])
+    is_named = Audit.details["rater"].as_string().in_(names.raters)  # the subject of an entry may be cut off
+    for entry in await _lock_entries(session, names, Audit.action.in_(RATER_ACTIONS), of_raters, is_named):
+        entry.erase(names.sha256)
+
+
+async def _lock_entries(session: AsyncSession, names: SubjectNames, *conditions: ColumnElement[bool]) -> list[Audit]:
+    """Lock and return the project's audit entries that meet the conditions, so that none is sealed meanwhile."""
+    entries = select(Audit).where(Audit.project_id == names.project_id, *conditions).order_by(Audit.seq)
+    return list(await session.scalars(entries.with_for_update().execution_options(populate_existing=True)))

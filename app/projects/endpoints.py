@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import Field, StrictBool, StrictInt, StringConstraints, field_validator
 
-from app.core.errors import ERROR_RESPONSES
-from app.core.http import RowView, StrictModel, json_body, services_of
+from app.core.errors import ERROR_RESPONSES, BadRequest
+from app.core.http import RowView, StrictModel, json_body, services_of, settings_of
 from app.core.pagination import Page
 from app.models import Project
 from app.projects import service
@@ -27,9 +27,9 @@ class KeyRequest(StrictModel):
         None, description="seconds until the key expires; null: never"
     )
     train: StrictBool | None = Field(None, description="consent to train on this key's turns; the project's when null")
-    requests_per_minute: Count | None = Field(None, description="the deployment's limit when null")
+    requests_per_minute: Count | None = Field(None, description="at most the deployment's limit, which holds when null")
     max_concurrency: Count | None = Field(
-        None, description="requests at the same time, in each API process; the deployment's limit when null"
+        None, description="requests at the same time, in each API process; at most the deployment's limit, as above"
     )
 
     @field_validator("scopes")
@@ -74,8 +74,13 @@ class ProjectView(RowView):
 
 @router.post("/keys", status_code=201)
 async def create_key(
-    caller: AdminCaller, db: DatabaseDep, body: Annotated[KeyRequest, json_body(KeyRequest)]
+    request: Request, caller: AdminCaller, db: DatabaseDep, body: Annotated[KeyRequest, json_body(KeyRequest)]
 ) -> NewKeyView:
+    """Create a key. Its limits may not exceed those of the deployment."""
+    for param in ("requests_per_minute", "max_concurrency"):
+        limit = getattr(settings_of(request), param)
+        if (getattr(body, param) or 0) > limit:
+            raise BadRequest(f"{param}: the deployment's limit is {limit}.", param=param, code="invalid_value")
     async with db.write() as session:
         row, key = await service.create_key(session, caller.project_id, actor=caller.key_prefix, **body.model_dump())
     return NewKeyView.from_row(row, key=key)

@@ -23,21 +23,90 @@ def create_partial_index(
     op.create_index(name, table, columns, unique=unique, postgresql_where=sa.text(where), sqlite_where=sqlite_where)
 
 
+# What an UPDATE of an audit entry may change: the seal, once; or the content of an entry that may name a data subject,
+# which becomes empty. {same} compares two lists of values, nulls included; {hex} matches 64 hexadecimal digits.
+AUDIT_CHANGES = """
+    (NEW.seq, NEW.project_id, NEW.actor, NEW.action, NEW.created_at)
+        {same} (OLD.seq, OLD.project_id, OLD.actor, OLD.action, OLD.created_at)
+    AND (
+        (
+            OLD.chain_hash IS NULL AND NEW.chain_hash IS NOT NULL AND NEW.chain_number IS NOT NULL
+            AND (NEW.subject, NEW.reason, NEW.details, NEW.erased_sha256)
+                {same} (OLD.subject, OLD.reason, OLD.details, OLD.erased_sha256)
+        ) OR (
+            (OLD.action = 'pin.set' OR OLD.action LIKE 'rater.%')
+            AND (NEW.chain_number, NEW.chain_hash) {same} (OLD.chain_number, OLD.chain_hash)
+            AND (NEW.subject = OLD.subject OR {hex}) AND NEW.reason IS NULL AND NEW.details = '{{}}'
+            AND OLD.erased_sha256 IS NULL AND (NEW.erased_sha256 IS NULL) = (NEW.chain_hash IS NULL)
+        )
+    )
+"""
+AUDIT_ERROR = "audit entries cannot be changed or deleted"
+
+
+def make_append_only() -> None:
+    """Add triggers that refuse to delete audit entries, and to change them except as AUDIT_CHANGES says."""
+    if op.get_bind().dialect.name == "sqlite":
+        allowed = AUDIT_CHANGES.format(
+            same="IS", hex="(length(NEW.subject) = 64 AND NEW.subject NOT GLOB '*[^0-9a-f]*')"
+        )
+        for event, condition in (("UPDATE", f"WHEN NOT ({allowed})"), ("DELETE", "")):
+            op.execute(
+                f"CREATE TRIGGER audit_{event.lower()} BEFORE {event} ON audit {condition} "
+                f"BEGIN SELECT RAISE(ABORT, '{AUDIT_ERROR}'); END"
+            )
+        return
+    allowed = AUDIT_CHANGES.format(same="IS NOT DISTINCT FROM", hex="NEW.subject ~ '^[0-9a-f]{64}$'")
+    op.execute(f"""
+        CREATE FUNCTION refuse_audit_change() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF TG_OP = 'UPDATE' THEN
+                IF {allowed} THEN RETURN NEW; END IF;
+            END IF;
+            RAISE EXCEPTION '{AUDIT_ERROR}';
+        END $$
+    """)
+    for events, level in (("UPDATE OR DELETE", "ROW"), ("TRUNCATE", "STATEMENT")):
+        op.execute(
+            f"CREATE TRIGGER audit_{level.lower()} BEFORE {events} ON audit "
+            f"FOR EACH {level} EXECUTE FUNCTION refuse_audit_change()"
+        )
+
+
 def upgrade() -> None:
     op.create_table(
         "audit",
         sa.Column("seq", sa.Integer(), autoincrement=True, nullable=False),
-        sa.Column("project_id", sa.String(length=48), nullable=True),
+        sa.Column("project_id", sa.String(length=48), nullable=False),
         sa.Column("actor", sa.String(length=128), nullable=False),
         sa.Column("action", sa.String(length=64), nullable=False),
         sa.Column("subject", sa.String(length=128), nullable=False),
         sa.Column("reason", sa.Text(), nullable=True),
         sa.Column("details", JSON, nullable=False),
+        sa.Column("chain_number", sa.Integer(), nullable=True),
+        sa.Column("chain_hash", sa.String(length=64), nullable=True),
+        sa.Column("erased_sha256", sa.String(length=64), nullable=True),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("seq", name=op.f("pk_audit")),
     )
     op.create_index(op.f("ix_audit_project_id"), "audit", ["project_id"])
     op.create_index("ix_audit_project_id_action_subject", "audit", ["project_id", "action", "subject"])
+    create_partial_index("ix_audit_unsealed", "audit", ["project_id", "seq"], "chain_hash IS NULL")
+    create_partial_index(
+        "uq_audit_project_id_chain_number",
+        "audit",
+        ["project_id", "chain_number"],
+        "chain_number IS NOT NULL",
+        unique=True,
+    )
+    make_append_only()
+    op.create_table(
+        "audit_chains",
+        sa.Column("project_id", sa.String(length=48), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("hash", sa.String(length=64), nullable=False),
+        sa.PrimaryKeyConstraint("project_id", name=op.f("pk_audit_chains")),
+    )
     op.create_table(
         "engines",
         sa.Column("name", sa.String(length=63), nullable=False),
@@ -592,4 +661,7 @@ def downgrade() -> None:
     op.drop_table("api_keys")
     op.drop_table("projects")
     op.drop_table("engines")
+    op.drop_table("audit_chains")
     op.drop_table("audit")
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("DROP FUNCTION refuse_audit_change")

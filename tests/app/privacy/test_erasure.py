@@ -14,9 +14,11 @@ from app.core import leases
 from app.deployments import service
 from app.models import (
     Audit,
+    AuditAction,
     Base,
     Batch,
     BatchState,
+    Engine,
     Feedback,
     Judgement,
     JudgementState,
@@ -30,6 +32,7 @@ from app.models import (
     Version,
     VersionState,
     new_id,
+    record_audit,
 )
 from app.policies.service import Attribution
 from app.privacy import erasure
@@ -120,9 +123,8 @@ async def test_nothing_is_left_in_any_table_or_file(harness: Harness) -> None:
         project_id = turn.project_id
         await session.merge(Rater(project_id=project_id, name=f"HUMAN/{CANARY}", reason=CANARY))
         await session.merge(Rater(project_id=project_id, name=f"conversation/{CANARY}"))
-        session.add(
-            Audit(project_id=project_id, actor="a", action="hold", subject=f"HUMAN/{CANARY}", reason=f"is {CANARY}")
-        )
+        name, action = f"HUMAN/{CANARY}", AuditAction.RATER_QUARANTINED
+        record_audit(session, "curate", action, name, f"is {CANARY}", project_id=project_id, rater=name)
         fields = {"policy_id": turn.policy_id, "source": "judge", "due_at": 0.0, "value": 0.5}
         session.add(Judgement(id=new_id("jdg"), turn_id=turn.id, details={"answer": CANARY}, reason=CANARY, **fields))
     assert (await dump_tables(harness)).count(CANARY) > 20 and (count_on_disk(harness) > 20 or not harness.db.embedded)
@@ -238,6 +240,20 @@ async def test_versions_that_learned_are_tainted_with_their_descendants(harness:
     assert rows[f"shop@v{later.number}"]["untainted_ancestor"] == "shop@v1"
     assert (await harness.api.get("/v1/policies/shop")).json()["untainted_ancestor"] == "shop@v1"
     assert (await harness.api.post("/v1/policies/shop/rollback", json={"version": 1})).status_code in (200, 409)
+
+
+async def test_rollback_that_the_erasure_names_returns_to_an_untainted_version(harness: Harness) -> None:
+    untainted = await create_version(harness, await harness.turn())
+    await serve(harness, await create_version(harness, await create_turn(harness)))
+    assert untainted.adapter_name is not None
+    async with harness.db.write() as session:
+        (await session.get_one(Engine, "engine-0")).loaded = [untainted.adapter_name]
+    [target] = (await erase(harness))["rollback"]
+    answer = await harness.api.post(f"/v1/policies/{target['policy']}/rollback", json={"version": target["version"]})
+    assert (answer.status_code, answer.json()["serving"]) == (200, "shop@v1")
+    view = (await harness.api.get("/v1/policies/shop")).json()
+    assert (view["untainted_ancestor"], view["head"]) == (None, "shop@v1")
+    assert (await erase(harness))["rollback"] == []
 
 
 async def serve(harness: Harness, version: Version) -> None:

@@ -42,6 +42,7 @@ async def test_pins_of_subject_and_conversations_are_erased(harness: Harness) ->
         ("pin.set", None, False),
         ("pin.set", "is bob", True),
         ("pin.set", "is bob", True),
+        ("subject.exported", None, False),
         ("subject.erased", None, True),
     ]
     assert entries[-1][2]["pins"] == 2

@@ -71,6 +71,17 @@ async def test_invalid_key_request_is_refused_and_creates_nothing(harness: Harne
     assert len(await harness.all(ApiKey)) == 1
 
 
+@pytest.mark.parametrize("limit", ["requests_per_minute", "max_concurrency"])
+async def test_key_cannot_exceed_the_limits_of_the_deployment(harness: Harness, limit: str) -> None:
+    largest = getattr(harness.settings, limit)
+    assert (await create_key(harness, **{limit: largest}))[limit] == largest
+    answer = await harness.api.post("/v1/keys", json={limit: largest + 1})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, limit, "invalid_value")
+    assert str(largest) in error["message"]
+    assert len(await harness.all(ApiKey)) == 2
+
+
 async def test_key_pages_list_each_key_once_in_order(harness: Harness) -> None:
     for number in range(5):
         await create_key(harness, name=f"key {number}")

@@ -157,6 +157,7 @@ PROBES = [
 ]
 WITHOUT_IDS = {
     "GET /v1/audit",
+    "GET /v1/audit/verify",
     "GET /v1/models",
     "GET /v1/policies",
     "GET /v1/raters",
@@ -178,6 +179,7 @@ HARMLESS = {
     *(("GET /v1/raters", "standing"), ("GET /v1/raters", "after")),  # a position in a list
     ("PUT /v1/raters/{rater}", "rater"),
     *(("GET /v1/audit", "subject"), ("GET /v1/audit", "after")),  # of the caller's own entries
+    ("GET /v1/audit/verify", "known_hash"),  # of the caller's own entries
     (f"GET {POLICY}/versions/{{number}}/lineage", "after"),  # a position in a list; no object is looked up by it
     ("GET /v1/datasets/{id}/rows", "after"),
     (f"GET {PINS}", "after"),
