@@ -1,6 +1,6 @@
 """Limits of a connection before a request's headers are complete: their size, and the time that they may take.
 
-uvicorn limits neither with httptools, and ends an idle connection only if it has sent nothing since its last response.
+With httptools uvicorn limits neither. Its keep-alive time-out stops as soon as the client sends a byte.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ MAX_HEADER_BYTES = 64 * 1024
 HEADER_SECONDS = 20.0
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-type: text/plain\r\n"
-    b"content-length: 31\r\n\r\nThe request's headers are large"
+    b"content-length: 43\r\n\r\nThe headers of a request may have 64 KiB.\r\n"
 )
 
 
@@ -59,4 +59,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _close(self) -> None:
         self._header_timer = None
-        self.transport.close()
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+        else:  # a reply is never cut: the client has sent the beginning of its next request
+            self._start_timer()

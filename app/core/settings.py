@@ -59,8 +59,8 @@ class Settings(BaseSettings):
         "memory://",
         description="where requests are counted: memory://, or async+redis://… if several processes share the limits",
     )
-    requests_per_minute: int = Field(6000, ge=1, description="limit of a key that has none of its own")
-    max_concurrency: int = Field(256, ge=1, description="concurrent requests of a key that has no limit of its own")
+    requests_per_minute: int = Field(6000, ge=1, description="limit of every key; a key may have a lower one")
+    max_concurrency: int = Field(256, ge=1, description="concurrent requests of a key, which may have a lower limit")
     key_cache_seconds: float = Field(
         1.0, ge=0, description="how long an API process may accept a key that another process has revoked"
     )

@@ -14,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from app.core.database import database_time
 from app.core.errors import ERROR_RESPONSES, Unavailable
 from app.core.http import settings_of
-from app.models import Audit, Batch, Deployment, Engine, Feedback, Origin, Rollout, Sample, Turn, Version
+from app.models import Audit, AuditAction, Batch, Deployment, Engine, Feedback, Origin, Rollout, Sample, Turn, Version
 from app.policies import endpoints as policies
 from app.policies import repository, service
 from app.projects.auth import AdminCaller, DatabaseDep
@@ -22,12 +22,14 @@ from app.training.reward_models import summarize
 
 router = APIRouter(responses=ERROR_RESPONSES)
 MAX_EVENTS = 10
+FREQUENT_ACTIONS = (AuditAction.TOKEN_CREATED, AuditAction.FEEDBACK_WITHDRAWN)  # by applications, for each reply
 
 
 @router.get("/v1/status", tags=["status"])
 async def status(caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
     event = select(Audit.created_at, Audit.actor, Audit.action, Audit.subject, Audit.reason)
-    newest = event.where(Audit.project_id == caller.project_id).order_by(Audit.seq.desc()).limit(MAX_EVENTS)
+    is_event = (Audit.project_id == caller.project_id, Audit.action.not_in(FREQUENT_ACTIONS))
+    newest = event.where(*is_event).order_by(Audit.seq.desc()).limit(MAX_EVENTS)
     async with db.read() as session:
         rows = await repository.list_policies(session, caller.project_id)
         policy_ids = [policy.id for policy in rows]

@@ -16,7 +16,9 @@ from app.raters.names import is_program
 
 MAX_REPLIES, MIN_REPLIES = 500, 200  # that the share is measured on
 MIN_AGE_SECONDS = 300.0  # of a reply, since feedback comes later than the reply
+MAX_AGE_SECONDS = 7 * 86400.0  # of the replies that the share is measured on
 MEASURE_SECONDS = 60.0
+VOTE_WINDOW_SECONDS = 60.0  # a reply waits so long for a vote before its score alone is learned from
 SPARSE_BELOW, DENSE_ABOVE = 0.15, 0.3  # in between, what was measured before holds
 
 
@@ -27,9 +29,12 @@ def is_sparse(policy: Policy, settings: Settings) -> bool:
 
 def add_reward_model(config: RewardsConfig) -> RewardsConfig:
     """Return the rewards with a reward model; as they are if they have one, or do not use people's feedback."""
-    if config.reward_model is not None or config.source(EXPLICIT) is None:
+    explicit = config.source(EXPLICIT)
+    if config.reward_model is not None or explicit is None:
         return config
-    return config.model_copy(update={"sources": (*config.sources, SPARSE_REWARD_MODEL)})
+    patient = explicit.model_copy(update={"window_seconds": max(explicit.window_seconds, VOTE_WINDOW_SECONDS)})
+    sources = [patient if source is explicit else source for source in config.sources]
+    return config.model_copy(update={"sources": (*sources, SPARSE_REWARD_MODEL)})
 
 
 async def measure_feedback(db: Database, settings: Settings) -> None:
@@ -37,10 +42,14 @@ async def measure_feedback(db: Database, settings: Settings) -> None:
     is_due = func.coalesce(Policy.feedback_measured_at, 0.0) < now() - MEASURE_SECONDS
     async with db.read() as session:
         policies = list(await session.scalars(select(Policy).where(is_due).order_by(Policy.id)))
-        shares = {policy.id: await _measure_share(session, policy) for policy in policies}
-    for policy_id, share in shares.items():
+    for policy in policies:
+        async with db.write() as session:  # first, so that a policy whose measurement fails delays no other
+            is_policy = Policy.id == policy.id
+            await session.execute(update(Policy).where(is_policy).values(feedback_measured_at=now()))
+        async with db.read() as session:
+            share = await _measure_share(session, policy)
         async with db.write() as session:
-            await _record_share(session, policy_id, share, settings)
+            await _record_share(session, policy.id, share, settings)
 
 
 async def _measure_share(session: AsyncSession, policy: Policy) -> float | None:
@@ -53,7 +62,7 @@ async def _measure_share(session: AsyncSession, policy: Policy) -> float | None:
             Turn.origin == Origin.CHAT,
             Turn.state == TurnState.DONE,
             Turn.exclusion_reason.is_(None),
-            Turn.created_at < now() - MIN_AGE_SECONDS,
+            Turn.created_at.between(now() - MAX_AGE_SECONDS, now() - MIN_AGE_SECONDS),
         )
         .order_by(Turn.created_at.desc())
         .limit(MAX_REPLIES)
@@ -71,8 +80,7 @@ async def _measure_share(session: AsyncSession, policy: Policy) -> float | None:
 
 
 async def _record_share(session: AsyncSession, policy_id: str, share: float | None, settings: Settings) -> None:
-    values = {"feedback_measured_at": now(), "feedback_share": share}
-    await session.execute(update(Policy).where(Policy.id == policy_id).values(values))
+    await session.execute(update(Policy).where(Policy.id == policy_id).values(feedback_share=share))
     if share is None or SPARSE_BELOW <= share <= DENSE_ABOVE:
         return
     policy = await lock_policy(session, policy_id)

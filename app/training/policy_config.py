@@ -26,9 +26,10 @@ VERIFIERS: TypeAdapter[VerifierConfig] = TypeAdapter(VerifierConfig)
 
 
 def effective_rewards(policy: Policy, settings: Settings) -> RewardsConfig:
-    """Return the policy's own rewards, or the deployment's; with a reward model where feedback is sparse."""
-    config = effective_config(policy.rewards, settings.rewards, RewardsConfig)
-    return feedback_density.add_reward_model(config) if feedback_density.is_sparse(policy, settings) else config
+    """Return the policy's own rewards, or the deployment's, with a reward model where feedback is sparse."""
+    if policy.rewards is None and feedback_density.is_sparse(policy, settings):
+        return feedback_density.add_reward_model(settings.rewards)
+    return effective_config(policy.rewards, settings.rewards, RewardsConfig)
 
 
 def effective_rollouts(policy: Policy, settings: Settings) -> RolloutsConfig:

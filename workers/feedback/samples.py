@@ -71,7 +71,8 @@ async def update_samples(
                 continue
             sample = _new_sample(turn, reward, clusters.get(turn.id))
             session.add(sample)
-        _update_reward(sample, reward, turn.exclusion_reason)
+        has_feedback = any(row.reward_source == EXPLICIT for row in turn_rewards[turn.id].rewards)
+        _update_reward(sample, reward, turn.exclusion_reason, has_feedback=has_feedback)
         sample.group_id = comparison_groups.get(turn.id, sample.group_id)
         if sample.state == SampleState.OPEN:
             ready_times = [
@@ -163,14 +164,20 @@ def _new_sample(turn: FinishedTurn, reward: float, cluster: str | None) -> Sampl
     )
 
 
-def _update_reward(sample: Sample, reward: float | None, exclusion_reason: str | None) -> None:
-    """Apply the new reward. Late and changed feedback counts until the sample is in a batch."""
+def _update_reward(sample: Sample, reward: float | None, exclusion_reason: str | None, *, has_feedback: bool) -> None:
+    """Apply the new reward. Late and changed feedback counts until the sample is in a batch.
+
+    A sample that was dropped since its score was too old is used again when somebody gives feedback on its reply.
+    """
     if reward is None:
         if sample.state in WAITING:
             sample.state, sample.rule, sample.reason = SampleState.DROPPED, SampleRule.WITHDRAWN, WITHDRAWN
     elif sample.state in WAITING:
         sample.reward = reward
-    elif (sample.state, sample.rule) == (SampleState.DROPPED, SampleRule.WITHDRAWN) and exclusion_reason is None:
+    elif sample.state == SampleState.DROPPED and exclusion_reason is None:
+        is_usable_again = sample.rule == SampleRule.WITHDRAWN or (sample.rule == SampleRule.TOO_OLD and has_feedback)
+        if not is_usable_again:
+            return
         sample.state, sample.rule, sample.reason, sample.reward = SampleState.OPEN, None, None, reward
 
 

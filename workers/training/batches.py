@@ -77,6 +77,7 @@ async def claim(db: Database, owner: str, settings: Settings) -> ClaimedBatch | 
             .where(
                 Batch.state == BatchState.OPEN,
                 Batch.attempt < settings.max_attempts,
+                leases.lease_is_free(Batch),
                 Policy.base_model == resolve_base_model(settings.model),
             )
             .order_by(func.coalesce(last_claimed_at, 0.0), Batch.created_at, Batch.id)

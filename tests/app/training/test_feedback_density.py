@@ -99,6 +99,20 @@ async def test_a_setting_other_than_auto_overrules_the_measurement(
     assert (effective_rewards(policy, settings).reward_model is not None) == has_model
 
 
+async def test_a_policy_with_rewards_of_its_own_keeps_them(harness: Harness) -> None:
+    policy = await harness.policy()
+    policy.rewards = {"sources": [{"type": "explicit"}]}
+    settings = harness.settings.model_copy(update={"feedback": "sparse"})
+    assert effective_rewards(policy, settings).reward_model is None
+
+
+def test_a_reply_waits_for_a_vote_before_its_score_is_learned_from() -> None:
+    explicit, _ = feedback_density.add_reward_model(RewardsConfig()).sources
+    assert explicit.window_seconds == feedback_density.VOTE_WINDOW_SECONDS
+    patient = RewardsConfig.model_validate({"sources": [{"type": "explicit", "window_seconds": 600}]})
+    assert feedback_density.add_reward_model(patient).sources[0].window_seconds == 600
+
+
 @pytest.mark.parametrize(
     "sources",
     [

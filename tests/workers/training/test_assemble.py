@@ -353,6 +353,13 @@ async def test_scored_samples_are_dropped_after_a_few_versions(harness: Harness)
     assert {sample.turn_id for sample in samples if sample.state == SampleState.OPEN} == set(rated)
     assert {sample.rule for sample in samples if sample.turn_id in scored} == {SampleRule.TOO_OLD}
 
+    await harness.vote(scored[0], "down")  # feedback brings a sample back
+    await curate(harness.db, harness.settings)
+    [voted] = [sample for sample in await harness.all(Sample) if sample.turn_id == scored[0]]
+    assert (voted.state, voted.rule, voted.reward) == (SampleState.OPEN, None, -1.0)
+    assert await assemble(harness.db, with_settings(harness, batch_size=24, min_batch_size=24)) == 0
+    assert sum(sample.state == SampleState.OPEN for sample in await harness.all(Sample)) == 3
+
 
 async def waits_for(harness: Harness, settings: Settings) -> str:
     async with harness.db.read() as session:

@@ -227,6 +227,19 @@ async def test_consent_of_the_key_overrides_that_of_the_project(harness: Harness
     assert open_ids == set(others), "they have no key"
 
 
+async def test_a_batch_in_training_is_left_to_its_trainer(harness: Harness) -> None:
+    """Consent is withdrawn after the claim, and another trainer looks for a batch."""
+    await rate_with_key(harness, "+-+-+-+-")
+    assert await assemble(harness.db, harness.settings) == 1
+    claimed = await batches.claim(harness.db, "trainer", harness.settings)
+    assert claimed is not None
+    async with harness.db.write() as session:
+        (await session.scalars(select(Project))).one().train = False
+    assert await batches.claim(harness.db, "other", harness.settings) is None
+    [batch] = await harness.all(Batch)
+    assert (batch.state, batch.lease_owner, batch.fence) == (BatchState.OPEN, "trainer", claimed.row.fence)
+
+
 @pytest.mark.parametrize("by", ["project", "key"])
 async def test_a_batch_whose_consent_is_withdrawn_is_not_claimed(harness: Harness, by: str) -> None:
     turn_ids = await rate_with_key(harness, "+-+-+-+")
