@@ -77,7 +77,7 @@ def _render_status(body: Row) -> Iterator[Renderable]:
         yield f"  {format_votes(policy['votes'])} (attune train votes)"
         if policy["feedback_share"] is not None:
             density = "sparse" if policy["sparse_feedback"] else "dense"
-            yield f"  people rate {policy['feedback_share']:.1%} of the replies: {density} feedback"
+            yield f"  people rate {policy['feedback_share']:.1%} of the replies (with ATTUNE_FEEDBACK=auto: {density})"
         if policy["canary"]:
             yield f"  canary: {policy['canary']} for {policy['canary_share']:.1%} of the conversations"
         if policy["shadow"]:

@@ -142,13 +142,13 @@ def json_body(
 
 
 def parse_json_object(raw: bytes, max_values: int = MAX_VALUES) -> dict[str, Any]:
-    """Return the body as a JSON object. Raises BadRequest.
+    """Return the body as a JSON object. Raises BadRequest, or TooLarge for one with too many values.
 
     orjson refuses NaN, 1e999, lone surrogates and invalid UTF-8. It accepts escaped NUL characters, which PostgreSQL
     cannot store, so they are refused here.
     """
     if _max_count(raw) > max_values and not _holds_at_most(max_values, raw):
-        raise BadRequest(f"The body may hold at most {max_values} values; send less at once.", code="invalid_json")
+        raise TooLarge(f"The body may hold at most {max_values} JSON values; send less at once.")
     try:
         body = orjson.loads(raw or b"{}")
     except orjson.JSONDecodeError as error:
@@ -169,9 +169,9 @@ def _max_count(raw: bytes) -> int:
 def _holds_at_most(max_values: int, raw: bytes) -> bool:
     """Return whether JSON holds at most so many values, without parsing it. Texts are skipped."""
     count = end = 0
-    for text in JSON_TEXT.finditer(raw):
+    for num_texts, text in enumerate(JSON_TEXT.finditer(raw)):
         count += _max_count(raw[end : text.start()])
-        if count > max_values:
+        if count > max_values or num_texts > 2 * max_values + 2:  # a value is at most a key and a text
             return False
         end = text.end()
     return count + _max_count(raw[end:]) <= max_values

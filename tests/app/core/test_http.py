@@ -8,7 +8,7 @@ import pytest
 
 from app.chat import schemas
 from app.core import http
-from app.core.errors import BadRequest
+from app.core.errors import BadRequest, TooLarge
 from app.feedback import browser_tokens
 from tests.support.deployment import Harness
 
@@ -54,7 +54,7 @@ def test_number_of_values_is_limited_before_parsing(unit: bytes, monkeypatch: py
     raw = b'{"a":[' + b",".join([unit] * 1001) + b"]}"
     assert len(http.parse_json_object(raw, max_values=3000)["a"]) == 1001
     monkeypatch.setattr(orjson, "loads", None)
-    with pytest.raises(BadRequest, match="at most 1000 values"):
+    with pytest.raises(TooLarge, match="at most 1000 JSON values"):
         http.parse_json_object(raw, max_values=1000)
 
 
@@ -67,6 +67,13 @@ def test_text_is_not_counted_as_values(text: str) -> None:
 def test_counting_of_unterminated_text_takes_linear_time() -> None:
     with pytest.raises(BadRequest, match="not valid JSON"):
         http.parse_json_object(b'{"a": "' + b'\\",' * 1_000_000, max_values=10)
+
+
+def test_texts_without_separators_are_not_counted_to_their_end() -> None:
+    """One text of many commas, and then empty texts one after the other, is no JSON."""
+    raw = b'{"a":"' + b"," * 50 + b'"' + b'"' * 5000
+    with pytest.raises(TooLarge):
+        http.parse_json_object(raw, max_values=10)
 
 
 async def test_large_body_is_parsed_outside_of_the_event_loop(
