@@ -5,12 +5,14 @@ AlignmentError
 ├── SingletonGroup      a reward must be compared within its group, but the group has no other
 ├── NothingToCompare    a batch has no pair, or no group with different rewards
 ├── MisalignedSample    the tokens and log-probs of a sample do not match
-├── ForeignSamples      the weights in question cannot have produced the recorded log-probs
+├── ForeignSamples      the weights in question cannot have produced the recorded tokens or log-probs
 ├── DamagedAdapter      an adapter directory that must not reach an engine
 ├── NonFiniteUpdate     a loss or gradient is not finite
 ├── UnknownAlgorithm    no algorithm has the configured name
 └── UnknownExtension    no function or class of another package has the configured name
 """
+
+from collections.abc import Mapping
 
 
 class AlignmentError(ValueError):
@@ -30,7 +32,14 @@ class NothingToCompare(AlignmentError):
 
 
 class ForeignSamples(AlignmentError):
-    """The recorded log-probs are too far from those of the weights that the samples should come from."""
+    """The weights in question cannot have produced the samples.
+
+    `turns` says why, by turn, if it is these turns and not the batch: it can be trained on without them.
+    """
+
+    def __init__(self, message: str, turns: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.turns = dict(turns or {})
 
 
 class UnknownAlgorithm(AlignmentError):

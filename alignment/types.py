@@ -1,4 +1,4 @@
-"""Samples, batches, micro-batches and update reports: what travels between the assembler, the trainer and algorithms.
+"""Samples, batches, micro-batches, losses and update reports: what travels between assembler, trainer and algorithms.
 
 This module does not import torch when it runs, so `app` may import it. Tensor suffixes: B samples, T output tokens.
 """
@@ -6,10 +6,10 @@ This module does not import torch when it runs, so `app` may import it. Tensor s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from alignment.errors import MisalignedSample, NoVariance
 
@@ -79,16 +79,17 @@ def check_variance(rewards: Sequence[float]) -> None:
 class TrainData:
     """A batch as tensors: B samples of up to T output tokens, the same on every rank.
 
-    A tensor that the algorithm does not need is None. The last three fields are for `before_train_step` to fill.
+    A tensor that the algorithm does not need is None. `advantages_BT` comes from `compute_advantages`; an algorithm may
+    fill `returns_BT` and `extra`.
     """
 
     samples: Sequence[Sample]
-    mask_BT: Tensor  # 1 where there is an output token, 0 in the padding
+    response_mask_BT: Tensor  # 1 where there is an output token, 0 in the padding
     rewards_B: Tensor
     rollout_logprobs_BT: Tensor  # log-probs that the engine recorded
     old_logprobs_BT: Tensor | None = None  # log-probs of the policy before the update
     ref_logprobs_BT: Tensor | None = None  # log-probs of the base model
-    values_BT: Tensor | None = None  # the critic's value before each token
+    values_BT: Tensor | None = None  # the critic's value before each token, before the update
     advantages_BT: Tensor | None = None
     returns_BT: Tensor | None = None
     extra: dict[str, Tensor] = field(default_factory=dict)  # the algorithm's own tensors; the first dimension is B
@@ -102,7 +103,7 @@ class TrainData:
 
         return TrainData(
             samples=[self.samples[index] for index in rows],
-            mask_BT=self.mask_BT[rows],
+            response_mask_BT=self.response_mask_BT[rows],
             rewards_B=self.rewards_B[rows],
             rollout_logprobs_BT=self.rollout_logprobs_BT[rows],
             old_logprobs_BT=of(self.old_logprobs_BT),
@@ -115,47 +116,126 @@ class TrainData:
         """Return an integer group label for each sample. A sample without a group has a label of its own."""
         numbers: dict[str, int] = {}
         names = [sample.group or f"alone {index}" for index, sample in enumerate(self.samples)]
-        return self.mask_BT.new_tensor([numbers.setdefault(name, len(numbers)) for name in names]).long()
+        return self.response_mask_BT.new_tensor([numbers.setdefault(name, len(numbers)) for name in names]).long()
 
     @cached_property
     def length_B(self) -> Tensor:
         """Return the number of output tokens of each sample."""
-        return self.mask_BT.sum(-1)
+        return self.response_mask_BT.sum(-1)
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """The rows of a batch that one forward pass scores.
+class BatchRows:
+    """The samples of a batch that one forward pass scores, and the rows of the batch's tensors for them.
 
-    A sum over a minibatch must be divided by `num_tokens` or `num_sequences`, which count the whole minibatch over all
-    micro-batches and ranks. The losses and metrics of the micro-batches then add up to those of the minibatch.
+    A tensor that the algorithm did not ask for raises ValueError, which names the flag that asks for it.
     """
 
     batch: TrainData
     row_indices: tuple[int, ...]  # samples of the batch
-    scored_BT: Tensor  # carries the gradient
-    num_tokens: int
-    num_sequences: int
-    minibatch_indices: tuple[int, ...]  # samples of all micro-batches of the minibatch
+    coupled_rows: tuple[tuple[int, ...], ...]  # the sets of `coupled_samples`, as positions in this micro-batch
 
     @property
-    def logprobs_BT(self) -> Tensor:
-        """Return the log-probs of the current policy. Use it in `compute_loss`."""
-        return self.scored_BT
+    def response_mask_BT(self) -> Tensor:
+        return self.rows(self.batch.response_mask_BT)
 
     @property
-    def values_BT(self) -> Tensor:
-        """Return the values of the current critic. Use it in `compute_value_loss`."""
-        return self.scored_BT
+    def rewards_B(self) -> Tensor:
+        return self.rows(self.batch.rewards_B)
 
     @property
-    def mask_BT(self) -> Tensor:
-        return self.rows(self.batch.mask_BT)
+    def rollout_logprobs_BT(self) -> Tensor:
+        return self.rows(self.batch.rollout_logprobs_BT)
 
-    def rows(self, tensor_B: Tensor | None) -> Tensor:
-        """Return the rows of this micro-batch from a tensor of the whole batch."""
-        assert tensor_B is not None, "the algorithm did not ask for this tensor"
+    @property
+    def old_logprobs_BT(self) -> Tensor:
+        return self.rows(self.batch.old_logprobs_BT, "needs_old_logprobs = True")
+
+    @property
+    def ref_logprobs_BT(self) -> Tensor:
+        return self.rows(self.batch.ref_logprobs_BT, "needs_reference = True")
+
+    @property
+    def old_values_BT(self) -> Tensor:
+        return self.rows(self.batch.values_BT, "needs_critic = True")
+
+    @property
+    def advantages_BT(self) -> Tensor:
+        return self.rows(self.batch.advantages_BT, "compute_advantages")
+
+    @property
+    def returns_BT(self) -> Tensor:
+        return self.rows(self.batch.returns_BT, "returns_BT in compute_advantages")
+
+    def rows(self, tensor_B: Tensor | None, source: str = "it in before_train_step") -> Tensor:
+        """Return the rows of this micro-batch from a tensor of the whole batch. `source` is what would have set it."""
+        if tensor_B is None:
+            raise ValueError(f"the batch does not have this tensor: the algorithm must set {source}")
         return tensor_B[list(self.row_indices)]
+
+
+@dataclass(frozen=True)
+class MicroBatch(BatchRows):
+    """The input of `compute_loss`: rows of the batch, with what the current policy gives to their tokens.
+
+    `logprobs_BT` carries the gradient, and so does `entropy_BT`, which exists with `needs_entropy`.
+    """
+
+    logprobs_BT: Tensor
+    entropy_or_none_BT: Tensor | None = None
+
+    @property
+    def entropy_BT(self) -> Tensor:
+        """Return the entropy of the distribution that each token was sampled from, in nats."""
+        if self.entropy_or_none_BT is None:
+            raise ValueError("the entropy is not computed: the algorithm must set needs_entropy = True")
+        return self.entropy_or_none_BT
+
+
+@dataclass(frozen=True)
+class CriticMicroBatch(BatchRows):
+    """The input of `compute_value_loss`: rows of the batch, with the values of the critic, which carry the gradient."""
+
+    values_BT: Tensor
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A sum, and the number of things that it is over. The trainer adds up both and reports the mean."""
+
+    sum: Tensor
+    count: Tensor | float
+
+
+class Regularizer(NamedTuple):
+    """A second loss: `coef` times `loss_BT`, one value per token, aggregated like the first."""
+
+    coef: float
+    loss_BT: Tensor
+
+
+LossUnit = Literal["token", "sequence", "coupled_set"]
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """What `compute_loss` returns: losses that are not summed or averaged yet. The trainer does both.
+
+    `loss` has one value per token, [B, T], per reply, [B], or, with `unit="coupled_set"`, per set of `coupled_rows`.
+    The trainer masks the padding, and divides by counts over all micro-batches and ranks of the optimizer step.
+    `metrics` by name: one value per token, [B, T], or a vector, whose mean is reported; or a `Metric`. The names must
+    be the same for every micro-batch.
+    `regularizers` by the name of their metric, such as a KL to the base model.
+    `coef` multiplies the loss, but not its metric.
+
+    Example: LossOutput(-inputs.advantages_BT * inputs.logprobs_BT, {"actor/entropy": inputs.entropy_BT})
+    """
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor | Metric] = field(default_factory=dict)
+    regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
+    unit: LossUnit | None = None  # None: by the shape of `loss`
+    coef: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -172,3 +252,4 @@ class UpdateReport:
     updates: int
     metrics: dict[str, float]
     unused_turn_ids: tuple[str, ...] = ()  # ids of the turns that the algorithm could not use
+    foreign_turns: Mapping[str, str] = field(default_factory=dict)  # turns that were left out, with the reasons

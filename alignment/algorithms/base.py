@@ -1,8 +1,9 @@
 """The base classes of algorithms: `RLAlgorithm` with its hooks and flags, and the loss that policy gradients share.
 
-In each update, `before_train_step` computes advantages for the whole batch, `compute_loss` returns the loss of a
-micro-batch, and `after_train_step` reads the report. The built-in algorithms use only these hooks. To use an algorithm
-of your own, name its class in the configuration (`CustomConfig`).
+In each update, `compute_advantages` returns the advantages of the whole batch, `compute_loss` the losses of the tokens
+or replies of a micro-batch, and `after_train_step` reads the report. The trainer sums and averages, so that no
+algorithm depends on micro-batches or ranks. The built-in algorithms use only these hooks. To use an algorithm of your
+own, name its class in the configuration (`CustomConfig`).
 
 Policy gradients differ in how they compute advantages. Their ratios refer to a proximal policy. "recompute" computes
 the log-probs of the policy before the update (decoupled PPO, Hilton et al., 2022): the clip then bounds the update, and
@@ -17,18 +18,26 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from alignment.config.algorithm import PolicyGradientConfig, UpdateConfig
+from alignment.config.algorithm import Aggregation, PolicyGradientConfig, UpdateConfig
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.functional import (
     AdaptiveKLController,
     RolloutCorrection,
-    aggregate,
     kl_estimate,
-    policy_loss,
     proximal_loglinear,
     rollout_correction,
 )
-from alignment.types import MicroBatch, Sample, TrainData, UpdateReport, check_variance
+from alignment.functional.policy_loss_registry import TokenLossInputs, load_policy_loss, weighted_token_loss
+from alignment.types import (
+    CriticMicroBatch,
+    LossOutput,
+    MicroBatch,
+    Regularizer,
+    Sample,
+    TrainData,
+    UpdateReport,
+    check_variance,
+)
 
 
 class RLAlgorithm:
@@ -36,18 +45,22 @@ class RLAlgorithm:
 
     Example: class Mine(RLAlgorithm):
                  needs_reference = False
-                 def before_train_step(self, step, data): data.advantages_BT = data.rewards_B[:, None] * data.mask_BT
-                 def compute_loss(self, data): ...; return {"loss": loss}
+                 def compute_advantages(self, batch): return batch.rewards_B
+                 def compute_loss(self, inputs): return LossOutput(-inputs.advantages_BT * inputs.logprobs_BT)
     """
 
     Config: ClassVar[type[UpdateConfig]] = UpdateConfig
     needs_old_logprobs: bool = True
     needs_reference: bool = True
     needs_critic: bool = False
+    needs_entropy: bool = False
     # True if the loss needs samples of about the current policy. Late samples are then learned from by KTO.
     is_on_policy: bool = False
     # True if `compute_loss` returns `actor/ppo_kl_k3`: the trainer then enforces max_kl without scoring the old policy.
     reports_update_kl: bool = False
+    # How the trainer aggregates a loss per token (`alignment.functional.aggregate`). The critic's is a token mean.
+    aggregation: Aggregation = "token-mean"
+    horizon: int | None = None
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -58,20 +71,27 @@ class RLAlgorithm:
         return list(range(len(samples)))
 
     def coupled_samples(self, samples: Sequence[Sample]) -> list[tuple[int, ...]]:
-        """Return the sets of samples that must share a micro-batch, such as the two replies of a pair."""
+        """Return the sets of samples that must share a micro-batch, such as the two replies of a pair.
+
+        A micro-batch has them as `coupled_rows`, in this order.
+        """
         return []
 
-    def before_train_step(self, step: int, data: TrainData) -> None:
-        """Run once per update, before the first optimizer step: compute advantages. `step` counts updates from 0."""
+    def before_train_step(self, step: int, batch: TrainData) -> None:
+        """Run once per update, before the first optimizer step. `step` counts updates from 0."""
 
-    def compute_loss(self, data: MicroBatch) -> dict[str, Tensor]:
-        """Return `loss` and metrics by name. All values must add up over the micro-batches of a minibatch.
+    def compute_advantages(self, batch: TrainData) -> Tensor | None:
+        """Return the advantage of every token, [B, T], or of every reply, [B] or [B, 1]; None if the loss has none.
 
-        The names must be the same for every micro-batch, because they are summed over the ranks.
+        Called once per update, after `before_train_step`.
         """
+        return None
+
+    def compute_loss(self, inputs: MicroBatch) -> LossOutput:
+        """Return one loss per token or per reply of a micro-batch. Never sum or divide it: the trainer does."""
         raise NotImplementedError
 
-    def compute_value_loss(self, data: MicroBatch) -> dict[str, Tensor]:
+    def compute_value_loss(self, inputs: CriticMicroBatch) -> LossOutput:
         """Return the same for the critic. Called only if `needs_critic` is set."""
         raise NotImplementedError
 
@@ -90,6 +110,26 @@ class RLAlgorithm:
         """Restore a state from `state_dict`. An empty state means that no update was made yet."""
 
 
+def prepare_step(algorithm: RLAlgorithm, step: int, batch: TrainData) -> None:
+    """Run the hooks that come before the first optimizer step, and put the advantages into the batch.
+
+    Raises NoVariance if every advantage is 0, and ValueError if they do not fit the batch.
+    """
+    algorithm.before_train_step(step, batch)
+    advantages = algorithm.compute_advantages(batch)
+    if advantages is None:
+        return
+    num_samples, num_tokens = batch.response_mask_BT.shape
+    if advantages.shape not in ((num_samples, num_tokens), (num_samples, 1), (num_samples,)):
+        raise ValueError(
+            f"compute_advantages returned {list(advantages.shape)}: one value per token is "
+            f"{[num_samples, num_tokens]}, one per reply {[num_samples]} or {[num_samples, 1]}"
+        )
+    batch.advantages_BT = (advantages[:, None] if advantages.dim() == 1 else advantages) * batch.response_mask_BT
+    if not batch.advantages_BT.any():
+        raise NoVariance("every advantage is zero, so no reply is better than another")
+
+
 class PolicyGradient(RLAlgorithm):
     Config = PolicyGradientConfig
     is_on_policy = True
@@ -101,80 +141,72 @@ class PolicyGradient(RLAlgorithm):
         self.kl = AdaptiveKLController(config.kl_coef, control.target, control.horizon) if control else None
         # The log-probs of the first step equal the old ones: with a single step no extra forward pass is needed.
         self.needs_old_logprobs = config.proximal == "recompute" and config.epochs * config.minibatches > 1
-        self.needs_reference = config.kl_coef > 0
+        self.aggregation, self.horizon = config.aggregation, config.horizon
+        loss = load_policy_loss(config.loss)
+        self.policy_loss = loss.bind(dict(config), config.loss_params)
+        self.needs_reference = config.kl_coef > 0 or loss.needs_reference
+        self.needs_entropy = config.entropy_coef > 0 or loss.needs_entropy
         self._mismatch: dict[str, float] = {}
 
     @property
     def kl_coef(self) -> float:
         return self.kl.value if self.kl else float(self.config.kl_coef)
 
-    def before_train_step(self, step: int, data: TrainData) -> None:
-        data.advantages_BT = self.compute_advantages(data) * data.mask_BT
-        if not data.advantages_BT.any():
-            raise NoVariance("every advantage is zero, so no reply is better than another")
-        data.extra["lag_B"] = torch.tensor([float(sample.lag) for sample in data.samples]).to(data.mask_BT)
-        if data.old_logprobs_BT is not None:
-            correction = self._correct(data.old_logprobs_BT, data.rollout_logprobs_BT, data.mask_BT)
+    def before_train_step(self, step: int, batch: TrainData) -> None:
+        mask_BT = batch.response_mask_BT
+        batch.extra["lag_B"] = torch.tensor([float(sample.lag) for sample in batch.samples]).to(mask_BT)
+        if batch.old_logprobs_BT is not None:
+            correction = self._correct(batch.old_logprobs_BT, batch.rollout_logprobs_BT, mask_BT)
             if not correction.mask_BT.any():
                 raise ForeignSamples("the rollout correction rejects every token of the batch")
             self._mismatch = correction.metrics
             if self.config.proximal == "recompute":
-                data.extra["weights_BT"] = correction.weights_BT
+                batch.extra["weights_BT"] = correction.weights_BT
 
-    def compute_advantages(self, data: TrainData) -> Tensor:
-        """Return the advantage of every token, [B, T], or of every reply, [B, 1]."""
+    def compute_advantages(self, batch: TrainData) -> Tensor:
+        """Return the advantage of every token, [B, T], or of every reply, [B] or [B, 1]."""
         raise NotImplementedError
 
-    def compute_loss(self, data: MicroBatch) -> dict[str, Tensor]:
-        config, mask_BT, rollout_logprobs_BT = self.config, data.mask_BT, data.rows(data.batch.rollout_logprobs_BT)
-        proximal_BT = self._proximal(data, rollout_logprobs_BT)
-        if "weights_BT" in data.batch.extra:
-            weights_BT = data.rows(data.batch.extra["weights_BT"])
+    def compute_loss(self, inputs: MicroBatch) -> LossOutput:
+        config, batch, rollout_logprobs_BT = self.config, inputs.batch, inputs.rollout_logprobs_BT
+        proximal_BT = self._proximal(inputs, rollout_logprobs_BT)
+        if "weights_BT" in batch.extra:
+            weights_BT = inputs.rows(batch.extra["weights_BT"])
         else:
-            weights_BT = self._correct(proximal_BT, rollout_logprobs_BT, mask_BT).weights_BT
-        count = data.num_tokens if config.aggregation == "token-mean" else data.num_sequences
-
-        def aggregated(x_BT: Tensor) -> Tensor:
-            return aggregate(x_BT, mask_BT, config.aggregation, denominator=count, horizon=config.horizon)
-
-        def token_mean(x_BT: Tensor) -> Tensor:
-            return aggregate(x_BT.detach(), mask_BT, "token-mean", denominator=data.num_tokens)
-
-        pg = policy_loss(
-            data.logprobs_BT,
-            proximal_BT,
-            data.rows(data.batch.advantages_BT),
-            mask_BT,  # rejected tokens have weight 0 and stay in the denominator
-            kind=config.loss,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            clip_c=config.clip_c,
-            tau_pos=config.tau_pos,
-            tau_neg=config.tau_neg,
-            rollout_weights_BT=weights_BT,
-            aggregation=config.aggregation,
-            denominator=count,
-            horizon=config.horizon,
+            weights_BT = self._correct(proximal_BT, rollout_logprobs_BT, inputs.response_mask_BT).weights_BT
+        ref_logprobs_BT = inputs.ref_logprobs_BT if batch.ref_logprobs_BT is not None else None
+        entropy_BT = inputs.entropy_BT if self.needs_entropy else None
+        result = weighted_token_loss(  # rejected tokens have weight 0 and stay in the denominator
+            self.policy_loss,
+            TokenLossInputs(
+                inputs.logprobs_BT,
+                proximal_BT,
+                rollout_logprobs_BT,
+                inputs.advantages_BT,
+                inputs.response_mask_BT,
+                ref_logprobs_BT,
+                entropy_BT,
+            ),
+            weights_BT,
         )
-        log_ratio_BT = data.logprobs_BT - proximal_BT
         metrics = {
-            "actor/pg_loss": pg.loss.detach(),
-            "actor/pg_clipfrac": token_mean(pg.clipped_BT),
-            "actor/pg_clipfrac_lower": token_mean(pg.clipped_lower_BT),
-            "actor/ppo_kl": token_mean(-log_ratio_BT),
-            "actor/ppo_kl_k3": token_mean(kl_estimate(proximal_BT, data.logprobs_BT, "k3")),
+            **result.metrics,
+            "actor/ppo_kl": proximal_BT - inputs.logprobs_BT,
+            "actor/ppo_kl_k3": kl_estimate(proximal_BT, inputs.logprobs_BT, "k3"),
         }
         if not self._mismatch:  # otherwise reported for the whole batch, before the first step
-            metrics["rollout_corr/kl"] = token_mean(rollout_logprobs_BT - proximal_BT)
-        loss = pg.loss
-        if data.batch.ref_logprobs_BT is not None:
-            ref_logprobs_BT = data.rows(data.batch.ref_logprobs_BT)
-            metrics["reference_kl"] = token_mean(kl_estimate(data.logprobs_BT, ref_logprobs_BT, "k3"))
+            metrics["rollout_corr/kl"] = rollout_logprobs_BT - proximal_BT
+        regularizers: dict[str, Regularizer] = {}
+        if ref_logprobs_BT is not None:
+            metrics["reference_kl"] = kl_estimate(inputs.logprobs_BT, ref_logprobs_BT, "k3")
             if self._kl_in_loss():
-                kl_loss = aggregated(kl_estimate(data.logprobs_BT, ref_logprobs_BT, config.kl_kind))
-                metrics["actor/kl_loss"] = kl_loss.detach()
-                loss = loss + self.kl_coef * kl_loss
-        return {"loss": loss} | metrics
+                kl_BT = kl_estimate(inputs.logprobs_BT, ref_logprobs_BT, config.kl_kind)
+                regularizers["actor/kl_loss"] = Regularizer(self.kl_coef, kl_BT)
+        if entropy_BT is not None:
+            metrics["actor/entropy"] = entropy_BT
+            if config.entropy_coef:
+                regularizers["actor/entropy_loss"] = Regularizer(config.entropy_coef, -entropy_BT)
+        return LossOutput(result.loss_BT, metrics, regularizers)
 
     def after_train_step(self, step: int, report: UpdateReport) -> None:
         if self.kl and "reference_kl" in report.metrics:
@@ -197,11 +229,10 @@ class PolicyGradient(RLAlgorithm):
         settings = self.config.correction.model_dump()
         return rollout_correction(proximal_BT, rollout_logprobs_BT, mask_BT, **settings)
 
-    def _proximal(self, data: MicroBatch, rollout_logprobs_BT: Tensor) -> Tensor:
+    def _proximal(self, inputs: MicroBatch, rollout_logprobs_BT: Tensor) -> Tensor:
         if self.config.proximal == "rollout":
             return rollout_logprobs_BT
         if self.config.proximal == "loglinear":
-            return proximal_loglinear(data.logprobs_BT, rollout_logprobs_BT, data.rows(data.batch.extra["lag_B"]))
-        if data.batch.old_logprobs_BT is None:
-            return data.logprobs_BT.detach()
-        return data.rows(data.batch.old_logprobs_BT)
+            lag_B = inputs.rows(inputs.batch.extra["lag_B"])
+            return proximal_loglinear(inputs.logprobs_BT, rollout_logprobs_BT, lag_B)
+        return inputs.logprobs_BT.detach() if inputs.batch.old_logprobs_BT is None else inputs.old_logprobs_BT

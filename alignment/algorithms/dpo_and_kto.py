@@ -1,8 +1,8 @@
 """Preference learning: DPO and online DPO on pairs of replies to one prompt, KTO on single replies.
 
-DPO (Rafailov et al., 2023) takes every pair of a group whose rewards differ: a comparison is a group of two, a ranking
-a larger group. Online DPO (Guo et al., 2024) takes one pair of each group that the policy itself sampled: its best and
-its worst reply.
+DPO (Rafailov et al., 2023) takes every pair of a group whose rewards differ by more than a margin: a comparison is a
+group of two, a ranking a larger group. Online DPO (Guo et al., 2024) takes one pair of each group that the policy
+itself sampled: its best and its worst reply.
 
 KTO (Ethayarajh et al., 2024) learns from binary feedback. It compares the log-ratio of each reply to the base model
 with the mean log-ratio of the policy. This reference point z₀ is the batch mean of log π(reply) − log base(reply)
@@ -21,8 +21,8 @@ from alignment.algorithms.base import RLAlgorithm
 from alignment.algorithms.group_relative import group_indices
 from alignment.config.algorithm import DPOConfig, KTOConfig, OnlineDPOConfig
 from alignment.errors import NothingToCompare
-from alignment.functional import aggregate, dpo_loss, kl_estimate, kto_loss
-from alignment.types import MicroBatch, Sample, TrainData, check_variance
+from alignment.functional import dpo_loss, kl_estimate, kto_loss
+from alignment.types import LossOutput, MicroBatch, Sample, TrainData, check_variance
 
 Pair = tuple[int, int]  # sample indices: (preferred, other)
 
@@ -35,7 +35,8 @@ class DPO(RLAlgorithm):
         pairs = self.pairs(samples)
         if not pairs:
             raise NothingToCompare(
-                f"No two replies to one prompt differ in reward, in this batch of {len(samples)} samples."
+                f"No two replies to one prompt differ in reward by more than {self.config.min_margin:g}, in this batch "
+                f"of {len(samples)} samples."
             )
         return sorted({index for pair in pairs for index in pair})
 
@@ -46,18 +47,15 @@ class DPO(RLAlgorithm):
         """Return the pairs to learn from."""
         candidates = [pair for group in group_indices(samples) for pair in combinations(group, 2)]
         ordered = [(a, b) if samples[a].reward > samples[b].reward else (b, a) for a, b in candidates]
-        return [(a, b) for a, b in ordered if samples[a].reward > samples[b].reward]
+        margin = self.config.min_margin
+        return [(a, b) for a, b in ordered if samples[a].reward - samples[b].reward > margin]
 
-    def compute_loss(self, data: MicroBatch) -> dict[str, Tensor]:
-        position = {index: row for row, index in enumerate(data.row_indices)}
-        in_minibatch = set(data.minibatch_indices)
-        all_pairs = [pair for pair in self.pairs(data.batch.samples) if pair[0] in in_minibatch]
-        pairs = [pair for pair in all_pairs if pair[0] in position]
-        mask_BT = data.mask_BT
-        logps_B = (data.logprobs_BT * mask_BT).sum(-1)
-        ref_logps_B = (data.rows(data.batch.ref_logprobs_BT) * mask_BT).sum(-1)
+    def compute_loss(self, inputs: MicroBatch) -> LossOutput:
+        mask_BT = inputs.response_mask_BT
+        logps_B = (inputs.logprobs_BT * mask_BT).sum(-1)
+        ref_logps_B = (inputs.ref_logprobs_BT * mask_BT).sum(-1)
         length_B = mask_BT.sum(-1)
-        rows_P2 = torch.tensor([(position[a], position[b]) for a, b in pairs], dtype=torch.long, device=mask_BT.device)
+        rows_P2 = torch.tensor(inputs.coupled_rows, dtype=torch.long, device=mask_BT.device)
         chosen, rejected = rows_P2.view(-1, 2).unbind(-1)
         result = dpo_loss(
             logps_B[chosen],
@@ -68,16 +66,14 @@ class DPO(RLAlgorithm):
             chosen_length_P=length_B[chosen],
             rejected_length_P=length_B[rejected],
         )
-        count = max(1, len(all_pairs))
         margins_P = result.chosen_rewards_P - result.rejected_rewards_P
-        return {
-            "loss": result.loss_P.sum() / count,
-            "actor/pg_loss": result.loss_P.detach().sum() / count,
-            "rewards/chosen": result.chosen_rewards_P.sum() / count,
-            "rewards/rejected": result.rejected_rewards_P.sum() / count,
-            "rewards/margins": margins_P.sum() / count,
-            "rewards/accuracies": (margins_P > 0).to(margins_P).sum() / count,
-        } | reference_metrics(data)
+        metrics = {
+            "rewards/chosen": result.chosen_rewards_P,
+            "rewards/rejected": result.rejected_rewards_P,
+            "rewards/margins": margins_P,
+            "rewards/accuracies": margins_P > 0,
+        }
+        return LossOutput(result.loss_P, metrics | reference_metrics(inputs), unit="coupled_set")
 
 
 class OnlineDPO(DPO):
@@ -108,12 +104,12 @@ class KTO(RLAlgorithm):
         check_variance([samples[index].reward for index in labelled])
         return labelled
 
-    def before_train_step(self, step: int, data: TrainData) -> None:
-        assert data.old_logprobs_BT is not None and data.ref_logprobs_BT is not None
-        log_ratio_B = ((data.old_logprobs_BT - data.ref_logprobs_BT) * data.mask_BT).sum(-1)
+    def before_train_step(self, step: int, batch: TrainData) -> None:
+        assert batch.old_logprobs_BT is not None and batch.ref_logprobs_BT is not None
+        log_ratio_B = ((batch.old_logprobs_BT - batch.ref_logprobs_BT) * batch.response_mask_BT).sum(-1)
         self._kl = max(0.0, float(log_ratio_B.mean()))
-        num_desirable = int((data.rewards_B > 0).sum())
-        num_undesirable = len(data.samples) - num_desirable
+        num_desirable = int((batch.rewards_B > 0).sum())
+        num_undesirable = len(batch.samples) - num_desirable
         # By default both classes have the same total weight, whatever their counts.
         balance = (num_desirable + num_undesirable) / 2
         self._weights = (
@@ -121,26 +117,24 @@ class KTO(RLAlgorithm):
             self.config.undesirable_weight or balance / max(1, num_undesirable),
         )
 
-    def compute_loss(self, data: MicroBatch) -> dict[str, Tensor]:
-        mask_BT = data.mask_BT
+    def compute_loss(self, inputs: MicroBatch) -> LossOutput:
+        mask_BT = inputs.response_mask_BT
         result = kto_loss(
-            (data.logprobs_BT * mask_BT).sum(-1),
-            (data.rows(data.batch.ref_logprobs_BT) * mask_BT).sum(-1),
-            data.rows(data.batch.rewards_B) > 0,
+            (inputs.logprobs_BT * mask_BT).sum(-1),
+            (inputs.ref_logprobs_BT * mask_BT).sum(-1),
+            inputs.rewards_B > 0,
             kl=self._kl,
             beta=self.config.beta,
             desirable_weight=self._weights[0],
             undesirable_weight=self._weights[1],
             kind=self.config.kind,
         )
-        loss = result.loss_B.sum() / data.num_sequences
-        return {"loss": loss, "actor/pg_loss": loss.detach()} | reference_metrics(data)
+        return LossOutput(result.loss_B, reference_metrics(inputs))
 
     def get_metrics(self) -> dict[str, float]:
         return {"kl": self._kl, "kto/desirable_weight": self._weights[0], "kto/undesirable_weight": self._weights[1]}
 
 
-def reference_metrics(data: MicroBatch) -> dict[str, Tensor]:
-    """Return the mean KL to the base model per token, estimated (k3) on these samples."""
-    kl_BT = kl_estimate(data.logprobs_BT.detach(), data.rows(data.batch.ref_logprobs_BT), "k3")
-    return {"reference_kl": aggregate(kl_BT, data.mask_BT, "token-mean", denominator=data.num_tokens)}
+def reference_metrics(inputs: MicroBatch) -> dict[str, Tensor]:
+    """Return the KL to the base model per token, estimated (k3) on these samples."""
+    return {"reference_kl": kl_estimate(inputs.logprobs_BT.detach(), inputs.ref_logprobs_BT, "k3")}

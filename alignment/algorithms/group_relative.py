@@ -62,22 +62,22 @@ class GroupRelative(PolicyGradient):
 class GRPO(GroupRelative):
     Config = GRPOConfig
 
-    def compute_advantages(self, data: TrainData) -> Tensor:
-        return group_advantage(data.rewards_B, data.group_B, eps=self.config.eps)[:, None]
+    def compute_advantages(self, batch: TrainData) -> Tensor:
+        return group_advantage(batch.rewards_B, batch.group_B, eps=self.config.eps)[:, None]
 
 
 class DrGRPO(GroupRelative):
     Config = DrGRPOConfig
 
-    def compute_advantages(self, data: TrainData) -> Tensor:
-        return group_advantage(data.rewards_B, data.group_B, scale_by_std=False)[:, None]
+    def compute_advantages(self, batch: TrainData) -> Tensor:
+        return group_advantage(batch.rewards_B, batch.group_B, scale_by_std=False)[:, None]
 
 
 class RLOO(GroupRelative):
     Config = RLOOConfig
 
-    def compute_advantages(self, data: TrainData) -> Tensor:
-        return leave_one_out_advantage(data.rewards_B, data.group_B)[:, None]
+    def compute_advantages(self, batch: TrainData) -> Tensor:
+        return leave_one_out_advantage(batch.rewards_B, batch.group_B)[:, None]
 
 
 class DAPO(GroupRelative):
@@ -89,9 +89,9 @@ class DAPO(GroupRelative):
             raise NothingToCompare(f"No group of this batch of {len(samples)} samples has two different rewards.")
         return sorted(index for group in varied for index in group)
 
-    def compute_advantages(self, data: TrainData) -> Tensor:
-        rewards_B = torch.tensor([self._reward(sample) for sample in data.samples]).to(data.rewards_B)
-        return group_advantage(rewards_B, data.group_B, eps=self.config.eps)[:, None]
+    def compute_advantages(self, batch: TrainData) -> Tensor:
+        rewards_B = torch.tensor([self._reward(sample) for sample in batch.samples]).to(batch.rewards_B)
+        return group_advantage(rewards_B, batch.group_B, eps=self.config.eps)[:, None]
 
     def _reward(self, sample: Sample) -> float:
         longest = self.config.overlong_longest
@@ -106,8 +106,8 @@ class ReinforcePlusPlus(GroupRelative):
     def select(self, samples: Sequence[Sample]) -> list[int]:
         return super().select(samples) if self.config.baseline == "group" else RLAlgorithm.select(self, samples)
 
-    def compute_advantages(self, data: TrainData) -> Tensor:
-        last_token_B1 = data.length_B.long()[:, None] - 1
-        rewards_BT = torch.zeros_like(data.mask_BT).scatter(1, last_token_B1, data.rewards_B[:, None])
-        group_B = data.group_B if self.config.baseline == "group" else None
-        return reinforce_plus_plus_advantage(rewards_BT, data.mask_BT, gamma=self.config.gamma, group_B=group_B)
+    def compute_advantages(self, batch: TrainData) -> Tensor:
+        mask_BT, last_token_B1 = batch.response_mask_BT, batch.length_B.long()[:, None] - 1
+        rewards_BT = torch.zeros_like(mask_BT).scatter(1, last_token_B1, batch.rewards_B[:, None])
+        group_B = batch.group_B if self.config.baseline == "group" else None
+        return reinforce_plus_plus_advantage(rewards_BT, mask_BT, gamma=self.config.gamma, group_B=group_B)

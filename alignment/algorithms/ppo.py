@@ -1,10 +1,12 @@
 """PPO for chats with one reply per prompt.
 
 With a running baseline, the advantage is the reward minus the mean of earlier batches, for every token of the reply. It
-is scaled by its standard deviation over all tokens of the batch (tokens and not replies, because the loss averages over
+is divided by its root mean square over all tokens of the batch (tokens and not replies, because the loss averages over
 tokens). All advantages of a batch that is better than earlier batches may therefore be positive. A reply of an earlier
 version is compared with the baseline of that time: against a better policy's baseline nearly all its replies would be
-bad, whatever people said of them.
+bad, whatever people said of them. There is no earlier batch at the first update: each reward is compared with the mean
+of the others. From then on the average weights the batches that there were, and no initial value (the bias correction
+of Kingma and Ba, 2015).
 
 With a critic (`estimator="gae"`), the reward is assigned to the last token and GAE (Schulman et al., 2016) gives the
 advantage of each token. The critic is an adapter and a value head on the base model.
@@ -26,17 +28,16 @@ from torch import Tensor
 from alignment.algorithms.base import PolicyGradient
 from alignment.config.algorithm import LengthAwarePPOConfig, PPOConfig
 from alignment.functional import (
-    aggregate,
     discounted_turn_returns,
     gae_advantage,
     kl_estimate,
     masked_mean,
     running_baseline,
-    value_loss,
     whiten,
 )
+from alignment.functional.policy_losses import value_loss_per_token
 from alignment.signals.rules import length_penalty
-from alignment.types import MicroBatch, Sample, TrainData, UpdateReport
+from alignment.types import CriticMicroBatch, LossOutput, Sample, TrainData, UpdateReport
 
 MAX_BASELINES = 256  # updates; replies of older versions are compared with the oldest
 
@@ -47,87 +48,93 @@ class PPO(PolicyGradient):
     def __init__(self, config: PPOConfig) -> None:
         super().__init__(config)
         self.baseline = 0.0
+        self.baseline_weight = 0.0  # of all rewards in the running sum, of which the baseline is the average
         self.earlier_baselines: list[float] = []  # one for each earlier update, the newest last
         self._metrics: dict[str, float] = {}
         self.needs_critic = config.estimator == "gae"
         self.needs_old_logprobs = self.needs_old_logprobs or (config.kl_in == "reward" and self.needs_reference)
 
-    def compute_advantages(self, data: TrainData) -> Tensor:
-        rewards_B = self.shape_rewards(data)
+    def compute_advantages(self, batch: TrainData) -> Tensor:
+        mask_BT, rewards_B = batch.response_mask_BT, self.shape_rewards(batch)
         if self.config.turn_discount:
-            conversation_B, turn_B = _conversation_turns(data.samples)
+            conversation_B, turn_B = _conversation_turns(batch.samples)
             rewards_B = discounted_turn_returns(
                 rewards_B, conversation_B.to(rewards_B.device), turn_B.to(rewards_B.device), self.config.turn_discount
             )
-        penalty_BT = self._kl_penalty(data)
+        penalty_BT = self._kl_penalty(batch)
         if self.config.estimator == "gae":
-            assert data.values_BT is not None, "the trainer computes values when needs_critic is set"
-            reward_BT = torch.zeros_like(data.mask_BT).scatter(1, data.length_B.long()[:, None] - 1, rewards_B[:, None])
-            advantages_BT, data.returns_BT = gae_advantage(
-                reward_BT + penalty_BT, data.values_BT, data.mask_BT, self.config.gamma, self.config.lam
+            assert batch.values_BT is not None, "the trainer computes values when needs_critic is set"
+            reward_BT = torch.zeros_like(mask_BT).scatter(1, batch.length_B.long()[:, None] - 1, rewards_B[:, None])
+            advantages_BT, batch.returns_BT = gae_advantage(
+                reward_BT + penalty_BT, batch.values_BT, mask_BT, self.config.gamma, self.config.lam
             )
             self._metrics = {
-                "critic/vf_explained_var": explained_variance(data.values_BT, data.returns_BT, data.mask_BT),
-                "critic/values/mean": float(masked_mean(data.values_BT, data.mask_BT)),
-                "critic/returns/mean": float(masked_mean(data.returns_BT, data.mask_BT)),
+                "critic/vf_explained_var": explained_variance(batch.values_BT, batch.returns_BT, mask_BT),
+                "critic/values/mean": float(masked_mean(batch.values_BT, mask_BT)),
+                "critic/returns/mean": float(masked_mean(batch.returns_BT, mask_BT)),
             }
         else:
-            rewards_B = rewards_B + (penalty_BT * data.mask_BT).sum(-1)
-            shifted_B = rewards_B + self._baseline_gain(data)
-            earlier, decay = self.baseline, self.config.baseline_decay
-            advantages_B, self.baseline = running_baseline(shifted_B, earlier, decay)
-            self.earlier_baselines = [*self.earlier_baselines, earlier][-MAX_BASELINES:]
-            advantages_BT = advantages_B[:, None] * data.mask_BT
+            rewards_B = rewards_B + (penalty_BT * mask_BT).sum(-1)
+            advantages_B = self._compare_with_baseline(rewards_B + self._baseline_gain(batch))
+            advantages_BT = advantages_B[:, None] * mask_BT
             self._metrics = {"critic/baseline": self.baseline}
         if self.config.whiten == "off":
             return advantages_BT
-        return whiten(advantages_BT, data.mask_BT, centre=self.config.whiten == "full")
+        return whiten(advantages_BT, mask_BT, centre=self.config.whiten == "full")
 
-    def shape_rewards(self, data: TrainData) -> Tensor:
+    def shape_rewards(self, batch: TrainData) -> Tensor:
         """Return the rewards to learn from, [B]. A subclass may override this."""
-        return data.rewards_B
+        return batch.rewards_B
 
-    def compute_value_loss(self, data: MicroBatch) -> dict[str, Tensor]:
-        old_values_BT, returns_BT = data.rows(data.batch.values_BT), data.rows(data.batch.returns_BT)
-        loss, clipped_BT = value_loss(
-            data.values_BT,
-            old_values_BT,
-            returns_BT,
-            data.mask_BT,
+    def compute_value_loss(self, inputs: CriticMicroBatch) -> LossOutput:
+        loss_BT, clipped_BT = value_loss_per_token(
+            inputs.values_BT,
+            inputs.old_values_BT,
+            inputs.returns_BT,
+            inputs.response_mask_BT,
             clip=self.config.value_clip,
-            denominator=data.num_tokens,
         )
-        clipfrac = aggregate(clipped_BT, data.mask_BT, "token-mean", denominator=data.num_tokens)
-        return {"loss": self.config.value_coef * loss, "critic/vf_loss": loss.detach(), "critic/vf_clipfrac": clipfrac}
+        return LossOutput(loss_BT, {"critic/vf_clipfrac": clipped_BT}, coef=self.config.value_coef)
 
     def get_metrics(self) -> dict[str, float]:
         return super().get_metrics() | self._metrics
 
     def state_dict(self) -> dict[str, Any]:
-        state = {"baseline": self.baseline, "earlier_baselines": self.earlier_baselines}
-        return super().state_dict() | state
+        names = ("baseline", "baseline_weight", "earlier_baselines")
+        return super().state_dict() | {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.baseline = float(state.get("baseline", 0.0))
+        self.baseline_weight = float(state.get("baseline_weight", "baseline" in state))
         self.earlier_baselines = [float(value) for value in state.get("earlier_baselines", ())]
 
-    def _baseline_gain(self, data: TrainData) -> Tensor:
+    def _compare_with_baseline(self, rewards_B: Tensor) -> Tensor:
+        """Return the advantages, [B], and update the baseline."""
+        decay, earlier = self.config.baseline_decay * self.baseline_weight, self.baseline
+        self.baseline_weight = decay + 1 - self.config.baseline_decay
+        count, is_first = len(rewards_B), decay == 0 and not self.earlier_baselines
+        if is_first and count > 1:
+            earlier = float(rewards_B.mean())
+        advantages_B, self.baseline = running_baseline(rewards_B, earlier, decay / self.baseline_weight)
+        self.earlier_baselines = [*self.earlier_baselines, earlier][-MAX_BASELINES:]
+        return advantages_B * (count / (count - 1)) if is_first and count > 1 else advantages_B
+
+    def _baseline_gain(self, batch: TrainData) -> Tensor:
         """Return how much the baseline has risen since the version that generated each reply, [B]."""
         baselines = [*self.earlier_baselines, self.baseline]
-        lags = [min(sample.lag, len(baselines) - 1) for sample in data.samples]
-        return data.rewards_B.new_tensor([self.baseline - baselines[-1 - lag] for lag in lags])
+        lags = [min(sample.lag, len(baselines) - 1) for sample in batch.samples]
+        return batch.rewards_B.new_tensor([self.baseline - baselines[-1 - lag] for lag in lags])
 
     def _kl_in_loss(self) -> bool:
         return super()._kl_in_loss() and self.config.kl_in == "loss"
 
-    def _kl_penalty(self, data: TrainData) -> Tensor:
+    def _kl_penalty(self, batch: TrainData) -> Tensor:
         """Return −kl_coef · KL to the base model per token where the KL is part of the reward, else 0."""
-        if self.config.kl_in == "loss" or data.ref_logprobs_BT is None or data.old_logprobs_BT is None:
-            return torch.zeros_like(data.mask_BT)
-        return (
-            -self.kl_coef * kl_estimate(data.old_logprobs_BT, data.ref_logprobs_BT, self.config.kl_kind) * data.mask_BT
-        )
+        old_BT, ref_BT, mask_BT = batch.old_logprobs_BT, batch.ref_logprobs_BT, batch.response_mask_BT
+        if self.config.kl_in == "loss" or ref_BT is None or old_BT is None:
+            return torch.zeros_like(mask_BT)
+        return -self.kl_coef * kl_estimate(old_BT, ref_BT, self.config.kl_kind) * mask_BT
 
 
 class LengthAwarePPO(PPO):
@@ -139,16 +146,16 @@ class LengthAwarePPO(PPO):
         self.drift = 0  # consecutive updates whose mean length was out of range: > 0 too long, < 0 too short
         self._shaping: dict[str, float] = {}
 
-    def shape_rewards(self, data: TrainData) -> Tensor:
-        penalties = [length_penalty(len(sample.output_ids), self.shortest, self.longest) for sample in data.samples]
-        mean_abs_reward = data.rewards_B.abs().mean()
-        shaping_B = self.config.length_share * mean_abs_reward * torch.tensor(penalties).to(data.rewards_B)
+    def shape_rewards(self, batch: TrainData) -> Tensor:
+        penalties = [length_penalty(len(sample.output_ids), self.shortest, self.longest) for sample in batch.samples]
+        mean_abs_reward = batch.rewards_B.abs().mean()
+        shaping_B = self.config.length_share * mean_abs_reward * torch.tensor(penalties).to(batch.rewards_B)
         self._shaping = {
             "reward_shaping/penalty_mean": -sum(penalties) / len(penalties),
             "reward_shaping/out_of_range_fraction": sum(penalty < 0 for penalty in penalties) / len(penalties),
             "reward_shaping/ratio": float(shaping_B.abs().mean() / mean_abs_reward) if mean_abs_reward > 0 else 0.0,
         }
-        return data.rewards_B + shaping_B
+        return batch.rewards_B + shaping_B
 
     def after_train_step(self, step: int, report: UpdateReport) -> None:
         super().after_train_step(step, report)

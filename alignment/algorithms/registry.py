@@ -6,7 +6,7 @@ from alignment.algorithms.base import RLAlgorithm
 from alignment.algorithms.dpo_and_kto import DPO, KTO, OnlineDPO
 from alignment.algorithms.group_relative import DAPO, GRPO, RLOO, DrGRPO, ReinforcePlusPlus
 from alignment.algorithms.ppo import PPO, LengthAwarePPO
-from alignment.config.algorithm import AlgorithmConfig, CustomConfig, UpdateConfig
+from alignment.config.algorithm import ALGORITHM_ENTRY_POINTS, AlgorithmConfig, CustomConfig, UpdateConfig
 from alignment.errors import UnknownAlgorithm, UnknownExtension
 from alignment.extensions import load_extension
 
@@ -22,7 +22,6 @@ ALGORITHMS: dict[str, type[RLAlgorithm]] = {
     "online_dpo": OnlineDPO,
     "kto": KTO,
 }
-ENTRY_POINTS = "attune.algorithms"
 
 
 def build(config: AlgorithmConfig) -> RLAlgorithm:
@@ -36,7 +35,7 @@ def _build_custom(config: CustomConfig) -> RLAlgorithm:
     """`config.name` is `package.module:Class`, `package.module.Class` or the name of an entry point."""
     try:
         algorithm_class = load_extension(
-            config.name, ENTRY_POINTS, ALGORITHMS, noun="algorithm", allow_dotted_path=True
+            config.name, ALGORITHM_ENTRY_POINTS, ALGORITHMS, noun="algorithm", allow_dotted_path=True
         )
     except UnknownExtension as error:
         raise UnknownAlgorithm(f"{error} Name a class of your own as module:Class.") from error

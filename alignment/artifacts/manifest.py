@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from alignment.errors import DamagedAdapter
 
@@ -15,7 +15,7 @@ FileEntry = dict[str, Any]  # the sha256 and the size in bytes of a file
 
 def write_manifest(directory: Path, lineage: Mapping[str, Any]) -> str:
     """Write the manifest of all files in `directory`, with the lineage, and return the manifest's own sha256."""
-    files = {name: _file_entry(directory / name) for name in _file_names(directory)}
+    files = {name: file_entry(directory / name) for name in _file_names(directory)}
     manifest = {"files": files, "lineage": lineage}
     raw = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False).encode()
     with open(directory / MANIFEST, "wb") as file:
@@ -42,7 +42,7 @@ def publish_directory(temporary: Path, final: Path) -> None:
 def verify(directory: Path, sha256: str | None = None) -> dict[str, Any]:
     """Check that a directory is byte for byte what its manifest states, and return its lineage.
 
-    With `sha256` the manifest itself must have that hash. Raises DamagedAdapter.
+    With `sha256` the manifest itself must have that hash. Raises DamagedAdapter, or OSError as `read_manifest`.
     """
     files, lineage = read_manifest(directory, sha256)
     present = set(_file_names(directory))
@@ -59,12 +59,14 @@ def verify(directory: Path, sha256: str | None = None) -> dict[str, Any]:
 def read_manifest(directory: Path, sha256: str | None = None) -> tuple[dict[str, FileEntry], dict[str, Any]]:
     """Return the entry of each file by its path, and the lineage.
 
-    Raises DamagedAdapter if the manifest cannot be read or does not have the hash `sha256`.
+    Raises DamagedAdapter if the manifest is missing, or is not one, or does not have the hash `sha256`. Raises OSError
+    if it cannot be read, or if the folder of `directory` is missing: storage that is not mounted may be back.
     """
     try:
         raw = (directory / MANIFEST).read_bytes()
-    except OSError as error:
-        raise DamagedAdapter(f"{directory} has no readable {MANIFEST}: {error.strerror}.") from error
+    except FileNotFoundError as error:
+        os.stat(directory.parent)
+        raise DamagedAdapter(f"{directory} has no {MANIFEST}.") from error
     if sha256 is not None and hashlib.sha256(raw).hexdigest() != sha256:
         raise DamagedAdapter(f"{MANIFEST} of {directory} does not have the sha256 that was recorded for it.")
     try:
@@ -78,16 +80,23 @@ def read_manifest(directory: Path, sha256: str | None = None) -> tuple[dict[str,
 
 def is_modified(path: Path, entry: FileEntry | None) -> bool:
     """Return whether a file differs from its manifest entry, or has none."""
-    return _file_entry(path) != entry
+    return file_entry(path) != entry
 
 
 def _file_names(directory: Path) -> list[str]:
     """Return the paths of all files except the manifest, relative to the directory."""
-    paths = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
-    return sorted(name for name in paths if name != MANIFEST)
+    paths = (Path(folder, name) for folder, _, names in os.walk(directory, onerror=_raise) for name in names)
+    relative = (path.relative_to(directory).as_posix() for path in paths)
+    return sorted(name for name in relative if name != MANIFEST)
 
 
-def _file_entry(path: Path) -> FileEntry:
+def _raise(error: OSError) -> NoReturn:
+    """Raise it: a folder that cannot be listed must not look like one without files."""
+    raise error
+
+
+def file_entry(path: Path) -> FileEntry:
+    """Return the entry of a file in a manifest."""
     with open(path, "rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": path.stat().st_size}
 

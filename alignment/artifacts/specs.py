@@ -7,18 +7,21 @@ loads it. The checks need numpy only.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from alignment.artifacts.model_spec import ModelSpec
 from alignment.artifacts.tensor_files import FloatArray, Shape, read_shapes, read_tensors
 from alignment.config.trainer import LoRAConfig
 from alignment.errors import DamagedAdapter
 
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_PREFIX = "base_model.model."  # of the names in an adapter's file: peft wraps a model twice
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 # Untrained adapters have a root mean square of about 0.04, trained ones stay below 1; 10 outweighs the base model.
@@ -44,36 +47,44 @@ class AdapterSpec:
     shapes: dict[str, tuple[int, int]]
 
     @classmethod
-    def from_base_model(cls, base_model: Path, lora: LoRAConfig) -> Self:
-        """Derive the specification from the base model's config.json (decoders with the layout of Llama and Qwen).
+    def from_model(cls, model: ModelSpec, lora: LoRAConfig) -> Self:
+        """Derive the specification of the adapters of a model.
 
-        Raises ValueError for target modules that the layout does not have.
+        Raises ValueError for target modules that the model does not have, or that cannot have adapters.
         """
-        config = json.loads((base_model / CONFIG).read_text())
-        hidden, inner = config["hidden_size"], config["intermediate_size"]
-        heads = config["num_attention_heads"]
-        head_dim = config.get("head_dim") or hidden // heads
-        queries, keys = heads * head_dim, config.get("num_key_value_heads", heads) * head_dim
-        dimensions = {
-            "self_attn.q_proj": (hidden, queries),
-            "self_attn.k_proj": (hidden, keys),
-            "self_attn.v_proj": (hidden, keys),
-            "self_attn.o_proj": (queries, hidden),
-            "mlp.gate_proj": (hidden, inner),
-            "mlp.up_proj": (hidden, inner),
-            "mlp.down_proj": (inner, hidden),
-        }
-        unknown = set(lora.target_modules) - {path.partition(".")[2] for path in dimensions}
-        if unknown:
-            raise ValueError(f"LoRA target modules are not supported: {', '.join(sorted(unknown))}.")
+        names = frozenset(model.target_modules if lora.target_modules is None else lora.target_modules)
+        unknown = names - set(model.target_modules)
+        if unknown or not names:
+            raise ValueError(
+                f"{model.architecture} has no adapters on {', '.join(sorted(unknown)) or 'any layer'}. "
+                f"trainer.lora.target_modules may be: {', '.join(model.target_modules) or 'nothing'}."
+            )
         shapes: dict[str, tuple[int, int]] = {}
-        for layer in range(config["num_hidden_layers"]):
-            for path, (width_in, width_out) in dimensions.items():
-                if path.partition(".")[2] in lora.target_modules:
-                    name = f"base_model.model.model.layers.{layer}.{path}"
-                    shapes[f"{name}.lora_A.weight"] = (lora.rank, width_in)
-                    shapes[f"{name}.lora_B.weight"] = (width_out, lora.rank)
-        return cls(lora.rank, lora.alpha, frozenset(lora.target_modules), shapes)
+        for linear in model.layers_called(names):
+            shapes[f"{ADAPTER_PREFIX}{linear.path}.lora_A.weight"] = (lora.r, linear.in_features)
+            shapes[f"{ADAPTER_PREFIX}{linear.path}.lora_B.weight"] = (linear.out_features, lora.r)
+        return cls(lora.r, lora.alpha, names, shapes)
+
+    @property
+    def scale(self) -> float:
+        """Return what the adapter's output is multiplied by."""
+        return self.alpha / self.rank
+
+    @property
+    def module_paths(self) -> tuple[str, ...]:
+        """Return the paths of the layers that have an adapter."""
+        suffix = ".lora_A.weight"
+        return tuple(
+            name.removeprefix(ADAPTER_PREFIX).removesuffix(suffix) for name in self.shapes if name.endswith(suffix)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "target_modules": sorted(self.target_modules)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        shapes = {name: (int(rows), int(columns)) for name, (rows, columns) in fields["shapes"].items()}
+        return cls(fields["rank"], fields["alpha"], frozenset(fields["target_modules"]), shapes)
 
 
 def check_adapter(directory: Path, expected: AdapterSpec) -> None:

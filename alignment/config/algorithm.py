@@ -12,6 +12,16 @@ CorrectionMode = Literal["off", "truncate", "mask", "clamp", "reject"]
 PairKind = Literal["sigmoid", "ipo", "hinge", "robust", "apo_zero", "apo_down"]
 UnpairedKind = Literal["kto", "apo_zero_unpaired"]
 
+ALGORITHM_ENTRY_POINTS = "attune.algorithms"
+POLICY_LOSS_ENTRY_POINTS = "attune.policy_losses"
+
+# Defaults that the papers of these losses need: Zheng et al., 2025 (GSPO: the ratio of a sequence is near 1) and Gao et
+# al., 2025 (SAPO). Both average over the tokens of a reply, then over replies.
+LOSS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "seq-mean-token-mean"},
+    "sapo": {"aggregation": "seq-mean-token-mean"},
+}
+
 
 class Frozen(BaseModel):
     """Base class of settings: immutable, and unknown fields are errors."""
@@ -44,10 +54,12 @@ class AdaptiveKLConfig(Frozen):
 class UpdateConfig(Frozen):
     """One update: `epochs` passes over the batch, each of `minibatches` optimizer steps."""
 
-    epochs: int = Field(default=1, ge=1)
-    minibatches: int = Field(default=4, ge=1)
+    epochs: int = Field(default=1, ge=1, description="passes over a batch")
+    minibatches: int = Field(default=4, ge=1, description="optimizer steps of a pass")
     max_kl: float | None = Field(
-        default=0.1, gt=0, description="an update stops at this KL per token (k3) to the policy before it"
+        default=0.1,
+        gt=0,
+        description="an update stops at this KL per token (k3) to the policy before it; at most trainer.kl_guard",
     )
 
     @property
@@ -55,28 +67,66 @@ class UpdateConfig(Frozen):
         """Whether the algorithm learns from groups alone: from two or more replies to one prompt."""
         return False
 
+    @property
+    def min_contrast(self) -> float:
+        """Return the difference of rewards that two replies must exceed to be compared."""
+        return 0.0
+
 
 class PolicyGradientConfig(UpdateConfig):
-    """Settings of all policy gradients: the loss, the correction for stale samples, and the KL to the base model."""
+    """Settings of all policy gradients: the loss, the correction for stale samples, and the KL to the base model.
 
-    loss: PolicyLossKind = "ppo"
-    clip_low: float = Field(default=0.2, gt=0)
-    clip_high: float = Field(default=0.2, gt=0)
+    With gspo the defaults of the clips are 3e-4 and 4e-4; with gspo and sapo that of `aggregation` is
+    seq-mean-token-mean.
+    """
+
+    loss: str = Field(
+        default="ppo",
+        min_length=1,
+        description="a built-in policy loss, an entry point of the group `attune.policy_losses`, or `module:function`",
+    )
+    loss_params: dict[str, Any] = Field(default={}, description="parameters of a loss of another package")
+    clip_low: float = Field(default=0.2, gt=0, description="ratios are clipped to 1 - clip_low …")
+    clip_high: float = Field(default=0.2, gt=0, description="… and 1 + clip_high")
     clip_c: float | None = Field(
         default=3.0, gt=1, description="bound of the ratio: of ppo where the advantage is negative, of dppo_tv always"
     )
     tau_pos: float = Field(default=1.0, gt=0, description="of sapo, where the advantage is positive")
     tau_neg: float = Field(default=1.05, gt=0, description="of sapo, elsewhere")
-    aggregation: Aggregation = "token-mean"
+    aggregation: Aggregation = Field(
+        default="token-mean", description="how losses per token become one: over all tokens, or within each reply first"
+    )
     horizon: int = Field(default=512, ge=1, description="tokens, for seq-mean-token-sum-norm")
-    kl_coef: float = Field(default=0.01, ge=0)
-    kl_kind: KLKind = "k3"
-    kl_control: AdaptiveKLConfig | None = None
-    correction: CorrectionConfig = CorrectionConfig()
+    kl_coef: float = Field(default=0.01, ge=0, description="weight of the KL to the base model")
+    kl_kind: KLKind = Field(
+        default="k3", description="estimator of the KL to the base model; with +, its gradient is that of k2"
+    )
+    kl_control: AdaptiveKLConfig | None = Field(
+        default=None, description="adapts `kl_coef` to reach a KL, e.g. {target = 0.01}; constant when unset"
+    )
+    entropy_coef: float = Field(
+        default=0.0, ge=0, description="weight of the entropy bonus; the entropy is computed where it is not 0"
+    )
+    correction: CorrectionConfig = Field(
+        default=CorrectionConfig(),
+        description="weights of tokens that another version or engine computed: `level` token or sequence; `mode` off, "
+        "truncate, mask, clamp or reject outside `low` to `high`",
+    )
     proximal: Literal["recompute", "loglinear", "rollout"] = Field(
         default="recompute",
         description="the policy that ratios refer to: recomputed before the update, interpolated, or as recorded",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_loss_defaults(cls, data: Any) -> Any:
+        return LOSS_DEFAULTS.get(str(data.get("loss")), {}) | data if isinstance(data, dict) else data
+
+    @model_validator(mode="after")
+    def _check_loss_params(self) -> Self:
+        if misplaced := sorted(self.loss_params.keys() & type(self).model_fields.keys()):
+            raise ValueError(f"{', '.join(misplaced)} must stand beside loss_params, not in them")
+        return self
 
     @model_validator(mode="after")
     def _check_kl_control(self) -> Self:
@@ -89,30 +139,40 @@ class PPOConfig(PolicyGradientConfig):
     """PPO for one reply per prompt.
 
     `estimator="running_baseline"` compares a reward with the mean of earlier batches, "gae" with a critic's values.
-    `whiten="scale"` divides by the batch's standard deviation and leaves the centring to the baseline; "full" also
-    subtracts the batch's mean, and with it any common shift.
+    `whiten="scale"` divides by the batch's root mean square and leaves the centring to the baseline; "full" subtracts
+    the batch's mean, and with it any common shift, and divides by the standard deviation.
     """
 
     type: Literal["ppo"] = "ppo"
-    estimator: Literal["running_baseline", "gae"] = "running_baseline"
-    baseline_decay: float = Field(default=0.7, ge=0, lt=1)
-    whiten: Literal["scale", "full", "off"] = "scale"
-    gamma: float = Field(default=1.0, gt=0, le=1)
-    lam: float = Field(default=1.0, ge=0, le=1)
+    estimator: Literal["running_baseline", "gae"] = Field(
+        default="running_baseline", description="what a reward is compared with: earlier batches, or a critic (gae)"
+    )
+    baseline_decay: float = Field(
+        default=0.7, ge=0, lt=1, description="share of the earlier baseline that each batch keeps"
+    )
+    whiten: Literal["scale", "full", "off"] = Field(
+        default="scale", description="advantages are divided by their root mean square (scale), or also centred (full)"
+    )
+    gamma: float = Field(default=1.0, gt=0, le=1, description="discount per token, with gae")
+    lam: float = Field(default=1.0, ge=0, le=1, description="λ of gae: 1 uses whole returns, 0 the critic's next value")
     turn_discount: float = Field(
         default=0.0, ge=0, le=1, description="discount per turn for the rewards of later turns"
     )
-    kl_in: Literal["loss", "reward"] = "loss"
-    value_clip: float | None = Field(default=0.5, gt=0)
-    value_coef: float = Field(default=1.0, gt=0)
+    kl_in: Literal["loss", "reward"] = Field(
+        default="loss", description="whether the KL to the base model is a part of the loss, or of each token's reward"
+    )
+    value_clip: float | None = Field(
+        default=0.5, gt=0, description="how far the critic's value may move in an update, with gae; null for any"
+    )
+    value_coef: float = Field(default=1.0, gt=0, description="weight of the critic's loss, with gae")
 
 
 class LengthAwarePPOConfig(PPOConfig):
     """PPO with a penalty on replies that are not between `shortest` and `longest` tokens long."""
 
     type: Literal["length_aware_ppo"] = "length_aware_ppo"  # type: ignore[assignment]
-    shortest: int = Field(default=30, ge=0)
-    longest: int = Field(default=80, ge=1)
+    shortest: int = Field(default=30, ge=0, description="tokens; that of observability.length_range when unset")
+    longest: int = Field(default=80, ge=1, description="tokens; that of observability.length_range when unset")
     length_share: float = Field(
         default=0.1, ge=0, le=1, description="the largest penalty, as a share of the batch's mean |reward|"
     )
@@ -141,7 +201,7 @@ class GRPOConfig(GroupRelativeConfig):
 
     type: Literal["grpo"] = "grpo"
     aggregation: Aggregation = "seq-mean-token-mean"
-    eps: float = Field(default=1e-6, gt=0)
+    eps: float = Field(default=1e-6, gt=0, description="added to the standard deviation of a group")
 
 
 class DrGRPOConfig(GroupRelativeConfig):
@@ -158,7 +218,7 @@ class DAPOConfig(GroupRelativeConfig):
     type: Literal["dapo"] = "dapo"
     clip_high: float = Field(default=0.28, gt=0)
     kl_coef: float = Field(default=0.0, ge=0)
-    eps: float = Field(default=1e-6, gt=0)
+    eps: float = Field(default=1e-6, gt=0, description="added to the standard deviation of a group")
     overlong_longest: int | None = Field(default=None, ge=1, description="tokens; no penalty when unset")
     overlong_buffer: int = Field(
         default=64, ge=1, description="tokens before `overlong_longest` where the penalty begins"
@@ -175,8 +235,10 @@ class ReinforcePlusPlusConfig(PolicyGradientConfig):
     """Hu et al., 2025: rewards whitened over the whole batch; `baseline="group"` first subtracts the group's mean."""
 
     type: Literal["reinforce++"] = "reinforce++"
-    baseline: Literal["batch", "group"] = "batch"
-    gamma: float = Field(default=1.0, gt=0, le=1)
+    baseline: Literal["batch", "group"] = Field(
+        default="batch", description="what is subtracted from a reward first: nothing (batch), or its group's mean"
+    )
+    gamma: float = Field(default=1.0, gt=0, le=1, description="discount per token")
 
     @property
     def needs_groups(self) -> bool:
@@ -190,17 +252,26 @@ class ReinforcePlusPlusConfig(PolicyGradientConfig):
 
 
 class DPOConfig(UpdateConfig):
-    """Rafailov et al., 2023, on every pair of a group whose rewards differ."""
+    """Rafailov et al., 2023, on every pair of a group whose rewards differ by more than `min_margin`."""
 
     type: Literal["dpo"] = "dpo"
     beta: float = Field(default=0.5, gt=0, description="with an adapter's learning rate, 0.1 makes a policy diverge")
-    kind: PairKind = "sigmoid"
-    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    kind: PairKind = Field(default="sigmoid", description="the loss of a pair of replies; sigmoid is DPO's own")
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=0.5, description="assumed share of wrongly ordered pairs, for sigmoid and robust"
+    )
+    min_margin: float = Field(
+        default=0.05, ge=0, le=2, description="replies whose rewards differ by no more than this form no pair"
+    )
     max_kl: float | None = None
 
     @property
     def needs_groups(self) -> bool:
         return True
+
+    @property
+    def min_contrast(self) -> float:
+        return self.min_margin
 
     @model_validator(mode="after")
     def _check_label_smoothing(self) -> Self:
@@ -219,10 +290,14 @@ class KTOConfig(UpdateConfig):
     """Ethayarajh et al., 2024: single binary labels. By default the weights balance the two classes."""
 
     type: Literal["kto"] = "kto"
-    beta: float = Field(default=0.1, gt=0)
-    kind: UnpairedKind = "kto"
-    desirable_weight: float | None = Field(default=None, gt=0)
-    undesirable_weight: float | None = Field(default=None, gt=0)
+    beta: float = Field(default=0.1, gt=0, description="how strongly the policy is held to the reference")
+    kind: UnpairedKind = Field(default="kto", description="the loss of a single reply")
+    desirable_weight: float | None = Field(
+        default=None, gt=0, description="weight of liked replies; it balances the two classes when unset"
+    )
+    undesirable_weight: float | None = Field(
+        default=None, gt=0, description="weight of disliked replies; it balances the two classes when unset"
+    )
     max_kl: float | None = None
 
 
@@ -230,13 +305,13 @@ class CustomConfig(UpdateConfig):
     """An algorithm of another package: `module:Class`, or an entry point of the group `attune.algorithms`.
 
     `epochs`, `minibatches` and `max_kl` are passed to it where they are set here; otherwise its Config's defaults hold.
-    The service always sets `max_kl`, to at most ATTUNE_KL_GUARD. `options` are the other fields of its Config.
+    The service always sets `max_kl`, to at most ATTUNE_TRAINER__KL_GUARD. `options` are the other fields of its Config.
     """
 
     type: Literal["custom"] = "custom"
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, description="`module:Class`, or an entry point of the group `attune.algorithms`")
     max_kl: float | None = None
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default={}, description="the other fields of its Config")
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:

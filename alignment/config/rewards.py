@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from alignment.config.algorithm import Frozen
+from alignment.config.algorithm import Frozen, UpdateConfig
 
 EXPLICIT = "explicit"
 LEARNED = "learned"
@@ -137,9 +137,17 @@ class RewardsConfig(Frozen):
     Example: RewardsConfig.model_validate({"sources": [{"type": "explicit"}, {"type": "next_turn", "weight": 0.3}]})
     """
 
-    sources: tuple[Source, ...] = (ExplicitSource(),)
+    sources: tuple[Source, ...] = Field(
+        (ExplicitSource(),), description="where rewards come from, each a table with a `type`; see docs/rewards.md"
+    )
     discount: float = Field(
         0.0, ge=0, le=1, description="discount per turn: a reply also gets this share of the next reply's return"
+    )
+    credit_seconds: float = Field(
+        600.0,
+        ge=0,
+        le=7 * 86400,
+        description="with `discount`, replies that end so long after a reply count for it, and it waits for them",
     )
     spread: Literal["even", "last", "discounted"] = Field(
         "even", description="how feedback on a whole conversation is distributed over its replies"
@@ -171,6 +179,22 @@ class RewardsConfig(Frozen):
     @property
     def reward_model(self) -> RewardModelSource | None:
         return next((source for source in self.sources if isinstance(source, RewardModelSource)), None)
+
+    def check_credit(self, algorithm: UpdateConfig) -> None:
+        """Raise ValueError if the rewards of later turns would count twice for earlier ones."""
+        turn_discount = getattr(algorithm, "turn_discount", 0.0)
+        if self.discount > 0 and turn_discount > 0:
+            raise ValueError(
+                f"discount ({self.discount:g}) and the algorithm's turn_discount ({turn_discount:g}) would both give a "
+                "reply the rewards of later replies. Set one of them to 0: keep discount, which finds the later "
+                "replies of the conversation whatever batch they are in; turn_discount knows those of one batch alone."
+            )
+
+    @property
+    def uses_feedback(self) -> bool:
+        """Return whether feedback through the feedback API counts."""
+        explicit = self.source(EXPLICIT)
+        return explicit is not None and explicit.weight > 0
 
     @property
     def window_seconds(self) -> float:

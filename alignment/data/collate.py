@@ -7,7 +7,7 @@ from torch import Tensor
 
 from alignment.data.components import connected_components
 from alignment.data.micro_batches import ScoredSequence, prefix_chains
-from alignment.types import MicroBatch, Sample, TrainData
+from alignment.types import Sample, TrainData
 
 
 def output_mask(sequences: Sequence[ScoredSequence], device: torch.device) -> Tensor:
@@ -22,7 +22,7 @@ def collate(samples: Sequence[Sample], device: torch.device) -> TrainData:
     flat = torch.tensor([logprob for sample in samples for logprob in sample.logprobs], device=device)
     return TrainData(
         samples=samples,
-        mask_BT=mask_BT,
+        response_mask_BT=mask_BT,
         rewards_B=torch.tensor([sample.reward for sample in samples], device=device),
         rollout_logprobs_BT=torch.zeros_like(mask_BT).masked_scatter(mask_BT.bool(), flat),
     )
@@ -43,18 +43,6 @@ def split_minibatches(
     shuffled = torch.randperm(len(units), generator=generator)
     pieces = shuffled.tensor_split(min(num_minibatches, len(units)))
     return [[index for unit in piece.tolist() for index in units[unit]] for piece in pieces]
-
-
-def make_micro_batch(data: TrainData, minibatch: Sequence[int], rows: Sequence[int], scored_BT: Tensor) -> MicroBatch:
-    """Return some rows of a minibatch as a micro-batch, with the token and sequence counts of the whole minibatch."""
-    return MicroBatch(
-        batch=data,
-        row_indices=tuple(rows),
-        scored_BT=scored_BT,
-        num_tokens=int(data.mask_BT[list(minibatch)].sum()),
-        num_sequences=len(minibatch),
-        minibatch_indices=tuple(minibatch),
-    )
 
 
 def _inseparable_units(samples: Sequence[Sample], coupled_samples: Iterable[Sequence[int]]) -> list[list[int]]:

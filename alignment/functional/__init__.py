@@ -4,7 +4,7 @@ Shapes: B sequences, T output tokens (right-padded), P pairs. `mask_BT` is 1 (or
 0 elsewhere. Values outside the mask are never read, NaN included, neither for results nor for gradients.
 Log-probs are natural logarithms (nats); lengths count tokens. `old_logprobs` are those of the proximal policy (the
 trainer's own scores before the update), `rollout_logprobs` those that the engine recorded when it sampled the tokens,
-`ref_logprobs` those of the base model.
+`ref_logprobs` those of the base model. `policy_loss_registry` has the interface of policy losses.
 
 Only log-probs and values of the model in training carry a gradient; everything else is a constant. Mismatched shapes
 and unknown names raise ValueError; data that cannot be learned from raises AlignmentError.

@@ -43,15 +43,19 @@ def whiten(x_BT: Tensor, mask_BT: Tensor, *, centre: bool = True) -> Tensor:
     """Return (x − mean) · rsqrt(var + 1e-8) over the masked tokens, var with Bessel's correction; 0 outside the mask.
 
     [B, T] → [B, T].  As in PPO implementations since Ziegler et al., 2019 (verl `masked_whiten`). With
-    `centre=False` x is only scaled, x · rsqrt(var + 1e-8): for values that a baseline has centred already.
+    `centre=False` x is only scaled, to a root mean square of 1, x · rsqrt(mean(x²) + 1e-8): for values that a baseline
+    has centred already. Nearly equal values then stay near ±1; divided by their deviation they would have no bound.
     Raises AlignmentError where the mask holds fewer than two tokens.
     """
     count = int(mask_BT.sum())
     if count < 2:
         raise AlignmentError(f"whitening needs at least two tokens, but the mask holds {count}")
+    if not centre:
+        scaled_BT = apply_mask(x_BT, mask_BT)
+        return scaled_BT * torch.rsqrt(scaled_BT.square().sum() / count + 1e-8)
     centred_BT = apply_mask(x_BT - masked_mean(x_BT, mask_BT), mask_BT)
     variance = centred_BT.square().sum() / (count - 1)
-    return (centred_BT if centre else apply_mask(x_BT, mask_BT)) * torch.rsqrt(variance + 1e-8)
+    return centred_BT * torch.rsqrt(variance + 1e-8)
 
 
 def aggregate(

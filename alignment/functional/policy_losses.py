@@ -1,133 +1,123 @@
-"""Policy losses, the loss per token of every kind, weighted and aggregated, and the loss of the critic.
+"""The built-in policy losses, the loss per token of every kind, weighted and aggregated, and the loss of the critic.
 
 Notation: π the policy, `old` the proximal policy, r = exp(clamp(log π − log old, ±20)), A the advantage, sg[·]
 stop-gradient, ε_low, ε_high and c the settings `clip_low`, `clip_high` and `clip_c`.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
 from alignment.config.algorithm import Aggregation, PolicyLossKind
 from alignment.functional.aggregation import aggregate, apply_mask, check_literal, check_same_shape
-from alignment.functional.importance import clamp_log_ratio
+from alignment.functional.policy_loss_registry import (
+    POLICY_LOSSES,
+    TokenLoss,
+    TokenLossInputs,
+    register_policy_loss,
+    weighted_token_loss,
+)
 
 MAX_LOG_SEQUENCE_RATIO = 10.0  # verl's bound for GSPO's mean log-ratio
+CLIPPED, CLIPPED_LOWER = "actor/pg_clipfrac", "actor/pg_clipfrac_lower"  # 1 where the loss is the clipped one
 
 
-class Tokens(NamedTuple):
-    """[B, T] each; `logprobs_BT` carries the gradient, the others are constants."""
-
-    logprobs_BT: Tensor
-    old_logprobs_BT: Tensor
-    advantages_BT: Tensor
-    mask_BT: Tensor
-
-
-class LossSettings(NamedTuple):
-    """The settings of every kind, named as in `policy_loss`. `clip_c` is the dual clip or the ratio cap."""
-
+class ClipParams(BaseModel):
     clip_low: float
     clip_high: float
-    clip_c: float | None
+
+
+class CappedClipParams(ClipParams):
+    clip_c: float | None  # the dual clip, or the ratio's cap
+
+
+class SAPOParams(BaseModel):
     tau_pos: float
     tau_neg: float
 
 
-class TokenLoss(NamedTuple):
-    """A loss per token, and 1 where the loss is the clipped one."""
-
-    loss_BT: Tensor
-    clipped_BT: Tensor
-    clipped_lower_BT: Tensor
-
-
-def ppo(tokens: Tokens, settings: LossSettings) -> TokenLoss:
+@register_policy_loss("ppo", CappedClipParams)
+def ppo(inputs: TokenLossInputs, params: CappedClipParams) -> TokenLoss:
     """L = max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high));  where A < 0: L = min(L, −A·c).
 
     Schulman et al., 2017; Ye et al., 2020 (dual clip, c > 1); Yu et al., 2025 (DAPO: ε_high > ε_low).
     """
-    clip_c, advantages_BT = settings.clip_c, tokens.advantages_BT
+    clip_c, advantages_BT = params.clip_c, inputs.advantages_BT
     if clip_c is not None and clip_c <= 1:
         raise ValueError(f"clip_c bounds the ratio where the advantage is negative and must be above 1, not {clip_c}")
-    upper = _clipped(_ratio(tokens), advantages_BT, settings)
+    upper_BT, clipped_BT = _clip(inputs.ratio_BT, advantages_BT, params)
     if clip_c is None:
-        return upper
+        return _token_loss(upper_BT, clipped_BT)
     lower_BT = -advantages_BT * clip_c
     negative_BT = advantages_BT < 0
-    loss_BT = torch.where(negative_BT, torch.minimum(upper.loss_BT, lower_BT), upper.loss_BT)
-    return TokenLoss(loss_BT, upper.clipped_BT, negative_BT & (upper.loss_BT > lower_BT))
+    loss_BT = torch.where(negative_BT, torch.minimum(upper_BT, lower_BT), upper_BT)
+    return _token_loss(loss_BT, clipped_BT, negative_BT & (upper_BT > lower_BT))
 
 
-def gspo(tokens: Tokens, settings: LossSettings) -> TokenLoss:
+@register_policy_loss("gspo", ClipParams)
+def gspo(inputs: TokenLossInputs, params: ClipParams) -> TokenLoss:
     """PPO's clip on the sequence's ratio s_i = exp(mean_t(log π − log old)). Each of its tokens has the ratio
     exp(sg[log s_i] + log π − sg[log π]); log s_i is at most 10. No dual clip. Zheng et al., 2025.
     """
-    logprobs_BT = tokens.logprobs_BT
-    log_ratio_B = (logprobs_BT - tokens.old_logprobs_BT).detach().sum(-1) / tokens.mask_BT.sum(-1).clamp(min=1)
+    logprobs_BT, mask_BT = inputs.logprobs_BT, inputs.response_mask_BT
+    log_ratio_B = (logprobs_BT - inputs.old_logprobs_BT).detach().sum(-1) / mask_BT.sum(-1).clamp(min=1)
     log_ratio_BT = log_ratio_B[:, None] + logprobs_BT - logprobs_BT.detach()
-    return _clipped(log_ratio_BT.clamp(max=MAX_LOG_SEQUENCE_RATIO).exp(), tokens.advantages_BT, settings)
+    ratio_BT = log_ratio_BT.clamp(max=MAX_LOG_SEQUENCE_RATIO).exp()
+    return _token_loss(*_clip(ratio_BT, inputs.advantages_BT, params))
 
 
-def cispo(tokens: Tokens, settings: LossSettings) -> TokenLoss:
+@register_policy_loss("cispo", ClipParams)
+def cispo(inputs: TokenLossInputs, params: ClipParams) -> TokenLoss:
     """L = −sg[clip(r, 1−ε_low, 1+ε_high)] · A · log π: clipped tokens keep a gradient.  MiniMax, 2025 (M1)."""
-    ratio_BT = _ratio(tokens).detach()
-    clipped_BT = ratio_BT.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    return TokenLoss(
-        -clipped_BT * tokens.advantages_BT * tokens.logprobs_BT, ratio_BT != clipped_BT, torch.zeros_like(ratio_BT)
-    )
+    ratio_BT = inputs.ratio_BT.detach()
+    clipped_BT = ratio_BT.clamp(1 - params.clip_low, 1 + params.clip_high)
+    return _token_loss(-clipped_BT * inputs.advantages_BT * inputs.logprobs_BT, ratio_BT != clipped_BT)
 
 
-def sapo(tokens: Tokens, settings: LossSettings) -> TokenLoss:
+@register_policy_loss("sapo", SAPOParams)
+def sapo(inputs: TokenLossInputs, params: SAPOParams) -> TokenLoss:
     """L = −A · σ(τ(r − 1)) · 4/τ, τ = tau_pos where A > 0, tau_neg elsewhere; no clip.  Gao et al., 2025."""
-    advantages_BT = tokens.advantages_BT
-    tau_BT = torch.full_like(advantages_BT, settings.tau_neg).masked_fill(advantages_BT > 0, settings.tau_pos)
-    loss_BT = -advantages_BT * torch.sigmoid(tau_BT * (_ratio(tokens) - 1)) * (4 / tau_BT)
-    return TokenLoss(loss_BT, torch.zeros_like(tau_BT), torch.zeros_like(tau_BT))
+    advantages_BT = inputs.advantages_BT
+    tau_BT = torch.full_like(advantages_BT, params.tau_neg).masked_fill(advantages_BT > 0, params.tau_pos)
+    return _token_loss(-advantages_BT * torch.sigmoid(tau_BT * (inputs.ratio_BT - 1)) * (4 / tau_BT))
 
 
-def reinforce(tokens: Tokens, settings: LossSettings) -> TokenLoss:
+@register_policy_loss("reinforce")
+def reinforce(inputs: TokenLossInputs) -> TokenLoss:
     """L = −A · log π.  Williams, 1992; rollout weights correct for the policy that sampled the tokens."""
-    zeros_BT = torch.zeros_like(tokens.advantages_BT)
-    return TokenLoss(-tokens.advantages_BT * tokens.logprobs_BT, zeros_BT, zeros_BT)
+    return _token_loss(-inputs.advantages_BT * inputs.logprobs_BT)
 
 
-def dppo_tv(tokens: Tokens, settings: LossSettings) -> TokenLoss:
+@register_policy_loss("dppo_tv", CappedClipParams)
+def dppo_tv(inputs: TokenLossInputs, params: CappedClipParams) -> TokenLoss:
     """L = −A · sg[min(r, c)] · log π · valid;  valid where π − old ≤ ε_high (A > 0), π − old ≥ −ε_low (else).
 
     This compares probabilities, not ratios (a bound in total variation), so the ratio of a rare token may change a lot.
-    `clipped` marks tokens that are not valid, `clipped_lower` valid tokens whose ratio is capped.
+    `pg_clipfrac` counts tokens that are not valid, `pg_clipfrac_lower` valid tokens whose ratio is capped.
     The DPPO paper, arXiv 2602.04879 (verl `dppo_tv`).
     """
-    ratio_BT = _ratio(tokens).detach()
-    change_BT = tokens.logprobs_BT.exp() - tokens.old_logprobs_BT.exp()
-    valid_BT = torch.where(tokens.advantages_BT > 0, change_BT <= settings.clip_high, change_BT >= -settings.clip_low)
-    capped_BT = ratio_BT if settings.clip_c is None else ratio_BT.clamp(max=settings.clip_c)
-    return TokenLoss(
-        -tokens.advantages_BT * capped_BT * tokens.logprobs_BT * valid_BT, ~valid_BT, valid_BT & (ratio_BT > capped_BT)
-    )
+    advantages_BT, ratio_BT = inputs.advantages_BT, inputs.ratio_BT.detach()
+    change_BT = inputs.logprobs_BT.exp() - inputs.old_logprobs_BT.exp()
+    valid_BT = torch.where(advantages_BT > 0, change_BT <= params.clip_high, change_BT >= -params.clip_low)
+    capped_BT = ratio_BT if params.clip_c is None else ratio_BT.clamp(max=params.clip_c)
+    loss_BT = -advantages_BT * capped_BT * inputs.logprobs_BT * valid_BT
+    return _token_loss(loss_BT, ~valid_BT, valid_BT & (ratio_BT > capped_BT))
 
 
-def _ratio(tokens: Tokens) -> Tensor:
-    return clamp_log_ratio(tokens.logprobs_BT - tokens.old_logprobs_BT).exp()
-
-
-def _clipped(ratio_BT: Tensor, advantages_BT: Tensor, settings: LossSettings) -> TokenLoss:
+def _clip(ratio_BT: Tensor, advantages_BT: Tensor, params: ClipParams) -> tuple[Tensor, Tensor]:
+    """Return the clipped loss per token, and 1 where it is not the loss without the clip."""
     unclipped_BT = -advantages_BT * ratio_BT
-    clipped_BT = -advantages_BT * ratio_BT.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    return TokenLoss(torch.maximum(unclipped_BT, clipped_BT), clipped_BT > unclipped_BT, torch.zeros_like(unclipped_BT))
+    clipped_BT = -advantages_BT * ratio_BT.clamp(1 - params.clip_low, 1 + params.clip_high)
+    return torch.maximum(unclipped_BT, clipped_BT), clipped_BT > unclipped_BT
 
 
-POLICY_LOSSES: dict[PolicyLossKind, Callable[[Tokens, LossSettings], TokenLoss]] = {
-    "ppo": ppo,
-    "gspo": gspo,
-    "cispo": cispo,
-    "sapo": sapo,
-    "reinforce": reinforce,
-    "dppo_tv": dppo_tv,
-}
+def _token_loss(loss_BT: Tensor, clipped_BT: Tensor | None = None, lower_BT: Tensor | None = None) -> TokenLoss:
+    """Return the loss with both clip fractions as metrics; None stands for zeros."""
+    zeros_BT = torch.zeros_like(loss_BT, requires_grad=False)
+    clipped_BT, lower_BT = (zeros_BT if x_BT is None else x_BT.to(loss_BT.dtype) for x_BT in (clipped_BT, lower_BT))
+    return TokenLoss(loss_BT, {CLIPPED: clipped_BT, CLIPPED_LOWER: lower_BT})
 
 
 class PolicyLoss(NamedTuple):
@@ -175,22 +165,13 @@ def policy_loss(
     check_same_shape(
         logprobs_BT=logprobs_BT, old_logprobs_BT=old_logprobs_BT, advantages_BT=advantages_BT, mask_BT=mask_BT
     )
-    tokens = Tokens(
-        apply_mask(logprobs_BT, mask_BT),
-        apply_mask(old_logprobs_BT.detach(), mask_BT),
-        apply_mask(advantages_BT.detach(), mask_BT),
-        mask_BT,
-    )
-    result = POLICY_LOSSES[kind](tokens, LossSettings(clip_low, clip_high, clip_c, tau_pos, tau_neg))
-    loss_BT = result.loss_BT
-    if rollout_weights_BT is not None:
-        check_same_shape(logprobs_BT=logprobs_BT, rollout_weights_BT=rollout_weights_BT)
-        loss_BT = loss_BT * apply_mask(rollout_weights_BT.detach(), mask_BT)
+    settings = {"clip_low": clip_low, "clip_high": clip_high, "clip_c": clip_c, "tau_pos": tau_pos, "tau_neg": tau_neg}
+    inputs = TokenLossInputs(logprobs_BT, old_logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
+    result = weighted_token_loss(POLICY_LOSSES[kind].bind(settings), inputs, rollout_weights_BT)
     return PolicyLoss(
-        aggregate(loss_BT, mask_BT, aggregation, denominator=denominator, horizon=horizon),
-        loss_BT,
-        result.clipped_BT.to(loss_BT.dtype),
-        result.clipped_lower_BT.to(loss_BT.dtype),
+        aggregate(result.loss_BT, mask_BT, aggregation, denominator=denominator, horizon=horizon),
+        result.loss_BT,
+        *(torch.as_tensor(result.metrics[name]) for name in (CLIPPED, CLIPPED_LOWER)),
     )
 
 
@@ -198,6 +179,13 @@ class ValueLoss(NamedTuple):
     """The loss, and 1 for every token whose loss is the clipped one."""
 
     loss: Tensor
+    clipped_BT: Tensor
+
+
+class TokenValueLoss(NamedTuple):
+    """The loss per token, 0 outside the mask, and 1 for every token whose loss is the clipped one."""
+
+    loss_BT: Tensor
     clipped_BT: Tensor
 
 
@@ -212,10 +200,20 @@ def value_loss(
     denominator: float | Tensor | None = None,
     horizon: float | None = None,
 ) -> ValueLoss:
-    """Return aggregate(½ · max((V − R)², (clamp(V, V_old ± clip) − R)²), mask).  [B, T] → scalar and [B, T].
+    """Return aggregate(`value_loss_per_token`, mask).  [B, T] → scalar and [B, T].
 
-    `clip` is in units of the rewards; `clip=None` gives ½·(V − R)². See `aggregate` for `aggregation`, `denominator`
-    and `horizon`.  Schulman et al., 2017, as in verl and OpenRLHF.
+    See `aggregate` for `aggregation`, `denominator` and `horizon`.
+    """
+    loss_BT, clipped_BT = value_loss_per_token(values_BT, old_values_BT, returns_BT, mask_BT, clip=clip)
+    return ValueLoss(aggregate(loss_BT, mask_BT, aggregation, denominator=denominator, horizon=horizon), clipped_BT)
+
+
+def value_loss_per_token(
+    values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, *, clip: float | None
+) -> TokenValueLoss:
+    """Return ½ · max((V − R)², (clamp(V, V_old ± clip) − R)²).  [B, T] → [B, T] each.
+
+    `clip` is in units of the rewards; `clip=None` gives ½·(V − R)².  Schulman et al., 2017, as in verl and OpenRLHF.
     Raises ValueError for mismatched shapes and for a clip that is not above 0.
     """
     check_same_shape(values_BT=values_BT, old_values_BT=old_values_BT, returns_BT=returns_BT, mask_BT=mask_BT)
@@ -230,7 +228,4 @@ def value_loss(
         # old + clamp(V − old) is not exactly V within the bounds, so rounding would mark tokens as clipped.
         clipped_error_BT = (values_BT.clamp(old_BT - clip, old_BT + clip) - returns_BT).square()
     loss_BT = 0.5 * torch.maximum(unclipped_BT, clipped_error_BT)
-    return ValueLoss(
-        aggregate(loss_BT, mask_BT, aggregation, denominator=denominator, horizon=horizon),
-        (clipped_error_BT > unclipped_BT).to(loss_BT.dtype),
-    )
+    return TokenValueLoss(loss_BT, (clipped_error_BT > unclipped_BT).to(loss_BT.dtype))

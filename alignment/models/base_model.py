@@ -22,7 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from alignment.models.lm_head import compute_logprobs
+from alignment.models.describe import attention_windows, require_supported_layout
+from alignment.models.lm_head import compute_logprobs, compute_logprobs_and_entropy
 
 ModelRole = Literal["actor", "reference", "critic", "reward"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -67,6 +68,7 @@ class BaseLM(nn.Module):
         super().__init__()
         self.model = model
         self.logits_chunk = logits_chunk
+        self.logit_scale = logit_scale(model)
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -77,11 +79,10 @@ class BaseLM(nn.Module):
     @property
     def supports_attention_mask(self) -> bool:
         """Return whether rows may have an explicit mask: False if any layer uses sliding-window or chunked attention,
-        because such layers need masks of their own."""
+        because such layers need masks of their own. So do layers that are not attention."""
         config = self.model.config.get_text_config()
         layer_types = getattr(config, "layer_types", None) or ["full_attention"]
-        windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
-        return set(layer_types) == {"full_attention"} and not any(windows)
+        return set(layer_types) == {"full_attention"} and not any(attention_windows(config, len(self.layers)))
 
     def forward(self, inputs: ModelInputs, *, return_hidden_states: bool = False) -> Tensor:
         """Return log_softmax(logits / temperature) at the scored tokens, in float32 and nats.  → [N]
@@ -116,7 +117,24 @@ class BaseLM(nn.Module):
         Logits are the largest tensor of a step, so they are computed for scored tokens only.
         """
         head = self.model.get_output_embeddings()
-        return compute_logprobs(hidden_ND, head, inputs.targets_N, inputs.temperatures_N, self.logits_chunk)
+        return compute_logprobs(hidden_ND, head, inputs.targets_N, self._temperatures(inputs), self.logits_chunk)
+
+    def logprobs_and_entropy(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+        """Return the log-probs of the scored tokens, and the entropy of each token's distribution.  → [N] each"""
+        return compute_logprobs_and_entropy(
+            self.hidden_states(inputs),
+            self.model.get_output_embeddings(),
+            inputs.targets_N,
+            self._temperatures(inputs),
+            self.logits_chunk,
+        )
+
+    def _temperatures(self, inputs: ModelInputs) -> Tensor:
+        """Return what the head's output is divided by before the softmax.  → [N]
+
+        A model that scales its logits is one that is sampled at another temperature.
+        """
+        return inputs.temperatures_N if self.logit_scale == 1 else inputs.temperatures_N / self.logit_scale
 
 
 def pick_device(device: str) -> torch.device:
@@ -141,24 +159,29 @@ def load_base_model(path: Path, dtype: str, device: torch.device) -> PreTrainedM
     return model
 
 
+def logit_scale(model: PreTrainedModel) -> float:
+    """Return the factor by which the model multiplies its head's output (Granite, Cohere); 1 for most models."""
+    config = model.config.get_text_config()
+    if (divisor := getattr(config, "logits_scaling", None)) is not None:
+        return 1 / float(divisor)
+    return float(getattr(config, "logit_scale", None) or 1)
+
+
 @torch.no_grad()
 def _check_architecture(model: PreTrainedModel) -> None:
-    """Check that the decoder has a list of layers and that its logits are the linear head's output.
+    """Check that the decoder has a list of layers and that its logits are the linear head's output, times a factor.
 
-    Some models scale or cap the logits after the head. Raises ValueError.
+    Some models cap the logits after the head. Raises ValueError.
     """
-    decoder, head = model.get_decoder(), model.get_output_embeddings()
-    name = type(model).__name__
-    if not isinstance(getattr(decoder, "layers", None), nn.ModuleList) or not isinstance(head, nn.Linear):
-        raise ValueError(
-            f"{name} is not supported: its decoder must have a list of layers and its head must be linear, "
-            "as in Llama and Qwen."
-        )
+    _, head = require_supported_layout(model)
     input_ids_BT = torch.arange(min(8, head.out_features), device=model.device)[None]
     expected = model(input_ids=input_ids_BT, use_cache=False).logits.float()
-    logits = head(decoder(input_ids=input_ids_BT, use_cache=False).last_hidden_state).float()
+    hidden_BTD = model.get_decoder()(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+    logits = head(hidden_BTD).float() * logit_scale(model)
     if (logits - expected).abs().max() > 4 * torch.finfo(model.dtype).eps * expected.abs().max():
-        raise ValueError(f"{name} is not supported: its logits are not those of its head; it scales or caps them.")
+        raise ValueError(
+            f"{type(model).__name__} is not supported: its logits are not those of its head; it caps them."
+        )
 
 
 class CastOnRead(nn.Module):

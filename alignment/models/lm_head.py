@@ -1,10 +1,12 @@
-"""Log-probs from hidden states in chunks of tokens, so that the logits of all tokens are never in memory at once.
+"""Log-probs and entropies from hidden states, in chunks: the logits of all tokens are never in memory at once.
 
 N tokens times V vocabulary entries in float32 are larger than any other tensor (2,048 tokens, 150,000 entries: 1.2 GB,
 and several times that with softmax and gradient). A log-prob depends on its own hidden state only. If the head is
 frozen, d logprob_n / d hidden_n is therefore computed in the forward pass, while that token's logits exist, and in
 their memory: N·D numbers are kept, and nothing is computed twice. If the head is trained, the gradient of its weight
 needs the gradient of the loss, so each chunk is recomputed in the backward pass (Chen et al., 2016).
+
+The entropy of a token's distribution is computed only where it is asked for; there each chunk is recomputed too.
 
 The method and the chunk size depend only on the head and on the number of tokens and vocabulary entries. A forward pass
 with gradients therefore gives the same bits as one without.
@@ -41,6 +43,31 @@ def compute_logprobs(
     return torch.cat(parts)
 
 
+def compute_logprobs_and_entropy(
+    hidden_ND: Tensor, head: nn.Module, targets_N: Tensor, temperatures_N: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Return `compute_logprobs`, with the same bits, and the entropy of softmax(head(hidden) / temperature), in nats.
+
+    [N, D] → [N] each.
+    """
+    chunk_tokens = max(1, chunk // head(hidden_ND[:0]).shape[-1])
+    if len(hidden_ND) <= chunk_tokens:
+        return _head_logprobs_and_entropy(hidden_ND, head, targets_N, temperatures_N)
+    chunks = _split(chunk_tokens, hidden_ND, targets_N, temperatures_N)
+    parts = [
+        checkpoint(_head_logprobs_and_entropy, hidden, head, *rest, use_reentrant=False) for hidden, *rest in chunks
+    ]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _head_logprobs_and_entropy(
+    hidden_ND: Tensor, head: nn.Module, targets_N: Tensor, temperatures_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    logprobs_N, entropy_N = _LogprobsAndEntropy.apply(head(hidden_ND), targets_N, temperatures_N)
+    return logprobs_N, entropy_N
+
+
 def _head_logprobs(hidden_ND: Tensor, head: nn.Module, targets_N: Tensor, temperatures_N: Tensor) -> Tensor:
     logprobs_N: Tensor = _TargetLogprobs.apply(head(hidden_ND), targets_N, temperatures_N)
     return logprobs_N
@@ -66,6 +93,30 @@ class _TargetLogprobs(torch.autograd.Function):
         probabilities_NV, targets_N, temperatures_N = ctx.saved_tensors
         derivatives_NV = _derivative_in_place(probabilities_NV.clone(), targets_N, temperatures_N)
         return derivatives_NV.mul_(gradients[0][:, None]).to(ctx.dtype), None, None
+
+
+class _LogprobsAndEntropy(torch.autograd.Function):
+    """Log-probs and entropies from logits. The probabilities are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, temperatures_N: Tensor) -> tuple[Tensor, Tensor]:
+        buffer_NV = _to_float32(logits_NV)
+        logprobs_N = _softmax_in_place(buffer_NV, targets_N, temperatures_N)
+        entropy_N = torch.special.entr(buffer_NV).sum(-1)
+        ctx.dtype = logits_NV.dtype
+        ctx.save_for_backward(buffer_NV, targets_N, temperatures_N, entropy_N)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """d entropy / d logits = −p · (log p + entropy) / temperature"""
+        probabilities_NV, targets_N, temperatures_N, entropy_N = ctx.saved_tensors
+        logprob_gradient_N, entropy_gradient_N = gradients
+        derivatives_NV = torch.special.entr(probabilities_NV).sub_(probabilities_NV * entropy_N[:, None])
+        derivatives_NV.mul_((entropy_gradient_N / temperatures_N)[:, None])
+        of_logprobs_NV = _derivative_in_place(probabilities_NV.clone(), targets_N, temperatures_N)
+        derivatives_NV.add_(of_logprobs_NV.mul_(logprob_gradient_N[:, None]))
+        return derivatives_NV.to(ctx.dtype), None, None
 
 
 class _FrozenHeadLogprobs(torch.autograd.Function):

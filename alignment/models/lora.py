@@ -16,11 +16,9 @@ from peft import LoraConfig
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from alignment.artifacts.specs import ADAPTER_CONFIG
+from alignment.artifacts.specs import ADAPTER_CONFIG, ADAPTER_PREFIX, AdapterSpec
 from alignment.config.trainer import LoRAConfig
 from alignment.models.base_model import ActiveRole, ModelRole
-
-PREFIX = "base_model.model."  # peft wraps a model twice before it names its modules
 
 
 class LoRALinear(nn.Module):
@@ -51,20 +49,12 @@ class LoRALinear(nn.Module):
         return y_ND.view(*x.shape[:-1], -1)
 
 
-def insert_lora_layers(model: nn.Module, lora: LoRAConfig, active_role: ActiveRole) -> None:
-    """Replace the target linear layers of a frozen model by LoRA layers without adapters, in place.
-
-    Raises ValueError if the model has none of the target modules.
-    """
-    targets = [
-        (path, module)
-        for path, module in model.named_modules()
-        if path.rpartition(".")[2] in lora.target_modules and isinstance(module, nn.Linear)
-    ]
-    if not targets:
-        raise ValueError(f"The base model has no linear layer called {', '.join(lora.target_modules)}.")
-    for path, module in targets:
-        model.set_submodule(path, LoRALinear(module, lora.alpha / lora.rank, active_role))
+def insert_lora_layers(model: nn.Module, spec: AdapterSpec, active_role: ActiveRole) -> None:
+    """Replace the target linear layers of a frozen model by LoRA layers without adapters, in place."""
+    for path in spec.module_paths:
+        layer = model.get_submodule(path)
+        assert isinstance(layer, nn.Linear)
+        model.set_submodule(path, LoRALinear(layer, spec.scale, active_role))
 
 
 def add_adapter(model: nn.Module, role: ModelRole, rank: int) -> None:
@@ -82,7 +72,7 @@ def add_adapter(model: nn.Module, role: ModelRole, rank: int) -> None:
 def adapter_parameters(model: nn.Module, role: ModelRole) -> dict[str, nn.Parameter]:
     """Return a role's adapter by the names of its file, in the model's order."""
     return {
-        f"{PREFIX}{path}.{matrix}.weight": getattr(module, matrix)[role]
+        f"{ADAPTER_PREFIX}{path}.{matrix}.weight": getattr(module, matrix)[role]
         for path, module in model.named_modules()
         if isinstance(module, LoRALinear) and role in module.lora_A
         for matrix in ("lora_A", "lora_B")
@@ -104,15 +94,15 @@ def init_adapter(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, 
     return tensors
 
 
-def write_config(directory: Path, lora: LoRAConfig, base_model: Path) -> None:
+def write_config(directory: Path, spec: AdapterSpec, base_model: Path) -> None:
     """Write `adapter_config.json`. Equal adapters give equal bytes: peft keeps sets, so their order is fixed here."""
     # The engine supports scale = alpha / r only: no rank-stabilised scale, no DoRA, no bias, no extra tokens.
     config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules), task_type="CAUSAL_LM"
+        r=spec.rank, lora_alpha=spec.alpha, target_modules=sorted(spec.target_modules), task_type="CAUSAL_LM"
     ).to_dict()
     config |= {
         "base_model_name_or_path": str(base_model),
-        "target_modules": sorted(lora.target_modules),
+        "target_modules": sorted(spec.target_modules),
         "inference_mode": True,
     }
     (directory / ADAPTER_CONFIG).write_text(json.dumps(config, indent=1, sort_keys=True))
@@ -121,4 +111,4 @@ def write_config(directory: Path, lora: LoRAConfig, base_model: Path) -> None:
 def read_config(directory: Path) -> LoRAConfig:
     """Return the rank, alpha and target modules that `adapter_config.json` states."""
     fields = json.loads((directory / ADAPTER_CONFIG).read_text())
-    return LoRAConfig(rank=fields["r"], alpha=fields["lora_alpha"], target_modules=tuple(fields["target_modules"]))
+    return LoRAConfig(r=fields["r"], alpha=fields["lora_alpha"], target_modules=tuple(fields["target_modules"]))

@@ -18,7 +18,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -65,15 +65,21 @@ def apply_fsdp(
     full_precision_units: Iterable[nn.Module],
     device: torch.device,
     dtype: torch.dtype,
+    shards: int | None = None,
 ) -> None:
-    """Shard a module over all ranks with FSDP2, in place. With one rank it does nothing.
+    """Shard a module with FSDP2, in place. With one rank it does nothing.
+
+    `shards` ranks share one copy of the weights, None: all of them. With fewer, there are several copies (HSDP). With 1
+    each rank has one: then no weights are gathered, and only gradients are added up.
 
     Each unit is gathered by itself, so that only one is unsharded at a time; the remaining parameters belong to the
     root. Units are gathered in `dtype`, `full_precision_units` in their own dtype. Gradients are reduced in float32.
+
+    Raises ValueError if the number of ranks is not a multiple of `shards`.
     """
     if num_ranks() == 1:
         return
-    mesh = init_device_mesh(device.type, (num_ranks(),))
+    mesh = _mesh(device, shards or num_ranks())
     # Inputs are not cast: they include temperatures, which bfloat16 would round.
     mixed_precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in full_precision_units:
@@ -81,6 +87,15 @@ def apply_fsdp(
     for unit in units:
         fully_shard(unit, mesh=mesh, mp_policy=mixed_precision)
     fully_shard(root, mesh=mesh, mp_policy=mixed_precision)
+
+
+def _mesh(device: torch.device, shards: int) -> DeviceMesh:
+    if num_ranks() % shards:
+        raise ValueError(f"trainer.dp_shard is {shards}, but the number of ranks, {num_ranks()}, is no multiple of it")
+    if shards == num_ranks():
+        return init_device_mesh(device.type, (shards,))
+    shape = (num_ranks() // shards, shards)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard"))
 
 
 def reshard(root: nn.Module) -> None:

@@ -13,11 +13,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from alignment.artifacts.specs import AdapterSpec
 from alignment.config.trainer import Packing, TrainerConfig
 from alignment.errors import DamagedAdapter
 from alignment.models import base_model as base
 from alignment.models import lora, parallel
 from alignment.models.base_model import ActiveRole, BaseLM, ModelInputs, ModelRole, load_base_model
+from alignment.models.describe import describe
 
 VALUE_HEAD = "value_head."
 REWARD_HEAD = "reward_head."
@@ -38,14 +40,17 @@ class PolicyModel(nn.Module):
         """Load the base model and add the requested roles. A role that is not requested takes no memory.
 
         All roles are created here, because FSDP accepts no parameters later.
-        Raises ValueError for a reward model on full weights without a reference.
+        Raises ValueError for a reward model on full weights without a reference, and for target modules that the base
+        model does not have.
         """
         super().__init__()
         self.base_model = base_model
         self.device = device
         self.lora = config.lora
+        self.dp_shard = config.dp_shard
         self.dtype = base.DTYPES[config.dtype]
         self.active_role = ActiveRole()
+        self.adapter_spec: AdapterSpec | None = None  # of the adapters in an engine; None: full weights are trained
         self.reference_lm: BaseLM | None = None
         self.value_head: nn.Linear | None = None
         self.reward_head: nn.Linear | None = None
@@ -53,18 +58,21 @@ class PolicyModel(nn.Module):
             if config.reward_model is not None and not reference:
                 raise ValueError("With full weights a reward model needs the reference model; set reference=True.")
             model = load_base_model(base_model, "float32", device).requires_grad_(True)
+            self.model_spec = describe(model)
             if self.dtype != torch.float32:
                 base.enable_master_weights(model, self.dtype)
             if reference:
                 self.reference_lm = BaseLM(load_base_model(base_model, config.dtype, device), config.logits_chunk)
         else:
             model = load_base_model(base_model, config.dtype, device)
-            lora.insert_lora_layers(model, config.lora, self.active_role)
-            lora.add_adapter(model, "actor", config.lora.rank)
+            self.model_spec = describe(model)
+            self.adapter_spec = AdapterSpec.from_model(self.model_spec, config.lora)
+            lora.insert_lora_layers(model, self.adapter_spec, self.active_role)
+            lora.add_adapter(model, "actor", config.lora.r)
             if critic:
-                lora.add_adapter(model, "critic", config.critic.rank)
+                lora.add_adapter(model, "critic", config.critic.r or config.lora.r)
             if config.reward_model is not None:
-                lora.add_adapter(model, "reward", config.lora.rank)
+                lora.add_adapter(model, "reward", config.lora.r)
         self.base_lm = BaseLM(model, config.logits_chunk)
         # Rows that branch need an explicit attention mask, which not every model supports.
         can_branch = config.packing != "tree" or self.base_lm.supports_attention_mask
@@ -77,7 +85,7 @@ class PolicyModel(nn.Module):
             self.reward_head = nn.Linear(width, 1, device=device, dtype=torch.float32)
             nn.init.zeros_(self.reward_head.weight)
             nn.init.zeros_(self.reward_head.bias)
-        if config.gradient_checkpointing:
+        if config.activation_checkpointing:
             base.enable_activation_checkpointing(self.base_lm.layers, self.active_role)
 
     @property
@@ -91,13 +99,18 @@ class PolicyModel(nn.Module):
         }
         return tuple(role for role in available if available[role])
 
+    @property
+    def num_token_ids(self) -> int:
+        """Return the number of token ids of the base model."""
+        return int(self.base_lm.model.config.get_text_config().vocab_size)
+
     def shard(self) -> None:
         """Shard the weights over the ranks, if there are several. Optimizers must be built after this."""
         units = [*self.base_lm.layers]
         if self.reference_lm is not None:  # a unit of its own: its embeddings are not gathered with the actor's
             units += [*self.reference_lm.layers, self.reference_lm]
         heads = [head for head in (self.value_head, self.reward_head) if head is not None]
-        parallel.apply_fsdp(self, units, heads, self.device, self.dtype)
+        parallel.apply_fsdp(self, units, heads, self.device, self.dtype, self.dp_shard)
 
     def role_parameters(self, role: ModelRole) -> dict[str, nn.Parameter]:
         """Return a role's parameters, sharded, by the names of its file; the reference has none.
@@ -145,13 +158,18 @@ class PolicyModel(nn.Module):
             {name: tuple(tensor.shape) for name, tensor in self.role_parameters(role).items()}, seed
         )
 
-    def forward(self, inputs: ModelInputs, role: ModelRole = "actor") -> Tensor:
+    def forward(self, inputs: ModelInputs, role: ModelRole = "actor", *, with_entropy: bool = False) -> Tensor:
         """Return the log-probs of the scored tokens, in nats; for the critic and the reward model the value or score at
         the hidden state that predicts each of them.  → [N] float32
+
+        `with_entropy`, for the actor, adds the entropy of each token's distribution.  → [2, N]
 
         Raises ValueError for a role that the policy does not have.
         """
         self._check_role(role)
+        if with_entropy:
+            with self.active_role.acting_as("actor"):
+                return torch.stack(self.base_lm.logprobs_and_entropy(inputs))
         if role == "reward":
             return self._reward_scores(inputs)
         if role == "reference" and self.reference_lm is not None:

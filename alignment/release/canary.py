@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from alignment.config.algorithm import Frozen
+from alignment.signals.proportions import Share
 
 NUM_TESTS = 2  # tests that may raise a false alarm, approval and failures; they share alpha (Bonferroni)
 ROUNDING = 1e-9  # tolerance for rounding when two shares are compared
@@ -66,8 +67,8 @@ class CanaryConfig(Comparison):
 class Arm:
     """Counts of one arm since the canary began.
 
-    `failed` is the part of `turns` (at most one per end user) that failed; `good` is the part of `rated` (one per
-    rater) with positive feedback; `mean_length` is in tokens.
+    `failed` is the part of `turns` (at most one per end user) that failed; `good` is the part of `rated` (people, each
+    once) whose votes are up more often than down; `mean_length` is in tokens.
 
     Example: Arm(turns=40, failed=1, rated=12, good=9, mean_length=52.0, seconds_per_token=0.02)
     """
@@ -78,6 +79,10 @@ class Arm:
     good: int = 0
     mean_length: float | None = None
     seconds_per_token: float | None = None
+
+    @property
+    def approval(self) -> Share:
+        return Share(self.good, self.rated)
 
 
 @dataclass(frozen=True)
@@ -179,8 +184,8 @@ def compare_arms(config: Comparison, candidate: Arm, stable: Arm) -> dict[str, f
     """Return rates, ratios, the evidence of more failures, and the thresholds for evidence."""
     c, s = candidate, stable
     ratios = {
-        "approval": _ratio(c.good, c.rated),
-        "stable_approval": _ratio(s.good, s.rated),
+        "approval": c.approval.rate,
+        "stable_approval": s.approval.rate,
         "failed": _ratio(c.failed, c.turns),
         "stable_failed": _ratio(s.failed, s.turns),
         "length_ratio": _ratio(c.mean_length, s.mean_length),
@@ -225,14 +230,15 @@ def _decide_at_deadline(
 ) -> Decision:
     if candidate.turns < config.min_turns or min(candidate.rated, stable.rated) < config.min_rated:
         return Decision("roll_back", f"not enough data {details}", figures)
-    deficit = stable.good / stable.rated - candidate.good / candidate.rated
+    deficit = (stable.approval.rate or 0.0) - (candidate.approval.rate or 0.0)
     if deficit > config.margin + ROUNDING:
         return Decision("roll_back", f"less approval than the margin allows {details}", figures)
     return Decision("promote", f"no objection {details}", figures)
 
 
 def _approval(arm: Arm) -> str:
-    return f"{arm.good / arm.rated:.0%} of {arm.rated} rated" if arm.rated else "nothing rated"
+    rate = arm.approval.rate
+    return "nothing rated" if rate is None else f"{rate:.0%} of {arm.rated} rated"
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:

@@ -39,7 +39,7 @@ def score_replies(trainer: Trainer, replies: Sequence[Reply], indices: Collectio
         scores_B1 = score_sequences(
             trainer.policy,
             [make_sequence(replies[index]) for index in selected],
-            max_tokens=trainer.config.microbatch_tokens,
+            max_tokens=trainer.config.micro_batch_tokens,
             role="reward",
         )
         scores_B[torch.tensor(selected)] = scores_B1[:, 0].cpu()
@@ -115,7 +115,7 @@ class FitLoop:
         packing = trainer.policy.packing
         micro_batches = make_micro_batches(
             sequences,
-            trainer.config.microbatch_tokens,
+            trainer.config.micro_batch_tokens,
             trainer.num_ranks,
             coupled=[[position[index] for index in _reply_indices(group)] for group in batch],
             packing=packing,

@@ -20,11 +20,10 @@ from torch import Tensor
 
 from alignment.artifacts.manifest import verify
 from alignment.artifacts.specs import ADAPTER, AdapterSpec, check_adapter
-from alignment.config.trainer import LoRAConfig, OptimConfig, RewardModelConfig
+from alignment.config.trainer import OptimConfig, RewardModelConfig
 from alignment.errors import DamagedAdapter, NothingToCompare
 from alignment.functional import PlattScaling
-from alignment.models import lora as model_lora
-from alignment.models import parallel
+from alignment.models import lora, parallel
 from alignment.models.policy_model import REWARD_HEAD
 from alignment.reward_model.dataset import PreferenceDataset, Reply, select_held_out, split
 from alignment.reward_model.evaluate import calibrate, evaluate, scores_to_rewards
@@ -66,14 +65,16 @@ class RewardModel:
         self._state: RewardModelState | None = None
         self._fit: FitState | None = None
 
-    def begin(self, dataset: PreferenceDataset) -> int:
+    def begin(self, dataset: PreferenceDataset, config: RewardModelConfig | None = None) -> int:
         """Start a fit on the dataset except its held-out part. Return its number of steps, which is an upper bound.
+
+        `config` is the trainer's if it is None.
 
         Equal datasets, seeds and numbers of ranks give equal bits. Raises NothingToCompare if there are too few
         examples. After an error here or in `advance` the previous reward model is no longer loaded.
         Between `begin`, `advance` and `finish` the policy may be updated, but the reward role must not be used.
         """
-        trainer, config = self.trainer, self._config
+        trainer, config = self.trainer, config or self._config
         self._state = self._fit = None
         started = time.perf_counter()
         train, held_out = split(dataset, select_held_out(dataset, config.held_out, trainer.config.seed))
@@ -129,9 +130,9 @@ class RewardModel:
 
     def export(self, directory: Path, lineage: Mapping[str, Any]) -> Export:
         """Write the result of the last fit. Rank 0 writes; all ranks return the hash of the manifest."""
-        state, lora, base_model = self._state, self.trainer.config.lora, self.trainer.base_model
+        state, spec, base_model = self._state, self.trainer.adapter_spec, self.trainer.base_model
         assert state is not None, "there is nothing to export before a fit"
-        return export_directory(directory, lambda folder: write(folder, state, lora, base_model), lineage)
+        return export_directory(directory, lambda folder: write(folder, state, spec, base_model), lineage)
 
     def restore(self, directory: Path, sha256: str) -> None:
         """Load the reward model in a directory.
@@ -139,9 +140,7 @@ class RewardModel:
         Raises DamagedAdapter if it does not match the manifest with this hash or does not fit the base model.
         """
         self._state = self._fit = None
-        lora = self.trainer.config.lora
-        spec = None if lora is None else AdapterSpec.from_base_model(self.trainer.base_model, lora)
-        state = read(directory, sha256, spec)
+        state = read(directory, sha256, self.trainer.adapter_spec)
         self.trainer.policy.load_adapter(state.tensors, "reward")
         self._state = replace(state, tensors={})
 
@@ -178,13 +177,13 @@ def _check_size(train: PreferenceDataset, held_out: PreferenceDataset, config: R
             )
 
 
-def write(directory: Path, state: RewardModelState, lora: LoRAConfig | None, base_model: Path) -> None:
-    """Write a reward model into an empty directory. `lora` is None for full weights."""
+def write(directory: Path, state: RewardModelState, spec: AdapterSpec | None, base_model: Path) -> None:
+    """Write a reward model into an empty directory. `spec` is None for full weights."""
     head = {name: tensor for name, tensor in state.tensors.items() if name.startswith(REWARD_HEAD)}
     save_file(head, directory / HEAD)
-    if lora is not None:
+    if spec is not None:
         save_file({name: tensor for name, tensor in state.tensors.items() if name not in head}, directory / ADAPTER)
-        model_lora.write_config(directory, lora, base_model)
+        lora.write_config(directory, spec, base_model)
     metadata = {"platt": state.platt._asdict(), "metrics": state.metrics}
     (directory / METADATA).write_text(json.dumps(metadata, indent=1, sort_keys=True, allow_nan=False))
 

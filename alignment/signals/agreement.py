@@ -1,8 +1,9 @@
 """How often automated rewards agree in sign with people's feedback, with a confidence bound."""
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from alignment.signals.proportions import wilson_interval
 
 Z_SCORE = 2.576  # normal quantile of a one-sided 99.5 % bound
 
@@ -69,11 +70,9 @@ class Agreement:
 
 def wilson_upper(right: int, count: int, z: float = Z_SCORE) -> float:
     """Return the upper end of Wilson's interval. Example: wilson_upper(10, 30) is about 0.57"""
-    rate = right / count
-    centre, width = rate + z * z / (2 * count), z * math.sqrt((rate * (1 - rate) + z * z / (4 * count)) / count)
-    return (centre + width) / (1 + z * z / count)
+    return wilson_interval(right, count, z).high
 
 
 def weight_from_agreement(rate: float) -> float:
     """Return the weight of a source that agrees with people at this rate: 0 at chance (0.5), 1 if it always agrees."""
-    return min(1.0, max(0.0, 2 * rate - 1))
+    return max(0.0, 2 * rate - 1)

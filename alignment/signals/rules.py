@@ -80,7 +80,7 @@ def reports_error(content: Any) -> bool:
 
 
 def length(turn: RuleInput) -> float | None:
-    """Return 1 within the deployment's ATTUNE_LENGTH_RANGE, outside the penalty of `length_penalty`, down to -1."""
+    """Return 1 within `observability.length_range`, outside it the penalty of `length_penalty`, down to -1."""
     if turn.length_range is None or turn.state != "done" or not turn.num_output_tokens:
         return None
     return length_penalty(turn.num_output_tokens, *turn.length_range) or 1.0

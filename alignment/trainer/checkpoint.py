@@ -18,10 +18,8 @@ from torch import Tensor
 
 from alignment.artifacts.manifest import publish_directory, verify, write_manifest
 from alignment.artifacts.specs import ADAPTER, WEIGHTS, AdapterSpec, check_adapter
-from alignment.config.trainer import LoRAConfig
 from alignment.errors import DamagedAdapter
-from alignment.models import lora as model_lora
-from alignment.models import parallel
+from alignment.models import lora, parallel
 
 OPTIMIZER = Path("trainer/optimizer.safetensors")
 CRITIC = Path("trainer/critic.safetensors")
@@ -69,10 +67,10 @@ class Export:
 
 
 def export(
-    directory: Path, content: Checkpoint, lora: LoRAConfig | None, base_model: Path, lineage: Mapping[str, Any]
+    directory: Path, content: Checkpoint, spec: AdapterSpec | None, base_model: Path, lineage: Mapping[str, Any]
 ) -> Export:
     """Write a checkpoint as an immutable version directory, as `export_directory` does."""
-    return export_directory(directory, lambda folder: write(folder, content, lora, base_model), lineage)
+    return export_directory(directory, lambda folder: write(folder, content, spec, base_model), lineage)
 
 
 def export_directory(directory: Path, write: Callable[[Path], None], lineage: Mapping[str, Any]) -> Export:
@@ -100,18 +98,18 @@ def _write_and_rename(directory: Path, write: Callable[[Path], None], lineage: M
     return sha256
 
 
-def write(directory: Path, content: Checkpoint, lora: LoRAConfig | None, base_model: Path) -> None:
-    """Write a checkpoint into an empty directory. `lora` is None for full weights."""
+def write(directory: Path, content: Checkpoint, spec: AdapterSpec | None, base_model: Path) -> None:
+    """Write a checkpoint into an empty directory. `spec` is None for full weights."""
     assert content.actor.moments is not None, "a trainer always has moments"
     (directory / STATE).parent.mkdir()
-    if lora is None:
+    if spec is None:
         for path in base_model.iterdir():  # the configuration and the tokenizer, which an engine needs
             if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in path.name:
                 shutil.copyfile(path, directory / path.name)
         save_file(content.actor.tensors, directory / WEIGHTS, metadata={"format": "pt"})
     else:
         save_file(content.actor.tensors, directory / ADAPTER)
-        model_lora.write_config(directory, lora, base_model)
+        lora.write_config(directory, spec, base_model)
     save_file(content.actor.moments, directory / OPTIMIZER)
     if content.critic is not None and content.critic.moments is not None:
         tensors = {_TENSOR + name: tensor for name, tensor in content.critic.tensors.items()}

@@ -28,7 +28,8 @@ Step = tuple[list[int], list[list[int]]]  # a minibatch, and the micro-batches t
 class LossPart:
     """Samples that share an algorithm. `weight` multiplies its loss; `prefix` goes before the names of its metrics.
 
-    `epochs` holds, for each pass over the samples, one minibatch for each optimizer step.
+    `coupled` are the algorithm's sets of samples that share a micro-batch. `epochs` holds, for each pass over the
+    samples, one minibatch for each optimizer step.
     """
 
     algorithm: RLAlgorithm
@@ -37,15 +38,17 @@ class LossPart:
     data: TrainData
     weight: float = 1.0
     prefix: str = ""
+    coupled: Sequence[tuple[int, ...]] = ()
     epochs: list[list[Step]] = field(default_factory=list)
 
     def plan(self, epochs: int, minibatches: int, max_tokens: int, packing: Packing, seed: int) -> None:
         """Split the samples into minibatches and micro-batches, equally on every rank."""
-        generator, coupled = torch.Generator().manual_seed(seed), self.algorithm.coupled_samples(self.samples)
+        generator = torch.Generator().manual_seed(seed)
+        self.coupled = self.algorithm.coupled_samples(self.samples)
         self.epochs = [
             [
-                (minibatch, self._plan_micro_batches(minibatch, coupled, max_tokens, packing))
-                for minibatch in split_minibatches(self.samples, coupled, minibatches, generator)
+                (minibatch, self._plan_micro_batches(minibatch, max_tokens, packing))
+                for minibatch in split_minibatches(self.samples, self.coupled, minibatches, generator)
             ]
             for _ in range(epochs)
         ]
@@ -60,16 +63,18 @@ class LossPart:
         samples, sequences = [self.samples[index] for index in indices], [self.sequences[index] for index in indices]
         return LossPart(algorithm, samples, sequences, self.data.take(indices), weight, prefix)
 
-    def _plan_micro_batches(
-        self, minibatch: list[int], coupled: Sequence[Sequence[int]], max_tokens: int, packing: Packing
-    ) -> list[list[int]]:
+    def coupled_rows(self, rows: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Return the coupled sets among these samples, as positions in `rows`."""
+        position = {index: row for row, index in enumerate(rows)}
+        return tuple(tuple(position[i] for i in indices) for indices in self.coupled if indices[0] in position)
+
+    def _plan_micro_batches(self, minibatch: list[int], max_tokens: int, packing: Packing) -> list[list[int]]:
         """Return lists of sample indices, as `make_micro_batches` does for positions in the minibatch."""
-        position = {index: number for number, index in enumerate(minibatch)}
         micro_batches = make_micro_batches(
             [self.sequences[index] for index in minibatch],
             max_tokens,
             parallel.num_ranks(),
-            coupled=[[position[index] for index in indices] for indices in coupled if indices[0] in position],
+            coupled=self.coupled_rows(minibatch),
             packing=packing,
         )
         return [[minibatch[number] for number in micro_batch] for micro_batch in micro_batches]
@@ -83,7 +88,7 @@ def late_samples(data: TrainData, config: LateConfig) -> list[int]:
     one with a reward of 0, from which KTO learns nothing.
     """
     assert data.old_logprobs_BT is not None
-    kl_BT = kl_estimate(data.rollout_logprobs_BT, data.old_logprobs_BT, "k3") * data.mask_BT
+    kl_BT = kl_estimate(data.rollout_logprobs_BT, data.old_logprobs_BT, "k3") * data.response_mask_BT
     num_groups = int(data.group_B.max()) + 1
     kl_G, length_G = (
         torch.zeros(num_groups, device=kl_BT.device).index_add(0, data.group_B, values_B)

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from alignment.data.micro_batches import ScoredSequence
 from alignment.functional import kl_estimate
 from alignment.models import parallel
 from alignment.models.policy_model import PolicyModel
+from alignment.trainer.loss_reduction import ReducedLoss
 from alignment.trainer.scoring import score_micro_batches
 from alignment.types import Sample, TrainData
 
@@ -19,26 +22,47 @@ MIN_KL_SEQUENCES = 32
 
 
 class MetricAccumulator:
-    """Sums the metrics of one optimizer step over its micro-batches and ranks."""
+    """Adds up the metrics of one optimizer step over its micro-batches and ranks."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, Tensor | float] = {}  # of the metrics that are means
 
-    def add(self, metrics: dict[str, Tensor]) -> None:
-        """Add the metrics of one micro-batch."""
-        for name, value in metrics.items():
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+    def add(self, loss: ReducedLoss, weight: float, prefix: str = "") -> None:
+        """Add the terms of a micro-batch's loss, whose sums are reported, and its metrics, whose means are.
+
+        `weight` is 1 or 0; `prefix` goes before the names.
+        """
+        for name, value in loss.terms.items():
+            self._add(self.sums, prefix + name, value * weight)
+        for name, metric in loss.metrics.items():
+            self._add(self.sums, prefix + name, metric.sum.detach() * weight)
+            self._add(self.counts, prefix + name, metric.count * weight)
 
     def totals(self) -> dict[str, float]:
-        """Return the sums over all ranks. All ranks must call it, with the same metric names."""
-        names = sorted(self.sums)
-        values = parallel.sum_over_ranks(torch.stack([self.sums[name].float() for name in names]))
-        return dict(zip(names, values.tolist(), strict=True))
+        """Return the sums and the means over all ranks, without means over nothing.
+
+        All ranks must call it, with the same metric names.
+        """
+        names, means = sorted(self.sums), sorted(self.counts)
+        counts = [torch.as_tensor(self.counts[name]).to(self.sums[name]) for name in means]
+        values = torch.stack([value.float() for value in (*(self.sums[name] for name in names), *counts)])
+        totals = parallel.sum_over_ranks(values).tolist()
+        denominators = dict(zip(means, totals[len(names) :], strict=True))
+        return {
+            name: total / denominators.get(name, 1.0)
+            for name, total in zip(names, totals[: len(names)], strict=True)
+            if denominators.get(name, 1.0)
+        }
+
+    def _add(self, totals: dict[str, Any], name: str, value: Tensor | float) -> None:
+        totals[name] = totals[name] + value if name in totals else value
 
 
 def average_steps(steps: Sequence[dict[str, float]], steps_per_epoch: int) -> dict[str, float]:
     """Return the means over all steps; `reference_kl` over the last epoch, which is closest to the new policy."""
-    metrics = {name: fmean(step[name] for step in steps if name in step) for name in steps[0]}
+    names = dict.fromkeys(chain.from_iterable(steps))
+    metrics = {name: fmean(step[name] for step in steps if name in step) for name in names}
     if "reference_kl" in metrics:
         metrics["reference_kl"] = fmean(step["reference_kl"] for step in steps[-steps_per_epoch:])
     return metrics
@@ -63,7 +87,7 @@ def batch_metrics(samples: Sequence[Sample], data: TrainData) -> dict[str, float
 
     `samples` is the whole batch, `data` the part that the algorithm selected.
     """
-    is_output = data.mask_BT.bool()
+    is_output = data.response_mask_BT.bool()
     logprobs_BT = data.old_logprobs_BT if data.old_logprobs_BT is not None else data.rollout_logprobs_BT
     metrics = {
         **_summarize("critic/score", torch.tensor([sample.reward for sample in samples])),
@@ -73,7 +97,8 @@ def batch_metrics(samples: Sequence[Sample], data: TrainData) -> dict[str, float
         "training/samples": float(len(samples)),
         "training/off_policy/trajectory_staleness": fmean(sample.lag for sample in samples),
         "training/off_policy/trajectory_staleness_worst": float(max(sample.lag for sample in samples)),
-        "actor/entropy": -float(logprobs_BT[is_output].mean()),  # an estimate: the policy drew the samples itself
+        # An estimate: the policy drew the samples itself. The exact mean replaces it where the entropy is computed.
+        "actor/entropy": -float(logprobs_BT[is_output].mean()),
     }
     if data.advantages_BT is not None:
         metrics |= _summarize("critic/advantages", data.advantages_BT[is_output])
@@ -118,7 +143,7 @@ class UpdateKL:
         old_logprobs_BT = data.old_logprobs_BT
         if old_logprobs_BT is None:
             old_logprobs_BT = self._score() if score_old else data.rollout_logprobs_BT
-        self.old_logprobs_BT, self.mask_BT = old_logprobs_BT[self.rows], data.mask_BT[self.rows]
+        self.old_logprobs_BT, self.mask_BT = old_logprobs_BT[self.rows], data.response_mask_BT[self.rows]
 
     @property
     def num_tokens(self) -> float:
@@ -132,7 +157,7 @@ class UpdateKL:
 
     @torch.no_grad()
     def _score(self) -> Tensor:
-        return score_micro_batches(self.policy, self.sequences, self.micro_batches, self.data.mask_BT)
+        return score_micro_batches(self.policy, self.sequences, self.micro_batches, self.data.response_mask_BT)
 
 
 def _summarize(name: str, values: Tensor) -> dict[str, float]:

@@ -32,6 +32,12 @@ PROBE_TEXTS = (
     "Thank you, that was very helpful. Goodbye!",
     "I am sorry, but I cannot find anything about that.",
     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10",
+    "Yes, of course! We are open from nine to six, and on Saturdays until two.",
+    "No. Please write to our support team instead.",
+    "Here are three ways to do it: first, open the settings; second, choose your account; third, save the changes.",
+    "That is a great question, and I am glad that you asked it.",
+    "I understand that this is annoying. Let me see what I can do for you.",
+    "In short: it depends on the size, the colour and the date.",
 )
 MAX_TOKENS = 64
 
@@ -56,6 +62,16 @@ def score_micro_batch(
     """
     scores_N = policy(make_model_inputs(sequences, mask_BT.device, policy.packing), role)
     return torch.zeros_like(mask_BT).index_put(mask_BT.nonzero(as_tuple=True), scores_N)
+
+
+def score_with_entropy(
+    policy: PolicyModel, sequences: Sequence[ScoredSequence], mask_BT: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the actor's log-probs, and the entropy of each token's distribution, in nats.  → [B, T] each"""
+    inputs = make_model_inputs(sequences, mask_BT.device, policy.packing)
+    place, zeros_BT = mask_BT.nonzero(as_tuple=True), torch.zeros_like(mask_BT)
+    logprobs_N, entropy_N = policy(inputs, with_entropy=True)
+    return zeros_BT.index_put(place, logprobs_N), zeros_BT.index_put(place, entropy_N)
 
 
 @torch.no_grad()
@@ -114,6 +130,6 @@ def recompute_logprobs(
     if adapter:
         policy.load_adapter(load_file(adapter / ADAPTER))
     sequences = [ScoredSequence.from_sample(sample) for sample in samples]
-    logprobs_BT = score_sequences(policy, sequences, max_tokens=config.microbatch_tokens)
+    logprobs_BT = score_sequences(policy, sequences, max_tokens=config.micro_batch_tokens)
     rows = zip(logprobs_BT.cpu().numpy(), samples, strict=True)
     return [row[: len(sample.output_ids)] for row, sample in rows]

@@ -2,8 +2,11 @@
 
 The line search of TRPO (Schulman et al., 2015, appendix C), along the displacement that the optimizer has made. KL
 grows with the square of a small displacement and more slowly with that of a large one: from the second measurement on,
-the exponent is estimated, so that two or three measurements suffice. The factor also becomes the scale of the next
-update's learning rate, so that a rate that is far off is corrected once.
+the exponent is estimated, so that two or three measurements suffice.
+
+The learning rate is adapted too (`lr_factor`), so that the KL of the next update is about half the target. It is
+adapted after an update that was not scaled as well: otherwise a rate that was once too large would go on making
+updates of nearly the whole target, and one that was too small updates of 0.3 of it.
 """
 
 import math
@@ -17,7 +20,8 @@ MAX_MEASUREMENTS = 6
 MAX_FACTOR = 10.0  # one measurement changes the scale by at most this factor
 MAX_SCALE = 100.0
 MIN_EXPONENT, MAX_EXPONENT = 0.5, 2.0  # of KL as a power of the scale
-AIM = 0.8  # share of the target that the search aims at, because KL is not exactly quadratic
+AIM = 0.5  # share of the target that the search and the learning rate aim at
+MAX_LR_FACTOR = 10.0  # one update changes the learning rate by at most this factor
 MIN_SHARE = 0.3  # an update with less than this share of the target is made larger
 
 
@@ -31,6 +35,16 @@ class FittedStep:
     scale: float
     kl: float
     measurements: int
+
+    def lr_factor(self, target: float) -> float:
+        """Return what to multiply the learning rate with, so that such an update has the KL that is aimed at.
+
+        An update may be small by chance, so the rate grows more slowly than the update.
+        """
+        if self.kl <= 0:
+            return MAX_LR_FACTOR
+        factor = self.scale * (AIM * target / self.kl) ** 0.5
+        return min(max(factor if factor < 1 else factor**0.5, 1 / MAX_LR_FACTOR), MAX_LR_FACTOR)
 
 
 class TrustRegion:

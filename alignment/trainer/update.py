@@ -7,30 +7,28 @@ from itertools import chain, zip_longest
 
 from torch import Tensor
 
-from alignment.algorithms import RLAlgorithm
+from alignment.algorithms.base import RLAlgorithm, prepare_step
 from alignment.config.trainer import TrainerConfig
-from alignment.data.collate import collate, make_micro_batch
+from alignment.data.collate import collate
 from alignment.data.micro_batches import ScoredSequence
-from alignment.errors import ForeignSamples, NonFiniteUpdate, NoVariance, StepTooLarge
-from alignment.functional import aggregate, kl_estimate
+from alignment.errors import NonFiniteUpdate, NoVariance, StepTooLarge
+from alignment.functional import kl_estimate
 from alignment.models import parallel
 from alignment.models.base_model import ModelRole
 from alignment.models.policy_model import PolicyModel
+from alignment.trainer.foreign_samples import check_batch_mismatch, check_mismatch, check_token_ids
 from alignment.trainer.loss_part import LossPart, Step, late_samples, split_late
+from alignment.trainer.loss_reduction import LossReducer, MinibatchCounts, sum_metrics
 from alignment.trainer.metrics import MetricAccumulator, Stopwatch, UpdateKL, average_steps, batch_metrics
 from alignment.trainer.optimizer import Optimizer
-from alignment.trainer.scoring import score_micro_batch, score_micro_batches
+from alignment.trainer.scoring import score_micro_batch, score_micro_batches, score_with_entropy
 from alignment.trainer.trust_region import TrustRegion
-from alignment.types import Batch, MicroBatch, UpdateReport
-
-# The mismatch of one short reply varies more than the mean of a batch, so its limit is larger by this factor.
-SAMPLE_MISMATCH_FACTOR = 4.0
-MAX_LR_FACTOR = 10.0  # one update changes the learning rate by at most this factor
+from alignment.types import Batch, CriticMicroBatch, MicroBatch, UpdateReport
 
 
 @dataclass(frozen=True)
 class TrainContext:
-    """What every update of a trainer works with. It is the same for the life of the trainer.
+    """What every update of a trainer works with, until the trainer is configured for another policy.
 
     `optimizers` are those of the actor and, if there is one, of the critic.
     """
@@ -49,13 +47,15 @@ class Update:
 
         `kl_target_factor` multiplies the KL target of the configuration.
 
-        Raises NoVariance or NothingToCompare if the algorithm cannot use the batch.
+        Raises NoVariance or NothingToCompare if the algorithm cannot use the batch, ForeignSamples if it has foreign
+        token ids.
         """
         self.policy, self.algorithm = context.policy, context.algorithm
         self.optimizers, self.config = context.optimizers, context.config
         self.batch, self.step = batch, step
         target = self.config.kl_target
         self.kl_target = None if target is None else kl_target_factor * target
+        check_token_ids(batch.samples, self.policy.num_token_ids)
         self.samples = [batch.samples[index] for index in self.algorithm.select(batch.samples)]
         self.sequences = [ScoredSequence.from_sample(sample) for sample in self.samples]
         self.data = collate(self.samples, self.policy.device)
@@ -88,14 +88,14 @@ class Update:
         trust_region = self._make_trust_region()
         parts = self._split(whole)
         for part in parts:
-            part.algorithm.before_train_step(self.step, part.data)
+            prepare_step(part.algorithm, self.step, part.data)
         steps: list[dict[str, float]] = []
         planned = list(zip_longest(*(chain.from_iterable(part.epochs) for part in parts)))
         with self.stopwatch.measure("update_actor"):
             for minibatches in planned:
                 metrics = self._accumulate_gradient(parts, minibatches)
                 if not steps and not self.scores_old_logprobs:
-                    self._check_batch_mismatch(metrics["rollout_corr/mismatch"])
+                    self._check_first_step(metrics["rollout_corr/mismatch"], whole.first_epoch)
                 elif steps and self._exceeds_max_kl(metrics):
                     for optimizer in self.optimizers.values():
                         optimizer.zero_grad()
@@ -155,9 +155,7 @@ class Update:
             kl, optimizer = fitted.kl, self.optimizers["actor"]
             if fitted.scale == 0:
                 raise StepTooLarge("No fraction of the update has a KL within the target: the policy was not changed.")
-            # An update may be small by chance, so the rate grows more slowly than the update.
-            factor = max(fitted.scale, 1 / MAX_LR_FACTOR) if fitted.scale < 1 else min(fitted.scale**0.5, MAX_LR_FACTOR)
-            optimizer.lr_scale *= factor
+            optimizer.lr_scale *= fitted.lr_factor(trust_region.target)
             metrics |= {
                 "actor/step_scale": fitted.scale,
                 "actor/lr_scale": optimizer.lr_scale,
@@ -170,7 +168,7 @@ class Update:
     def _plan(self, part: LossPart) -> None:
         settings, config = part.algorithm.config, self.config
         seed = config.seed + self.step
-        part.plan(settings.epochs, settings.minibatches, config.microbatch_tokens, self.policy.packing, seed)
+        part.plan(settings.epochs, settings.minibatches, config.micro_batch_tokens, self.policy.packing, seed)
 
     def _split(self, whole: LossPart) -> list[LossPart]:
         """Return the parts of the batch that are learned from with different losses."""
@@ -194,7 +192,7 @@ class Update:
         if self.scores_old_logprobs:
             with self.stopwatch.measure("old_log_prob"):
                 self.data.old_logprobs_BT = self._score_role("actor", micro_batches)
-            self._check_sample_mismatch(self.data.old_logprobs_BT)
+            check_mismatch(self.samples, self.data, self.data.old_logprobs_BT, self.config)
         if self.algorithm.needs_reference:
             with self.stopwatch.measure("reference"):
                 self.data.ref_logprobs_BT = self._score_role("reference", micro_batches)
@@ -202,35 +200,14 @@ class Update:
             with self.stopwatch.measure("values"):
                 self.data.values_BT = self._score_role("critic", micro_batches)
 
-    def _score_role(self, role: ModelRole, micro_batches: list[list[int]]) -> Tensor:
-        return score_micro_batches(self.policy, self.sequences, micro_batches, self.data.mask_BT, role)
-
-    def _check_batch_mismatch(self, mismatch: float) -> None:
-        """Raise ForeignSamples if |recorded − recomputed| log-prob, in the mean of all tokens, exceeds the limit."""
+    def _check_first_step(self, mismatch: float, micro_batches: list[list[int]]) -> None:
+        """Check the mismatch of the first step. If it is too large, look for turns that alone are foreign."""
         if not mismatch <= self.config.max_mismatch:
-            raise ForeignSamples(
-                f"The recorded log-probs differ by {mismatch:.3g} nats per token from those of the policy before the "
-                f"update (max_mismatch is {self.config.max_mismatch:g}): the samples were generated with other weights "
-                "or at another temperature."
-            )
+            check_mismatch(self.samples, self.data, self._score_role("actor", micro_batches), self.config)
+            check_batch_mismatch(mismatch, self.config.max_mismatch)
 
-    def _check_sample_mismatch(self, old_logprobs_BT: Tensor) -> None:
-        """Check the mismatch of each sample of the policy before the update, because a mean hides a single sample.
-
-        The mean is checked too: of those samples, or of all without `TrainerConfig.late`. Raises ForeignSamples.
-        """
-        difference_BT = (old_logprobs_BT - self.data.rollout_logprobs_BT).abs() * self.data.mask_BT
-        checked = [index for index, sample in enumerate(self.samples) if sample.lag == 0 or self.config.late is None]
-        if checked:
-            self._check_batch_mismatch(float(difference_BT[checked].sum() / self.data.mask_BT[checked].sum()))
-        mismatch_B = difference_BT.sum(-1) / self.data.mask_BT.sum(-1)
-        limit = SAMPLE_MISMATCH_FACTOR * self.config.max_mismatch
-        for sample, mismatch in zip(self.samples, mismatch_B.tolist(), strict=True):
-            if sample.lag == 0 and not mismatch <= limit:
-                raise ForeignSamples(
-                    f"Turn {sample.turn_id}: the recorded log-probs differ by {mismatch:.3g} nats per token from those "
-                    f"of the policy before the update (limit {limit:g}): the turn was generated with other weights."
-                )
+    def _score_role(self, role: ModelRole, micro_batches: list[list[int]]) -> Tensor:
+        return score_micro_batches(self.policy, self.sequences, micro_batches, self.data.response_mask_BT, role)
 
     def _accumulate_gradient(self, parts: Sequence[LossPart], minibatches: Sequence[Step | None]) -> dict[str, float]:
         """Leave the gradient of the parts' minibatches on the parameters, and return their metrics.
@@ -240,48 +217,54 @@ class Update:
         accumulator = MetricAccumulator()
         for part, planned in zip(parts, minibatches, strict=True):
             minibatch, micro_batches = planned or ([], [])
+            counts = MinibatchCounts.of(part.data, minibatch, part.coupled)
             for micro_batch in micro_batches[parallel.rank() :: parallel.num_ranks()]:
                 # A rank with an empty micro-batch computes another one with weight 0, to take part in the collectives.
                 rows = micro_batch or min((other for other in micro_batches if other), key=len)
                 roles: Iterable[ModelRole] = self.optimizers if part.algorithm is self.algorithm else ("actor",)
                 for role in roles:
-                    accumulator.add(self._backward(part, role, minibatch, rows, weight=float(bool(micro_batch))))
+                    self._backward(part, role, counts, rows, accumulator, weight=float(bool(micro_batch)))
         return accumulator.totals()
 
     def _backward(
-        self, part: LossPart, role: ModelRole, minibatch: list[int], rows: list[int], *, weight: float
-    ) -> dict[str, Tensor]:
-        """Run the forward and backward pass of one micro-batch, and return its metrics. `weight` is 1 or 0."""
-        sequences = [part.sequences[index] for index in rows]
-        scored_BT = score_micro_batch(self.policy, sequences, part.data.mask_BT[rows], role)
-        micro_batch = make_micro_batch(part.data, minibatch, rows, scored_BT)
-        if role == "actor":
-            result = self._divergence_metrics(micro_batch) | part.algorithm.compute_loss(micro_batch)
+        self,
+        part: LossPart,
+        role: ModelRole,
+        counts: MinibatchCounts,
+        rows: list[int],
+        accumulator: MetricAccumulator,
+        weight: float,
+    ) -> None:
+        """Run the forward and backward pass of one micro-batch, and add its metrics. `weight` is 1 or 0."""
+        algorithm, place = part.algorithm, (part.data, tuple(rows), part.coupled_rows(rows))
+        sequences, mask_BT = [part.sequences[index] for index in rows], part.data.response_mask_BT[rows]
+        if role == "critic":
+            values = CriticMicroBatch(*place, score_micro_batch(self.policy, sequences, mask_BT, role))
+            reduced = LossReducer(counts).reduce(algorithm.compute_value_loss(values), values, "critic/vf_loss")
         else:
-            result = dict(part.algorithm.compute_value_loss(micro_batch))
-        loss = result.pop("loss") * weight * part.weight
+            if algorithm.needs_entropy:
+                inputs = MicroBatch(*place, *score_with_entropy(self.policy, sequences, mask_BT))
+            else:
+                inputs = MicroBatch(*place, score_micro_batch(self.policy, sequences, mask_BT, role))
+            reducer = LossReducer(counts, algorithm.aggregation, algorithm.horizon)
+            reduced = reducer.reduce(algorithm.compute_loss(inputs), inputs, "actor/pg_loss")
+            reduced.metrics.update(sum_metrics(self._divergence_metrics(inputs), inputs) | reduced.metrics)
+        loss = reduced.loss * weight * part.weight
         (loss * parallel.num_ranks()).backward()  # FSDP averages over the ranks
-        return {part.prefix + name: value.detach() * weight for name, value in result.items()}
+        accumulator.add(reduced, weight, part.prefix)
 
-    def _divergence_metrics(self, micro_batch: MicroBatch) -> dict[str, Tensor]:
+    def _divergence_metrics(self, inputs: MicroBatch) -> dict[str, Tensor]:
         """Return how far the current policy is from the recorded log-probs and from the old policy, per token.
 
         If `max_kl` is enforced, the recorded log-probs stand in for an old policy that was not scored. An algorithm
         that reports `actor/ppo_kl_k3` itself replaces the value.
         """
-        new_BT, mask_BT = micro_batch.logprobs_BT.detach(), micro_batch.mask_BT
-        data = micro_batch.batch
-        rollout_BT = micro_batch.rows(data.rollout_logprobs_BT)
-
-        def token_mean(x_BT: Tensor) -> Tensor:
-            return aggregate(x_BT, mask_BT, "token-mean", denominator=micro_batch.num_tokens)
-
-        metrics = {"rollout_corr/mismatch": token_mean((new_BT - rollout_BT).abs())}
-        if data.old_logprobs_BT is not None:
-            old_BT = micro_batch.rows(data.old_logprobs_BT)
-            metrics["actor/ppo_kl_k3"] = token_mean(kl_estimate(old_BT, new_BT, "k3"))
+        new_BT, rollout_BT = inputs.logprobs_BT.detach(), inputs.rollout_logprobs_BT
+        metrics = {"rollout_corr/mismatch": (new_BT - rollout_BT).abs()}
+        if inputs.batch.old_logprobs_BT is not None:
+            metrics["actor/ppo_kl_k3"] = kl_estimate(inputs.old_logprobs_BT, new_BT, "k3")
         elif self.enforces_max_kl:
-            metrics["actor/ppo_kl_k3"] = token_mean(kl_estimate(rollout_BT, new_BT, "k3"))
+            metrics["actor/ppo_kl_k3"] = kl_estimate(rollout_BT, new_BT, "k3")
         return metrics
 
     def _exceeds_max_kl(self, metrics: dict[str, float]) -> bool:
