@@ -1,7 +1,8 @@
 """${message}
 
 Revises: ${down_revision | comma,n}
-Old code still runs while this does: expand now, backfill apart, contract later.
+Old code runs on the result: expand now (migrations/online.py builds indexes and fills columns), contract later. If old
+code does not, set `oldest_code` to the oldest revision whose code does.
 """
 
 import sqlalchemy as sa
