@@ -14,30 +14,41 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.chat.endpoints import router as chat
 from app.chat.turn_writer import TurnWriter
+from app.console import application as console
+from app.console.sign_in import link_router as console_links
 from app.core import errors
 from app.core.database import Database
+from app.core.draining_server import is_draining
 from app.core.http import Services, document_json_bodies
 from app.core.jobs import TaskSender, make_celery
 from app.core.rate_limits import RateLimiter
+from app.core.request_log import REQUEST_ID
 from app.core.settings import Settings, get_settings
 from app.core.telemetry import Telemetry
 from app.datasets.endpoints import router as datasets
 from app.datasets.imports import ReaderSlots
 from app.deployments.endpoints import pin_router as pins
 from app.deployments.endpoints import router as deployments
+from app.deployments.policy_endpoints import router as policy_changes
 from app.deployments.version_router import VersionRouter
 from app.feedback.endpoints import router as feedback
-from app.feedback.feedback_writer import FeedbackWriter
+from app.feedback.endpoints import secret_router as token_secrets
+from app.feedback.feedback_writer import FeedbackLimits, FeedbackWriter
 from app.feedback.vote_endpoints import router as votes
 from app.inference.client import EnginePool, load_engine_keys
 from app.models import new_id
 from app.ops.adapter_files import router as adapter_files
 from app.ops.audit import router as audit
+from app.ops.event_stream import OpenStreams
+from app.ops.event_stream import router as event_stream
 from app.ops.metrics import router as metrics
 from app.ops.status import router as status
+from app.ops.webhook_endpoints import router as webhooks
 from app.policies.endpoints import router as policies
+from app.policies.version_comparison import router as version_comparison
 from app.privacy.endpoints import router as privacy
 from app.privacy.lineage_endpoints import router as lineage
+from app.privacy.retention_endpoints import router as retention
 from app.projects.auth import ApiKeyCache
 from app.projects.endpoints import router as projects
 from app.raters.endpoints import router as raters
@@ -45,8 +56,9 @@ from app.responses.endpoints import router as responses
 from app.training.endpoints import router as training
 from app.training.reward_model_endpoints import router as reward_models
 from app.training.rollout_endpoints import router as rollouts
+from app.turns.endpoints import router as turns
 
-DRAIN_SECONDS = 3.0  # after uvicorn has waited for 10 s: the turns of replies that it cut are still recorded
+DRAIN_SECONDS = 3.0  # after the server has waited for running replies: the turns of those it cut are still recorded
 NUL_IN_URL = errors.BadRequest("The URL holds a NUL character, which no name may contain.", code="invalid_url")
 # Headers that OpenAI's generated clients send, without the prefix "x-stainless-".
 STAINLESS_HEADERS = (
@@ -63,9 +75,14 @@ CORS_RESPONSE_HEADERS = [
     *("idempotent-replayed", "retry-after", "x-rows", "x-rows-left-out", "x-columns-left-out"),
     *(f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")),
 ]
-ADMIN_ROUTERS = (audit, training, deployments, lineage, pins, raters, reward_models, rollouts, privacy, votes)
-APPLICATION_ROUTERS = (chat, responses, feedback, policies, projects, datasets)
-OPERATION_ROUTERS = (status, metrics, adapter_files)
+ADMIN_ROUTERS = (
+    *(audit, training, deployments, lineage, pins, raters),
+    *(reward_models, rollouts, privacy, retention, token_secrets, version_comparison, votes, webhooks),
+    console_links,
+)
+# `turns` comes before `feedback`, whose ids would match the path of its search.
+APPLICATION_ROUTERS = (chat, responses, turns, feedback, policies, policy_changes, projects, datasets)
+OPERATION_ROUTERS = (status, event_stream, metrics, adapter_files)
 
 _router = APIRouter()
 for domain_router in (*ADMIN_ROUTERS, *APPLICATION_ROUTERS, *OPERATION_ROUTERS):
@@ -77,8 +94,8 @@ ROUTES = _router.routes  # FastAPI prepares them once, on first use, for every a
 class RequestMiddleware:
     """Adds `x-request-id` to every response, errors included, times requests, and refuses URLs with a NUL character.
 
-    Headers that a dependency leaves at `request.state.headers` are added too, whoever creates the response. A request
-    lasts until the last byte of its response is sent.
+    Headers that a dependency leaves at `request.state.headers` are added too, whoever creates the response. While the
+    server drains, responses close their connections. A request lasts until the last byte of its response is sent.
     """
 
     def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
@@ -88,25 +105,36 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began_at, status = time.perf_counter(), None
+        began_at, status, streams = time.perf_counter(), None, False
+        route = self._telemetry.timed_route(scope["method"], scope["path"])
         state = scope.setdefault("state", {})
         state["request_id"] = new_id("req")
+        REQUEST_ID.set(state["request_id"])  # of this task alone; it also logs an error that leaves the application
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status
+            nonlocal status, streams
+            if streams and route is not None and message["type"] == "http.response.body":
+                streams = False  # the first event alone is timed
+                self._telemetry.record_first_token(route, time.perf_counter() - began_at)
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(raw=list(message.get("headers", [])))
                 headers.update({"x-request-id": state["request_id"], **state.get("headers", {})})
+                if is_draining(scope):
+                    headers["connection"] = "close"
+                streams = headers.get("content-type", "").startswith("text/event-stream")
                 message["headers"] = headers.raw
             await send(message)
 
         has_nul = b"%00" in scope["raw_path"] + b"?" + scope["query_string"]
         app = NUL_IN_URL.response() if has_nul else self.app
+        if route is not None:
+            self._telemetry.record_begin(route)
         try:
             await app(scope, receive, send_with_headers)
         finally:
-            self._telemetry.record_request(scope["method"], scope["path"], status, time.perf_counter() - began_at)
+            if route is not None:
+                self._telemetry.record_request(route, status, time.perf_counter() - began_at)
 
 
 class Api(FastAPI):
@@ -141,17 +169,18 @@ def create_app(settings: Settings) -> Api:
 
     @asynccontextmanager
     async def lifespan(app: Api) -> AsyncIterator[None]:
-        task_sender = TaskSender(make_celery(settings.broker_url, settings.broker_dir))
+        task_sender = TaskSender(make_celery(settings.broker.url, settings.broker_dir))
         put = app.services.put
         put(settings)
-        db = put(Database(settings.database, task_sender, seconds=settings.database_seconds))
-        put(VersionRouter(db, settings.route_cache_seconds))
+        db = put(Database(settings.database_url, task_sender, seconds=settings.database.request_timeout_seconds))
+        put(VersionRouter(db, settings.server.route_cache_seconds))
         put(TurnWriter(db, app.services.get(Telemetry)))
-        engines = put(EnginePool(put(load_engine_keys(settings)), read_timeout=settings.chat_timeout_seconds))
-        put(ApiKeyCache(settings.key_cache_seconds))
-        put(RateLimiter(settings.limits_url, settings.requests_per_minute, settings.max_concurrency))
-        put(FeedbackWriter(db))
+        engines = put(EnginePool(put(load_engine_keys(settings)), read_timeout=settings.server.chat_timeout_seconds))
+        put(ApiKeyCache(settings.server.key_cache_seconds))
+        put(RateLimiter(settings.limits.url, settings.limits.requests_per_minute, settings.limits.max_concurrency))
+        put(FeedbackWriter(db, FeedbackLimits.from_settings(settings)))
         put(ReaderSlots())
+        put(OpenStreams())
         yield
         await app.services.get(TurnWriter).drain(DRAIN_SECONDS)
         await app.services.get(RateLimiter).close()
@@ -160,13 +189,15 @@ def create_app(settings: Settings) -> Api:
         task_sender.close()
 
     app = Api(
-        settings.cors_origins,
+        settings.server.cors_origins,
         routes=ROUTES,
         title="Attune",
         summary="Chats, feedback and versions of a model that learns online.",
         lifespan=lifespan,
     )
     errors.install_error_handlers(app)
+    if settings.server.console:
+        app.mount(console.PATH, console.create_console(app.services))
     return app
 
 
@@ -174,6 +205,7 @@ def serve() -> FastAPI:
     """Return the application for `uvicorn --factory app.main:serve`, one per process."""
     app = create_app(get_settings())
     list(iter_route_contexts(app.routes))  # prepares the routes, so that the first requests need not wait
+    app.openapi()  # half a second, during which the event loop would stand still
     gc.collect()
     gc.freeze()  # the libraries' objects stay alive; collecting them again would pause replies for 100 ms
     return app

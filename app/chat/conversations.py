@@ -6,7 +6,7 @@ The parent is found by hashes of the messages, so that unmodified clients get co
 import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import orjson
@@ -14,8 +14,10 @@ from sqlalchemy import ColumnElement, case, exists, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import aliased
 
+from app.chat import histories
+from app.chat.histories import History
 from app.inference.client import EngineClient
-from app.inference.request import ChatCall
+from app.inference.request import ChatCall, offered_tools
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Origin, Turn
 from app.projects.auth import Caller
@@ -44,15 +46,23 @@ class ParentTurn:
     parent_id: str | None
     prefix_hash: str | None
     finish_reason: str | None
-    prompt_ids: list[int] | None
+    reply: dict[str, Any] | None
     output_ids: list[int] | None
     sampling: dict[str, Any]
     request_params: dict[str, Any]
     num_messages: int | None = None
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    prompt_ids: list[int] | None = None
 
     @property
-    def tools(self) -> list[dict[str, Any]]:
-        return [] if self.request_params.get("tool_choice") == "none" else self.request_params.get("tools", [])
+    def history(self) -> History:
+        """Its messages and tokens, which the next prompt may begin with."""
+        reply, tokens = [self.reply] if self.reply else [], [*(self.prompt_ids or ()), *(self.output_ids or ())]
+        return History(self.id, [*self.messages, *reply], tokens if self.prompt_ids else [])
+
+    @property
+    def tools(self) -> list[Mapping[str, Any]]:
+        return offered_tools(self.request_params.get("tools", []), self.request_params.get("tool_choice"))
 
     @property
     def may_omit_tool_calls(self) -> bool:
@@ -60,7 +70,8 @@ class ParentTurn:
         return self.finish_reason == "tool_calls" and self.request_params.get("parallel_tool_calls") is False
 
 
-PARENT_COLUMNS = [getattr(Turn, field.name) for field in fields(ParentTurn) if field.name != "num_messages"]
+PROMPT_FIELDS = ("num_messages", "messages", "prompt_ids")
+PARENT_COLUMNS = [getattr(Turn, one.name) for one in fields(ParentTurn) if one.name not in PROMPT_FIELDS]
 
 
 def prefix_hashes(messages: Messages) -> list[str]:
@@ -133,7 +144,15 @@ def _find_turn(
     """Return the first turn in this order, the newest among equal ones; None if no turn matches."""
     query = select(*PARENT_COLUMNS).where(*conditions).order_by(*order, Turn.created_at.desc()).limit(1)
     row = connection.execute(query).one_or_none()
-    return None if row is None else ParentTurn(*row)
+    if row is None:
+        return None
+    messages = connection.execute(histories.select_messages([row.id])).all()
+    prompt_ids = connection.execute(histories.select_prompt_ids([row.id])).all()
+    return replace(
+        ParentTurn(*row),
+        messages=histories.join_messages(messages, [row.id]).get(row.id, []),
+        prompt_ids=histories.join_prompt_ids(prompt_ids, [row.id]).get(row.id),
+    )
 
 
 async def reuse_parent_tokens(

@@ -6,29 +6,29 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Path, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response, StreamingResponse
 
-from app.chat import repository, schemas, service
+from app.chat import histories, repository, schemas, service
 from app.chat.repository import CompletionRows
 from app.chat.schemas import Choice, CompletionView, MetadataKey, MetadataValue, Usage
 from app.core.errors import ERROR_RESPONSES, AttuneError, BadRequest, NotFound
 from app.core.http import EVENT_STREAM, StrictModel, json_body, json_response
 from app.core.pagination import Page
 from app.deployments.version_router import resolve_model
-from app.models import AuditAction, Policy, Turn, TurnState, Version, record_audit
+from app.models import AuditAction, Policy, Turn, TurnState, Version, record_audit, to_completion_id
 from app.policies import repository as policies
 from app.policies import service as policy_service
 from app.policies.references import version_name
-from app.projects.auth import ChatCaller, DatabaseDep
+from app.projects.auth import ChatCaller, DatabaseDep, GeneratingCaller
 
 router = APIRouter(prefix="/v1", tags=["chat"], responses=ERROR_RESPONSES)
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"content": EVENT_STREAM, "description": "a completion, or a stream of chunks"}
 }
 ModelName = Annotated[str, Path(min_length=1, max_length=128)]
-CompletionId = Annotated[str, Path(min_length=1, max_length=255)]
+CompletionId = Annotated[str, Path(min_length=1, max_length=255), AfterValidator(to_completion_id)]
 Limit = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(min_length=1, max_length=255)]
 Order = Literal["asc", "desc"]
@@ -126,7 +126,7 @@ class MetadataUpdate(StrictModel):
 @router.post("/chat/completions", response_model=schemas.CompletionView, responses=RESPONSES)
 async def chat(
     request: Request,
-    caller: ChatCaller,
+    caller: GeneratingCaller,
     body: Annotated[schemas.ChatRequest, json_body(schemas.ChatRequest, parse=schemas.parse_chat_request)],
 ) -> Response:
     """Answer a chat, as OpenAI's chat completions do. Every completion is stored and can be given feedback."""
@@ -206,10 +206,11 @@ async def list_messages(
 ) -> Any:
     """List the messages of the request."""
     async with db.read() as session:
-        turns, _, _ = await repository.get_completion(session, caller.project_id, completion_id)
+        [first, *_], _, _ = await repository.get_completion(session, caller.project_id, completion_id)
+        stored = await histories.read_messages(session, [first.id])
     messages = [
         StoredMessage(**{"content": None, **message, "id": f"{completion_id}-{index}"})
-        for index, message in enumerate(turns[0].messages)
+        for index, message in enumerate(stored.get(first.id, []))
     ]
     if order == "desc":
         messages.reverse()

@@ -6,7 +6,7 @@ Sampling parameters have limits, and some of them exclude a turn from training.
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.orm import aliased
 
 from app.chat.conversations import CONVERSATION_ID_KEY, ParentTurn, conversation_hash, find_parent, reuse_parent_tokens
+from app.chat.histories import History
 from app.chat.schemas import ChatRequest
 from app.chat.turn_writer import EngineWeights, TurnStart
 from app.core.database import Database, now
@@ -24,7 +25,7 @@ from app.core.settings import Settings
 from app.deployments.version_router import RequestIdentity, VersionRouter
 from app.inference.client import BASE_WEIGHTS, EngineClient, EnginePool
 from app.inference.request import ChatCall, Sampling
-from app.models import Sample, Turn, new_id
+from app.models import Sample, Turn, new_id, to_completion_id
 from app.projects.auth import Caller
 from app.projects.service import NO_CONSENT, withholds_consent
 
@@ -42,15 +43,29 @@ class RequestContext:
     num_retries: int
 
     @classmethod
-    def from_request(cls, request: ChatRequest, headers: Mapping[str, str]) -> "RequestContext":
-        """Raises BadRequest for a conversation id that cannot be stored."""
-        conversation_id = request.metadata.get(CONVERSATION_ID_KEY) or headers.get("x-conversation-id") or None
+    def from_request(
+        cls, request: ChatRequest, headers: Mapping[str, str], continued_id: str | None = None
+    ) -> "RequestContext":
+        """Raises BadRequest for a conversation id that cannot be stored. `continued_id`: if the client names none."""
+        conversation_id = request.metadata.get(CONVERSATION_ID_KEY) or headers.get("x-conversation-id") or continued_id
         if conversation_id is not None and (len(conversation_id) > 255 or "\x00" in conversation_id):
             raise BadRequest("A conversation's id holds at most 255 characters.", param="x-conversation-id")
         body = orjson.dumps(request.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)
         count = headers.get("x-stainless-retry-count", "0")
         num_retries = int(count) if count.isdecimal() and len(count) < 4 else 0
         return cls(request, hashlib.sha256(body).hexdigest(), conversation_id, num_retries)
+
+
+@dataclass(frozen=True)
+class WireDetails:
+    """What another wire format adds to a chat request.
+
+    `conversation_id`: the conversation that it continues, unless the client names one. `recorded_params`: parameters
+    that a chat request does not have, for the turn's `request_params`.
+    """
+
+    conversation_id: str | None = None
+    recorded_params: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,7 @@ class Plan:
     conversation_id: str
     turn_start: TurnStart
     length_range: tuple[int, int] | None = None
+    history: History | None = None
 
     @property
     def id(self) -> str:
@@ -80,27 +96,35 @@ class Plan:
         return headers
 
 
-async def plan_completion(services: Services, caller: Caller, request: ChatRequest, headers: Mapping[str, str]) -> Plan:
+async def plan_completion(
+    services: Services,
+    caller: Caller,
+    request: ChatRequest,
+    headers: Mapping[str, str],
+    request_id: str,
+    details: WireDetails,
+) -> Plan:
     """Decide which version answers, on which engine, and prepare the engine calls and the turn rows.
 
+    The completion gets the id of the request with another prefix, so that either leads to it.
     Raises NotFound for an unknown model, BadRequest for a request beyond the limits, Unavailable without an engine.
     """
     router, settings = services.get(VersionRouter), services.get(Settings)
     target = await router.resolve(caller.project_id, request.model)
     sampling = to_sampling(request, settings)  # first: what follows takes longer for a longer prompt
-    context = RequestContext.from_request(request, headers)
+    context = RequestContext.from_request(request, headers, details.conversation_id)
     messages = [message.to_template_message() for message in request.messages]
     parent, retried_turns = await _load_history(services.get(Database), caller, context, messages)
     sampled_turn_id = next((row.id for row in retried_turns if row.has_sample), None)
     conversation_id = context.conversation_id or (parent.conversation_id if parent else None) or new_id("conv")
-    parent_version = parent.version_id if parent and parent.policy_id == target.model.policy_id else None
-    identity = RequestIdentity(caller.key_id, conversation_id, request.end_user, parent_version)
-    route = await router.select_version(target, identity)
+    previous = (parent.version_id, parent.policy_id) if parent else (None, None)
+    identity = RequestIdentity(caller.key_id, conversation_id, request.end_user, *previous)
+    route = await router.select_policy_and_version(caller.project_id, target, identity)
     model = route.model
     engine, url = route.engines[conversation_hash(messages) % len(route.engines)]
     client = services.get(EnginePool).get(url)
     call = ChatCall(
-        rid=new_id("chatcmpl"),
+        rid=to_completion_id(request_id),
         messages=messages,
         sampling=sampling,
         adapter=model.adapter,
@@ -112,7 +136,7 @@ async def plan_completion(services: Services, caller: Caller, request: ChatReque
         top_logprobs=request.top_logprobs,
         include_usage=request.include_usage,
         extra_key=model.weights or model.base_model,
-        weights=(model.weights or BASE_WEIGHTS) if settings.adaptation == "full" else None,
+        weights=(model.weights or BASE_WEIGHTS) if settings.trainer.adaptation == "full" else None,
     )
     reuse_outcome = None
     if parent is not None:
@@ -120,7 +144,10 @@ async def plan_completion(services: Services, caller: Caller, request: ChatReque
         call = replace(call, prompt_ids=prompt_ids)
     exclusion_reason = _exclusion_reason(caller, request, sampling, sampled_turn_id)
     calls = (call, *(_additional_choice(call, index) for index in range(1, request.n)))
-    request_params = request.recorded_params()
+    request_params = {**request.recorded_params(), **details.recorded_params}
+    history = parent.history if parent is not None and settings.database.share_histories else None
+    first_history = history.columns(messages) if history else {"history_id": None, "num_history_messages": 0}
+    same_prompt = {"history_id": call.rid, "num_history_messages": len(messages)}
     turns = [
         {
             "id": choice.rid,
@@ -133,7 +160,8 @@ async def plan_completion(services: Services, caller: Caller, request: ChatReque
             "route_reason": route.route_reason,
             "engine": engine,
             "stream": request.stream,
-            "messages": messages,
+            "own_messages": messages,
+            **(same_prompt if index and settings.database.share_histories else first_history),
             "sampling": choice.sampling.body(),
             "request_params": request_params,
             "conversation_id": conversation_id,
@@ -150,7 +178,7 @@ async def plan_completion(services: Services, caller: Caller, request: ChatReque
         {"turn_id": call.rid, "project_id": caller.project_id, "key": key, "value": value}
         for key, value in request.metadata.items()
     ]
-    weights = EngineWeights(engine, model.weights, model.name) if settings.adaptation == "full" else None
+    weights = EngineWeights(engine, model.weights, model.name) if settings.trainer.adaptation == "full" else None
     replaced_turn_ids = () if sampled_turn_id else tuple(row.id for row in retried_turns)
     return Plan(
         label=model.name,
@@ -159,27 +187,29 @@ async def plan_completion(services: Services, caller: Caller, request: ChatReque
         calls=calls,
         conversation_id=conversation_id,
         turn_start=TurnStart(turns, metadata, replaced_turn_ids, weights),
-        length_range=settings.length_range,
+        length_range=settings.observability.length_range,
+        history=history,
     )
 
 
 def to_sampling(request: ChatRequest, settings: Settings) -> Sampling:
     """Return the engine's sampling parameters. Raises BadRequest when the request exceeds a limit of the settings."""
-    if request.n > settings.max_choices:
-        raise BadRequest(f"'n' may be at most {settings.max_choices}.", param="n", code="invalid_value")
+    if request.n > settings.limits.max_choices:
+        raise BadRequest(f"'n' may be at most {settings.limits.max_choices}.", param="n", code="invalid_value")
     max_tokens = request.max_completion_tokens or request.max_tokens
-    cap = settings.output_token_cap
+    cap = settings.limits.max_output_tokens
     if max_tokens is not None and max_tokens * request.n > cap:
         param = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
         error = f"One request may ask for at most {cap} tokens over all choices."
         raise BadRequest(error, param=param, code="invalid_value")
     sizes = request.prompt_chars
-    if (length := sum(sizes.values())) > settings.prompt_char_cap:
+    limit = settings.limits.max_prompt_chars
+    if (length := sum(sizes.values())) > limit:
         longest = max(sizes, key=sizes.__getitem__)
-        error = f"Messages, tools and response format hold {length} characters; at most {settings.prompt_char_cap} are "
+        error = f"Messages, tools and response format hold {length} characters; at most {limit} are "
         raise BadRequest(f"{error}allowed. Shorten '{longest}'.", param=longest, code="context_length_exceeded")
     return Sampling(
-        max_tokens=max_tokens or min(settings.max_output_tokens, cap // request.n),
+        max_tokens=max_tokens or min(settings.server.default_max_tokens, cap // request.n),
         temperature=request.temperature,
         top_p=request.top_p,
         stop=request.stop_strings,

@@ -1,10 +1,12 @@
 """Queries on stored completions: chat turns that are not deleted. Rollouts are no completions."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from sqlalchemy import ColumnElement, and_, case, delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.chat import histories
 from app.core.database import now
 from app.core.errors import NotFound
 from app.core.pagination import apply_keyset
@@ -26,8 +28,12 @@ from app.models import (
 from app.policies.references import parse_reference
 from app.projects.service import NO_CONSENT, withholds_consent
 from app.training import unlearning
+from app.training.vote_totals import reopen_votes_on_turns
 
-ERASED_COLUMNS = ("reply", "prompt_ids", "output_ids", "logprobs", "prefix_hash", "end_user", "request_sha256")
+ERASED_COLUMNS = (
+    *("history_id", "reply", "own_prompt_ids", "output_ids", "logprobs"),
+    *("prefix_hash", "end_user", "request_sha256"),
+)
 CompletionRows = tuple[list[Turn], Policy, Version]
 
 
@@ -62,7 +68,8 @@ async def list_completions(
     first_choice = (Turn.choice_index == 0, Turn.origin == Origin.CHAT)
     conditions = [Turn.project_id == project_id, Turn.deleted_at.is_(None), *first_choice]
     if model is not None:
-        resolved = await (await session.connection()).run_sync(resolve_model, project_id, model)
+        resolve = partial(resolve_model, project_id=project_id, model=model, archived=True)
+        resolved = await (await session.connection()).run_sync(resolve)
         conditions.append(Turn.policy_id == resolved.policy_id)
         if parse_reference(model).names_version:
             conditions.append(Turn.version_id == resolved.version_id)
@@ -117,8 +124,12 @@ async def replace_metadata(
 
 
 async def erase(session: AsyncSession, turns: Sequence[Turn]) -> None:
-    """Erase messages, replies, tokens and metadata. Time, token counts and version of each turn stay."""
+    """Erase messages, replies, tokens and metadata. Time, token counts and version of each turn stay.
+
+    Other turns that share messages or tokens with these keep their whole prompts.
+    """
     ids = await _exclude_turns(session, turns, "its turn was deleted")
+    await histories.detach(session, ids)
     await session.execute(delete(TurnMetadata).where(TurnMetadata.turn_id.in_(ids)))
     await session.execute(  # a judge's reason may quote the reply
         update(Judgement).where(Judgement.turn_id.in_(ids)).values(details={}, reason=None)
@@ -128,7 +139,9 @@ async def erase(session: AsyncSession, turns: Sequence[Turn]) -> None:
         .where(Turn.id.in_(ids))
         .values(
             state=case((Turn.state == TurnState.OPEN, TurnState.ABORTED), else_=Turn.state),
-            messages=[],
+            own_messages=[],
+            num_history_messages=0,
+            num_history_tokens=0,
             request_params={},
             request_metadata={},
             **dict.fromkeys(ERASED_COLUMNS),
@@ -158,6 +171,7 @@ async def _exclude_turns(session: AsyncSession, turns: Sequence[Turn], reason: s
     await unlearning.restart_fits(session, ids)
     states = (SampleState.OPEN, SampleState.QUARANTINED, SampleState.BATCHED)
     await unlearning.drop_samples(session, ids, states, SampleRule.ERASED, reason)
+    await reopen_votes_on_turns(session, ids)
     await _stop_rollouts(session, ids, reason)
     return ids
 

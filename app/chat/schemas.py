@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, Field, StrictBool, field_validat
 
 from app.core.errors import UnsupportedParameter
 from app.core.http import StrictModel, parse_body
+from app.inference.request import offered_tools
 
 FUNCTION_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 # Unsupported parameters, with the values that have no effect and are therefore accepted.
@@ -231,9 +232,8 @@ class ChatRequest(StrictModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def engine_tools(self) -> list[dict[str, Any]]:
-        if self.tool_choice == "none":
-            return []
-        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+        tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+        return [dict(tool) for tool in offered_tools(tools, self.engine_tool_choice())]
 
     def engine_tool_choice(self) -> str | dict[str, Any] | None:
         return self.tool_choice.model_dump() if isinstance(self.tool_choice, NamedToolChoice) else self.tool_choice

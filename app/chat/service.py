@@ -6,7 +6,7 @@ Every wire format (chat completions, responses) goes through `complete` and `str
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -15,11 +15,13 @@ from starlette.requests import ClientDisconnect, Request
 from alignment.signals.rules import length_penalty
 from app.chat import conversations
 from app.chat.fanout import StreamFanout, UnaryFanout, sum_usage
-from app.chat.planning import Plan, plan_completion
+from app.chat.histories import count_common
+from app.chat.planning import Plan, WireDetails, plan_completion
 from app.chat.schemas import ChatRequest
 from app.chat.turn_writer import SERVER_STOPPED, TurnEnd, TurnWriter
-from app.core.errors import AttuneError
+from app.core.errors import AttuneError, database_unavailable, is_database_outage
 from app.core.http import services_of, settings_of
+from app.core.request_log import add_log_fields
 from app.deployments.version_router import VersionNotLoaded
 from app.inference.capture import Capture
 from app.inference.client import Completion
@@ -28,6 +30,7 @@ from app.models import TurnState
 from app.projects.auth import Caller
 
 CLIENT_DISCONNECT = "client_disconnect"
+NO_DETAILS = WireDetails()
 RETRY_MIN_SECONDS, RETRY_MAX_SECONDS = 0.02, 0.25
 T = TypeVar("T")
 F = TypeVar("F", UnaryFanout, StreamFanout)
@@ -46,20 +49,24 @@ class Reply(Generic[T]):
     headers: dict[str, str]
 
 
-async def complete(request: Request, caller: Caller, chat_request: ChatRequest) -> Reply[dict[str, Any]]:
+async def complete(
+    request: Request, caller: Caller, chat_request: ChatRequest, details: WireDetails = NO_DETAILS
+) -> Reply[dict[str, Any]]:
     """Return a whole reply. If the client disconnects, abort the engine's work and record what was generated."""
-    return await _retry_during_weight_swap(request, lambda: _complete(request, caller, chat_request))
+    return await _retry_during_weight_swap(request, lambda: _complete(request, caller, chat_request, details))
 
 
-async def stream(request: Request, caller: Caller, chat_request: ChatRequest) -> Reply[Chunks]:
+async def stream(
+    request: Request, caller: Caller, chat_request: ChatRequest, details: WireDetails = NO_DETAILS
+) -> Reply[Chunks]:
     """Return a reply as a stream, once every choice has its first token; what the engine refuses is raised."""
-    return await _retry_during_weight_swap(request, lambda: _stream(request, caller, chat_request))
+    return await _retry_during_weight_swap(request, lambda: _stream(request, caller, chat_request, details))
 
 
 async def _retry_during_weight_swap(request: Request, answer: Callable[[], Awaitable[T]]) -> T:
     """Call `answer` again while no engine holds the version; full weights are missing for as long as a swap lasts."""
     settings = settings_of(request)
-    wait_seconds = settings.weight_swap_wait_seconds if settings.adaptation == "full" else 0.0
+    wait_seconds = settings.engine.weight_swap_wait_seconds if settings.trainer.adaptation == "full" else 0.0
     deadline, pause = time.monotonic() + wait_seconds, RETRY_MIN_SECONDS
     while True:
         try:
@@ -71,8 +78,10 @@ async def _retry_during_weight_swap(request: Request, answer: Callable[[], Await
         pause = min(2 * pause, RETRY_MAX_SECONDS)
 
 
-async def _complete(request: Request, caller: Caller, chat_request: ChatRequest) -> Reply[dict[str, Any]]:
-    writer, plan, fanout = await _start(request, caller, chat_request, UnaryFanout)
+async def _complete(
+    request: Request, caller: Caller, chat_request: ChatRequest, details: WireDetails
+) -> Reply[dict[str, Any]]:
+    writer, plan, fanout = await _start(request, caller, chat_request, details, UnaryFanout)
     disconnect = asyncio.create_task(_abort_on_disconnect(request, fanout))
     try:
         outcomes = await fanout.wait()
@@ -93,8 +102,8 @@ async def _complete(request: Request, caller: Caller, chat_request: ChatRequest)
     return Reply(_completion_body(plan, completions), plan.headers)
 
 
-async def _stream(request: Request, caller: Caller, chat_request: ChatRequest) -> Reply[Chunks]:
-    writer, plan, fanout = await _start(request, caller, chat_request, StreamFanout)
+async def _stream(request: Request, caller: Caller, chat_request: ChatRequest, details: WireDetails) -> Reply[Chunks]:
+    writer, plan, fanout = await _start(request, caller, chat_request, details, StreamFanout)
     try:
         await _wait_for_first_token(request, fanout)
     except BaseException as error:
@@ -109,7 +118,7 @@ async def _stream(request: Request, caller: Caller, chat_request: ChatRequest) -
 
 
 async def _start(
-    request: Request, caller: Caller, chat_request: ChatRequest, fanout_type: type[F]
+    request: Request, caller: Caller, chat_request: ChatRequest, details: WireDetails, fanout_type: type[F]
 ) -> tuple[TurnWriter, Plan, F]:
     """Plan the completion and record its turns while the engine begins.
 
@@ -117,7 +126,8 @@ async def _start(
     """
     services = services_of(request)
     writer = services.get(TurnWriter)
-    plan = await plan_completion(services, caller, chat_request, request.headers)
+    plan = await plan_completion(services, caller, chat_request, request.headers, request.state.request_id, details)
+    add_log_fields(turn=plan.id, policy=plan.label.partition("@")[0], version=plan.label)
     fanout = fanout_type(plan.client, plan.calls)
     is_recorded = plan.turn_start.required_weights is not None
     if is_recorded:
@@ -174,19 +184,40 @@ async def _abort_on_disconnect(request: Request, fanout: UnaryFanout) -> None:
 
 
 async def _record_ends(writer: TurnWriter, ends: Sequence[TurnEnd]) -> None:
+    """Record the ends of all turns. Raises Unavailable if the database is away for long: a stream ends with it."""
     with anyio.CancelScope(shield=True):
-        await asyncio.gather(*(writer.record_end(end) for end in ends))
+        results = await asyncio.gather(*(writer.record_end(end) for end in ends), return_exceptions=True)
+    for error in results:
+        if isinstance(error, BaseException):
+            raise database_unavailable() if is_database_outage(error) else error
 
 
 def _turn_ends(plan: Plan, captures: Sequence[Capture | None], cause: BaseException | None) -> list[TurnEnd]:
     """Return how each turn ended. An AttuneError means failure; any other `cause` means that the client left."""
     pairs = zip(plan.calls, captures, strict=True)
     if cause is None:
-        return [_finished_end(plan, call, capture) for call, capture in pairs]
+        ends = [_finished_end(plan, call, capture) for call, capture in pairs]
+        return _refer_to_histories(plan, ends)
     state, finish_reason, exclusion_reason = TurnState.ABORTED, CLIENT_DISCONNECT, None
     if isinstance(cause, AttuneError):
         state, finish_reason, exclusion_reason = TurnState.FAILED, "error", str(cause)
-    return [TurnEnd(call.rid, state, capture, finish_reason, exclusion_reason) for call, capture in pairs]
+    ends = [TurnEnd(call.rid, state, capture, finish_reason, exclusion_reason) for call, capture in pairs]
+    return _refer_to_histories(plan, ends)
+
+
+def _refer_to_histories(plan: Plan, ends: Sequence[TurnEnd]) -> list[TurnEnd]:
+    """Return the ends with the number of prompt tokens that the turns' histories have."""
+    referring = []
+    for end, row in zip(ends, plan.turn_start.turns, strict=True):
+        history_id: str | None = row["history_id"]
+        tokens: Sequence[int] = ()
+        if plan.history is not None and history_id == plan.history.turn_id:
+            tokens = plan.history.token_ids
+        elif history_id == plan.id and ends[0].capture is not None:
+            tokens = ends[0].capture.prompt_ids
+        num_tokens = count_common(tokens, end.capture.prompt_ids) if end.capture is not None else 0
+        referring.append(replace(end, history_id=history_id, num_history_tokens=num_tokens))
+    return referring
 
 
 def _finished_end(plan: Plan, call: ChatCall, capture: Capture | None) -> TurnEnd:

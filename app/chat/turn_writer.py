@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import bindparam, func, insert, or_, select, update
+from sqlalchemy import Integer, bindparam, case, cast, func, insert, or_, select, update
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
+from app.chat import histories
 from app.core.database import Database, now
-from app.core.errors import AttuneError
+from app.core.errors import AttuneError, is_database_outage
 from app.core.group_commit import GroupCommit
 from app.core.telemetry import Telemetry
 from app.deployments.version_router import VersionNotLoaded
 from app.inference.capture import Capture
 from app.models import LOST_REASON, SERVER_LOST, Engine, Turn, TurnMetadata, TurnState
+from app.models.base import TokenIds
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class EngineWeights:
 
 @dataclass(frozen=True)
 class TurnStart:
-    """The new turns of one completion.
+    """The new turns of one completion. Their `own_messages` hold the whole prompt; the writer leaves out what the turn
+    `history_id` has, if it is there.
 
     `replaced_turn_ids`: turns of the same request whose reply the client gave up. `required_weights`: the turns are
     recorded only if this engine still holds these weights.
@@ -43,7 +47,10 @@ class TurnStart:
 
 @dataclass(frozen=True)
 class TurnEnd:
-    """How one turn ended. `capture` is None when the engine returned nothing."""
+    """How one turn ended. `capture` is None when the engine returned nothing.
+
+    `num_history_tokens`: how many of the captured prompt ids are those of the turn `history_id`.
+    """
 
     turn_id: str
     state: TurnState
@@ -52,6 +59,8 @@ class TurnEnd:
     exclusion_reason: str | None = None
     prefix_hash: str | None = None
     length_penalty: float | None = None
+    history_id: str | None = None
+    num_history_tokens: int = 0
 
     @property
     def num_output_tokens(self) -> int | None:
@@ -63,6 +72,9 @@ class TurnEnd:
         return {
             "b_id": self.turn_id,
             "b_state": self.state,
+            "b_history_id": self.history_id,
+            "b_num_history_tokens": self.num_history_tokens,
+            "b_added_prompt_ids": capture and capture.prompt_ids[self.num_history_tokens :],
             "b_prompt_ids": capture and capture.prompt_ids,
             "b_output_ids": capture and capture.output_ids,
             "b_logprobs": capture and capture.logprobs,
@@ -80,9 +92,13 @@ class TurnEnd:
 
 
 SERVER_STOPPED = "server_stopped"
+END_RETRY_SECONDS = 10.0  # no new attempt begins after this
+END_RETRY_MIN_PAUSE, END_RETRY_MAX_PAUSE = 0.1, 1.0
 INSERT_TURNS = insert(Turn)
 MARKED_LOST = Turn.finish_reason == SERVER_LOST
-FINISHED_COLUMNS = TurnEnd("", TurnState.DONE).values().keys() - {"b_id", "b_exclusion_reason"}
+PROMPT_PARAMETERS = {"b_history_id", "b_num_history_tokens", "b_added_prompt_ids", "b_prompt_ids"}
+FINISHED_COLUMNS = TurnEnd("", TurnState.DONE).values().keys() - {"b_id", "b_exclusion_reason"} - PROMPT_PARAMETERS
+HAS_HISTORY = histories.is_recorded(bindparam("b_history_id", type_=Turn.history_id.type))
 FINISH_TURNS = (
     update(Turn)
     # A turn that the reconciler marked as lost may still end.
@@ -90,6 +106,12 @@ FINISH_TURNS = (
     .values(
         {name.removeprefix("b_"): bindparam(name) for name in FINISHED_COLUMNS}
         | {
+            # The history may have been erased since the turn began.
+            "own_prompt_ids": case(
+                (HAS_HISTORY, cast(bindparam("b_added_prompt_ids", type_=TokenIds), TokenIds)),
+                else_=cast(bindparam("b_prompt_ids", type_=TokenIds), TokenIds),
+            ),
+            "num_history_tokens": case((HAS_HISTORY, bindparam("b_num_history_tokens", type_=Integer)), else_=0),
             "finished_at": now(),
             "exclusion_reason": func.coalesce(
                 func.nullif(Turn.exclusion_reason, LOST_REASON), bindparam("b_exclusion_reason")
@@ -119,9 +141,23 @@ class TurnWriter:
             raise
 
     async def record_end(self, end: TurnEnd) -> None:
-        """Finish one turn and return when it is committed."""
+        """Finish one turn and return when it is committed.
+
+        While the database is away this is tried again for `END_RETRY_SECONDS`, since the reply exists already: it is
+        held, or its stream stays open. A repetition is harmless, because only an open turn is finished. Raises the
+        database's error after that.
+        """
+        deadline, pause = time.monotonic() + END_RETRY_SECONDS, END_RETRY_MIN_PAUSE
         try:
-            await self._group_commit.submit(end)
+            while True:
+                try:
+                    await self._group_commit.submit(end)
+                    break
+                except SQLAlchemyError as error:
+                    if not is_database_outage(error) or time.monotonic() + pause > deadline:
+                        raise
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, END_RETRY_MAX_PAUSE)
         finally:
             policy_id = self._open.pop(end.turn_id, None)
         if policy_id is not None:
@@ -142,7 +178,7 @@ def write_group(connection: Connection, items: Sequence[TurnStart | TurnEnd]) ->
     refused = _refused_starts(connection, starts)
     starts = [start for start in starts if id(start) not in refused]
     if starts:
-        connection.execute(INSERT_TURNS, [turn for start in starts for turn in start.turns])
+        connection.execute(INSERT_TURNS, _leave_out_histories(connection, [row for one in starts for row in one.turns]))
     if metadata := [row for start in starts for row in start.metadata]:
         connection.execute(insert(TurnMetadata), metadata)
     for start in starts:
@@ -153,6 +189,20 @@ def write_group(connection: Connection, items: Sequence[TurnStart | TurnEnd]) ->
     if ends := [item.values() for item in items if isinstance(item, TurnEnd)]:
         connection.execute(FINISH_TURNS, ends)
     return [refused.get(id(item)) for item in items]
+
+
+def _leave_out_histories(connection: Connection, turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of the turns, without the messages that their histories have."""
+    new_ids = {turn["id"] for turn in turns}
+    named = {id for turn in turns if (id := turn.get("history_id")) is not None and id not in new_ids}
+    existing = histories.lock_histories(connection, named) | new_ids
+    rows = []
+    for turn in turns:
+        history_id = turn.get("history_id") if turn.get("history_id") in existing else None
+        count = turn["num_history_messages"] if history_id is not None else 0
+        columns = {"history_id": history_id, "num_history_messages": count}
+        rows.append({**turn, **columns, "own_messages": turn["own_messages"][count:]})
+    return rows
 
 
 def _refused_starts(connection: Connection, starts: Sequence[TurnStart]) -> dict[int, AttuneError]:

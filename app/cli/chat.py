@@ -1,5 +1,6 @@
-"""`attune chat`: chat with a policy and rate each reply with a key press."""
+"""`attune chat`: chat with a policy and rate each reply with a key press, or send one message."""
 
+import json as jsonlib
 import sys
 import termios
 import tty
@@ -22,10 +23,19 @@ def chat(
         str | None, typer.Option(help="a policy, or a version as policy@v3; default: ATTUNE_POLICY")
     ] = None,
     system: Annotated[str | None, typer.Option(help="a system prompt")] = None,
+    message: Annotated[
+        str | None,
+        typer.Option("--message", "-m", help="send this message, print the reply and end; - reads it from stdin"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="with --message: print JSON")] = False,
 ) -> None:
-    """Chat with a policy and rate each reply with a key press."""
+    """Chat with a policy and rate each reply with a key press, or send one message."""
     api, model = Api(), model or get_settings().policy
     new_conversation: Messages = [{"role": "system", "content": system}] if system else []
+    if message is not None:
+        text = sys.stdin.read().strip() if message == "-" else message
+        _send_one(api, {"model": model, "messages": [*new_conversation, {"role": "user", "content": text}]}, json)
+        return
     messages = [*new_conversation]
     console.print(f"[dim]{HELP}[/]")
     while line := _read_line():
@@ -44,6 +54,27 @@ def chat(
         if (rating := RATING_KEYS.get(_read_key())) is not None:
             api.post("/v1/feedback", {"completion_id": completion_id, "kind": "binary", "value": rating})
             console.print(f"[{'green' if rating == 'up' else 'red'}]thumb {rating}[/]")
+
+
+def _send_one(api: Api, body: dict[str, Any], json: bool) -> None:
+    """Print the reply, and the completion's id and the version on stderr, where they do not mix with the reply."""
+    reply = api.post("/v1/chat/completions", body)
+    [choice] = reply["choices"]
+    text = choice["message"]["content"] or ""
+    if json:
+        print(
+            jsonlib.dumps(
+                {
+                    "completion_id": reply["id"],
+                    "model": reply["model"],
+                    "reply": text,
+                    "finish_reason": choice["finish_reason"],
+                }
+            )
+        )
+        return
+    typer.echo(text)
+    typer.echo(f"{reply['id']} · {reply['model']} (attune feedback give {reply['id']} up)", err=True)
 
 
 def _read_line() -> str:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx2
 
+from app.cli.up_record import read_running
 from app.core.settings import Settings, get_settings
 
 
@@ -26,18 +28,50 @@ def save_api_key(settings: Settings, key: str) -> None:
         json.dump({"api_key": key}, file)
 
 
+def service_url(settings: Settings) -> str:
+    """Return the URL of the service: the configured one, or that of the `attune up` with this home."""
+    if settings.url is not None:
+        return settings.url.rstrip("/").removesuffix("/v1")
+    if (
+        not (settings.is_set("server.host") or settings.is_set("server.port"))
+        and (running := read_running(settings)) is not None
+    ):
+        return running.url  # of `attune up --port`
+    return settings.local_url
+
+
+def tls_context(settings: Settings) -> ssl.SSLContext:
+    """Return what verifies the service's certificate. Raises CommandError if the file of authorities is unusable."""
+    try:
+        return ssl.create_default_context(cafile=settings.ca_file)
+    except OSError as error:  # ssl.SSLError is one
+        raise CommandError(f"ATTUNE_CA_FILE {settings.ca_file} has no usable certificate: {error}") from error
+
+
 def load_api_key(settings: Settings) -> str:
-    """Return the configured API key, or the one that `attune up` has saved."""
+    """Return the configured API key, or the one that `attune up` has saved, which no other service is sent."""
     if settings.api_key:
         return settings.api_key
+    if settings.url is not None and service_url(settings) != settings.local_url:
+        raise CommandError(f"set ATTUNE_API_KEY to a key of {settings.url}")
     if settings.credentials_file.exists():
         return str(json.loads(settings.credentials_file.read_text())["api_key"])
-    raise CommandError("set ATTUNE_API_KEY, or run this where `attune up` was started")
+    raise CommandError(
+        f"no API key: there is no {settings.credentials_file}; set ATTUNE_API_KEY, or run this where `attune up` was "
+        "started, or set ATTUNE_HOME to its --home"
+    )
 
 
 def drop_unset(**params: Any) -> dict[str, Any]:
     """Return the parameters that are not None."""
     return {name: value for name, value in params.items() if value is not None}
+
+
+def _error_message(response: httpx2.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):  # of a proxy, or of another service
+        return f"{response.url} answered with status {response.status_code}, not as Attune does; is ATTUNE_URL right?"
 
 
 class Api:
@@ -46,9 +80,10 @@ class Api:
     def __init__(self, settings: Settings | None = None) -> None:
         settings = settings or get_settings()
         self._http = httpx2.Client(
-            base_url=settings.url,
+            base_url=service_url(settings),
             headers={"authorization": f"Bearer {load_api_key(settings)}"},
-            timeout=settings.chat_timeout_seconds,
+            timeout=settings.server.chat_timeout_seconds,
+            verify=tls_context(settings),
             trust_env=False,
         )
 
@@ -59,9 +94,14 @@ class Api:
             with self._http.stream(method, path, **options) as response:
                 if response.status_code >= 400:
                     response.read()
-                    raise CommandError(response.json()["error"]["message"])
+                    raise CommandError(_error_message(response))
                 yield response
         except httpx2.ConnectError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise CommandError(
+                    f"the certificate of {self._http.base_url} is not trusted ({error}); ATTUNE_CA_FILE names the file "
+                    "of its authority"
+                ) from error
             raise CommandError(f"no connection to {self._http.base_url}; is `attune up` running?") from error
         except httpx2.TransportError as error:
             raise CommandError(f"the connection failed: {error}") from error
@@ -89,6 +129,9 @@ class Api:
 
     def put(self, path: str, body: dict[str, Any]) -> Any:
         return self._request("PUT", path, json=body)
+
+    def patch(self, path: str, body: dict[str, Any]) -> Any:
+        return self._request("PATCH", path, json=body)
 
     def delete(self, path: str) -> Any:
         return self._request("DELETE", path)

@@ -9,7 +9,17 @@ from rich.table import Table
 
 from app.cli.client import Api, CommandError, drop_unset
 from app.cli.options import Json, PolicyName, Reason, VersionNumber, parse_json, parse_version_number, policy_path
-from app.cli.output import Column, Renderable, Row, format_time, make_table, post_action, print_list, print_object
+from app.cli.output import (
+    Column,
+    Renderable,
+    Row,
+    format_approval,
+    format_time,
+    make_table,
+    post_action,
+    print_list,
+    print_object,
+)
 from app.models import AuditAction
 
 CANARY_OUTCOMES = {AuditAction.CANARY_ENDED: "was rolled back", AuditAction.DEPLOYMENT_DEPLOYED: "went live"}
@@ -18,7 +28,7 @@ SIDE_COLUMNS = (
     Column("users", "turns", right=True),
     Column("failed", "failed", right=True),
     Column("raters", "rated", right=True),
-    Column("approval", "approval", "{:.1%}", right=True),
+    Column("approval", format_approval, right=True),
     Column("tokens a reply", "mean_length", "{:.0f}", right=True),
     Column(
         "ms a token", lambda side: side["seconds_per_token"] and 1000 * side["seconds_per_token"], "{:.1f}", right=True
@@ -58,11 +68,16 @@ def rollback(
         typer.Option(help="a version, as 12 or v12; default: end the canary, or serve the parent version"),
     ] = None,
     reason: Reason = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what it would change")] = False,
     policy: PolicyName = None,
     json: Json = False,
 ) -> None:
     """Undo the latest deployment, or deploy an older version and train on from it."""
     api = Api()
+    if dry_run:
+        version = None if to is None else parse_version_number(to)
+        print_object(api.get(policy_path(policy, "/rollback"), version=version), json, _render_preview)
+        return
     if to is not None:
         body = {"version": parse_version_number(to), "reason": reason}
     else:
@@ -71,6 +86,21 @@ def rollback(
         body = {"from_version": parse_version_number(name.rpartition("@")[2]), "reason": reason}
     result = api.post(policy_path(policy, "/rollback"), body)
     print_object(result, json, lambda body: f"{body['rolled_back']} → {body['serving']}")
+
+
+def _render_preview(body: Row) -> Iterator[str]:
+    if not body["changes"]:
+        yield f"nothing would change: {body['serving']} serves"
+        return
+    ended = f"; the canary {body['aborted_canary']} would end" if body["aborted_canary"] else ""
+    yield f"{body['serving']} → {body['would_serve']}{ended}"
+    yield f"{body['engines_with_version']} of {body['engines']} ready engines have {body['would_serve']} loaded"
+    answered = f"{body['conversations']} conversations in the last 24 hours"
+    yield f"{body['rolled_back']} has answered {answered}; {body['pins']} pins to it stay"
+    line = f", without {', '.join(body['leaving'])}" if body["leaving"] else ""
+    yield f"training would continue from {body['head_after']}{line}"
+    samples = f"samples: {body['samples_returned']} return, {body['samples_dropped']} are dropped"
+    yield f"{samples}, {body['samples_reclaimed']} count as learned from again; {body['batches_failed']} batches fail"
 
 
 @canary.command("show")

@@ -1,12 +1,52 @@
 """The command `attune`."""
 
+from importlib.metadata import packages_distributions, version
+from typing import Annotated
+
 import typer
 
-from app.cli import analyze, chat, data, deployments, feedback, ops, projects, server, training
-
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Attune: online preference alignment for chatbots in production."
+from app.cli import (
+    analyze,
+    backup,
+    chat,
+    config,
+    console,
+    data,
+    deployments,
+    doctor,
+    feedback,
+    local_service,
+    ops,
+    plan,
+    policies,
+    projects,
+    retention,
+    server,
+    training,
+    webhooks,
 )
+from app.core.migrate import newest_revision
+
+app = typer.Typer(no_args_is_help=True)
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        [distribution, *_] = packages_distributions()["app"]
+        typer.echo(f"{distribution} {version(distribution)}, schema {newest_revision()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Attune: online preference alignment for chatbots in production."""
+
+
 for command in (
     server.up,
     server.serve,
@@ -14,6 +54,10 @@ for command in (
     server.worker,
     server.beat,
     server.trainer,
+    local_service.stop,
+    local_service.logs,
+    doctor.doctor,
+    plan.plan,
     chat.chat,
     ops.status,
     ops.versions,
@@ -27,7 +71,11 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
     server.simulate
 )
 for name, group in {
+    "config": config.config,
+    "console": console.console,
+    "policies": policies.policies,
     "audit": ops.audits,
+    "versions": ops.version_commands,
     "canary": deployments.canary,
     "shadow": deployments.shadow,
     "pin": deployments.pins,
@@ -42,6 +90,9 @@ for name, group in {
     "export": data.exports,
     "import": data.imports,
     "db": server.database,
+    "backup": backup.backups,
+    "webhooks": webhooks.webhooks,
+    "retention": retention.retention,
 }.items():
     app.add_typer(group, name=name)
 

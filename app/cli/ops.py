@@ -7,10 +7,25 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from app.cli.client import Api
-from app.cli.options import Json, PolicyName, policy_path
-from app.cli.output import Column, Renderable, Row, format_time, format_votes, print_list, print_object
+from app.cli.client import Api, CommandError
+from app.cli.options import Json, PolicyName, parse_version_number, policy_path
+from app.cli.output import (
+    Column,
+    Renderable,
+    Row,
+    format_approval,
+    format_time,
+    format_votes,
+    make_table,
+    print_list,
+    print_object,
+)
+from app.cli.projects import run_in_transaction
+from app.cli.retention import prune
+from app.core.settings import get_settings
+from app.policies import load_errors
 
+version_commands = typer.Typer(help="The versions of a policy, with their metrics and the feedback on them.")
 audits = typer.Typer(help="The audit log: who changed what, when and why.")
 Exact = Annotated[str | None, typer.Option(help="only entries with exactly this value")]
 
@@ -24,9 +39,76 @@ def status(json: Json = False) -> None:
     print_object(body, json, _render_status)
 
 
-def versions(policy: PolicyName = None, json: Json = False) -> None:
-    """List the versions of a policy, with their metrics and the feedback on them."""
-    print_list("versions", VERSION_COLUMNS, Api().get(policy_path(policy, "/versions"))["data"], json)
+@version_commands.callback(invoke_without_command=True)
+def versions(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="the maximum number of versions, the newest")] = 20,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help="compare B with A instead: 3, support@3 or support-grpo@stable"),
+    ] = None,
+    also: Annotated[list[str] | None, typer.Option(help="with --compare: compare this version with A, too")] = None,
+    policy: PolicyName = None,
+    json: Json = False,
+) -> None:
+    """List the newest versions of a policy, with their metrics and the feedback on them, or compare some."""
+    if context.invoked_subcommand is not None:
+        return
+    if compare is not None:
+        _compare_versions([*compare, *(also or [])], policy, json)
+        return
+    if also:
+        raise CommandError("--also needs --compare: attune versions --compare 3 5 --also 7")
+    print_list("versions", VERSION_COLUMNS, Api().get(policy_path(policy, "/versions"), limit=limit)["data"], json)
+
+
+def _compare_versions(names: list[str], policy: str | None, json: bool) -> None:
+    default = policy or get_settings().policy
+    references = [name if "@" in name else f"{default}@{parse_version_number(name)}" for name in names]
+    print_object(Api().get("/v1/versions/compare", version=references), json, _render_comparison)
+
+
+def _render_comparison(body: Row) -> Iterator[Renderable]:
+    sources = sorted({source for row in body["data"] for source in row["rewards"]})
+    rewards = (Column(f"reward, {source}", _reward_mean(source), "{:+.2f}", right=True) for source in sources)
+    yield make_table("versions", (*COMPARISON_COLUMNS, *rewards), body["data"])
+    yield from body["sentences"]
+
+
+def _reward_mean(source: str) -> Callable[[Row], Any]:
+    return lambda row: row["rewards"].get(source, {}).get("mean")
+
+
+def _format_difference(row: Row) -> str | None:
+    difference = row["difference"]
+    if difference is None:
+        return None
+    value, low, high = (100 * difference[name] for name in ("value", "low", "high"))
+    return f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+COMPARISON_COLUMNS = (
+    Column("version", "name", no_wrap=True),
+    Column("replies", "replies", right=True),
+    Column("votes", "rated", right=True),
+    Column("people", "raters", right=True),
+    Column("approval", format_approval, right=True),
+    Column("points against the first", _format_difference, right=True),
+    Column("tokens a reply", lambda row: row["mean_length"] or None, "{:.0f}", right=True),
+)
+
+version_commands.command("prune")(prune)
+
+
+@version_commands.command("retry")
+def retry_version(
+    adapter: Annotated[str, typer.Argument(help="the adapter's name in `attune status`, e.g. assistant-3f2a1b-v12")],
+) -> None:
+    """Let the engines load a version again that has ended them. Run it where the deployment's database is."""
+    count = run_in_transaction(get_settings(), lambda session: load_errors.retry(session, adapter, actor="operator"))
+    if not count:
+        raise CommandError(f"no engine has stopped to load {adapter}; `attune status` names those that are not loaded")
+    typer.echo(f"{adapter} is loaded again on {count} engine(s), within seconds; `attune status` shows it")
 
 
 @audits.callback(invoke_without_command=True)
@@ -62,9 +144,11 @@ def verify_audit(
 
 def _render_verification(body: Row) -> str:
     counts = f"{body['entries']} entries are intact, {body['unsealed']} wait to be sealed"
+    expired = f", {body['expired']} before them have expired" if body["expired"] else ""
     erased = f", the content of {body['erased']} was erased" if body["erased"] else ""
     place = "" if body["number"] is None else f"entry {body['number']}: "
-    return f"{counts}{erased}; head {body['head'] or '–'}" + ("" if body["ok"] else f"\n{place}{body['problem']}")
+    problem = "" if body["ok"] else f"\n{place}{body['problem']}"
+    return f"{counts}{expired}{erased}; head {body['head'] or '–'}{problem}"
 
 
 def _render_status(body: Row) -> Iterator[Renderable]:
@@ -90,6 +174,8 @@ def _render_status(body: Row) -> Iterator[Renderable]:
         yield f"engine {engine['name']}: {engine['state']}, {len(engine['loaded'])} adapters{age}"
         if engine["reason"]:
             yield f"  {engine['reason']}"
+        for name, error in engine["not_loaded"].items():
+            yield f"  {name} is not loaded: {error}"
     for name in ("turns", "rollouts", "feedback", "samples", "batches"):
         counts = ", ".join(f"{count} {state}" for state, count in body[name].items()) or "none"
         yield f"{name}: {counts}"
@@ -122,8 +208,8 @@ VERSION_COLUMNS = (
     Column("version", lambda row: row["name"] + (" ◀" if row["serving"] else "")),
     Column("state", "state"),
     Column("turns", "turns", right=True),
-    Column("rated", "rated", right=True),
-    Column("approval", "approval", "{:.0%}", right=True),
+    Column("votes", "rated", right=True),
+    Column("approval", format_approval, right=True),
     Column("reward", _metric("critic/score/mean"), "{:+.2f}", right=True),
     Column("KL", _metric("reference_kl"), "{:.3f}", right=True),
     Column("length", lambda row: row["mean_length"] or None, "{:.0f}", right=True),

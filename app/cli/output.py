@@ -93,3 +93,10 @@ def format_votes(totals: Row) -> str:
     """Example: "812 votes: 790 learned from, 14 waiting, 8 not learned from" """
     states = f"{totals['learned']} learned from, {totals['waiting']} waiting, {totals['not_learned']} not learned from"
     return f"{totals['total']} votes: {states}"
+
+
+def format_approval(row: Row) -> str | None:
+    """Format an approval with its 95 % interval. Example: "87% (82–91)"; None without votes"""
+    if row["approval"] is None:
+        return None
+    return f"{row['approval']:.0%} ({100 * row['approval_low']:.0f}–{100 * row['approval_high']:.0f})"

@@ -13,20 +13,30 @@ from app.cli.client import Api, drop_unset
 from app.cli.options import Json, Reason
 from app.cli.output import Column, Row, format_time, print_list, print_object
 from app.core.database import Database
+from app.core.project_limits import ProjectLimits
 from app.core.settings import Settings, get_settings
+from app.models import Project
 from app.projects import service
 from app.projects.endpoints import ProjectView
 
 T = TypeVar("T")
 keys = typer.Typer(no_args_is_help=True, help="Manage the API keys of your project. Your key needs the scope admin.")
-raters = typer.Typer(no_args_is_help=True, help="Choose whose feedback is trained on. Your key needs the scope admin.")
+raters = typer.Typer(
+    no_args_is_help=True, help="Choose whose feedback is trained on. Your key needs the scope operator."
+)
 projects = typer.Typer(no_args_is_help=True, help="Manage projects, on the machine that has the database.")
 RaterName = Annotated[str, typer.Argument(help='as `attune raters list` shows it, for example "HUMAN/user-7"')]
 
 
 @keys.command("create")
 def create_key(
-    scope: Annotated[list[str] | None, typer.Option(help="chat, feedback or admin; default: all")] = None,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="chat, feedback, feedback:programs, viewer, viewer:content, annotator, operator or admin; may be "
+            "given more than once; default: everything"
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="a name for the key")] = None,
     expires_in: Annotated[int | None, typer.Option(help="seconds until it expires; default: never")] = None,
     train: Annotated[
@@ -41,6 +51,17 @@ def create_key(
     limits = {"requests_per_minute": requests_per_minute, "max_concurrency": max_concurrency}
     body = drop_unset(scopes=scope or None, name=name, expires_in=expires_in, train=train, **limits)
     print_object(Api().post("/v1/keys", body), json, lambda row: row["key"])
+
+
+@keys.command("rotate-token-secret")
+def rotate_token_secret(
+    end_tokens: Annotated[bool, typer.Option("--end-tokens", help="end all browser tokens at once")] = False,
+    json: Json = False,
+) -> None:
+    """Sign new browser tokens with a new secret. Tokens that exist stay valid until they expire."""
+    view = Api().post("/v1/feedback/tokens/rotate-secret", {"end_tokens": end_tokens})
+    ended = "all browser tokens have ended" if end_tokens else "browser tokens that exist stay valid until they expire"
+    print_object(view, json, lambda row: f"new browser tokens have a new secret; {ended}")
 
 
 @keys.command("list")
@@ -138,22 +159,57 @@ def create_project(
 ) -> None:
     """Create a project with a policy and an admin key. The key is shown this once."""
     settings = get_settings()
-    if settings.adaptation == "full":
+    if settings.trainer.adaptation == "full":
         raise ValueError(
             "with full weights an engine serves one policy: run a deployment of its own for another project"
         )
     project, key = run_in_transaction(
         settings, lambda s: service.create_project(s, name, policy or settings.policy, model or settings.model)
     )
-    row = ProjectView.from_row(project).model_dump() | {"key": key}
+    row = ProjectView.of(project, settings).model_dump() | {"key": key}
     print_object(row, json, lambda row: f"project '{name}' ({project.id}), API key (shown this once): {key}")
 
 
 @projects.command("list")
 def list_projects(json: Json = False) -> None:
     """List the projects of this deployment."""
-    rows = run_in_transaction(get_settings(), service.list_projects)
-    print_list("projects", PROJECT_COLUMNS, [ProjectView.from_row(row).model_dump() for row in rows], json)
+    settings = get_settings()
+    rows = run_in_transaction(settings, service.list_projects)
+    print_list("projects", PROJECT_COLUMNS, [ProjectView.of(row, settings).model_dump() for row in rows], json)
+
+
+@projects.command("limits")
+def set_limits(
+    name: str,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(help='for example "pins=100" or "output_tokens_per_day=none"; may be given more than once'),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show the limits of a project in force, or set some. They can only be lower than the deployment's."""
+    settings = get_settings()
+    limits = ProjectLimits.model_validate(dict(map(_parse_limit, limit or [])))
+
+    async def change(session: AsyncSession) -> Project:
+        project = await service.find_project(session, name)
+        if project is None:
+            raise ValueError(f"there is no project '{name}'")
+        return await service.set_limits(session, project.id, limits, actor="operator")
+
+    view = ProjectView.of(run_in_transaction(settings, change), settings).model_dump()
+    lines = [f"{key}: {'no limit' if value is None else value}" for key, value in view["limits"].items()]
+    print_object(view, json, lambda row: "\n".join(lines))
+
+
+def _parse_limit(text: str) -> tuple[str, int | None]:
+    """Parse "NAME=NUMBER" or "NAME=none". Anything else must not remove a limit."""
+    name, _, value = text.partition("=")
+    if value == "none":
+        return name, None
+    if not (value.isascii() and value.isdigit()):
+        raise ValueError(f'"{text}" is no limit: it must be NAME=NUMBER, in digits only, or NAME=none')
+    return name, int(value)
 
 
 @projects.command("key")
@@ -167,7 +223,7 @@ def run_in_transaction(settings: Settings, work: Callable[[AsyncSession], Awaita
     """Run a coroutine function in one transaction of the deployment's database."""
 
     async def run() -> T:
-        async with Database(settings.database) as db, db.write() as session:
+        async with Database(settings.database_url) as db, db.write() as session:
             result = await work(session)
         return result
 

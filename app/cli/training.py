@@ -65,8 +65,14 @@ def resume_training(reason: Reason = None, policy: PolicyName = None, json: Json
 
 @train.command("trigger")
 def trigger_training(reason: Reason = None, policy: PolicyName = None, json: Json = False) -> None:
-    """Assemble the next batch as soon as two samples are ready."""
-    post_action("/training/trigger", policy, reason, json, _render_training)
+    """Assemble the next batch as soon as two samples are ready, and say whether that is now."""
+    post_action("/training/trigger", policy, reason, json, _render_trigger)
+
+
+def _render_trigger(body: Row) -> str:
+    """`waiting_for` is what still keeps the batch from being assembled."""
+    ready = body["samples"]["open"]
+    return f"{body['policy']}: triggered with {ready} ready samples, two are enough. Next batch: {body['waiting_for']}"
 
 
 def _render_training(body: Row) -> Iterator[str]:

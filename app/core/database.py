@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from sqlalchemy.exc import InvalidatePoolError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 
@@ -46,6 +48,8 @@ DEADLOCK_STATES = ("40P01", "40001")  # SQLSTATE: the server ended one of two tr
 MAX_ATTEMPTS = 5
 # UPDATE and DELETE statements do not change the objects that the session has loaded.
 SESSION_OPTIONS: dict[str, Any] = {"expire_on_commit": False, "execution_options": {"synchronize_session": False}}
+# What the current request does first in each of its write transactions; see app/projects/idempotency.py.
+REQUEST_WORK: ContextVar[Callable[[AsyncSession], Awaitable[None]] | None] = ContextVar("request_work", default=None)
 
 
 class now(FunctionElement[float]):  # noqa: N801 - named like the SQL function
@@ -120,6 +124,9 @@ class Database(AbstractAsyncContextManager["Database"]):
                 return connection_class.connect(*args, **kwargs)
 
         self._writer = self.engine.execution_options(attune_write=True)
+        # A read transaction on SQLite sees one state of the database anyway.
+        snapshots = {} if self.embedded else {"isolation_level": "REPEATABLE READ"}
+        self._snapshots = self.engine.execution_options(**snapshots)
         self._task_sender = task_sender
         # SQLite has one writer. Waiting for this lock costs microseconds, SQLite's busy handler up to 100 ms.
         self._write_lock = asyncio.Lock() if self.embedded else nullcontext()
@@ -134,10 +141,19 @@ class Database(AbstractAsyncContextManager["Database"]):
         """Return a session for reading, an async context manager."""
         return AsyncSession(self.engine, **SESSION_OPTIONS)
 
+    def read_snapshot(self) -> AsyncSession:
+        """Return a session for reading whose statements all see the database as the first one finds it.
+
+        With `read`, each statement on PostgreSQL also sees what was committed after the statement before it.
+        """
+        return AsyncSession(self._snapshots, **SESSION_OPTIONS)
+
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncSession]:
         """Open a session in a write transaction, commit it at the end, then send its tasks."""
         async with self._write_lock, AsyncSession(self._writer, **SESSION_OPTIONS) as session, session.begin():
+            if (request_work := REQUEST_WORK.get()) is not None:
+                await request_work(session)
             yield session
         self._enqueue(session.info.pop(PENDING_TASKS, []))
 
@@ -198,6 +214,14 @@ class Database(AbstractAsyncContextManager["Database"]):
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, run_until_deadline)
 
+    @property
+    def num_connections_in_use(self) -> int:
+        """How many connections are checked out of the pools at the moment, those without a time-out included."""
+        pools = [self.engine.sync_engine.pool, self._sync.pool]
+        count = sum(pool.checkedout() for pool in pools if isinstance(pool, QueuePool))
+        unlimited = self.__dict__.get("without_timeout", self)
+        return count if unlimited is self else count + unlimited.num_connections_in_use
+
     def _enqueue(self, tasks: list[TaskName]) -> None:
         if self._task_sender is not None:
             self._task_sender.enqueue(tasks)
@@ -237,11 +261,13 @@ def _ping_when_idle(engine: Engine) -> None:
 def make_file_private(path: Path) -> None:
     """Create the file, in a folder that only its owner can enter, or take away the permissions of other users.
 
-    A folder that exists keeps its permissions.
+    A folder that exists keeps its permissions. A file that exists is not opened: closing it would drop all POSIX locks
+    of this process on it, and without SQLite's locks another process may delete the write-ahead log that is in use.
     """
     if not path.parent.exists():
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_RDONLY | os.O_CREAT, 0o600))
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600))
     if path.stat().st_mode & 0o077:
         with suppress(PermissionError):  # it belongs to another user
             path.chmod(0o600)

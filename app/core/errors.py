@@ -8,6 +8,7 @@ AttuneError
 ├── NotFound              404
 ├── Conflict              409
 ├── TooLarge              413
+├── UnsupportedMediaType  415
 ├── Unprocessable         422
 ├── RateLimited           429, with Retry-After
 └── Unavailable           503, with Retry-After
@@ -108,6 +109,11 @@ class TooLarge(AttuneError):
     code = "request_too_large"
 
 
+class UnsupportedMediaType(AttuneError):
+    status = 415
+    code = "unsupported_media_type"
+
+
 class Unprocessable(AttuneError):
     status = 422
 
@@ -138,7 +144,7 @@ class ErrorBody(BaseModel):
 
 # For OpenAPI: the error responses that every route may send.
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 409, 413, 422, 429, 502, 503)
+    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 409, 413, 415, 422, 429, 502, 503)
 }
 
 
@@ -148,6 +154,20 @@ def _allowed_methods(request: Request) -> set[str]:
     address = request.url.path
     paths = [address] if address in operations else [p for p in operations if compile_path(p)[0].match(address)]
     return {method.upper() for path in paths for method in operations[path]}
+
+
+# What a client may use instead of routes of OpenAI that this service lacks.
+ALTERNATIVES = {
+    "/v1/completions": "send the text as a user's message to POST /v1/chat/completions, or to POST /v1/responses",
+    "/v1/embeddings": "this service generates text only: chats are at POST /v1/chat/completions",
+}
+MAX_PATH_CHARS = 200
+
+
+def _unknown_route(request: Request) -> str:
+    path = request.url.path.encode(errors="replace").decode()
+    instead = ALTERNATIVES.get(path.rstrip("/"), "GET /openapi.json describes the routes that exist")
+    return f"There is no route '{request.method} {path[:MAX_PATH_CHARS]}': {instead}."
 
 
 def install_error_handlers(api: FastAPI) -> None:
@@ -166,7 +186,9 @@ def install_error_handlers(api: FastAPI) -> None:
 
     @api.exception_handler(HTTPException)
     async def handle_http_error(request: Request, error: HTTPException) -> Response:
-        attune_error = AttuneError(str(error.detail), code=f"http_{error.status_code}")
+        is_unknown_route = error.status_code == 404 and error.detail == "Not Found"
+        message = _unknown_route(request) if is_unknown_route else str(error.detail)
+        attune_error = AttuneError(message, code=f"http_{error.status_code}")
         attune_error.status = error.status_code
         if error.status_code == 405:
             attune_error.headers["allow"] = ", ".join(sorted(_allowed_methods(request)))
@@ -191,8 +213,19 @@ def install_error_handlers(api: FastAPI) -> None:
     @api.exception_handler(InterfaceError)
     @api.exception_handler(InternalError)
     async def handle_database_error(request: Request, error: SQLAlchemyError) -> Response:
-        if isinstance(error, (InterfaceError, InternalError)) and not error.connection_invalidated:
+        if not is_database_outage(error):
             raise error  # a programming error
         log.warning("the database failed a request: %s", error)
-        message = "The database did not answer in time; nothing is promised. Try again in a moment."
-        return Unavailable(message, code="database_unavailable").response()
+        return database_unavailable().response()
+
+
+def is_database_outage(error: BaseException) -> bool:
+    """Return whether the database failed, so that the same call may succeed later."""
+    if isinstance(error, (InterfaceError, InternalError)):
+        return error.connection_invalidated
+    return isinstance(error, (OperationalError, PoolTimeout))
+
+
+def database_unavailable() -> Unavailable:
+    message = "The database did not answer in time; nothing is promised. Try again in a moment."
+    return Unavailable(message, code="database_unavailable")

@@ -23,6 +23,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from app.core.compression import ENCODINGS, decompress, require_known_encoding
 from app.core.errors import BadRequest, TooLarge
 from app.core.settings import Settings
 
@@ -119,13 +120,13 @@ class JsonBody(Generic[T]):
 
     async def __call__(self, request: Request) -> T:
         """Raises BadRequest or TooLarge. `request.state.max_body_bytes` is the caller's own limit, if it has one."""
-        limit = getattr(request.state, "max_body_bytes", settings_of(request).max_body_bytes)
-        chunks = [chunk async for chunk in stream_body(request, limit, "body")]
+        limit = getattr(request.state, "max_body_bytes", settings_of(request).server.max_body_bytes)
+        body = await read_body(request, limit)
 
         def parse() -> T:
-            return self._parse(parse_json_object(b"".join(chunks), self._max_values))
+            return self._parse(parse_json_object(body, self._max_values))
 
-        if sum(map(len, chunks)) <= THREAD_BYTES and sum(map(_max_count, chunks)) <= THREAD_VALUES:
+        if len(body) <= THREAD_BYTES and _max_count(body) <= THREAD_VALUES:
             return parse()
         return await asyncio.get_running_loop().run_in_executor(PARSER, parse)
 
@@ -188,6 +189,22 @@ def _check_depth(body: dict[str, Any]) -> None:
     raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.", code="invalid_json")
 
 
+async def read_body(request: Request, limit: int) -> bytes:
+    """Return the body, which is read and decompressed once.
+
+    Raises TooLarge if it holds more than `limit` bytes, compressed or not, and UnsupportedMediaType.
+    """
+    if not hasattr(request.state, "body"):
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        require_known_encoding(encoding)
+        body = b"".join([chunk async for chunk in stream_body(request, limit, "body")])
+        if encoding in ENCODINGS:
+            body = await asyncio.get_running_loop().run_in_executor(PARSER, decompress, body, limit)
+        request.state.body = body
+    read: bytes = request.state.body
+    return read
+
+
 async def stream_body(request: Request, limit: int, noun: str) -> AsyncIterator[bytes]:
     """Yield the body in parts. Raises TooLarge, which calls it `noun`, as soon as it is known to exceed the limit."""
     too_large = TooLarge(f"The {noun} may hold at most {limit} bytes.")
@@ -238,8 +255,14 @@ def document_json_bodies(routes: Iterable[BaseRoute]) -> None:
 def _request_body_schema(model: type[BaseModel]) -> dict[str, Any]:
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
-    content = {"application/json": {"schema": _inline_refs(schema, definitions)}}
-    return {"requestBody": {"required": "required" in schema, "content": content}}
+    schema = _inline_refs(schema, definitions)
+    return {"requestBody": {"required": _requires_fields(schema), "content": {"application/json": {"schema": schema}}}}
+
+
+def _requires_fields(schema: dict[str, Any]) -> bool:
+    """Whether an object without fields, as which a missing body is read, does not match the schema."""
+    alternatives = [*schema.get("oneOf", ()), *schema.get("anyOf", ())]
+    return "required" in schema or (bool(alternatives) and all(map(_requires_fields, alternatives)))
 
 
 def _inline_refs(schema: Any, definitions: dict[str, Any]) -> Any:

@@ -1,33 +1,46 @@
-"""Limits of a connection before a request's headers are complete: their size, and the time that they may take.
+"""Limits of a connection while it sends a request: the size of its headers, the time for them, the rate of its body.
 
-With httptools uvicorn limits neither. Its keep-alive time-out stops as soon as the client sends a byte.
+With httptools uvicorn limits none of them. Its keep-alive time-out stops as soon as the client sends a byte.
 """
 
 import asyncio
 from typing import Any
 
+import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from app.core.errors import AttuneError
 
 MAX_HEADER_BYTES = 64 * 1024
 HEADER_SECONDS = 20.0
+BODY_SECONDS = 20.0  # a body is complete within this time, or it has brought MIN_BODY_BYTES in each such span
+MIN_BODY_BYTES = 64 * 1024
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-type: text/plain\r\n"
     b"content-length: 43\r\n\r\nThe headers of a request may have 64 KiB.\r\n"
 )
+BODY_TIMEOUT = AttuneError("The body of the request arrived too slowly.", code="request_timeout").body()
+TOO_SLOW = (
+    b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(orjson.dumps(BODY_TIMEOUT)), orjson.dumps(BODY_TIMEOUT))
+)
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which closes a connection whose headers are too large or incomplete for too long."""
+    """uvicorn's protocol, which closes a connection whose headers are too large or whose requests arrive too slowly."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._num_header_bytes = 0
         self._is_reading_headers = True
         self._header_timer: asyncio.TimerHandle | None = None
+        self._body_timer: asyncio.TimerHandle | None = None
+        self._num_body_bytes = 0  # since the body's timer has started
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_body_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -43,10 +56,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_reading_headers, self._num_header_bytes = False, 0
         self._stop_timer()
+        self._start_body_timer()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_body_bytes += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._is_reading_headers = True
+        self._stop_body_timer()
         super().on_message_complete()
 
     def _start_timer(self) -> None:
@@ -56,6 +75,25 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+    def _start_body_timer(self) -> None:
+        self._num_body_bytes = 0
+        self._body_timer = self.loop.call_later(BODY_SECONDS, self._check_body)
+
+    def _stop_body_timer(self) -> None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+
+    def _check_body(self) -> None:
+        """Close the connection if its body is too slow. A body that the application does not read yet is not slow."""
+        self._body_timer = None
+        if self._num_body_bytes >= MIN_BODY_BYTES or self.flow.read_paused:
+            self._start_body_timer()
+        elif not self.transport.is_closing():
+            if not self.cycle.response_started:
+                self.transport.write(TOO_SLOW)
+            self.transport.close()
 
     def _close(self) -> None:
         self._header_timer = None

@@ -24,7 +24,7 @@ from kombu.utils.json import dumps
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 
-TaskName = Literal["curate", "judge", "rollout", "assemble", "train", "evaluate", "publish", "reconcile"]
+TaskName = Literal["curate", "judge", "rollout", "assemble", "train", "evaluate", "publish", "webhook", "reconcile"]
 log = logging.getLogger("attune.jobs")
 PENDING_TASKS = "attune_pending_tasks"  # a key of a session's or connection's `info`
 SEND_INTERVAL_SECONDS = 0.02  # between two messages of the same task
@@ -89,9 +89,10 @@ def queue_name(task: TaskName) -> str:
     """Return the queue of a task.
 
     Releases have a queue of their own, so that they never wait behind feedback. So have judges and rollouts, which are
-    slow, so that nothing waits behind them.
+    slow, so that nothing waits behind them. Webhooks share the queue of judges: both wait for other services.
     """
     queues = {"train": "train", "evaluate": "publish", "publish": "publish", "judge": "judge", "rollout": "rollout"}
+    queues["webhook"] = "judge"
     return queues.get(task, "attune")
 
 

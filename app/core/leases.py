@@ -3,7 +3,7 @@
 The life cycle of a leased row:
 
 1. `claim` takes the row, counts the attempt and returns a new fencing token.
-2. `keep_renewed` extends the deadline in the background while the work runs.
+2. `keep_renewed` extends the deadline in the background while the work runs, and ends the work when the lease is lost.
 3. `finish` writes the result and releases the row, unless another worker has claimed it since.
 
 A worker that dies or hangs loses its lease at the deadline, and another one claims the row. Deadlines are on the
@@ -85,26 +85,43 @@ async def _update(session: AsyncSession, model: type[Any], id: str, fence: int, 
 
 @asynccontextmanager
 async def keep_renewed(db: Database, model: type[Any], id: str, *, fence: int, seconds: float) -> AsyncIterator[None]:
-    """Renew the lease in the background while the block runs."""
+    """Renew the lease in the background while the block runs.
 
-    async def renew_forever() -> None:
-        while True:
+    As soon as another worker has claimed the row, what the block awaits is cancelled and LeaseLost is raised: a result
+    would be refused, so nothing more is paid for it.
+    """
+    work = asyncio.current_task()
+    assert work is not None
+    num_cancelled, is_lost = work.cancelling(), False
+
+    async def renew_until_lost() -> None:
+        nonlocal is_lost
+        while not is_lost:
             await asyncio.sleep(seconds / 4)
             try:
                 with time_limit(seconds / 4):  # a connection that hangs must leave time for the next renewal
                     async with db.write() as session:
-                        await renew(session, model, id, fence=fence, seconds=seconds)
+                        is_lost = not await renew(session, model, id, fence=fence, seconds=seconds)
             except (SQLAlchemyError, OSError) as error:  # the database may be back before the lease expires
                 log.warning("could not renew the lease of %s %s: %s", model.__tablename__, id, error)
+        work.cancel()
 
-    task = asyncio.create_task(renew_forever())
+    renewal = asyncio.create_task(renew_until_lost())
     try:
         yield
+    except asyncio.CancelledError as error:
+        if is_lost and work.uncancel() <= num_cancelled:
+            raise _lease_lost(model, id, fence) from error
+        raise
     finally:
-        task.cancel()
+        renewal.cancel()
 
 
 async def finish(session: AsyncSession, model: type[Any], id: str, *, fence: int, state: str, **values: Any) -> None:
     """Write the result and release the row in one statement. Raises LeaseLost when the fencing token is old."""
     if not await _update(session, model, id, fence, state=state, lease_owner=None, lease_until=None, **values):
-        raise LeaseLost(f"{model.__tablename__} {id} was claimed by another worker (fence {fence} is old)")
+        raise _lease_lost(model, id, fence)
+
+
+def _lease_lost(model: type[Any], id: str, fence: int) -> LeaseLost:
+    return LeaseLost(f"{model.__tablename__} {id} was claimed by another worker (fence {fence} is old)")

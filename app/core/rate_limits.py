@@ -12,7 +12,7 @@ from typing import Any
 
 from limits import RateLimitItemPerMinute
 from limits.aio.storage import RedisStorage
-from limits.aio.strategies import MovingWindowRateLimiter
+from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter
 from limits.errors import StorageError
 from limits.storage import storage_from_string
 
@@ -21,7 +21,7 @@ from app.core.errors import RateLimited
 log = logging.getLogger("attune.limits")
 MINUTE = 60.0
 REDIS_TIMEOUT_SECONDS = 0.25
-BYPASS_SECONDS = 1.0  # after a failure of Redis, requests pass without being counted
+BYPASS_SECONDS = 1.0  # after a failure of Redis, this process counts alone
 WARN_INTERVAL_SECONDS = 10.0
 
 
@@ -53,23 +53,46 @@ class MemoryWindow:
             times.append(now)
         return WindowResult(allowed, max(0, limit - len(times)), times[0] + MINUTE - now)
 
+    def count(self, key_id: str) -> int:
+        """Return the number of requests in the last minute."""
+        times, start = self._times.get(key_id, deque()), time.monotonic() - MINUTE
+        while times and times[0] <= start:
+            times.popleft()
+        return len(times)
+
     def _purge(self, now: float) -> None:
         """Forget the keys without a request in the last minute."""
         if now - self._purged_at > MINUTE:
             self._purged_at = now
-            self._times = {key: times for key, times in self._times.items() if times[-1] > now - MINUTE}
+            self._times = {key: times for key, times in self._times.items() if times and times[-1] > now - MINUTE}
 
     async def close(self) -> None:
         self._times.clear()
 
 
+class MemoryCounter:
+    """Counts by minute of the clock in this process: for numbers that are too large for a moving window."""
+
+    def __init__(self) -> None:
+        self._minute, self._counts = 0, Counter[str]()
+
+    async def add(self, name: str, amount: int, limit: int) -> bool:
+        """Count `amount` in this minute if the count stays within the limit; return whether it does."""
+        if (minute := int(time.monotonic() // MINUTE)) != self._minute:
+            self._minute, self._counts = minute, Counter()
+        allowed = self._counts[name] + amount <= limit
+        if allowed:
+            self._counts[name] += amount
+        return allowed
+
+
 class RedisWindow:
-    """A moving window in Redis, shared by all API processes. When Redis is down, requests pass uncounted."""
+    """Windows in Redis, shared by all API processes. While Redis is down, each process counts for itself."""
 
     def __init__(self, url: str) -> None:
         url = url if url.startswith("async+") else f"async+{url}"
         if not url.startswith("async+redis") or "://" not in url:
-            raise ValueError(f"ATTUNE_LIMITS_URL is memory:// or async+redis://…, not {url.partition('://')[0]}://…")
+            raise ValueError(f"ATTUNE_LIMITS__URL is memory:// or async+redis://…, not {url.partition('://')[0]}://…")
         from redis.asyncio.retry import Retry  # an optional dependency
         from redis.backoff import NoBackoff
 
@@ -82,25 +105,43 @@ class RedisWindow:
         storage = storage_from_string(url, wrap_exceptions=True, **options)
         assert isinstance(storage, RedisStorage)
         self._storage = storage
-        self._windows = MovingWindowRateLimiter(storage)
+        self._windows, self._counters = MovingWindowRateLimiter(storage), FixedWindowRateLimiter(storage)
+        self._local, self._local_counter = MemoryWindow(), MemoryCounter()
         self._bypass_until = self._warn_after = 0.0
 
     async def take(self, key_id: str, limit: int) -> WindowResult:
         """Count a request, unless the window holds `limit` requests already."""
         if time.monotonic() < self._bypass_until:
-            return WindowResult(True)
+            return await self._local.take(key_id, limit)
         item = RateLimitItemPerMinute(limit, namespace="attune")
         try:
             if await self._windows.hit(item, key_id):
                 return WindowResult(True)  # the remaining count would cost another round trip
             reset_at, remaining = await self._windows.get_window_stats(item, key_id)
-        except StorageError as error:  # let requests pass for a moment, so that they do not all wait for Redis
-            self._bypass_until = time.monotonic() + BYPASS_SECONDS
-            if time.monotonic() >= self._warn_after:
-                self._warn_after = time.monotonic() + WARN_INTERVAL_SECONDS
-                log.warning("requests pass uncounted, because Redis does not answer: %s", error.storage_error)
-            return WindowResult(True)
+        except StorageError as error:
+            self._bypass(error)
+            return await self._local.take(key_id, limit)
         return WindowResult(False, remaining, max(0.0, reset_at - time.time()))
+
+    async def add(self, name: str, amount: int, limit: int) -> bool:
+        """Count `amount` in this minute if the count stays within the limit; return whether it does."""
+        if time.monotonic() >= self._bypass_until:
+            try:
+                item = RateLimitItemPerMinute(limit, namespace="attune")
+                # `hit` counts before it compares: a batch that is refused would use the minute up.
+                return await self._counters.test(item, name, cost=amount) and await self._counters.hit(
+                    item, name, cost=amount
+                )
+            except StorageError as error:
+                self._bypass(error)
+        return await self._local_counter.add(name, amount, limit)
+
+    def _bypass(self, error: StorageError) -> None:
+        """Leave Redis alone for a moment, so that requests do not all wait for it."""
+        self._bypass_until = time.monotonic() + BYPASS_SECONDS
+        if time.monotonic() >= self._warn_after:
+            self._warn_after = time.monotonic() + WARN_INTERVAL_SECONDS
+            log.warning("this process counts requests alone, because Redis does not answer: %s", error.storage_error)
 
     async def close(self) -> None:
         bridge: Any = self._storage.bridge
@@ -112,16 +153,23 @@ class RateLimiter:
 
     def __init__(self, url: str, requests_per_minute: int, max_concurrency: int) -> None:
         self._requests_per_minute, self._max_concurrency = requests_per_minute, max_concurrency
-        self._window: MemoryWindow | RedisWindow = MemoryWindow() if url == "memory://" else RedisWindow(url)
+        redis = None if url == "memory://" else RedisWindow(url)
+        self._window: MemoryWindow | RedisWindow = redis or MemoryWindow()
+        self._counter: MemoryCounter | RedisWindow = redis or MemoryCounter()
+        self._unknown_keys = MemoryWindow()
         self._running: Counter[str] = Counter()
 
     @asynccontextmanager
     async def slot(
-        self, key_id: str, requests_per_minute: int | None, max_concurrency: int | None
+        self,
+        key_id: str,
+        requests_per_minute: int | None,
+        max_concurrency: int | None,
+        project: tuple[str, int | None] | None = None,
     ) -> AsyncIterator[dict[str, str]]:
         """Take a slot of the key, from a request's first byte to its reply's last. Yields the rate-limit headers.
 
-        The key's own limits hold where they are below the deployment's.
+        The key's own limits hold where they are below the deployment's. `project` is its id, and its requests a minute.
 
         Raises RateLimited when the key has too many requests in this minute or at the same time.
         """
@@ -131,7 +179,10 @@ class RateLimiter:
         self._running[key_id] += 1
         try:
             per_minute = min(requests_per_minute or self._requests_per_minute, self._requests_per_minute)
-            yield await self._count(key_id, per_minute)
+            headers = await self._count(key_id, per_minute)
+            if project is not None and project[1] is not None:
+                await self._count_for_project(project[0], project[1])
+            yield headers
         finally:
             self._running[key_id] -= 1
             if self._running[key_id] == 0:
@@ -151,6 +202,28 @@ class RateLimiter:
             error.headers |= headers
             raise error
         return headers
+
+    async def _count_for_project(self, project_id: str, limit: int) -> None:
+        result = await self._window.take(f"project:{project_id}", limit) if limit else WindowResult(False)
+        if not result.allowed:
+            message = f"This project's keys may send {limit} requests a minute, tokens included (requests_per_minute)."
+            raise RateLimited(message, code="project_limit", retry_after=result.reset_seconds or MINUTE)
+
+    async def count_feedback(self, project_id: str, amount: int, limit: int | None) -> None:
+        """Count pieces of feedback in this minute. Raises RateLimited, and counts none, beyond the project's limit."""
+        if limit is not None and not await self._counter.add(f"feedback:{project_id}", amount, limit):
+            message = (
+                f"This project may send {limit} pieces of feedback a minute (feedback_per_minute), and {amount} more "
+                "are beyond that; wait, or send smaller batches."
+            )
+            raise RateLimited(message, code="project_limit", retry_after=MINUTE)
+
+    def is_throttled(self, address: str, limit: int) -> bool:
+        """Whether requests with unknown keys have come too often from this address within a minute."""
+        return self._unknown_keys.count(address) >= limit
+
+    async def count_unknown_key(self, address: str, limit: int) -> None:
+        await self._unknown_keys.take(address, limit)
 
     async def close(self) -> None:
         await self._window.close()

@@ -3,9 +3,11 @@
 import math
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from prometheus_client import Histogram
+from prometheus_client import Gauge, Histogram
 
+T = TypeVar("T", Gauge, Histogram)
 WINDOW = 1000  # replies
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TIMED_ROUTES = {
@@ -39,6 +41,13 @@ class LengthWindow:
         return lengths[math.ceil(0.95 * len(lengths)) - 1]
 
 
+def _series_of_each_route(metric: T) -> T:
+    """Return the metric with a series for each route, at 0."""
+    for route in TIMED_ROUTES.values():
+        metric.labels(route)
+    return metric
+
+
 @dataclass
 class Telemetry:
     """Used on the event loop only. Keys are ids; their names are read when /metrics is."""
@@ -54,6 +63,20 @@ class Telemetry:
             buckets=BUCKETS,
         )
     )
+    first_tokens: Histogram = field(
+        default_factory=lambda: Histogram(
+            "attune_ttft_seconds",
+            "From a request's head to the first token of a streamed reply.",
+            ("route",),
+            registry=None,
+            buckets=BUCKETS,
+        )
+    )
+    in_flight: Gauge = field(
+        default_factory=lambda: _series_of_each_route(
+            Gauge("attune_inflight", "Requests whose reply has not ended.", ("route",), registry=None)
+        )
+    )
     lengths: defaultdict[str, LengthWindow] = field(default_factory=lambda: defaultdict(LengthWindow))  # by policy
 
     def record_turn(self, policy_id: str, state: str, length: int | None, penalty: float | None) -> None:
@@ -66,8 +89,20 @@ class Telemetry:
         """Count feedback that was stored; a repeated request does not count."""
         self.feedback[project_id, kind] += 1
 
-    def record_request(self, method: str, path: str, status: int | None, seconds: float) -> None:
-        """Record how long a chat or feedback request took; others are not timed. No `status`: no response was sent."""
-        if method == "POST" and path in TIMED_ROUTES:
-            status_class = "none" if status is None else f"{status // 100}xx"
-            self.requests.labels(TIMED_ROUTES[path], status_class).observe(seconds)
+    @staticmethod
+    def timed_route(method: str, path: str) -> str | None:
+        """Return the name of a chat or feedback route; None for others, which are not timed."""
+        return TIMED_ROUTES.get(path) if method == "POST" else None
+
+    def record_begin(self, route: str) -> None:
+        self.in_flight.labels(route).inc()
+
+    def record_first_token(self, route: str, seconds: float) -> None:
+        """Record when the first event of a streamed reply was sent, which is never before the first token."""
+        self.first_tokens.labels(route).observe(seconds)
+
+    def record_request(self, route: str, status: int | None, seconds: float) -> None:
+        """Record how long a request took that has begun. No `status`: no response was sent."""
+        self.in_flight.labels(route).dec()
+        status_class = "none" if status is None else f"{status // 100}xx"
+        self.requests.labels(route, status_class).observe(seconds)

@@ -1,9 +1,11 @@
 """/v1/exports and /v1/datasets: export and import of Parquet files."""
 
+import os
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -23,7 +25,16 @@ from app.datasets.parquet_writer import MEDIA_TYPE, ParquetResponse, ParquetWrit
 from app.datasets.turn_rows import ExportFilter
 from app.models import AuditAction, Dataset, DatasetKind, new_id, record_audit
 from app.policies import repository as policies
-from app.projects.auth import AdminCaller, Caller, DatabaseDep, UnboundedDatabaseDep
+from app.projects.auth import (
+    AdminCaller,
+    Caller,
+    ContentCaller,
+    DatabaseDep,
+    OperatingCaller,
+    UnboundedDatabaseDep,
+    ViewingCaller,
+    limits_of,
+)
 
 router = APIRouter(prefix="/v1", tags=["datasets"], responses=ERROR_RESPONSES)
 
@@ -166,7 +177,7 @@ async def _download(request: Request, name: str, schema: pa.Schema, pages: Async
 async def import_dataset(
     request: Request,
     response: Response,
-    caller: AdminCaller,
+    caller: OperatingCaller,
     db: UnboundedDatabaseDep,
     name: Annotated[str, Query(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")],
     kind: DatasetKind,
@@ -175,29 +186,35 @@ async def import_dataset(
     settings = settings_of(request)
     settings.home.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=settings.home) as file, tempfile.TemporaryFile(dir=settings.home) as rows:
-        sha256 = await imports.receive_file(request, file, settings.max_import_bytes)
+        sha256 = await imports.receive_file(request, file, settings.server.max_import_bytes)
         async with db.read() as session:
             existing = await imports.find_same_file(session, caller.project_id, name, kind, sha256)
         if existing is None:
             async with services_of(request).get(imports.ReaderSlots):
-                parsed = await imports.parse_file(kind, file, rows, settings.max_import_bytes)
+                parsed = await imports.parse_file(kind, file, rows, settings.server.max_import_bytes)
             if parsed.left_out:
                 response.headers["x-columns-left-out"] = ",".join(quote(name, safe="") for name in parsed.left_out)
             dataset = Dataset(
-                id=new_id("ds"), project_id=caller.project_id, name=name, kind=kind, sha256=sha256, num_rows=parsed.rows
+                id=new_id("ds"),
+                project_id=caller.project_id,
+                name=name,
+                kind=kind,
+                sha256=sha256,
+                num_rows=parsed.rows,
+                num_bytes=os.fstat(file.fileno()).st_size,
             )
-            async with db.write() as session:
-                existing = await imports.store_dataset(session, dataset, rows)
-                if existing is None:
-                    _audit_dataset(session, caller, AuditAction.DATASET_IMPORTED, dataset)
+            audit = partial(_audit_dataset, caller=caller, action=AuditAction.DATASET_IMPORTED, dataset=dataset)
+            limit = limits_of(request, caller).dataset_bytes
+            stored = await imports.store_dataset(db, dataset, rows, limit, audit)
+            existing = None if stored.id == dataset.id else stored
     if existing is not None:
         response.status_code = 200
-    return DatasetView.model_validate(existing or dataset)
+    return DatasetView.model_validate(existing or stored)
 
 
 @router.get("/datasets")
 async def list_datasets(
-    caller: AdminCaller,
+    caller: ViewingCaller,
     db: DatabaseDep,
     limit: Limit = 20,
     after: Annotated[str | None, Query(min_length=1, max_length=64, description="a dataset's id")] = None,
@@ -209,7 +226,7 @@ async def list_datasets(
 
 
 @router.get("/datasets/{id}")
-async def get_dataset(id: Id, caller: AdminCaller, db: DatabaseDep) -> DatasetView:
+async def get_dataset(id: Id, caller: ViewingCaller, db: DatabaseDep) -> DatasetView:
     async with db.read() as session:
         return DatasetView.model_validate(await imports.get_dataset(session, caller.project_id, id))
 
@@ -217,7 +234,7 @@ async def get_dataset(id: Id, caller: AdminCaller, db: DatabaseDep) -> DatasetVi
 @router.get("/datasets/{id}/rows")
 async def dataset_rows(
     id: Id,
-    caller: AdminCaller,
+    caller: ContentCaller,
     db: DatabaseDep,
     limit: Limit = 20,
     after: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="a row's number")] = None,
@@ -231,7 +248,7 @@ async def dataset_rows(
 
 
 @router.delete("/datasets/{id}")
-async def delete_dataset(id: Id, caller: AdminCaller, db: UnboundedDatabaseDep) -> DatasetDeleted:
+async def delete_dataset(id: Id, caller: OperatingCaller, db: UnboundedDatabaseDep) -> DatasetDeleted:
     """Delete the dataset with its rows."""
     async with db.write() as session:
         dataset = await imports.get_dataset(session, caller.project_id, id)

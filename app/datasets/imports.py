@@ -5,24 +5,29 @@ import hashlib
 import logging
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import IO
 
 import orjson
-from sqlalchemy import insert, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import ClientDisconnect, Request
 
-from app.core.errors import BadRequest, Conflict, require_row
+from app.core.compression import require_known_encoding
+from app.core.database import Database, database_time, now
+from app.core.errors import BadRequest, Conflict, Unavailable, require_row
 from app.core.http import stream_body
 from app.core.pagination import apply_keyset
 from app.core.settings import REPOSITORY
 from app.models import Dataset, DatasetRow
 
 log = logging.getLogger("attune.datasets")
-CHUNK_BYTES = 512 * 1024  # of rows that are inserted together
+CHUNK_BYTES = 512 * 1024  # of rows that are inserted in one transaction
+DELETE_STEP = 1000  # rows that are deleted in one transaction
+LEASE_SECONDS = 60.0  # from one chunk to the next
 MAX_UNPACK_RATIO = 4  # size of the unpacked rows, relative to the largest file allowed
 TIMEOUT_SECONDS = 900.0
 MAX_READERS = 2
@@ -37,7 +42,11 @@ class ParsedFile:
 
 
 async def receive_file(request: Request, file: IO[bytes], limit: int) -> str:
-    """Write the request's body to `file` and return its SHA-256. Raises TooLarge as soon as the limit is exceeded."""
+    """Write the request's body to `file` and return its SHA-256.
+
+    Raises TooLarge as soon as the limit is exceeded, and UnsupportedMediaType: Parquet is compressed itself.
+    """
+    require_known_encoding(request.headers.get("content-encoding", "").strip().lower(), ())
     digest = hashlib.sha256()
     try:
         async for chunk in stream_body(request, limit, "file"):
@@ -97,38 +106,122 @@ async def find_same_file(session: AsyncSession, project_id: str, name: str, kind
     raise Conflict(f"The dataset '{name}' exists already, from another file.", param="name", code="name_taken")
 
 
-async def store_dataset(session: AsyncSession, dataset: Dataset, rows: IO[bytes]) -> Dataset | None:
-    """Insert the dataset with the rows that `parse_file` wrote, and return None.
+async def require_free_bytes(session: AsyncSession, dataset: Dataset, limit: int | None) -> None:
+    """Raise Conflict if the project's datasets would have more bytes than it may have."""
+    if limit is None:
+        return
+    in_project = Dataset.project_id == dataset.project_id
+    used = int(await session.scalar(select(func.sum(Dataset.num_bytes)).where(in_project)) or 0)
+    if used + (dataset.num_bytes or 0) > limit:
+        message = (
+            f"This file has {dataset.num_bytes} bytes. The datasets of this project have {used} bytes, and may have "
+            f"{limit} (dataset_bytes); delete datasets that are not needed."
+        )
+        raise Conflict(message, code="project_limit")
 
-    If another request has taken the name meanwhile, that request's dataset is returned. Raises Conflict.
+
+async def store_dataset(
+    db: Database, dataset: Dataset, rows: IO[bytes], limit: int | None, audit: Callable[[AsyncSession], None]
+) -> Dataset:
+    """Store the dataset with the rows that `parse_file` wrote, in short transactions, and return it.
+
+    Nobody sees the dataset before the last transaction, which gives it its name and its entry in the audit log. If
+    another request has taken the name meanwhile, that request's dataset is returned. Raises Conflict, Unavailable.
     """
+    async with db.write() as session:
+        await require_free_bytes(session, dataset, limit)
+        values = {"name": dataset.id, "importing_until": now() + LEASE_SECONDS}
+        columns = ("id", "project_id", "kind", "num_rows", "num_bytes", "sha256")
+        session.add(Dataset(**{name: getattr(dataset, name) for name in columns}, **values))
     try:
-        async with session.begin_nested():
-            session.add(dataset)
-    except IntegrityError:
-        return await find_same_file(session, dataset.project_id, dataset.name, dataset.kind, dataset.sha256)
+        await _store_rows(db, dataset.id, rows)
+        async with db.write() as session:
+            stored = await _finish(session, dataset)
+            if stored.id == dataset.id:
+                audit(session)
+    except BaseException:
+        await _give_up(db, dataset.id)
+        raise
+    if stored.id != dataset.id:
+        await _give_up(db, dataset.id)
+    return stored
+
+
+async def _store_rows(db: Database, dataset_id: str, rows: IO[bytes]) -> None:
+    """Insert the rows, and renew the lease of the import with each chunk of them."""
+    renew = update(Dataset).where(Dataset.id == dataset_id).values(importing_until=now() + LEASE_SECONDS)
     rows.seek(0)
     number = 0
     while lines := await asyncio.to_thread(rows.readlines, CHUNK_BYTES):
         values = [
-            {"dataset_id": dataset.id, "row_number": row_number, "content": orjson.loads(line)}
+            {"dataset_id": dataset_id, "row_number": row_number, "content": orjson.loads(line)}
             for row_number, line in enumerate(lines, number)
         ]
-        await session.execute(insert(DatasetRow), values)
+        async with db.write() as session:
+            if (await session.execute(renew.returning(Dataset.id))).scalar() is None:
+                raise Unavailable("The import took too long between two parts and was given up; send the file again.")
+            await session.execute(insert(DatasetRow), values)
         number += len(lines)
-    return None
+
+
+async def _finish(session: AsyncSession, dataset: Dataset) -> Dataset:
+    """Give the dataset its name, and return it; or return that of another request that has taken the name."""
+    stored = await session.get(Dataset, dataset.id)
+    if stored is None:
+        raise Unavailable("The import took too long at its end and was given up; send the file again.")
+    try:
+        async with session.begin_nested():
+            stored.name, stored.importing_until, stored.created_at = dataset.name, None, await database_time(session)
+    except IntegrityError:
+        same = await find_same_file(session, dataset.project_id, dataset.name, dataset.kind, dataset.sha256)
+        return require_row(same, "The dataset that took the name was deleted; send the file again.", param="name")
+    return stored
+
+
+async def _give_up(db: Database, dataset_id: str) -> None:
+    """Remove what an import has stored. If that fails, the reconciler does it when the lease has expired."""
+    try:
+        async with db.write() as session:
+            await session.execute(update(Dataset).where(Dataset.id == dataset_id).values(importing_until=0.0))
+        await remove_unfinished(db)
+    except SQLAlchemyError as error:
+        log.warning("the rows of an import that failed were not removed yet: %s", error)
+
+
+async def remove_unfinished(db: Database) -> int:
+    """Delete the datasets whose import has died, in short transactions; return how many."""
+    async with db.read() as session:
+        ids = list(await session.scalars(select(Dataset.id).where(Dataset.importing_until < now())))
+    for id in ids:
+        while await db.retry_on_deadlock(partial(_delete_rows, dataset_id=id)):
+            pass
+    return len(ids)
+
+
+async def _delete_rows(session: AsyncSession, dataset_id: str) -> bool:
+    """Delete up to DELETE_STEP rows of the dataset, or the dataset once it has none; return whether rows were left."""
+    is_dead = (Dataset.id == dataset_id, Dataset.importing_until < now())
+    if await session.scalar(select(Dataset.id).where(*is_dead).with_for_update()) is None:
+        return False
+    numbers = select(DatasetRow.row_number).where(DatasetRow.dataset_id == dataset_id).limit(DELETE_STEP)
+    of_step = (DatasetRow.dataset_id == dataset_id, DatasetRow.row_number.in_(numbers))
+    if list(await session.scalars(delete(DatasetRow).where(*of_step).returning(DatasetRow.row_number))):
+        return True
+    await session.execute(delete(Dataset).where(Dataset.id == dataset_id))
+    return False
 
 
 async def get_dataset(session: AsyncSession, project_id: str, id: str) -> Dataset:
     """Return the dataset. Raises NotFound."""
-    dataset = await session.scalar(select(Dataset).where(Dataset.id == id, Dataset.project_id == project_id))
+    is_own = (Dataset.id == id, Dataset.project_id == project_id, Dataset.importing_until.is_(None))
+    dataset = await session.scalar(select(Dataset).where(*is_own))
     return require_row(dataset, f"There is no dataset '{id}'.", param="id")
 
 
 async def list_datasets(session: AsyncSession, project_id: str, after: str | None, limit: int) -> Sequence[Dataset]:
     """Return up to `limit + 1` datasets, the newest first."""
     last = None if after is None else await get_dataset(session, project_id, after)
-    query = select(Dataset).where(Dataset.project_id == project_id)
+    query = select(Dataset).where(Dataset.project_id == project_id, Dataset.importing_until.is_(None))
     query = apply_keyset(query, (Dataset.created_at, Dataset.id), last, limit, descending=True)
     return (await session.scalars(query)).all()
 

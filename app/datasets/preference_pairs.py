@@ -1,14 +1,15 @@
 """The export of preference pairs, in the columns of conversational preference data: prompt, chosen, rejected."""
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import load_only
 
+from app.chat.histories import read_messages
 from app.core.database import Database
 from app.datasets.turn_rows import ExportFilter
 from app.feedback.queries import is_effective
@@ -32,6 +33,15 @@ PREFERENCES_SCHEMA = pa.schema(
         ("created_at", pa.float64()),
     ]
 )
+
+
+@dataclass(frozen=True)
+class RecordedReply:
+    """A turn's prompt and its reply."""
+
+    id: str
+    messages: Sequence[Mapping[str, Any]]
+    reply: Mapping[str, Any]
 
 
 async def read_pages(db: Database, export_filter: ExportFilter) -> AsyncGenerator[list[dict[str, Any] | None]]:
@@ -71,20 +81,22 @@ async def _read_ranks(session: AsyncSession, seqs: Sequence[int]) -> dict[int, l
     return ranks
 
 
-async def _read_replies(session: AsyncSession, export_filter: ExportFilter, turn_ids: set[str]) -> dict[str, Turn]:
+async def _read_replies(
+    session: AsyncSession, export_filter: ExportFilter, turn_ids: set[str]
+) -> dict[str, RecordedReply]:
     """Return the turns that have a reply and are not deleted, by id."""
-    query = (
-        select(Turn)
-        .where(Turn.id.in_(turn_ids), Turn.project_id == export_filter.project_id, Turn.deleted_at.is_(None))
-        .options(load_only(Turn.id, Turn.policy_id, Turn.messages, Turn.reply))
+    query = select(Turn.id, Turn.reply).where(
+        Turn.id.in_(turn_ids), Turn.project_id == export_filter.project_id, Turn.deleted_at.is_(None)
     )
     if export_filter.policy_id is not None:
         query = query.where(Turn.policy_id == export_filter.policy_id)
-    return {turn.id: turn for turn in await session.scalars(query) if turn.reply}
+    replies = {id: reply for id, reply in await session.execute(query) if reply}
+    messages = await read_messages(session, replies.keys())
+    return {id: RecordedReply(id, prompt, replies[id]) for id, prompt in messages.items()}
 
 
 def make_pairs(
-    feedback: Feedback, ranks: Sequence[FeedbackRank], turns: Mapping[str, Turn]
+    feedback: Feedback, ranks: Sequence[FeedbackRank], turns: Mapping[str, RecordedReply]
 ) -> Iterator[dict[str, Any] | None]:
     """Yield a row for each pair of the feedback; None for a pair that cannot be represented.
 
@@ -103,7 +115,11 @@ def make_pairs(
 
 
 def _pair_row(
-    feedback: Feedback, prompt_turn: Turn, chosen: Messages | None, chosen_id: str | None, rejected: Turn
+    feedback: Feedback,
+    prompt_turn: RecordedReply,
+    chosen: Messages | None,
+    chosen_id: str | None,
+    rejected: RecordedReply,
 ) -> dict[str, Any] | None:
     prompt, rejected_messages = plain_messages(prompt_turn.messages), reply_messages(rejected)
     if not prompt or chosen is None or rejected_messages is None or chosen == rejected_messages:
@@ -125,8 +141,8 @@ def parse_correction(value: Any) -> Messages | None:
     return plain_messages([{"role": "assistant", "content": value} if isinstance(value, str) else value])
 
 
-def reply_messages(turn: Turn) -> Messages | None:
-    return plain_messages([{"role": "assistant", **(turn.reply or {})}])
+def reply_messages(turn: RecordedReply) -> Messages | None:
+    return plain_messages([{"role": "assistant", **turn.reply}])
 
 
 def plain_messages(messages: Sequence[Any]) -> Messages | None:

@@ -9,6 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from sqlalchemy import ColumnElement, Row, and_, exists, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.chat.histories import read_messages, read_prompt_ids
 from app.core.database import Database
 from app.feedback.queries import is_effective
 from app.models import Feedback, FeedbackRank, Origin, Policy, Turn, TurnState, Version
@@ -82,8 +83,11 @@ async def read_pages(db: Database, export_filter: ExportFilter) -> AsyncGenerato
     while True:
         async with db.read() as session:
             rows = await read_turns(session, export_filter, last)
-            feedback = await read_feedback(session, export_filter.project_id, [turn.id for turn, _, _ in rows])
-        yield [_turn_row(turn, policy, number, feedback[turn.id]) for turn, policy, number in rows]
+            ids = [turn.id for turn, _, _ in rows]
+            feedback = await read_feedback(session, export_filter.project_id, ids)
+            messages, prompt_ids = await read_messages(session, ids), await read_prompt_ids(session, ids)
+        prompts = {id: {"messages": _to_json(messages.get(id)), "prompt_ids": prompt_ids.get(id)} for id in ids}
+        yield [_turn_row(turn, policy, number, feedback[turn.id]) | prompts[turn.id] for turn, policy, number in rows]
         if len(rows) < PAGE_SIZE:
             return
         last = (rows[-1][0].created_at, rows[-1][0].id)
@@ -152,7 +156,7 @@ def _turn_row(turn: Turn, policy: str, number: int, feedback: Sequence[tuple[Fee
         "model": format_reference(policy, number),
         "policy": policy,
         "version": number,
-        **{name: _to_json(getattr(turn, name)) for name in ("messages", "request_params", "reply", "sampling")},
+        **{name: _to_json(getattr(turn, name)) for name in ("request_params", "reply", "sampling")},
         "temperature": turn.sampling.get("temperature"),
         "metadata": {key: value if isinstance(value, str) else _to_json(value) for key, value in metadata},
         "feedback": [

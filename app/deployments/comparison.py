@@ -29,9 +29,9 @@ from app.models import (
     TurnState,
     Version,
 )
-from app.policies.service import effective_config
+from app.policies.overrides import effective_settings
 from app.projects.service import NO_CONSENT
-from app.raters.names import is_program
+from app.raters.approval import is_up, is_vote
 
 # Turns that the deployment or the share routed. A request that names a version, or is pinned, was not randomized.
 COMPARED_ROUTES = (RouteReason.STABLE, RouteReason.CANARY, RouteReason.STICKY)
@@ -41,20 +41,12 @@ END_USER = func.coalesce(SERVED.end_user, SERVED.conversation_id, SERVED.id)
 
 def effective_canary(policy: Policy, settings: Settings) -> CanaryConfig | None:
     """Return how new versions go through a canary, by the policy or the deployment; None if they go live at once."""
-    return effective_config(policy.canary, settings.canary, CanaryConfig)
+    return effective_settings(policy, settings).release.canary
 
 
 def effective_shadow(policy: Policy, settings: Settings) -> ShadowConfig | None:
-    """Return how new versions run in shadow, by the policy or the deployment; None if they do not.
-
-    All policies share the engines, so the policy's token budget is capped by the deployment's (or by the default, where
-    the deployment has no setting).
-    """
-    config = effective_config(policy.shadow, settings.shadow, ShadowConfig)
-    if policy.shadow is None or config is None:
-        return config
-    limit = settings.shadow or ShadowConfig()
-    return config.model_copy(update={"tokens_per_hour": min(config.tokens_per_hour, limit.tokens_per_hour)})
+    """Return how new versions run in shadow, by the policy or the deployment; None if they do not."""
+    return effective_settings(policy, settings).release.shadow
 
 
 def active_shadow_config(policy: Policy, settings: Settings) -> ShadowConfig:
@@ -94,8 +86,8 @@ async def read_arm(session: AsyncSession, version_id: str, since: float) -> Arm:
     """Return the statistics of a version since a time (Unix seconds).
 
     - Each end user counts once, however many turns they have; where requests name no end user, each conversation does.
-    - Each rater has one vote. Programs and LLM judges that give feedback have one vote per turn. The policy's own
-      reward sources have none.
+    - Each person who voted counts once, by the sum of their votes (`app.raters.approval`): the test for canaries needs
+      independent ratings. Programs, judges and the policy's own reward sources have no vote.
     """
     routed = (
         Turn.version_id == version_id,
@@ -119,14 +111,14 @@ async def read_arm(session: AsyncSession, version_id: str, since: float) -> Arm:
         func.count(), func.sum(users.failed), func.avg(users.length), func.sum(users.seconds), func.sum(users.tokens)
     )
     count, failed, length, seconds, tokens = (await session.execute(totals)).one()
-    votes = (
-        select(func.sum(Reward.value * Reward.weight).label("vote"))
+    raters = (
+        select(func.sum(2 * is_up() - 1).label("votes"))
         .join(Turn, Turn.id == Reward.turn_id)
-        .where(*routed, Reward.rater.is_not(None), Reward.weight > 0)
-        .group_by(case((is_program(Reward.rater), Turn.id), else_=Reward.rater))
+        .where(*routed, is_vote())
+        .group_by(Reward.rater)
         .subquery()
     ).c
-    counts = select(func.count(), func.count(case((votes.vote > 0, 1)))).where(votes.vote != 0)
+    counts = select(func.count(), func.count(case((raters.votes > 0, 1)))).where(raters.votes != 0)
     rated, good = (await session.execute(counts)).one()
     return Arm(count, failed or 0, rated, good, *_length_and_speed(length, seconds, tokens))
 

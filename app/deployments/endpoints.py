@@ -14,7 +14,8 @@ from app.core.errors import ERROR_RESPONSES, BadRequest, Conflict
 from app.core.http import json_body, services_of
 from app.core.pagination import Page
 from app.core.settings import Settings
-from app.deployments import comparison, pins, service
+from app.deployments import comparison, pins, rollback_preview, service
+from app.deployments.rollback_preview import PreviewDone, RollbackPreview
 from app.deployments.schemas import (
     ArmView,
     CanaryView,
@@ -32,18 +33,23 @@ from app.deployments.version_router import VersionRouter
 from app.models import AuditAction, ConversationRouting, Deployment, Engine, Pin, PinKind, Policy, Version
 from app.policies import repository
 from app.policies import service as policies
-from app.policies.context import PolicyContext, PolicyDep, ReasonBody
+from app.policies.context import OperatedPolicyDep, PolicyContentDep, PolicyContext, ReasonBody, ViewedPolicyDep
 from app.policies.references import version_name
 from app.policies.service import require_adapters
+from app.projects.auth import limits_of
+from app.projects.idempotency import IdempotentRoute
+from app.raters.approval import approval_fields
 from app.training.policy_config import effective_rewards
 
 SHADOW_ABORTED = "an operator aborted its shadow deployment"
-router = APIRouter(prefix="/v1/policies/{name}", tags=["deployment"], responses=ERROR_RESPONSES)
+router = APIRouter(
+    prefix="/v1/policies/{name}", tags=["deployment"], route_class=IdempotentRoute, responses=ERROR_RESPONSES
+)
 pin_router = APIRouter(prefix="/v1/policies/{name}/pins", tags=["pins"], responses=ERROR_RESPONSES)
 
 
 @router.get("/deployment")
-async def get_deployment(context: PolicyDep) -> DeploymentView:
+async def get_deployment(context: ViewedPolicyDep) -> DeploymentView:
     """Return which version serves, and the statistics of the canary and of the shadow deployment."""
     settings = context.settings
     async with context.read() as (session, policy):
@@ -65,7 +71,9 @@ async def get_deployment(context: PolicyDep) -> DeploymentView:
 
 
 @router.post("/deploy")
-async def deploy(context: PolicyDep, body: Annotated[DeployRequest, json_body(DeployRequest)]) -> DeploymentView:
+async def deploy(
+    context: OperatedPolicyDep, body: Annotated[DeployRequest, json_body(DeployRequest)]
+) -> DeploymentView:
     """Deploy a version to everybody, or with `share` to some.
 
     With adapters nothing is reloaded and running replies finish on their version. With full weights new requests wait
@@ -79,12 +87,15 @@ async def deploy(context: PolicyDep, body: Annotated[DeployRequest, json_body(De
             await service.deploy(session, policy, body.version, by)
         else:
             version = await service.get_served_version(session, policy, body.version)
+            await service.require_untainted(session, policy, version)
             await service.start_canary(session, policy, version, body.share, by, watched=body.watch)
     return await get_deployment(context)
 
 
 @router.post("/rollback")
-async def roll_back(context: PolicyDep, body: Annotated[RollbackRequest, json_body(RollbackRequest)]) -> RollbackResult:
+async def roll_back(
+    context: OperatedPolicyDep, body: Annotated[RollbackRequest, json_body(RollbackRequest)]
+) -> RollbackResult:
     """Undo the latest release, or return to an older version; training continues from there."""
     async with _change(context) as (session, policy):
         by = context.attribute(body.reason)
@@ -93,8 +104,25 @@ async def roll_back(context: PolicyDep, body: Annotated[RollbackRequest, json_bo
     return RollbackResult(policy=context.name, rolled_back=rolled_back, serving=serving)
 
 
+@router.get("/rollback")
+async def preview_rollback(
+    context: OperatedPolicyDep,
+    version: Annotated[int | None, Query(ge=0, le=999_999_999)] = None,
+    from_version: Annotated[int | None, Query(ge=0, le=999_999_999)] = None,
+) -> RollbackPreview:
+    """Return what POST with the same fields would change, or the error that it would return. Nothing is changed."""
+    if version is not None and from_version is not None:
+        raise BadRequest("Give either 'version', to return to, or 'from_version', to roll back.", param="version")
+    try:
+        async with context.write() as (session, policy):
+            await rollback_preview.preview_rollback(session, policy, version, from_version, context.attribute(None))
+    except PreviewDone as done:
+        return done.preview
+    raise AssertionError
+
+
 @router.post("/canary/promote")
-async def promote_canary(context: PolicyDep, body: ReasonBody) -> DeploymentView:
+async def promote_canary(context: OperatedPolicyDep, body: ReasonBody) -> DeploymentView:
     """Deploy the canary to everybody. 409 without a canary."""
     async with _change(context) as (session, policy):
         deployment = await repository.get_deployment(session, policy.id)
@@ -106,7 +134,7 @@ async def promote_canary(context: PolicyDep, body: ReasonBody) -> DeploymentView
 
 
 @router.post("/canary/abort")
-async def abort_canary(context: PolicyDep, body: ReasonBody) -> DeploymentView:
+async def abort_canary(context: OperatedPolicyDep, body: ReasonBody) -> DeploymentView:
     """Return everybody to the version that serves. 409 without a canary."""
     async with _change(context) as (session, policy):
         if await service.abort_canary(session, policy, context.attribute(body.reason)) is None:
@@ -115,16 +143,17 @@ async def abort_canary(context: PolicyDep, body: ReasonBody) -> DeploymentView:
 
 
 @router.post("/shadow/promote")
-async def promote_shadow(context: PolicyDep, body: ReasonBody) -> DeploymentView:
+async def promote_shadow(context: OperatedPolicyDep, body: ReasonBody) -> DeploymentView:
     """Publish the version in shadow, as a canary or to everybody, as new versions are. 409 without one."""
     async with _change(context) as (session, policy):
         version = await _get_shadow_version(session, policy)
+        await service.require_untainted(session, policy, version)
         service.pass_shadow(session, policy, version, context.attribute(body.reason))
     return await get_deployment(context)
 
 
 @router.post("/shadow/abort")
-async def abort_shadow(context: PolicyDep, body: ReasonBody) -> DeploymentView:
+async def abort_shadow(context: OperatedPolicyDep, body: ReasonBody) -> DeploymentView:
     """Reject the version in shadow; training continues from the version that serves. 409 without one."""
     async with _change(context) as (session, policy):
         version = await _get_shadow_version(session, policy)
@@ -135,7 +164,7 @@ async def abort_shadow(context: PolicyDep, body: ReasonBody) -> DeploymentView:
 
 @router.put("/delivery")
 async def put_delivery(
-    context: PolicyDep, body: Annotated[DeliveryRequest, json_body(DeliveryRequest)]
+    context: OperatedPolicyDep, body: Annotated[DeliveryRequest, json_body(DeliveryRequest)]
 ) -> DeploymentView:
     """Set how new versions are released, from the next request and the next version on.
 
@@ -160,18 +189,19 @@ async def put_delivery(
 
 
 @pin_router.put("")
-async def set_pin(context: PolicyDep, body: Annotated[PinRequest, json_body(PinRequest)]) -> PinView:
+async def set_pin(context: OperatedPolicyDep, body: Annotated[PinRequest, json_body(PinRequest)]) -> PinView:
     """Pin a subject to a version, from its next request on. Idempotent; another version changes the pin."""
     require_adapters(context.settings, "A pin")
     async with _change(context) as (session, policy):
-        pin, version = await pins.set_pin(session, policy, body, actor=context.actor)
+        limit = limits_of(context.request, context.caller).pins
+        pin, version = await pins.set_pin(session, policy, body, actor=context.actor, limit=limit)
         engines = await policies.list_ready_engines(session)
     return _view_pin(policy, pin, version, engines)
 
 
 @pin_router.get("")
 async def list_pins(
-    context: PolicyDep,
+    context: PolicyContentDep,
     kind: PinKind | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     after: Annotated[str | None, Query(min_length=1, max_length=48, description="a pin's id")] = None,
@@ -184,7 +214,9 @@ async def list_pins(
 
 
 @pin_router.delete("/{pin_id}")
-async def remove_pin(context: PolicyDep, pin_id: Annotated[str, Path(min_length=1, max_length=48)]) -> PinDeleted:
+async def remove_pin(
+    context: OperatedPolicyDep, pin_id: Annotated[str, Path(min_length=1, max_length=48)]
+) -> PinDeleted:
     """Remove a pin: the deployment and the canary decide about its subject again."""
     async with _change(context) as (session, policy):
         await pins.remove_pin(session, policy, pin_id, actor=context.actor)
@@ -248,7 +280,8 @@ def _view_comparison(version: str, candidate: Arm, serving: str, stable: Arm, de
 
 
 def _view_arm(version: str, arm: Arm) -> ArmView:
-    return ArmView(version=version, approval=arm.good / arm.rated if arm.rated else None, **vars(arm))
+    fields = vars(arm) | approval_fields(arm.approval)._asdict()
+    return ArmView(version=version, **fields)
 
 
 def _view_pin(policy: Policy, pin: Pin, version: Version, engines: list[Engine]) -> PinView:

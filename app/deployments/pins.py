@@ -6,7 +6,7 @@ too, neither taints the version nor removes the pin meanwhile.
 
 from typing import Any
 
-from sqlalchemy import Select, or_, select
+from sqlalchemy import Select, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
@@ -14,15 +14,21 @@ from app.core.errors import Conflict, NotFound, require_row
 from app.core.jobs import enqueue_after_commit
 from app.core.pagination import apply_keyset
 from app.deployments.schemas import PinRequest
-from app.models import SERVED_TRAFFIC, ApiKey, AuditAction, Pin, PinKind, Policy, Version, new_id
+from app.deployments.service import require_untainted
+from app.models import SERVED_TRAFFIC, ApiKey, AuditAction, Pin, PinKind, Policy, Project, Version, new_id
 from app.policies import repository
 from app.policies.references import version_name
-from app.policies.service import audit_policy, is_loaded, list_ready_engines
+from app.policies.service import audit_policy, is_loaded, list_ready_engines, require_files
 from app.raters.names import hash_name
 
 
-async def set_pin(session: AsyncSession, policy: Policy, request: PinRequest, *, actor: str) -> tuple[Pin, Version]:
-    """Create or change the subject's pin. The same request again changes nothing. Raises NotFound, Conflict."""
+async def set_pin(
+    session: AsyncSession, policy: Policy, request: PinRequest, *, actor: str, limit: int | None
+) -> tuple[Pin, Version]:
+    """Create or change the subject's pin. The same request again changes nothing. Raises NotFound, Conflict.
+
+    `limit` is the most pins of the project.
+    """
     version = await _get_pinnable_version(session, policy, request.version)
     engines = await list_ready_engines(session)
     if not engines or not all(is_loaded(engine, version) for engine in engines):
@@ -41,6 +47,7 @@ async def set_pin(session: AsyncSession, policy: Policy, request: PinRequest, *,
     else:
         details["subject_sha256"] = subject_hash(policy.project_id, request.kind, subject)
     if pin is None:
+        await _require_free_pin(session, policy.project_id, limit)
         pin = Pin(
             id=new_id("pin"), project_id=policy.project_id, policy_id=policy.id, kind=request.kind, subject=subject
         )
@@ -50,6 +57,20 @@ async def set_pin(session: AsyncSession, policy: Policy, request: PinRequest, *,
     await session.refresh(pin)
     audit_policy(session, policy, AuditAction.PIN_SET, actor, request.reason, subject=pin.id, **details)
     return pin, version
+
+
+async def _require_free_pin(session: AsyncSession, project_id: str, limit: int | None) -> None:
+    """Raise Conflict if the project has as many pins as it may have."""
+    if limit is None:
+        return
+    locked = select(Project.id).where(Project.id == project_id).with_for_update(key_share=True)
+    await session.execute(locked)  # pins of other policies, too, would make the count inexact
+    num_pins = await session.scalar(select(func.count()).select_from(Pin).where(Pin.project_id == project_id)) or 0
+    if num_pins >= limit:
+        message = (
+            f"This project has {num_pins} pins, and may have {limit} (limit `pins`); remove pins that are not needed."
+        )
+        raise Conflict(message, code="project_limit")
 
 
 async def remove_pin(session: AsyncSession, policy: Policy, pin_id: str, *, actor: str) -> None:
@@ -74,9 +95,8 @@ async def _get_pinnable_version(session: AsyncSession, policy: Policy, number: i
     if version.state not in SERVED_TRAFFIC:
         message = f"{name} is {version.state}; a pin needs a version that has served traffic, or the canary."
         raise Conflict(message, code="version_not_servable", param="version")
-    if version.tainted_at is not None:
-        message = f"{name} has learned from erased data; it cannot be pinned."
-        raise Conflict(message, code="version_tainted", param="version")
+    require_files(policy, version)
+    await require_untainted(session, policy, version)
     return version
 
 

@@ -71,9 +71,13 @@ class ArmView(BaseModel):
         description="end users that it answered, each once; conversations where requests name no end user"
     )
     failed: int = Field(description="how many of them had a reply that failed")
-    rated: int = Field(description="raters, each with one vote; of a shadow deployment its judged pairs")
+    rated: int = Field(
+        description="people who voted, each once, by the sum of their votes; of a shadow deployment its judged pairs"
+    )
     good: int
-    approval: float | None
+    approval: float | None = Field(description="good of rated")
+    approval_low: float | None = Field(description="Wilson's 95 % interval of the approval")
+    approval_high: float | None
     mean_length: float | None = Field(description="tokens")
     seconds_per_token: float | None
 

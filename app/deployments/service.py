@@ -24,8 +24,16 @@ from app.models import SERVED_TRAFFIC, AuditAction, Deployment, Policy, Version,
 from app.policies import repository
 from app.policies.references import version_name
 from app.policies.repository import descends_from
-from app.policies.service import Attribution, audit_policy, is_loaded_on_quorum, list_ready_engines, lock_policy
+from app.policies.service import (
+    Attribution,
+    audit_policy,
+    is_loaded_on_quorum,
+    list_ready_engines,
+    lock_policy,
+    require_files,
+)
 from app.training import head, kl_guard
+from app.training.vote_totals import reopen_votes_of_batch
 
 CANARY_ABORTED = "the canary was aborted"
 HEAD_MOVED = "training returned to another version before this one was published"
@@ -48,6 +56,7 @@ async def set_live(session: AsyncSession, policy: Policy, version: Version, by: 
     previous.state = VersionState.SUPERSEDED
     version.state, version.reason = VersionState.LIVE, None
     version.live_at = now()
+    await reopen_votes_of_batch(session, version.batch_id)
     if deployment.canary_version_id == version.id:
         _clear_canary(deployment)
     elif deployment.canary_version_id is not None:
@@ -73,6 +82,7 @@ async def deploy(session: AsyncSession, policy: Policy, number: int, by: Attribu
     target = await get_served_version(session, policy, number)
     if target.id == previous.id:
         return
+    await require_untainted(session, policy, target)
     await _require_loaded(session, policy, target, previous)
     if target.id == deployment.canary_version_id:
         await promote_canary(session, policy, target, by)
@@ -120,6 +130,7 @@ async def abort_canary(session: AsyncSession, policy: Policy, by: Attribution) -
     if is_ahead and await descends_from(session, policy.head_version_id, canary):
         await head.move_head(session, policy, await repository.get_version(session, deployment.version_id))
     canary.state, canary.reason = VersionState.ROLLED_BACK, by.reason or CANARY_ABORTED
+    await reopen_votes_of_batch(session, canary.batch_id)
     _clear_canary(deployment)
     deployment.epoch += 1
     audit_policy(session, policy, AuditAction.CANARY_ENDED, *by, subject=canary)
@@ -156,17 +167,21 @@ async def roll_back(
         if serving.parent_id is None:
             raise Conflict(f"{version_name(policy, serving)} is the first version; there is none to roll back to.")
         target = await repository.get_version(session, serving.parent_id)
+        require_files(policy, target)
     else:
         target = await get_served_version(session, policy, number)
     if target.id == deployment.canary_version_id:
         raise Conflict(f"{version_name(policy, target)} is the canary: promote or abort it.", code="canary_active")
     if target.id != serving.id:
+        await require_untainted(session, policy, target)
         await _require_loaded(session, policy, target, serving)
     aborted = await abort_canary(session, policy, by)
     if target.id == serving.id:
         return aborted or serving, target
     serving.state, serving.reason = VersionState.ROLLED_BACK, by.reason
     target.state, target.reason = VersionState.LIVE, None
+    for changed in (serving, target):
+        await reopen_votes_of_batch(session, changed.batch_id)
     if target.live_at is None:  # it has served as a canary only
         target.live_at = now()
     await head.move_head(session, policy, target)
@@ -212,7 +227,19 @@ async def get_served_version(session: AsyncSession, policy: Policy, number: int)
     version = await repository.find_version(session, policy.id, number)
     if version is None or version.state not in SERVED_TRAFFIC:
         raise NotFound(f"Policy '{policy.name}' has never served a version v{number}.", code="model_not_found")
+    require_files(policy, version)
     return version
+
+
+async def require_untainted(session: AsyncSession, policy: Policy, version: Version) -> None:
+    """Raise Conflict if the version, or one of its ancestors, has learned from data that is erased."""
+    ancestor = await repository.find_untainted_ancestor(session, policy.id, version)
+    if ancestor is not None:
+        message = (
+            f"{version_name(policy, version)} has learned from data that was erased. The last version before it that "
+            f"has not is {version_name(policy, ancestor)}: deploy that one, or roll back to it."
+        )
+        raise Conflict(message, code="version_tainted", param="version")
 
 
 async def _require_loaded(session: AsyncSession, policy: Policy, version: Version, serving: Version) -> None:

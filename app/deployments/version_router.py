@@ -1,6 +1,7 @@
 """The version router: which version a model name means, which version answers a request, and which engines have it.
 
-A request that names a policy only is answered by the first of these that applies:
+A request that names a policy only may be answered by another policy that takes a share of its traffic, unless it is
+pinned (`app.deployments.traffic`). Of the policy that answers, it is the first of these versions that applies:
 
 1. a pin of its conversation, its end user or its API key;
 2. where conversations are sticky, the version of the conversation's previous turn;
@@ -11,7 +12,8 @@ What a name means and which engines have the version is read with one statement 
 misses the router's cache.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -19,12 +21,14 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Executable, and_, bindparam, case, exists, or_, select
 from sqlalchemy.engine import Connection
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from app.core.cache import SingleFlightCache
 from app.core.database import Database
 from app.core.errors import AttuneError, NotFound, Unavailable, require_row
+from app.deployments.traffic import Branch, find_branch, read_branches
 from app.models import (
+    ANSWERING,
     ConversationRouting,
     Deployment,
     Engine,
@@ -36,6 +40,7 @@ from app.models import (
     Version,
     VersionState,
 )
+from app.policies import load_errors
 from app.policies.references import format_reference, parse_reference
 from app.policies.service import is_loaded
 
@@ -43,6 +48,7 @@ from app.policies.service import is_loaded
 NOT_SERVABLE = (VersionState.SHADOW, VersionState.SHADOW_PASSED, VersionState.REJECTED)
 BY_NUMBER = "v#"  # a key of SELECT_BY_ALIAS that is no alias
 EngineAddresses = tuple[tuple[str, str], ...]  # name and URL of each ready engine that has loaded a version
+UNLOADABLE_RETRY_SECONDS = 30.0  # files are restored by people
 MAX_ROUTES = 1024  # more names than this within the cache's lifetime are guesses of a client
 
 
@@ -79,6 +85,7 @@ class RoutingRules:
     canary_share: float = 0.0
     pins: bool = False
     sticky: bool = False
+    branches: tuple[Branch, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,27 +94,36 @@ class Route:
     engines: EngineAddresses  # empty only where the rules may select another version
     route_reason: str = RouteReason.REQUESTED
     rules: RoutingRules = RoutingRules()
+    is_unloadable: bool = False  # an engine has tried to load the version, and could not
 
 
 class VersionNotLoaded(Unavailable):
     """Engines are ready, and none of them has loaded the requested version."""
 
 
-def version_not_loaded(model: ResolvedModel) -> VersionNotLoaded:
-    return VersionNotLoaded(f"No ready engine has loaded {model.name} yet; try again in a moment.")
+def version_not_loaded(model: ResolvedModel, *, is_unloadable: bool) -> VersionNotLoaded:
+    if not is_unloadable:
+        return VersionNotLoaded(f"No ready engine has loaded {model.name} yet; try again in a moment.")
+    return VersionNotLoaded(
+        f"No engine can load {model.name}: `attune status` names what is wrong with its files. Once they are restored, "
+        "the version is loaded without a restart; `attune rollback` serves an earlier version at once.",
+        code="version_not_loadable",
+        retry_after=UNLOADABLE_RETRY_SECONDS,
+    )
 
 
 @dataclass(frozen=True)
 class RequestIdentity:
     """What pins and canary shares look at: the caller, the conversation and the end user.
 
-    `previous_version_id` is the version of the conversation's previous turn, if that was this policy's.
+    `previous_version_id` and `previous_policy_id` are those of the conversation's previous turn.
     """
 
     key_id: str
     conversation_id: str
     end_user: str | None = None
     previous_version_id: str | None = None
+    previous_policy_id: str | None = None
 
     @property
     def split_key(self) -> str:
@@ -135,6 +151,25 @@ class VersionRouter:
         """
         return await self._read((project_id, model), lambda connection: read_route(connection, project_id, model))
 
+    async def select_policy_and_version(self, project_id: str, route: Route, identity: RequestIdentity) -> Route:
+        """Return the route of the version that answers this request, of the policy or of one that takes a share.
+
+        The policy itself answers where that other one cannot. Raises Unavailable, as `select_version` does.
+        """
+        branch = await self._find_branch(route, identity)
+        if branch is not None:
+            with suppress(NotFound, Unavailable):
+                return await self.select_version(await self.resolve(project_id, branch.name), identity)
+        return await self.select_version(route, identity)
+
+    async def _find_branch(self, route: Route, identity: RequestIdentity) -> Branch | None:
+        policy_id, branches = route.model.policy_id, route.rules.branches
+        if not branches:
+            return None
+        if route.rules.pins and await self._pinned_version_id(policy_id, identity) is not None:
+            return None
+        return find_branch(policy_id, branches, identity.split_key, identity.previous_policy_id)
+
     async def select_version(self, route: Route, identity: RequestIdentity) -> Route:
         """Return the route of the version that answers this request, by the policy's routing rules.
 
@@ -142,7 +177,7 @@ class VersionRouter:
         """
         selected = await self._select(route, identity)
         if not selected.engines:
-            raise version_not_loaded(selected.model)
+            raise version_not_loaded(selected.model, is_unloadable=selected.is_unloadable)
         return selected
 
     async def _select(self, route: Route, identity: RequestIdentity) -> Route:
@@ -153,7 +188,8 @@ class VersionRouter:
             if (other := await self._version_route(pinned)) is None:
                 raise Unavailable("The version that this request is pinned to is not loaded yet.", retry_after=1)
             return replace(other, route_reason=RouteReason.PINNED)
-        if rules.sticky and identity.previous_version_id is not None:
+        continues = identity.previous_policy_id == route.model.policy_id
+        if rules.sticky and continues and identity.previous_version_id is not None:
             if identity.previous_version_id == route.model.version_id:
                 return route
             other = await self._version_route(identity.previous_version_id)
@@ -214,20 +250,28 @@ def is_in_canary(rules: RoutingRules, split_key: str) -> bool:
 def read_route(connection: Connection, project_id: str, model: str) -> Route:
     """Return the route of a model name. Raises NotFound, Unavailable."""
     row = _read_model_row(connection, project_id, model)
+    _require_answering(row)
     reference = parse_reference(model)
     resolved = _resolved_model(row, reference.names_version)
-    engines = _engines_with(connection, resolved)
+    ready = _read_ready_engines(connection)
+    engines, is_unloadable = _engines_with(ready, resolved), _is_unloadable(ready, resolved)
     if reference.names_version:
         # The reconciler loads the stable, the previous and the canary version, but no full weights that served before.
         # The base model needs no adapter, so every engine has it, or it is a version of full weights.
         managed = reference.alias in SELECT_BY_ALIAS and not (
             reference.alias == "previous" and resolved.adapter is None
         )
-        return Route(resolved, _require_engines(engines, resolved, managed=managed))
+        if not engines and (managed or is_unloadable):
+            raise version_not_loaded(resolved, is_unloadable=is_unloadable)
+        return Route(resolved, _require_engines(engines, resolved))
     rules = RoutingRules(
-        row.canary_version_id, row.canary_share, row.pins, row.conversations == ConversationRouting.STICKY
+        row.canary_version_id,
+        row.canary_share,
+        row.pins,
+        row.conversations == ConversationRouting.STICKY,
+        read_branches(connection, row.policy_id) if row.branches else (),
     )
-    return Route(resolved, engines, RouteReason.STABLE, rules)
+    return Route(resolved, engines, RouteReason.STABLE, rules, is_unloadable)
 
 
 def read_version_route(connection: Connection, version_id: str) -> Route:
@@ -235,26 +279,50 @@ def read_version_route(connection: Connection, version_id: str) -> Route:
     row = connection.execute(SELECT_BY_ID, {"version": version_id}).one_or_none()
     row = require_row(row, "This version does not exist.", code="model_not_found", param="model")
     resolved = _resolved_model(row, True)
-    return Route(resolved, _require_engines(_engines_with(connection, resolved), resolved))
+    return Route(resolved, _require_engines(_engines_with(_read_ready_engines(connection), resolved), resolved))
 
 
-def resolve_model(connection: Connection, project_id: str, model: str) -> ResolvedModel:
-    """Return what a model name means. Raises NotFound, which says whether the policy or the version is unknown."""
-    return _resolved_model(_read_model_row(connection, project_id, model), parse_reference(model).names_version)
+def resolve_model(connection: Connection, project_id: str, model: str, *, archived: bool = False) -> ResolvedModel:
+    """Return what a model name means, with `archived` also that of an archived policy.
+
+    Raises NotFound, which says whether the policy is archived, or the policy or the version is unknown.
+    """
+    row = _read_model_row(connection, project_id, model)
+    if not archived:
+        _require_answering(row)
+    return _resolved_model(row, parse_reference(model).names_version)
 
 
-def _engines_with(connection: Connection, model: ResolvedModel) -> EngineAddresses:
-    """Return the ready engines that have loaded the version. Raises Unavailable when no engine is ready."""
+def _require_answering(row: Any) -> None:
+    """Raise NotFound for an archived policy."""
+    if row.policy_state not in ANSWERING:
+        message = (
+            f"Policy '{row.policy}' is archived and answers no chats. GET /v1/models lists those that do; an admin "
+            f"brings it back with POST /v1/policies/{row.policy}/unarchive."
+        )
+        raise NotFound(message, code="policy_archived", param="model")
+
+
+def _read_ready_engines(connection: Connection) -> Sequence[Any]:
+    """Return the ready engines. Raises Unavailable when there are none."""
     engines = connection.execute(SELECT_READY_ENGINES).all()
     if not engines:
         raise Unavailable("No engine is ready; try again in a moment.")
-    return tuple((row.name, row.url) for row in engines if is_loaded(row, model))
+    return engines
 
 
-def _require_engines(engines: EngineAddresses, model: ResolvedModel, *, managed: bool = False) -> EngineAddresses:
-    """Raise if there are none: Unavailable for a version that the reconciler loads (`managed`), else NotFound."""
-    if not engines and managed:
-        raise version_not_loaded(model)
+def _engines_with(ready: Sequence[Any], model: ResolvedModel) -> EngineAddresses:
+    """Return those that have loaded the version."""
+    return tuple((row.name, row.url) for row in ready if is_loaded(row, model))
+
+
+def _is_unloadable(ready: Sequence[Any], model: ResolvedModel) -> bool:
+    """Whether one of these engines has recorded that it cannot load the version."""
+    return any(model.adapter in load_errors.read(row) for row in ready)
+
+
+def _require_engines(engines: EngineAddresses, model: ResolvedModel) -> EngineAddresses:
+    """Raise NotFound if there are none."""
     if not engines:
         raise NotFound(f"{model.name} is not loaded.", code="model_not_found", param="model")
     return engines
@@ -292,6 +360,9 @@ MODEL_COLUMNS: dict[str, ColumnElement[Any] | InstrumentedAttribute[Any]] = {  #
 }
 
 
+BRANCH = aliased(Policy)
+
+
 def _select_model(*conditions: ColumnElement[bool]) -> Executable:
     query: Executable = (
         select(
@@ -301,7 +372,9 @@ def _select_model(*conditions: ColumnElement[bool]) -> Executable:
             Deployment.canary_version_id,
             Deployment.canary_share,
             Policy.conversations,
+            Policy.state.label("policy_state"),
             exists().where(Pin.policy_id == Policy.id).label("pins"),
+            exists().where(BRANCH.traffic_from_id == Policy.id).correlate(Policy).label("branches"),
         )
         .join(Deployment, Deployment.policy_id == Policy.id)
         .join(Version, Version.policy_id == Policy.id)
@@ -330,7 +403,7 @@ SELECT_PIN = (
     .limit(1)
 )
 SELECT_READY_ENGINES = (
-    select(Engine.name, Engine.url, Engine.loaded, Engine.weights, Engine.swapping_until)
+    select(Engine.name, Engine.url, Engine.loaded, Engine.weights, Engine.swapping_until, Engine.state, Engine.reason)
     .where(Engine.state == EngineState.READY)
     .order_by(Engine.name)
 )

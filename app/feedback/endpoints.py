@@ -11,34 +11,46 @@ from app.core.http import json_body, json_response, services_of, settings_of
 from app.core.rate_limits import RateLimiter
 from app.core.telemetry import Telemetry
 from app.feedback import browser_tokens, queries, repository, service
-from app.feedback.browser_tokens import TokenClaims, TokenRequest, TokenView
+from app.feedback.browser_tokens import RotationRequest, RotationView, TokenClaims, TokenRequest, TokenView
 from app.feedback.feedback_writer import MAX_KEY_LENGTH, FeedbackWriter
 from app.feedback.kinds import FeedbackRequest
-from app.feedback.schemas import BatchResults, FeedbackBatch, FeedbackPage, FeedbackView
+from app.feedback.schemas import BatchResults, CompletionId, FeedbackBatch, FeedbackPage, FeedbackView
 from app.models import AuditAction, record_audit
-from app.projects.auth import BEARER, Caller, DatabaseDep, FeedbackCaller, authenticate, bearer
+from app.projects.auth import BEARER, AdminCaller, Caller, DatabaseDep, FeedbackCaller, authenticate, bearer, limits_of
+from app.projects.idempotency import IdempotentRoute
+from app.projects.scopes import checks_scope
 
 router = APIRouter(prefix="/v1/feedback", tags=["feedback"], responses=ERROR_RESPONSES)
+secret_router = APIRouter(
+    prefix="/v1/feedback/tokens", tags=["feedback"], route_class=IdempotentRoute, responses=ERROR_RESPONSES
+)
 
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=MAX_KEY_LENGTH)]
 FeedbackId = Annotated[str, Path(min_length=1, max_length=48)]
-TargetId = Annotated[str | None, Query(min_length=1, max_length=255)]
+ConversationId = Annotated[str | None, Query(min_length=1, max_length=255)]
 
 
+@checks_scope("feedback")
 async def authenticate_submitter(
     request: Request, db: DatabaseDep, _: Any = BEARER
 ) -> AsyncIterator[Caller | TokenClaims]:
-    """Authenticate an API key or a browser token and apply its rate limits. Each token has limits of its own."""
+    """Authenticate an API key or a browser token and apply its rate limits and the project's.
+
+    Each token has limits of its own.
+    """
     limits = services_of(request).get(RateLimiter)
     credential = bearer(request)
     if browser_tokens.is_browser_token(credential):
         claims = await browser_tokens.verify_token(db, credential)
         request.state.max_body_bytes = browser_tokens.MAX_BODY_BYTES
         submitter: Caller | TokenClaims = claims
-        slot = limits.slot(claims.jti, None, None)
+        project = claims.project_id, limits_of(request, claims).requests_per_minute
+        slot = limits.slot(claims.jti, None, None, project)
     else:
         submitter = caller = await authenticate(request, db, "feedback")
-        slot = limits.slot(caller.key_id, caller.requests_per_minute, caller.max_concurrency)
+        own = (caller.requests_per_minute, caller.max_concurrency)
+        project = caller.project_id, limits_of(request, caller).requests_per_minute
+        slot = limits.slot(caller.key_id, *own, project)
     async with slot as headers:
         request.state.headers = headers
         yield submitter
@@ -62,13 +74,14 @@ async def submit_feedback(
 ) -> Response:
     """Submit feedback. It is committed before the response; a repeated `id` or Idempotency-Key changes nothing."""
     services = services_of(request)
+    limit = limits_of(request, submitter).feedback_per_minute
+    await services.get(RateLimiter).count_feedback(submitter.project_id, 1, limit)
     result = await service.submit(
         db,
         services.get(FeedbackWriter),
-        submitter.project_id,
+        submitter,
         body,
         header_key=idempotency_key,
-        token_claims=submitter if isinstance(submitter, TokenClaims) else None,
     )
     if not result.is_replay:
         services.get(Telemetry).record_feedback(submitter.project_id, result.view["kind"])
@@ -85,7 +98,10 @@ async def submit_feedback_batch(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Submit up to 1,000 items; each has its own result. The Idempotency-Key applies to all items without an `id`."""
-    results = await service.submit_batch(db, caller.project_id, body.items, idempotency_key)
+    limit = limits_of(request, caller).feedback_per_minute
+    await services_of(request).get(RateLimiter).count_feedback(caller.project_id, len(body.items), limit)
+    writer = services_of(request).get(FeedbackWriter)
+    results = await service.submit_batch(db, writer, caller, body.items, idempotency_key)
     for result in results:
         if result["status"] == 201:
             services_of(request).get(Telemetry).record_feedback(caller.project_id, result["feedback"]["kind"])
@@ -97,24 +113,35 @@ async def create_token(
     request: Request, caller: FeedbackCaller, db: DatabaseDep, body: Annotated[TokenRequest, json_body(TokenRequest)]
 ) -> TokenView:
     """Create a token that a web page can submit feedback with, instead of an API key."""
-    seconds = body.expires_in or settings_of(request).feedback_token_seconds
+    seconds = body.expires_in or settings_of(request).limits.feedback_token_seconds
     turns = await db.run_read(lambda connection: repository.find_turns(connection, {body.completion_id}))
     turn_or_none = turns.get((caller.project_id, body.completion_id, body.choice_index))
-    turn_id = require_row(turn_or_none, f"There is no completion '{body.completion_id}'.", param="completion_id")
+    turn = require_row(turn_or_none, f"There is no completion '{body.completion_id}'.", param="completion_id")
     async with db.write() as session:
         secret = await browser_tokens.get_or_create_secret(session, caller.project_id)
         action, allowed = AuditAction.TOKEN_CREATED, {"kinds": body.kinds, "names": body.names}
-        record_audit(session, caller.key_prefix, action, turn_id, project_id=caller.project_id, allowed=allowed)
-    token, expires_at = browser_tokens.create_token(caller.project_id, secret, turn_id, body, seconds)
+        record_audit(session, caller.key_prefix, action, turn.id, project_id=caller.project_id, allowed=allowed)
+    token, expires_at = browser_tokens.create_token(caller.project_id, caller.key_id, secret, turn.id, body, seconds)
     return TokenView(token=token, expires_at=expires_at, url=f"{request.base_url}v1/feedback")
+
+
+@secret_router.post("/rotate-secret")
+async def rotate_token_secret(
+    caller: AdminCaller, db: DatabaseDep, body: Annotated[RotationRequest, json_body(RotationRequest)]
+) -> RotationView:
+    """Sign new tokens with a new secret. Tokens that exist stay valid until they expire, unless `end_tokens` is set."""
+    async with db.write() as session:
+        return await browser_tokens.rotate_secret(
+            session, caller.project_id, actor=caller.key_prefix, end_tokens=body.end_tokens
+        )
 
 
 @router.get("", response_model=FeedbackPage)
 async def list_feedback(
     caller: FeedbackCaller,
     db: DatabaseDep,
-    completion_id: TargetId = None,
-    conversation_id: TargetId = None,
+    completion_id: Annotated[CompletionId | None, Query()] = None,
+    conversation_id: ConversationId = None,
     choice_index: Annotated[int | None, Query(ge=0, le=127)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: Annotated[str | None, Query(min_length=1, max_length=48)] = None,

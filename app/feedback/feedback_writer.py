@@ -1,20 +1,24 @@
 """Write feedback: many requests share one transaction, and a row is one insert together with its idempotency key."""
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import orjson
 from sqlalchemy.engine import Connection
 
 from app.core.database import Database
-from app.core.errors import AttuneError, BadRequest, NotFound, Unprocessable
+from app.core.errors import AttuneError, BadRequest, Conflict, Forbidden, NotFound, Unprocessable
 from app.core.group_commit import GroupCommit
 from app.core.jobs import enqueue_after_commit
+from app.core.settings import Settings
 from app.feedback import repository
-from app.feedback.kinds import FeedbackCreate, OrderedFeedback, Rating
-from app.feedback.repository import ProjectAndValue, TurnIds
+from app.feedback.browser_tokens import TokenClaims
+from app.feedback.kinds import FeedbackCreate, OrderedFeedback, Rating, TargetedFeedback
+from app.feedback.repository import FoundTurns, ProjectAndValue
 from app.feedback.schemas import Choice, ConversationTarget, MetadataTarget, feedback_view
 from app.models import VOTE_KINDS, new_id
 
@@ -25,7 +29,7 @@ MAX_KEY_LENGTH = 250  # of the header; the column holds 255 characters, and a ba
 class Submission:
     """Feedback to write.
 
-    Before that its target is resolved: a metadata target becomes the turn that matches, or None if there is none.
+    Before that its target is resolved: one by metadata or by a turn's number becomes that turn, or None without one.
     """
 
     project_id: str
@@ -35,6 +39,7 @@ class Submission:
     key: str
     has_client_key: bool  # the client chose the key, so the submission may be a replay
     fingerprint: str  # SHA-256 of the meaning of the body
+    token_id: str | None = None  # of the browser token
 
     @property
     def project_key(self) -> ProjectAndValue:
@@ -63,11 +68,24 @@ class NewFeedback:
     ranks: list[tuple[int, str]]
 
 
+@dataclass(frozen=True, slots=True)
+class FeedbackLimits:
+    """The most rows of one source about one target, and of one browser token. Replaced feedback counts."""
+
+    per_source: int
+    per_token: int
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        return cls(settings.limits.max_source_feedback, settings.limits.max_token_feedback)
+
+
 class FeedbackWriter(GroupCommit[Submission, SubmissionResult]):
     """Collects the submissions of concurrent requests and writes them in shared transactions; one for each process."""
 
-    def __init__(self, db: Database) -> None:
-        super().__init__(db, submit_many)
+    def __init__(self, db: Database, limits: FeedbackLimits) -> None:
+        super().__init__(db, partial(submit_many, limits=limits))
+        self.limits = limits
 
 
 def build_submission(
@@ -76,13 +94,13 @@ def build_submission(
     body: dict[str, Any],
     *,
     header_key: str | None = None,
-    key_namespace: str | None = None,
+    token: TokenClaims | None = None,
 ) -> Submission:
     """Return the submission for a validated request. Raises BadRequest for contradictory keys.
 
     Args:
         header_key: The Idempotency-Key header.
-        key_namespace: Separates the keys of one browser from all others.
+        token: The browser token that the request came with. It separates the keys of one browser from all others.
     """
     if header_key is not None and "\x00" in header_key:
         raise BadRequest("An Idempotency-Key cannot hold a NUL character.", param="Idempotency-Key")
@@ -90,8 +108,8 @@ def build_submission(
         raise BadRequest("'id' and the Idempotency-Key header name different keys.", param="id")
     client_key = request.id or header_key
     key = client_key or new_id("auto")
-    if client_key is not None and key_namespace is not None:
-        key = f"browser:{hashlib.sha256(orjson.dumps([key_namespace, client_key])).hexdigest()}"
+    if client_key is not None and token is not None:
+        key = f"browser:{hashlib.sha256(orjson.dumps([token.key_namespace, client_key])).hexdigest()}"
     has_scale = isinstance(request, Rating) and "scale" in body
     return Submission(
         project_id=project_id,
@@ -101,6 +119,7 @@ def build_submission(
         key=key,
         has_client_key=client_key is not None,
         fingerprint=_fingerprint(request, body),
+        token_id=None if token is None else token.jti,
     )
 
 
@@ -123,7 +142,7 @@ def _fingerprint(request: FeedbackCreate, body: dict[str, Any]) -> str:
         if target.choice_index:
             meaning["choice_index"] = target.choice_index
     elif target is not None:
-        meaning["target"] = target.model_dump()
+        meaning["target"] = target.model_dump(exclude_defaults=True)
     elif isinstance(request, OrderedFeedback):
         meaning["value"] = [
             [rank, choice.completion_id, choice.choice_index] for rank, choice in request.ranked_choices()
@@ -133,23 +152,30 @@ def _fingerprint(request: FeedbackCreate, body: dict[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(meaning, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def submit_many(connection: Connection, items: Sequence[Submission]) -> list[SubmissionResult | AttuneError]:
+def submit_many(
+    connection: Connection, items: Sequence[Submission], limits: FeedbackLimits
+) -> list[SubmissionResult | AttuneError]:
     """Return one result or error for each item, in order. The number of statements is independent of their number."""
-    turn_ids = repository.find_turns(connection, {choice.completion_id for item in items for choice in item.choices()})
+    turns = repository.find_turns(connection, {choice.completion_id for item in items for choice in item.choices()})
     targets = [(item.project_id, item.target) for item in items]
     conversations = repository.find_conversations(
         connection, {(id, target.conversation_id) for id, target in targets if isinstance(target, ConversationTarget)}
     )
     new: dict[ProjectAndValue, NewFeedback] = {}
-    refused: dict[int, NotFound] = {}
+    refused: dict[int, AttuneError] = {}
     for index, item in enumerate(items):
         if item.project_key not in new:
             try:
-                new[item.project_key] = _build_feedback(item, turn_ids, conversations)
+                new[item.project_key] = _build_feedback(item, turns, conversations)
             except NotFound as error:
                 refused[index] = error
-    # A replay succeeds although its target no longer exists. All other replays are found when the rows are inserted, so
-    # that new feedback needs no query by key.
+    beyond_limits = _find_beyond_limits(connection, new, limits)
+    for index, item in enumerate(items):
+        if item.project_key in beyond_limits:
+            refused[index] = beyond_limits[item.project_key]
+            new.pop(item.project_key, None)
+    # A replay succeeds although its target no longer exists, or its source is at its limit. All other replays are found
+    # when the rows are inserted, so that new feedback needs no query by key.
     retried = {items[index].project_key for index in refused if items[index].has_client_key}
     replays = repository.find_by_keys(connection, retried)
     rows = replays | _insert(connection, new)
@@ -161,7 +187,8 @@ def submit_many(connection: Connection, items: Sequence[Submission]) -> list[Sub
             continue
         row = rows[item.project_key]
         if row["fingerprint"] == item.fingerprint:
-            results.append(SubmissionResult(feedback_view(row), is_replay=item.project_key not in created))
+            view = feedback_view(row, **_view_trainability(item, turns))
+            results.append(SubmissionResult(view, is_replay=item.project_key not in created))
         else:
             message = "This id was used before with another body."
             results.append(Unprocessable(message, code="idempotency_key_reused", param="id"))
@@ -169,24 +196,26 @@ def submit_many(connection: Connection, items: Sequence[Submission]) -> list[Sub
     return results
 
 
-def _build_feedback(item: Submission, turn_ids: TurnIds, conversations: set[ProjectAndValue]) -> NewFeedback:
+def _build_feedback(item: Submission, turns: FoundTurns, conversations: set[ProjectAndValue]) -> NewFeedback:
     """Return the row for this item. Raises NotFound for a target that the project does not have."""
     request, choice, turn_id, conversation_id = item.request, None, None, None
     ranks: list[tuple[int, str]] = []
     if isinstance(item.target, Choice):
         choice = item.target
-        target = turn_id = _find_turn(item.project_id, choice, turn_ids)
+        if (item.project_id, choice.completion_id, choice.choice_index) not in turns and _request_id(request):
+            raise NotFound(f"There is no completion of a request '{_request_id(request)}'.", param="request_id")
+        target = turn_id = _find_turn(item.project_id, choice, turns)
     elif isinstance(item.target, ConversationTarget):
         conversation_id = item.target.conversation_id
         if (item.project_id, conversation_id) not in conversations:
             raise NotFound(f"There is no conversation '{conversation_id}'.", param="conversation_id")
         target = f"conversation:{conversation_id}"
-    elif ranks := [(rank, _find_turn(item.project_id, other, turn_ids)) for rank, other in request.ranked_choices()]:
+    elif ranks := [(rank, _find_turn(item.project_id, other, turns)) for rank, other in request.ranked_choices()]:
         # The target depends on the set of turns only: a new order replaces the earlier one.
-        turns = "\n".join(sorted(turn_id for _, turn_id in ranks))
-        target = "ranking:" + hashlib.sha256(turns.encode()).hexdigest()
+        ranked_ids = "\n".join(sorted(turn_id for _, turn_id in ranks))
+        target = "ranking:" + hashlib.sha256(ranked_ids.encode()).hexdigest()
     else:
-        raise NotFound("There is no completion with this metadata.", param="target.metadata")
+        raise _target_not_found(request.get_target())
     value = request.reward_value()
     row = {
         "id": new_id("fb"),
@@ -204,24 +233,85 @@ def _build_feedback(item: Submission, turn_ids: TurnIds, conversations: set[Proj
         "request_metadata": request.metadata,
         "idempotency_key": item.key,
         "fingerprint": item.fingerprint,
+        "token_id": item.token_id,
         "processed": request.kind not in VOTE_KINDS and turn_id is None,  # a comment changes no reward
     }
     return NewFeedback(row, choice, ranks)
 
 
-def _find_turn(project_id: str, choice: Choice, turn_ids: TurnIds) -> str:
-    turn_id = turn_ids.get((project_id, choice.completion_id, choice.choice_index))
-    if turn_id is None:
+def _find_beyond_limits(
+    connection: Connection, new: Mapping[ProjectAndValue, NewFeedback], limits: FeedbackLimits
+) -> dict[ProjectAndValue, AttuneError]:
+    """Return an error for each row that its source or its browser token may not add.
+
+    The projects' locks make the counts exact.
+    """
+    if not new:
+        return {}
+    repository.lock_projects(connection, {project_id for project_id, _ in new})
+    targets = {(project_id, feedback.row["target"]) for (project_id, _), feedback in new.items()}
+    counts: Counter[tuple[str, ...]] = Counter(repository.count_by_source(connection, targets))
+    sources: Counter[tuple[str, ...]] = Counter()
+    for key, count in counts.items():
+        sources[key[:-1]] += count
+    errors: dict[ProjectAndValue, AttuneError] = {}
+    for project_key, feedback in new.items():
+        row = feedback.row
+        source = (row["project_id"], row["target"], row["source_kind"], row["source_id"] or "")
+        token_id = row["token_id"] or ""
+        if token_id and counts[*source, token_id] >= limits.per_token:
+            message = f"This feedback token has submitted {limits.per_token} times, its limit; create another token."
+            errors[project_key] = Forbidden(message, code="token_quota")
+        elif sources[source] >= limits.per_source:
+            message = (
+                f"This source has given feedback about this target {limits.per_source} times, the limit "
+                "(ATTUNE_LIMITS__MAX_SOURCE_FEEDBACK); its latest feedback counts."
+            )
+            if row["source_id"] is None:
+                message += " Feedback without a `source.id` is of one source: name each person."
+            errors[project_key] = Conflict(message, code="source_quota", param="source")
+        else:
+            counts[*source, token_id] += 1
+            sources[source] += 1
+    return errors
+
+
+def _request_id(request: FeedbackCreate) -> str | None:
+    return request.request_id if isinstance(request, TargetedFeedback) else None
+
+
+def _target_not_found(target: Choice | ConversationTarget | MetadataTarget | None) -> NotFound:
+    if isinstance(target, ConversationTarget):
+        message = f"There is no conversation '{target.conversation_id}' with a turn {target.turn}."
+        return NotFound(message, param="target.turn")
+    return NotFound("There is no completion with this metadata.", param="target.metadata")
+
+
+def _view_trainability(item: Submission, turns: FoundTurns) -> dict[str, Any]:
+    """Return the fields of the answer that say whether the feedback can give a reward, and if not, why."""
+    found = [turns.get((item.project_id, choice.completion_id, choice.choice_index)) for choice in item.choices()]
+    reasons = [turn.exclusion_reason for turn in found if turn is not None]
+    kind = item.request.kind
+    if kind not in VOTE_KINDS:
+        return {"trainable": False, "exclusion_reason": f"a {kind} gives no reward"}
+    if reasons and all(reasons):
+        return {"trainable": False, "exclusion_reason": reasons[0]}
+    is_known = bool(reasons) and kind != "categorical"
+    return {"trainable": True if is_known else None, "exclusion_reason": None}
+
+
+def _find_turn(project_id: str, choice: Choice, turns: FoundTurns) -> str:
+    turn = turns.get((project_id, choice.completion_id, choice.choice_index))
+    if turn is None:
         suffix = f" with a choice {choice.choice_index}" if choice.choice_index else ""
         raise NotFound(f"There is no completion '{choice.completion_id}'{suffix}.", param="completion_id")
-    return turn_id
+    return turn.id
 
 
 def _insert(connection: Connection, new: dict[ProjectAndValue, NewFeedback]) -> dict[ProjectAndValue, dict[str, Any]]:
     """Insert new feedback and return the stored rows by key. A key that another process has used is left as it is."""
     if not new:
         return {}
-    repository.lock_projects(connection, {project_id for project_id, _ in new})
     inserted = repository.insert_feedback(connection, [feedback.row for feedback in new.values()])
     rows, ranks = {}, []
     for key, feedback in new.items():

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Discriminator, Field, RootModel, StringConstrai
 from app.core.errors import BadRequest
 from app.core.http import StrictModel, parse_body
 from app.feedback.schemas import (
+    AnySource,
     Choice,
     ChoiceIndex,
     ClientId,
@@ -16,8 +17,10 @@ from app.feedback.schemas import (
     Metadata,
     MetadataTarget,
     Name,
+    RequestId,
     Source,
 )
+from app.models import to_completion_id
 
 MAX_RANKED = 16
 ScaleNumber = Annotated[float, Field(strict=True, ge=-1e9, le=1e9)]
@@ -45,7 +48,7 @@ class FeedbackCreate(StrictModel):
     id: ClientId | None = Field(None, description="an id chosen by the client; it makes retries safe")
     name: Name = "default"
     comment: str | None = Field(None, max_length=10_000)
-    source: Source = Source()
+    source: AnySource = Source()
     metadata: Metadata = Field(default_factory=dict, max_length=16)
 
     def reward_value(self) -> float | None:
@@ -62,42 +65,57 @@ class FeedbackCreate(StrictModel):
 
 
 class TargetedFeedback(FeedbackCreate):
-    """Feedback with one target, named by `completion_id` (with `choice_index`) or by `target`."""
+    """Feedback with one target, named by `completion_id` or `request_id` (with `choice_index`), or by `target`."""
 
     model_config = ConfigDict(
         json_schema_extra={
-            "oneOf": [{"required": ["completion_id"]}, {"required": ["target"]}],
-            "dependentRequired": {"choice_index": ["completion_id"]},
+            "oneOf": [{"required": ["completion_id"]}, {"required": ["request_id"]}, {"required": ["target"]}],
+            "dependentSchemas": {"choice_index": {"not": {"required": ["target"]}}},
         }
     )
 
     completion_id: CompletionId | None = None
+    request_id: RequestId | None = Field(None, description="the header x-request-id of the chat's response")
     choice_index: ChoiceIndex | None = None
     target: Target | None = None
 
     @model_validator(mode="after")
     def check_target(self) -> Self:
-        if (self.completion_id is None) == (self.target is None):
-            raise ValueError("give either 'completion_id' or 'target'")
-        if self.choice_index is not None and self.completion_id is None:
+        if [self.completion_id, self.request_id, self.target].count(None) != 2:
+            raise ValueError("give one of 'completion_id', 'request_id' and 'target'")
+        if self.choice_index is not None and self.target is not None:
             raise ValueError("'choice_index' requires 'completion_id'; inside 'target' it is a field of the target")
         return self
 
     def get_target(self) -> Choice | ConversationTarget | MetadataTarget:
         if self.target is not None:
             return self.target
-        assert self.completion_id is not None
-        return Choice.model_construct(completion_id=self.completion_id, choice_index=self.choice_index or 0)
+        completion_id = self.completion_id or to_completion_id(self.request_id or "")
+        return Choice.model_construct(completion_id=completion_id, choice_index=self.choice_index or 0)
+
+
+def _binary_tag(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "~bool"
+    if isinstance(value, str):
+        return "~word" if value in ("up", "down") else None
+    return "~number" if isinstance(value, int | float) and value in (1, -1) else None
 
 
 BinaryValue: TypeAlias = Annotated[
-    Annotated[bool, Field(strict=True), Tag("~bool")] | Annotated[Literal["up", "down"], Tag("~word")],
-    Discriminator(lambda value: "~word" if isinstance(value, str) else "~bool"),
+    Annotated[bool, Field(strict=True), Tag("~bool")]
+    | Annotated[Literal["up", "down"], Tag("~word")]
+    | Annotated[Literal[1, -1], Tag("~number")],
+    Discriminator(
+        _binary_tag,
+        custom_error_type="binary_value",
+        custom_error_message="expected true, false, 'up', 'down', 1 or -1; a number on a scale is of the kind 'rating'",
+    ),
 ]
 
 
 class Binary(TargetedFeedback):
-    """Thumbs up (true or "up") or thumbs down (false or "down")."""
+    """Thumbs up (true, "up" or 1) or thumbs down (false, "down" or -1)."""
 
     kind: Literal["binary"]
     value: BinaryValue
@@ -225,8 +243,11 @@ def parse_feedback(body: dict[str, Any]) -> FeedbackCreate:
     """Return the request, validated by the model of its kind, so that errors name fields as the client does."""
     kind = body.get("kind")
     model = KINDS.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        problem = "'kind' is required" if kind is None else "There is no such 'kind'"
+        raise BadRequest(f"{problem}: {', '.join(KINDS)}.", param="kind", code="invalid_value")
     try:
-        return parse_body(FeedbackRequest, body).root if model is None else parse_body(model, body)
+        return parse_body(model, body)
     except BadRequest as error:
         raise _remove_tags(error) from error
 

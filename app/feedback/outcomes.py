@@ -38,6 +38,7 @@ from app.models import (
     LearningMode,
     Origin,
     Policy,
+    PolicyState,
     Reward,
     Sample,
     SampleRule,
@@ -48,6 +49,7 @@ from app.models import (
     VersionState,
 )
 from app.policies.references import format_reference
+from app.training.sample_conditions import has_consent, waits_for_new
 
 
 class Reason(StrEnum):
@@ -57,7 +59,9 @@ class Reason(StrEnum):
     RELEASE = "release"
     TRAINING = "training"
     BATCH = "batch"
+    NEW_FEEDBACK = "new_feedback"
     RESUME = "resume"
+    CONSENT = "consent"
     OTHER_SOURCES = "other_sources"
     ADMIN_REVIEW = "admin_review"
     REPLY_UNFINISHED = "reply_unfinished"
@@ -73,6 +77,7 @@ class Reason(StrEnum):
     ERASED = SampleRule.ERASED
     WITHDRAWN = SampleRule.WITHDRAWN
     REPLACED = "replaced"
+    NOT_USED = "not_used"
     NO_REWARD = "no_reward"
     UNPROCESSABLE = "unprocessable"
 
@@ -85,7 +90,9 @@ SENTENCES = {
     Reason.RELEASE: "An update has learned from it; its version is not released yet.",
     Reason.TRAINING: "It is in the batch that is being trained, or that is trained next.",
     Reason.BATCH: "It is ready and waits for the next batch.",
+    Reason.NEW_FEEDBACK: "It was in a batch before, and joins the next one only together with newer feedback.",
     Reason.RESUME: "It is ready; learning is halted until an operator resumes it.",
+    Reason.CONSENT: "It waits until its project or API key consents to training again.",
     Reason.OTHER_SOURCES: "It waits for the other reward sources of its reply.",
     Reason.ADMIN_REVIEW: "Its sample is quarantined and waits for an admin's decision.",
     Reason.REPLY_UNFINISHED: "Its reply has not ended yet.",
@@ -101,6 +108,7 @@ SENTENCES = {
     Reason.ERASED: "Its reply was deleted.",
     Reason.WITHDRAWN: "It was withdrawn.",
     Reason.REPLACED: "Later feedback of the same source replaced it.",
+    Reason.NOT_USED: "The reward of its reply comes from other sources alone.",
     Reason.NO_REWARD: "Feedback of its kind gives no reward under the policy's reward settings.",
     Reason.UNPROCESSABLE: "Its processing failed; the audit log has the error (feedback.skipped).",
 }
@@ -239,6 +247,7 @@ def _outcome_columns(undone: FromClause) -> list[Any]:
         Feedback.batch_id,
         Sample.ready_at,
         Sample.reason.label("sample_reason"),
+        Sample.state.label("sample_state"),
         Turn.version_id.label("reply_version_id"),
         Turn.policy_id.label("reply_policy_id"),
         Turn.finished_at,
@@ -270,8 +279,11 @@ def _outcome_code(undone: FromClause) -> ColumnElement[int]:
         (Reward.weight.is_(None), Reason.UNPROCESSABLE),
         (Reward.weight <= 0, Reason.RATER_BLOCKED),
         (Sample.turn_id.is_(None), Reason.NO_REWARD),
-        (is_open & (Policy.mode == LearningMode.HALTED), Reason.RESUME),
+        (~Sample.uses_feedback & (Sample.state != SampleState.DROPPED), Reason.NOT_USED),
+        (is_open & ~has_consent(), Reason.CONSENT),
+        (is_open & or_(Policy.mode == LearningMode.HALTED, Policy.state != PolicyState.ACTIVE), Reason.RESUME),
         (is_open & (Sample.ready_at > now()), Reason.OTHER_SOURCES),
+        (is_open & waits_for_new(), Reason.NEW_FEEDBACK),
         (is_open, Reason.BATCH),
         (Sample.state == SampleState.QUARANTINED, Reason.ADMIN_REVIEW),
         (Sample.state.in_((SampleState.BATCHED, SampleState.TRAINED)), Reason.TOO_LATE),
@@ -281,14 +293,14 @@ def _outcome_code(undone: FromClause) -> ColumnElement[int]:
 
 
 # Built once: that takes as long as the query itself.
-_BY_SEQ = select_outcomes(bindparam("project_id"), Feedback.seq.in_(bindparam("seqs", expanding=True)))
+BY_SEQ = select_outcomes(bindparam("project_id"), Feedback.seq.in_(bindparam("seqs", expanding=True)))
 
 
 async def read_outcomes(session: AsyncSession, project_id: str, seqs: Collection[int]) -> dict[int, EffectiveOutcome]:
     """Return the outcomes of feedback by `seq`, in one statement."""
     if not seqs:
         return {}
-    rows = await session.execute(_BY_SEQ, {"project_id": project_id, "seqs": list(seqs)})
+    rows = await session.execute(BY_SEQ, {"project_id": project_id, "seqs": list(seqs)})
     return {
         row.seq: EffectiveOutcome(row.is_latest and not row.is_withdrawn, row.is_withdrawn, _view(row)) for row in rows
     }

@@ -59,7 +59,8 @@ def is_effective(
     return and_(is_relevant(Feedback), ~newer.correlate(*outer), ~withdrawn.correlate(*outer))
 
 
-def _select_feedback() -> Select[Any]:
+def select_all_feedback() -> Select[Any]:
+    """Return the query of feedback of all projects, with the choice that it is about; withdrawals are left out."""
     return (
         select(*FEEDBACK.c, Turn.completion_id, Turn.choice_index)
         .outerjoin(Turn, Turn.id == Feedback.turn_id)
@@ -69,7 +70,7 @@ def _select_feedback() -> Select[Any]:
 
 async def get_feedback(session: AsyncSession, project_id: str, feedback_id: str) -> Row:
     """Return one row. Raises NotFound, also for feedback of another project."""
-    query = _select_feedback().where(Feedback.id == feedback_id, Feedback.project_id == project_id)
+    query = select_all_feedback().where(Feedback.id == feedback_id, Feedback.project_id == project_id)
     row = (await session.execute(query)).mappings().one_or_none()
     return require_row(row, f"There is no feedback '{feedback_id}'.", param="feedback_id")
 
@@ -107,7 +108,19 @@ async def select_feedback(
     about_turn = select(Feedback.seq).where(Feedback.turn_id.in_(turns))
     in_ranking = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(turns))
     # A union lets each part use its own index; an OR would read the whole table.
-    return _select_feedback().where(Feedback.seq.in_(union_all(about_turn, in_ranking, *about_conversation)))
+    return select_all_feedback().where(Feedback.seq.in_(union_all(about_turn, in_ranking, *about_conversation)))
+
+
+def select_feedback_on_turn(turn: Turn) -> Select[Any]:
+    """Return the query of the feedback about a turn, about its place in a ranking, and about its whole conversation."""
+    about_turn = select(Feedback.seq).where(Feedback.turn_id == turn.id)
+    in_ranking = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id == turn.id)
+    about_conversation = select(Feedback.seq).where(
+        Feedback.project_id == turn.project_id,
+        Feedback.conversation_id == turn.conversation_id,
+        Feedback.turn_id.is_(None),
+    )
+    return select_all_feedback().where(Feedback.seq.in_(union_all(about_turn, in_ranking, about_conversation)))
 
 
 async def list_page(

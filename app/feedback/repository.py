@@ -4,36 +4,42 @@ import zlib
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import orjson
 import sqlalchemy as sa
-from sqlalchemy import ColumnElement, Select, String, Table, Text, and_, any_, bindparam, column, exists, func, select
+from sqlalchemy import ColumnElement, Select, String, Table, Text, any_, bindparam, column, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.engine import Connection
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import aliased
 from sqlalchemy.sql.dml import ReturningInsert
 
-from app.feedback.schemas import Choice
-from app.models import Feedback, FeedbackRank, Origin, Turn, TurnMetadata
+from app.feedback.schemas import WITHDRAWAL
+from app.models import Feedback, FeedbackRank, Origin, Turn
 
 FEEDBACK = cast(Table, Feedback.__table__)
 RANKS = cast(Table, FeedbackRank.__table__)
 TURNS = cast(Table, Turn.__table__)
 ADVISORY_LOCK_CLASS = 0x66623A  # class of the PostgreSQL advisory locks that serialize a project's feedback
 ProjectAndValue = tuple[str, str]  # project id, and a key or a conversation id
-TurnIds = dict[tuple[str, str, int], str]  # by project id, completion id and choice index
-QUERIES_PER_STATEMENT = 100  # of up to 16 pairs each: well below any database's limit on parameters
 
 
-def find_turns(connection: Connection, completion_ids: AbstractSet[str]) -> TurnIds:
-    """Return the ids of all choices of these completions, of any project. Deleted turns and rollouts are left out."""
+class FoundTurn(NamedTuple):
+    id: str
+    exclusion_reason: str | None
+
+
+FoundTurns = dict[tuple[str, str, int], FoundTurn]  # by project id, completion id and choice index
+
+
+def find_turns(connection: Connection, completion_ids: AbstractSet[str]) -> FoundTurns:
+    """Return all choices of these completions, of any project. Deleted turns and rollouts are left out."""
     if not completion_ids:
         return {}
     rows = connection.execute(_turns_statement(_has_arrays(connection)), {"completions": sorted(completion_ids)})
-    return {(row.project_id, row.completion_id, row.choice_index): row.id for row in rows}
+    return {
+        (row.project_id, row.completion_id, row.choice_index): FoundTurn(row.id, row.exclusion_reason) for row in rows
+    }
 
 
 def find_conversations(connection: Connection, pairs: AbstractSet[ProjectAndValue]) -> set[ProjectAndValue]:
@@ -61,6 +67,12 @@ def lock_projects(connection: Connection, projects: Iterable[str]) -> None:
     if _has_arrays(connection):
         lock_ids = sorted({zlib.crc32(project.encode()) - 2**31 for project in projects})
         connection.execute(select(*[func.pg_advisory_xact_lock(ADVISORY_LOCK_CLASS, lock_id) for lock_id in lock_ids]))
+
+
+def count_by_source(connection: Connection, targets: AbstractSet[ProjectAndValue]) -> dict[tuple[str, ...], int]:
+    """Return the number of rows by (project, target, source kind, source id, browser token); missing ids are ""."""
+    rows = connection.execute(_count_by_source_statement(_has_arrays(connection)), _split_pairs(targets))
+    return {tuple(key): count for *key, count in rows if (key[0], key[1]) in targets}
 
 
 def insert_feedback(connection: Connection, rows: list[dict[str, Any]]) -> dict[str, tuple[int, float]]:
@@ -93,7 +105,7 @@ def _is_in(values: ColumnElement[Any], name: str, arrays: bool) -> ColumnElement
 
 @lru_cache(maxsize=2)
 def _turns_statement(arrays: bool) -> Select[Any]:
-    columns = (TURNS.c.id, TURNS.c.project_id, TURNS.c.completion_id, TURNS.c.choice_index)
+    columns = (TURNS.c.id, TURNS.c.project_id, TURNS.c.completion_id, TURNS.c.choice_index, TURNS.c.exclusion_reason)
     shown = (TURNS.c.deleted_at.is_(None), TURNS.c.origin == Origin.CHAT)
     return select(*columns).where(_is_in(TURNS.c.completion_id, "completions", arrays), *shown)
 
@@ -117,6 +129,17 @@ def _by_keys_statement(arrays: bool) -> Select[Any]:
     )
 
 
+@lru_cache(maxsize=2)
+def _count_by_source_statement(arrays: bool) -> Select[Any]:
+    ids = [func.coalesce(column, "") for column in (FEEDBACK.c.source_id, FEEDBACK.c.token_id)]
+    key = (FEEDBACK.c.project_id, FEEDBACK.c.target, FEEDBACK.c.source_kind, *ids)
+    is_in_targets = (
+        _is_in(FEEDBACK.c.project_id, "projects", arrays),
+        _is_in(FEEDBACK.c.target, "others", arrays),
+    )
+    return select(*key, func.count()).where(*is_in_targets, FEEDBACK.c.kind != WITHDRAWAL).group_by(*key)
+
+
 @lru_cache(maxsize=1)
 def _insert_from_json() -> ReturningInsert[Any]:
     """Return the insert of all rows from one JSON parameter.
@@ -138,55 +161,3 @@ def _ignore_conflicts(statement: Any) -> ReturningInsert[Any]:
     statement = statement.on_conflict_do_nothing(index_elements=["project_id", "idempotency_key"])
     returning: ReturningInsert[Any] = statement.returning(FEEDBACK.c.id, FEEDBACK.c.seq, FEEDBACK.c.created_at)
     return returning
-
-
-async def find_newest_turns(
-    session: AsyncSession, project_id: str, metadata_queries: Sequence[dict[str, str]]
-) -> list[Choice | None]:
-    """Return, for each query, the newest turn whose metadata has all of its pairs, or None.
-
-    This runs before the write transaction, so that a broad query delays no other writer.
-    """
-    matches: dict[int, Choice] = {}
-    for start in range(0, len(metadata_queries), QUERIES_PER_STATEMENT):
-        rows = []
-        for number, pairs in enumerate(metadata_queries[start : start + QUERIES_PER_STATEMENT], start):
-            # The longest value comes first: it is most likely an id and has the fewest matches.
-            ordered = sorted(pairs.items(), key=lambda pair: -len(pair[1]))
-            rows += [(number, position, key, value) for position, (key, value) in enumerate(ordered)]
-        matches |= await _find_newest(session, project_id, rows)
-    return [matches.get(number) for number in range(len(metadata_queries))]
-
-
-async def _find_newest(
-    session: AsyncSession, project_id: str, rows: Sequence[tuple[int, int, str, str]]
-) -> dict[int, Choice]:
-    """Return the newest turns by query. A row is (number of the query, position of the pair in it, key, value).
-
-    The first pair of each query is looked up by index, and the other pairs are checked for each turn that has it.
-    """
-    columns: list[ColumnElement[Any]] = [column(name, sa.Integer) for name in ("number", "position")]
-    columns += [column(name, String) for name in ("key", "value")]
-    queries = sa.values(*columns, name="queries").data(rows).cte("queries")
-    first, other = queries.alias("first"), queries.alias("other")
-    has_pair = exists().where(
-        TurnMetadata.turn_id == Turn.id, TurnMetadata.key == other.c.key, TurnMetadata.value == other.c.value
-    )
-    lacks_pair = exists().where(
-        other.c.number == first.c.number, other.c.position > 0, ~has_pair.correlate(Turn, other)
-    )
-    pair = aliased(TurnMetadata)
-    age = func.row_number().over(partition_by=first.c.number, order_by=(Turn.created_at.desc(), Turn.id.desc()))
-    is_first = and_(pair.project_id == project_id, pair.key == first.c.key, pair.value == first.c.value)
-    matches = (
-        select(first.c.number, Turn.completion_id, Turn.choice_index, age.label("age"))
-        .join_from(first, pair, is_first)
-        .join(Turn, Turn.id == pair.turn_id)
-        .where(first.c.position == 0, Turn.deleted_at.is_(None), ~lacks_pair.correlate(Turn, first))
-        .subquery()
-    )
-    newest = select(matches.c.number, matches.c.completion_id, matches.c.choice_index).where(matches.c.age == 1)
-    return {
-        index: Choice(completion_id=completion_id, choice_index=choice_index)
-        for index, completion_id, choice_index in await session.execute(newest)
-    }

@@ -1,21 +1,17 @@
 """Fields that all kinds of feedback share, and the views of feedback."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, StrictInt, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictInt, StringConstraints, model_validator
 
 from app.core.http import StrictModel
 from app.core.pagination import Page
-from app.models import SourceKind
+from app.models import SourceKind, to_completion_id
 
-
-def to_completion_id(id: Any) -> Any:
-    """Return the completion's id for the id of a response. Example: "resp_9f…" -> "chatcmpl-9f…"."""
-    return "chatcmpl-" + id.removeprefix("resp_") if isinstance(id, str) and id.startswith("resp_") else id
-
-
-CompletionId = Annotated[str, BeforeValidator(to_completion_id), StringConstraints(min_length=1, max_length=255)]
+# A completion may be named by the id of its request or its response, too.
+CompletionId = Annotated[str, StringConstraints(min_length=1, max_length=255), AfterValidator(to_completion_id)]
+RequestId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 ConversationId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 ChoiceIndex = Annotated[StrictInt, Field(ge=0, le=127)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[\w.-]+$")]
@@ -32,6 +28,14 @@ class Source(StrictModel):
     id: SourceId | None = None
 
 
+def to_source(value: Any) -> Any:
+    """Return the source for the id of a person. Example: "user-7" -> {"id": "user-7"}."""
+    return {"id": value} if isinstance(value, str) else value
+
+
+AnySource = Annotated[Source, BeforeValidator(to_source, json_schema_input_type=Source | SourceId)]
+
+
 class Choice(StrictModel):
     """One reply. `choice_index` selects one of several choices of the completion."""
 
@@ -40,7 +44,25 @@ class Choice(StrictModel):
 
 
 class ConversationTarget(StrictModel):
+    """A conversation as a whole, or one of its turns.
+
+    The number of a turn is that of the reply in the conversation: a repeated or regenerated reply has the number of the
+    one that it replaces, and the newest one is the target.
+    """
+
     conversation_id: ConversationId
+    turn: Annotated[StrictInt, Field(ge=-1, le=100_000)] | None = Field(
+        None, description="1 is the first reply, -1 the newest one; left out, the whole conversation is meant"
+    )
+    choice_index: ChoiceIndex | None = None
+
+    @model_validator(mode="after")
+    def check_turn(self) -> Self:
+        if self.turn == 0:
+            raise ValueError("turn: 1 is the first reply, -1 the newest one")
+        if self.choice_index is not None and self.turn is None:
+            raise ValueError("'choice_index' requires 'turn'")
+        return self
 
 
 class MetadataTarget(StrictModel):
@@ -77,6 +99,12 @@ class FeedbackView(BaseModel):
     source: Source
     metadata: dict[str, Any]
     created_at: float
+    trainable: bool | None = Field(
+        None,
+        description="only when submitted: whether it can give a reward, as far as its replies and its kind tell; null "
+        "for a conversation and for a label, which depends on the policy's settings",
+    )
+    exclusion_reason: str | None = Field(None, description="only when submitted: why it is not trainable")
     effective: bool | None = Field(
         None, description="neither withdrawn nor replaced by later feedback of its source; only when read"
     )

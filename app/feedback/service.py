@@ -6,15 +6,18 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database
-from app.core.errors import AttuneError, BadRequest
+from app.core.errors import AttuneError, BadRequest, Forbidden
 from app.core.jobs import enqueue_after_commit
 from app.feedback import browser_tokens, repository
 from app.feedback.browser_tokens import TokenClaims
 from app.feedback.feedback_writer import FeedbackWriter, Submission, SubmissionResult, build_submission, submit_many
-from app.feedback.kinds import parse_feedback
+from app.feedback.kinds import FeedbackCreate, parse_feedback
 from app.feedback.queries import get_feedback, read_views
-from app.feedback.schemas import WITHDRAWAL, MetadataTarget
-from app.models import VOTE_KINDS, AuditAction, Feedback, new_id, record_audit
+from app.feedback.schemas import WITHDRAWAL, ConversationTarget, MetadataTarget
+from app.feedback.target_queries import find_newest_turns, find_numbered_turns
+from app.models import VOTE_KINDS, AuditAction, Feedback, SourceKind, new_id, record_audit
+from app.projects.auth import Caller
+from app.projects.scopes import PROGRAMS_SCOPE
 
 COPIED_COLUMNS = ("project_id", "turn_id", "conversation_id", "target", "name", "source_kind", "source_id")
 
@@ -22,28 +25,40 @@ COPIED_COLUMNS = ("project_id", "turn_id", "conversation_id", "target", "name", 
 async def submit(
     db: Database,
     writer: FeedbackWriter,
-    project_id: str,
+    submitter: Caller | TokenClaims,
     body: dict[str, Any],
     *,
     header_key: str | None,
-    token_claims: TokenClaims | None = None,
 ) -> SubmissionResult:
     """Validate and record one piece of feedback; return when it is committed.
 
-    Raises BadRequest, NotFound for an unknown target, Forbidden for what the browser's token does not allow, and
-    Unprocessable for a reused key with another body.
+    Raises BadRequest, NotFound for an unknown target, Forbidden for what the browser's token or the key does not allow,
+    Conflict for a source that has given too much feedback about the target, and Unprocessable for a reused key with
+    another body.
     """
     request = parse_feedback(body)
-    if token_claims is not None:
-        request = browser_tokens.restrict_to_claims(token_claims, request)
-    key_namespace = token_claims.key_namespace if token_claims else None
-    submission = build_submission(project_id, request, body, header_key=header_key, key_namespace=key_namespace)
-    await _resolve_metadata_targets(db, project_id, [submission])
+    token = submitter if isinstance(submitter, TokenClaims) else None
+    if isinstance(submitter, TokenClaims):
+        request = browser_tokens.restrict_to_claims(submitter, request)
+    else:
+        _require_source_scope(submitter, request)
+    submission = build_submission(submitter.project_id, request, body, header_key=header_key, token=token)
+    await _resolve_targets(db, submitter.project_id, [submission])
     return await writer.submit(submission)
 
 
+def _require_source_scope(caller: Caller, request: FeedbackCreate) -> None:
+    """Raise Forbidden for feedback of a program or a judge if the key may submit that of people only."""
+    if request.source.kind != SourceKind.HUMAN and PROGRAMS_SCOPE not in caller.scopes:
+        message = (
+            f"Feedback with the source kind {request.source.kind} needs the scope '{PROGRAMS_SCOPE}', "
+            "which this API key lacks; create a key with it."
+        )
+        raise Forbidden(message, param="source.kind")
+
+
 async def submit_batch(
-    db: Database, project_id: str, bodies: list[Any], header_key: str | None
+    db: Database, writer: FeedbackWriter, caller: Caller, bodies: list[Any], header_key: str | None
 ) -> list[dict[str, Any]]:
     """Record many pieces of feedback in one transaction. Returns one result for each, in order; all are committed.
 
@@ -53,24 +68,25 @@ async def submit_batch(
     submissions: dict[int, Submission] = {}
     for index, body in enumerate(bodies):
         try:
-            submissions[index] = _parse_item(project_id, body, header_key, index)
-        except BadRequest as error:
+            submissions[index] = _parse_item(caller, body, header_key, index)
+        except (BadRequest, Forbidden) as error:
             outcomes[index] = error
     items = list(submissions.values())
-    await _resolve_metadata_targets(db, project_id, items)
+    await _resolve_targets(db, caller.project_id, items)
     if items:
-        results = await db.run_write(lambda connection: submit_many(connection, items))
+        results = await db.run_write(lambda connection: submit_many(connection, items, writer.limits))
         outcomes |= zip(submissions, results, strict=True)
     return [_item_result(index, outcomes[index]) for index in range(len(bodies))]
 
 
-def _parse_item(project_id: str, body: Any, header_key: str | None, index: int) -> Submission:
+def _parse_item(caller: Caller, body: Any, header_key: str | None, index: int) -> Submission:
     """Return the submission of an item. Without an `id` its key is, for example, "nightly/7"."""
     if not isinstance(body, dict):
         raise BadRequest("An item must be a JSON object.", code="invalid_value")
     request = parse_feedback(body)
     item_key = None if header_key is None or request.id is not None else f"{header_key}/{index}"
-    return build_submission(project_id, request, body, header_key=item_key)
+    _require_source_scope(caller, request)
+    return build_submission(caller.project_id, request, body, header_key=item_key)
 
 
 def _item_result(index: int, outcome: SubmissionResult | AttuneError) -> dict[str, Any]:
@@ -79,14 +95,24 @@ def _item_result(index: int, outcome: SubmissionResult | AttuneError) -> dict[st
     return {"index": index, "status": 200 if outcome.is_replay else 201, "feedback": outcome.view}
 
 
-async def _resolve_metadata_targets(db: Database, project_id: str, submissions: list[Submission]) -> None:
-    """Replace each target that is named by metadata by the turn that the metadata leads to, or None."""
-    queries = [(item, item.target.metadata) for item in submissions if isinstance(item.target, MetadataTarget)]
-    if not queries:
+async def _resolve_targets(db: Database, project_id: str, submissions: list[Submission]) -> None:
+    """Replace each target that metadata or a turn's number names by the turn that they lead to, or None.
+
+    This runs before the write transaction, so that a broad query delays no other writer.
+    """
+    by_metadata = [(item, item.target.metadata) for item in submissions if isinstance(item.target, MetadataTarget)]
+    by_number = [
+        (item, item.target)
+        for item in submissions
+        if isinstance(item.target, ConversationTarget) and item.target.turn is not None
+    ]
+    if not by_metadata and not by_number:
         return
     async with db.read() as session:
-        turns = await repository.find_newest_turns(session, project_id, [metadata for _, metadata in queries])
-    for (submission, _), turn in zip(queries, turns, strict=True):
+        newest = await find_newest_turns(session, project_id, [metadata for _, metadata in by_metadata])
+        numbered = await find_numbered_turns(session, project_id, [target for _, target in by_number])
+    named = [item for item, _ in by_metadata] + [item for item, _ in by_number]
+    for submission, turn in zip(named, [*newest, *numbered], strict=True):
         submission.target = turn
 
 

@@ -2,28 +2,38 @@
 
 from collections import Counter
 from collections.abc import Collection
+from itertools import accumulate
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, case, exists, func, literal, null, or_, select, text, union_all
+from sqlalchemy import ColumnElement, and_, bindparam, case, func, literal, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
+from app.core.planner import prefer_indexes
 from app.feedback.outcomes import BATCH_CONDITIONS, CODES, DECIDING_STATES, REASONS, Reason, select_outcomes, to_code
-from app.models import VOTE_KINDS, Batch, Feedback, Policy, SourceKind, Turn, Version
+from app.models import VOTE_KINDS, Batch, BatchState, Feedback, Policy, SourceKind, Turn, Version
+from app.training.vote_totals import IS_UNCOUNTED_VOTE, read_totals
 
-MAX_DELAYS = 10_000
+MAX_DELAYS = 2000
+MAX_BATCHES = 100
+MAX_VERSIONS = 20  # that the votes are counted for one by one
 
 
 class VoteCount(NamedTuple):
-    """The number of votes of people, or of programs, with the same outcome.
-
-    `version` is the number of the version that learned from them, if one has.
-    """
+    """The number of votes of people, or of programs, with the same outcome."""
 
     policy_id: str
     is_person: bool
     reason: Reason
-    version: int | None
+    num_votes: int
+
+
+class LearnedCount(NamedTuple):
+    """The number of votes of people, or of programs, that a version has learned from, and what became of that."""
+
+    version: int
+    is_person: bool
+    reason: Reason
     num_votes: int
 
 
@@ -43,50 +53,91 @@ class Delays(NamedTuple):
 async def count_votes(session: AsyncSession, project_id: str, policy_ids: Collection[str]) -> list[VoteCount]:
     """Return the votes of these policies by outcome. The sum of the counts is the number of votes.
 
-    Votes are feedback of the VOTE_KINDS: comments are none, and neither are withdrawals. The votes in a batch are most
-    of all votes. They have the outcome of the batch, so they are counted by batch, without their replies.
+    The session is one of `Database.read_snapshot`: votes become totals at any time, and each is counted once.
+    Votes are feedback of the VOTE_KINDS: comments are none, and neither are withdrawals. Votes whose outcome is settled
+    are read as totals (`app.feedback.settled_votes`), so only those that wait, and the latest ones, are read as rows.
     """
+    num_votes: Counter[tuple[str, bool, Reason]] = Counter()
+    for policy_id, reason, is_human, count in await read_totals(session, policy_ids):
+        num_votes[policy_id, is_human, Reason(reason)] += count
+    await prefer_indexes(session)
+    broken_up = await _broken_up(session, project_id)
+    query = _count_uncounted(broken_up) if broken_up else _COUNT_UNCOUNTED
+    rows = await session.execute(query, {"project_id": project_id, "policy_ids": list(policy_ids)})
+    for policy_id, is_human, code, count in rows:
+        num_votes[policy_id, bool(is_human), REASONS[code]] += count
+    return [VoteCount(*key, count) for key, count in num_votes.items() if count]
+
+
+def _count_uncounted(broken_up: Collection[str]) -> Any:
+    """Return a query of (policy id, whether they are of people, code, number) of the votes that are in no total.
+
+    Its parameters are `project_id` and `policy_ids`.
+
+    Those in a batch have its outcome, so they are counted by batch, without their replies.
+    """
+    project_id: ColumnElement[str] = bindparam("project_id")
+    policy_ids: Any = bindparam("policy_ids", expanding=True)
     is_person = (Feedback.source_kind == SourceKind.HUMAN).label("is_person")
-    is_vote = (Feedback.project_id == project_id, Feedback.kind.in_(VOTE_KINDS))
+    is_vote = (Feedback.project_id == project_id, IS_UNCOUNTED_VOTE)
     in_batch = select(Feedback.batch_id, is_person, func.count().label("num_votes"))
     by_batch = in_batch.where(*is_vote, Feedback.batch_id.is_not(None)).group_by(Feedback.batch_id, is_person)
     votes = by_batch.subquery()
-    of_policies = Batch.policy_id.in_(policy_ids)
     settled: Any = (
-        select(Batch.policy_id, votes.c.is_person, to_code(BATCH_CONDITIONS), Version.number, votes.c.num_votes)
+        select(Batch.policy_id, votes.c.is_person, to_code(BATCH_CONDITIONS), votes.c.num_votes)
         .join(votes, votes.c.batch_id == Batch.id)
         .outerjoin(Version, Version.id == Batch.version_id)
-        .where(Batch.state.in_(DECIDING_STATES), of_policies)
-    )
-    has_votes = exists().where(Feedback.batch_id == Batch.id)
-    broken_up = list(
-        await session.scalars(select(Batch.id).where(of_policies, Batch.state.not_in(DECIDING_STATES), has_votes))
+        .where(Batch.state.in_(DECIDING_STATES), Batch.policy_id.in_(policy_ids))
     )
     is_unsettled: ColumnElement[bool] = Feedback.batch_id.is_(None)
     if broken_up:  # not in the statement otherwise: the planner would expect far too many votes
         is_unsettled = or_(is_unsettled, Feedback.batch_id.in_(broken_up))
-    outcomes = select_outcomes(literal(project_id), and_(is_unsettled, Feedback.kind.in_(VOTE_KINDS))).subquery().c
+    outcomes = select_outcomes(project_id, and_(is_unsettled, IS_UNCOUNTED_VOTE)).subquery().c
     unsettled: Any = (
-        select(outcomes.reply_policy_id, outcomes.source_kind == SourceKind.HUMAN, outcomes.code, null(), func.count())
+        select(outcomes.reply_policy_id, outcomes.source_kind == SourceKind.HUMAN, outcomes.code, func.count())
         .where(outcomes.reply_policy_id.in_(policy_ids))
         .group_by(outcomes.reply_policy_id, outcomes.source_kind, outcomes.code)
     )
-    await _disable_jit(session)
-    num_votes: Counter[tuple[str, bool, Reason, int | None]] = Counter()
-    for policy_id, is_human, code, version, count in await session.execute(union_all(settled, unsettled)):
-        num_votes[policy_id, bool(is_human), REASONS[code], version] += count
-    return [VoteCount(*key, count) for key, count in num_votes.items()]
+    return union_all(settled, unsettled)
+
+
+_COUNT_UNCOUNTED = _count_uncounted(())  # built once: that takes as long as the query itself
+
+
+async def _broken_up(session: AsyncSession, project_id: str) -> list[str]:
+    """Return the batches of votes in no total that decide nothing, because they were broken up."""
+    is_vote = (Feedback.project_id == project_id, IS_UNCOUNTED_VOTE)
+    query = select(Batch.id).join(Feedback, Feedback.batch_id == Batch.id).distinct()
+    return list(await session.scalars(query.where(*is_vote, Batch.state.not_in(DECIDING_STATES))))
+
+
+async def count_by_version(session: AsyncSession, policy: Policy) -> list[LearnedCount]:
+    """Return the votes that the newest MAX_VERSIONS trained versions of the policy have learned from, newest first."""
+    trained = (Version.policy_id == policy.id, Version.batch_id.is_not(None))
+    newest = select(Version.id).where(*trained).order_by(Version.number.desc()).limit(MAX_VERSIONS)
+    is_person = Feedback.source_kind == SourceKind.HUMAN
+    code = to_code(BATCH_CONDITIONS)
+    query = (
+        select(Version.number, is_person, code, func.count())
+        .join(Batch, Batch.version_id == Version.id)
+        .join(Feedback, Feedback.batch_id == Batch.id)
+        .where(Version.id.in_(newest), Batch.id == Version.batch_id, Batch.state.in_(DECIDING_STATES))
+        .where(Feedback.kind.in_(VOTE_KINDS))
+        .group_by(Version.number, is_person, code)
+        .order_by(Version.number.desc())
+    )
+    await prefer_indexes(session)
+    rows = await session.execute(query)
+    return [LearnedCount(number, bool(is_human), REASONS[code], count) for number, is_human, code, count in rows]
 
 
 async def measure_delays(session: AsyncSession, policy: Policy) -> Delays:
     """Return the delays and the staleness of the policy's votes that were learned from.
 
-    They are exact quantiles of the last MAX_DELAYS votes of the project that are in a batch.
+    They are exact quantiles of the votes in the newest batches: so many of these that they have MAX_DELAYS samples.
     """
-    in_batch = (Feedback.project_id == policy.project_id, Feedback.batch_id.is_not(None))
-    newest = select(Feedback.seq).where(*in_batch).order_by(Feedback.seq.desc()).limit(1).offset(MAX_DELAYS - 1)
-    oldest_seq = await session.scalar(newest) or 0  # a statement of its own, so that the planner knows the value
-    is_recent = and_(Feedback.seq >= oldest_seq, Feedback.batch_id.is_not(None), Feedback.kind.in_(VOTE_KINDS))
+    batch_ids = await _newest_batches(session, policy)
+    is_recent = and_(Feedback.batch_id.in_(batch_ids), Feedback.kind.in_(VOTE_KINDS))
     # Most votes are on one turn. Their batch alone decides, so their other outcomes are not computed.
     of_turns: Any = (
         select(to_code(BATCH_CONDITIONS).label("code"), Feedback.created_at)
@@ -94,13 +145,16 @@ async def measure_delays(session: AsyncSession, policy: Policy) -> Delays:
         .join(Turn, Turn.id == Feedback.turn_id)
         .join(Batch, Batch.id == Feedback.batch_id)
         .outerjoin(Version, Version.id == Batch.version_id)
-        .where(Feedback.project_id == policy.project_id, is_recent, Batch.policy_id == policy.id)
+        .where(Feedback.project_id == policy.project_id, is_recent)
     )
-    others = select_outcomes(literal(policy.project_id), and_(is_recent, Feedback.turn_id.is_(None))).subquery().c
-    of_several: Any = select(
-        others.code, others.created_at, others.finished_at, others.parent_id, others.reply_version_id
-    ).where(others.policy_id == policy.id)
-    in_batches = union_all(of_turns, of_several).subquery().c
+    seqs = list(await session.scalars(select(Feedback.seq).where(is_recent, Feedback.turn_id.is_(None))))
+    if seqs:
+        others = select_outcomes(literal(policy.project_id), Feedback.seq.in_(seqs)).subquery().c
+        of_several: Any = select(
+            others.code, others.created_at, others.finished_at, others.parent_id, others.reply_version_id
+        ).where(others.policy_id == policy.id)
+        of_turns = union_all(of_turns, of_several)
+    in_batches = of_turns.subquery().c
     parent, behavior = aliased(Version), aliased(Version)
     votes: Any = (
         select(in_batches.code, (parent.number - behavior.number).label("staleness"))
@@ -122,12 +176,15 @@ async def measure_delays(session: AsyncSession, policy: Policy) -> Delays:
         for value, position in ((ranked.delay, ranked.delay_position), (ranked.staleness, ranked.staleness_position))
         for quantile in (middle, p90)
     ]
-    await _disable_jit(session)
+    await prefer_indexes(session)
     row = (await session.execute(select(*quantiles))).one()
     return Delays(*(None if value is None else max(0.0, value) for value in row))
 
 
-async def _disable_jit(session: AsyncSession) -> None:
-    """Turn off PostgreSQL's compilation of statements for this transaction: it takes longer than these statements."""
-    if session.get_bind().dialect.name == "postgresql":
-        await session.execute(text("SET LOCAL jit = off"))
+async def _newest_batches(session: AsyncSession, policy: Policy) -> list[str]:
+    """Return the newest trained batches of the policy that have MAX_DELAYS samples together."""
+    trained = (Batch.policy_id == policy.id, Batch.state == BatchState.TRAINED)
+    newest = select(Batch.id, Batch.num_samples).where(*trained).order_by(Batch.created_at.desc()).limit(MAX_BATCHES)
+    rows = (await session.execute(newest)).all()
+    before = accumulate((row.num_samples for row in rows), initial=0)
+    return [row.id for row, num_samples in zip(rows, before, strict=False) if num_samples < MAX_DELAYS]

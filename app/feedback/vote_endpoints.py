@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -11,11 +11,12 @@ from app.core.errors import ERROR_RESPONSES
 from app.feedback import vote_counts
 from app.feedback.outcomes import CODES, REASONS, SENTENCES, state_of
 from app.feedback.schemas import OutcomeState
-from app.feedback.vote_counts import VoteCount
+from app.feedback.vote_counts import LearnedCount, VoteCount
 from app.policies import service
-from app.policies.context import PolicyDep
+from app.policies.context import ViewedPolicyDep
 from app.policies.references import format_reference
 
+C = TypeVar("C", VoteCount, LearnedCount)
 router = APIRouter(prefix="/v1/policies/{name}", tags=["training"], responses=ERROR_RESPONSES)
 
 
@@ -55,7 +56,7 @@ class LearnerCount(BaseModel):
 
 
 class DelaysView(BaseModel):
-    """Of the latest 10,000 votes that were learned from; null if there are none.
+    """Of the latest votes that were learned from, about 2,000; null if there are none.
 
     The delay is the time from the end of the reply to the vote, in seconds. The staleness is the number of updates
     between the version that gave the reply and the version that the batch was trained from.
@@ -73,23 +74,23 @@ class VotesView(VoteTotals):
     people: VoteTotals = Field(description="votes with the source HUMAN")
     programs: VoteTotals = Field(description="votes with the sources LLM_JUDGE and CODE")
     by_reason: list[ReasonCount]
-    by_version: list[LearnerCount] = Field(description="the newest version first")
+    by_version: list[LearnerCount] = Field(description="of the newest 20 trained versions, the newest first")
     delays: DelaysView
 
 
 @router.get("/votes")
-async def get_votes(context: PolicyDep) -> VotesView:
+async def get_votes(context: ViewedPolicyDep) -> VotesView:
     """Count the policy's votes by what became of them. Comments and withdrawals are no votes.
 
     A ranking of replies, or feedback on a conversation, counts once, for the reply that came furthest.
     """
-    async with context.db.without_timeout.read() as session:  # millions of votes may take seconds
+    async with context.db.without_timeout.read_snapshot() as session:  # millions of votes may take seconds
         policy = await service.get_policy(session, context.caller.project_id, context.name)
         counts = await vote_counts.count_votes(session, policy.project_id, [policy.id])
+        learned = await vote_counts.count_by_version(session, policy)
         delays = await vote_counts.measure_delays(session, policy)
     by_reason = _group(counts, lambda count: CODES[count.reason])
-    of_version = [count for count in counts if count.version is not None]
-    by_version = _group(of_version, lambda count: (-(count.version or 0), count.reason))
+    by_version = _group(learned, lambda count: (-count.version, count.reason))
     return VotesView(
         **VoteTotals.of(counts).model_dump(),
         policy=policy.name,
@@ -107,7 +108,7 @@ async def get_votes(context: PolicyDep) -> VotesView:
     )
 
 
-def _group(counts: Iterable[VoteCount], key: Callable[[VoteCount], Any]) -> list[tuple[Any, dict[str, int]]]:
+def _group(counts: Iterable[C], key: Callable[[C], Any]) -> list[tuple[Any, dict[str, int]]]:
     """Return the numbers of all votes and of those of people, in the order of the keys."""
     groups: dict[Any, dict[str, int]] = {}
     for count in counts:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 import anyio
 
+from app.core.private_files import create_once
 from app.core.settings import Settings
 from app.inference.capture import Capture, capture_choice, to_logprob
 from app.inference.request import ChatCall, engine_messages
@@ -126,6 +126,11 @@ class EngineClient:
         """Return whether the engine generates a token. Takes at least a second, and longer with a long queue."""
         return await self._responds("/health_generate", read_timeout)
 
+    async def count_running(self) -> int:
+        """Return the number of requests that the engine generates or will generate. Raises EngineUnavailable."""
+        response = await self._request("/v1/loads?include=core", read_timeout=PROBE_SECONDS)
+        return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in response["loads"])
+
     async def _responds(self, path: str, read_timeout: float) -> bool:
         try:
             await self._request(path, read_timeout=read_timeout)
@@ -191,7 +196,7 @@ class EngineClient:
                         TENSORS_FIELDS[self.url] = field
         if self.url not in TENSORS_FIELDS:
             raise EngineUnavailable(
-                f"The engine at {self.url} does not accept adapters in a request; see ATTUNE_ADAPTER_DELIVERY."
+                f"The engine at {self.url} does not accept adapters in a request; see ATTUNE_ENGINE__ADAPTER_DELIVERY."
             )
         return TENSORS_FIELDS[self.url]
 
@@ -288,27 +293,11 @@ def load_engine_keys(settings: Settings) -> EngineKeys:
 
     Machines that share engines set the keys explicitly.
     """
-    if settings.engine_api_key and settings.engine_admin_key:
-        return EngineKeys(settings.engine_api_key, settings.engine_admin_key)
+    if settings.engine.api_key and settings.engine.admin_key:
+        return EngineKeys(settings.engine.api_key, settings.engine.admin_key)
     path = settings.home.resolve() / "engine-keys.json"
-    if not path.exists():
-        _create_keys(path)
+    create_once(path, lambda: json.dumps({name: secrets.token_urlsafe(32) for name in ("api", "admin")}))
     return EngineKeys(**json.loads(path.read_text()))
-
-
-def _create_keys(path: Path) -> None:
-    """Write new keys to a file that only its owner can read, unless another process has created it first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    keys = {"api": secrets.token_urlsafe(32), "admin": secrets.token_urlsafe(32)}
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(keys, file)
-    try:
-        os.link(temporary, path)  # unlike a rename, a link never replaces keys that another process has just created
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink()
 
 
 class EnginePool(AbstractAsyncContextManager["EnginePool"]):

@@ -39,7 +39,8 @@ class ChatCall:
     """The request for one reply.
 
     A `response_format`, a required tool call or a strict tool constrains the reply by a grammar: its log-probs are then
-    not the model's own, and the capture is excluded from training.
+    not the model's own, and the capture is excluded from training. A required call leaves no place for a response
+    format. With an optional one the reply is a call or it has the format.
 
     Attributes:
         rid: The request's id in the engine and the turn's id. All ids have the same length: SGLang aborts by prefix.
@@ -85,9 +86,13 @@ class ChatCall:
         return self.tool_choice not in (None, "auto", "none")
 
     @property
+    def has_response_format(self) -> bool:
+        return self.response_format is not None and self.response_format.get("type", "text") != "text"
+
+    @property
     def is_grammar_constrained(self) -> bool:
         return (
-            (self.response_format or {}).get("type", "text") != "text"
+            self.has_response_format
             or self.requires_tool_call
             or any(tool.get("function", {}).get("strict") for tool in self.tools)
         )
@@ -115,18 +120,33 @@ class ChatCall:
             "extra_key": self.extra_key,
             "input_ids": self.prompt_ids,
             "priority": self.priority,
-            "response_format": self.response_format,
+            "response_format": None if self.requires_tool_call else self.response_format,
         }
         return body | {name: value for name, value in optional.items() if value is not None} | self.tool_fields()
 
     def tool_fields(self) -> dict[str, Any]:
         if not self.tools:
             return {}
+        strict = self.requires_tool_call or self.has_response_format
         return {
-            "tools": [_engine_tool(tool, strict=self.requires_tool_call) for tool in self.tools],
+            "tools": [_engine_tool(tool, strict=strict) for tool in self.tools],
             "parallel_tool_calls": self.parallel_tool_calls,
             "tool_choice": self.tool_choice or "auto",
         }
+
+
+def offered_tools(
+    tools: Sequence[Mapping[str, Any]], tool_choice: str | Mapping[str, Any] | None
+) -> list[Mapping[str, Any]]:
+    """Return the tools that the model may call: all, none, or the one that `tool_choice` names.
+
+    SGLang's grammar of a named call allows calls of every tool that it gets.
+    """
+    if tool_choice == "none":
+        return []
+    if isinstance(tool_choice, Mapping):
+        return [tool for tool in tools if tool["function"]["name"] == tool_choice["function"]["name"]]
+    return list(tools)
 
 
 def engine_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -147,8 +167,8 @@ def _engine_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _engine_tool(tool: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
-    """Return the tool for SGLang. `strict` gives the grammar of a required call the parameters' schema, else it would
-    accept any JSON."""
+    """Return the tool for SGLang. `strict` gives the grammar of a call the parameters' schema, else it would accept any
+    JSON."""
     function = {name: tool["function"][name] for name in FUNCTION_FIELDS if name in tool["function"]}
     if strict:
         function |= {"strict": True, "parameters": function.get("parameters") or {"type": "object", "properties": {}}}

@@ -7,6 +7,7 @@ AttuneError
 └── EngineRefused             the engine rejected the request: a retry will not help
 """
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from app.core.errors import AttuneError, Unavailable
 # SGLang's uvicorn closes idle connections after five seconds; closing first avoids writing to a closing connection.
 KEEPALIVE_SECONDS = 3.0
 CONNECT_SECONDS = 2.0
+CONTEXT_TOO_LONG = re.compile(r"context length|maximum allowed length")  # in SGLang's messages
 HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
@@ -34,7 +36,9 @@ class EngineRefused(AttuneError):
     """The engine rejected a request. A mistake of the client results in 400, anything else (a wrong key) in 502."""
 
     def __init__(self, engine_status: int, message: str) -> None:
-        super().__init__(message, code="engine_refused")
+        is_too_long = CONTEXT_TOO_LONG.search(message) is not None
+        code, param = ("context_length_exceeded", "messages") if is_too_long else ("engine_refused", None)
+        super().__init__(message, code=code, param=param)
         self.engine_status = engine_status
         self.status = 400 if engine_status in (400, 413, 422) else 502
         if self.status == 502:

@@ -4,8 +4,11 @@ from alignment.signals.combine_rewards import NUMERIC_KINDS
 from app.models.audit import Audit, AuditAction, AuditChain, record_audit
 from app.models.base import Base, new_id
 from app.models.batch import Batch, BatchState, BatchTurn, Sample, SampleRule, SampleState
+from app.models.completion_ids import to_completion_id
+from app.models.console import ConsoleLink, ConsoleSession
 from app.models.feedback import RANKING_KINDS, VOTE_KINDS, Feedback, FeedbackRank, Rater, RaterStanding, SourceKind
 from app.models.policy import (
+    ANSWERING,
     ONCE_LIVE,
     PENDING_RELEASE,
     SERVED_TRAFFIC,
@@ -17,10 +20,22 @@ from app.models.policy import (
     Pin,
     PinKind,
     Policy,
+    PolicyState,
     Version,
     VersionState,
 )
-from app.models.project import ApiKey, Project
+from app.models.project import ApiKey, IdempotentRequest, Project, ProjectUsage
 from app.models.reward import Judgement, JudgementState, Reward, RewardModel, RewardModelState, RewardModelTurn
 from app.models.rollout import Dataset, DatasetKind, DatasetRow, PlanState, Rollout, RolloutPlan, RolloutState
-from app.models.turn import LOST_REASON, SERVER_LOST, Origin, RouteReason, Turn, TurnMetadata, TurnState, lock_turns
+from app.models.totals import RolloutTotal, VoteCursor, VoteTotal
+from app.models.turn import (
+    LOST_REASON,
+    SERVER_LOST,
+    Origin,
+    RouteReason,
+    Turn,
+    TurnMetadata,
+    TurnState,
+    lock_turns,
+)
+from app.models.webhook import WebhookDelivery, WebhookDeliveryState, WebhookEndpoint

@@ -15,6 +15,7 @@ from app.models.base import Base, Created, partial_index
 class AuditAction(StrEnum):
     """What was done, as `object.past_participle`. Where a row's state changes, the second part is the new state."""
 
+    AUDIT_EXPIRED = "audit.expired"  # the oldest entries were deleted; names the entry that the chain now starts after
     BATCH_ATTEMPT_FAILED = "batch.attempt_failed"  # the batch keeps its lease and is tried again
     BATCH_FAILED = "batch.failed"
     BATCH_QUARANTINED = "batch.quarantined"
@@ -22,6 +23,9 @@ class AuditAction(StrEnum):
     CANARY_BEGAN = "canary.began"
     CANARY_ENDED = "canary.ended"
     COMPLETION_DELETED = "completion.deleted"
+    CONSOLE_LINK_CREATED = "console.link_created"  # signs in to the console once
+    CONSOLE_SIGNED_IN = "console.signed_in"
+    CONSOLE_SIGNED_OUT = "console.signed_out"
     DATASET_DELETED = "dataset.deleted"
     DATASET_IMPORTED = "dataset.imported"
     DELIVERY_UPDATED = "delivery.updated"
@@ -35,13 +39,22 @@ class AuditAction(StrEnum):
     KEY_REVOKED = "key.revoked"
     PIN_REMOVED = "pin.removed"
     PIN_SET = "pin.set"
+    POLICY_ACTIVE = "policy.active"  # it was resumed, or is no longer archived
+    POLICY_ARCHIVED = "policy.archived"
+    POLICY_CREATED = "policy.created"
+    POLICY_DELETED = "policy.deleted"
+    POLICY_PAUSED = "policy.paused"
+    POLICY_UPDATED = "policy.updated"  # its own settings
     PREFERENCES_EXPORTED = "preferences.exported"
     PROJECT_CONSENT_CHANGED = "project.consent_changed"
     PROJECT_CREATED = "project.created"
+    PROJECT_LIMITS_CHANGED = "project.limits_changed"
     RATER_BLOCKED = "rater.blocked"
     RATER_NORMAL = "rater.normal"
     RATER_QUARANTINED = "rater.quarantined"
     RATER_TRUSTED = "rater.trusted"
+    RETENTION_APPLIED = "retention.applied"  # expired data was removed
+    RETENTION_UPDATED = "retention.updated"
     REWARD_MODEL_ATTEMPT_FAILED = "reward_model.attempt_failed"
     REWARD_MODEL_DISABLED = "reward_model.disabled"
     REWARD_MODEL_FAILED = "reward_model.failed"
@@ -64,14 +77,25 @@ class AuditAction(StrEnum):
     SUBJECT_ERASED = "subject.erased"
     SUBJECT_EXPORTED = "subject.exported"
     TOKEN_CREATED = "token.created"  # for a browser
+    TOKEN_SECRET_ROTATED = "token_secret.rotated"
     TRAINING_ASYNCHRONOUS = "training.asynchronous"
     TRAINING_HALTED = "training.halted"
     TRAINING_SYNCHRONOUS = "training.synchronous"
     TRAINING_TRIGGERED = "training.triggered"  # two ready samples are enough for the next batch
     TURNS_EXPORTED = "turns.exported"
+    VERSION_LOAD_RETRIED = "version.load_retried"  # on engines that it has ended
+    VERSION_PRUNED = "version.pruned"  # its files were deleted
     VERSION_REJECTED = "version.rejected"
+    WEBHOOK_CREATED = "webhook.created"
+    WEBHOOK_DELETED = "webhook.deleted"
+    WEBHOOK_DISABLED = "webhook.disabled"  # by an admin, or because it failed for days
+    WEBHOOK_REDELIVERED = "webhook.redelivered"
+    WEBHOOK_SECRET_ROTATED = "webhook.secret_rotated"
+    WEBHOOK_UPDATED = "webhook.updated"
 
 
+# Entries that are not for each reply: those that applications add are many, and say nothing to an operator.
+IS_EVENT = f"action NOT IN ('{AuditAction.TOKEN_CREATED}', '{AuditAction.FEEDBACK_WITHDRAWN}')"
 RATER_ACTIONS = tuple(action for action in AuditAction if action.startswith("rater."))
 ERASABLE_ACTIONS = (AuditAction.PIN_SET, *RATER_ACTIONS)  # their entries may name a data subject
 
@@ -101,6 +125,8 @@ class Audit(Created, Base):
 
     __table_args__ = (
         Index("ix_audit_project_id_action_subject", "project_id", "action", "subject"),
+        Index("ix_audit_project_id_seq", "project_id", "seq"),
+        partial_index("ix_audit_events", "project_id", "seq", where=IS_EVENT),
         partial_index("ix_audit_unsealed", "project_id", "seq", where="chain_hash IS NULL"),
         partial_index(
             "uq_audit_project_id_chain_number",
@@ -140,6 +166,10 @@ class AuditChain(Base):
     project_id: Mapped[str] = mapped_column(String(48), primary_key=True)
     number: Mapped[int] = mapped_column(default=0)
     hash: Mapped[str] = mapped_column(String(64), default="", doc="empty before the first entry")
+    start_number: Mapped[int] = mapped_column(
+        default=0, server_default="0", doc="the last entry that was deleted because it had expired; 0 if none was"
+    )
+    start_hash: Mapped[str] = mapped_column(String(64), default="", server_default="", doc="the hash of that entry")
 
 
 def _hash_json(*values: Any) -> str:

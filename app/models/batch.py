@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, String
+from sqlalchemy import ForeignKey, Index, String, true
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.database import now
@@ -51,6 +51,9 @@ class Sample(Created, Base):
     state: Mapped[str] = mapped_column(String(16), default=SampleState.OPEN)
     rule: Mapped[str | None] = mapped_column(String(32), doc="a SampleRule, if it was dropped")
     reason: Mapped[str | None] = mapped_column(doc="why it was dropped or quarantined, or why it returned")
+    uses_feedback: Mapped[bool] = mapped_column(
+        default=True, server_default=true(), doc="whether its reward includes the feedback on its turn"
+    )
     num_returns: Mapped[int] = mapped_column(default=0, server_default="0", doc="how often it returned from a batch")
     batch_id: Mapped[str | None] = mapped_column(ForeignKey("batches.id"), index=True)
     ready_at: Mapped[float] = mapped_column(
@@ -65,6 +68,7 @@ class Sample(Created, Base):
 
     __table_args__ = (
         Index("ix_samples_policy_id_state", "policy_id", "state"),
+        Index("ix_samples_policy_id_created_at", "policy_id", "created_at"),
         partial_index("ix_samples_policy_id_ready_at", "policy_id", "ready_at", where="state = 'open'"),
     )
 
@@ -92,6 +96,8 @@ class Batch(Entity, LeaseMixin, Base):
     version_id: Mapped[str | None] = mapped_column(String(48), doc="the version that the update created")
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
     settled_at: Mapped[float | None]
+
+    __table_args__ = (Index("ix_batches_policy_id_created_at", "policy_id", "created_at"),)
 
 
 class BatchTurn(Base):

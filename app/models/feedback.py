@@ -46,20 +46,35 @@ class Feedback(Created, Base):
     request_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict, doc="the caller's metadata")
     idempotency_key: Mapped[str] = mapped_column(String(255))
     fingerprint: Mapped[str] = mapped_column(String(64), doc="SHA-256 of the request body with this key")
+    token_id: Mapped[str | None] = mapped_column(String(48), doc="the browser token that it was submitted with")
     processed: Mapped[bool] = mapped_column(default=False)
+    emptied_at: Mapped[float | None] = mapped_column(doc="when its text and its source were removed; the row remains")
     batch_id: Mapped[str | None] = mapped_column(
         ForeignKey("batches.id"), doc="the batch that learns or has learned from it; null when its samples returned"
+    )
+    vote_total_id: Mapped[int | None] = mapped_column(
+        doc="the VoteTotal that it is counted in; null while its outcome may change, see app/training/vote_totals.py"
     )
 
     __table_args__ = (
         UniqueConstraint("project_id", "idempotency_key"),
         Index(
-            "ix_feedback_processed", "seq", postgresql_where=text("NOT processed"), sqlite_where=text("processed = 0")
+            "ix_feedback_project_id_seq",
+            *("project_id", "seq"),
+            postgresql_where=text("NOT processed"),
+            sqlite_where=text("processed = 0"),
         ),
         Index("ix_feedback_project_id_target", "project_id", "target"),
         Index("ix_feedback_project_id_conversation_id", "project_id", "conversation_id"),
+        partial_index("ix_feedback_project_id_created_at", "project_id", "created_at", where="emptied_at IS NULL"),
+        partial_index(
+            "ix_feedback_uncounted_votes",
+            *("project_id", "seq"),
+            where="vote_total_id IS NULL AND kind NOT IN ('comment', 'withdrawal')",
+        ),
         partial_index("ix_feedback_batch_id", "batch_id", where="batch_id IS NOT NULL"),
-        partial_index("ix_feedback_project_id_source_id", "project_id", "source_id", where="source_id IS NOT NULL"),
+        partial_index("ix_feedback_of_source", "project_id", "source_id", "seq", where="source_id IS NOT NULL"),
+        Index("ix_feedback_of_project", "project_id", "seq"),
     )
 
 
@@ -75,7 +90,9 @@ class FeedbackRank(Base):
 
 class RaterStanding(StrEnum):
     NORMAL = "normal"
-    TRUSTED = "trusted"  # known to the operator: weight 1, not doubted, and (with ATTUNE_TRUST) no cap per rater
+    TRUSTED = (
+        "trusted"  # known to the operator: weight 1, not doubted, and (with ATTUNE_RATERS__TRUST) no cap per rater
+    )
     QUARANTINED = "quarantined"  # too much or too unusual feedback: its samples wait for an admin
     BLOCKED = "blocked"  # set by an admin: its feedback is stored and never trained on
 

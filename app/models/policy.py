@@ -7,7 +7,19 @@ from sqlalchemy import ForeignKey, Index, String, UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.leases import LeaseMixin
-from app.models.base import Base, Entity
+from app.models.base import Base, Entity, partial_index
+
+
+class PolicyState(StrEnum):
+    """What a policy does. app/deployments/policy_states.py makes the transitions."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"  # it answers chats, and is not trained
+    ARCHIVED = "archived"  # it answers no chats, and is not listed; its versions are kept
+    DELETED = "deleted"  # the row remains for the turns that refer to it; retention removes the files
+
+
+ANSWERING = (PolicyState.ACTIVE, PolicyState.PAUSED)
 
 
 class LearningMode(StrEnum):
@@ -35,8 +47,18 @@ class Policy(Entity, Base):
     name: Mapped[str] = mapped_column(String(63))
     base_model: Mapped[str]
     head_version_id: Mapped[str | None] = mapped_column(String(48))
-    rewards: Mapped[dict[str, Any] | None] = mapped_column(doc="its own RewardsConfig; the deployment's when null")
-    rollouts: Mapped[dict[str, Any] | None] = mapped_column(doc="its own RolloutsConfig; the deployment's when null")
+    state: Mapped[str] = mapped_column(String(16), default=PolicyState.ACTIVE, server_default=PolicyState.ACTIVE)
+    state_reason: Mapped[str | None]
+    state_since: Mapped[float | None] = mapped_column(doc="null if it has been active from the beginning")
+    traffic_from_id: Mapped[str | None] = mapped_column(
+        String(48), doc="the policy of whose requests it answers a share; null for none"
+    )
+    traffic_share: Mapped[float | None] = mapped_column(doc="of the end users and conversations")
+    settings: Mapped[dict[str, Any] | None] = mapped_column(
+        doc="its own values of the sections algorithm, trainer and release; see app/policies/overrides.py"
+    )
+    rewards: Mapped[dict[str, Any] | None] = mapped_column(doc="its own values of the section; null for none")
+    rollouts: Mapped[dict[str, Any] | None] = mapped_column(doc="its own values of the section; null for none")
     mode: Mapped[str] = mapped_column(
         String(16), default=LearningMode.ASYNCHRONOUS, server_default=LearningMode.ASYNCHRONOUS
     )
@@ -55,8 +77,8 @@ class Policy(Entity, Base):
         doc="few replies get feedback; it counts with ATTUNE_FEEDBACK=auto",
     )
     feedback_measured_at: Mapped[float | None]
-    canary: Mapped[dict[str, Any] | None] = mapped_column(doc="its own CanaryConfig; the deployment's when null")
-    shadow: Mapped[dict[str, Any] | None] = mapped_column(doc="its own ShadowConfig; the deployment's when null")
+    canary: Mapped[dict[str, Any] | None] = mapped_column(doc="its own values of release.canary; null for none")
+    shadow: Mapped[dict[str, Any] | None] = mapped_column(doc="its own values of release.shadow; null for none")
 
     __table_args__ = (UniqueConstraint("project_id", "name"),)
 
@@ -100,11 +122,22 @@ class Version(Entity, LeaseMixin, Base):
     timings: Mapped[dict[str, Any]] = mapped_column(default=dict, doc="seconds by phase, from trained to served")
     shadow_since: Mapped[float | None]
     live_at: Mapped[float | None]
+    pruned_at: Mapped[float | None] = mapped_column(doc="since when its files are deleted, and it cannot be deployed")
     tainted_at: Mapped[float | None] = mapped_column(
         doc="since when it, or one of its ancestors, has learned from data that is erased"
     )
 
-    __table_args__ = (UniqueConstraint("policy_id", "number"),)
+    __table_args__ = (
+        UniqueConstraint("policy_id", "number"),
+        Index("ix_versions_parent_id", "parent_id"),
+        partial_index("ix_versions_tainted", "policy_id", where="tainted_at IS NOT NULL"),
+        partial_index("ix_versions_policy_id_live_at", "policy_id", "live_at", where="live_at IS NOT NULL"),
+        partial_index(
+            "ix_versions_with_files",
+            *("policy_id", "number"),
+            where="adapter_path IS NOT NULL AND pruned_at IS NULL",
+        ),
+    )
 
     @property
     def adapter(self) -> str | None:
@@ -189,4 +222,9 @@ class Engine(Base):
     )
     swapping_until: Mapped[float | None] = mapped_column(doc="until when its weights are being swapped, if they are")
     heartbeat_at: Mapped[float | None]
-    reason: Mapped[str | None]
+    load_crashes: Mapped[dict[str, Any] | None] = mapped_column(
+        doc="by adapter: how often in a row it ended while it loaded it, see app/policies/load_errors.py"
+    )
+    reason: Mapped[str | None] = mapped_column(
+        doc="why it is down; otherwise the versions that it could not load, see app/policies/load_errors.py"
+    )

@@ -55,6 +55,7 @@ class Judgement(Entity, LeaseMixin, Base):
     __table_args__ = (
         UniqueConstraint("turn_id", "source"),
         partial_index("ix_judgements_due_at", "due_at", where="state = 'open'"),
+        partial_index("ix_judgements_policy_id_due_at", "policy_id", "due_at", where="state = 'open'"),
         Index("ix_judgements_policy_id_source_settled_at", "policy_id", "source", "settled_at"),
     )
 

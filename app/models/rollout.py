@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, String, UniqueConstraint, text
+from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.leases import LeaseMixin
@@ -24,7 +24,13 @@ class Dataset(Entity, Base):
     name: Mapped[str] = mapped_column(String(63))
     kind: Mapped[str] = mapped_column(String(16))
     num_rows: Mapped[int]
+    num_bytes: Mapped[int | None] = mapped_column(
+        BigInteger, doc="of the imported file; null if an older release did it"
+    )
     sha256: Mapped[str] = mapped_column(String(64), doc="of the imported file: the same file is imported once")
+    importing_until: Mapped[float | None] = mapped_column(
+        doc="while its rows are stored, when the import counts as dead; until then it has no name, and nobody sees it"
+    )
 
     __table_args__ = (UniqueConstraint("project_id", "name"),)
 
@@ -72,10 +78,18 @@ class Rollout(Created, LeaseMixin, Base):
     reward: Mapped[float | None] = mapped_column(doc="of the verifier, in [-1, 1]")
     reason: Mapped[str | None] = mapped_column(doc="why it was skipped or failed, or has no reward")
     settled_at: Mapped[float | None]
+    counted: Mapped[bool] = mapped_column(default=False, server_default=false(), doc="it is part of a RolloutTotal")
 
     __table_args__ = (
         UniqueConstraint("plan_id", "pass_number", "row_number", "choice_index"),
+        Index(
+            "ix_rollouts_uncounted",
+            "policy_id",
+            postgresql_where=text("NOT counted"),
+            sqlite_where=text("counted = 0"),
+        ),
         partial_index("ix_rollouts_due_at", "due_at", where="state = 'open'"),
+        Index("ix_rollouts_policy_id_created_at", "policy_id", "created_at"),
         Index("ix_rollouts_policy_id_origin_settled_at", "policy_id", "origin", "settled_at"),
     )
 

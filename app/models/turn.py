@@ -71,14 +71,27 @@ class Turn(Entity, Base):
     engine: Mapped[str] = mapped_column(String(63))
     state: Mapped[str] = mapped_column(String(16), default=TurnState.OPEN)
     stream: Mapped[bool]
-    messages: Mapped[list[dict[str, Any]]]
+    history_id: Mapped[str | None] = mapped_column(
+        String(48), doc="the turn whose messages and tokens begin this turn's prompt; see app/chat/histories.py"
+    )
+    num_history_messages: Mapped[int] = mapped_column(
+        default=0, server_default=text("0"), doc="how many messages of the prompt are stored with `history_id`"
+    )
+    num_history_tokens: Mapped[int] = mapped_column(
+        default=0, server_default=text("0"), doc="how many tokens of the prompt are stored with `history_id`"
+    )
+    own_messages: Mapped[list[dict[str, Any]]] = mapped_column(
+        "messages", key="own_messages", doc="those after the history's"
+    )
     sampling: Mapped[dict[str, Any]]
     request_params: Mapped[dict[str, Any]] = mapped_column(
         default=dict,
         server_default=text("'{}'"),
         doc="other parameters of the reply: tools, tool_choice, response_format, …",
     )
-    prompt_ids: Mapped[list[int] | None] = mapped_column(TokenIds)
+    own_prompt_ids: Mapped[list[int] | None] = mapped_column(
+        "prompt_ids", TokenIds, key="own_prompt_ids", doc="those after the history's"
+    )
     output_ids: Mapped[list[int] | None] = mapped_column(TokenIds)
     logprobs: Mapped[list[float] | None] = mapped_column(Logprobs, doc="one per output token")
     reply: Mapped[dict[str, Any] | None] = mapped_column(doc="the assistant's message as sent")
@@ -100,6 +113,11 @@ class Turn(Entity, Base):
     )
     deleted_at: Mapped[float | None] = mapped_column(doc="when its content was erased; the row remains")
 
+    @property
+    def num_messages(self) -> int:
+        """The number of messages of the prompt."""
+        return self.num_history_messages + len(self.own_messages)
+
     __table_args__ = (
         Index("ix_turns_completion_id_choice_index", "completion_id", "choice_index", unique=True),
         Index("ix_turns_project_id_conversation_id", "project_id", "conversation_id", "created_at"),
@@ -108,11 +126,13 @@ class Turn(Entity, Base):
         Index("ix_turns_key_id_request_sha256", "key_id", "request_sha256"),
         Index("ix_turns_project_id_created_at", "project_id", "created_at"),
         Index("ix_turns_state", "state"),
-        partial_index("ix_turns_project_id_end_user", "project_id", "end_user", where="end_user IS NOT NULL"),
+        partial_index("ix_turns_of_end_user", "project_id", "end_user", "created_at", where="end_user IS NOT NULL"),
+        partial_index("ix_turns_with_content", "project_id", "created_at", "id", where="deleted_at IS NULL"),
         partial_index("ix_turns_shadow_of_id", "shadow_of_id", where="shadow_of_id IS NOT NULL"),
+        partial_index("ix_turns_history_id", "history_id", where="history_id IS NOT NULL"),
         Index(
-            "ix_turns_finished_at",
-            "finished_at",
+            "ix_turns_project_id_finished_at",
+            *("project_id", "finished_at"),
             postgresql_where=text("NOT processed"),
             sqlite_where=text("processed = 0"),
         ),

@@ -12,7 +12,7 @@ from app.core.pagination import apply_keyset
 from app.models import Audit
 from app.ops import audit_chain
 from app.ops.audit_chain import AuditVerification
-from app.projects.auth import AdminCaller, DatabaseDep, UnboundedDatabaseDep
+from app.projects.auth import DatabaseDep, UnboundedDatabaseDep, ViewingCaller
 
 router = APIRouter(prefix="/v1", tags=["audit"], responses=ERROR_RESPONSES)
 ExactFilter = Annotated[str | None, Query(min_length=1, max_length=128)]
@@ -41,7 +41,7 @@ class AuditPage(BaseModel):
 
 @router.get("/audit")
 async def list_audit(
-    caller: AdminCaller,
+    caller: ViewingCaller,
     db: DatabaseDep,
     action: ExactFilter = None,
     subject: ExactFilter = None,
@@ -68,7 +68,7 @@ async def list_audit(
 
 @router.get("/audit/verify")
 async def verify_audit(
-    caller: AdminCaller,
+    caller: ViewingCaller,
     db: UnboundedDatabaseDep,
     known_hash: Annotated[
         str | None, Query(pattern="^[0-9a-f]{64}$", description="the `head` of an earlier call")

@@ -16,7 +16,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database, dialect_insert
-from app.models import Audit, AuditChain
+from app.models import Audit, AuditAction, AuditChain
 
 PAGE_SIZE = 500  # entries of a project that one transaction seals, or that are verified without a pause
 
@@ -25,6 +25,7 @@ class AuditVerification(BaseModel):
     object: Literal["audit.verification"] = "audit.verification"
     ok: bool
     entries: int = Field(description="sealed entries that were found intact, up to the first that was not")
+    expired: int = Field(description="entries before these that retention has deleted")
     unsealed: int = Field(description="entries that are not in the chain yet; the reconciler adds them")
     erased: int = Field(description="of `entries`: those whose content was erased with a data subject")
     head: str | None = Field(description="hash of the last of these entries; keep it elsewhere for `known_hash`")
@@ -60,11 +61,15 @@ async def verify_chain(db: Database, project_id: str, known_hash: str | None = N
         known_hash: The hash of an entry that was sealed earlier. The chain must contain it.
     """
     async with db.read() as session:
-        chain = await session.get(AuditChain, project_id) or AuditChain(number=0, hash="")
+        chain = await session.get(AuditChain, project_id) or AuditChain(
+            project_id=project_id, number=0, hash="", start_number=0, start_hash=""
+        )
         count = select(func.count()).where(Audit.project_id == project_id, Audit.chain_hash.is_(None))
         unsealed = await session.scalar(count) or 0
-    number, hash, seq, erased, is_known = 0, "", None, 0, known_hash is None
-    problem: str | None = None
+    number, hash, seq, erased = chain.start_number, chain.start_hash, None, 0
+    is_known = known_hash in (None, chain.start_hash)
+    async with db.read() as session:
+        problem = await _find_start_problem(session, chain)
     while problem is None:
         async with db.read() as session:
             query = select(Audit).where(Audit.project_id == project_id, Audit.chain_number > number)
@@ -84,13 +89,26 @@ async def verify_chain(db: Database, project_id: str, known_hash: str | None = N
         problem, seq = "no entry has the hash `known_hash`: the chain was computed anew", None
     return AuditVerification(
         ok=problem is None,
-        entries=number,
+        entries=number - chain.start_number,
+        expired=chain.start_number,
         unsealed=unsealed,
         erased=erased,
         head=hash or None,
         number=None if problem is None else seq,
         problem=problem,
     )
+
+
+async def _find_start_problem(session: AsyncSession, chain: AuditChain) -> str | None:
+    """Return what is wrong with the place at which the chain starts, or None. An entry must name it."""
+    if chain.start_number == 0:
+        return None
+    expired = (Audit.project_id == chain.project_id, Audit.action == AuditAction.AUDIT_EXPIRED)
+    newest = await session.scalar(select(Audit).where(*expired).order_by(Audit.seq.desc()).limit(1))
+    place = {"number": chain.start_number, "hash": chain.start_hash}
+    if newest is not None and place.items() <= newest.details.items():
+        return None
+    return f"entries up to {chain.start_number} are missing, and no entry says that they have expired"
 
 
 def _find_problem(entry: Audit, number: int, hash: str, chain: AuditChain) -> str | None:

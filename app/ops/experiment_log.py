@@ -83,5 +83,6 @@ def require_trackers(trackers: Sequence[TrackerName]) -> None:
     for tracker in trackers:
         if tracker in OPTIONAL_TRACKERS and find_spec(tracker) is None:
             raise ValueError(
-                f"ATTUNE_TRACKERS names {tracker}, which is not installed here: pip install 'attune[track]'"
+                f"observability.trackers names {tracker}, which is not installed here: "
+                "pip install 'attune-server[track]'"
             )

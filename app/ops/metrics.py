@@ -5,19 +5,22 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Request
-from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
+from fastapi import APIRouter, Depends, Request
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from sqlalchemy import func, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import aliased
 from starlette.responses import Response
 
+from app.core.database import Database
 from app.core.errors import ERROR_RESPONSES
 from app.core.http import services_of, settings_of
+from app.core.process_metrics import PoolMetrics, process_registry
 from app.core.telemetry import Telemetry
-from app.models import Deployment, Policy, Project, Version
+from app.models import ANSWERING, Deployment, Policy, Project, Version
 from app.projects.auth import BEARER, DatabaseDep, authenticate
+from app.projects.scopes import checks_scope
 from app.training.rollouts import count_by_state
 
 router = APIRouter(tags=["metrics"], responses=ERROR_RESPONSES)
@@ -28,7 +31,6 @@ Labels = tuple[str, ...]
 POLICY_LABELS = ("project", "policy")
 RolloutCount = tuple[str, str, str, int, int]  # policy id, origin, state, number of rollouts, their tokens
 SUFFIXES = ("", "_total", "_bucket", "_count", "_sum")
-disable_created_metrics()  # type: ignore[no-untyped-call] # no time series with the creation times of counters
 
 
 class PolicyMetrics(NamedTuple):
@@ -61,32 +63,42 @@ _POLICY_METRICS = (
     .join(Deployment, Deployment.policy_id == Policy.id)
     .join(_Serving, _Serving.id == Deployment.version_id)
     .outerjoin(_Newest, (_Newest.policy_id == Policy.id) & (_Newest.number == _NEWEST_NUMBER))
+    .where(Policy.state.in_(ANSWERING))
     .order_by(Project.name, Policy.name)
 )
 
 
+@checks_scope("viewer")
+async def shown_project(request: Request, db: DatabaseDep, _: Annotated[Any, BEARER]) -> str | None:
+    """Return the caller's project; None for all projects where the page is open."""
+    if settings_of(request).observability.metrics_open:
+        return None
+    return (await authenticate(request, db, "viewer")).project_id
+
+
 @router.get("/metrics", response_class=Response, responses=METRICS_RESPONSES)
-async def metrics(request: Request, db: DatabaseDep, _: Annotated[Any, BEARER]) -> Response:
+async def metrics(
+    request: Request, db: DatabaseDep, project_id: Annotated[str | None, Depends(shown_project)]
+) -> Response:
     """The counters of this process, and the metrics of each policy's newest trained version."""
-    # An admin reads the own project, and everybody all projects where the page is open.
-    is_open = settings_of(request).metrics_open
-    project_id = None if is_open else (await authenticate(request, db, "admin")).project_id
 
     def read(connection: Connection) -> tuple[list[PolicyMetrics], Sequence[RolloutCount]]:
         query = _POLICY_METRICS if project_id is None else _POLICY_METRICS.where(Policy.project_id == project_id)
         return [PolicyMetrics(*row) for row in connection.execute(query)], count_by_state(connection)
 
     policies, rollouts = await db.run_read(read)
-    content = render(services_of(request).get(Telemetry), policies, rollouts)
+    content = render(services_of(request).get(Telemetry), db, policies, rollouts)
     return Response(content, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def render(telemetry: Telemetry, policies: Sequence[PolicyMetrics], rollouts: Sequence[RolloutCount]) -> bytes:
+def render(
+    telemetry: Telemetry, db: Database, policies: Sequence[PolicyMetrics], rollouts: Sequence[RolloutCount]
+) -> bytes:
     """Return the page in Prometheus' text format.
 
     It shows the given policies and their projects; the request times are those of the whole process.
     """
-    registry = CollectorRegistry()
+    registry = process_registry("api", PoolMetrics(lambda: db.num_connections_in_use))
     by_id = {policy.policy_id: policy.labels for policy in policies}
     projects = {policy.project_id: policy.project for policy in policies}
 
@@ -116,7 +128,8 @@ def render(telemetry: Telemetry, policies: Sequence[PolicyMetrics], rollouts: Se
     documentation = "Replies too short or too long."
     _add(registry, Counter, "attune_replies_out_of_range", documentation, POLICY_LABELS, out_of_range)
 
-    registry.register(telemetry.requests)
+    for metric in (telemetry.requests, telemetry.first_tokens, telemetry.in_flight):
+        registry.register(metric)
     serving = {policy.labels: policy.serving for policy in policies}
     _add(registry, Gauge, "attune_version", "Number of the serving version.", POLICY_LABELS, serving)
     trained = {policy.labels: policy.trained for policy in policies if policy.trained is not None}

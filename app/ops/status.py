@@ -1,93 +1,161 @@
 """/v1/status: a project's policies, engines, queues and last events; /livez and /readyz.
 
-/livez checks nothing; /readyz checks the database and that an engine has loaded each serving version.
+/livez checks nothing; /readyz checks the database and that an engine has loaded each serving version, apart from
+those that no engine can load.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from app.core.database import database_time
+from app.core.draining_server import is_draining
 from app.core.errors import ERROR_RESPONSES, Unavailable
 from app.core.http import settings_of
-from app.models import Audit, AuditAction, Batch, Deployment, Engine, Feedback, Origin, Rollout, Sample, Turn, Version
+from app.models import (
+    ANSWERING,
+    Audit,
+    Batch,
+    Deployment,
+    Engine,
+    EngineState,
+    Feedback,
+    Origin,
+    Policy,
+    Rollout,
+    Sample,
+    SampleState,
+    Turn,
+    Version,
+)
+from app.models.audit import IS_EVENT
 from app.policies import endpoints as policies
-from app.policies import repository, service
-from app.projects.auth import AdminCaller, DatabaseDep
+from app.policies import load_errors, repository, service
+from app.projects.auth import DatabaseDep, ViewingCaller
 from app.training.reward_models import summarize
 
 router = APIRouter(responses=ERROR_RESPONSES)
 MAX_EVENTS = 10
-FREQUENT_ACTIONS = (AuditAction.TOKEN_CREATED, AuditAction.FEEDBACK_WITHDRAWN)  # by applications, for each reply
+WAITING = (SampleState.OPEN, SampleState.QUARANTINED, SampleState.BATCHED)
+MAX_ROWS = 10_000  # the newest ones, which are counted: this bounds the duration, however many there are
 
 
 @router.get("/v1/status", tags=["status"])
-async def status(caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
+async def status(caller: ViewingCaller, db: DatabaseDep) -> dict[str, Any]:
     event = select(Audit.created_at, Audit.actor, Audit.action, Audit.subject, Audit.reason)
-    is_event = (Audit.project_id == caller.project_id, Audit.action.not_in(FREQUENT_ACTIONS))
+    is_event = (Audit.project_id == caller.project_id, text(IS_EVENT))
     newest = event.where(*is_event).order_by(Audit.seq.desc()).limit(MAX_EVENTS)
     async with db.read() as session:
         rows = await repository.list_policies(session, caller.project_id)
         policy_ids = [policy.id for policy in rows]
-        of_sample = Sample.policy_id.in_(policy_ids)
+        of_project = Turn.project_id == caller.project_id
         return {
             "object": "status",
             "policies": [await policies.view_policy(session, policy) for policy in rows],
             "engines": await _engines(session, policy_ids),
-            "turns": await _count(session, Turn.state, Turn.policy_id.in_(policy_ids), Turn.origin == Origin.CHAT),
-            "rollouts": await _count(session, Rollout.state, Rollout.policy_id.in_(policy_ids)),
-            "feedback": await _count(session, Feedback.kind, Feedback.project_id == caller.project_id),
-            "samples": await _count(session, Sample.state, of_sample),
-            "batches": await _count(session, Batch.state, Batch.policy_id.in_(policy_ids)),
+            "counted": MAX_ROWS,
+            "turns": await _count(session, Turn.state, Turn.created_at, of_project, Turn.origin == Origin.CHAT),
+            "rollouts": await _count_by_policy(session, policy_ids, Rollout, Rollout.state),
+            "feedback": await _count(
+                session,
+                Feedback.kind,
+                Feedback.created_at,
+                Feedback.project_id == caller.project_id,
+                Feedback.emptied_at.is_(None),
+            ),
+            "samples": await _count_samples(session, policy_ids),
+            "batches": await _count_by_policy(session, policy_ids, Batch, Batch.state),
             "reward_models": await summarize(session, rows),
-            "not_learned_from": await _count(session, Sample.reason, of_sample, Sample.reason.is_not(None)),
+            "not_learned_from": await _count_by_policy(session, policy_ids, Sample, Sample.reason),
             "events": [dict(row) for row in (await session.execute(newest)).mappings()],
         }
 
 
 async def _count(
-    session: AsyncSession, column: InstrumentedAttribute[Any], *where: ColumnElement[bool]
+    session: AsyncSession,
+    column: InstrumentedAttribute[Any],
+    created_at: InstrumentedAttribute[float],
+    *where: ColumnElement[bool],
 ) -> dict[str, int]:
-    rows = await session.execute(select(column, func.count()).where(*where).group_by(column))
-    return {str(value): count for value, count in rows}
+    """Count the newest MAX_ROWS rows by the values of a column; null is left out."""
+    newest = select(column.label("value")).where(*where).order_by(created_at.desc()).limit(MAX_ROWS).subquery().c
+    rows = await session.execute(select(newest.value, func.count()).group_by(newest.value))
+    return {str(value): count for value, count in rows if value is not None}
+
+
+async def _count_by_policy(
+    session: AsyncSession, policy_ids: Sequence[str], table: Any, column: InstrumentedAttribute[Any]
+) -> dict[str, int]:
+    """Count the newest MAX_ROWS rows of each policy by the values of a column."""
+    counts: Counter[str] = Counter()
+    for policy_id in policy_ids:
+        counts.update(await _count(session, column, table.created_at, table.policy_id == policy_id))
+    return dict(counts)
+
+
+async def _count_samples(session: AsyncSession, policy_ids: Sequence[str]) -> dict[str, int]:
+    """Count all samples that wait, however old they are, and the others among the newest MAX_ROWS."""
+    waiting = select(Sample.state, func.count()).where(Sample.policy_id.in_(policy_ids), Sample.state.in_(WAITING))
+    exact = {str(state): count for state, count in await session.execute(waiting.group_by(Sample.state))}
+    newest = await _count_by_policy(session, policy_ids, Sample, Sample.state)
+    return exact | {state: count for state, count in newest.items() if state not in WAITING}
 
 
 async def _engines(session: AsyncSession, policy_ids: list[str]) -> list[dict[str, Any]]:
-    """Return all engines, each with those of the caller's versions that it has loaded."""
-    own = set(await session.scalars(select(Version.adapter_name).where(Version.policy_id.in_(policy_ids))))
+    """Return all engines, each with those of the caller's versions that it has loaded, or could not load, and why."""
+    engines = list(await session.scalars(select(Engine).order_by(Engine.name)))
+    named = {name for engine in engines for name in (*engine.loaded, engine.weights, *load_errors.read(engine))}
+    is_own = (Version.policy_id.in_(policy_ids), Version.adapter_name.in_(named - {None}))
+    own = set(await session.scalars(select(Version.adapter_name).where(*is_own)))
     return [
         {
             "name": engine.name,
             "state": engine.state,
             "loaded": [name for name in (*engine.loaded, engine.weights) if name is not None and name in own],
             "heartbeat_at": engine.heartbeat_at,
-            "reason": engine.reason,
+            "not_loaded": {name: error for name, error in load_errors.read(engine).items() if name in own},
+            "reason": engine.reason if engine.state == EngineState.DOWN else None,
         }
-        for engine in await session.scalars(select(Engine).order_by(Engine.name))
+        for engine in engines
     ]
 
 
+@router.head("/livez", include_in_schema=False)
 @router.get("/livez", tags=["health"])
 async def livez() -> dict[str, str]:
     return {"status": "alive"}
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", tags=["health"])
 async def readyz(request: Request, db: DatabaseDep) -> dict[str, Any]:
+    if is_draining(request.scope):
+        raise Unavailable("This process is stopping.")
     settings = settings_of(request)
     async with db.read() as session:
         engines = await service.list_ready_engines(session)
-        serving = await session.scalars(select(Version).join(Deployment, Deployment.version_id == Version.id))
-        loaded = all(any(service.is_loaded(engine, version) for engine in engines) for version in serving)
-        if not loaded and settings.adaptation == "full":
-            loaded = await _is_swapping(session, engines, settings.lease_seconds)
+        serving = await session.scalars(
+            select(Version)
+            .join(Deployment, Deployment.version_id == Version.id)
+            .join(Policy, Policy.id == Version.policy_id)
+            .where(Policy.state.in_(ANSWERING))
+        )
+        held = {version: any(service.is_loaded(engine, version) for engine in engines) for version in serving}
+        # A damaged version is the fault of its own files: as long as another one is served, the API takes traffic.
+        failed = {name for engine in engines for name in load_errors.read(engine)} if any(held.values()) else set()
+        unloadable = [version for version, is_held in held.items() if not is_held and version.adapter in failed]
+        loaded = all(is_held for version, is_held in held.items() if version not in unloadable)
+        if not loaded and settings.trainer.adaptation == "full":
+            loaded = await _is_swapping(session, engines, settings.workers.lease_seconds)
     if not engines or not loaded:
         raise Unavailable("No ready engine holds what serves." if engines else "No engine is ready.")
-    return {"status": "ready", "engines": [engine.name for engine in engines]}
+    body = {"status": "ready", "engines": [engine.name for engine in engines]}
+    return body | ({"unloadable_versions": len(unloadable)} if unloadable else {})
 
 
 async def _is_swapping(session: AsyncSession, engines: Sequence[Engine], seconds: float) -> bool:

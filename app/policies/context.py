@@ -16,12 +16,12 @@ from app.models import Policy
 from app.policies import service
 from app.policies.references import PolicyName
 from app.policies.service import Attribution
-from app.projects.auth import AdminCaller, Caller, DatabaseDep
+from app.projects.auth import AdminCaller, Caller, ContentCaller, DatabaseDep, OperatingCaller, ViewingCaller
 
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """The policy that an admin's request names, as a context manager of a transaction.
+    """The policy that a request names, as a context manager of a transaction.
 
     Example: async with context.write() as (session, policy): ...
     """
@@ -59,11 +59,28 @@ class PolicyContext:
             yield session, policy
 
 
-async def policy_context(name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep) -> PolicyContext:
+async def admin_context(name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep) -> PolicyContext:
     return PolicyContext(name, request, caller, db)
 
 
-PolicyDep = Annotated[PolicyContext, Depends(policy_context)]
+async def operator_context(
+    name: PolicyName, request: Request, caller: OperatingCaller, db: DatabaseDep
+) -> PolicyContext:
+    return PolicyContext(name, request, caller, db)
+
+
+async def content_context(name: PolicyName, request: Request, caller: ContentCaller, db: DatabaseDep) -> PolicyContext:
+    return PolicyContext(name, request, caller, db)
+
+
+async def viewer_context(name: PolicyName, request: Request, caller: ViewingCaller, db: DatabaseDep) -> PolicyContext:
+    return PolicyContext(name, request, caller, db)
+
+
+PolicyDep = Annotated[PolicyContext, Depends(admin_context)]
+OperatedPolicyDep = Annotated[PolicyContext, Depends(operator_context)]  # of acts on what is trained and released
+PolicyContentDep = Annotated[PolicyContext, Depends(content_context)]  # of pages with what people wrote, or their names
+ViewedPolicyDep = Annotated[PolicyContext, Depends(viewer_context)]
 
 
 class Reason(StrictModel):

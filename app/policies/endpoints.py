@@ -1,18 +1,19 @@
 """/v1/policies: policies and their versions."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.errors import ERROR_RESPONSES
 from app.core.http import RowView
-from app.models import Policy, Version
+from app.models import ANSWERING, Policy, PolicyState, Version
 from app.policies import repository
-from app.policies.context import PolicyDep
+from app.policies.context import ViewedPolicyDep
 from app.policies.references import version_name
-from app.projects.auth import AdminCaller, DatabaseDep
+from app.policies.version_statistics import read_statistics
+from app.projects.auth import DatabaseDep, ViewingCaller
 
 router = APIRouter(prefix="/v1/policies", tags=["policies"], responses=ERROR_RESPONSES)
 
@@ -28,9 +29,12 @@ class VersionView(RowView):
     reason: str | None
     created_at: float
     live_at: float | None
-    turns: int
-    rated: int
-    approval: float | None
+    pruned_at: float | None = Field(description="when its files were deleted: it cannot be deployed any more")
+    turns: int = Field(description="replies; of the newest 10,000, as all statistics")
+    rated: int = Field(description="votes: what one person said about one reply; the last word counts")
+    approval: float | None = Field(description="the share of the votes that are up")
+    approval_low: float | None = Field(description="Wilson's 95 % interval of the approval")
+    approval_high: float | None
     mean_length: float
     alignment_delay: float | None
     metrics: dict[str, Any]
@@ -51,11 +55,24 @@ class StepView(BaseModel):
     lr_scale: float = Field(description="factor of the learning rate from now on")
 
 
+class TrafficView(BaseModel):
+    """A share of the end users and conversations that ask for another policy."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    from_: str = Field(alias="from", min_length=1, max_length=128, description="a policy of the project")
+    share: float = Field(gt=0, le=1)
+
+
 class PolicyView(RowView):
     object: Literal["policy"] = "policy"
     id: str
     name: str
     base_model: str
+    state: str = Field(description="active, paused (it answers and is not trained) or archived (it answers no chats)")
+    state_reason: str | None
+    state_since: float | None
+    traffic: TrafficView | None = Field(description="the share of another policy's requests that it answers")
     serving: str
     previous: str | None
     canary: str | None = Field(description="the version that serves a share of the conversations")
@@ -81,28 +98,33 @@ class PolicyView(RowView):
 
 
 @router.get("")
-async def list_policies(caller: AdminCaller, db: DatabaseDep) -> dict[str, Any]:
-    """Return every policy of the project, by name."""
+async def list_policies(
+    caller: ViewingCaller,
+    db: DatabaseDep,
+    archived: Annotated[bool, Query(description="also the archived ones")] = False,
+) -> dict[str, Any]:
+    """Return the policies of the project that answer chats, by name; with `archived` the others, too."""
+    states = (*ANSWERING, PolicyState.ARCHIVED) if archived else ANSWERING
     async with db.read() as session:
-        policies = await repository.list_policies(session, caller.project_id)
+        policies = await repository.list_policies(session, caller.project_id, states)
         return {"object": "list", "data": [await view_policy(session, policy) for policy in policies]}
 
 
-@router.get("/{name}")
-async def get_policy(context: PolicyDep) -> PolicyView:
-    """Return a policy with the versions that serve, and its mode of learning."""
-    async with context.read() as (session, policy):
-        return await view_policy(session, policy)
-
-
 @router.get("/{name}/versions")
-async def list_versions(context: PolicyDep) -> dict[str, Any]:
-    """Return every version of a policy with its statistics, by number."""
+async def list_versions(
+    context: ViewedPolicyDep,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 20,
+    before: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="a version's number")] = None,
+) -> dict[str, Any]:
+    """Return the newest versions with their statistics, by number; with `before` those with lower numbers."""
     async with context.read() as (session, policy):
         serving_id = (await repository.get_deployment(session, policy.id)).version_id
-        versions = await repository.list_versions(session, policy.id)
-        stats = await repository.version_stats(session, policy.id)
-    numbers = {version.id: version.number for version in versions}
+        page = await repository.list_newest_versions(session, policy.id, limit, before)
+        listed = page[:limit][::-1]
+        any_tainted = await repository.has_tainted_versions(session, policy.id)
+        versions = await repository.list_versions(session, policy.id) if any_tainted else listed
+        stats = await read_statistics(session, listed)
+        parents = await repository.find_numbers(session, [version.parent_id for version in listed])
     tainted = repository.tainted_since(versions)
 
     def view_version(version: Version) -> VersionView:
@@ -110,14 +132,14 @@ async def list_versions(context: PolicyDep) -> dict[str, Any]:
         return VersionView.from_row(
             version,
             name=version_name(policy, version),
-            parent=numbers.get(version.parent_id or ""),
+            parent=parents.get(version.parent_id or ""),
             serving=version.id == serving_id,
             tainted_at=tainted.get(version.id),
             untainted_ancestor=version_name(policy, untainted) if untainted else None,
-            **stats[version.id],
+            **stats[version.id]._asdict(),
         )
 
-    return {"object": "list", "data": [view_version(version) for version in versions]}
+    return {"object": "list", "data": [view_version(version) for version in listed], "has_more": len(page) > limit}
 
 
 async def view_policy(session: AsyncSession, policy: Policy) -> PolicyView:
@@ -127,8 +149,10 @@ async def view_policy(session: AsyncSession, policy: Policy) -> PolicyView:
     shadow = await repository.find_shadow_version(session, policy.id)
     untainted = await repository.find_untainted_ancestor(session, policy.id, serving)
     head = await repository.get_version(session, policy.head_version_id or serving.id)
+    source = await session.get(Policy, policy.traffic_from_id) if policy.traffic_from_id else None
     return PolicyView.from_row(
         policy,
+        traffic=TrafficView(from_=source.name, share=policy.traffic_share or 0.0) if source else None,
         serving=version_name(policy, serving),
         previous=await repository.find_version_name(session, policy, deployment.previous_version_id),
         canary=await repository.find_version_name(session, policy, deployment.canary_version_id),

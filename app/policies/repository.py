@@ -1,39 +1,25 @@
-"""Queries on policies, deployments and versions: their statistics, ancestors and descendants."""
+"""Queries on policies, deployments and versions: their ancestors and descendants."""
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
-from sqlalchemy import CTE, case, exists, func, select
+from sqlalchemy import CTE, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from app.models import (
-    ONCE_LIVE,
-    Batch,
-    BatchTurn,
-    Deployment,
-    Feedback,
-    Origin,
-    Policy,
-    Reward,
-    Turn,
-    TurnState,
-    Version,
-    VersionState,
-)
+from app.models import ANSWERING, ONCE_LIVE, Deployment, Policy, PolicyState, Version, VersionState
 from app.policies.references import version_name
-
-NO_STATS = {"turns": 0, "mean_length": 0.0, "rated": 0, "approval": None, "alignment_delay": None}
 
 
 async def find_policy(session: AsyncSession, project_id: str, name: str) -> Policy | None:
     return await session.scalar(select(Policy).where(Policy.project_id == project_id, Policy.name == name))
 
 
-async def list_policies(session: AsyncSession, project_id: str) -> list[Policy]:
-    """Return the project's policies, by name."""
-    return list(await session.scalars(select(Policy).where(Policy.project_id == project_id).order_by(Policy.name)))
+async def list_policies(
+    session: AsyncSession, project_id: str, states: Collection[PolicyState] = ANSWERING
+) -> list[Policy]:
+    """Return the project's policies in these states, by name; by default those that answer chats."""
+    conditions = (Policy.project_id == project_id, Policy.state.in_(states))
+    return list(await session.scalars(select(Policy).where(*conditions).order_by(Policy.name)))
 
 
 async def get_deployment(session: AsyncSession, policy_id: str) -> Deployment:
@@ -64,42 +50,14 @@ async def list_versions(session: AsyncSession, policy_id: str) -> list[Version]:
     return list(await session.scalars(select(Version).where(Version.policy_id == policy_id).order_by(Version.number)))
 
 
-async def version_stats(session: AsyncSession, policy_id: str) -> dict[str, dict[str, Any]]:
-    """Return statistics by version id: `turns`, `mean_length` (tokens), `rated`, `approval` and `alignment_delay`.
-
-    `rated` counts rewards (one per turn and reward source); `approval` is the share of them that are positive. The
-    alignment delay is the time in seconds from the last feedback in the version's batch to its first finished reply.
-    """
-    stats: dict[str, dict[str, Any]] = defaultdict(NO_STATS.copy)
-    first_reply: dict[str, float | None] = {}
-    turns = await session.execute(
-        select(Turn.version_id, func.count(), func.avg(Turn.num_output_tokens), func.min(Turn.finished_at))
-        .where(Turn.policy_id == policy_id, Turn.state == TurnState.DONE, Turn.origin == Origin.CHAT)
-        .group_by(Turn.version_id)
-    )
-    for version_id, count, length, first_reply_at in turns:
-        first_reply[version_id] = first_reply_at
-        stats[version_id] |= {"turns": count, "mean_length": float(length or 0)}
-    rewards = await session.execute(
-        select(Turn.version_id, func.count(), func.sum(case((Reward.value > 0, 1), else_=0)))
-        .join(Turn, Turn.id == Reward.turn_id)
-        .where(Turn.policy_id == policy_id, Turn.origin == Origin.CHAT)
-        .group_by(Turn.version_id)
-    )
-    for version_id, rated, positive in rewards:
-        stats[version_id] |= {"rated": rated, "approval": positive / rated}
-    last_feedback = await session.execute(
-        select(Batch.version_id, func.max(Feedback.created_at))
-        .join(BatchTurn, BatchTurn.batch_id == Batch.id)
-        .join(Feedback, Feedback.turn_id == BatchTurn.turn_id)
-        .where(Batch.policy_id == policy_id, Feedback.created_at <= Batch.created_at)
-        .group_by(Batch.version_id)
-    )
-    for version_id, last_feedback_at in last_feedback:
-        replied_at = first_reply.get(version_id or "")
-        if version_id is not None and replied_at is not None:
-            stats[version_id]["alignment_delay"] = replied_at - last_feedback_at
-    return stats
+async def list_newest_versions(
+    session: AsyncSession, policy_id: str, limit: int, before: int | None = None
+) -> list[Version]:
+    """Return up to `limit + 1` versions, the newest first; with `before` those with lower numbers."""
+    query = select(Version).where(Version.policy_id == policy_id)
+    if before is not None:
+        query = query.where(Version.number < before)
+    return list(await session.scalars(query.order_by(Version.number.desc()).limit(limit + 1)))
 
 
 async def list_ancestors(session: AsyncSession, version_id: str, steps: int) -> list[Version]:
@@ -118,11 +76,15 @@ async def descends_from(session: AsyncSession, version_id: str | None, ancestor:
     return version is not None and version.id == ancestor.id
 
 
-def select_descendants(ids: Collection[str]) -> CTE:
-    """Return a query for the ids of these versions and of all their descendants."""
+def select_descendants(ids: Collection[str], limit: int | None = None) -> CTE:
+    """Return a query for the ids of these versions and of all their descendants; with `limit` of about so many.
+
+    PostgreSQL stops a recursion that is limited, so that a long line of versions is not read to its end.
+    """
     line = select(Version.id).where(Version.id.in_(ids)).cte("descendants", recursive=True)
     child = aliased(Version)
-    return line.union(select(child.id).join(line, child.parent_id == line.c.id))
+    descendants = line.union(select(child.id).join(line, child.parent_id == line.c.id))
+    return descendants if limit is None else select(descendants.c.id).limit(limit).cte("nearest")
 
 
 def tainted_since(versions: Sequence[Version]) -> dict[str, float]:
@@ -154,10 +116,22 @@ def last_untainted_ancestor(
     return ancestor
 
 
+async def has_tainted_versions(session: AsyncSession, policy_id: str) -> bool:
+    """Return whether a version of the policy has learned from data that is erased."""
+    return bool(
+        await session.scalar(select(exists().where(Version.policy_id == policy_id, Version.tainted_at.is_not(None))))
+    )
+
+
+async def find_numbers(session: AsyncSession, ids: Collection[str | None]) -> dict[str, int]:
+    """Return the numbers of versions by id."""
+    rows = await session.execute(select(Version.id, Version.number).where(Version.id.in_(ids)))
+    return {id: number for id, number in rows}
+
+
 async def find_untainted_ancestor(session: AsyncSession, policy_id: str, serving: Version) -> Version | None:
     """Return the version to roll back to where `serving` has learned from erased data, else None."""
-    any_tainted = exists().where(Version.policy_id == policy_id, Version.tainted_at.is_not(None))
-    if not await session.scalar(select(any_tainted)):
+    if not await has_tainted_versions(session, policy_id):
         return None
     versions = await list_versions(session, policy_id)
     return last_untainted_ancestor(serving, versions, tainted_since(versions))

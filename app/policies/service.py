@@ -1,23 +1,27 @@
-"""Policies by name, the settings that they override, and which engines have which version loaded."""
+"""Policies by name, their locks and audit entries, and which engines have which version loaded."""
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import orjson
-from pydantic import BaseModel
 from sqlalchemy import exists, null, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.errors import Conflict, require_row
 from app.core.leases import lease_is_free
 from app.core.settings import Settings
-from app.models import SERVED_TRAFFIC, AuditAction, Engine, EngineState, Policy, Version, VersionState, record_audit
+from app.models import (
+    ANSWERING,
+    SERVED_TRAFFIC,
+    AuditAction,
+    Engine,
+    EngineState,
+    Policy,
+    Version,
+    VersionState,
+    record_audit,
+)
 from app.policies import repository
 from app.policies.references import version_name
-
-M = TypeVar("M", bound=BaseModel)
-Default = TypeVar("Default")
 
 
 class Attribution(NamedTuple):
@@ -54,20 +58,6 @@ def audit_policy(
     record_audit(session, actor, action, name, reason, project_id=policy.project_id, **details)
 
 
-def effective_config(override: dict[str, Any] | None, default: Default, model: type[M]) -> M | Default:
-    """Return the policy's own setting as a `model`, or `default` (the deployment's) where the policy has none.
-
-    Args:
-        override: The JSON column of the policy, such as `policy.rewards`.
-    """
-    return default if override is None else _parse(model, orjson.dumps(override))
-
-
-@lru_cache(maxsize=1024)
-def _parse(model: type[M], raw: bytes) -> M:
-    return model.model_validate_json(raw)
-
-
 async def reset_override(session: AsyncSession, policy: Policy, column: str, *, actor: str) -> None:
     """Clear the override in `column` (such as "rewards"), so that the deployment's setting applies again."""
     if getattr(policy, column) is None:
@@ -80,13 +70,15 @@ async def reset_override(session: AsyncSession, policy: Policy, column: str, *, 
 
 async def list_loaded_versions(session: AsyncSession, project_id: str) -> list[tuple[Policy, Version]]:
     """Return the versions that a request may name as `policy@vN`: they served traffic, and a ready engine has them."""
+    engines = await list_ready_engines(session)
+    held = {name for engine in engines for name in (*engine.loaded, engine.weights) if name is not None}
     rows = await session.execute(
         select(Policy, Version)
         .join(Version, Version.policy_id == Policy.id)
-        .where(Policy.project_id == project_id, Version.state.in_(SERVED_TRAFFIC))
+        .where(Policy.project_id == project_id, Policy.state.in_(ANSWERING), Version.state.in_(SERVED_TRAFFIC))
+        .where(or_(Version.adapter_name.in_(held), Version.number == 0))  # version 0 is the base model
         .order_by(Policy.name, Version.number)
     )
-    engines = await list_ready_engines(session)
     return [(policy, version) for policy, version in rows if any(is_loaded(engine, version) for engine in engines)]
 
 
@@ -131,8 +123,15 @@ async def is_verifying(session: AsyncSession, engine: Engine) -> bool:
     return engine.swapping_until is None and bool(await session.scalar(query))
 
 
+def require_files(policy: Policy, version: Version) -> None:
+    """Raise Conflict for a version whose files are deleted: no engine can load it any more."""
+    if version.pruned_at is not None:
+        message = f"The files of {version_name(policy, version)} are deleted: it can no longer be deployed."
+        raise Conflict(message, code="version_pruned")
+
+
 def require_adapters(settings: Settings, feature: str) -> None:
     """Raise Conflict where versions are full weights: `feature` needs several versions on one engine."""
-    if settings.adaptation == "full":
+    if settings.trainer.adaptation == "full":
         message = f"{feature} needs several versions on one engine, and an engine holds one version of full weights."
         raise Conflict(message, code="full_weights")

@@ -9,11 +9,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 from sqlalchemy import Executable, Select, and_, func, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import aliased, load_only
 
 from alignment.config.rewards import EXPLICIT, ExplicitSource
 from app.core.database import chunked
 from app.core.pagination import apply_keyset
+from app.core.planner import prefer_indexes
 from app.core.settings import Settings
 from app.feedback.queries import is_effective
 from app.models import (
@@ -33,6 +34,7 @@ from app.policies.references import format_reference
 from app.policies.repository import select_descendants
 from app.training.policy_config import effective_rewards
 
+MAX_VERSIONS = 500  # in one answer: every later version descends from an early one
 MAX_SEQS = 500  # sequence numbers in one statement, which names them several times
 Kinds = tuple[str, ...]
 
@@ -153,10 +155,12 @@ async def find_discounted_turns(session: AsyncSession, turn_ids: Collection[str]
 
 
 async def list_trained_versions(session: AsyncSession, ids: Collection[str]) -> list[TrainedVersionView]:
-    """Return these versions and their descendants, by policy and number."""
-    descendants = select_descendants(ids)
+    """Return these versions and their nearest MAX_VERSIONS descendants, by policy and number."""
+    await prefer_indexes(session)
+    descendants = select_descendants(ids, MAX_VERSIONS)
     rows = await session.execute(
         select(Version, Policy.name)
+        .options(load_only(Version.id, Version.number, Version.state, Version.tainted_at))
         .join(Policy, Policy.id == Version.policy_id)
         .where(Version.id.in_(select(descendants.c.id)))
         .order_by(Policy.name, Version.number)

@@ -11,16 +11,17 @@ from app.chat.endpoints import CompletionId
 from app.core.errors import ERROR_RESPONSES, NotFound, require_row
 from app.core.http import settings_of
 from app.core.pagination import Page
+from app.core.planner import prefer_indexes
 from app.feedback.endpoints import FeedbackId
 from app.feedback.outcomes import EffectiveOutcome, read_outcomes
 from app.feedback.schemas import WITHDRAWAL, OutcomeView
 from app.models import Feedback, SourceKind, Turn
 from app.policies import repository as policies
-from app.policies.context import PolicyDep
+from app.policies.context import PolicyContentDep
 from app.policies.references import format_reference, version_name
 from app.privacy import lineage
 from app.privacy.lineage import TrainedVersionView
-from app.projects.auth import AdminCaller, DatabaseDep
+from app.projects.auth import DatabaseDep, ViewingCaller
 from app.raters import names
 from app.training import reward_models
 
@@ -63,7 +64,7 @@ class LineagePage(Page[LineageEntry]):
 
 
 class TrainedVersionList(BaseModel):
-    """Every version that has learned from it, with the descendants, and every reward model."""
+    """Every version that has learned from it, with its nearest 500 descendants, and every reward model."""
 
     object: Literal["list"] = "list"
     data: list[TrainedVersionView]
@@ -76,7 +77,7 @@ class FeedbackLineage(TrainedVersionList):
 
 @router.get("/policies/{name}/versions/{number}/lineage")
 async def version_lineage(
-    context: PolicyDep,
+    context: PolicyContentDep,
     number: VersionNumber,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: Annotated[str | None, Query(min_length=1, max_length=128, description="an entry's id")] = None,
@@ -84,10 +85,12 @@ async def version_lineage(
     """Return the feedback that the version learned from, by turn: what was effective when its batch was frozen."""
     turn_id, _, feedback_id = (after or "").partition(SEPARATOR)
     async with context.read() as (session, policy):
-        versions = await policies.list_versions(session, policy.id)
-        row = next((version for version in versions if version.number == number), None)
+        row = await policies.find_version(session, policy.id, number)
         message = f"Policy '{policy.name}' has no version 'v{number}'."
         version = require_row(row, message, code="model_not_found", param="number")
+        any_tainted = await policies.has_tainted_versions(session, policy.id)
+        versions = await policies.list_versions(session, policy.id) if any_tainted else []
+        await prefer_indexes(session)
         kinds = await lineage.list_reward_kinds(session, policy.project_id, context.settings)
         query = lineage.select_training_feedback(version.batch_id or "", kinds, (turn_id, feedback_id), limit)
         rows = (await session.execute(query)).all()
@@ -122,11 +125,12 @@ def _view_entry(policy: str, row: Any, outcome: EffectiveOutcome | None) -> Line
 
 @router.get("/feedback/{feedback_id}/lineage")
 async def feedback_lineage(
-    request: Request, feedback_id: FeedbackId, caller: AdminCaller, db: DatabaseDep
+    request: Request, feedback_id: FeedbackId, caller: ViewingCaller, db: DatabaseDep
 ) -> FeedbackLineage:
     """Return the versions that learned from the feedback: none if it came too late, or is a comment."""
     in_project = select(Feedback).where(Feedback.id == feedback_id, Feedback.project_id == caller.project_id)
     async with db.read() as session:
+        await prefer_indexes(session)
         row_or_none = await session.scalar(in_project.where(Feedback.kind != WITHDRAWAL))
         row = require_row(row_or_none, f"There is no feedback '{feedback_id}'.", param="feedback_id")
         settings = settings_of(request)
@@ -141,7 +145,7 @@ async def feedback_lineage(
 
 
 @router.get("/chat/completions/{completion_id}/lineage")
-async def completion_lineage(completion_id: CompletionId, caller: AdminCaller, db: DatabaseDep) -> TrainedVersionList:
+async def completion_lineage(completion_id: CompletionId, caller: ViewingCaller, db: DatabaseDep) -> TrainedVersionList:
     """Return the versions that learned from the completion's choices, also of a completion that was deleted."""
     choices = select(Turn.id).where(Turn.completion_id == completion_id, Turn.project_id == caller.project_id)
     async with db.read() as session:

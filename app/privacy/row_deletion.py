@@ -28,6 +28,7 @@ from app.models import (
 from app.models.audit import RATER_ACTIONS
 from app.privacy.subjects import SubjectNames
 from app.raters import names as rater_names
+from app.training.vote_totals import reopen_votes
 
 
 async def _execute(session: AsyncSession, statement: Update | Delete) -> int:
@@ -82,6 +83,7 @@ async def delete_feedback(
     A withdrawal without content is added to each of the `others`' turns, so that they are processed again.
     """
     seqs = [row.seq for row in feedback]
+    await reopen_votes(session, Feedback.seq.in_(seqs))
     await session.execute(delete(FeedbackRank).where(FeedbackRank.feedback_seq.in_(seqs)))
     await session.execute(delete(Feedback).where(Feedback.seq.in_(seqs)))
     for row in feedback:

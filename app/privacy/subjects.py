@@ -1,14 +1,15 @@
 """A data subject: the names that its id stands for, the rows that are stored of it, and their export."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import orjson
-from sqlalchemy import ColumnElement, CompoundSelect, Select, and_, func, or_, select, union
+from sqlalchemy import ColumnElement, CompoundSelect, Select, and_, func, inspect, or_, select, union
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
+from app.chat.histories import read_messages, read_prompt_ids
 from app.core.database import Database
 from app.models import (
     Base,
@@ -30,14 +31,16 @@ from app.raters.names import END_USER, hash_name
 PAGE_SIZE = 64  # turns in memory at a time
 # Columns of the service that say nothing about the subject.
 LEASE_COLUMNS = {"lease_owner", "lease_until", "heartbeat_at", "attempt", "fence"}
-INTERNAL_COLUMNS = LEASE_COLUMNS | {"processed", "request_sha256", "fingerprint"}
+HISTORY_COLUMNS = {"history_id", "num_history_messages", "num_history_tokens", "own_messages", "own_prompt_ids"}
+INTERNAL_COLUMNS = LEASE_COLUMNS | HISTORY_COLUMNS | {"processed", "request_sha256", "fingerprint"}
 
 
 @dataclass(frozen=True)
 class SubjectNames:
     """All names that `id` may stand for: an end user, the id of a feedback source, or a rater.
 
-    A prefix such as "HUMAN/" restricts it to that kind, unless the prefix is part of the id itself.
+    A prefix such as "HUMAN/" restricts it to that kind, unless the prefix is part of the id itself. The hash that
+    retention puts in place of a source's id is one of its names.
 
     Example: SubjectNames.of("proj-1", "HUMAN/user-7") includes the end user "user-7", not the program "CODE/user-7"
     """
@@ -55,7 +58,8 @@ class SubjectNames:
             sources.append((kind, rest))
         if slash and rest and kind in (SourceKind.HUMAN, END_USER):
             end_users.append(rest)
-        return cls(project_id, id, tuple(end_users), tuple(sources))
+        expired = [(kind, names.pseudonym(project_id, kind, id)) for kind, id in sources]
+        return cls(project_id, id, tuple(end_users), (*sources, *expired))
 
     @property
     def sha256(self) -> str:
@@ -167,18 +171,24 @@ async def export_lines(db: Database, records: SubjectRecords) -> AsyncIterator[b
             "sample": select(Sample).where(Sample.turn_id.in_(ids)),
         }
         async with db.read() as session:
+            messages, prompt_ids = await read_messages(session, ids), await read_prompt_ids(session, ids)
+            prompts = {id: {"messages": messages.get(id), "prompt_ids": prompt_ids.get(id)} for id in ids}
             for kind, query in queries.items():
-                yield _to_lines(kind, await session.scalars(query))
+                yield _to_lines(kind, await session.scalars(query), prompts if kind == "turn" else {})
     for start in range(0, len(records.feedback), PAGE_SIZE):
         seqs = records.feedback[start : start + PAGE_SIZE]
         async with db.read() as session:
             yield _to_lines("feedback", await session.scalars(select(Feedback).where(Feedback.seq.in_(seqs))))
 
 
-def _to_lines(kind: str, rows: Iterable[Base]) -> bytes:
-    """Example: {"object": "turn", "id": "chatcmpl-…", "messages": […], …}"""
+def _to_lines(kind: str, rows: Iterable[Base], fields: Mapping[str, Mapping[str, Any]] | None = None) -> bytes:
+    """Return a line of JSON for each row: its columns, and the `fields` of its id in their place.
+
+    Example: {"object": "turn", "id": "chatcmpl-…", "messages": […], …}
+    """
     lines = []
     for row in rows:
-        columns = [column.key for column in row.__table__.columns if column.key not in INTERNAL_COLUMNS]
-        lines.append(orjson.dumps({"object": kind, **{name: getattr(row, name) for name in columns}}) + b"\n")
+        names = [column.key for column in inspect(type(row)).column_attrs if column.key not in INTERNAL_COLUMNS]
+        values = {name: getattr(row, name) for name in names} | dict((fields or {}).get(getattr(row, "id", ""), {}))
+        lines.append(orjson.dumps({"object": kind, **values}) + b"\n")
     return b"".join(lines)

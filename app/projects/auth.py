@@ -2,20 +2,24 @@
 
 import math
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
+from typing import Annotated, Any, Protocol
 
+from cachetools import LRUCache
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 
 from app.core.cache import SingleFlightCache
 from app.core.database import Database, now
-from app.core.errors import Forbidden, Unauthorized
-from app.core.http import services_of
+from app.core.errors import Forbidden, RateLimited, Unauthorized
+from app.core.http import services_of, settings_of
+from app.core.project_limits import ProjectLimits
 from app.core.rate_limits import RateLimiter
 from app.models import ApiKey, Project
-from app.projects import service
+from app.projects import service, usage
+from app.projects.scopes import CONTENT_SCOPE, checks_scope, has_scope
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Caller:
     train: bool  # consent: may its turns be learned from?
     requests_per_minute: int | None = None
     max_concurrency: int | None = None
+    project_limits: ProjectLimits = field(default_factory=ProjectLimits)  # the project's own
 
 
 class ApiKeyCache(SingleFlightCache[str, tuple[Caller, float]]):
@@ -41,29 +46,38 @@ class ApiKeyCache(SingleFlightCache[str, tuple[Caller, float]]):
 
     def __init__(self, seconds: float, max_size: int = 10_000) -> None:
         super().__init__(seconds, max_size=max_size, lifetime=lambda cached: cached[1])
+        self._seen: LRUCache[str, bool] = LRUCache(max_size)
 
     async def find(self, db: Database, key: str) -> Caller | None:
         """Return the caller of an API key, or None for a key that is unknown, revoked or expired."""
         digest = service.digest_key(key)
-        cached = await self.get(digest, lambda: _read_key(db, digest))
-        return None if cached is None else cached[0]
+        cached = await self.get(digest, lambda: read_caller(db, ApiKey.sha256 == digest))
+        if cached is None:
+            self._seen.pop(digest, None)
+            return None
+        self._seen[digest] = True
+        return cached[0]
+
+    def has_seen(self, key: str) -> bool:
+        """Whether the key was valid when this process read it last: it is looked up whoever else sends unknown keys."""
+        return service.digest_key(key) in self._seen
 
 
-async def _read_key(db: Database, sha256: str) -> tuple[Caller, float] | None:
-    """Return the caller of the active key with this hash, and the seconds until the key expires.
+async def read_caller(db: Database, is_key: ColumnElement[bool]) -> tuple[Caller, float] | None:
+    """Return the caller of the active key for which the condition holds, and the seconds until the key expires.
 
-    The key itself never reaches the database, on whose clock the seconds are.
+    A key itself never reaches the database, on whose clock the seconds are.
     """
     query = (
-        select(ApiKey, Project.train, ApiKey.expires_at - now())
+        select(ApiKey, Project.train, ApiKey.expires_at - now(), Project.limits)
         .join(Project, Project.id == ApiKey.project_id)
-        .where(ApiKey.sha256 == sha256, service.key_is_active())
+        .where(is_key, service.key_is_active())
     )
     async with db.read() as session:
         found = (await session.execute(query)).one_or_none()
     if found is None:
         return None
-    row, project_train, remaining_seconds = found
+    row, project_train, remaining_seconds, limits = found
     caller = Caller(
         project_id=row.project_id,
         key_id=row.id,
@@ -72,6 +86,7 @@ async def _read_key(db: Database, sha256: str) -> tuple[Caller, float] | None:
         train=project_train if row.train is None else row.train,
         requests_per_minute=row.requests_per_minute,
         max_concurrency=row.max_concurrency,
+        project_limits=ProjectLimits.from_row(limits),
     )
     return caller, math.inf if remaining_seconds is None else remaining_seconds
 
@@ -92,6 +107,28 @@ BEARER = Depends(HTTPBearer(auto_error=False, scheme_name="key", description="An
 LIMITED_SCOPES = ("chat", "feedback")
 
 
+class LimitedByProject(Protocol):
+    """Who sent a request: an API key, or a browser token."""
+
+    @property
+    def project_limits(self) -> ProjectLimits: ...
+
+
+def limits_of(request: Request, caller: LimitedByProject) -> ProjectLimits:
+    """Return the limits of the caller's project: its own where they are below the deployment's."""
+    return settings_of(request).limits.project.lowered_by(caller.project_limits)
+
+
+def client_network(request: Request) -> str:
+    """Return the client's IPv4 address, or the first 64 bits of its IPv6 address, which one client may own."""
+    host = request.client.host if request.client else ""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    return host if address.version == 4 else str(ip_network((int(address) >> 64 << 64, 64)).network_address)
+
+
 def bearer(request: Request) -> str:
     """Return the bearer token of a request; "" when there is none."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
@@ -100,13 +137,28 @@ def bearer(request: Request) -> str:
 
 async def authenticate(request: Request, db: Database, scope: str) -> Caller:
     """Return the caller if its key has `scope`. Raises Unauthorized or Forbidden. Applies no rate limits."""
-    if not (key := bearer(request)):
-        raise Unauthorized("Send your API key as 'Authorization: Bearer sk-attune-…'.")
-    caller = await services_of(request).get(ApiKeyCache).find(db, key)
-    if caller is None:
-        raise Unauthorized("This API key is unknown or revoked.")
-    if scope not in caller.scopes:
+    caller = await identify(request, db, bearer(request))
+    if not has_scope(caller.scopes, scope):
         raise Forbidden(f"This API key lacks the scope '{scope}'.")
+    return caller
+
+
+async def identify(request: Request, db: Database, key: str) -> Caller:
+    """Return the caller of this API key, whatever its scopes. Raises Unauthorized.
+
+    Raises RateLimited for an unknown key if many came from the client's address.
+    """
+    if not key:
+        raise Unauthorized("Send your API key as 'Authorization: Bearer sk-attune-…'.")
+    keys, limiter = services_of(request).get(ApiKeyCache), services_of(request).get(RateLimiter)
+    address, limit = client_network(request), settings_of(request).limits.unknown_keys_per_minute
+    if limiter.is_throttled(address, limit) and not keys.has_seen(key):
+        message = f"More than {limit} requests with unknown API keys came from your address within a minute."
+        raise RateLimited(message, code="too_many_unknown_keys", retry_after=60)
+    caller = await keys.find(db, key)
+    if caller is None:
+        await limiter.count_unknown_key(address, limit)
+        raise Unauthorized("This API key is unknown or revoked.")
     return caller
 
 
@@ -123,13 +175,41 @@ def require_scope(scope: str) -> Callable[..., Any]:
     async def rate_limited(request: Request, db: DatabaseDep, _: Any = BEARER) -> AsyncIterator[Caller]:
         caller = await authenticate(request, db, scope)
         limiter = services_of(request).get(RateLimiter)
-        async with limiter.slot(caller.key_id, caller.requests_per_minute, caller.max_concurrency) as headers:
+        own_limits = (caller.requests_per_minute, caller.max_concurrency)
+        project = caller.project_id, limits_of(request, caller).requests_per_minute
+        async with limiter.slot(caller.key_id, *own_limits, project) as headers:
             request.state.headers = headers
             yield caller
 
-    return rate_limited if scope in LIMITED_SCOPES else authenticated
+    return checks_scope(scope)(rate_limited if scope in LIMITED_SCOPES else authenticated)
+
+
+async def _require_token_budget(request: Request, db: Database, caller: Caller) -> None:
+    """Raise RateLimited if the project has used its output tokens of this day. Replies under way are not counted."""
+    limit = limits_of(request, caller).output_tokens_per_day
+    if limit is None:
+        return
+    async with db.read() as session:
+        used = await usage.count_output_tokens(session, caller.project_id)
+    if used >= limit:
+        message = (
+            f"This project has used {used} output tokens today, and may use {limit} a day (output_tokens_per_day); "
+            "the next day begins at 0:00 UTC."
+        )
+        raise RateLimited(message, code="project_limit", retry_after=3600)
 
 
 ChatCaller = Annotated[Caller, Depends(require_scope("chat"))]
+
+
+async def _with_token_budget(request: Request, db: DatabaseDep, caller: ChatCaller) -> Caller:
+    await _require_token_budget(request, db, caller)
+    return caller
+
+
+GeneratingCaller = Annotated[Caller, Depends(_with_token_budget)]  # of requests that the model answers
 FeedbackCaller = Annotated[Caller, Depends(require_scope("feedback"))]
+ViewingCaller = Annotated[Caller, Depends(require_scope("viewer"))]
+ContentCaller = Annotated[Caller, Depends(require_scope(CONTENT_SCOPE))]  # sees what people wrote, and who they are
+OperatingCaller = Annotated[Caller, Depends(require_scope("operator"))]
 AdminCaller = Annotated[Caller, Depends(require_scope("admin"))]

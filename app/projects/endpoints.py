@@ -1,28 +1,37 @@
 """/v1/keys and /v1/project, for the admins of the project."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter, Path, Query, Request
-from pydantic import Field, StrictBool, StrictInt, StringConstraints, field_validator
+from pydantic import Field, StrictBool, StrictInt, StringConstraints, field_validator, model_validator
 
 from app.core.errors import ERROR_RESPONSES, BadRequest
 from app.core.http import RowView, StrictModel, json_body, services_of, settings_of
 from app.core.pagination import Page
+from app.core.project_limits import ProjectLimits
+from app.core.settings import Settings
 from app.models import Project
 from app.projects import service
-from app.projects.auth import AdminCaller, ApiKeyCache, DatabaseDep
+from app.projects.auth import AdminCaller, ApiKeyCache, DatabaseDep, ViewingCaller
+from app.projects.idempotency import SHOWS_SECRET, IdempotentRoute
+from app.projects.scopes import SCOPES
 
-router = APIRouter(prefix="/v1", tags=["projects"], responses=ERROR_RESPONSES)
+router = APIRouter(prefix="/v1", tags=["projects"], route_class=IdempotentRoute, responses=ERROR_RESPONSES)
 KeyId = Annotated[str, Path(min_length=1, max_length=255)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=63)]
-Scope = Literal["chat", "feedback", "admin"]
+Scope = Literal["chat", "feedback", "feedback:programs", "viewer", "viewer:content", "annotator", "operator", "admin"]
 Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
 TEN_YEARS = 10 * 366 * 86_400
 
 
 class KeyRequest(StrictModel):
     name: Name | None = Field(None, description="a label for the owner's own use")
-    scopes: list[Scope] = Field(["chat", "feedback", "admin"], min_length=1, max_length=len(service.SCOPES))
+    scopes: list[Scope] = Field(
+        ["chat", "feedback", "feedback:programs", "admin"],
+        min_length=1,
+        max_length=len(SCOPES),
+        description="what the key may do; the default includes everything",
+    )
     expires_in: Annotated[StrictInt, Field(ge=1, le=TEN_YEARS)] | None = Field(
         None, description="seconds until the key expires; null: never"
     )
@@ -35,7 +44,7 @@ class KeyRequest(StrictModel):
     @field_validator("scopes")
     @classmethod
     def remove_duplicates(cls, scopes: list[str]) -> list[str]:
-        return [scope for scope in service.SCOPES if scope in scopes]
+        return [scope for scope in SCOPES if scope in scopes]
 
 
 class KeyView(RowView):
@@ -61,7 +70,18 @@ class KeyList(Page[KeyView]):
 
 
 class ProjectRequest(StrictModel):
-    train: StrictBool = Field(description="consent to train on the project's turns; keys and requests may differ")
+    train: StrictBool | None = Field(
+        None, description="consent to train on the project's turns; keys and requests may differ"
+    )
+    limits: ProjectLimits | None = Field(
+        None, description="the project's limits that change; each at most the one in force. The operator can raise them"
+    )
+
+    @model_validator(mode="after")
+    def check_change(self) -> Self:
+        if self.train is None and self.limits is None:
+            raise ValueError("give 'train' or 'limits'")
+        return self
 
 
 class ProjectView(RowView):
@@ -69,16 +89,22 @@ class ProjectView(RowView):
     id: str
     name: str
     train: bool
+    limits: ProjectLimits = Field(description="those in force: the lower of the project's and the deployment's")
     created_at: float
 
+    @classmethod
+    def of(cls, project: Project, settings: Settings) -> Self:
+        limits = settings.limits.project.lowered_by(ProjectLimits.from_row(project.limits))
+        return cls.from_row(project, limits=limits)
 
-@router.post("/keys", status_code=201)
+
+@router.post("/keys", status_code=201, dependencies=[SHOWS_SECRET])
 async def create_key(
     request: Request, caller: AdminCaller, db: DatabaseDep, body: Annotated[KeyRequest, json_body(KeyRequest)]
 ) -> NewKeyView:
     """Create a key. Its limits may not exceed those of the deployment."""
     for param in ("requests_per_minute", "max_concurrency"):
-        limit = getattr(settings_of(request), param)
+        limit = getattr(settings_of(request).limits, param)
         if (getattr(body, param) or 0) > limit:
             raise BadRequest(f"{param}: the deployment's limit is {limit}.", param=param, code="invalid_value")
     async with db.write() as session:
@@ -113,16 +139,25 @@ async def revoke_key(request: Request, key_id: KeyId, caller: AdminCaller, db: D
 
 
 @router.get("/project")
-async def get_project(caller: AdminCaller, db: DatabaseDep) -> ProjectView:
+async def get_project(request: Request, caller: ViewingCaller, db: DatabaseDep) -> ProjectView:
     async with db.read() as session:
-        return ProjectView.from_row(await session.get_one(Project, caller.project_id))
+        return ProjectView.of(await session.get_one(Project, caller.project_id), settings_of(request))
 
 
 @router.patch("/project")
 async def change_project(
     request: Request, caller: AdminCaller, db: DatabaseDep, body: Annotated[ProjectRequest, json_body(ProjectRequest)]
 ) -> ProjectView:
+    """Change the consent to training, or lower limits."""
+    settings = settings_of(request)
     async with db.write() as session:
-        project = await service.set_consent(session, caller.project_id, body.train, actor=caller.key_prefix)
+        project = await session.get_one(Project, caller.project_id)
+        if body.train is not None:
+            project = await service.set_consent(session, caller.project_id, body.train, actor=caller.key_prefix)
+        if body.limits is not None:
+            in_force = ProjectView.of(project, settings).limits
+            project = await service.set_limits(
+                session, caller.project_id, body.limits, actor=caller.key_prefix, at_most=in_force
+            )
     services_of(request).get(ApiKeyCache).forget()
-    return ProjectView.from_row(project)
+    return ProjectView.of(project, settings)

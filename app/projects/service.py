@@ -15,13 +15,15 @@ from sqlalchemy import ColumnElement, func, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
-from app.core.errors import Conflict, require_row
+from app.core.errors import BadRequest, Conflict, require_row
 from app.core.pagination import apply_keyset
+from app.core.project_limits import ProjectLimits
 from app.models import (
     ApiKey,
     AuditAction,
     Deployment,
     Policy,
+    PolicyState,
     Project,
     Turn,
     Version,
@@ -29,8 +31,9 @@ from app.models import (
     new_id,
     record_audit,
 )
+from app.projects.scopes import PROGRAMS_SCOPE
 
-SCOPES = ("chat", "feedback", "admin")
+ALL_RIGHTS = ("chat", "feedback", PROGRAMS_SCOPE, "admin")  # the scopes that include all others
 DEFAULT_PROJECT = "default"
 BOOTSTRAP_LOCK = 20261121  # a PostgreSQL advisory lock
 CONSENT = "attune_train"  # a key of the request's metadata
@@ -73,8 +76,8 @@ async def _check_adaptation(session: AsyncSession, *, full: bool) -> None:
     )
     if other is not None:
         kind = "an adapter, not full weights" if full else "full weights, not an adapter"
-        raise ValueError(f"{other} is {kind}: name another ATTUNE_HOME, or another ATTUNE_ADAPTATION")
-    if full and await session.scalar(select(func.count()).select_from(Policy)) != 1:
+        raise ValueError(f"{other} is {kind}: name another ATTUNE_HOME, or another ATTUNE_TRAINER__ADAPTATION")
+    if full and await session.scalar(select(func.count()).where(Policy.state != PolicyState.DELETED)) != 1:
         raise ValueError(
             "an engine holds the full weights of one policy, and this database has several policies: "
             "name another ATTUNE_HOME"
@@ -86,8 +89,8 @@ def resolve_base_model(model: str) -> str:
     return str(Path(model).resolve()) if Path(model).exists() else model
 
 
-async def create_policy(session: AsyncSession, project_id: str, name: str, model: str) -> None:
-    """Add a policy with version 0, the base model, and deploy that version."""
+async def create_policy(session: AsyncSession, project_id: str, name: str, model: str) -> Policy:
+    """Add and return a policy with version 0, the base model, and deploy that version."""
     policy = Policy(id=new_id("pol"), project_id=project_id, name=name, base_model=resolve_base_model(model))
     session.add(policy)
     await session.flush()
@@ -96,6 +99,7 @@ async def create_policy(session: AsyncSession, project_id: str, name: str, model
     await session.flush()
     policy.head_version_id = base.id
     session.add(Deployment(policy_id=policy.id, version_id=base.id, changed_at=now()))
+    return policy
 
 
 async def find_project(session: AsyncSession, name: str) -> Project | None:
@@ -171,6 +175,28 @@ async def set_consent(session: AsyncSession, project_id: str, train: bool, *, ac
     return project
 
 
+async def set_limits(
+    session: AsyncSession, project_id: str, limits: ProjectLimits, *, actor: str, at_most: ProjectLimits | None = None
+) -> Project:
+    """Set those of the project's limits that are given.
+
+    Args:
+        at_most: The limits in force, which an admin of the project may lower only; BadRequest otherwise.
+    """
+    project = await session.get_one(Project, project_id, with_for_update=True, populate_existing=True)
+    values = limits.model_dump(exclude_unset=True)
+    for name, limit in values.items():
+        in_force = getattr(at_most, name) if at_most is not None else None
+        if in_force is not None and (limit is None or limit > in_force):
+            message = f"limits.{name}: {in_force} is in force; only the operator of the deployment can raise it."
+            raise BadRequest(message, param=f"limits.{name}", code="invalid_value")
+    changed = {**(project.limits or {}), **values}
+    if changed != (project.limits or {}):
+        project.limits = changed
+        record_audit(session, actor, AuditAction.PROJECT_LIMITS_CHANGED, project_id, project_id=project_id, **values)
+    return project
+
+
 def digest_key(key: str) -> str:
     """Return the SHA-256 of a key, as hex."""
     return hashlib.sha256(key.encode()).hexdigest()
@@ -184,7 +210,7 @@ def key_is_active() -> ColumnElement[bool]:
 async def create_key(
     session: AsyncSession,
     project_id: str,
-    scopes: Sequence[str] = SCOPES,
+    scopes: Sequence[str] = ALL_RIGHTS,
     *,
     actor: str | None = None,
     expires_in: float | None = None,

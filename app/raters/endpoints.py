@@ -10,7 +10,7 @@ from app.core.errors import ERROR_RESPONSES
 from app.core.http import StrictModel, json_body
 from app.core.pagination import Page
 from app.models import Rater, RaterStanding
-from app.projects.auth import AdminCaller, DatabaseDep, UnboundedDatabaseDep
+from app.projects.auth import ContentCaller, DatabaseDep, OperatingCaller, UnboundedDatabaseDep
 from app.raters import service
 
 router = APIRouter(prefix="/v1", tags=["raters"], responses=ERROR_RESPONSES)
@@ -76,7 +76,7 @@ class QuarantineList(Page[QuarantineView]):
 
 @router.get("/raters")
 async def list_raters(
-    caller: AdminCaller,
+    caller: ContentCaller,
     db: DatabaseDep,
     standing: RaterStanding | None = None,
     limit: Limit = 20,
@@ -91,7 +91,7 @@ async def list_raters(
 @router.put("/raters/{rater:path}")
 async def set_rater_standing(
     rater: RaterName,
-    caller: AdminCaller,
+    caller: OperatingCaller,
     db: UnboundedDatabaseDep,
     body: Annotated[StandingRequest, json_body(StandingRequest)],
 ) -> RaterStandingView:
@@ -105,7 +105,7 @@ async def set_rater_standing(
 
 @router.get("/quarantine")
 async def list_quarantine(
-    caller: AdminCaller,
+    caller: ContentCaller,
     db: DatabaseDep,
     limit: Limit = 20,
     after: Annotated[str | None, Query(min_length=1, max_length=48)] = None,

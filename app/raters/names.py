@@ -54,3 +54,8 @@ def is_program(name: InstrumentedAttribute[str | None]) -> ColumnElement[bool]:
 def hash_name(project_id: str, name: str) -> str:
     """Return the SHA-256 that the audit log keeps in place of a name; the project's id prevents look-up tables."""
     return hashlib.sha256(f"{project_id}/{name}".encode()).hexdigest()
+
+
+def pseudonym(project_id: str, kind: str, source_id: str) -> str:
+    """Return what retention puts in place of a source's id: the same for all feedback of the source."""
+    return hash_name(project_id, f"{kind}/{source_id}")

@@ -1,1 +1,1 @@
-"""/v1/responses, stateless: another wire to the same chat, for clients that speak it by default."""
+"""/v1/responses: another wire to the same chat, for clients that speak it by default."""

@@ -1,4 +1,4 @@
-"""POST /v1/responses."""
+"""Create a response, and read a stored one."""
 
 import logging
 import time
@@ -8,15 +8,17 @@ from typing import Annotated, Any
 
 import anyio
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from app.chat import service
 from app.chat.endpoints import event_stream
+from app.chat.planning import WireDetails
 from app.chat.schemas import ChatRequest, parse_chat_request
-from app.core.errors import ERROR_RESPONSES, AttuneError, BadRequest
+from app.core.errors import ERROR_RESPONSES, AttuneError
 from app.core.http import EVENT_STREAM, json_body, json_response
-from app.projects.auth import ChatCaller
+from app.projects.auth import ChatCaller, DatabaseDep, GeneratingCaller
+from app.responses import stored
 from app.responses.events import Event, ResponseEvents, render_response
 from app.responses.request import ResponsesRequest, parse_responses_request, to_chat_body
 
@@ -28,8 +30,9 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         "content": {"application/json": {"schema": {"type": "object"}}} | EVENT_STREAM,
     }
 }
-
-
+STORED_RESPONSE: dict[int | str, dict[str, Any]] = {
+    200: {"description": "a response object", "content": {"application/json": {"schema": {"type": "object"}}}}
+}
 # Parameters of the chat request by those of this API, which errors must name.
 RENAMED_PARAMETERS = {"messages": "input", "response_format": "text", "max_completion_tokens": "max_output_tokens"}
 
@@ -45,7 +48,7 @@ def rename_parameters() -> Iterator[None]:
     """Have errors name the parameters of this API."""
     try:
         yield
-    except BadRequest as error:
+    except AttuneError as error:
         if (name := RENAMED_PARAMETERS.get(error.param or "")) is not None:
             error.message, error.param = error.message.replace(f"'{error.param}'", f"'{name}'"), name
         raise
@@ -54,21 +57,41 @@ def rename_parameters() -> Iterator[None]:
 @router.post("/responses", responses=RESPONSES)
 async def create_response(
     request: Request,
-    caller: ChatCaller,
+    caller: GeneratingCaller,
+    db: DatabaseDep,
     requests: Annotated[tuple[ResponsesRequest, ChatRequest], json_body(ResponsesRequest, parse=parse_both_requests)],
 ) -> Response:
-    """Answer a request of OpenAI's Responses API. Responses are stateless: `input` holds the whole conversation."""
+    """Answer a request of OpenAI's Responses API.
+
+    `input` holds the whole conversation, or continues that of `previous_response_id`, without its instructions.
+    """
     body, chat_request = requests
+    conversation_id = None
     with rename_parameters():
+        if body.previous_response_id is not None:
+            async with db.read() as session:
+                previous = await stored.get_previous_response(session, caller.project_id, body.previous_response_id)
+            chat_request = parse_chat_request(to_chat_body(body, previous.messages))
+            conversation_id = previous.conversation_id
+        details = WireDetails(conversation_id, stored.recorded_params(body))
         if not body.stream:
-            completed = await service.complete(request, caller, chat_request)
+            completed = await service.complete(request, caller, chat_request, details)
             return json_response(render_response(body, completed.content), headers=completed.headers)
-        reply = await service.stream(request, caller, chat_request)
+        reply = await service.stream(request, caller, chat_request, details)
     completion_id, version = reply.headers["x-completion-id"], reply.headers["x-policy-version"]
     events = ResponseEvents(body, completion_id, version, int(time.time()))
     encoded_events = server_sent_events(completion_id, reply.content, events)
     await anext(encoded_events)
     return event_stream(encoded_events, reply.headers)
+
+
+@router.get("/responses/{response_id}", responses=STORED_RESPONSE)
+async def get_response(
+    response_id: Annotated[str, Path(min_length=1, max_length=255)], caller: ChatCaller, db: DatabaseDep
+) -> Response:
+    """Return a stored response."""
+    async with db.read() as session:
+        return json_response(await stored.get_response(session, caller.project_id, response_id))
 
 
 async def server_sent_events(

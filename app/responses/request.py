@@ -101,8 +101,7 @@ LOGPROBS = "message.output_text.logprobs"
 COPIED_FIELDS = {"model", "temperature", "top_p", "parallel_tool_calls", "metadata", "user", "safety_identifier"}
 # Unsupported parameters: the values that have no effect and are therefore accepted, and what to do instead.
 UNSUPPORTED_UNLESS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "previous_response_id": ((), "responses are stateless here: send the whole conversation as 'input'"),
-    "conversation": ((), "responses are stateless here: send the whole conversation as 'input'"),
+    "conversation": ((), "name the response to continue as 'previous_response_id', or send all of it as 'input'"),
     "background": ((False,), "leave it out and wait for the reply, or stream it"),
     "prompt": ((), "send the prompt's text as 'instructions'"),
     "truncation": (("disabled",), "send a shorter 'input'"),
@@ -163,7 +162,7 @@ class ResponsesRequest(StrictModel):
     safety_identifier: str | None = Field(None, max_length=512)
     include: list[str] | None = Field(None, description=f"only '{LOGPROBS}' has an effect")
 
-    previous_response_id: None = None
+    previous_response_id: str | None = Field(None, min_length=1, max_length=255)
     conversation: None = None
     background: Literal[False] | None = None
     prompt: None = None
@@ -201,11 +200,11 @@ def parse_responses_request(body: dict[str, Any]) -> ResponsesRequest:
     return parse_body(ResponsesRequest, body)
 
 
-def to_chat_body(request: ResponsesRequest) -> dict[str, Any]:
-    """Return the body of the equivalent chat request."""
+def to_chat_body(request: ResponsesRequest, history: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Return the body of the equivalent chat request. `history`: the chat messages that the input continues."""
     body = {
         **request.model_dump(include=COPIED_FIELDS),
-        "messages": to_chat_messages(request.instructions, request.input),
+        "messages": to_chat_messages(request.instructions, request.input, history),
         "max_completion_tokens": request.max_output_tokens,
         "tools": [_nest(tool, "function") for tool in request.tools or ()] or None,
         "tool_choice": request.tool_choice,
@@ -229,9 +228,12 @@ def _nest(model: BaseModel, type: str) -> dict[str, Any]:
     return {"type": type, type: model.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)}
 
 
-def to_chat_messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict[str, Any]]:
+def to_chat_messages(
+    instructions: str | None, items: Sequence[InputItem], history: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
     """Return the chat messages. An assistant's text and the tool calls that follow it become one message."""
     chat_messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    chat_messages += [dict(message) for message in history]
     for item in items:
         if isinstance(item, Message):
             chat_messages.append({"role": item.role, "content": "".join(part.text for part in item.content)})

@@ -33,9 +33,12 @@ from app.models import (
     Version,
 )
 from app.raters.service import BLOCKED, RECOMPUTE_DELAY_SECONDS
+from app.training.vote_totals import reopen_votes, reopen_votes_of_batch, reopen_votes_on_turns
 
 MAX_RETURNS = 3
 NO_CONTRAST = "the algorithm had nothing to compare in its batch: it waits for new samples"
+UNDONE = "the version that learned from it was undone before anybody judged it"
+WAITS_FOR_NEW = (NO_CONTRAST, UNDONE)  # reasons of samples that a batch has only together with others
 ERASED = "its turn was deleted"
 IN_BATCH = (SampleState.BATCHED, SampleState.TRAINED)
 # A version that is live again does not take these back: they are not learned from, whichever version serves.
@@ -98,6 +101,7 @@ async def drop_trained(session: AsyncSession, batch_id: str, rule: SampleRule, r
         .where(Sample.batch_id == batch_id, Sample.state == SampleState.TRAINED)
         .values(state=SampleState.DROPPED, rule=rule, reason=reason, batch_id=None)
     )
+    await reopen_votes_of_batch(session, batch_id)
     await _free_feedback(session, batch_id)
 
 
@@ -143,6 +147,8 @@ async def return_samples(session: AsyncSession, batch_id: str, reason: str, exha
                 sample.state, sample.reason = SampleState.QUARANTINED, quarantined[sample.turn_id]
             returned.append(sample)
     await session.flush()
+    await reopen_votes_of_batch(session, batch_id)
+    await reopen_votes_on_turns(session, turn_ids)
     await _free_feedback(session, batch_id)
     await _request_recomputation(session, [sample.turn_id for sample in returned])
     enqueue_after_commit(session, "curate", "assemble")
@@ -200,6 +206,7 @@ async def reclaim_samples(session: AsyncSession, version: Version) -> None:
         sample.state, sample.batch_id, sample.rule, sample.reason = SampleState.TRAINED, batch.id, None, None
     await session.flush()
     turn_ids = [sample.turn_id for sample in samples]
+    await reopen_votes_on_turns(session, turn_ids)
     await _assign_feedback(session, batch.id, turn_ids, Feedback.created_at <= batch.created_at)
 
 
@@ -278,6 +285,7 @@ async def _request_recomputation(session: AsyncSession, turn_ids: Sequence[str])
         ready_at = now() + RECOMPUTE_DELAY_SECONDS
         await session.execute(update(Sample).where(Sample.turn_id.in_(chunk)).values(ready_at=ready_at))
     for seq_chunk in chunked(seqs):
+        await reopen_votes(session, Feedback.seq.in_(seq_chunk))
         await session.execute(update(Feedback).where(Feedback.seq.in_(seq_chunk)).values(processed=False))
 
 
@@ -289,6 +297,7 @@ async def _assign_feedback(
         rewards = select(Reward.feedback_seq).where(
             Reward.turn_id.in_(chunk), Reward.feedback_seq.is_not(None), Reward.weight > 0
         )
+        rewards = rewards.join(Sample, Sample.turn_id == Reward.turn_id).where(Sample.uses_feedback)
         in_no_batch = (Feedback.seq.in_(rewards), Feedback.batch_id.is_(None), *conditions)
         await session.execute(update(Feedback).where(*in_no_batch).values(batch_id=batch_id))
 

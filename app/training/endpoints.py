@@ -12,13 +12,18 @@ from app.core.errors import ERROR_RESPONSES
 from app.core.http import RowView, json_body
 from app.core.pagination import Page
 from app.models import AuditAction, Batch, Policy
-from app.policies.context import PolicyContext, PolicyDep, Reason, ReasonBody
+from app.policies import repository
+from app.policies.context import OperatedPolicyDep, PolicyContext, PolicyDep, Reason, ReasonBody, ViewedPolicyDep
+from app.policies.overrides import effective_settings
 from app.policies.references import format_reference
 from app.policies.service import audit_policy, reset_override
+from app.projects.idempotency import IdempotentRoute
 from app.training import kl_guard, service
 from app.training.policy_config import effective_rewards, parse_rewards, redact_rewards
 
-router = APIRouter(prefix="/v1/policies/{name}", tags=["training"], responses=ERROR_RESPONSES)
+router = APIRouter(
+    prefix="/v1/policies/{name}", tags=["training"], route_class=IdempotentRoute, responses=ERROR_RESPONSES
+)
 NUM_LATEST_UPDATES = 5  # that the training view shows
 
 
@@ -62,6 +67,9 @@ class TrainingView(RowView):
     batch_size: int
     triggered: bool = Field(description="whether two samples are enough for the next batch")
     waiting_for: str = Field(description="what the next batch waits for")
+    waiting_setting: str | None = Field(
+        description='the setting that decides what it waits for, e.g. "trainer.min_batch_size"; null if none does'
+    )
     updates: list[UpdateView] = Field(description="the latest ones, without their metrics")
 
 
@@ -73,7 +81,7 @@ class RewardsView(BaseModel):
 
 
 @router.get("/training")
-async def get_training(context: PolicyDep) -> TrainingView:
+async def get_training(context: ViewedPolicyDep) -> TrainingView:
     """Return the mode of learning, the samples that wait, and what the next batch waits for."""
     settings = context.settings
     async with context.read() as (session, policy):
@@ -81,6 +89,7 @@ async def get_training(context: PolicyDep) -> TrainingView:
         rows = await service.list_batches(session, policy, None, NUM_LATEST_UPDATES)
         updates = await _view_updates(session, policy, rows[:NUM_LATEST_UPDATES])
         triggered = await service.is_triggered(session, policy)
+        wait = await service.explain_wait(session, policy, counts, settings, triggered=triggered)
         return TrainingView.from_row(
             policy,
             policy=policy.name,
@@ -88,34 +97,35 @@ async def get_training(context: PolicyDep) -> TrainingView:
             since=policy.mode_since,
             samples=SamplesView(open=counts.ready, not_ready=counts.not_ready, quarantined=counts.quarantined),
             raters=counts.raters,
-            batch_size=settings.batch_size,
+            batch_size=effective_settings(policy, settings).trainer.batch_size,
             triggered=triggered,
-            waiting_for=await service.describe_wait(session, policy, counts, settings, triggered=triggered),
+            waiting_for=wait.sentence,
+            waiting_setting=wait.setting,
             updates=[view.model_copy(update={"metrics": {}}) for view in updates],
         )
 
 
 @router.post("/training/pause")
-async def pause(context: PolicyDep, body: ReasonBody) -> TrainingView:
+async def pause(context: OperatedPolicyDep, body: ReasonBody) -> TrainingView:
     """Halt learning: the current update finishes, and no batch is assembled until it is resumed."""
     return await _control(kl_guard.halt, context, body)
 
 
 @router.post("/training/resume")
-async def resume(context: PolicyDep, body: ReasonBody) -> TrainingView:
+async def resume(context: OperatedPolicyDep, body: ReasonBody) -> TrainingView:
     """Return to the asynchronous mode and reset the alarms of the KL guard."""
     return await _control(kl_guard.resume, context, body)
 
 
 @router.post("/training/trigger")
-async def trigger(context: PolicyDep, body: ReasonBody) -> TrainingView:
+async def trigger(context: OperatedPolicyDep, body: ReasonBody) -> TrainingView:
     """Let two ready samples be enough for the next batch."""
     return await _control(service.trigger, context, body)
 
 
 @router.get("/updates")
 async def list_updates(
-    context: PolicyDep,
+    context: ViewedPolicyDep,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     after: Annotated[str | None, Query(min_length=1, max_length=48, description="an update's id")] = None,
 ) -> UpdatePage:
@@ -126,7 +136,7 @@ async def list_updates(
 
 
 @router.get("/rewards")
-async def get_rewards(context: PolicyDep) -> RewardsView:
+async def get_rewards(context: ViewedPolicyDep) -> RewardsView:
     """Return the policy's own rewards, or the deployment's."""
     async with context.read() as (_, policy):
         return _view_rewards(context, policy)
@@ -137,8 +147,8 @@ async def put_rewards(
     context: PolicyDep, body: Annotated[dict[str, Any], json_body(RewardsConfig, parse=dict)]
 ) -> RewardsView:
     """Set the policy's own rewards. Rewards that were computed before stay until their turn is processed again."""
-    config = parse_rewards(body, context.settings)
     async with context.write() as (session, policy):
+        config = parse_rewards(body, context.settings, effective_settings(policy, context.settings).algorithm)
         policy.rewards = config.model_dump(mode="json")
         sources = [source.name for source in config.sources]
         audit_policy(session, policy, AuditAction.REWARDS_UPDATED, context.actor, sources=sources)
@@ -165,7 +175,7 @@ def _view_rewards(context: PolicyContext, policy: Policy) -> RewardsView:
 
 
 async def _view_updates(session: AsyncSession, policy: Policy, rows: list[Batch]) -> list[UpdateView]:
-    numbers = await service.version_numbers(session, {id for row in rows for id in (row.parent_id, row.version_id)})
+    numbers = await repository.find_numbers(session, {id for row in rows for id in (row.parent_id, row.version_id)})
     names: dict[str | None, str] = {id: format_reference(policy.name, number) for id, number in numbers.items()}
     return [
         UpdateView.from_row(

@@ -12,7 +12,7 @@ from app.core.database import Database, now
 from app.core.settings import Settings
 from app.models import AuditAction, Origin, Policy, Reward, Turn, TurnState
 from app.policies.service import audit_policy, lock_policy
-from app.raters.names import is_program
+from app.training.human_labels import is_from_person
 
 MAX_REPLIES, MIN_REPLIES = 500, 200  # that the share is measured on
 MIN_AGE_SECONDS = 300.0  # of a reply, since feedback comes later than the reply
@@ -68,12 +68,7 @@ async def _measure_share(session: AsyncSession, policy: Policy) -> float | None:
         .limit(MAX_REPLIES)
         .subquery()
     )
-    has_feedback = exists().where(
-        Reward.turn_id == replies.c.id,
-        Reward.reward_source == EXPLICIT,
-        Reward.rater.is_not(None),
-        ~is_program(Reward.rater),
-    )
+    has_feedback = exists().where(Reward.turn_id == replies.c.id, is_from_person())
     query = select(func.count(), func.count(case((has_feedback, 1)))).select_from(replies)
     num_replies, num_rated = (await session.execute(query)).one()
     return num_rated / num_replies if num_replies >= MIN_REPLIES else None

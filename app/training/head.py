@@ -8,12 +8,11 @@ sample is used twice in one line.
 from sqlalchemy import exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment.config.rewards import EXPLICIT
 from app.models import AuditAction, Batch, BatchState, Policy, Reward, SampleRule, Turn, Version, record_audit
 from app.policies.references import version_name
 from app.policies.repository import get_version
-from app.raters.names import is_program
 from app.training import batch_samples
+from app.training.human_labels import is_from_person
 
 ACTOR = "trainer"  # of audit entries
 
@@ -22,13 +21,14 @@ async def move_head(session: AsyncSession, policy: Policy, version: Version) -> 
     """Let training continue from this version. The caller holds the policy's lock.
 
     Batches of another parent can no longer be committed: they fail, and their samples return. Of each version that
-    leaves the line, the samples return if no person has judged a reply of it; otherwise they are dropped.
+    leaves the line, the samples return if no person has judged a reply of it, and wait for new feedback; otherwise they
+    are dropped.
     """
     previous_id, policy.head_version_id = policy.head_version_id, version.id
     if previous_id is None or previous_id == version.id:
         return
     await _fail_batches(session, policy, version)
-    leaving, joining = await _compare_lines(session, previous_id, version.id)
+    leaving, joining = await compare_lines(session, previous_id, version.id)
     for left in leaving:
         await _undo(session, policy, left)
     for joined in joining:
@@ -58,18 +58,16 @@ async def _undo(session: AsyncSession, policy: Policy, version: Version) -> None
         reason = f"{name} learned from it; people judged that version, and it was undone"
         await batch_samples.drop_trained(session, version.batch_id, SampleRule.ROLLED_BACK, reason)
     else:
-        reason = f"{name} was undone before anybody judged it"
-        await batch_samples.return_samples(session, version.batch_id, reason, SampleRule.ROLLED_BACK)
+        await batch_samples.return_samples(session, version.batch_id, batch_samples.UNDONE, SampleRule.ROLLED_BACK)
 
 
 async def _is_judged(session: AsyncSession, version: Version) -> bool:
     """Whether a person has given explicit feedback on a reply of the version."""
-    by_person = (Reward.reward_source == EXPLICIT, Reward.rater.is_not(None), ~is_program(Reward.rater))
-    judged = exists().where(Turn.version_id == version.id, Reward.turn_id == Turn.id, *by_person)
+    judged = exists().where(Turn.version_id == version.id, Reward.turn_id == Turn.id, is_from_person())
     return bool(await session.scalar(select(judged)))
 
 
-async def _compare_lines(session: AsyncSession, old_id: str, new_id: str) -> tuple[list[Version], list[Version]]:
+async def compare_lines(session: AsyncSession, old_id: str, new_id: str) -> tuple[list[Version], list[Version]]:
     """Return the versions that are in the line of `old_id` alone, and those in that of `new_id` alone."""
     old, new = await get_version(session, old_id), await get_version(session, new_id)
     leaving: list[Version] = []

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, and_, func, not_, or_, select
+from sqlalchemy import ColumnElement, Select, and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import EXPLICIT, LEARNED
@@ -28,6 +28,7 @@ from app.models import (
     Turn,
 )
 from app.raters.names import is_program
+from app.training.sample_conditions import is_consenting
 
 PREFERENCE_KINDS = (*NUMERIC_KINDS, *RANKING_KINDS)
 RANKING_PREFIXES = tuple(f"{kind}/" for kind in RANKING_KINDS)
@@ -50,6 +51,11 @@ class HumanLabel(NamedTuple):
         return self.source.startswith(RANKING_PREFIXES)
 
 
+def is_from_person() -> ColumnElement[bool]:
+    """Return the condition that a Reward is a person's explicit feedback."""
+    return and_(Reward.reward_source == EXPLICIT, Reward.rater.is_not(None), ~is_program(Reward.rater))
+
+
 def select_labels(policy: Policy) -> Select[Any]:
     """Return a query for the labels of turns that may be learned from, the newest first.
 
@@ -69,10 +75,8 @@ def select_labels(policy: Policy) -> Select[Any]:
             Turn.policy_id == policy.id,
             Turn.exclusion_reason.is_(None),
             Turn.deleted_at.is_(None),
-            func.coalesce(ApiKey.train, Project.train).is_(True),
-            Reward.reward_source == EXPLICIT,
-            Reward.rater.is_not(None),
-            ~is_program(Reward.rater),
+            is_consenting(),
+            is_from_person(),
             not_(Reward.source.startswith(CONVERSATION_PREFIX)),
             Reward.weight > 0,
             or_(Rater.standing.is_(None), not_(excluded)),

@@ -23,11 +23,15 @@ KL_METRIC = "guard/kl"
 
 
 def describe_violation(version: Version, settings: Settings) -> str | None:
-    """Return why the version's KL forbids publishing it, else None. A version without the metric is allowed."""
+    """Return why the version's KL forbids publishing it, else None. A version without the metric is allowed.
+
+    `settings` are those of the policy, here and in `raise_alarm`.
+    """
     kl = version.metrics.get(KL_METRIC)
-    if kl is None or kl <= settings.kl_guard:
+    if kl is None or kl <= settings.trainer.kl_guard:
         return None
-    return f"its KL from the parent version is {kl:.3g} per token (k3); the limit `kl_guard` is {settings.kl_guard:g}"
+    limit = settings.trainer.kl_guard
+    return f"its KL from the parent version is {kl:.3g} per token (k3); the limit `kl_guard` is {limit:g}"
 
 
 def raise_alarm(session: AsyncSession, policy: Policy, reason: str, settings: Settings) -> None:
@@ -35,8 +39,10 @@ def raise_alarm(session: AsyncSession, policy: Policy, reason: str, settings: Se
     policy.kl_alarms += 1
     if policy.mode == LearningMode.HALTED:
         return
-    if policy.kl_alarms >= settings.kl_alarms:
-        targets = ", ".join(f"{settings.update_kl_target * 0.5**number:.2g}" for number in range(policy.kl_alarms))
+    if policy.kl_alarms >= settings.trainer.kl_alarms:
+        targets = ", ".join(
+            f"{settings.trainer.update_kl_target * 0.5**number:.2g}" for number in range(policy.kl_alarms)
+        )
         tried = f"smaller updates did not help (KL targets {targets} per token)"
         mode, reason = LearningMode.HALTED, f"{reason}; {policy.kl_alarms} alarms in a row: {tried}"
     else:

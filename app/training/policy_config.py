@@ -1,6 +1,5 @@
 """The rewards and the rollout settings of a policy: its own or the deployment's, and the checks on its own."""
 
-from importlib.metadata import entry_points
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -8,17 +7,18 @@ import orjson
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from alignment import extensions
-from alignment.config.rewards import EndpointConfig, RewardModelSource, RewardsConfig, RuleSource
-from alignment.config.rollouts import RolloutsConfig, apply_limits, exceeded_limit
+from alignment.config.algorithm import UpdateConfig
+from alignment.config.rewards import RewardModelSource, RewardsConfig
+from alignment.config.rollouts import RolloutsConfig
 from alignment.errors import AlignmentError
 from alignment.signals import verifiers
-from alignment.signals.rules import ENTRY_POINTS, RULES
 from alignment.signals.verifiers import Custom, Verifier, VerifierConfig
-from app.core.errors import BadRequest, Conflict
+from app.core.errors import Conflict
 from app.core.http import validation_error
 from app.core.settings import Settings
 from app.models import Policy
-from app.policies.service import effective_config
+from app.policies.override_checks import check_rewards, check_rollouts, invalid_value
+from app.policies.overrides import effective_settings
 from app.training import feedback_density
 
 M = TypeVar("M", bound=BaseModel)
@@ -27,18 +27,20 @@ VERIFIERS: TypeAdapter[VerifierConfig] = TypeAdapter(VerifierConfig)
 
 def effective_rewards(policy: Policy, settings: Settings) -> RewardsConfig:
     """Return the policy's own rewards, or the deployment's, with a reward model where feedback is sparse."""
-    if policy.rewards is None and feedback_density.is_sparse(policy, settings):
-        return feedback_density.add_reward_model(settings.rewards)
-    return effective_config(policy.rewards, settings.rewards, RewardsConfig)
+    rewards = effective_settings(policy, settings).rewards
+    if not has_own_sources(policy) and feedback_density.is_sparse(policy, settings):
+        return feedback_density.add_reward_model(rewards)
+    return rewards
+
+
+def has_own_sources(policy: Policy) -> bool:
+    """Whether the policy has reward sources of its own, rather than the deployment's."""
+    return "sources" in (policy.rewards or {})
 
 
 def effective_rollouts(policy: Policy, settings: Settings) -> RolloutsConfig:
-    """Return the policy's own settings, limited by the deployment's, or the deployment's.
-
-    All policies share the engines, so a policy cannot use more of them than the deployment allows.
-    """
-    config = effective_config(policy.rollouts, settings.rollouts, RolloutsConfig)
-    return config if policy.rollouts is None else apply_limits(config, settings.rollouts)
+    """Return the policy's own settings, limited by the deployment's, or the deployment's."""
+    return effective_settings(policy, settings).rollouts
 
 
 def get_reward_model_source(policy: Policy, settings: Settings) -> RewardModelSource:
@@ -50,18 +52,18 @@ def get_reward_model_source(policy: Policy, settings: Settings) -> RewardModelSo
     return source
 
 
-def parse_rewards(body: dict[str, Any], settings: Settings) -> RewardsConfig:
-    """Return the rewards in a request body.
+def parse_rewards(body: dict[str, Any], settings: Settings, algorithm: UpdateConfig) -> RewardsConfig:
+    """Return the rewards in a request body, for a policy with this algorithm.
 
     A policy's own rewards may import no code, and may send the deployment's keys only where the deployment sends them.
     Raises BadRequest, which names the first invalid field.
     """
     config = _parse(RewardsConfig, body, tag=2)
-    for index, source in enumerate(config.sources):
-        if isinstance(source, RuleSource):
-            _check_rule(source, f"sources.{index}.function")
-        if isinstance(source, EndpointConfig):
-            _check_endpoint(source, f"sources.{index}", settings)
+    try:
+        config.check_credit(algorithm)
+    except ValueError as error:
+        raise invalid_value("discount", f"{error}") from error
+    check_rewards(config, settings)
     return config
 
 
@@ -73,13 +75,8 @@ def parse_rollouts(body: dict[str, Any], settings: Settings) -> RolloutsConfig:
     config = _parse(RolloutsConfig, body)
     if config.verifiers:
         raise invalid_value("verifiers", "only the deployment's own settings may name a function of a module.")
-    if (name := exceeded_limit(config, settings.rollouts)) is not None:
-        raise invalid_value(name, "more than the deployment's ATTUNE_ROLLOUTS allows.")
+    check_rollouts(config, settings)
     return config
-
-
-def invalid_value(param: str, message: str) -> BadRequest:
-    return BadRequest(f"{param}: {message}", param=param, code="invalid_value")
 
 
 def _parse(model: type[M], body: dict[str, Any], tag: int | None = None) -> M:
@@ -88,24 +85,6 @@ def _parse(model: type[M], body: dict[str, Any], tag: int | None = None) -> M:
         return model.model_validate_json(orjson.dumps(body), strict=True)
     except ValidationError as error:
         raise validation_error(error, tag) from error
-
-
-def _check_rule(source: RuleSource, param: str) -> None:
-    if ":" in source.function:
-        raise invalid_value(param, "only the deployment's own settings may name a function of a module.")
-    known = sorted({*RULES, *(point.name for point in entry_points(group=ENTRY_POINTS))})
-    if source.function not in known:
-        raise invalid_value(param, f"known rules are {', '.join(known)}.")
-
-
-def _check_endpoint(source: EndpointConfig, param: str, settings: Settings) -> None:
-    """Refuse passwords in addresses, and the deployment's keys for any address but the deployment's own."""
-    if "@" in urlsplit(source.url).netloc:
-        raise invalid_value(f"{param}.url", "an address must not contain a password.")
-    allowed = {(own.url, own.key) for own in settings.rewards.sources if isinstance(own, EndpointConfig)}
-    if source.key is not None and (source.url, source.key) not in allowed:
-        message = "a key is sent only to the address that the deployment's own rewards send it to."
-        raise invalid_value(f"{param}.key", message)
 
 
 def redact_rewards(config: RewardsConfig) -> dict[str, Any]:

@@ -11,12 +11,18 @@ from app.core.errors import ERROR_RESPONSES
 from app.core.http import RowView, json_body
 from app.core.settings import Settings
 from app.models import Policy, RewardModel, RewardModelState
-from app.policies.context import PolicyContext, PolicyDep, Reason, ReasonBody
+from app.policies.context import OperatedPolicyDep, PolicyContext, Reason, ReasonBody, ViewedPolicyDep
+from app.projects.idempotency import IdempotentRoute
 from app.training import human_labels, reward_models
 from app.training.policy_config import effective_rewards, get_reward_model_source
 from app.training.reward_models import reward_model_name
 
-router = APIRouter(prefix="/v1/policies/{name}/reward-models", tags=["reward models"], responses=ERROR_RESPONSES)
+router = APIRouter(
+    prefix="/v1/policies/{name}/reward-models",
+    tags=["reward models"],
+    route_class=IdempotentRoute,
+    responses=ERROR_RESPONSES,
+)
 Number = Annotated[int, Path(ge=1, le=999_999_999)]
 
 
@@ -64,7 +70,7 @@ class RewardModelList(BaseModel):
 
 
 @router.get("")
-async def list_reward_models(context: PolicyDep) -> RewardModelList:
+async def list_reward_models(context: ViewedPolicyDep) -> RewardModelList:
     """Return the reward models, the newest first, and how well the one that serves agrees with people."""
     async with context.read() as (session, policy):
         rows = await reward_models.list_reward_models(session, policy.id)
@@ -79,7 +85,9 @@ async def list_reward_models(context: PolicyDep) -> RewardModelList:
 
 
 @router.post("", status_code=202)
-async def fit_reward_model(context: PolicyDep, body: Annotated[FitRequest, json_body(FitRequest)]) -> RewardModelView:
+async def fit_reward_model(
+    context: OperatedPolicyDep, body: Annotated[FitRequest, json_body(FitRequest)]
+) -> RewardModelView:
     """Request a fit on the feedback so far. The trainer runs it between two batches."""
     async with context.write() as (session, policy):
         get_reward_model_source(policy, context.settings)
@@ -91,13 +99,13 @@ async def fit_reward_model(context: PolicyDep, body: Annotated[FitRequest, json_
 
 
 @router.post("/{number}/serve")
-async def serve_reward_model(context: PolicyDep, number: Number, body: ReasonBody) -> RewardModelView:
+async def serve_reward_model(context: OperatedPolicyDep, number: Number, body: ReasonBody) -> RewardModelView:
     """Let the reward model serve from now on; the one that served is retired."""
     return await _change_state(reward_models.serve, context, number, body)
 
 
 @router.post("/{number}/disable")
-async def disable_reward_model(context: PolicyDep, number: Number, body: ReasonBody) -> RewardModelView:
+async def disable_reward_model(context: OperatedPolicyDep, number: Number, body: ReasonBody) -> RewardModelView:
     """Stop using the reward model. No other serves or is fitted until an operator serves one or requests a fit."""
     return await _change_state(reward_models.disable, context, number, body)
 

@@ -13,13 +13,16 @@ from app.core.http import RowView, json_body
 from app.core.pagination import Page
 from app.core.settings import Settings
 from app.models import AuditAction, Origin, Policy, Rollout, RolloutPlan
-from app.policies.context import PolicyContext, PolicyDep, Reason, ReasonBody
+from app.policies.context import OperatedPolicyDep, PolicyContext, Reason, ReasonBody, ViewedPolicyDep
 from app.policies.service import audit_policy, reset_override
+from app.projects.idempotency import IdempotentRoute
 from app.training import rollouts
 from app.training.policy_config import effective_rewards, effective_rollouts, parse_rollouts
 from app.training.rollouts import PlanRequest, RolloutCounts
 
-router = APIRouter(prefix="/v1/policies/{name}/rollouts", tags=["rollouts"], responses=ERROR_RESPONSES)
+router = APIRouter(
+    prefix="/v1/policies/{name}/rollouts", tags=["rollouts"], route_class=IdempotentRoute, responses=ERROR_RESPONSES
+)
 PlanId = Annotated[str, Path(min_length=1, max_length=48)]
 PlanStates = Literal["running", "paused", "done", "failed", "cancelled"]
 
@@ -74,7 +77,7 @@ class RolloutsView(BaseModel):
 
 
 @router.get("")
-async def get_rollouts(context: PolicyDep) -> RolloutsView:
+async def get_rollouts(context: ViewedPolicyDep) -> RolloutsView:
     """Return the settings, and how many rollouts there were and what they cost."""
     async with context.read() as (session, policy):
         return await _view_rollouts(session, policy, context.settings)
@@ -82,7 +85,7 @@ async def get_rollouts(context: PolicyDep) -> RolloutsView:
 
 @router.put("")
 async def put_rollouts(
-    context: PolicyDep, body: Annotated[dict[str, Any], json_body(RolloutsConfig, parse=dict)]
+    context: OperatedPolicyDep, body: Annotated[dict[str, Any], json_body(RolloutsConfig, parse=dict)]
 ) -> RolloutsView:
     """Set the policy's own settings, for replies that end from now on."""
     config = parse_rollouts(body, context.settings)
@@ -94,7 +97,7 @@ async def put_rollouts(
 
 
 @router.delete("")
-async def reset_rollouts(context: PolicyDep) -> RolloutsView:
+async def reset_rollouts(context: OperatedPolicyDep) -> RolloutsView:
     """Return to the deployment's settings."""
     async with context.write() as (session, policy):
         await reset_override(session, policy, "rollouts", actor=context.actor)
@@ -102,7 +105,7 @@ async def reset_rollouts(context: PolicyDep) -> RolloutsView:
 
 
 @router.post("/plans", status_code=201)
-async def create_plan(context: PolicyDep, body: Annotated[PlanRequest, json_body(PlanRequest)]) -> PlanView:
+async def create_plan(context: OperatedPolicyDep, body: Annotated[PlanRequest, json_body(PlanRequest)]) -> PlanView:
     """Let the serving version answer every prompt of a dataset `n` times, and train on the verifier's rewards."""
     async with context.write() as (session, policy):
         plan = await rollouts.create_plan(session, policy, body, context.settings, actor=context.actor)
@@ -111,7 +114,7 @@ async def create_plan(context: PolicyDep, body: Annotated[PlanRequest, json_body
 
 @router.get("/plans")
 async def list_plans(
-    context: PolicyDep,
+    context: ViewedPolicyDep,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     after: Annotated[str | None, Query(min_length=1, max_length=48, description="a plan's id")] = None,
 ) -> PlanPage:
@@ -123,7 +126,7 @@ async def list_plans(
 
 
 @router.get("/plans/{plan_id}")
-async def get_plan(context: PolicyDep, plan_id: PlanId) -> PlanView:
+async def get_plan(context: ViewedPolicyDep, plan_id: PlanId) -> PlanView:
     async with context.read() as (session, policy):
         plan = await rollouts.get_plan(session, policy.id, plan_id)
         counts = await rollouts.count_rollouts(session, Rollout.plan_id == plan.id)
@@ -131,18 +134,18 @@ async def get_plan(context: PolicyDep, plan_id: PlanId) -> PlanView:
 
 
 @router.post("/plans/{plan_id}/pause")
-async def pause_plan(context: PolicyDep, plan_id: PlanId, body: ReasonBody) -> PlanView:
+async def pause_plan(context: OperatedPolicyDep, plan_id: PlanId, body: ReasonBody) -> PlanView:
     """Pause a plan: running rollouts finish, and no others begin until it is resumed."""
     return await _change_state("pause", context, plan_id, body)
 
 
 @router.post("/plans/{plan_id}/resume")
-async def resume_plan(context: PolicyDep, plan_id: PlanId, body: ReasonBody) -> PlanView:
+async def resume_plan(context: OperatedPolicyDep, plan_id: PlanId, body: ReasonBody) -> PlanView:
     return await _change_state("resume", context, plan_id, body)
 
 
 @router.post("/plans/{plan_id}/cancel")
-async def cancel_plan(context: PolicyDep, plan_id: PlanId, body: ReasonBody) -> PlanView:
+async def cancel_plan(context: OperatedPolicyDep, plan_id: PlanId, body: ReasonBody) -> PlanView:
     """End a plan. Verified replies are still trained on."""
     return await _change_state("cancel", context, plan_id, body)
 

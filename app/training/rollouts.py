@@ -1,16 +1,15 @@
 """Rollouts: their counts, and the plans that let a policy answer a prompt set. Every change of a plan is audited."""
 
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 from pydantic import Field
-from sqlalchemy import ColumnElement, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, and_, case, func, or_, select, union_all, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment import extensions
-from alignment.signals import verifiers
 from alignment.signals.verifiers import Choice, Contains, Custom, Exact, JsonSchema, Number, Regex, VerifierConfig
-from app.core.database import now
+from app.core.database import Database, dialect_insert, now
 from app.core.errors import BadRequest, Conflict, require_row
 from app.core.http import StrictModel
 from app.core.jobs import enqueue_after_commit
@@ -28,11 +27,13 @@ from app.models import (
     Rollout,
     RolloutPlan,
     RolloutState,
+    RolloutTotal,
     new_id,
 )
+from app.policies.override_checks import check_verifier_name, invalid_value
 from app.policies.service import audit_policy
-from app.training.policy_config import invalid_value
 
+COUNT_STEP = 5000
 # By verb: the new state, and the states that it may follow.
 TRANSITIONS: dict[str, tuple[PlanState, tuple[PlanState, ...]]] = {
     "pause": (PlanState.PAUSED, (PlanState.RUNNING,)),
@@ -107,13 +108,42 @@ async def list_plans(session: AsyncSession, policy_id: str, after: str | None, l
 
 
 def count_by_state(connection: Connection) -> list[tuple[str, str, str, int, int]]:
-    """Return (policy id, origin, state, number of rollouts, tokens) of all policies, for the metrics."""
-    rows = connection.execute(
-        select(Rollout.policy_id, Rollout.origin, Rollout.state, func.count(), func.sum(Rollout.tokens))
-        .join(Policy, Policy.id == Rollout.policy_id)
-        .group_by(Rollout.policy_id, Rollout.origin, Rollout.state)
+    """Return (policy id, origin, state, number of rollouts, tokens) of all policies, for the metrics.
+
+    Settled rollouts never change, so those that `count_settled_rollouts` has counted are read as totals.
+    """
+    others = select(
+        Rollout.policy_id, Rollout.origin, Rollout.state, func.count().label("num_rollouts"), func.sum(Rollout.tokens)
     )
-    return [(policy_id, origin, state, count, int(tokens)) for policy_id, origin, state, count, tokens in rows]
+    others = others.where(~Rollout.counted).group_by(Rollout.policy_id, Rollout.origin, Rollout.state)
+    totals = select(*RolloutTotal.__table__.columns)
+    counts: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for policy_id, origin, state, count, tokens in connection.execute(union_all(totals, others)):
+        before = counts.get((policy_id, origin, state), (0, 0))
+        counts[policy_id, origin, state] = (before[0] + count, before[1] + int(tokens))
+    return [(*key, *numbers) for key, numbers in sorted(counts.items())]
+
+
+async def count_settled_rollouts(db: Database) -> int:
+    """Count up to COUNT_STEP settled rollouts into totals; return how many."""
+    return await db.retry_on_deadlock(_count_settled)
+
+
+async def _count_settled(session: AsyncSession) -> int:
+    is_settled = (~Rollout.counted, Rollout.state != RolloutState.OPEN)
+    ids = select(Rollout.id).where(*is_settled).limit(COUNT_STEP).with_for_update(skip_locked=True)
+    count = update(Rollout).where(Rollout.id.in_(ids)).values(counted=True)
+    rows = await session.execute(count.returning(Rollout.policy_id, Rollout.origin, Rollout.state, Rollout.tokens))
+    totals: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for policy_id, origin, state, tokens in rows:
+        totals[policy_id, origin, state].append(tokens)
+    for (policy_id, origin, state), settled in sorted(totals.items()):
+        numbers = {"num_rollouts": len(settled), "tokens": sum(settled)}
+        key = {"policy_id": policy_id, "origin": origin, "state": state}
+        insert = dialect_insert(session, RolloutTotal).values(**key, **numbers)
+        added = {name: getattr(RolloutTotal, name) + insert.excluded[name] for name in numbers}
+        await session.execute(insert.on_conflict_do_update(index_elements=list(key), set_=added))
+    return sum(map(len, totals.values()))
 
 
 async def create_plan(
@@ -124,7 +154,7 @@ async def create_plan(
     await _check_verifier(session, request.verifier, dataset, settings)
     if not (await session.get_one(Project, policy.project_id)).train:
         raise Conflict("The project does not consent to training on its turns.", code="no_consent")
-    limit = settings.output_token_cap // request.n
+    limit = settings.limits.max_output_tokens // request.n
     if request.max_tokens is not None and request.max_tokens > limit:
         reason = "because together they may have what one request may have"
         raise invalid_value("max_tokens", f"{request.n} replies may have {limit} tokens each at most, {reason}.")
@@ -136,7 +166,7 @@ async def create_plan(
         dataset=dataset.name,
         num_prompts=dataset.num_rows,
         verifier=request.verifier.model_dump(mode="json", by_alias=True),
-        max_tokens=request.max_tokens or min(settings.max_output_tokens, limit),
+        max_tokens=request.max_tokens or min(settings.server.default_max_tokens, limit),
         **request.model_dump(include={"n", "passes", "temperature", "prompts_per_version"}),
     )
     session.add(plan)
@@ -149,7 +179,8 @@ async def create_plan(
 
 async def _get_prompt_set(session: AsyncSession, project_id: str, id_or_name: str) -> Dataset:
     matches = or_(Dataset.id == id_or_name, Dataset.name == id_or_name)
-    row = await session.scalar(select(Dataset).where(Dataset.project_id == project_id, matches).limit(1))
+    is_visible = (Dataset.project_id == project_id, Dataset.importing_until.is_(None))
+    row = await session.scalar(select(Dataset).where(*is_visible, matches).limit(1))
     dataset = require_row(row, f"There is no dataset '{id_or_name}'.", param="dataset")
     if dataset.kind != DatasetKind.PROMPTS:
         message = f"Dataset '{dataset.name}' is of the kind {dataset.kind}; a plan needs the kind prompts."
@@ -161,9 +192,7 @@ async def _check_verifier(
     session: AsyncSession, verifier: VerifierConfig, dataset: Dataset, settings: Settings
 ) -> None:
     if isinstance(verifier, Custom):
-        known = extensions.extension_names(verifiers.ENTRY_POINTS, settings.rollouts.verifiers)
-        if verifier.name not in known:
-            raise invalid_value("verifier.name", f"known verifiers are {', '.join(known) or 'none'}.")
+        check_verifier_name(verifier, "verifier.name", settings)
     if _needs_reference(verifier):
         first = await session.get(DatasetRow, (dataset.id, 0))
         if first is None or not first.content.get("reference"):

@@ -21,6 +21,7 @@ from app.models import (
     Turn,
 )
 from app.policies import repository
+from app.training.batch_samples import WAITS_FOR_NEW
 
 
 async def usable_samples(session: AsyncSession, policy: Policy, settings: Settings) -> ColumnElement[bool]:
@@ -35,7 +36,7 @@ async def allowed_samples(session: AsyncSession, policy: Policy, settings: Setti
     Any version by default, because the update corrects for its distance. In the synchronous mode the head alone, and
     with `max_staleness` the head and that many of its ancestors.
     """
-    steps = 0 if policy.mode == LearningMode.SYNCHRONOUS else settings.max_staleness
+    steps = 0 if policy.mode == LearningMode.SYNCHRONOUS else settings.trainer.max_staleness
     if steps is None:
         return has_consent()
     line = await repository.list_ancestors(session, policy.head_version_id or "", steps)
@@ -53,13 +54,22 @@ def is_learnable(policy: Policy, is_allowed: ColumnElement[bool], settings: Sett
     return or_(is_in_group(policy.id, is_allowed, func.count() > 1), is_planned())
 
 
+def is_consenting() -> ColumnElement[bool]:
+    """Return the condition that an API key, or else the project, consents to training now.
+
+    The statement joins Project, and ApiKey by an outer join. `projects.service.has_training_consent` is the same rule
+    for one turn.
+    """
+    return func.coalesce(ApiKey.train, Project.train).is_(True)
+
+
 def has_consent() -> ColumnElement[bool]:
     """Return the condition that a Sample's API key, or else its project, consents to training now."""
     consenting = (
         select(Turn.id)
         .join(Project, Project.id == Turn.project_id)
         .outerjoin(ApiKey, ApiKey.id == Turn.key_id)
-        .where(Turn.id == Sample.turn_id, func.coalesce(ApiKey.train, Project.train).is_(True))
+        .where(Turn.id == Sample.turn_id, is_consenting())
     )
     return consenting.correlate(Sample).exists()
 
@@ -76,9 +86,14 @@ def is_in_group(policy_id: str, condition: ColumnElement[bool], having: ColumnEl
     return group_key().in_(groups.correlate(None))
 
 
-def rewards_differ() -> ColumnElement[bool]:
-    """Return the condition on a group of Samples that it has two different rewards."""
-    return func.min(Sample.reward) < func.max(Sample.reward)
+def rewards_differ(min_contrast: float) -> ColumnElement[bool]:
+    """Return the condition on a group of Samples that two of its rewards differ by more than `min_contrast`."""
+    return func.max(Sample.reward) - func.min(Sample.reward) > min_contrast
+
+
+def waits_for_new() -> ColumnElement[bool]:
+    """Return the condition that a batch has a Sample only together with as many others."""
+    return func.coalesce(Sample.reason, "").in_(WAITS_FOR_NEW)
 
 
 def is_automated() -> ColumnElement[bool]:

@@ -1,7 +1,6 @@
 """The state of a policy's learning: the samples that wait, what the next batch waits for, its caps and its trigger."""
 
 import math
-from collections.abc import Collection
 from typing import NamedTuple
 
 from sqlalchemy import and_, case, func, select, true
@@ -20,16 +19,16 @@ from app.models import (
     BatchState,
     LearningMode,
     Policy,
+    PolicyState,
     Sample,
     SampleState,
-    Version,
     VersionState,
 )
 from app.policies import repository
+from app.policies.overrides import effective_settings
 from app.policies.references import version_name
 from app.policies.service import audit_policy
 from app.training import sample_conditions
-from app.training.batch_samples import NO_CONTRAST
 from app.training.policy_config import effective_rollouts
 
 MIN_TRIGGERED_SAMPLES = 2
@@ -41,8 +40,8 @@ class SampleCounts(NamedTuple):
 
     `ready` samples may go into the next batch, `not_ready` ones wait for late feedback, and `quarantined` ones for an
     admin. `raters` are the distinct raters of the ready samples; a sample without a rater counts as one. Of the ready
-    ones the algorithm can use `usable`, and `without_contrast` of these come from batches in which it had nothing to
-    compare; `comparable` are in groups with different rewards.
+    ones the algorithm can use `usable`, and `waiting_for_new` of these join a batch only together with as many others
+    (`waits_for_new`); `comparable` are in groups with different rewards.
     """
 
     ready: int
@@ -53,17 +52,20 @@ class SampleCounts(NamedTuple):
     lowest_reward: float | None
     highest_reward: float | None
     usable: int
-    without_contrast: int
+    waiting_for_new: int
     comparable: int
     now: float
 
 
 async def count_samples(session: AsyncSession, policy: Policy, settings: Settings) -> SampleCounts:
+    settings = effective_settings(policy, settings)
     is_allowed = await sample_conditions.allowed_samples(session, policy, settings)
     ready = and_(Sample.state == SampleState.OPEN, Sample.ready_at <= now())
     usable = and_(ready, sample_conditions.is_learnable(policy, is_allowed, settings))
     has_contrast = (
-        sample_conditions.is_in_group(policy.id, is_allowed, sample_conditions.rewards_differ())
+        sample_conditions.is_in_group(
+            policy.id, is_allowed, sample_conditions.rewards_differ(settings.algorithm.min_contrast)
+        )
         if settings.algorithm.needs_groups
         else true()
     )
@@ -76,7 +78,7 @@ async def count_samples(session: AsyncSession, policy: Policy, settings: Setting
         func.min(case((ready, Sample.reward))),
         func.max(case((ready, Sample.reward))),
         func.count(case((usable, 1))),
-        func.count(case((usable & (Sample.reason == NO_CONTRAST), 1))),
+        func.count(case((usable & sample_conditions.waits_for_new(), 1))),
         func.count(case((usable & has_contrast, 1))),
         now(),
     ).where(
@@ -92,74 +94,99 @@ async def _count_without_consent(session: AsyncSession, policy: Policy) -> int:
     return int(await session.scalar(select(func.count()).where(*ready, ~sample_conditions.has_consent())) or 0)
 
 
-async def describe_wait(
+class Wait(NamedTuple):
+    """What the next batch waits for: a sentence, and the setting that decides it, if one does."""
+
+    sentence: str
+    setting: str | None = None
+
+
+async def explain_wait(
     session: AsyncSession, policy: Policy, counts: SampleCounts, settings: Settings, *, triggered: bool
-) -> str:
-    """Return what the next batch waits for, as a sentence. `triggered`: an operator has requested a batch."""
+) -> Wait:
+    """Return what the next batch waits for. `triggered`: an operator has requested a batch."""
+    settings = effective_settings(policy, settings)
+    if policy.state != PolicyState.ACTIVE:
+        return Wait(f"The policy is {policy.state}{_undo(policy)}.")
     if policy.mode == LearningMode.HALTED:
-        return "Learning is halted until an operator resumes it."
+        return Wait("Learning is halted until an operator resumes it.")
     open_batch = select(Batch.id).where(Batch.policy_id == policy.id, Batch.state == BatchState.OPEN).limit(1)
     if (open_batch_id := await session.scalar(open_batch)) is not None:
-        return f"An update is running: {open_batch_id}."
+        return Wait(f"An update is running: {open_batch_id}.")
     head = await repository.get_version(session, policy.head_version_id or "")
     if head.state == VersionState.CANARY:
-        return f"{version_name(policy, head)} is a canary: learning continues when it is live or rolled back."
+        sentence = f"{version_name(policy, head)} is a canary: learning continues when it is live or rolled back."
+        return Wait(sentence, "release.canary")
     if head.state == VersionState.SHADOW:
-        return f"{version_name(policy, head)} is in shadow: learning continues when it is live or rejected."
+        sentence = f"{version_name(policy, head)} is in shadow: learning continues when it is live or rejected."
+        return Wait(sentence, "release.shadow")
     if head.state not in ONCE_LIVE:
-        return f"{version_name(policy, head)} is not published yet."
-    min_size = MIN_TRIGGERED_SAMPLES if triggered else settings.smallest_batch
+        return Wait(f"{version_name(policy, head)} is not published yet.")
+    min_size = MIN_TRIGGERED_SAMPLES if triggered else settings.trainer.smallest_batch
     algorithm = settings.algorithm.type.replace("_", " ").upper()
     if counts.ready and not counts.usable:
-        return (
+        return Wait(
             f"{counts.ready} samples wait: {algorithm} compares replies to one prompt, and none of them has another "
-            f"reply. {_advise_groups(policy, settings)} or choose KTO (ATTUNE_ALGORITHM)."
+            f"reply. {_advise_groups(policy, settings)} or choose KTO (ATTUNE_ALGORITHM).",
+            "rollouts.group_sampling",
         )
     if counts.ready < min_size:
         num_withheld = await _count_without_consent(session, policy)
         withheld = f" {num_withheld} others wait because their project or API key does not consent to training."
-        return f"{min_size - counts.ready} more ready samples.{withheld if num_withheld else ''}"
+        sentence = f"{min_size - counts.ready} more ready samples.{withheld if num_withheld else ''}"
+        return Wait(sentence, "trainer.min_batch_size")
     if counts.usable < min_size:
-        return (
+        return Wait(
             f"{min_size - counts.usable} more ready samples that {algorithm} can compare: {counts.usable} of the "
-            f"{counts.ready} ready samples have another reply to their prompt."
+            f"{counts.ready} ready samples have another reply to their prompt.",
+            "rollouts.group_sampling",
         )
-    if counts.raters < settings.min_raters:
-        return f"{settings.min_raters - counts.raters} more raters."
-    num_new = counts.usable - counts.without_contrast
-    if 2 * num_new < min_size:  # at most half of a batch comes from batches without contrast
-        return (
-            f"{math.ceil(min_size / 2) - num_new} more new ready samples: the algorithm had nothing to compare in "
-            f"{counts.without_contrast} of the {counts.usable} ready samples."
+    if counts.raters < settings.raters.min_raters:
+        return Wait(f"{settings.raters.min_raters - counts.raters} more raters.", "raters.min_raters")
+    num_new = counts.usable - counts.waiting_for_new
+    if 2 * num_new < min_size:
+        return Wait(
+            f"{math.ceil(min_size / 2) - num_new} more new ready samples: {counts.waiting_for_new} of the "
+            f"{counts.usable} were in a batch without contrast, or in a version that was undone before anybody judged "
+            "it, and are at most half of the next batch.",
         )
-    size = min(counts.usable, settings.batch_size)
+    size = min(counts.usable, settings.trainer.batch_size)
     selectable, limiting = await _count_selectable(session, policy, counts, settings)
     if selectable < min_size:
-        return (
+        return Wait(
             f"At least {min_size - selectable} more ready samples of other {limiting}s: of the {counts.usable} "
-            f"ready samples at most {selectable} may be in one batch (ATTUNE_MAX_{limiting.upper()}_SHARE)."
+            f"ready samples at most {selectable} may be in one batch (raters.max_{limiting}_share).",
+            f"raters.max_{limiting}_share",
         )
     size = min(size, selectable)
     waited = 0.0 if counts.oldest_ready_at is None else counts.now - counts.oldest_ready_at
-    remaining = settings.max_wait_seconds - waited
-    if size < settings.batch_size and not triggered and remaining > 0:
+    remaining = settings.trainer.max_wait_seconds - waited
+    if size < settings.trainer.batch_size and not triggered and remaining > 0:
         of_others = f" of other {limiting}s" if size < counts.usable else ""
-        return f"{settings.batch_size - size} more ready samples{of_others}; in {remaining:.0f} s fewer are enough."
+        missing = settings.trainer.batch_size - size
+        sentence = f"{missing} more ready samples{of_others}; in {remaining:.0f} s fewer are enough."
+        return Wait(sentence, "trainer.max_wait_seconds")
     if not counts.comparable:
-        return (
+        return Wait(
             f"No two of the {counts.usable} ready samples that answer one prompt have different rewards: {algorithm} "
-            "has nothing to compare."
+            "has nothing to compare.",
+            "rollouts.group_sampling",
         )
     if counts.lowest_reward is not None and counts.lowest_reward == counts.highest_reward:
-        return (
+        return Wait(
             f"All {counts.ready} ready samples have the reward {counts.lowest_reward:g}: the next batch needs one with "
-            "another reward."
+            "another reward.",
         )
-    return (
+    return Wait(
         f"Nothing that is counted here: {size} ready samples are within each cap. All caps together may allow fewer, "
-        "also in a smaller batch, where a rater has reduced trust (ATTUNE_TRUST), and where many samples come from a "
-        "prompt set."
+        "also in a smaller batch, where a rater has reduced trust (raters.trust), and where many samples come from a "
+        "prompt set.",
     )
+
+
+def _undo(policy: Policy) -> str:
+    verb = {PolicyState.PAUSED: "resume", PolicyState.ARCHIVED: "unarchive"}.get(PolicyState(policy.state))
+    return f": learning continues after POST /v1/policies/{policy.name}/{verb}" if verb else ""
 
 
 def _advise_groups(policy: Policy, settings: Settings) -> str:
@@ -187,13 +214,13 @@ async def _count_selectable(
     itself: all of them together, and raters of reduced trust, may leave fewer. Replies to one prompt count once, since
     they are selected together.
     """
-    size = settings.batch_size
+    size = settings.trainer.batch_size
     caps = {
-        "conversation": (Sample.conversation_id, max_samples(settings.max_conversation_share, size)),
-        "cluster": (Sample.cluster, max_samples(settings.max_cluster_share, size)),
+        "conversation": (Sample.conversation_id, max_samples(settings.raters.max_conversation_share, size)),
+        "cluster": (Sample.cluster, max_samples(settings.raters.max_cluster_share, size)),
     }
-    if settings.max_rater_share < 1.0:
-        limit = max(max_samples(settings.max_rater_share, size), even_share(size, counts.raters))
+    if settings.raters.max_rater_share < 1.0:
+        limit = max(max_samples(settings.raters.max_rater_share, size), even_share(size, counts.raters))
         caps = {"rater": (Sample.rater, limit), **caps}
     is_usable = await sample_conditions.usable_samples(session, policy, settings)
     fewest, limiting = size, ""
@@ -220,6 +247,8 @@ async def _count_selectable(
 
 def trigger(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
     """Let the next batch have as few as two samples. Raises Conflict while learning is halted."""
+    if policy.state != PolicyState.ACTIVE:
+        raise Conflict(f"'{policy.name}' is {policy.state}{_undo(policy)}.", code="policy_not_active")
     if policy.mode == LearningMode.HALTED:
         raise Conflict(f"Learning of '{policy.name}' is halted; resume it first.", code="learning_halted")
     audit_policy(session, policy, AuditAction.TRAINING_TRIGGERED, actor, reason)
@@ -246,9 +275,3 @@ async def list_batches(session: AsyncSession, policy: Policy, after: str | None,
         last = require_row(row, f"There is no update '{after}'.", param="after")
     query = apply_keyset(query, (Batch.created_at, Batch.id), last, limit, descending=True)
     return list(await session.scalars(query))
-
-
-async def version_numbers(session: AsyncSession, ids: Collection[str | None]) -> dict[str, int]:
-    """Return the numbers of versions by id."""
-    rows = await session.execute(select(Version.id, Version.number).where(Version.id.in_(ids)))
-    return {id: number for id, number in rows}

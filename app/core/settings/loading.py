@@ -1,0 +1,202 @@
+"""Reads the settings: `attune.toml`, overridden by the environment. This is the only module that reads either."""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache, reduce
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from app.core.settings.renamed import RENAMED
+from app.core.settings.root import Settings, parse_algorithm
+from app.core.settings.tree import children, did_you_mean, find, is_secret, is_text, models, nearest, variable_name
+
+PREFIX = "ATTUNE_"
+CONFIG_VARIABLE = "ATTUNE_CONFIG"
+DEFAULT_FILE = Path("attune.toml")
+# Variables of the Makefile and the tests. Kubernetes sets the others for a service named "attune".
+OTHER_VARIABLES = re.compile(
+    r"ATTUNE_(CONFIG|FULL|FUZZ_\w+|TEST_\w+|REQUIRE_\w+|\w+_FLAGS)"
+    r"|ATTUNE_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_\w+)"
+)
+
+
+# Instead of pydantic's, which name Python's types.
+MESSAGES = dict.fromkeys(("list_type", "tuple_type"), 'it must be a list, e.g. ["one", "two"]') | dict.fromkeys(
+    ("dict_type", "model_type", "model_attributes_type"), "it must be a table, e.g. {share = 0.05}, in a variable JSON"
+)
+
+
+class SettingsError(ValueError):
+    """The settings are invalid. `problems` has a sentence for each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("the settings are invalid:\n  " + "\n  ".join(problems) if problems[1:] else problems[0])
+
+
+@dataclass(frozen=True)
+class LoadedSettings:
+    """Settings, and by path where each value that was given comes from: the file's name or a variable's."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+    file: Path | None
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> Settings:
+    """Return the settings of this process. Raises SettingsError."""
+    return load_settings().settings
+
+
+def load_settings(environ: Mapping[str, str] = os.environ) -> LoadedSettings:
+    """Read the file and the environment. Raises SettingsError, which names every problem."""
+    file = config_file(environ)
+    from_file = {} if file is None else _read_file(file)
+    from_environment, variables, problems = _read_environment(environ)
+    sources = {path: str(file) for path in _flatten(from_file)} | variables
+    try:
+        settings = Settings.model_validate(_merge(from_file, from_environment))
+    except ValidationError as error:
+        problems += explain(error, sources)
+    if problems:
+        raise SettingsError(problems)
+    return LoadedSettings(settings, sources, file)
+
+
+def config_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the file of the settings: $ATTUNE_CONFIG, else attune.toml in the current folder if there is one."""
+    if name := environ.get(CONFIG_VARIABLE):
+        return Path(name)
+    return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError([f"{file} cannot be read: {error.strerror}"]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        is_twice = "overwrite" in str(error) or "twice" in str(error)
+        hint = '; a name or a section is there twice (write [algorithm] with type = "grpo")' if is_twice else ""
+        raise SettingsError([f"{file} is not valid TOML: {error}{hint}"]) from error
+
+
+def _read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """Return the values as nested tables, the variables by path, and what is wrong with their names."""
+    tables: dict[str, Any] = {}
+    variables: dict[str, str] = {}
+    problems: list[str] = []
+    names = (name for name, value in environ.items() if name.startswith(PREFIX) and value.strip())
+    for name in sorted(names, key=lambda name: (name.count("__"), name)):  # a table before its values
+        value = environ[name]
+        path = tuple(name.removeprefix(PREFIX).lower().split("__"))
+        annotation = find(Settings, path)
+        if annotation is not None:
+            parsed: Any = value if is_text(annotation) else _parse(value)
+            variables[".".join(path)] = name
+            tables = _merge(tables, reduce(lambda inner, part: {part: inner}, reversed(path), parsed))
+        elif OTHER_VARIABLES.fullmatch(name) is None and not value.startswith("tcp://"):
+            problems.append(_unknown_variable(name, ".".join(path)))
+    return tables, variables, problems
+
+
+def _parse(value: str) -> Any:
+    """Return a value that may be JSON: a number, a list, a table."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _unknown_variable(name: str, path: str) -> str:
+    if (renamed := RENAMED.get(name)) is not None:
+        return f"{name} is now {variable_name(renamed)} ({renamed} in {DEFAULT_FILE})"
+    hints = [variable_name(hint) for hint in nearest(Settings, path)]
+    hints = hints or [variable_name(RENAMED[old]) for old in get_close_matches(name, RENAMED, n=1, cutoff=0.8)]
+    return f"{name} is not a setting{did_you_mean(hints)}"
+
+
+def _merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge tables. A table of another `type` replaces the one before, whose values belong to that type."""
+    merged = dict(base)
+    for name, value in override.items():
+        before = merged.get(name)
+        if name == "algorithm":
+            before, value = (None if before is None else parse_algorithm(before)), _named_type(value)
+        if isinstance(before, dict) and isinstance(value, dict):
+            is_same_type = value.get("type", before.get("type")) == before.get("type")
+            merged[name] = _merge(before, value) if is_same_type else value
+        else:
+            merged[name] = value
+    return merged
+
+
+def _named_type(algorithm: Any) -> Any:
+    """Return the algorithm as a table, without a type where none is named."""
+    return parse_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the paths of a table's values."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def explain(error: ValidationError, sources: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each problem: where the value comes from, what is wrong, and what to do."""
+    return [_explain(dict(details), sources) for details in error.errors(include_url=False)]
+
+
+def _explain(details: dict[str, Any], sources: Mapping[str, str]) -> str:
+    path = _setting_path(details["loc"])
+    source = next((sources[part] for part in _prefixes(path) if part in sources), None)
+    source = source or next((name for other, name in sources.items() if other.startswith(f"{path}.")), None)
+    where = f"{source}: " if source else ""
+    if details["type"] == "extra_forbidden":
+        if find(Settings, tuple(path.split("."))) is not None:  # of another type of the same table
+            return f'{where}{path} does not belong to type = "{details["loc"][-2]}"'
+        if (renamed := RENAMED.get(variable_name(path.rpartition(".")[2]))) is not None and renamed != path:
+            return f"{where}{path} is not a setting; it is {renamed}"
+        return f"{where}{path} is not a setting{did_you_mean(nearest(Settings, path))}"
+    message = MESSAGES.get(details["type"], details["msg"].removeprefix("Value error, "))
+    message = message[0].lower() + message[1:]
+    value = details.get("input")
+    is_shown = isinstance(value, str | int | float | bool) and not is_secret(path) and path
+    return f"{where}{path}{': ' if path else ''}{message}" + (f" (it is {value!r})" if is_shown else "")
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """Yield a path, then those of the tables around it."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
+def _setting_path(location: tuple[int | str, ...]) -> str:
+    """Return the path of pydantic's location, without the names of types in it."""
+    path: list[str] = []
+    annotation: Any = Settings
+    for part in location:
+        field = children(annotation).get(str(part))
+        if field is not None:
+            annotation = field.annotation
+        elif path and any(str(part) in (kind.__name__, _type_name(kind)) for kind in models(annotation)):
+            continue
+        path.append(str(part))
+    return ".".join(path)
+
+
+def _type_name(kind: Any) -> str:
+    field = kind.model_fields.get("type")
+    return "" if field is None else str(field.default)

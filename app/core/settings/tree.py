@@ -1,0 +1,145 @@
+"""The tree of settings as data: each path with its type, default and description."""
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+# Leaves whose values are never printed.
+SECRET_NAMES = ("api_key", "admin_key", "secrets", "encryption_keys")
+URL_NAMES = ("url",)  # may contain a password
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A setting that is given one value."""
+
+    path: str
+    annotation: Any
+    default: Any
+    description: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that overrides it."""
+        return variable_name(self.path)
+
+
+def variable_name(path: str) -> str:
+    """Example: "trainer.batch_size" -> "ATTUNE_TRAINER__BATCH_SIZE"."""
+    return f"ATTUNE_{path.upper().replace('.', '__')}"
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """Return the alternatives of a type: those of a union without None, else the type alone."""
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(member for part in get_args(annotation) for member in members(part) if part is not type(None))
+    return (annotation,)
+
+
+def models(annotation: Any) -> tuple[type[BaseModel], ...]:
+    """Return the models among the alternatives of a type."""
+    return tuple(kind for kind in members(annotation) if isinstance(kind, type) and issubclass(kind, BaseModel))
+
+
+def children(annotation: Any) -> dict[str, FieldInfo]:
+    """Return the fields of a table by name; of a table with a `type`, those of all types."""
+    return {name: field for kind in models(annotation) for name, field in kind.model_fields.items()}
+
+
+def find(root: Any, path: tuple[str, ...]) -> Any:
+    """Return the type of the value at a path, Any within free tables, and None where there is no such setting."""
+    annotation: Any = root
+    for name in path:
+        if (field := children(annotation).get(name)) is not None:
+            annotation = field.annotation
+            continue
+        tables = [kind for kind in members(annotation) if get_origin(kind) is dict]
+        if not tables and annotation is not Any:
+            return None
+        annotation = get_args(tables[0])[1] if tables else Any
+    return annotation
+
+
+def is_text(annotation: Any) -> bool:
+    """Whether a value of this type is text as it stands in the environment, rather than JSON."""
+    return all(
+        get_origin(kind) is Literal or (isinstance(kind, type) and issubclass(kind, (str, Path, SecretStr)))
+        for kind in members(annotation)
+    )
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[Leaf]:
+    """Yield every setting below a model in order. A list, a free table and a table that may be absent are one leaf."""
+    for name, field in model.model_fields.items():
+        path, kinds = f"{prefix}{name}", models(field.annotation)
+        if len(kinds) == 1 and not _may_be_none(field.annotation):
+            yield from leaves(kinds[0], f"{path}.")
+        else:
+            default = field.get_default(call_default_factory=True)
+            yield Leaf(path, field.annotation, default, description(model, name))
+
+
+def description(model: type[BaseModel], name: str) -> str:
+    """Return what a field is. A field that overrides one of a base class keeps its description, or has its own."""
+    fields = (kind.model_fields.get(name) for kind in model.__mro__ if issubclass(kind, BaseModel))
+    return next((field.description for field in fields if field is not None and field.description), "")
+
+
+def _may_be_none(annotation: Any) -> bool:
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return type(None) in get_args(annotation)
+
+
+def nearest(root: type[BaseModel], path: str) -> list[str]:
+    """Return the settings that were probably meant by an unknown path, at most three."""
+    known = [*_paths(root)]
+    section, _, name = path.rpartition(".")
+    same_name = [other for other in known if other.rpartition(".")[2] == name]
+    if within_section := [other for other in same_name if section and other.startswith(f"{section}.")]:
+        return within_section[:3]
+    if same_name and len(same_name) <= 3:
+        return same_name
+    if matches := get_close_matches(path, known, n=1, cutoff=0.75):
+        return matches
+    by_name = {other.rpartition(".")[2]: other for other in known}
+    return [by_name[match] for match in get_close_matches(name, by_name, n=1, cutoff=0.8)]
+
+
+def did_you_mean(hints: list[str]) -> str:
+    """Return the end of a sentence about an unknown name; "" without hints."""
+    return f"; did you mean {' or '.join(hints)}?" if hints else ""
+
+
+def _paths(annotation: Any, prefix: str = "") -> Iterator[str]:
+    for name, field in children(annotation).items():
+        yield f"{prefix}{name}"
+        yield from _paths(field.annotation, f"{prefix}{name}.")
+
+
+def is_secret(path: str) -> bool:
+    return any(name in SECRET_NAMES for name in path.split("."))
+
+
+def printable(path: str, value: Any) -> Any:
+    """Return a value without secrets: keys are hidden, and so are the passwords in URLs."""
+    if is_secret(path):
+        if isinstance(value, dict):
+            return dict.fromkeys(value, "***")
+        if isinstance(value, (list, tuple)):
+            return ["***"] * len(value)
+        return None if value is None else "***"
+    if isinstance(value, SecretStr):
+        return "***"
+    if path.rpartition(".")[2] in URL_NAMES and isinstance(value, str) and "@" in value:
+        scheme, separator, rest = value.partition("://")
+        return f"{scheme}{separator}***@{rest.rpartition('@')[2]}"
+    return value

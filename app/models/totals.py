@@ -1,0 +1,41 @@
+"""Totals of rows that no longer change, so that no page counts all rows of a growing table."""
+
+from sqlalchemy import BigInteger, ForeignKey, String, UniqueConstraint, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.models.base import Base
+
+
+class VoteTotal(Base):
+    """The number of votes with one settled outcome. `Feedback.vote_total_id` says in which total a vote is counted."""
+
+    __tablename__ = "vote_totals"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    reason: Mapped[str] = mapped_column(String(32), doc="an app.feedback.outcomes.Reason")
+    is_person: Mapped[bool]
+    num_votes: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
+
+    __table_args__ = (UniqueConstraint("policy_id", "reason", "is_person"),)
+
+
+class VoteCursor(Base):
+    """Up to which feedback the votes of a project were looked at; votes that still wait are passed over."""
+
+    __tablename__ = "vote_cursors"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    seq: Mapped[int]
+
+
+class RolloutTotal(Base):
+    """The number and the tokens of a policy's settled rollouts with `counted`."""
+
+    __tablename__ = "rollout_totals"
+
+    policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"), primary_key=True)
+    origin: Mapped[str] = mapped_column(String(16), primary_key=True)
+    state: Mapped[str] = mapped_column(String(16), primary_key=True)
+    num_rollouts: Mapped[int] = mapped_column(BigInteger)
+    tokens: Mapped[int] = mapped_column(BigInteger)
