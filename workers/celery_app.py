@@ -5,26 +5,33 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from celery import Celery
+from celery.signals import setup_logging, worker_shutting_down
 
 from app.core.jobs import EXPIRES_SECONDS, TaskName, make_celery
+from app.core.process_metrics import PoolMetrics, serve_metrics
+from app.core.request_log import configure_logging
 from app.core.settings import get_settings
 from workers.context import WorkerContext
 from workers.curate import curate
+from workers.database_metrics import DatabaseMetrics
 from workers.judging.judge import judge
+from workers.queue.leased_job import is_stopping
 from workers.reconcile import reconcile
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
 from workers.release.verify_delivery import preload_torch
 from workers.rollouts.sampler import sample_rollouts
+from workers.stage_metrics import measure_stage, worker_metrics
 from workers.training.assemble import assemble
+from workers.webhooks import send_webhooks
 
 settings = get_settings()
 context = WorkerContext(settings)
-celery: Celery = make_celery(settings.broker_url, settings.broker_dir)
+celery: Celery = make_celery(settings.broker.url, settings.broker_dir)
 celery.conf.beat_schedule = {
     "reconcile": {
         "task": "attune.reconcile",
-        "schedule": settings.reconcile_seconds,
+        "schedule": settings.workers.reconcile_seconds,
         "options": {"expires": EXPIRES_SECONDS},
     }
 }
@@ -33,6 +40,7 @@ STAGES: dict[TaskName, Callable[[], Coroutine[Any, Any, object]]] = {
     "curate": lambda: curate(context.db, settings),
     "judge": lambda: judge(context.db, settings, context.owner),
     "rollout": lambda: sample_rollouts(context.db, settings, context.owner),
+    "webhook": lambda: send_webhooks(context.db, settings, context.owner),
     "assemble": lambda: assemble(context.db, settings),
     "evaluate": lambda: evaluate(context.db, settings, context.owner),
     "publish": lambda: publish(context.db, settings),
@@ -43,7 +51,8 @@ STAGES: dict[TaskName, Callable[[], Coroutine[Any, Any, object]]] = {
 def add_stage(name: TaskName, stage: Callable[[], Coroutine[Any, Any, object]]) -> None:
     @celery.task(name=f"attune.{name}")
     def run_stage() -> None:
-        context.run(stage())
+        with measure_stage(name):
+            context.run(stage())
 
 
 for task, stage in STAGES.items():
@@ -58,11 +67,13 @@ class PollingWorker(celery.Worker):
     """
 
     def should_use_eventloop(self) -> bool:
-        on_redis = str(settings.broker_url).startswith("redis")
+        on_redis = str(settings.broker.url).startswith("redis")
         return not on_redis and bool(super().should_use_eventloop())
 
 
 celery.Worker = PollingWorker
+setup_logging.connect(lambda **_: None, weak=False)  # the processes configure it; Celery leaves it alone
+worker_shutting_down.connect(lambda **_: is_stopping.set(), weak=False)
 
 
 def run_worker(queues: str, name: str) -> None:
@@ -85,14 +96,20 @@ def run_trainer(train: Callable[[], int]) -> None:
 def main() -> None:
     """Run the scheduler (`beat`), or a worker that consumes the queues given as arguments, by default all.
 
-    Queues: `attune` (curate, assemble, reconcile), `judge`, `rollout`, `publish` (evaluate, publish).
+    Queues: `attune` (curate, assemble, reconcile), `judge` (and webhooks), `rollout`, `publish` (evaluate, publish).
     """
     if sys.argv[1:] == ["beat"]:
+        configure_logging(settings.observability.log_format, "beat")
+        serve_metrics(settings, "beat", DatabaseMetrics(settings))
         celery.Beat(loglevel="WARNING").run()
     else:
-        if settings.adapter_delivery == "memory":
+        if settings.engine.adapter_delivery == "memory":
             preload_torch()
-        run_worker(",".join(sys.argv[1:]) or "attune,judge,rollout,publish", "worker")
+        queues = sys.argv[1:] or ["attune", "judge", "rollout", "publish"]
+        configure_logging(settings.observability.log_format, "worker")
+        pool = PoolMetrics(lambda: context.db.num_connections_in_use)
+        serve_metrics(settings, "worker", pool, *worker_metrics(queues, STAGES))
+        run_worker(",".join(queues), "worker")
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ class WorkerContext:
 
     @cached_property
     def db(self) -> Database:
-        task_sender = TaskSender(make_celery(self.settings.broker_url, self.settings.broker_dir))
-        return Database(self.settings.database, task_sender, seconds=self.settings.database_job_seconds)
+        task_sender = TaskSender(make_celery(self.settings.broker.url, self.settings.broker_dir))
+        return Database(self.settings.database_url, task_sender, seconds=self.settings.database.job_timeout_seconds)
 
     @cached_property
     def runner(self) -> asyncio.Runner:

@@ -1,19 +1,21 @@
 """The curate stage: feedback → rewards and samples; finished turns → judgements and rollouts."""
 
 import logging
+import random
 import time
 from typing import Any, NamedTuple
 
-from sqlalchemy import exists, or_, select, update
+from sqlalchemy import ColumnElement, Select, exists, func, or_, select, update
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from app.core.database import Database
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.models import AuditAction, Feedback, FeedbackRank, Policy, Turn, TurnState, record_audit
+from app.projects import usage
 from app.training.policy_config import effective_rewards
 from workers.feedback import rewards, signals
 from workers.feedback.signals import FinishedTurn
@@ -59,7 +61,7 @@ async def curate(db: Database, settings: Settings) -> int:
         async with db.write() as session:  # in a transaction of its own: its failure does not concern the feedback
             num_turns = await process_finished_turns(session, PAGE_SIZE, settings)
         total += num_read
-        if is_last and num_turns < PAGE_SIZE:
+        if is_last and num_turns == 0:
             return total
         if time.monotonic() - start > RUN_SECONDS:
             async with db.write() as session:
@@ -115,7 +117,10 @@ async def _process_one_by_one(db: Database, settings: Settings) -> int:
 
 
 async def _read_page(session: AsyncSession, limit: int) -> FeedbackPage:
-    """Return the oldest unprocessed feedback. Feedback about replies that still stream waits for their end."""
+    """Return the oldest unprocessed feedback of each project, the same share of the page for each.
+
+    Feedback about replies that still stream waits for their end.
+    """
     open_turn = aliased(Turn)
     ranks_open_turn = exists().where(
         FeedbackRank.feedback_seq == Feedback.seq,
@@ -130,21 +135,20 @@ async def _read_page(session: AsyncSession, limit: int) -> FeedbackPage:
         open_turn.created_at <= Feedback.created_at,  # not the replies that began later
     )
     columns = (Feedback.seq, Feedback.turn_id, Feedback.project_id, Feedback.conversation_id, Feedback.target)
-    rows = await session.execute(
+    query = (
         select(*columns)
         .outerjoin(Turn, Turn.id == Feedback.turn_id)
         .where(~Feedback.processed, or_(Turn.id.is_(None), Turn.state != TurnState.OPEN))
         .where(~ranks_open_turn, ~is_about_open_conversation)
         .order_by(Feedback.seq)
-        .limit(limit)
     )
+    rows, is_cut = await _read_in_turn(session, query, Feedback.project_id, ~Feedback.processed, limit)
     page: list[Any] = []
-    is_cut = False
     conversations: set[tuple[str, str]] = set()
     for row in rows:
         if row.turn_id is None and row.conversation_id is not None:
-            is_cut = len(conversations) == MAX_PAGE_CONVERSATIONS
-            if is_cut:
+            if len(conversations) == MAX_PAGE_CONVERSATIONS:
+                is_cut = True
                 break
             conversations.add((row.project_id, row.conversation_id))
         page.append(row)
@@ -153,8 +157,37 @@ async def _read_page(session: AsyncSession, limit: int) -> FeedbackPage:
     turn_ids |= await signals.read_ranked_turn_ids(session, targets)
     turns = await signals.read_finished_turns(session, turn_ids)
     turns += await signals.read_conversations(session, conversations)
-    is_last = not is_cut and len(page) < limit
-    return FeedbackPage([row.seq for row in page], signals.in_order(turns), is_last)
+    return FeedbackPage([row.seq for row in page], signals.in_order(turns), is_last=not is_cut)
+
+
+async def _read_in_turn(
+    session: AsyncSession,
+    query: Select[*tuple[Any, ...]],
+    project: InstrumentedAttribute[str],
+    is_waiting: ColumnElement[bool],
+    limit: int,
+) -> tuple[list[Any], bool]:
+    """Return at most `limit` rows of a query, the same share of each project, and whether more rows may be left.
+
+    So the backlog of one project delays no other one by more than a page.
+
+    Args:
+        project: The column of the project, with which a partial index begins whose condition is `is_waiting`.
+    """
+    projects: list[str] = []
+    last: str | None = ""
+    while (last := await session.scalar(select(func.min(project)).where(is_waiting, project > last))) is not None:
+        projects.append(last)
+    share = max(1, limit // max(1, len(projects)))
+    rows: list[Any] = []
+    is_cut = False
+    for project_id in random.sample(projects, len(projects)):
+        if len(rows) == limit:
+            return rows, True
+        found = (await session.execute(query.where(project == project_id).limit(min(share, limit - len(rows))))).all()
+        rows += found
+        is_cut = is_cut or len(found) == share
+    return rows, is_cut or len(rows) == limit
 
 
 async def _skip(session: AsyncSession, seqs: list[int], reason: str) -> None:
@@ -170,19 +203,21 @@ async def _skip(session: AsyncSession, seqs: list[int], reason: str) -> None:
 
 
 async def process_finished_turns(session: AsyncSession, limit: int, settings: Settings) -> int:
-    """Create the judgements and rollouts of at most `limit` finished turns. Returns the number of turns."""
-    turns = list(
-        await session.execute(
-            select(
-                *(Turn.id, Turn.policy_id, Turn.parent_id, Turn.exclusion_reason, Turn.deleted_at, Turn.completion_id),
-                *(Turn.origin, Turn.state, Turn.choice_index, Turn.finished_at, Turn.shadow_of_id),
-            )
-            .where(~Turn.processed, Turn.state != TurnState.OPEN)
-            .order_by(Turn.finished_at)
-            .limit(limit)
-            .with_for_update(skip_locked=True, key_share=True)  # new feedback about them need not wait
+    """Create the judgements and rollouts of at most `limit` finished turns, the same share of each project.
+
+    Their tokens are added to what their projects have used. Returns the number of turns.
+    """
+    query = (
+        select(
+            *(Turn.id, Turn.policy_id, Turn.parent_id, Turn.exclusion_reason, Turn.deleted_at, Turn.completion_id),
+            *(Turn.origin, Turn.state, Turn.choice_index, Turn.finished_at, Turn.shadow_of_id),
+            *(Turn.project_id, Turn.num_output_tokens),
         )
+        .where(~Turn.processed, Turn.state != TurnState.OPEN)
+        .order_by(Turn.finished_at)
+        .with_for_update(skip_locked=True, key_share=True)  # new feedback about them need not wait
     )
+    turns, _ = await _read_in_turn(session, query, Turn.project_id, ~Turn.processed, limit)
     if not turns:
         return 0
     policies = list(await session.scalars(select(Policy).where(Policy.id.in_({turn.policy_id for turn in turns}))))
@@ -190,5 +225,6 @@ async def process_finished_turns(session: AsyncSession, limit: int, settings: Se
     await judge.create_judgements(session, turns, configs)
     await chat_rollouts.create_group_samples(session, turns, policies, settings)
     await chat_rollouts.create_shadow_replies(session, turns, policies, settings)
+    await usage.add_output_tokens(session, turns)
     await session.execute(update(Turn).where(Turn.id.in_([turn.id for turn in turns])).values(processed=True))
     return len(turns)

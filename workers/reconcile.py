@@ -12,6 +12,8 @@ from app.core.database import Database, now
 from app.core.jobs import TaskName, enqueue_after_commit
 from app.core.leases import lease_is_free
 from app.core.settings import Settings
+from app.datasets import imports
+from app.feedback import settled_votes
 from app.inference.client import EngineClient, EnginePool, load_engine_keys
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import (
@@ -36,9 +38,10 @@ from app.models import (
     Version,
     VersionState,
 )
-from app.ops import audit_chain
+from app.ops import audit_chain, webhook_events, webhooks
 from app.policies import service
-from app.training import feedback_density
+from app.training import feedback_density, rollouts
+from workers import retention
 from workers.queue.leased_job import is_due
 from workers.release import adapter_sync, engine_inventory, publish, weight_swap
 from workers.training import batches, reward_model_fits
@@ -64,6 +67,12 @@ async def reconcile(db: Database, settings: Settings) -> None:
         "unload_unused_adapters": unload_unused_adapters,
         "measure_feedback": feedback_density.measure_feedback,
         "seal_audit": lambda db, _: audit_chain.seal_entries(db),
+        "encrypt_secrets": webhooks.encrypt_secrets,
+        "create_webhook_deliveries": lambda db, _: webhook_events.create_deliveries(db),
+        "count_votes": settled_votes.count_settled_votes,
+        "count_rollouts": lambda db, _: rollouts.count_settled_rollouts(db),
+        "remove_unfinished_imports": lambda db, _: imports.remove_unfinished(db),
+        "remove_expired": retention.remove_expired,
         "reward_model_fits": reward_model_fits.reconcile,  # last, since it reads much feedback and may take long
     }
     errors: dict[str, Exception] = {}
@@ -80,7 +89,7 @@ async def reconcile(db: Database, settings: Settings) -> None:
 async def _enqueue_tasks(db: Database, settings: Settings) -> None:
     async with db.write() as session:
         enqueue_after_commit(session, *await _tasks_with_work(session, settings))
-        if settings.adaptation == "full" and await weight_swap.has_outdated_engine(session):
+        if settings.trainer.adaptation == "full" and await weight_swap.has_outdated_engine(session):
             enqueue_after_commit(session, "evaluate")
 
 
@@ -101,6 +110,7 @@ async def _tasks_with_work(session: AsyncSession, settings: Settings) -> list[Ta
         ),
         "evaluate": exists().where(Version.state == VersionState.TRAINED, lease_is_free(Version)),
         "publish": exists().where(Version.state.in_(publish.PUBLISHABLE_STATES), lease_is_free(Version)),
+        "webhook": webhook_events.has_due_delivery(),
     }
     row = (await session.execute(select(*[condition.label(name) for name, condition in work.items()]))).one()
     return [task for task, has_work in zip(work, row, strict=True) if has_work]
@@ -114,7 +124,7 @@ async def _close_lost_turns(db: Database, settings: Settings) -> None:
             .where(
                 Turn.state == TurnState.OPEN,
                 Turn.origin == Origin.CHAT,
-                Turn.created_at < now() - 1.5 * settings.chat_timeout_seconds,
+                Turn.created_at < now() - 1.5 * settings.server.chat_timeout_seconds,
             )
             .values(
                 state=TurnState.ABORTED,
@@ -131,7 +141,7 @@ async def _mark_silent_engines_down(db: Database, settings: Settings) -> None:
             update(Engine)
             .where(
                 Engine.state == EngineState.READY,
-                Engine.heartbeat_at < now() - 3 * settings.lease_seconds,
+                Engine.heartbeat_at < now() - 3 * settings.workers.lease_seconds,
                 # An engine cannot answer while its weights are swapped.
                 or_(Engine.swapping_until.is_(None), Engine.swapping_until < now()),
             )
@@ -161,7 +171,10 @@ async def unload_unused_adapters(db: Database, settings: Settings) -> None:
 
 
 async def _wanted_names(session: AsyncSession, settings: Settings) -> set[str | None]:
-    return {version.adapter_name for version in await engine_inventory.wanted_versions(session, settings.keep_versions)}
+    return {
+        version.adapter_name
+        for version in await engine_inventory.wanted_versions(session, settings.release.keep_versions)
+    }
 
 
 async def _unrecorded_adapters(db: Database, client: EngineClient, engine: Engine) -> set[str]:
@@ -185,7 +198,7 @@ async def _unload(db: Database, settings: Settings, client: EngineClient, engine
         if current is None or name in await _wanted_names(session, settings):
             return
         await engine_inventory.record_adapters(session, engine, removed=name)
-    await asyncio.sleep(UNLOAD_DELAY_FACTOR * settings.route_cache_seconds)
+    await asyncio.sleep(UNLOAD_DELAY_FACTOR * settings.server.route_cache_seconds)
     try:
         await client.unload_adapter(name)
     except (EngineUnavailable, EngineRefused) as error:

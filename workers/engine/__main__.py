@@ -1,59 +1,82 @@
 """`python -m workers.engine`: run one supervised engine, configured by the settings."""
 
+import argparse
 import asyncio
-import logging
 from functools import partial
 from pathlib import Path
 
 from alignment.artifacts.specs import check_adapter
 from app.core.database import Database
+from app.core.process_metrics import PoolMetrics, serve_metrics
+from app.core.request_log import configure_logging
 from app.core.settings import Settings, get_settings
 from app.inference.client import load_engine_keys
+from app.inference.model_support import require_supported
 from workers.base_model import adapter_spec, check_version, model_dir
 from workers.engine.engine_record import DatabaseEngineRecord
 from workers.engine.sglang_process import EngineSpec, require_free_port
-from workers.engine.supervisor import Supervisor, run_until_signalled
+from workers.engine.supervisor import Supervisor, SupervisorTimeouts, run_until_signalled
 from workers.engine.version_files import VersionOpener, downloaded_versions, local_versions
+from workers.stage_metrics import ENGINE_METRICS
 
 
 def engine_spec(settings: Settings) -> EngineSpec:
-    keys = load_engine_keys(settings)
+    keys, engine = load_engine_keys(settings), settings.engine
+    require_supported(settings, model_dir(settings.model, weights=False))
     return EngineSpec(
-        python=settings.engine_python,
+        python=engine.python,
         model=str(model_dir(settings.model)),
         api_key=keys.api,
         admin_key=keys.admin,
-        log_path=settings.logs_dir / f"{settings.engine_name}.sglang.log",
-        host=settings.engine_host,
-        port=settings.engine_port,
-        device=settings.engine_device,
+        log_path=settings.logs_dir / f"{engine.name}.sglang.log",
+        host=engine.host,
+        port=engine.port,
+        device=engine.device,
         dtype=settings.dtype,
-        enable_lora=settings.adaptation == "lora",
-        lora_slots=settings.lora_slots,
-        tool_call_parser=settings.tool_call_parser,
+        adapter=adapter_spec(settings) if settings.trainer.adaptation == "lora" else None,
+        max_loras_per_batch=engine.max_loras_per_batch,
+        tool_call_parser=engine.tool_call_parser,
+        context_length=engine.context_length,
+        mem_fraction_static=engine.mem_fraction_static,
+        max_total_tokens=engine.max_total_tokens,
+        max_running_requests=engine.max_running_requests,
+        chunked_prefill_size=engine.chunked_prefill_size,
+        quantization=engine.quantization,
+        kv_cache_dtype=engine.kv_cache_dtype,
+        attention_backend=engine.attention_backend,
+        tp_size=engine.tp_size,
+        extra_flags=engine.extra_flags,
     )
 
 
 def version_opener(settings: Settings) -> VersionOpener:
     """Return the opener of local files, or of downloaded files where `versions_url` is set."""
-    if settings.versions_url is None:
-        return local_versions(partial(check_version, settings.model, full_weights=settings.adaptation == "full"))
+    if settings.engine.versions_url is None:
+        return local_versions(partial(check_version, settings, full_weights=settings.trainer.adaptation == "full"))
 
     def check_downloaded(path: Path) -> None:
-        check_adapter(path, adapter_spec(settings.model))
+        check_adapter(path, adapter_spec(settings))
 
     admin_key = load_engine_keys(settings).admin
-    return downloaded_versions(str(settings.versions_url), admin_key, check_downloaded, settings.pulled_dir)
+    return downloaded_versions(str(settings.engine.versions_url), admin_key, check_downloaded, settings.pulled_dir)
 
 
-async def run(settings: Settings) -> None:
+async def run(settings: Settings, ready_file: Path | None = None) -> None:
     engine = engine_spec(settings)
     require_free_port(engine)  # before a start is recorded, which would take the traffic from an engine that runs
-    async with Database(settings.database, seconds=settings.database_job_seconds) as db:
-        record = DatabaseEngineRecord(db, settings, engine.url)
-        await run_until_signalled(Supervisor(engine, record, version_opener(settings)))
+    async with Database(settings.database_url, seconds=settings.database.job_timeout_seconds) as db:
+        serve_metrics(settings, "engine", PoolMetrics(lambda: db.num_connections_in_use), *ENGINE_METRICS)
+        record = DatabaseEngineRecord(db, settings, engine.url, ready_file)
+        timeouts = SupervisorTimeouts(
+            start=settings.engine.start_timeout_seconds,
+            response_timeout=settings.engine.response_timeout_seconds,
+            drain=settings.server.shutdown_seconds,
+        )
+        await run_until_signalled(Supervisor(engine, record, version_opener(settings), timeouts=timeouts))
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    asyncio.run(run(get_settings()))
+    configure_logging(get_settings().observability.log_format, "engine", "INFO")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ready-file", type=Path)
+    asyncio.run(run(get_settings(), parser.parse_args().ready_file))

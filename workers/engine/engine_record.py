@@ -1,25 +1,31 @@
 """The engine's row in the database: which incarnation runs, and what it must load before it takes traffic."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from sqlalchemy import ColumnElement, exists, select, update
+from sqlalchemy import ColumnElement, case, exists, select, update
 
 from app.core.database import Database, now
 from app.core.settings import Settings
 from app.models import Engine, EngineState, Version, VersionState
+from app.policies import load_errors
 from workers.engine.version_files import VersionRef
 from workers.release import engine_inventory
+from workers.stage_metrics import ENGINE_LOAD_CRASHES, ENGINE_STARTS, ENGINE_UP
 
 
 class DatabaseEngineRecord:
-    """The supervisor's EngineRecord on the database."""
+    """The supervisor's EngineRecord on the database. `ready_file` exists while the engine takes traffic."""
 
-    def __init__(self, db: Database, settings: Settings, url: str) -> None:
-        self._db, self._settings, self._url = db, settings, url
+    def __init__(self, db: Database, settings: Settings, url: str, ready_file: Path | None = None) -> None:
+        self._db, self._settings, self._url, self._ready_file = db, settings, url, ready_file
 
     async def record_start(self) -> int:
         """Record that the engine is starting with nothing loaded. Return its new incarnation."""
-        name = self._settings.engine_name
+        self._remove_ready_file()
+        name = self._settings.engine.name
+        ENGINE_UP.labels(name).set(0)
+        ENGINE_LOAD_CRASHES.labels(name)
         async with self._db.write() as session:
             engine = await session.get(Engine, name, with_for_update=True)
             if engine is None:
@@ -28,42 +34,56 @@ class DatabaseEngineRecord:
             engine.url, engine.state, engine.loaded, engine.reason = self._url, EngineState.STARTING, [], None
             engine.weights = engine.swapping_until = None
             engine.incarnation += 1
-            return engine.incarnation
+            incarnation = engine.incarnation
+        ENGINE_STARTS.labels(name).inc()
+        return incarnation
 
     async def read_wanted_versions(self) -> list[VersionRef]:
         async with self._db.read() as session:
-            if self._settings.adaptation == "full":
+            if self._settings.trainer.adaptation == "full":
                 return _weights_refs(await engine_inventory.serving_version(session))
-            wanted = await engine_inventory.wanted_versions(session, self._settings.keep_versions)
+            wanted = await engine_inventory.wanted_versions(session, self._settings.release.keep_versions)
+            engine = await session.get_one(Engine, self._settings.engine.name)
         versions = [version for version in wanted if version.state != VersionState.TRAINED]  # evaluate loads those
         return [
-            VersionRef(version.adapter_name, Path(version.adapter_path), version.manifest_sha256)
+            VersionRef(
+                version.adapter_name,
+                Path(version.adapter_path),
+                version.manifest_sha256,
+                crashes=load_errors.count_crashes(engine, version.adapter_name, version.manifest_sha256),
+            )
             for version in versions
             if version.adapter_name and version.adapter_path and version.manifest_sha256
         ]
 
-    async def try_mark_ready(self, incarnation: int, loaded: list[str]) -> bool:
+    async def try_mark_ready(self, incarnation: int, loaded: list[str], errors: Mapping[str, str]) -> bool:
         """Let the engine take traffic. Return False if a serving version is missing, or another incarnation runs.
 
         A serving version is missing if a deployment changed while the engine loaded. Other wanted versions may be
-        missing: one of them may be damaged, and that must not keep the engine down.
+        missing, and so may adapters with an entry in `errors`: a damaged one must not keep the engine down. An engine
+        of full weights stays down, since it has nothing else to serve.
         """
-        is_full = self._settings.adaptation == "full"
+        is_full = self._settings.trainer.adaptation == "full"
         async with self._db.write() as session:
             required = await engine_inventory.serving_adapter_names(session)
             if is_full:
                 required |= {ref.name for ref in _weights_refs(await engine_inventory.serving_version(session))}
-            if not required <= set(loaded):
-                return False
-            engine = await session.get_one(Engine, self._settings.engine_name, with_for_update=True)
+            engine = await session.get_one(Engine, self._settings.engine.name, with_for_update=True)
             if engine.incarnation != incarnation:
+                return False
+            engine.reason = load_errors.encode(errors)
+            if not required <= {*loaded, *(() if is_full else errors)}:
                 return False
             if is_full:  # if none were loaded, the engine has the base model's weights
                 engine.weights = loaded[-1] if loaded else None
             else:
                 engine.loaded = sorted(loaded)
-            engine.state, engine.reason, engine.heartbeat_at = EngineState.READY, None, now()
-            return True
+            load_errors.forget_crashes(engine, loaded)
+            engine.state, engine.heartbeat_at = EngineState.READY, now()
+        if self._ready_file is not None:
+            self._ready_file.touch()
+        ENGINE_UP.labels(self._settings.engine.name).set(1)
+        return True
 
     async def is_swapping_weights(self, incarnation: int) -> bool:
         async with self._db.read() as session:
@@ -71,19 +91,35 @@ class DatabaseEngineRecord:
             return bool(await session.scalar(select(is_swapping)))
 
     async def record_heartbeat(self, incarnation: int) -> None:
-        await self._set_state(incarnation, EngineState.READY)
+        """Record that the engine is ready. What it could not load stays recorded."""
+        reason = case((Engine.state == EngineState.READY, Engine.reason))
+        await self._set_state(incarnation, EngineState.READY, reason)
+
+    async def record_load_crash(self, incarnation: int, ref: VersionRef) -> None:
+        """Record that the engine has ended while it loaded this version."""
+        ENGINE_LOAD_CRASHES.labels(self._settings.engine.name).inc()
+        async with self._db.write() as session:
+            engine = await session.get_one(Engine, self._settings.engine.name, with_for_update=True)
+            if engine.incarnation == incarnation:
+                load_errors.record_crash(engine, ref.name, ref.manifest_sha256)
 
     async def mark_down(self, incarnation: int, reason: str) -> None:
+        self._remove_ready_file()  # first, since the database may not be reached
+        ENGINE_UP.labels(self._settings.engine.name).set(0)
         await self._set_state(incarnation, EngineState.DOWN, reason)
 
-    async def _set_state(self, incarnation: int, state: EngineState, reason: str | None = None) -> None:
+    async def _set_state(self, incarnation: int, state: EngineState, reason: str | ColumnElement[str | None]) -> None:
         """Set the state and the heartbeat, unless another incarnation has replaced this one."""
         values = {"state": state, "reason": reason, "heartbeat_at": now()}
         async with self._db.write() as session:
             await session.execute(update(Engine).where(*self._is_incarnation(incarnation)).values(values))
 
+    def _remove_ready_file(self) -> None:
+        if self._ready_file is not None:
+            self._ready_file.unlink(missing_ok=True)
+
     def _is_incarnation(self, incarnation: int) -> tuple[ColumnElement[bool], ...]:
-        return Engine.name == self._settings.engine_name, Engine.incarnation == incarnation
+        return Engine.name == self._settings.engine.name, Engine.incarnation == incarnation
 
 
 def _weights_refs(version: Version) -> list[VersionRef]:

@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 import psutil
 
-from alignment.config.trainer import LoRAConfig
+from alignment.artifacts.specs import AdapterSpec
 from app.core.processes import port_error
 
 TERMINATE_TIMEOUT_SECONDS = 10.0
@@ -32,6 +32,19 @@ CPU_FLAGS = (
     "--sleep-on-idle",  # otherwise an idle scheduler uses a whole core
 )
 
+# The environment variables that an engine inherits, by name and by prefix.
+PASSED_VARIABLES = {
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "CC", "CXX", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy"),
+}
+PASSED_PREFIXES = (
+    *("LC_", "CUDA", "NVIDIA_", "NCCL_", "GLOO_", "UCX_", "HIP_", "HSA_", "ROCM_", "ROCR_", "AMD_"),
+    *("SGLANG_", "SGL_", "FLASHINFER_", "TORCH", "PYTORCH_", "TRITON_", "TVM_", "OMP_", "MKL_", "KMP_", "OPENBLAS_"),
+    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "SAFETENSORS_", "TOKENIZERS_"),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
@@ -46,11 +59,19 @@ class EngineSpec:
     port: int = 8710
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    enable_lora: bool = True  # False where full weights are swapped
-    lora: LoRAConfig = field(default_factory=LoRAConfig)
-    lora_slots: int = 8
-    context_length: int | None = None
+    adapter: AdapterSpec | None  # None where full weights are swapped
+    max_loras_per_batch: int = 8
     tool_call_parser: str
+    context_length: int | None = None
+    mem_fraction_static: float | None = None
+    max_total_tokens: int | None = None
+    max_running_requests: int | None = None
+    chunked_prefill_size: int | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    attention_backend: str | None = None
+    tp_size: int = 1
+    extra_flags: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -69,8 +90,7 @@ class EngineSpec:
             f"--host={self.host}",
             f"--port={self.port}",
             f"--dtype={self.dtype}",
-            *([f"--context-length={self.context_length}"] if self.context_length else []),
-            *(self._lora_flags() if self.enable_lora else []),
+            *self._lora_flags(),
             # Without a parser SGLang drops the log-probs of streamed tokens without text, such as the last token. For
             # requests without tools the parser changes nothing else.
             f"--tool-call-parser={self.tool_call_parser}",
@@ -79,20 +99,43 @@ class EngineSpec:
             *("--enable-priority-scheduling", "--default-priority-value=0"),  # rollouts are below chats
             "--log-level=warning",  # the first line at level info contains the keys
             *(CPU_FLAGS if self.on_cpu else []),
+            *self._size_flags(),  # after CPU_FLAGS, since the last value of a flag is the one that counts
+            *self.extra_flags,
         ]
 
+    def _size_flags(self) -> list[str]:
+        """Return the flags of the settings that are not left to SGLang."""
+        flags: dict[str, object | None] = {
+            "context-length": self.context_length,
+            "mem-fraction-static": self.mem_fraction_static,
+            "max-total-tokens": self.max_total_tokens,
+            "max-running-requests": self.max_running_requests,
+            "chunked-prefill-size": self.chunked_prefill_size,
+            "quantization": self.quantization,
+            "kv-cache-dtype": None if self.kv_cache_dtype == "auto" else self.kv_cache_dtype,
+            "attention-backend": self.attention_backend,
+            "tp-size": None if self.tp_size == 1 else self.tp_size,
+        }
+        return [f"--{name}={value}" for name, value in flags.items() if value is not None]
+
     def _lora_flags(self) -> list[str]:
+        if self.adapter is None:
+            return []
         return [
-            *("--enable-lora", f"--max-lora-rank={self.lora.rank}"),
-            *("--lora-target-modules", *self.lora.target_modules),
-            f"--max-loras-per-batch={self.lora_slots}",
+            *("--enable-lora", f"--max-lora-rank={self.adapter.rank}"),
+            *("--lora-target-modules", *sorted(self.adapter.target_modules)),
+            f"--max-loras-per-batch={self.max_loras_per_batch}",
         ]
 
     def environment(self) -> dict[str, str]:
-        env = {name: value for name, value in os.environ.items() if name != "SGLANG_USE_CPU_ENGINE"}
+        """Return the variables that SGLang and its libraries need.
+
+        SGLang runs a model's files and a large library, so it gets no database URL and no secret but its own keys.
+        """
+        env = {name: value for name, value in os.environ.items() if _is_passed_to_engine(name)}
         env |= {
-            "ATTUNE_ENGINE_API_KEY": self.api_key,
-            "ATTUNE_ENGINE_ADMIN_KEY": self.admin_key,
+            "ATTUNE_ENGINE__API_KEY": self.api_key,
+            "ATTUNE_ENGINE__ADMIN_KEY": self.admin_key,
             "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
@@ -174,6 +217,10 @@ class EngineProcess:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
             lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines()]
         return next((line for line in reversed(lines) if line), f"nothing in {self._spec.log_path}")
+
+
+def _is_passed_to_engine(name: str) -> bool:
+    return name != "SGLANG_USE_CPU_ENGINE" and (name in PASSED_VARIABLES or name.startswith(PASSED_PREFIXES))
 
 
 def _name(process: psutil.Process) -> str:

@@ -4,15 +4,17 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, aclosing, suppress
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.inference.client import EngineClient
 from app.inference.transport import EngineRefused, EngineUnavailable
+from app.policies import load_errors
 from workers.engine.sglang_process import EngineProcess, EngineSpec
 from workers.engine.version_files import VersionOpener, VersionRef
 
@@ -23,15 +25,17 @@ T = TypeVar("T")
 class EngineRecord(Protocol):
     """Stores which incarnation of the engine runs and what it must load.
 
-    `try_mark_ready` returns False if more versions are wanted meanwhile: they must be loaded first. While
+    `try_mark_ready` returns False if more versions are wanted meanwhile: they must be loaded first. `errors` says, by
+    name, which versions cannot be loaded and why; the engine takes traffic without them. While
     `is_swapping_weights`, another process swaps the engine's weights, and the engine may not respond.
     """
 
     async def record_start(self) -> int: ...
     async def read_wanted_versions(self) -> list[VersionRef]: ...
-    async def try_mark_ready(self, incarnation: int, loaded: list[str]) -> bool: ...
+    async def try_mark_ready(self, incarnation: int, loaded: list[str], errors: Mapping[str, str]) -> bool: ...
     async def is_swapping_weights(self, incarnation: int) -> bool: ...
     async def record_heartbeat(self, incarnation: int) -> None: ...
+    async def record_load_crash(self, incarnation: int, ref: VersionRef) -> None: ...
     async def mark_down(self, incarnation: int, reason: str) -> None: ...
 
 
@@ -41,7 +45,9 @@ class SupervisorTimeouts:
 
     A hang is noticed within `response_timeout`, or within `probe_interval + probe`, so within 40 s; the end of one of
     SGLang's processes within two heartbeats. The interval between two starts grows from `min_restart_interval` to
-    `max_restart_interval`, and is reset when the engine was ready for `stable_after`.
+    `max_restart_interval`, and is reset when the engine was ready for `stable_after`. An engine that starts waits for a
+    version whose files cannot be read for `unreadable`, and for a damaged one not at all. An engine that is stopped
+    takes no new traffic after `route_change`, and its replies have `drain` to end.
     """
 
     start: float = 600.0
@@ -51,7 +57,10 @@ class SupervisorTimeouts:
     probe_interval: float = 10.0
     probe: float = 30.0
     retry_interval: float = 1.0
+    unreadable: float = 30.0
     record_write: float = 5.0
+    route_change: float = 1.0  # until API processes know it, and the requests that they have routed are recorded
+    drain: float = 600.0
     min_restart_interval: float = 0.5
     max_restart_interval: float = 30.0
     stable_after: float = 10.0
@@ -72,9 +81,14 @@ class Supervisor:
     report: Callable[[str], None] = log.info
     timeouts: SupervisorTimeouts = SupervisorTimeouts()
     _stopping: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _stopping_now: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _ready_at: float | None = field(default=None, init=False)
+    _loading: VersionRef | None = field(default=None, init=False)  # what the engine is loading, or was when it ended
 
     def stop(self) -> None:
+        """Let the running replies end, then stop. A second call does not wait for them."""
+        if self._stopping.is_set():
+            self._stopping_now.set()
         self._stopping.set()
 
     async def run(self) -> None:
@@ -82,7 +96,7 @@ class Supervisor:
         interval = self.timeouts.min_restart_interval
         while not self._stopping.is_set():
             incarnation = await self._retry_until_recorded(self.record.record_start)
-            started, self._ready_at = time.monotonic(), None
+            started, self._ready_at, self._loading = time.monotonic(), None, None
             try:
                 process = await EngineProcess.start(self.spec)
             except ValueError as error:
@@ -91,7 +105,11 @@ class Supervisor:
                 try:
                     reason = await self._run_until_end(process, incarnation)
                     if self._stopping.is_set():
+                        await self._drain(process, incarnation)
                         await process.terminate()
+                    elif self._loading is not None and not self._loading.full_weights:
+                        reason = f"{reason} (it was loading {self._loading.name})"
+                        await self._try_record(self.record.record_load_crash(incarnation, self._loading))
                 finally:
                     process.kill()
                 await process.wait_for_exit()
@@ -120,6 +138,41 @@ class Supervisor:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+
+    async def _drain(self, process: EngineProcess, incarnation: int) -> None:
+        """Take no new traffic and wait until the running replies have ended, at most `drain` seconds."""
+        if self._ready_at is None:
+            return
+        await self._try_record(self.record.mark_down(incarnation, "it is stopped when its replies have ended"))
+        wait_for_end = asyncio.create_task(self._wait_for_replies())
+        tasks = [
+            wait_for_end,
+            asyncio.create_task(process.wait_for_exit()),
+            asyncio.create_task(self._stopping_now.wait()),
+        ]
+        await asyncio.wait(tasks, timeout=self.timeouts.drain, return_when=asyncio.FIRST_COMPLETED)
+        if not wait_for_end.done():
+            self.report("engine stopped before all replies had ended")
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    async def _wait_for_replies(self) -> None:
+        """Return when the engine generates no reply, or does not respond."""
+        num_running = reported = 0
+        async with aclosing(EngineClient(self.spec.url, self.spec.api_key, self.spec.admin_key)) as client:
+            while True:
+                await asyncio.sleep(self.timeouts.route_change)  # also after the last reply, until it is delivered
+                try:
+                    before, num_running = num_running, await client.count_running()
+                except (EngineUnavailable, EngineRefused) as error:
+                    self.report(f"engine stopping: it does not say how many replies are running: {error}")
+                    return
+                if not before and not num_running:
+                    return
+                if num_running != reported:
+                    self.report(f"engine stopping: {num_running} replies are running")
+                    reported = num_running
 
     async def _wait_for_stop(self) -> str:
         await self._stopping.wait()
@@ -156,37 +209,66 @@ class Supervisor:
         return False
 
     async def _load_wanted_versions(self, client: EngineClient, incarnation: int) -> None:
-        """Check, load and warm up every wanted version until the engine can be marked ready."""
+        """Check, load and warm up every wanted version until the engine can be marked ready.
+
+        Versions that cannot be loaded are recorded with the reason, and the reconciler tries them again: one tenant's
+        damaged file must not close the engine for the others.
+        """
         loaded: list[str] = []
-        pause = self.timeouts.retry_interval
+        errors: dict[str, Exception] = {}
+        started, pause = time.monotonic(), self.timeouts.retry_interval
         while True:
             wanted = await self._retry_until_recorded(self.record.read_wanted_versions)
             for ref in wanted:
-                if ref.name not in loaded and await self._try_load(client, ref):
-                    loaded[:] = [ref.name] if ref.full_weights else [*loaded, ref.name]
-                    self.report(f"engine holds {ref.name}")
-            if await self._retry_until_recorded(lambda: self.record.try_mark_ready(incarnation, list(loaded))):
+                if ref.name in loaded:
+                    continue
+                if (error := await self._try_load(client, ref)) is not None:
+                    errors[ref.name] = error
+                    continue
+                errors.pop(ref.name, None)
+                loaded[:] = [ref.name] if ref.full_weights else [*loaded, ref.name]
+                self.report(f"engine holds {ref.name}")
+            # Storage that cannot be read may be back in a moment; a damaged file is not repaired by waiting.
+            waits = time.monotonic() - started < self.timeouts.unreadable
+            final = {name: str(error) for name, error in errors.items() if not (waits and isinstance(error, OSError))}
+            mark_ready = partial(self.record.try_mark_ready, incarnation, list(loaded), final)
+            if await self._retry_until_recorded(mark_ready):
                 return
             await asyncio.sleep(pause)
-            # A version that is damaged or cannot be downloaded is tried again at growing intervals.
-            has_failed = any(ref.name not in loaded for ref in wanted)
-            pause = min(2 * pause, self.timeouts.max_restart_interval) if has_failed else self.timeouts.retry_interval
+            pause = min(2 * pause, self.timeouts.max_restart_interval) if errors else self.timeouts.retry_interval
 
-    async def _try_load(self, client: EngineClient, ref: VersionRef) -> bool:
-        """Load a version. Return False if its files are damaged or missing."""
+    async def _try_load(self, client: EngineClient, ref: VersionRef) -> Exception | None:
+        """Load a version. Return why it is not loaded: its files are damaged or missing, the engine refuses them, or
+        has ended too often while it loaded them.
+
+        If the engine ends, `_loading` tells by which version.
+        """
+        if ref.crashes >= load_errors.MAX_CRASHES:
+            self.report(f"{ref.name} is not loaded: the engine ended {ref.crashes} times while it loaded it")
+            return ValueError(load_errors.describe_crashes(ref.name, ref.crashes))
         with ExitStack() as stack:
             try:
                 path = await asyncio.to_thread(stack.enter_context, self.open_version(ref))
             except (ValueError, OSError) as error:
                 self.report(f"{ref.name} is not loaded: {error}")
-                return False
+                return error
+            self._loading = ref
             if ref.full_weights:
                 async with client.paused():
                     await client.load_weights(path, ref.name)
-            else:
+                self._loading = None
+                return None
+            try:
                 await client.load_adapter(ref.name, path)
                 await client.warm_up_adapter(ref.name)
-        return True
+            except EngineRefused as error:
+                if error.engine_status != 400:  # otherwise it is not about this version: a wrong key
+                    raise
+                self.report(f"{ref.name} is not loaded: {error}")
+                self._loading = None
+                return error
+            self._loading = None
+        return None
 
     async def _monitor(self, client: EngineClient, incarnation: int) -> str:
         """Return when the engine hangs, and how.
@@ -194,7 +276,7 @@ class Supervisor:
         `is_ready` asks SGLang's HTTP server. Only a generated token shows that the scheduler behind it works.
         """
         probe: asyncio.Task[bool] | None = None
-        answered_at = probed_at = time.monotonic()
+        answered_at = probed_at = probe_began_at = time.monotonic()
         try:
             while True:
                 await asyncio.sleep(self.timeouts.heartbeat_interval)
@@ -206,14 +288,22 @@ class Supervisor:
                 if time.monotonic() - answered_at > self.timeouts.response_timeout:
                     return f"the engine was silent for {self.timeouts.response_timeout:.0f} s"
                 if probe is None and time.monotonic() - probed_at > self.timeouts.probe_interval:
-                    probe = asyncio.create_task(client.can_generate(read_timeout=self.timeouts.probe))
+                    probe, probe_began_at = self._start_probe(client, self.timeouts.probe), time.monotonic()
                 if probe is not None and probe.done():
-                    if not probe.result() and not await self._is_swapping_weights(incarnation):
+                    remaining = probe_began_at + self.timeouts.probe - time.monotonic()
+                    if probe.result() or await self._is_swapping_weights(incarnation):
+                        probe, probed_at = None, time.monotonic()
+                    elif remaining <= 0:
                         return f"no token came within {self.timeouts.probe:.0f} s"
-                    probe, probed_at = None, time.monotonic()
+                    else:  # it was refused or lost its connection, which says nothing about the scheduler
+                        probe = self._start_probe(client, remaining)
         finally:
             if probe is not None:
                 probe.cancel()
+
+    @staticmethod
+    def _start_probe(client: EngineClient, seconds: float) -> "asyncio.Task[bool]":
+        return asyncio.create_task(client.can_generate(read_timeout=seconds))
 
     async def _is_swapping_weights(self, incarnation: int) -> bool:
         """Return whether the engine's weights are swapped, and False if the database cannot be reached."""

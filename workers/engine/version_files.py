@@ -22,12 +22,16 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class VersionRef:
-    """A version to load: an adapter, or with `full_weights` the engine's own weights."""
+    """A version to load: an adapter, or with `full_weights` the engine's own weights.
+
+    `crashes`: how often in a row this engine has ended while it loaded the version.
+    """
 
     name: str
     path: Path
     manifest_sha256: str
     full_weights: bool = False
+    crashes: int = 0
 
 
 # Yields a checked directory on this machine that exists until the context ends. Raises ValueError (DamagedAdapter is

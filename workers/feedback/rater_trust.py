@@ -41,7 +41,7 @@ async def update_trust(
     all_time, recent = await _read_population(session, project_id)
     trust: dict[str, RaterTrust] = {}
     for rater in await _count(session, project_id, page_counts, values):
-        if settings.trust and rater.standing == RaterStanding.NORMAL:
+        if settings.raters.trust and rater.standing == RaterStanding.NORMAL:
             new = page_counts[rater.name]
             previous = RaterCounts(rater.num_up - new.up, rater.num_down - new.down)
             rates = rater_trust.others_positive_rates(all_time, recent, previous)
@@ -81,8 +81,12 @@ def is_within_allowance(position: ColumnElement[int], limit: int) -> ColumnEleme
     alpha, beta = rater_trust.PRIOR
     agreed, disagreed = func.coalesce(Rater.agreement_weight, 0.0), func.coalesce(Rater.disagreement_weight, 0.0)
     weight = (alpha + agreed - beta - disagreed) / (alpha + beta + agreed + disagreed)
-    is_trusted = func.coalesce(Rater.standing, "") == RaterStanding.TRUSTED
-    return or_(position == 1, position <= limit * weight, is_trusted)
+    return or_(position == 1, position <= limit * weight, is_trusted())
+
+
+def is_trusted() -> ColumnElement[bool]:
+    """Return whether an admin trusts the rater. The statement must have Rater joined from outside."""
+    return func.coalesce(Rater.standing, "") == RaterStanding.TRUSTED
 
 
 def cluster_key(prompt_ids: Sequence[int], output_ids: Sequence[int]) -> str | None:
@@ -92,14 +96,14 @@ def cluster_key(prompt_ids: Sequence[int], output_ids: Sequence[int]) -> str | N
 
 def newcomer_trust(settings: Settings) -> RaterTrust:
     """Return the trust in a rater without a record."""
-    return RaterTrust(rater_trust.rater_weight(0.0, 0.0) if settings.trust else 1.0)
+    return RaterTrust(rater_trust.rater_weight(0.0, 0.0) if settings.raters.trust else 1.0)
 
 
 def _trust_of(rater: Rater, settings: Settings) -> RaterTrust:
     is_quarantined = rater.standing == RaterStanding.QUARANTINED
     if rater.standing == RaterStanding.BLOCKED:
         return RaterTrust(0.0)
-    if rater.standing == RaterStanding.TRUSTED or not settings.trust:
+    if rater.standing == RaterStanding.TRUSTED or not settings.raters.trust:
         return RaterTrust(1.0, rater.reason if is_quarantined else None)
     weight = rater_trust.rater_weight(rater.agreement_weight, rater.disagreement_weight)
     return RaterTrust(weight, (rater.reason or "quarantined") if is_quarantined else None)
@@ -117,8 +121,8 @@ def _find_suspicion(
     counts = RaterCounts(rater.num_up, rater.num_down, rater.agreement_weight, rater.disagreement_weight)
     one_sided = None
     if is_person(rater.name):
-        if rater.num_today > settings.max_rater_day:
-            return f"{rater.num_today} rewards in a day, more than the limit of {settings.max_rater_day}"
+        if rater.num_today > settings.raters.max_rater_day:
+            return f"{rater.num_today} rewards in a day, more than the limit of {settings.raters.max_rater_day}"
         if (burst := rater_trust.detect_burst(rater.name, num_rewards)) is not None:
             return burst
         one_sided = rater_trust.detect_one_sided(counts, rates)

@@ -7,14 +7,14 @@ from typing import NamedTuple
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment.config.rewards import EXPLICIT, LEARNED, RewardsConfig
+from alignment.config.rewards import EXPLICIT, LEARNED
 from alignment.signals.rater_trust import RaterSignal
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
-from app.models import Policy, Reward, Turn, new_id
+from app.models import Reward, Turn, new_id
 from app.raters.names import is_person
-from app.training.policy_config import effective_rewards
 from workers.feedback import rater_trust, sample_groups, samples, signals
+from workers.feedback.policy_configs import read_policy_configs
 from workers.feedback.rater_trust import RaterTrust
 from workers.feedback.signals import FeedbackSignal, FinishedTurn
 
@@ -34,8 +34,8 @@ async def update_rewards(session: AsyncSession, turns: Sequence[FinishedTurn], s
     # Feedback and a judgement of the same turn must come one after the other, or each would miss the other's reward.
     await sample_groups.lock_groups(session, [turn.id for turn in turns])
     turns = await signals.read_finished_turns(session, [turn.id for turn in turns])  # as they are under the lock
-    configs = await read_reward_configs(session, turns, settings)
-    signals_by_turn = await signals.read_signals(session, turns, configs)
+    configs = await read_policy_configs(session, turns, settings)
+    signals_by_turn = await signals.read_signals(session, turns, configs.rewards)
     stored: dict[str, dict[str, Reward]] = defaultdict(dict)
     rows = select(Reward).where(Reward.turn_id.in_(signals_by_turn)).order_by(Reward.turn_id, Reward.source)
     for row in await session.scalars(rows.with_for_update()):
@@ -64,7 +64,7 @@ async def update_rewards(session: AsyncSession, turns: Sequence[FinishedTurn], s
             if source not in signals_by_turn[turn.id]:
                 await session.delete(stored[turn.id].pop(source))
     await session.flush()
-    if settings.trust:
+    if settings.raters.trust:
         await _record_agreement(session, stored, new_signals)
     quarantined = {key: one.quarantine_reason for key, one in trust.items() if one.quarantine_reason is not None}
     await samples.update_samples(session, turns, configs, settings, quarantined)
@@ -132,14 +132,5 @@ async def update_turn_samples(session: AsyncSession, turn_ids: Collection[str], 
     """
     await sample_groups.lock_groups(session, turn_ids)
     turns = await signals.read_finished_turns(session, turn_ids)
-    await samples.update_samples(session, turns, await read_reward_configs(session, turns, settings), settings, {})
+    await samples.update_samples(session, turns, await read_policy_configs(session, turns, settings), settings, {})
     enqueue_after_commit(session, "assemble")
-
-
-async def read_reward_configs(
-    session: AsyncSession, turns: Sequence[FinishedTurn], settings: Settings
-) -> dict[str, RewardsConfig]:
-    """Return the reward configuration of each policy of these turns."""
-    ids = {turn.policy_id for turn in turns}
-    rows = await session.scalars(select(Policy).where(Policy.id.in_(ids)))
-    return {policy.id: effective_rewards(policy, settings) for policy in rows}

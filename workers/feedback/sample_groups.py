@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
@@ -43,8 +43,9 @@ async def lock_groups(session: AsyncSession, turn_ids: Collection[str]) -> None:
     transaction would find that the group is complete.
     """
     completion_ids = select(Turn.completion_id).where(Turn.id.in_(turn_ids))
-    with_rollouts = select(Turn.completion_id).where(Turn.completion_id.in_(completion_ids), Turn.origin != Origin.CHAT)
-    members = await session.scalars(select(Turn.id).where(Turn.completion_id.in_(with_rollouts)))
+    is_further = or_(Turn.origin != Origin.CHAT, Turn.choice_index > 0)
+    with_others = select(Turn.completion_id).where(Turn.completion_id.in_(completion_ids), is_further)
+    members = await session.scalars(select(Turn.id).where(Turn.completion_id.in_(with_others)))
     await lock_turns(session, {*turn_ids, *members}, key_share=True)
 
 
@@ -54,10 +55,15 @@ async def lock_and_find_deleted(session: AsyncSession, turn_ids: Collection[str]
     return set(await session.scalars(select(Turn.id).where(Turn.id.in_(turn_ids), Turn.deleted_at.is_not(None))))
 
 
-async def read_groups(session: AsyncSession, turns: Sequence[FinishedTurn]) -> SampleGroups:
-    """Return the groups of these turns."""
+async def read_groups(
+    session: AsyncSession, turns: Sequence[FinishedTurn], *, with_choices_of: Collection[str]
+) -> SampleGroups:
+    """Return the groups of these turns; of these policies also those of completions with several choices."""
     requested_ids = {turn.completion_id for turn in turns}
-    with_rollouts = select(Turn.completion_id).where(Turn.completion_id.in_(requested_ids), Turn.origin != Origin.CHAT)
+    is_further: ColumnElement[bool] = Turn.origin != Origin.CHAT
+    if with_choices_of:
+        is_further = or_(is_further, and_(Turn.choice_index > 0, Turn.policy_id.in_(with_choices_of)))
+    with_rollouts = select(Turn.completion_id).where(Turn.completion_id.in_(requested_ids), is_further)
     completion_ids = set(await session.scalars(with_rollouts.distinct()))
     if not completion_ids:
         return SampleGroups({}, {})

@@ -9,12 +9,17 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import EXPLICIT, RewardsConfig
 from alignment.signals.combine_rewards import Signal, combine_rewards, discounted_return, scores_unseen_replies
+from app.chat.histories import read_prompt_ids
 from app.core.database import database_time
 from app.core.settings import Settings
 from app.models import Judgement, JudgementState, Origin, Reward, Sample, SampleRule, SampleState, Turn
 from app.raters.names import is_person
+from app.training.batch_samples import UNDONE
 from app.training.unlearning import WITHDRAWN
+from app.training.vote_totals import reopen_votes_on_turns
 from workers.feedback import rater_trust, sample_groups, signals
+from workers.feedback.comparable_rewards import select_comparable
+from workers.feedback.policy_configs import PolicyConfigs
 from workers.feedback.signals import FinishedTurn
 
 WAITING = (SampleState.OPEN, SampleState.QUARANTINED)  # states in which a sample may still change
@@ -37,50 +42,66 @@ class Returns(NamedTuple):
 async def update_samples(
     session: AsyncSession,
     turns: Sequence[FinishedTurn],
-    configs: Mapping[str, RewardsConfig],
+    configs: PolicyConfigs,
     settings: Settings,
     quarantined: Mapping[tuple[str, str], str],
 ) -> None:
     """Create or change the samples of these turns and of their groups as their rewards demand.
 
-    A sample in a batch stays as it is. `configs` is by policy. `quarantined` holds, by (project id, rater), why samples
-    with this rater's feedback must wait.
+    A sample in a batch stays as it is. `quarantined` holds, by (project id, rater), why samples with this rater's
+    feedback must wait.
     """
     turns = [turn for turn in turns if turn.origin != Origin.SHADOW]  # compared, but never trained on
-    groups = await sample_groups.read_groups(session, turns)
+    rewards, need_groups = configs
+    groups = await sample_groups.read_groups(session, turns, with_choices_of=need_groups)
     turns = groups.with_members(turns)
-    all_turns = await _with_conversations(session, turns, configs)
-    turn_rewards = await _read_rewards(session, [turn.id for turn in all_turns])
-    returns = _compute_returns(all_turns, turn_rewards, configs)
-    affected = [turn for turn in turns if configs[turn.policy_id].discount == 0]
-    affected += [turn for turn in all_turns if configs[turn.policy_id].discount > 0]
+    all_turns = await _with_conversations(session, turns, rewards)
+    turn_ids = [turn.id for turn in all_turns]
+    turn_rewards = await _read_rewards(session, turn_ids)
+    comparison_groups = await signals.read_comparison_groups(session, turn_ids)
+    counted, alone = {id: list(one.rewards) for id, one in turn_rewards.items()}, set[str]()
+    if need_groups:
+        grouped = [turn for turn in all_turns if turn.policy_id in need_groups]
+        counted, alone = select_comparable(grouped, counted, comparison_groups)
+    returns = _compute_returns(all_turns, counted, rewards)
+    affected = [turn for turn in turns if rewards[turn.policy_id].discount == 0]
+    affected += [turn for turn in all_turns if rewards[turn.policy_id].discount > 0]
     affected_ids = [turn.id for turn in affected]
     rows = await session.scalars(
         select(Sample).where(Sample.turn_id.in_(affected_ids)).order_by(Sample.turn_id).with_for_update()
     )
     samples = {row.turn_id: row for row in rows}
     new_turns = [turn for turn in affected if turn.id not in samples and returns.values[turn.id] is not None]
-    comparison_groups = await signals.read_comparison_groups(session, affected_ids)
-    clusters = await _read_clusters(session, new_turns) if settings.trust else {}
+    clusters = await _read_clusters(session, new_turns) if settings.raters.trust else {}
     time = await database_time(session)
     for turn in affected:
-        reward, config = returns.values[turn.id], configs[turn.policy_id]
+        reward, config = returns.values[turn.id], rewards[turn.policy_id]
         sample = samples.get(turn.id)
         if sample is None:
             if reward is None:
                 continue
             sample = _new_sample(turn, reward, clusters.get(turn.id))
             session.add(sample)
-        has_feedback = any(row.reward_source == EXPLICIT for row in turn_rewards[turn.id].rewards)
-        _update_reward(sample, reward, turn.exclusion_reason, has_feedback=has_feedback)
-        sample.group_id = comparison_groups.get(turn.id, sample.group_id)
+        has_feedback = _has_feedback(counted[turn.id])
+        is_unused = _has_feedback(turn_rewards[turn.id].rewards) and not has_feedback
+        uses_feedback = config.uses_feedback and not is_unused
+        _update_reward(sample, reward, turn.exclusion_reason, has_feedback=has_feedback, uses_feedback=uses_feedback)
+        if turn.id in alone:
+            sample.group_id = f"turn/{turn.id}"  # not the id of its completion, which may be the same
+        elif turn.policy_id in need_groups:
+            sample.group_id = comparison_groups.get(turn.id, turn.completion_id)
+        else:
+            sample.group_id = comparison_groups.get(turn.id, sample.group_id)
         if sample.state == SampleState.OPEN:
             ready_times = [
                 _ready_at(member, turn_rewards[member.id], config, time) for member in groups.trainable_group(turn)
             ]
-            sample.ready_at = max([groups.open_until.get(turn.completion_id, 0.0), *ready_times])
+            credit_at = _credit_deadline(turn, config)
+            sample.ready_at = max([groups.open_until.get(turn.completion_id, 0.0), credit_at, *ready_times])
             sample.rater = _main_rater(returns.rated_by[groups.rated_turn(turn).id])
             _quarantine(sample, turn, returns.rated_by[turn.id], quarantined)
+    await session.flush()
+    await reopen_votes_on_turns(session, affected_ids)
 
 
 async def _with_conversations(
@@ -114,38 +135,77 @@ async def _read_rewards(session: AsyncSession, turn_ids: Collection[str]) -> dic
 
 
 def _compute_returns(
-    turns: Sequence[FinishedTurn], turn_rewards: Mapping[str, TurnRewards], configs: Mapping[str, RewardsConfig]
+    turns: Sequence[FinishedTurn], counted: Mapping[str, Sequence[Reward]], configs: Mapping[str, RewardsConfig]
 ) -> Returns:
     """Return the discounted rewards, computed from the last turn to the first.
 
     A turn that only inherits a reward inherits its raters too: a rater who is quarantined, or has the allowed share of
     a batch, must not get in through an earlier turn.
     """
-    next_turn: dict[str, str] = {}
+    next_turn: dict[str, FinishedTurn] = {}
+    for turn in turns:  # the last one that continues a turn
+        if turn.parent_id is not None:
+            next_turn[turn.parent_id] = turn
     values: dict[str, float | None] = {}
     rated_by: dict[str, Sequence[Reward]] = {}
-    for turn in reversed(turns):
-        config, next_id = configs[turn.policy_id], next_turn.get(turn.id, "")
-        own = turn_rewards[turn.id].rewards
-        own_signals = [
-            Signal(row.reward_source, row.value, row.weight, row.reward_source == EXPLICIT and is_person(row.rater))
-            for row in own
-        ]
-        values[turn.id] = discounted_return(combine_rewards(own_signals, config), values.get(next_id), config.discount)
-        has_person = any(is_person(row.rater) for row in own)
-        rated_by[turn.id] = own if has_person or config.discount == 0 else rated_by.get(next_id, own)
-        if turn.parent_id is not None:
-            next_turn.setdefault(turn.parent_id, turn.id)
+    for turn in turns:
+        config = configs[turn.policy_id]
+        rewards = [counted[turn.id], *_later_rewards(turn, next_turn, counted, config)]
+        value: float | None = None
+        for rows in reversed(rewards):
+            value = discounted_return(_combine(rows, config), value, config.discount)
+        values[turn.id] = value
+        own = rewards[0]
+        with_person = (rows for rows in rewards if any(is_person(row.rater) for row in rows))
+        rated_by[turn.id] = next(with_person, own or next((rows for rows in rewards if rows), own))
     return Returns(values, rated_by)
 
 
+def _later_rewards(
+    turn: FinishedTurn,
+    next_turn: Mapping[str, FinishedTurn],
+    counted: Mapping[str, Sequence[Reward]],
+    config: RewardsConfig,
+) -> list[list[Reward]]:
+    """Return the rewards of the later turns that count for this one, the next turn's first.
+
+    These are the turns that end within `credit_seconds` after it, and their rewards up to its deadline. So its return
+    is the same whenever they are judged: before the deadline its sample is not ready, and afterwards nothing counts.
+    """
+    later: list[list[Reward]] = []
+    deadline, following = _credit_deadline(turn, config), next_turn.get(turn.id)
+    while config.discount > 0 and following is not None:
+        if (following.finished_at or 0.0) > (turn.finished_at or 0.0) + config.credit_seconds:
+            break
+        later.append([row for row in counted[following.id] if row.created_at <= deadline])
+        following = next_turn.get(following.id)
+    return later
+
+
+def _credit_deadline(turn: FinishedTurn, config: RewardsConfig) -> float:
+    """Return when all turns that count for this one have ended and were judged, or never will be; 0 without credit."""
+    if config.discount == 0 or turn.conversation_id is None or turn.finished_at is None:
+        return 0.0
+    return turn.finished_at + config.credit_seconds + config.window_seconds
+
+
+def _has_feedback(rows: Sequence[Reward]) -> bool:
+    return any(row.reward_source == EXPLICIT for row in rows)
+
+
+def _combine(rows: Sequence[Reward], config: RewardsConfig) -> float | None:
+    signals = [
+        Signal(row.reward_source, row.value, row.weight, row.reward_source == EXPLICIT and is_person(row.rater))
+        for row in rows
+    ]
+    return combine_rewards(signals, config)
+
+
 async def _read_clusters(session: AsyncSession, turns: Sequence[FinishedTurn]) -> dict[str, str | None]:
-    rows = await session.execute(
-        select(Turn.id, Turn.prompt_ids, Turn.output_ids).where(
-            Turn.id.in_([turn.id for turn in turns if turn.exclusion_reason is None])
-        )
-    )
-    return {id: rater_trust.cluster_key(prompt_ids or (), output_ids or ()) for id, prompt_ids, output_ids in rows}
+    ids = [turn.id for turn in turns if turn.exclusion_reason is None]
+    rows = await session.execute(select(Turn.id, Turn.output_ids).where(Turn.id.in_(ids)))
+    prompt_ids = await read_prompt_ids(session, ids)
+    return {id: rater_trust.cluster_key(prompt_ids.get(id, ()), output_ids or ()) for id, output_ids in rows}
 
 
 def _new_sample(turn: FinishedTurn, reward: float, cluster: str | None) -> Sample:
@@ -164,7 +224,9 @@ def _new_sample(turn: FinishedTurn, reward: float, cluster: str | None) -> Sampl
     )
 
 
-def _update_reward(sample: Sample, reward: float | None, exclusion_reason: str | None, *, has_feedback: bool) -> None:
+def _update_reward(
+    sample: Sample, reward: float | None, exclusion_reason: str | None, *, has_feedback: bool, uses_feedback: bool
+) -> None:
     """Apply the new reward. Late and changed feedback counts until the sample is in a batch.
 
     A sample that was dropped since its score was too old is used again when somebody gives feedback on its reply.
@@ -173,12 +235,17 @@ def _update_reward(sample: Sample, reward: float | None, exclusion_reason: str |
         if sample.state in WAITING:
             sample.state, sample.rule, sample.reason = SampleState.DROPPED, SampleRule.WITHDRAWN, WITHDRAWN
     elif sample.state in WAITING:
-        sample.reward = reward
+        if sample.reason == UNDONE and reward != sample.reward:
+            sample.reason = None  # it has new feedback itself
+        sample.reward, sample.uses_feedback = reward, uses_feedback
     elif sample.state == SampleState.DROPPED and exclusion_reason is None:
-        is_usable_again = sample.rule == SampleRule.WITHDRAWN or (sample.rule == SampleRule.TOO_OLD and has_feedback)
+        is_usable_again = sample.rule == SampleRule.WITHDRAWN or (
+            sample.rule == SampleRule.TOO_OLD and has_feedback and uses_feedback
+        )
         if not is_usable_again:
             return
-        sample.state, sample.rule, sample.reason, sample.reward = SampleState.OPEN, None, None, reward
+        sample.state, sample.rule, sample.reason = SampleState.OPEN, None, None
+        sample.reward, sample.uses_feedback = reward, uses_feedback
 
 
 def _ready_at(turn: FinishedTurn, turn_rewards: TurnRewards, config: RewardsConfig, time: float) -> float:
@@ -192,9 +259,13 @@ def _ready_at(turn: FinishedTurn, turn_rewards: TurnRewards, config: RewardsConf
 
 
 def _main_rater(turn_rewards: Sequence[Reward]) -> str | None:
-    """Return the person with the most weight among the raters."""
-    people = [reward for reward in turn_rewards if is_person(reward.rater)]
-    return max(people, key=lambda reward: reward.weight).rater if people else None
+    """Return the person with the most weight among the raters; without one, the program with the most weight.
+
+    A program that sends feedback has the caps of a person. The deployment's own judges are no raters.
+    """
+    raters = [reward for reward in turn_rewards if reward.rater is not None]
+    people = [reward for reward in raters if is_person(reward.rater)]
+    return max(people or raters, key=lambda reward: reward.weight).rater if raters else None
 
 
 def _quarantine(

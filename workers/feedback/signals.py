@@ -6,11 +6,14 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from sqlalchemy import Select, select, tuple_
+from sqlalchemy import ColumnElement, Select, and_, exists, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from alignment.config.rewards import ExplicitSource, RewardsConfig
 from alignment.signals.combine_rewards import NUMERIC_KINDS, feedback_reward, rewards_from_ranks, spread_over_turns
+from app.chat.histories import read_prompt_ids
+from app.feedback.outcomes import kind_class
 from app.feedback.schemas import WITHDRAWAL
 from app.models import Feedback, FeedbackRank, Origin, SourceKind, Turn, TurnState
 from app.raters import names
@@ -103,31 +106,41 @@ async def _add_turn_signals(
     configs: Mapping[str, RewardsConfig],
     signals: SignalsByTurn,
 ) -> None:
-    query = select(Feedback).where(Feedback.turn_id.in_(turns_by_id)).order_by(Feedback.turn_id, Feedback.seq)
+    of_turns = _latest_of_each_source(Feedback.turn_id.in_(turns_by_id))
+    query = of_turns.order_by(Feedback.turn_id, Feedback.seq)
     for turn_id, feedback in groupby(await session.scalars(query), attrgetter("turn_id")):
         turn = turns_by_id[turn_id]
-        signals[turn_id] |= latest_by_source(feedback, turn, explicit_source(configs[turn.policy_id]))
+        signals[turn_id] |= signals_by_source(feedback, turn, explicit_source(configs[turn.policy_id]))
 
 
-def latest_by_source(
+def _latest_of_each_source(condition: ColumnElement[bool]) -> Select[Feedback]:
+    """Return a query of the latest feedback of each source, target, name and class of kinds, unless it is withdrawn.
+
+    The database selects it: a source may have given a thousand times as much. What withdrawn feedback has replaced does
+    not return.
+    """
+    key = (Feedback.project_id, Feedback.target, Feedback.name, Feedback.source_kind)
+    latest = select(func.max(Feedback.seq)).where(condition, Feedback.kind != WITHDRAWAL)
+    latest = latest.group_by(*key, func.coalesce(Feedback.source_id, ""), kind_class(Feedback.kind))
+    withdrawal = aliased(Feedback)
+    is_withdrawn = exists().where(
+        withdrawal.project_id == Feedback.project_id,
+        withdrawal.target == Feedback.target,
+        withdrawal.kind == WITHDRAWAL,
+        withdrawal.request_metadata["withdraws"].as_string() == Feedback.id,
+    )
+    return select(Feedback).where(Feedback.seq.in_(latest), ~is_withdrawn)
+
+
+def signals_by_source(
     feedback: Iterable[Feedback], turn: FinishedTurn, explicit: ExplicitSource
 ) -> dict[str, FeedbackSignal]:
-    """Return the latest signal of each source. `feedback` is in order of arrival.
-
-    The withdrawal of a comment does not withdraw a rating of the same source.
-    """
+    """Return the signals of the latest feedback of each source. A label without a reward gives none."""
     signals: dict[str, FeedbackSignal] = {}
-    keys: dict[str, str] = {}
     for row in feedback:
-        if row.kind == WITHDRAWAL:
-            signals.pop(keys.get(row.request_metadata.get("withdraws", ""), ""), None)
-            continue
         value = feedback_reward(row.kind, row.value, row.raw_value, explicit)
-        key = source_key(row) if row.kind in NUMERIC_KINDS else f"{row.kind}/{source_key(row)}"
-        if value is None:
-            signals.pop(key, None)  # a label without a reward replaces a label with one
-        else:
-            keys[row.id] = key
+        if value is not None:
+            key = source_key(row) if row.kind in NUMERIC_KINDS else f"{row.kind}/{source_key(row)}"
             signals[key] = FeedbackSignal(value, rater_name(row, turn), row.seq)
     return signals
 
@@ -163,17 +176,15 @@ async def _add_conversation_signals(
     pairs = {(turn.project_id, turn.conversation_id) for turn in turns if turn.conversation_id is not None}
     if not pairs:
         return
-    rows = await session.scalars(
-        select(Feedback)
-        .where(tuple_(Feedback.project_id, Feedback.conversation_id).in_(sorted(pairs)), Feedback.turn_id.is_(None))
-        .order_by(Feedback.project_id, Feedback.conversation_id, Feedback.seq)
-    )
+    is_about_pairs = tuple_(Feedback.project_id, Feedback.conversation_id).in_(sorted(pairs))
+    of_conversations = _latest_of_each_source(and_(is_about_pairs, Feedback.turn_id.is_(None)))
+    rows = await session.scalars(of_conversations.order_by(Feedback.project_id, Feedback.conversation_id, Feedback.seq))
     for pair, grouped in groupby(rows, attrgetter("project_id", "conversation_id")):
         feedback, conversation = list(grouped), await read_conversations(session, [pair])
         requested = [(index, turn) for index, turn in enumerate(conversation) if turn.id in signals]
         for policy_id in {turn.policy_id for _, turn in requested}:  # a conversation may move to another policy
             config = configs[policy_id]
-            latest = latest_by_source(feedback, conversation[0], explicit_source(config))
+            latest = signals_by_source(feedback, conversation[0], explicit_source(config))
             for key, signal in latest.items():
                 shares = spread_over_turns(signal.value, len(conversation), config)
                 for index, turn in requested:
@@ -185,33 +196,21 @@ async def _add_ranking_signals(
     session: AsyncSession, turns_by_id: Mapping[str, FinishedTurn], signals: SignalsByTurn
 ) -> None:
     """Add the last ranking of each source over the same turns, as a number for each turn."""
+    latest = _latest_of_each_source(Feedback.seq.in_(_rankings_of(turns_by_id)))
     rows = await session.execute(
-        select(Feedback, FeedbackRank.turn_id, FeedbackRank.rank)
+        latest.add_columns(FeedbackRank.turn_id, FeedbackRank.rank)
         .join(FeedbackRank, FeedbackRank.feedback_seq == Feedback.seq)
-        .where(Feedback.seq.in_(_rankings_of(turns_by_id)))
         .order_by(Feedback.seq)
     )
     rankings: dict[Feedback, dict[str, int]] = defaultdict(dict)
     for row, turn_id, rank in rows:
         rankings[row][turn_id] = rank
-    if not rankings:
-        return
-    targets = {(row.project_id, row.target) for row in rankings}
-    withdrawals = await session.scalars(
-        select(Feedback).where(
-            Feedback.kind == WITHDRAWAL, tuple_(Feedback.project_id, Feedback.target).in_(sorted(targets))
-        )
-    )
-    withdrawn = {row.request_metadata["withdraws"] for row in withdrawals}
     for row, ranks in rankings.items():
         key = f"{row.kind}/{source_key(row)}/{row.target}"
         rewards = rewards_from_ranks(ranks)
         for turn_id in ranks.keys() & turns_by_id.keys():
-            if row.id in withdrawn:
-                signals[turn_id].pop(key, None)
-            else:
-                rater = rater_name(row, turns_by_id[turn_id])
-                signals[turn_id][key] = FeedbackSignal(rewards[turn_id], rater, row.seq)
+            rater = rater_name(row, turns_by_id[turn_id])
+            signals[turn_id][key] = FeedbackSignal(rewards[turn_id], rater, row.seq)
 
 
 def _rankings_of(turn_ids: Collection[str]) -> Select[int]:
@@ -226,6 +225,7 @@ async def read_ranked_turn_ids(session: AsyncSession, targets: Collection[tuple[
     """
     rows = await session.scalars(
         select(FeedbackRank.turn_id)
+        .distinct()
         .join(Feedback, Feedback.seq == FeedbackRank.feedback_seq)
         .where(tuple_(Feedback.project_id, Feedback.target).in_(sorted(targets)))
     )
@@ -234,16 +234,20 @@ async def read_ranked_turn_ids(session: AsyncSession, targets: Collection[tuple[
 
 async def read_comparison_groups(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, str]:
     """Return the group of each turn that was ranked among replies to exactly the same prompt tokens, by turn."""
+    of_turns = Feedback.seq.in_(_rankings_of(turn_ids))  # those of one target rank the same turns
+    one_of_each_target = select(func.max(Feedback.seq)).where(of_turns).group_by(Feedback.project_id, Feedback.target)
     rows = await session.execute(
-        select(FeedbackRank.feedback_seq, Feedback.target, Turn.id, Turn.prompt_ids)
+        select(FeedbackRank.feedback_seq, Feedback.target, Turn.id)
         .join(Feedback, Feedback.seq == FeedbackRank.feedback_seq)
         .join(Turn, Turn.id == FeedbackRank.turn_id)
-        .where(FeedbackRank.feedback_seq.in_(_rankings_of(turn_ids)))
+        .where(FeedbackRank.feedback_seq.in_(one_of_each_target))
         .order_by(FeedbackRank.feedback_seq)
     )
     prompts: dict[tuple[int, str], dict[str, tuple[int, ...]]] = defaultdict(dict)
-    for seq, target, turn_id, ids in rows:
-        prompts[seq, target][turn_id] = tuple(ids or ())
+    ranked = rows.all()
+    prompt_ids = await read_prompt_ids(session, {turn_id for _, _, turn_id in ranked})
+    for seq, target, turn_id in ranked:
+        prompts[seq, target][turn_id] = tuple(prompt_ids.get(turn_id, ()))
     groups: dict[str, str] = {}
     for (_, target), members in prompts.items():
         if len(set(members.values())) == 1 and all(members.values()):

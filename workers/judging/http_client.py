@@ -19,13 +19,14 @@ import httpx2
 import orjson
 
 from alignment.config.rewards import EndpointConfig
+from app.core.hosts import normalize_host
 from app.core.settings import Settings
 from workers.judging.request import Usage
 from workers.queue.leased_job import AttemptFailed, JobFailed
 
 MAX_RESPONSE_BYTES = 1 << 20
 GUARDED = "attune_guarded"  # key of a request's extensions
-NOT_PUBLIC = "its host is in no public network, and ATTUNE_PRIVATE_HOSTS does not list it"
+NOT_PUBLIC = "its host is in no public network, and ATTUNE_SERVER__PRIVATE_HOSTS does not list it"
 METADATA_ADDRESSES = {ipaddress.ip_address("168.63.129.16")}  # a cloud's own service at a public address
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 # Not every Python version knows these: protocol assignments (a cloud's metadata among them), local NAT64, site-local
@@ -38,7 +39,7 @@ NOT_GLOBAL = [
 
 def open_client(settings: Settings) -> httpx2.AsyncClient:
     """Return a client without a time-out of its own: `time_limit` sets one around each question."""
-    transport = GuardedTransport(settings.private_hosts)
+    transport = GuardedTransport(settings.server.private_hosts)
     return httpx2.AsyncClient(transport=transport, trust_env=False, follow_redirects=False, timeout=None)
 
 
@@ -169,11 +170,6 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     async def aclose(self) -> None:
         await self._open_transport.aclose()
         await self._guarded_transport.aclose()
-
-
-def normalize_host(host: str) -> str:
-    """Example: "Judge.Internal." -> "judge.internal\""""
-    return host.strip("[]").rstrip(".").lower()
 
 
 async def resolve_public(host: str, request: httpx2.Request) -> list[str]:

@@ -5,13 +5,14 @@ under its fence, in one transaction with its reward. The trainer claims the judg
 `workers.judging.reward_model_source`.
 """
 
+import random
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import httpx2
-from sqlalchemy import select, tuple_
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import LEARNED, EndpointConfig, JudgeSource, NextTurnSource, RewardsConfig
@@ -30,6 +31,7 @@ from workers.judging.request import DELETED, NO_REPLY, Answer, Usage, build_requ
 from workers.judging.sources import Answers, get_answers
 from workers.queue.leased_job import (
     AttemptFailed,
+    JobEnded,
     JobPostponed,
     JobSkipped,
     LeasedJob,
@@ -39,6 +41,7 @@ from workers.queue.leased_job import (
     run_jobs,
     sanitize_text,
 )
+from workers.stage_metrics import JUDGE_REQUESTS
 
 POLL_SECONDS = 1.0  # how often new judgements are claimed while others run
 SOURCE_PAUSE_SECONDS = 5.0  # of a source that did not answer, so that others get its capacity
@@ -86,31 +89,53 @@ async def claim_judgements(
 ) -> list[tuple[Judgement, ...]]:
     """Claim due judgements up to the limits. Replies that are compared with each other are claimed together.
 
-    `running` counts the jobs of each source; sources in `paused` are left out.
+    Each place goes to the project with the fewest running jobs, so that the backlog of one delays no other. `running`
+    counts the jobs of each source; sources in `paused` are left out.
     """
     claimed: list[tuple[Judgement, ...]] = []
     running = running.copy()
     async with db.write() as session:
-        while (capacity := MAX_RUNNING - running.total()) > 0:
+        waiting = await _read_waiting_policies(session)
+        projects = await _read_projects(session, waiting | {policy_id for policy_id, _ in running})
+        while waiting and running.total() < MAX_RUNNING:
             full = {key for key, count in running.items() if count >= MAX_RUNNING_PER_SOURCE}
-            due = await _read_due(session, capacity, full | set(paused))
-            for judgement in due:
-                key = judgement.policy_id, judgement.source
-                if running[key] < MAX_RUNNING_PER_SOURCE and await claim_row(session, judgement, owner, settings):
-                    running[key] += 1
-                    others = await _claim_compared(session, settings, owner, judgement)
-                    claimed.append((judgement, *others))
-            if len(due) < capacity:
-                break
+            jobs_of: Counter[str] = Counter()
+            for (policy_id, _), count in running.items():
+                jobs_of[projects[policy_id]] += count
+            policy_id = min(waiting, key=lambda id: (jobs_of[projects[id]], random.random()))
+            judgement = await _read_due(session, policy_id, full | set(paused))
+            if judgement is None:
+                waiting.remove(policy_id)
+            elif await claim_row(session, judgement, owner, settings):
+                running[policy_id, judgement.source] += 1
+                claimed.append((judgement, *await _claim_compared(session, settings, owner, judgement)))
     return claimed
 
 
-async def _read_due(session: AsyncSession, limit: int, excluded: Collection[SourceKey]) -> list[Judgement]:
-    query = select(Judgement).where(is_due(Judgement), Judgement.source != LEARNED)
-    if excluded:
-        query = query.where(tuple_(Judgement.policy_id, Judgement.source).not_in(sorted(excluded)))
-    query = query.order_by(Judgement.due_at, Judgement.id).limit(limit)
-    return list(await session.scalars(query.with_for_update(skip_locked=True)))
+async def _read_waiting_policies(session: AsyncSession) -> set[str]:
+    """Return the policies with open judgements. Each is one step in an index."""
+    policies: set[str] = set()
+    last: str | None = ""
+    is_next = (Judgement.state == JudgementState.OPEN, Judgement.source != LEARNED)
+    while (
+        last := await session.scalar(select(func.min(Judgement.policy_id)).where(*is_next, Judgement.policy_id > last))
+    ) is not None:
+        policies.add(last)
+    return policies
+
+
+async def _read_projects(session: AsyncSession, policies: Collection[str]) -> dict[str, str]:
+    """Return the projects of policies, by policy."""
+    rows = await session.execute(select(Policy.id, Policy.project_id).where(Policy.id.in_(policies)))
+    return {id: project_id for id, project_id in rows}
+
+
+async def _read_due(session: AsyncSession, policy_id: str, excluded: Collection[SourceKey]) -> Judgement | None:
+    """Lock and return the policy's judgement that has been due for the longest time."""
+    query = select(Judgement).where(is_due(Judgement), Judgement.source != LEARNED, Judgement.policy_id == policy_id)
+    sources = [source for policy, source in excluded if policy == policy_id]
+    query = query.where(Judgement.source.not_in(sources)).order_by(Judgement.due_at, Judgement.id).limit(1)
+    return await session.scalar(query.with_for_update(skip_locked=True))
 
 
 async def _claim_compared(
@@ -159,15 +184,26 @@ class JudgementJob(LeasedJob[Judgement, Answers]):
         async with self.db.read() as session:
             request = await build_request(session, self.settings, self.rows)
         self._is_from_user = isinstance(request.source, NextTurnSource)
+        result = None  # also when the worker stops and the request is cancelled
         try:
-            return await get_answers(request, self._http, self.settings, self._usage)
+            answers = await get_answers(request, self._http, self.settings, self._usage)
+            result = "answered"
+            return answers
         except NeedsNextMessage as error:
+            result = "postponed" if request.seconds_left > 0 else "skipped"
             if request.seconds_left > 0:
                 raise JobPostponed(request.poll_seconds) from error
             raise JobSkipped(str(error)) from error
         except AttemptFailed:
+            result = "failed"
             self._paused[self.source_key] = time.monotonic() + SOURCE_PAUSE_SECONDS
             raise
+        except JobEnded as end:
+            result = end.state
+            raise
+        finally:
+            if result is not None:
+                JUDGE_REQUESTS.labels(self.source_key[1], result).inc()
 
     async def record(self, session: AsyncSession, row: Judgement, result: Answers) -> None:
         answer = result.get(row.turn_id)

@@ -11,12 +11,13 @@ from alignment.config.rewards import EndpointConfig, JudgeSource, NextTurnSource
 from alignment.signals.combine_rewards import is_in_share
 from alignment.signals.judge_prompts import is_judge_prompt
 from alignment.signals.rules import RuleInput
+from app.chat.histories import Messages, read_messages
 from app.core.database import database_time, now
 from app.core.settings import Settings
 from app.models import Judgement, Policy, Turn, TurnState, Version
 from app.policies import references
 from app.projects.service import NO_CONSENT, has_training_consent
-from app.training.policy_config import effective_rewards
+from app.training.policy_config import effective_rewards, has_own_sources
 from workers.feedback import sample_groups
 from workers.queue.leased_job import JobFailed, JobSkipped
 
@@ -90,6 +91,7 @@ async def build_request(session: AsyncSession, settings: Settings, judgements: t
     target = config.source(source.judge or "") if isinstance(source, NextTurnSource) else source
     endpoint = target if isinstance(target, EndpointConfig) else None
     choices = await _read_choices(session, turn) if isinstance(source, JudgeSource) and source.compare else []
+    messages = (await read_messages(session, [turn.id])).get(turn.id, [])
     version = await session.get_one(Version, turn.version_id)
     turn_policy = await session.get_one(Policy, turn.policy_id)
     age = 0.0 if turn.finished_at is None else await database_time(session) - turn.finished_at
@@ -99,9 +101,9 @@ async def build_request(session: AsyncSession, settings: Settings, judgements: t
         source=source,
         endpoint=endpoint,
         endpoint_refusal=await _find_refusal(session, endpoint, config, turn, policy.id) if endpoint else None,
-        is_policy_owned=policy.rewards is not None,
-        facts=_build_facts(turn, await _read_next_messages(session, turn), settings),
-        turn_body=_build_turn_body(turn, references.version_name(turn_policy, version)),
+        is_policy_owned=has_own_sources(policy),
+        facts=_build_facts(turn, messages, await _read_next_messages(session, turn, messages), settings),
+        turn_body=_build_turn_body(turn, messages, references.version_name(turn_policy, version)),
         replies={choice.id: choice.reply for choice in choices if choice.reply is not None},
         has_open_reply=any(choice.state == TurnState.OPEN for choice in choices),
         seconds_left=max(source.window_seconds - age, seconds_until_complete),
@@ -114,7 +116,7 @@ async def check_turn(session: AsyncSession, turn: Turn | None) -> Turn:
         raise JobSkipped(DELETED)
     if not await has_training_consent(session, turn):
         raise JobSkipped(NO_CONSENT)
-    if is_judge_prompt(turn.messages):
+    if is_judge_prompt((await read_messages(session, [turn.id])).get(turn.id, [])):
         raise JobSkipped(JUDGE_PROMPT)
     return turn
 
@@ -140,21 +142,24 @@ async def _find_refusal(
     return OUT_OF_BUDGET if (spent or 0) >= endpoint.per_hour else None
 
 
-async def _read_next_messages(session: AsyncSession, turn: Turn) -> list[dict[str, Any]]:
+async def _read_next_messages(session: AsyncSession, turn: Turn, messages: Messages) -> Messages:
     """Return the messages of users and tools straight after the reply: the end of the first prompt that continues it.
 
-    A prompt equal to the turn's own is a client's retry. A prompt that ends in another reply is no evidence about this
-    one. Both give an empty list.
+    `messages` are the turn's own prompt. A prompt equal to them is a client's retry. A prompt that ends in another
+    reply is no evidence about this one. Both give an empty list.
     """
     has_consent = or_(Turn.exclusion_reason.is_(None), Turn.exclusion_reason != NO_CONSENT)
     children = select(Turn).where(Turn.parent_id == turn.id, Turn.deleted_at.is_(None), has_consent)
     child = await session.scalar(children.order_by(Turn.created_at, Turn.id).limit(1))
-    if child is None or child.messages == turn.messages:
+    if child is None:
         return []
-    replies = [index for index, message in enumerate(child.messages) if message["role"] == "assistant"]
-    if replies and message_text(child.messages[replies[-1]]) != message_text(turn.reply or {}):
+    child_messages = (await read_messages(session, [child.id])).get(child.id, [])
+    if child_messages == messages:
         return []
-    next_messages = child.messages[replies[-1] + 1 :] if replies else child.messages
+    replies = [index for index, message in enumerate(child_messages) if message["role"] == "assistant"]
+    if replies and message_text(child_messages[replies[-1]]) != message_text(turn.reply or {}):
+        return []
+    next_messages = child_messages[replies[-1] + 1 :] if replies else child_messages
     return [message for message in next_messages if message["role"] in ("user", "tool")]
 
 
@@ -170,19 +175,19 @@ async def _read_choices(session: AsyncSession, turn: Turn) -> list[Turn]:
     return list(await session.scalars(query))
 
 
-def _build_facts(turn: Turn, next_messages: list[dict[str, Any]], settings: Settings) -> RuleInput:
+def _build_facts(turn: Turn, messages: Messages, next_messages: Messages, settings: Settings) -> RuleInput:
     return RuleInput(
-        messages=tuple(turn.messages),
+        messages=tuple(messages),
         reply=turn.reply,
         finish_reason=turn.finish_reason,
         state=turn.state,
         num_output_tokens=turn.num_output_tokens,
         next_messages=tuple(next_messages),
         metadata=turn.request_metadata or {},
-        length_range=settings.length_range,
+        length_range=settings.observability.length_range,
     )
 
 
-def _build_turn_body(turn: Turn, model: str) -> dict[str, Any]:
-    body = {name: getattr(turn, name) for name in ("id", "conversation_id", "messages", "reply", "finish_reason")}
-    return body | {"model": model, "metadata": turn.request_metadata or {}}
+def _build_turn_body(turn: Turn, messages: Messages, model: str) -> dict[str, Any]:
+    body = {name: getattr(turn, name) for name in ("id", "conversation_id", "reply", "finish_reason")}
+    return body | {"messages": messages, "model": model, "metadata": turn.request_metadata or {}}

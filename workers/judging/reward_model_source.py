@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import LEARNED
 from alignment.reward_model.dataset import Reply
+from app.chat.histories import read_prompt_ids
 from app.core.database import Database
 from app.core.leases import LeaseLost
 from app.core.settings import Settings
@@ -74,6 +75,7 @@ async def _read_job(
     no_model_reason = await _find_no_model_reason(session, policy, reward_model, settings)
     turn_ids = {judgement.turn_id for judgement in judgements}
     turns = {turn.id: turn for turn in await session.scalars(select(Turn).where(Turn.id.in_(turn_ids)))}
+    prompt_ids = await read_prompt_ids(session, turn_ids)
     closed: dict[str, JobEnded] = {}
     replies: list[Reply] = []
     for judgement in judgements:
@@ -81,11 +83,11 @@ async def _read_job(
             if no_model_reason is not None:
                 raise JobSkipped(no_model_reason)
             turn = await check_turn(session, turns.get(judgement.turn_id))
-            if not turn.prompt_ids or not turn.output_ids:
+            if turn.id not in prompt_ids or not turn.output_ids:
                 raise JobSkipped(NO_REPLY)
-            if judgement.attempt > settings.max_attempts:
-                raise JobFailed(f"{TRAINER_LOST}, {settings.max_attempts} times")
-            replies.append(Reply(turn.id, tuple(turn.prompt_ids), tuple(turn.output_ids)))
+            if judgement.attempt > settings.workers.max_attempts:
+                raise JobFailed(f"{TRAINER_LOST}, {settings.workers.max_attempts} times")
+            replies.append(Reply(turn.id, tuple(prompt_ids[turn.id]), tuple(turn.output_ids)))
         except JobEnded as end:
             closed[judgement.id] = end
     return ScoringJob(policy_id, reward_model, judgements, closed, tuple(replies))

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from logging import Logger
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from sqlalchemy import ColumnElement, and_
+from sqlalchemy import ColumnElement, and_, update
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm.attributes import set_committed_value
@@ -22,20 +22,23 @@ from app.core import leases
 from app.core.database import Database, now
 from app.core.jobs import TaskName, enqueue_after_commit
 from app.core.leases import LeaseLost, lease_is_free
+from app.core.request_log import add_log_fields
 from app.core.settings import Settings
-from app.models import Judgement, Rollout
+from app.models import Judgement, Rollout, WebhookDelivery
 
 OPEN = "open"  # the state of rows that wait for work, in every table of leased jobs
-RUN_SECONDS = 30.0  # then the task is enqueued again, so that a worker that is to stop can end
+RUN_SECONDS = 30.0  # then the task is enqueued again, so that other tasks of this worker get their turn
+STOP_SECONDS = 2.0  # that jobs have to end when the worker is told to stop; then other workers continue with them
 WORKER_LOST = "the worker stopped before it recorded a result, {} times"
 FIRST_DELAY_SECONDS = 5.0
 DELAY_GROWTH = 4.0
 MAX_DELAY_SECONDS = 600.0
 MAX_REASON_LENGTH = 1000
 TRANSACTION_ATTEMPTS = 3
+is_stopping = threading.Event()  # this process was told to stop: its jobs are handed over
 log = logging.getLogger("attune.lease")
 trainer_log = logging.getLogger("attune.trainer")  # the trainer alone uses Heartbeat
-LeasedRow: TypeAlias = Judgement | Rollout
+LeasedRow: TypeAlias = Judgement | Rollout | WebhookDelivery
 RowT = TypeVar("RowT", bound=LeasedRow)
 ResultT = TypeVar("ResultT")
 
@@ -77,7 +80,9 @@ def is_due(model: type[LeasedRow]) -> ColumnElement[bool]:
 
 async def claim_row(session: AsyncSession, row: LeasedRow, owner: str, settings: Settings) -> bool:
     """Claim an open row, and set its fencing token and attempt. Returns False when another worker holds it."""
-    fence = await leases.claim(session, type(row), row.id, owner=owner, seconds=settings.lease_seconds, states=(OPEN,))
+    fence = await leases.claim(
+        session, type(row), row.id, owner=owner, seconds=settings.workers.lease_seconds, states=(OPEN,)
+    )
     if fence is not None:
         set_committed_value(row, "fence", fence)
         set_committed_value(row, "attempt", row.attempt + 1)
@@ -125,18 +130,51 @@ class LeasedJob(ABC, Generic[RowT, ResultT]):
         """Return columns to write with a failed attempt."""
         return {}
 
+    @property
+    def max_attempts(self) -> int:
+        return self.settings.workers.max_attempts
+
+    def retry_delay(self, attempt: int) -> float:
+        """Return the seconds to wait after `attempt` failed attempts."""
+        return backoff(attempt)
+
     async def run(self) -> int:
-        """Run the attempt while the leases are renewed. Returns the number of rows that reached a final state."""
-        async with AsyncExitStack() as stack:
+        """Run the attempt while the leases are renewed. Returns the number of rows that reached a final state.
+
+        If one lease is lost, the attempt ends, and the other rows are handed over.
+        """
+        first = self.rows[0]
+        add_log_fields(job=first.id, **({"turn": first.turn_id} if isinstance(first, Judgement) else {}))
+        try:
+            async with AsyncExitStack() as stack:
+                for row in self.rows:
+                    renewal = leases.keep_renewed(
+                        self.db, type(row), row.id, fence=row.fence, seconds=self.settings.workers.lease_seconds
+                    )
+                    await stack.enter_async_context(renewal)
+                return await self._run_attempt()
+        except LeaseLost as error:
+            log.warning("the work was ended: %s", error)
+            await self.hand_over()
+            return 0
+
+    async def hand_over(self) -> int:
+        """Release the rows that have no result yet, and return how many those are.
+
+        They are due at once, and this attempt does not count.
+        """
+        num_released = 0
+        async with self.db.write() as session:
             for row in self.rows:
-                renewal = leases.keep_renewed(
-                    self.db, type(row), row.id, fence=row.fence, seconds=self.settings.lease_seconds
-                )
-                await stack.enter_async_context(renewal)
-            return await self._run_attempt()
+                model = type(row)
+                is_own = (model.id == row.id, model.fence == row.fence, model.state == OPEN)
+                values = {"lease_owner": None, "lease_until": None, "due_at": now(), "attempt": row.attempt - 1}
+                result = await session.execute(update(model).where(*is_own).values(values))
+                num_released += result.rowcount  # type: ignore[attr-defined]
+        return num_released
 
     async def _run_attempt(self) -> int:
-        attempt, max_attempts = self.rows[0].attempt, self.settings.max_attempts
+        attempt, max_attempts = self.rows[0].attempt, self.max_attempts
         try:
             if attempt > max_attempts:
                 raise JobFailed(WORKER_LOST.format(max_attempts))
@@ -183,7 +221,7 @@ class LeasedJob(ABC, Generic[RowT, ResultT]):
     async def _back_off(self, session: AsyncSession, row: RowT, reason: str) -> None:
         log.warning("%s %s: attempt %d failed: %s", row.__tablename__, row.id, row.attempt, reason)
         values = {"reason": sanitize_text(reason), **self.retry_values(row)}
-        await _release_row(session, row, backoff(row.attempt), **values)
+        await _release_row(session, row, self.retry_delay(row.attempt), **values)
 
 
 JobT = TypeVar("JobT", bound=LeasedJob[Any, Any])
@@ -200,6 +238,7 @@ async def run_jobs(
 
     `claim_jobs` gets the jobs that are running and is called again every `poll_seconds`. After RUN_SECONDS no job is
     claimed any more and `task` is enqueued. A job that raises is logged: its lease expires, and it is claimed again.
+    When the process is told to stop (`is_stopping`), jobs that do not end within STOP_SECONDS are handed over.
     """
     task_log = logging.getLogger(f"attune.{task}")
     deadline = time.monotonic() + RUN_SECONDS
@@ -207,7 +246,11 @@ async def run_jobs(
     finished = 0
     try:
         while True:
-            is_over = time.monotonic() > deadline
+            if is_stopping.is_set():
+                deadline = min(deadline, time.monotonic())
+            is_over = time.monotonic() >= deadline
+            if is_stopping.is_set() and time.monotonic() - deadline > STOP_SECONDS:
+                break
             if not is_over:
                 for job in await claim_jobs(running.values()):
                     running[asyncio.create_task(job.run())] = job
@@ -221,6 +264,8 @@ async def run_jobs(
         for attempt in running:
             attempt.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        for job in running.values():
+            await log_and_continue(job.hand_over(), task_log, "a job could not be handed over; its lease expires")
     if is_over:
         async with db.write() as session:
             enqueue_after_commit(session, task)
@@ -246,11 +291,11 @@ class Heartbeat:
         self._thread.join()
 
     def _run(self) -> None:
-        interval, db = self._settings.lease_seconds / 4, None
+        interval, db = self._settings.workers.lease_seconds / 4, None
         with asyncio.Runner() as runner:
             while not self._stop.wait(interval):  # most updates end before the first renewal is due
                 # A renewal that hangs must leave time for the next one.
-                db = db or Database(self._settings.database, seconds=max(0.5, interval))
+                db = db or Database(self._settings.database_url, seconds=max(0.5, interval))
                 try:
                     runner.run(self._renew(db))
                 except (SQLAlchemyError, OSError) as error:
@@ -261,7 +306,7 @@ class Heartbeat:
     async def _renew(self, db: Database) -> None:
         async with db.write() as session:
             for id, fence in self._fences.items():
-                await leases.renew(session, self._model, id, fence=fence, seconds=self._settings.lease_seconds)
+                await leases.renew(session, self._model, id, fence=fence, seconds=self._settings.workers.lease_seconds)
 
 
 def backoff(attempt: int) -> float:

@@ -11,7 +11,7 @@ from app.core.settings import Settings
 from app.inference.client import EnginePool, load_engine_keys
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Version, VersionState
-from app.policies import service
+from app.policies import load_errors, service
 from workers.queue.leased_job import backoff
 from workers.release import engine_inventory
 from workers.release.verify_delivery import NotDelivered, Timings, load_and_verify, prepare_adapter
@@ -36,16 +36,18 @@ async def sync_adapters(db: Database, settings: Settings) -> None:
         serving = await engine_inventory.serving_adapter_names(session)
         wanted = [
             version
-            for version in await engine_inventory.wanted_versions(session, settings.keep_versions)
+            for version in await engine_inventory.wanted_versions(session, settings.release.keep_versions)
             if version.state not in LOADED_BY_EVALUATE
         ]
     unserved = {name for name in serving if not any(name in engine.loaded for engine in engines)}
     wanted.sort(key=lambda version: version.adapter_name not in unserved)
+    await _clear_outdated_errors(db, engines, {version.adapter_name or "" for version in wanted})
     missing = {
         engine.name: [
             version
             for version in wanted
             if not service.is_loaded(engine, version)
+            and not _has_crashed(engine, version)
             and (version.adapter_name in unserved or not _is_backing_off(_load_key(engine, version)))
         ]
         for engine in engines
@@ -59,9 +61,10 @@ async def sync_adapters(db: Database, settings: Settings) -> None:
 async def _load_missing(
     db: Database, settings: Settings, pool: EnginePool, engine: Engine, versions: Sequence[Version]
 ) -> None:
-    max_seconds = MAX_SECONDS_BY_PATH if settings.adapter_delivery == "path" else MAX_SECONDS_BY_VALUE
+    max_seconds = MAX_SECONDS_BY_PATH if settings.engine.adapter_delivery == "path" else MAX_SECONDS_BY_VALUE
     deadline = time.monotonic() + max_seconds
-    for version in versions:
+    # One that has failed comes last: checking a damaged version again must not use up the time of the others.
+    for version in sorted(versions, key=lambda version: FAILED_LOADS.get(_load_key(engine, version), (0, 0.0))[0]):
         client, key = pool.get(engine.url), _load_key(engine, version)
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
@@ -74,10 +77,26 @@ async def _load_missing(
             log.warning(message, version.adapter_name, engine.name, backoff(attempt), error)
             if isinstance(error, EngineUnavailable | TimeoutError):
                 return  # the other versions would fail as well
+            async with db.write() as session:
+                await engine_inventory.record_load_error(session, engine, version.adapter_name or "", str(error))
             continue
         FAILED_LOADS.pop(key, None)
         async with db.write() as session:
             await engine_inventory.record_adapters(session, engine, added=version.adapter_name)
+
+
+async def _clear_outdated_errors(db: Database, engines: Sequence[Engine], wanted: set[str]) -> None:
+    """Remove recorded errors of versions that are no longer wanted."""
+    for engine in engines:
+        if outdated := load_errors.read(engine).keys() - wanted:
+            async with db.write() as session:
+                await engine_inventory.clear_load_errors(session, engine, outdated)
+
+
+def _has_crashed(engine: Engine, version: Version) -> bool:
+    """Whether the engine has ended so often while it loaded the version that it is not loaded again."""
+    count = load_errors.count_crashes(engine, version.adapter_name or "", version.manifest_sha256)
+    return count >= load_errors.MAX_CRASHES
 
 
 def _is_backing_off(key: LoadKey) -> bool:

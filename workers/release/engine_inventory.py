@@ -3,11 +3,12 @@
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.models import ONCE_LIVE, PENDING_RELEASE, Deployment, Engine, Pin, Version
+from app.models import ANSWERING, ONCE_LIVE, PENDING_RELEASE, Deployment, Engine, Pin, Policy, Version
+from app.policies import load_errors
 
 
 async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
-    """Return the adapter versions that every engine should hold, by number.
+    """Return the adapter versions of policies that answer chats that every engine should hold, by number.
 
     These are the versions that users or rollbacks may ask for: serving, previous, canary, pinned, pending release, and
     the last `keep` of each policy that served.
@@ -34,7 +35,9 @@ async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
         ids |= set(recent)
     rows = await session.scalars(
         select(Version)
+        .join(Policy, Policy.id == Version.policy_id)
         .where(Version.id.in_(ids - {None}), Version.adapter_name.is_not(None), ~Version.full_weights)
+        .where(Policy.state.in_(ANSWERING))
         .order_by(Version.number)
     )
     return list(rows)
@@ -49,7 +52,8 @@ async def serving_adapter_names(session: AsyncSession) -> set[str]:
     rows = await session.scalars(
         select(Version.adapter_name)
         .join(Deployment, Deployment.version_id == Version.id)
-        .where(Version.adapter_name.is_not(None), ~Version.full_weights)
+        .join(Policy, Policy.id == Version.policy_id)
+        .where(Version.adapter_name.is_not(None), ~Version.full_weights, Policy.state.in_(ANSWERING))
     )
     return {name for name in rows if name is not None}
 
@@ -79,3 +83,16 @@ async def record_adapters(
     if (current := await lock_engine(session, engine)) is not None:
         loaded = {*current.loaded, added} if added else set(current.loaded)
         current.loaded = sorted(loaded - {removed})
+        load_errors.clear(current, {name for name in (added, removed) if name is not None})
+
+
+async def record_load_error(session: AsyncSession, engine: Engine, adapter: str, error: str) -> None:
+    """Record why an adapter could not be loaded, unless the engine was restarted since it was read."""
+    if (current := await lock_engine(session, engine)) is not None:
+        load_errors.record(current, adapter, error)
+
+
+async def clear_load_errors(session: AsyncSession, engine: Engine, adapters: set[str]) -> None:
+    """Remove the errors of adapters that the engine no longer has to load."""
+    if (current := await lock_engine(session, engine)) is not None:
+        load_errors.clear(current, adapters)

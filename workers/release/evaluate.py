@@ -13,27 +13,32 @@ from alignment.errors import DamagedAdapter
 from alignment.release.gates import FunctionGate, MetricGate, PromptsGate
 from app.core import leases
 from app.core.database import Database
+from app.core.request_log import log_fields
 from app.core.settings import Settings
 from app.deployments import service as deployment_service
 from app.inference.client import EnginePool, load_engine_keys
 from app.inference.transport import EngineRefused, EngineUnavailable
-from app.models import Engine, Policy, Version, VersionState
+from app.models import ANSWERING, Engine, Policy, Version, VersionState
 from app.policies import repository, service
+from app.policies.overrides import effective_settings
 from app.training import kl_guard
 from workers.release import engine_inventory, publish, weight_swap
 from workers.release.gates import GateRunner
 from workers.release.verify_delivery import Timings, VerificationResult, check_files, verify_on_engines
+from workers.stage_metrics import EVALUATIONS
 
 log = logging.getLogger("attune.evaluate")
 
 
 async def evaluate(db: Database, settings: Settings, owner: str) -> int:
     """Evaluate every trained version. Return how many were verified."""
-    num_verified, seconds = 0, settings.lease_seconds
-    if settings.adaptation == "full":
+    num_verified, seconds = 0, settings.workers.lease_seconds
+    if settings.trainer.adaptation == "full":
         await weight_swap.sync_weights(db, settings)
     async with db.read() as session:
-        version_ids = list(await session.scalars(select(Version.id).where(Version.state == VersionState.TRAINED)))
+        trained = select(Version.id).join(Policy, Policy.id == Version.policy_id)
+        is_waiting = (Version.state == VersionState.TRAINED, Policy.state.in_(ANSWERING))
+        version_ids = list(await session.scalars(trained.where(*is_waiting)))
     for version_id in version_ids:
         async with db.write() as session:
             engines = await service.list_ready_engines(session)
@@ -44,16 +49,25 @@ async def evaluate(db: Database, settings: Settings, owner: str) -> int:
             version = await session.get_one(Version, version_id)
             policy = await session.get_one(Policy, version.policy_id)
         if fence is not None:
-            async with leases.keep_renewed(db, Version, version_id, fence=fence, seconds=seconds):
-                is_verified = await _evaluate(db, settings, policy, version, engines)
+            try:
+                renewal = leases.keep_renewed(db, Version, version_id, fence=fence, seconds=seconds)
+                with log_fields(policy=policy.name, version=str(version.adapter_name)):
+                    async with renewal:
+                        is_verified = await _evaluate(db, settings, policy, version, engines)
+            except leases.LeaseLost as error:
+                log.warning("the evaluation was ended: %s", error)
+                continue
             num_verified += is_verified
-            if settings.adaptation == "full" and not is_verified:  # an engine may hold it: load what serves again
+            if (
+                settings.trainer.adaptation == "full" and not is_verified
+            ):  # an engine may hold it: load what serves again
                 await weight_swap.sync_weights(db, settings)
     return num_verified
 
 
 async def _evaluate(db: Database, settings: Settings, policy: Policy, version: Version, engines: list[Engine]) -> bool:
     """Return whether the version was verified. If not, it is rejected, or left for another attempt."""
+    settings = effective_settings(policy, settings)
     if policy.head_version_id != version.id:
         return await _reject(db, version, "training returned to another version before this one was verified")
     if (reason := kl_guard.describe_violation(version, settings)) is not None:
@@ -79,7 +93,9 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
             return await _reject(db, version, f"DamagedAdapter: {error}", engines)
         except (EngineUnavailable, EngineRefused) as error:  # during a gate's prompts: the gate has decided nothing
             log.warning("%s waits: %s", version.adapter_name, error)
-            if version.full_weights and version.attempt >= settings.max_attempts:  # each attempt costs two weight swaps
+            if (
+                version.full_weights and version.attempt >= settings.workers.max_attempts
+            ):  # each attempt costs two weight swaps
                 reason = f"its gates could not be reached in {version.attempt} attempts: {error}"
                 return await _reject(db, version, reason, engines)
             return await _release_claim(db, version, counts=version.full_weights)
@@ -93,6 +109,7 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
             await engine_inventory.record_adapters(session, engine, added=version.adapter)
         await _finish(session, version, VersionState.VERIFIED, **values)
         serves_users = await publish.try_publish(session, settings, policy, version.id)
+    EVALUATIONS.labels("verified").inc()
     if serves_users:
         await publish.record_timings(db, version.id, time.perf_counter() - started)
     return True
@@ -109,13 +126,14 @@ async def _reject_or_retry(
     counts = not (result.verified_engines or result.num_unreachable)
     if (rejection := result.rejection) is not None:
         return await _reject(db, version, f"{type(rejection).__name__}: {rejection}", engines)
-    if counts and version.attempt >= settings.max_attempts:
+    if counts and version.attempt >= settings.workers.max_attempts:
         return await _reject(db, version, f"not verified in {version.attempt} attempts: {result.errors[0]}", engines)
     return await _release_claim(db, version, counts=counts)
 
 
 async def _release_claim(db: Database, version: Version, *, counts: bool) -> Literal[False]:
     """Leave the version for another attempt; `counts` tells whether this one is counted. Return False."""
+    EVALUATIONS.labels("retried").inc()
     attempt = version.attempt if counts else version.attempt - 1
     async with db.write() as session:
         await _finish(session, version, VersionState.TRAINED, attempt=attempt)
@@ -130,6 +148,7 @@ async def _reject(
     `engines` may hold it. It is recorded on them, so that the reconciler unloads it. With `guard` it is an alarm.
     """
     log.warning("%s is rejected: %s", version.adapter_name, reason)
+    EVALUATIONS.labels("rejected").inc()
     async with db.write() as session:
         # The policy is locked before its versions, as everywhere.
         policy = await session.get_one(Policy, version.policy_id, with_for_update={"key_share": True})

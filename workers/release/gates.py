@@ -41,7 +41,7 @@ class GateRunner:
         Raises:
             EngineUnavailable: the engine failed during a prompt, which is no verdict.
         """
-        for gate in self.settings.gates:
+        for gate in self.settings.release.gates:
             if kinds and not isinstance(gate, kinds):
                 continue
             if isinstance(gate, MetricGate):

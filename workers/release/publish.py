@@ -17,16 +17,19 @@ from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.deployments import comparison
 from app.deployments import service as deployment_service
-from app.models import Deployment, Policy, Version, VersionState
+from app.models import ANSWERING, Deployment, Policy, Version, VersionState
 from app.policies import references, repository, service
+from app.policies.overrides import effective_settings
 from app.training import kl_guard
 from app.training.policy_config import effective_rewards
 from workers.queue.leased_job import log_and_continue
+from workers.stage_metrics import PUBLISH_SECONDS
 
 canary_log = logging.getLogger("attune.canaries")
 shadow_log = logging.getLogger("attune.shadow")
 IS_WATCHED = Deployment.canary_watched & Deployment.canary_version_id.is_not(None)
 CanaryRun = tuple[str | None, float | None, str]  # the canary, since when, and the version it is compared with
+ERASED_DATA = "it has learned from data that was erased, and the version that serves has not"
 PUBLISHABLE_STATES = (VersionState.VERIFIED, VersionState.SHADOW_PASSED)
 
 
@@ -37,7 +40,10 @@ async def publish(db: Database, settings: Settings) -> int:
     """
     async with db.read() as session:
         rows = await session.execute(
-            select(Version.policy_id, Version.id).where(Version.state.in_(PUBLISHABLE_STATES)).order_by(Version.number)
+            select(Version.policy_id, Version.id)
+            .join(Policy, Policy.id == Version.policy_id)
+            .where(Version.state.in_(PUBLISHABLE_STATES), Policy.state.in_(ANSWERING))
+            .order_by(Version.number)
         )
     return sum([await _publish(db, settings, *row) for row in rows])
 
@@ -60,7 +66,7 @@ async def try_publish(session: AsyncSession, settings: Settings, policy: Policy,
     """
     version = await session.get_one(Version, version_id, populate_existing=True)
     engines = await service.list_ready_engines(session)
-    if version.state not in PUBLISHABLE_STATES or not engines:
+    if version.state not in PUBLISHABLE_STATES or policy.state not in ANSWERING or not engines:
         return False  # the reconciler enqueues it again when an engine is ready
     if policy.head_version_id != version.id:
         await deployment_service.reject_version(
@@ -69,6 +75,9 @@ async def try_publish(session: AsyncSession, settings: Settings, policy: Policy,
         return False
     canary_config = None if version.full_weights else comparison.effective_canary(policy, settings)
     deployment = await repository.get_deployment(session, policy.id)
+    if await _would_release_erased_data(session, deployment, version):
+        await deployment_service.reject_version(session, policy, version, actor="publish", reason=ERASED_DATA)
+        return False
     if deployment.canary_version_id is not None and (canary_config is not None or deployment.canary_watched):
         return False  # the canary is compared with the serving version; the reconciler tries again when it has ended
     if not service.is_loaded_on_quorum(version, engines):
@@ -92,6 +101,17 @@ async def try_publish(session: AsyncSession, settings: Settings, policy: Policy,
     return True
 
 
+async def _would_release_erased_data(session: AsyncSession, deployment: Deployment, version: Version) -> bool:
+    """Whether the version has learned from erased data, and the one that serves has not.
+
+    Where the serving version has, too, learning goes on as before: an operator has to roll back.
+    """
+    if await repository.find_untainted_ancestor(session, version.policy_id, version) is None:
+        return False
+    serving = await repository.get_version(session, deployment.version_id)
+    return await repository.find_untainted_ancestor(session, version.policy_id, serving) is None
+
+
 async def record_timings(db: Database, version_id: str, switch_seconds: float) -> None:
     """Record how long the release took.
 
@@ -107,6 +127,8 @@ async def record_timings(db: Database, version_id: str, switch_seconds: float) -
         if version.shadow_since is None:  # otherwise most of the time was spent in shadow
             trained_to_served = served_at - version.created_at + version.timings["export"]
             version.timings = {**version.timings, "trained_to_served": trained_to_served}
+    for phase, seconds in version.timings.items():
+        PUBLISH_SECONDS.labels(phase).observe(seconds)
 
 
 async def check_canaries(db: Database, settings: Settings) -> int:
@@ -145,6 +167,8 @@ async def _apply_to_canary(session: AsyncSession, policy_id: str, run: CanaryRun
     if _canary_run(deployment) != run or not deployment.canary_watched:
         return False  # the deployment changed meanwhile
     version = await repository.get_version(session, run[0] or "")
+    if decision.action == "promote" and await _would_release_erased_data(session, deployment, version):
+        decision = Decision("roll_back", ERASED_DATA, decision.figures)
     by = service.Attribution("reconcile", decision.reason)
     if decision.action == "roll_back":
         await deployment_service.abort_canary(session, policy, by)
@@ -200,7 +224,7 @@ async def _apply_to_shadow(
     else:
         reason = decision.reason if decision.reason == deployment_service.HEAD_MOVED else f"shadow: {decision.reason}"
         # Only a rejection counts for the KL guard: a lapse says nothing about the version.
-        guard = settings if decision.action == "reject" else None
+        guard = effective_settings(policy, settings) if decision.action == "reject" else None
         await deployment_service.reject_version(session, policy, version, actor="reconcile", reason=reason, guard=guard)
     shadow_log.info("%s: %s, %s", references.version_name(policy, version), decision.action, decision.reason)
     return True

@@ -32,6 +32,7 @@ from workers.release.verify_delivery import (
     Timings,
     VerificationResult,
     check_files,
+    require_delivered,
     require_equal_scores,
     require_reachable,
 )
@@ -119,7 +120,7 @@ async def swap_weights(
             await _verify_weights(client, version, settings, timings)
         return
     with timings.measure("exchange"):
-        async with SwapLease(db, engine, settings.lease_seconds) as lease:
+        async with SwapLease(db, engine, settings.workers.lease_seconds) as lease:
             async with db.read() as session:
                 previous = await engine_inventory.version_with_weights(session, version.policy_id, engine.weights)
             with timings.measure("drain"):
@@ -175,7 +176,7 @@ async def _verify_weights(client: EngineClient, version: Version, settings: Sett
     if version.probe is None:  # the base model, before the first update
         return
     scores = await _score(client, version, version.probe["ids"])
-    require_equal_scores(scores, version.probe["logprobs"], settings, timings)
+    require_delivered(scores, version, settings, timings)
 
 
 async def _score(client: EngineClient, version: Version, ids: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -184,7 +185,7 @@ async def _score(client: EngineClient, version: Version, ids: Sequence[Sequence[
 
 async def _wait_for_open_turns(db: Database, settings: Settings, engine: Engine) -> None:
     """Let the engine's open turns finish on the weights they started with, for at most `drain_seconds`."""
-    deadline = time.monotonic() + settings.drain_seconds
+    deadline = time.monotonic() + settings.engine.drain_seconds
     while time.monotonic() < deadline:
         async with db.read() as session:
             if not await session.scalar(select(exists().where(*_open_turns_on(engine)))):

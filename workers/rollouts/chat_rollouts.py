@@ -12,6 +12,7 @@ from alignment.config.rollouts import GroupSamplingConfig
 from alignment.release.shadow import SHADOW, ShadowConfig
 from alignment.signals.combine_rewards import group_sampling_disabled_reason, is_in_share, needs_group_samples
 from alignment.signals.judge_prompts import is_judge_prompt
+from app.chat.histories import read_messages
 from app.core.database import database_time, now
 from app.core.settings import Settings
 from app.deployments import comparison
@@ -21,6 +22,7 @@ from app.models import (
     LearningMode,
     Origin,
     Policy,
+    PolicyState,
     Sample,
     SampleState,
     Turn,
@@ -36,7 +38,7 @@ from workers.rollouts.rollout_queue import create_rollouts
 
 COPIED_COLUMNS = (
     *("project_id", "policy_id", "version_id", "key_id", "end_user", "conversation_id"),
-    *("engine", "messages", "request_params", "request_metadata"),
+    *("engine", "request_params", "request_metadata"),
 )
 
 
@@ -46,7 +48,8 @@ async def create_group_samples(
     """Create the group samples of finished turns. Each turn is considered once; `turns` are rows of turn columns."""
     for policy in policies:
         config, rewards = effective_rollouts(policy, settings).group_sampling, effective_rewards(policy, settings)
-        if policy.mode == LearningMode.HALTED or group_sampling_disabled_reason(config, rewards) is not None:
+        is_trained = policy.mode != LearningMode.HALTED and policy.state == PolicyState.ACTIVE
+        if not is_trained or group_sampling_disabled_reason(config, rewards) is not None:
             continue
         ids = [
             turn.id
@@ -61,7 +64,8 @@ async def create_group_samples(
         num_choices = {completion_id: count for completion_id, count in choices}
         plan = partial(plan_group_samples, num_choices=num_choices, size=config.extra_replies + 1)
         is_usable = Version.state != VersionState.REJECTED
-        planned = await _create_within_budget(session, ids, is_usable, policy.id, Origin.GROUP_SAMPLE, config, plan)
+        created_by = policy.id, Origin.GROUP_SAMPLE, config, settings
+        planned = await _create_within_budget(session, ids, is_usable, *created_by, plan)
         if planned:
             await _delay_samples(session, {turn["completion_id"] for turn in planned}, config.window_seconds)
 
@@ -86,7 +90,7 @@ async def create_shadow_replies(
         ]
         if ids:
             plan, is_live = partial(plan_shadow_reply, version=version), Turn.version_id == live_version_id
-            await _create_within_budget(session, ids, is_live, policy.id, Origin.SHADOW, config, plan)
+            await _create_within_budget(session, ids, is_live, policy.id, Origin.SHADOW, config, settings, plan)
 
 
 async def _recent_replies(
@@ -110,6 +114,7 @@ async def _create_within_budget(
     policy_id: str,
     origin: Origin,
     config: GroupSamplingConfig | ShadowConfig,
+    settings: Settings,
     plan: Callable[[Turn], list[dict[str, Any]]],
 ) -> list[dict[str, Any]]:
     """Create the rollouts that `plan` returns for each turn, and return their turns' columns.
@@ -123,14 +128,19 @@ async def _create_within_budget(
         .where(Turn.id.in_(turn_ids), condition)
         .order_by(Turn.finished_at, Turn.id)
     )
+    rows = turns.all()
+    messages = await read_messages(session, [turn.id for turn in rows])
     planned: list[dict[str, Any]] = []
-    for turn in turns:
-        if not turn.prompt_ids or is_judge_prompt(turn.messages):
+    for turn in rows:
+        if turn.own_prompt_ids is None or is_judge_prompt(messages.get(turn.id, [])):
             continue
         rollouts = plan(turn)
         budget -= len(rollouts) * len(turn.output_ids or ())
         if budget < 0:
             break
+        if not settings.database.share_histories:
+            prompt = {"history_id": None, "num_history_messages": 0, "own_messages": messages[turn.id]}
+            rollouts = [rollout | prompt for rollout in rollouts]
         planned += rollouts
     if planned:
         await create_rollouts(session, planned, expires_in=config.window_seconds)
@@ -173,4 +183,5 @@ def plan_shadow_reply(turn: Turn, version: Version) -> list[dict[str, Any]]:
 def _plan_reply(turn: Turn, origin: Origin, **values: Any) -> dict[str, Any]:
     """Return the columns of a turn that is another reply to the same prompt."""
     copied = {name: getattr(turn, name) for name in COPIED_COLUMNS}
-    return {**copied, "id": new_id("chatcmpl"), "origin": origin, **values}
+    prompt = {"history_id": turn.id, "num_history_messages": turn.num_messages, "own_messages": []}
+    return {**copied, **prompt, "id": new_id("chatcmpl"), "origin": origin, **values}

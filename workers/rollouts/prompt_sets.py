@@ -21,6 +21,7 @@ from app.models import (
     Origin,
     PlanState,
     Policy,
+    PolicyState,
     Project,
     Rollout,
     RolloutPlan,
@@ -32,6 +33,7 @@ from app.models import (
     record_audit,
 )
 from app.policies import repository as policies
+from app.policies.overrides import effective_settings
 from app.training.policy_config import effective_rollouts, load_verifier
 from app.training.service import max_samples
 from workers.queue.run_user_code import UserCodeError, run_user_code
@@ -89,7 +91,7 @@ async def _advance_plan(db: Database, settings: Settings, plan_id: str) -> bool:
             return False
         step = await _find_next_step(session, locked_plan, settings)
         if isinstance(step, NextPrompt):
-            await _create_group(session, locked_plan, step)
+            await _create_group(session, locked_plan, step, shares_histories=settings.database.share_histories)
         elif step is not None:
             _finish_plan(session, locked_plan, *step)
     return isinstance(step, NextPrompt)
@@ -114,7 +116,7 @@ async def _find_next_step(session: AsyncSession, plan: RolloutPlan, settings: Se
     version = await policies.get_version(session, (await policies.get_deployment(session, plan.policy_id)).version_id)
     capacity, config = await EngineCapacity.read(session), effective_rollouts(policy, settings)
     engine = capacity.choose_engine(policy, version, settings)
-    if policy.mode == LearningMode.HALTED or engine is None:
+    if policy.mode == LearningMode.HALTED or policy.state != PolicyState.ACTIVE or engine is None:
         return None
     if num_open >= config.in_flight * len(capacity.engines_with(version)):
         return None
@@ -128,7 +130,9 @@ async def _find_next_step(session: AsyncSession, plan: RolloutPlan, settings: Se
         may_sample = plan.version_id != version.id or plan.version_prompts < plan.prompts_per_version
         may_sample = may_sample or num_waiting == 0
     else:
-        may_sample = num_waiting + plan.n <= max(plan.n, max_samples(config.max_plan_share, settings.batch_size))
+        may_sample = num_waiting + plan.n <= max(
+            plan.n, max_samples(config.max_plan_share, effective_settings(policy, settings).trainer.batch_size)
+        )
     return NextPrompt(row, version, engine) if may_sample else None
 
 
@@ -149,10 +153,12 @@ async def _find_failure(session: AsyncSession, plan: RolloutPlan) -> str | None:
     return None
 
 
-async def _create_group(session: AsyncSession, plan: RolloutPlan, prompt: NextPrompt) -> None:
+async def _create_group(
+    session: AsyncSession, plan: RolloutPlan, prompt: NextPrompt, *, shares_histories: bool
+) -> None:
     """Create the rollouts of the plan's next prompt, and move the plan on."""
     version = prompt.version
-    ids = [new_id("chatcmpl") for _ in range(plan.n)]
+    ids, messages = [new_id("chatcmpl") for _ in range(plan.n)], prompt.row.content["messages"]
     defaults: dict[str, Any] = {
         "completion_id": ids[0],
         "project_id": plan.project_id,
@@ -160,11 +166,16 @@ async def _create_group(session: AsyncSession, plan: RolloutPlan, prompt: NextPr
         "version_id": version.id,
         "engine": prompt.engine.name,
         "origin": Origin.PROMPT_SET,
-        "messages": prompt.row.content["messages"],
+        "own_messages": messages,
         "sampling": Sampling(plan.max_tokens, plan.temperature).body(),
         "processed": True,  # its verifier gives the reward: no other source is asked
     }
-    turns = [defaults | {"id": id, "choice_index": index} for index, id in enumerate(ids)]
+    shared = {"history_id": ids[0], "num_history_messages": len(messages), "own_messages": []}
+    whole = {"history_id": None, "num_history_messages": 0}
+    turns = [
+        defaults | {"id": id, "choice_index": index, **(shared if index and shares_histories else whole)}
+        for index, id in enumerate(ids)
+    ]
     plan_values = {"plan_id": plan.id, "pass_number": plan.pass_number, "row_number": plan.position}
     await create_rollouts(session, turns, expires_in=EXPIRES_SECONDS, **plan_values)
     starts_round = plan.version_id != version.id or (

@@ -119,7 +119,7 @@ async def claim_rollouts(db: Database, settings: Settings, owner: str) -> list[t
             engine = capacity.choose_engine(policy, version, settings, turn.engine)
             if engine is None or plan_state == PlanState.PAUSED:
                 continue
-            max_tokens = int(turn.sampling.get("max_tokens") or settings.max_output_tokens)
+            max_tokens = int(turn.sampling.get("max_tokens") or settings.server.default_max_tokens)
             budget = policy.id, rollout.origin
             if budget not in budgets:
                 budgets[budget] = await _read_budget(session, policy, rollout.origin, settings)

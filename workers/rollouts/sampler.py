@@ -15,13 +15,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.config.rewards import VERIFIER
 from alignment.signals.combine_rewards import group_sampling_disabled_reason
 from alignment.signals.rules import length_penalty
+from app.chat.histories import Messages, count_common, read_messages, read_prompt_ids
 from app.chat.turn_writer import FINISH_TURNS, TurnEnd
 from app.core.database import Database
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.inference.capture import Capture
 from app.inference.client import BASE_WEIGHTS, EngineClient, EnginePool, load_engine_keys
-from app.inference.request import ChatCall, Sampling
+from app.inference.request import ChatCall, Sampling, offered_tools
 from app.inference.transport import AdapterMissing, EngineRefused, EngineUnavailable
 from app.models import (
     DatasetRow,
@@ -64,7 +65,8 @@ NO_OPINION = "the verifier has no opinion"
 class RolloutRequest:
     """What one rollout asks of its engine. Plan and row are those of a prompt set.
 
-    `prompt_ids`: of the other replies to the prompt, if there are any.
+    `prompt_ids`: of the other replies to the prompt, if there are any. `history_id`: the turn that has these ids, if
+    it is the rollout's history.
     """
 
     call: ChatCall
@@ -72,17 +74,23 @@ class RolloutRequest:
     plan: RolloutPlan | None
     row: DatasetRow | None
     prompt_ids: list[int] | None
+    history_id: str | None
 
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """A sampled reply. `reward` is the verifier's; `reason` says why the reply has none."""
+    """A sampled reply. `reward` is the verifier's; `reason` says why the reply has none.
+
+    `num_history_tokens`: how many of the prompt ids are those of the turn `history_id`.
+    """
 
     capture: Capture
     seconds: float
     exclusion_reason: str | None
     reward: float | None
     reason: str | None
+    history_id: str | None
+    num_history_tokens: int
 
 
 class RolloutJob(LeasedJob[Rollout, RolloutResult]):
@@ -110,11 +118,12 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
                 reason = NO_OPINION if reward is None else None
             except prompt_sets.VerifierError as error:
                 reason = str(error)
-        return RolloutResult(capture, seconds, exclusion_reason, reward, reason)
+        num_history_tokens = count_common(request.prompt_ids or [], capture.prompt_ids) if request.history_id else 0
+        return RolloutResult(capture, seconds, exclusion_reason, reward, reason, request.history_id, num_history_tokens)
 
     async def record(self, session: AsyncSession, row: Rollout, result: RolloutResult) -> None:
         """Finish the rollout and its turn, and store the reward. Raises LeaseLost."""
-        num_tokens, length_range = len(result.capture.output_ids), self.settings.length_range
+        num_tokens, length_range = len(result.capture.output_ids), self.settings.observability.length_range
         values = {"tokens": num_tokens, "duration_seconds": result.seconds}
         if await sample_groups.lock_and_find_deleted(session, [row.id]):
             await finish_row(session, row, RolloutState.SKIPPED, DELETED, **values)
@@ -123,7 +132,13 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
         await session.execute(update(Turn).where(Turn.id == row.id).values(engine=self._engine))
         penalty = length_penalty(num_tokens, *length_range) if length_range and num_tokens else None
         turn_end = TurnEnd(
-            row.id, TurnState.DONE, result.capture, exclusion_reason=result.exclusion_reason, length_penalty=penalty
+            row.id,
+            TurnState.DONE,
+            result.capture,
+            exclusion_reason=result.exclusion_reason,
+            length_penalty=penalty,
+            history_id=result.history_id,
+            num_history_tokens=result.num_history_tokens,
         )
         await (await session.connection()).execute(FINISH_TURNS, [turn_end.values()])
         if result.reward is not None:
@@ -153,18 +168,23 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
                 if row is None:
                     raise JobSkipped(PROMPT_DELETED)
             if turn.origin == Origin.SHADOW and chat_turn is not None:
-                prompt_ids = chat_turn.prompt_ids
+                group_turn_id: str | None = chat_turn.id
             else:
-                group = select(Turn.prompt_ids).where(
+                group = select(Turn.id).where(
                     Turn.completion_id == turn.completion_id,
                     Turn.state == TurnState.DONE,
                     Turn.exclusion_reason.is_(None),
-                    Turn.prompt_ids.is_not(None),
+                    Turn.own_prompt_ids.is_not(None),
                 )
-                prompt_ids = await session.scalar(group.order_by(Turn.choice_index).limit(1))
-        call = self._build_call(turn, policy, version, prompt_ids if chat_turn is not None else None)
+                group_turn_id = await session.scalar(group.order_by(Turn.choice_index).limit(1))
+            messages = (await read_messages(session, [turn.id])).get(turn.id, [])
+            prompt_ids = None
+            if group_turn_id is not None:
+                prompt_ids = (await read_prompt_ids(session, [group_turn_id])).get(group_turn_id)
+        call = self._build_call(turn, messages, policy, version, prompt_ids if chat_turn is not None else None)
         timeout_seconds = effective_rollouts(policy, self.settings).timeout_seconds
-        return RolloutRequest(call, timeout_seconds, plan, row, prompt_ids)
+        history_id = turn.history_id if turn.history_id == group_turn_id else None
+        return RolloutRequest(call, timeout_seconds, plan, row, prompt_ids, history_id)
 
     async def _read_chat_turn(self, session: AsyncSession, turn: Turn, policy: Policy, version: Version) -> Turn | None:
         """Return the chat turn that the rollout samples again, None for a prompt set.
@@ -195,34 +215,36 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
             raise JobSkipped(ALREADY_TRAINED)
         return chat_turn
 
-    def _build_call(self, turn: Turn, policy: Policy, version: Version, prompt_ids: list[int] | None) -> ChatCall:
+    def _build_call(
+        self, turn: Turn, messages: Messages, policy: Policy, version: Version, prompt_ids: list[int] | None
+    ) -> ChatCall:
         """Return the call with the parameters of the chat, and its exact prompt tokens."""
         params = turn.request_params
         tool_choice = params.get("tool_choice")
         return ChatCall(
-            rid=self._request_id(self._rollout.attempt),
-            messages=turn.messages,
+            rid=self._request_id(self._rollout.fence),
+            messages=messages,
             sampling=Sampling.from_body(turn.sampling),
             adapter=version.adapter,
             model=references.version_name(policy, version),
-            tools=() if tool_choice == "none" else params.get("tools", ()),
+            tools=offered_tools(params.get("tools", ()), tool_choice),
             tool_choice=tool_choice,
             parallel_tool_calls=params.get("parallel_tool_calls") is not False,
             response_format=params.get("response_format"),
             extra_key=version.weights or policy.base_model,
-            weights=(version.weights or BASE_WEIGHTS) if self.settings.adaptation == "full" else None,
+            weights=(version.weights or BASE_WEIGHTS) if self.settings.trainer.adaptation == "full" else None,
             prompt_ids=prompt_ids,
             priority=PRIORITY,
         )
 
-    def _request_id(self, attempt: int) -> str:
-        """Return an id for one attempt: the engine may still work on the one before, and ids must be unique there."""
-        return f"{self._rollout.id[:-2]}{attempt % 100:02d}"
+    def _request_id(self, fence: int) -> str:
+        """Return an id for one claim: the engine may still work on the one before, and ids must be unique there."""
+        return f"{self._rollout.id[:-2]}{fence % 100:02d}"
 
     async def _sample(self, request: RolloutRequest) -> Capture:
         """Raises JobSkipped, AttemptFailed, JobFailed."""
-        if self._rollout.attempt > 1:
-            await self._abort(self._request_id(self._rollout.attempt - 1))
+        if self._rollout.fence > 1:
+            await self._abort(self._request_id(self._rollout.fence - 1))
         try:
             async with asyncio.timeout(request.timeout_seconds):
                 capture = (await self._client.complete(request.call)).capture
@@ -252,7 +274,7 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
 
 async def sample_rollouts(db: Database, settings: Settings, owner: str) -> int:
     """Sample rollouts until no engine has capacity or none is left. Returns the number that reached a final state."""
-    async with EnginePool(load_engine_keys(settings), read_timeout=settings.chat_timeout_seconds) as pool:
+    async with EnginePool(load_engine_keys(settings), read_timeout=settings.server.chat_timeout_seconds) as pool:
 
         async def claim_jobs(running: Collection[RolloutJob]) -> list[RolloutJob]:
             try:

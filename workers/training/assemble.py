@@ -12,6 +12,7 @@ from app.models import (
     BatchState,
     LearningMode,
     Policy,
+    PolicyState,
     Sample,
     SampleRule,
     SampleState,
@@ -20,6 +21,7 @@ from app.models import (
     new_id,
 )
 from app.policies import repository
+from app.policies.overrides import effective_settings
 from app.training import batch_samples, sample_conditions, service
 from workers.training.select_samples import SamplePool, select_samples
 
@@ -29,7 +31,8 @@ AUTOMATED_STALENESS = 8  # versions; learning is unharmed up to there (docs/lear
 async def assemble(db: Database, settings: Settings) -> int:
     """Freeze at most one batch per policy. Return how many were frozen."""
     async with db.read() as session:
-        policy_ids = list(await session.scalars(select(Policy.id).where(Policy.mode != LearningMode.HALTED)))
+        is_trained = (Policy.mode != LearningMode.HALTED, Policy.state == PolicyState.ACTIVE)
+        policy_ids = list(await session.scalars(select(Policy.id).where(*is_trained)))
     num_frozen = 0
     for policy_id in policy_ids:
         async with db.write() as session:
@@ -44,8 +47,10 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
     has_open_batch = await session.scalar(
         select(exists().where(Batch.policy_id == policy_id, Batch.state == BatchState.OPEN))
     )
-    if policy.mode == LearningMode.HALTED or has_open_batch or head.state not in ONCE_LIVE:
+    is_trained = policy.mode != LearningMode.HALTED and policy.state == PolicyState.ACTIVE
+    if not is_trained or has_open_batch or head.state not in ONCE_LIVE:
         return False  # one update at a time, and only from a version that was released
+    settings = effective_settings(policy, settings)
     await _drop_old_samples(session, policy, settings)
     samples = await _select_batch(session, policy, settings)
     if not samples:
@@ -64,9 +69,12 @@ async def _select_batch(session: AsyncSession, policy: Policy, settings: Setting
     is_usable = await sample_conditions.usable_samples(session, policy, settings)
     pool = SamplePool(policy.id, is_usable)
     if num_failures := await sample_conditions.max_failures(session, policy.id, is_usable):
-        size = max(2, settings.batch_size >> num_failures)
-        smaller = {"min_batch_size": min(settings.smallest_batch, size), "min_raters": min(settings.min_raters, size)}
-        smaller_batch = settings.model_copy(update={"batch_size": size, "max_batch_size": size, **smaller})
+        size = max(2, settings.trainer.batch_size >> num_failures)
+        smaller = {
+            "trainer.min_batch_size": min(settings.trainer.smallest_batch, size),
+            "raters.min_raters": min(settings.raters.min_raters, size),
+        }
+        smaller_batch = settings.replace({"trainer.batch_size": size, "trainer.max_batch_size": size, **smaller})
         if samples := await _select_from(session, policy, pool.failed_first(), smaller_batch):
             return samples
         pool = pool.without_failed()
@@ -78,23 +86,25 @@ async def _select_from(session: AsyncSession, policy: Policy, pool: SamplePool, 
 
     A full batch takes all ready samples, up to the largest size: those that are left wait for a whole update.
     """
-    samples = await select_samples(session, pool, settings.largest_batch, settings)
-    if len(samples) < settings.largest_batch:  # the caps are shares of the batch: a smaller batch has lower caps
-        samples = await select_samples(session, pool, max(settings.batch_size, len(samples)), settings)
-    if len(samples) < settings.batch_size:
+    samples = await select_samples(session, pool, settings.trainer.largest_batch, settings)
+    if (
+        len(samples) < settings.trainer.largest_batch
+    ):  # the caps are shares of the batch: a smaller batch has lower caps
+        samples = await select_samples(session, pool, max(settings.trainer.batch_size, len(samples)), settings)
+    if len(samples) < settings.trainer.batch_size:
         is_triggered = await service.is_triggered(session, policy)
-        min_samples = service.MIN_TRIGGERED_SAMPLES if is_triggered else settings.smallest_batch
+        min_samples = service.MIN_TRIGGERED_SAMPLES if is_triggered else settings.trainer.smallest_batch
         if len(samples) < min_samples:
             return []
         waited_seconds = await database_time(session) - min(sample.ready_at for sample in samples)
-        if not is_triggered and waited_seconds < settings.max_wait_seconds:
+        if not is_triggered and waited_seconds < settings.trainer.max_wait_seconds:
             return []
         samples = await select_samples(session, pool, len(samples), settings)
         if len(samples) < min_samples:
             return []
     raters = {sample.rater for sample in samples if sample.rater is not None}
     num_without_rater = sum(sample.rater is None for sample in samples)
-    return samples if len(raters) + num_without_rater >= settings.min_raters else []
+    return samples if len(raters) + num_without_rater >= settings.raters.min_raters else []
 
 
 async def _drop_old_samples(session: AsyncSession, policy: Policy, settings: Settings) -> None:
@@ -102,12 +112,12 @@ async def _drop_old_samples(session: AsyncSession, policy: Policy, settings: Set
 
     Samples with automated rewards are dropped after a few versions: there are always new ones.
     """
-    max_age = settings.max_sample_age_seconds
+    max_age = settings.trainer.max_sample_age_seconds
     is_too_old = exists().where(Turn.id == Sample.turn_id, Turn.created_at < now() - max_age)
     await _drop(session, policy, is_too_old, f"its reply is older than {max_age / 86400:g} days")
     await _drop_stale(session, policy, AUTOMATED_STALENESS, sample_conditions.is_automated())
-    if settings.max_staleness is not None:
-        await _drop_stale(session, policy, settings.max_staleness, true())
+    if settings.trainer.max_staleness is not None:
+        await _drop_stale(session, policy, settings.trainer.max_staleness, true())
 
 
 async def _drop_stale(

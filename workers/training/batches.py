@@ -1,8 +1,9 @@
 """Batches at the trainer: claim one under a lease, read its samples, record the result under its fencing token."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import exists, func, select, update
@@ -10,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from alignment import types as alignment_types
+from app.chat.histories import read_prompt_ids
 from app.core import leases
 from app.core.database import Database, now
 from app.core.jobs import enqueue_after_commit
@@ -19,6 +21,7 @@ from app.models import (
     Batch,
     BatchState,
     Policy,
+    PolicyState,
     Sample,
     SampleRule,
     SampleState,
@@ -59,7 +62,7 @@ class ClaimedBatch:
 
 
 async def claim(db: Database, owner: str, settings: Settings) -> ClaimedBatch | None:
-    """Claim an open batch of a policy on this trainer's base model. Return None if there is none.
+    """Claim an open batch of an active policy on this trainer's base model. Return None if there is none.
 
     The batch comes from the project whose last batch was claimed longest ago.
     """
@@ -76,13 +79,18 @@ async def claim(db: Database, owner: str, settings: Settings) -> ClaimedBatch | 
             .join(Policy, Policy.id == Batch.policy_id)
             .where(
                 Batch.state == BatchState.OPEN,
-                Batch.attempt < settings.max_attempts,
+                Batch.attempt < settings.workers.max_attempts,
                 leases.lease_is_free(Batch),
                 Policy.base_model == resolve_base_model(settings.model),
+                Policy.state == PolicyState.ACTIVE,
             )
             .order_by(func.coalesce(last_claimed_at, 0.0), Batch.created_at, Batch.id)
         )
-        lease: dict[str, Any] = {"owner": owner, "seconds": settings.lease_seconds, "states": (BatchState.OPEN,)}
+        lease: dict[str, Any] = {
+            "owner": owner,
+            "seconds": settings.workers.lease_seconds,
+            "states": (BatchState.OPEN,),
+        }
         for row in list(rows):
             if await _break_up_without_consent(session, row):
                 continue
@@ -129,7 +137,7 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
     parent = await repository.get_version(session, row.parent_id)
     last_number = await session.scalar(select(func.max(Version.number)).where(Version.policy_id == policy.id))
     # Without the turns whose tokens were deleted, the rest of the batch can be trained.
-    is_deleted = exists().where(Turn.id == Sample.turn_id, Turn.prompt_ids.is_(None))
+    is_deleted = exists().where(Turn.id == Sample.turn_id, Turn.own_prompt_ids.is_(None))
     await batch_samples.drop_unlearned(session, row.id, SampleRule.ERASED, batch_samples.ERASED, is_deleted)
     result = await session.execute(
         select(Turn, Sample.reward, Sample.group_id, Version.number)
@@ -139,10 +147,13 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
         .order_by(Turn.created_at, Turn.id)
     )
     rows = result.all()
+    prompt_ids = await read_prompt_ids(session, [turn.id for turn, *_ in rows])
     lags = await _count_updates(session, parent, min((number for *_, number in rows), default=parent.number))
     samples = tuple(
         # A version that was rolled back is no ancestor: its distance is counted in versions.
-        to_sample(turn, reward, number, lag=lags.get(number, abs(parent.number - number)), group=group)
+        to_sample(
+            turn, prompt_ids[turn.id], reward, number, lag=lags.get(number, abs(parent.number - number)), group=group
+        )
         for turn, reward, group, number in rows
     )
     batch = alignment_types.Batch(row.id, policy.name, samples)
@@ -165,13 +176,13 @@ async def _count_updates(session: AsyncSession, parent: Version, oldest: int) ->
 
 
 def to_sample(
-    turn: Turn, reward: float, number: int, *, lag: int = 0, group: str | None = None
+    turn: Turn, prompt_ids: Sequence[int], reward: float, number: int, *, lag: int = 0, group: str | None = None
 ) -> alignment_types.Sample:
     """Return a recorded turn in token space; `number` is that of the version that generated it."""
-    assert turn.prompt_ids and turn.output_ids and turn.logprobs, f"turn {turn.id} was never trainable"
+    assert prompt_ids and turn.output_ids and turn.logprobs, f"turn {turn.id} was never trainable"
     return alignment_types.Sample(
         turn_id=turn.id,
-        prompt_ids=tuple(turn.prompt_ids),
+        prompt_ids=tuple(prompt_ids),
         output_ids=tuple(turn.output_ids),
         logprobs=tuple(turn.logprobs),
         reward=reward,
@@ -180,12 +191,18 @@ def to_sample(
         lag=lag,
         group=group or turn.completion_id,  # the choices of one completion are replies to one prompt
         conversation=turn.conversation_id,
-        turn_index=len(turn.messages),  # the same for all replies to one prompt
+        turn_index=turn.num_messages,  # the same for all replies to one prompt
     )
 
 
 async def commit(
-    db: Database, claimed: ClaimedBatch, *, metrics: dict[str, Any], unused_turn_ids: Sequence[str] = (), **values: Any
+    db: Database,
+    claimed: ClaimedBatch,
+    *,
+    metrics: dict[str, Any],
+    unused_turn_ids: Sequence[str] = (),
+    foreign_turns: Mapping[str, str] = MappingProxyType({}),
+    **values: Any,
 ) -> bool:
     """Write the version and the trained batch in one transaction.
 
@@ -194,6 +211,7 @@ async def commit(
 
     Args:
         unused_turn_ids: the turns that the algorithm could not use, since they had no other reply to compare with.
+        foreign_turns: the turns that the update left out, with the reasons.
         values: columns of the version: `adapter_path`, `manifest_sha256`, `probe`, `timings`, `full_weights`.
     """
     async with db.write() as session:
@@ -219,6 +237,7 @@ async def commit(
             return False
         await _finish(session, claimed, BatchState.TRAINED, version_id=version.id, metrics=metrics)
         session.add(version)
+        await _exclude(session, claimed, foreign_turns)
         unused = (SampleRule.NOTHING_TO_COMPARE, UNUSED_REASON, Sample.turn_id.in_(unused_turn_ids))
         await batch_samples.drop_unlearned(session, claimed.row.id, *unused)
         await batch_samples.mark_trained(session, claimed.row.id)
@@ -238,13 +257,16 @@ async def quarantine(db: Database, claimed: ClaimedBatch, reason: str) -> None:
         await _discard(session, claimed, BatchState.QUARANTINED, reason, why, exhausted)
 
 
-async def refuse(db: Database, claimed: ClaimedBatch, reason: str) -> None:
-    """Refuse a batch in which the algorithm had nothing to compare.
+async def refuse(
+    db: Database, claimed: ClaimedBatch, reason: str, foreign_turns: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Refuse a batch in which the algorithm had nothing to compare, at least without the foreign turns.
 
-    Its samples return and wait until new samples are ready. Raises LeaseLost.
+    Its other samples return and wait until new samples are ready. Raises LeaseLost.
     """
     async with db.write() as session:
         await lock_policy(session, claimed.policy.id)
+        await _exclude(session, claimed, foreign_turns)
         await _discard(session, claimed, BatchState.REFUSED, reason, batch_samples.NO_CONTRAST)
 
 
@@ -274,7 +296,7 @@ async def quarantine_poisoned(db: Database, settings: Settings) -> int:
 
     Such a batch crashes the trainer. Its samples return like those of a batch that the update refused.
     """
-    exhausted = leases.select_exhausted(Batch, BatchState.OPEN, settings.max_attempts)
+    exhausted = leases.select_exhausted(Batch, BatchState.OPEN, settings.workers.max_attempts)
     async with db.write() as session:
         poisoned = [(batch.id, batch.policy_id) for batch in await session.scalars(exhausted)]
     num_quarantined = 0
@@ -292,6 +314,14 @@ async def quarantine_poisoned(db: Database, settings: Settings) -> int:
             record_audit(session, "reconcile", action, batch_id, reason, project_id=policy.project_id)
             num_quarantined += 1
     return num_quarantined
+
+
+async def _exclude(session: AsyncSession, claimed: ClaimedBatch, turns: Mapping[str, str]) -> None:
+    """Exclude these turns of the batch from training for good. `turns` has the reasons."""
+    for turn_id, reason in turns.items():
+        await session.execute(update(Turn).where(Turn.id == turn_id).values(exclusion_reason=reason))
+        is_turn = Sample.turn_id == turn_id
+        await batch_samples.drop_unlearned(session, claimed.row.id, SampleRule.EXCLUDED, reason, is_turn)
 
 
 async def _discard(

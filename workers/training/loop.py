@@ -13,13 +13,18 @@ from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from alignment.errors import AlignmentError, DamagedAdapter, NothingToCompare, NoVariance
+from alignment.config.trainer import TrainerConfig
+from alignment.errors import AlignmentError, DamagedAdapter, ForeignSamples, NothingToCompare, NoVariance
 from app.core.leases import LeaseLost
-from app.models import Batch, Judgement, RewardModel
+from app.core.request_log import log_fields
+from app.core.settings.derived import trainer_config
+from app.models import Batch, Judgement, Policy, RewardModel
+from app.policies.overrides import effective_settings
 from workers.context import WorkerContext
 from workers.judging import reward_model_source
 from workers.judging.reward_model_source import ScoringJob
 from workers.queue.leased_job import Heartbeat
+from workers.stage_metrics import UPDATE_SECONDS, UPDATES
 from workers.training import batches, reward_model_fits
 from workers.training.batches import ClaimedBatch
 from workers.training.ranks import UNKNOWN, RankGroup, RankGroupFailed
@@ -50,10 +55,12 @@ class TrainingLoop:
         context, count = self.context, 0
         while (claimed := context.run(batches.claim(context.db, context.owner, context.settings))) is not None:
             try:
-                self.train_batch(claimed)
+                with log_fields(batch=claimed.row.id, policy=claimed.policy.name, version=claimed.adapter_name):
+                    self.train_batch(claimed)
             except LeaseLost as error:  # the head moved, or its samples were erased
                 log.warning("%s; %s is discarded", error, claimed.adapter_name)
                 self.group.loaded_version_dir = UNKNOWN
+                UPDATES.labels("void").inc()
             count += 1
         return count
 
@@ -72,6 +79,8 @@ class TrainingLoop:
             try:
                 result = self.group.run(
                     "update",
+                    policy_id=claimed.policy.id,
+                    config=self._trainer_config(claimed.policy),
                     parent=Path(parent_path) if parent_path else None,
                     batch=claimed.batch,
                     directory=claimed.directory(context.settings),
@@ -81,13 +90,25 @@ class TrainingLoop:
             except DamagedAdapter as error:
                 context.run(batches.halt_on_damaged_parent(context.db, claimed, str(error)))
                 log.error("batch %s: training of %s is halted: %s", batch_id, claimed.policy.name, error)
+                UPDATES.labels("failed").inc()
                 return
             except (NoVariance, NothingToCompare) as error:
                 context.run(batches.refuse(context.db, claimed, f"{type(error).__name__}: {error}"))
                 log.info("batch %s: %s", batch_id, error)
+                UPDATES.labels("refused").inc()
+                return
+            except ForeignSamples as error:
+                reason = f"{type(error).__name__}: {error}"
+                if error.turns:  # without them nothing is left to compare
+                    context.run(batches.refuse(context.db, claimed, reason, error.turns))
+                else:
+                    context.run(batches.quarantine(context.db, claimed, reason))
+                UPDATES.labels("refused" if error.turns else "quarantined").inc()
+                log.warning("batch %s: %s", batch_id, error)
                 return
             except AlignmentError as error:
                 context.run(batches.quarantine(context.db, claimed, f"{type(error).__name__}: {error}"))
+                UPDATES.labels("quarantined").inc()
                 log.warning("batch %s: %s", batch_id, error)
                 return
             except RankGroupFailed as error:
@@ -98,6 +119,9 @@ class TrainingLoop:
         finite_metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}
         is_committed = context.run(batches.commit(context.db, claimed, metrics=finite_metrics, **result))
         log.info("%s %s", name, "trained" if is_committed else "is void: the head moved")
+        UPDATES.labels("trained" if is_committed else "void").inc()
+        for phase, seconds in result["timings"].items():
+            UPDATE_SECONDS.labels(phase).observe(seconds)
         if is_committed:
             self.trackers.log(claimed.policy.name, name, claimed.number, batch_id, metrics)
 
@@ -142,7 +166,8 @@ class TrainingLoop:
         try:
             with Heartbeat(context.settings, RewardModel, {claimed.row.id: claimed.row.fence}):
                 try:
-                    self.group.run("begin_fit", dataset=dataset)
+                    config = self._trainer_config(claimed.policy).reward_model
+                    self.group.run("begin_fit", dataset=dataset, config=config)
                     self._run_fit_steps()
                     result = self.group.run(
                         "finish_fit",
@@ -164,6 +189,9 @@ class TrainingLoop:
                 log.info("%s %s", claimed.name, state)
         except LeaseLost as error:
             log.warning("%s; %s is discarded", error, claimed.name)
+
+    def _trainer_config(self, policy: Policy) -> TrainerConfig:
+        return trainer_config(effective_settings(policy, self.context.settings))
 
     def _run_fit_steps(self) -> None:
         """Run all steps of the fit, about SLICE_SECONDS at a time."""

@@ -13,16 +13,19 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from alignment.config.algorithm import AlgorithmConfig
-from alignment.config.trainer import LoRAConfig, OptimConfig, RewardModelConfig, TrainerConfig
+from alignment.config.trainer import RewardModelConfig, TrainerConfig
 from alignment.errors import AlignmentError
 from alignment.models import parallel
 from alignment.models.base_model import pick_device
 from alignment.reward_model.dataset import PreferenceDataset, Reply
 from alignment.reward_model.model import RewardModel
+from alignment.trainer.base_probe import BaseProbe
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch
 from app.core.settings import Settings
+from app.core.settings.derived import trainer_config
+from app.inference.model_support import require_supported
+from app.policies.adapter_shape import ADAPTER_SPEC
 from workers import base_model
 
 log = logging.getLogger("attune.trainer")
@@ -36,63 +39,33 @@ class RankGroupFailed(Exception):
     """A command failed on a rank in a way that the other ranks do not know of, so all ranks must restart."""
 
 
-def trainer_config(settings: Settings) -> TrainerConfig:
-    """Return the trainer's configuration. An algorithm's own settings override the deployment's general ones."""
-    algorithm = settings.algorithm
-    general: dict[str, Any] = {} if settings.kl_coef is None else {"kl_coef": settings.kl_coef}
-    if algorithm.type != "custom":  # whose own defaults hold
-        general["epochs"] = settings.epochs
-    if settings.length_range:
-        general |= dict(zip(("shortest", "longest"), settings.length_range, strict=True))
-    unset_fields = type(algorithm).model_fields.keys() - algorithm.model_fields_set
-    defaults = {name: value for name, value in general.items() if name in unset_fields}
-    algorithm = _limit_kl(algorithm.model_copy(update=defaults), settings.kl_guard)
-    return TrainerConfig(
-        algorithm=algorithm,
-        lora=LoRAConfig() if settings.adaptation == "lora" else None,
-        optim=OptimConfig(lr=_learning_rate(settings)),
-        reward_model=RewardModelConfig(lr=settings.learning_rate),
-        kl_target=settings.update_kl_target,
-        seed=settings.seed,
-        dtype=settings.dtype,
-    )
-
-
-def _learning_rate(settings: Settings) -> float:
-    """Return the learning rate; the default for full weights is a tenth of the default for an adapter."""
-    is_as_set = settings.adaptation == "lora" or "learning_rate" in settings.model_fields_set
-    return settings.learning_rate if is_as_set else settings.learning_rate / 10
-
-
-def _limit_kl(algorithm: AlgorithmConfig, kl_guard: float) -> AlgorithmConfig:
-    """Limit the KL of an update to the KL guard. Raise ValueError if the KL target is not below the guard."""
-    control = getattr(algorithm, "kl_control", None)
-    if control is not None and control.target >= kl_guard:
-        raise ValueError(f"kl_control aims at {control.target:g}, which is not below ATTUNE_KL_GUARD ({kl_guard:g})")
-    if algorithm.max_kl is not None and algorithm.max_kl <= kl_guard:
-        return algorithm
-    return algorithm.model_copy(update={"max_kl": kl_guard})
-
-
 class RankGroup:
     """All ranks of one trainer. Rank 0 calls `run`; the other ranks call `follow`.
 
     Policies of one base model share the ranks: the base model stays in memory, and an adapter with its optimizer and
-    its baseline is read from the parent's directory and written to the directory of the next version.
+    its baseline is read from the parent's directory and written to the directory of the next version. Each update
+    names its policy and brings that policy's configuration.
     """
 
     def __init__(self, settings: Settings, timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> None:
         self.settings = settings
+        require_supported(settings, base_model.model_dir(settings.model, weights=False))
         config = trainer_config(settings)
         # Before Trainer does, whose collectives would have torch's timeout of 30 minutes.
         parallel.init_process_group(pick_device(config.device), timedelta(seconds=timeout_seconds))
-        self.trainer = Trainer(base_model.model_dir(settings.model), config)
+        self.trainer = Trainer(base_model.model_dir(settings.model), config, any_algorithm=True)
+        if config.lora is not None and self.trainer.adapter_spec != base_model.adapter_spec(settings):
+            raise ValueError(
+                f"the trainer's adapters are not those of {settings.home / ADAPTER_SPEC}, which engines are launched "
+                "for: the file is of another release. Set another `home`"
+            )
         self._idle_group = self._command_group = None
         if self.trainer.num_ranks > 1:
             # The other ranks wait for the next command in a group without a time-out. The command itself is sent in a
             # group with a time-out: it may be too large for the buffers of a rank that has stopped reading.
             self._idle_group = dist.new_group(backend="gloo", timeout=timedelta(days=365))
             self._command_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+        self.loaded_policy: tuple[str, TrainerConfig] | None = None  # the policy that the trainer is configured for
         self.loaded_version_dir: Path | str | None = UNKNOWN  # None is version 0
         self.reward_model = RewardModel(self.trainer)
         self.loaded_reward_model_dir: Path | None = None
@@ -131,10 +104,18 @@ class RankGroup:
         action, arguments = command
         return getattr(self, action)(**arguments)
 
-    def begin_fit(self, dataset: PreferenceDataset) -> None:
-        """Start to fit a new reward model. Updates may run between the parts of a fit; they do not change it."""
+    def probe_base_model(self, directory: Path) -> BaseProbe:
+        """Score random tokens without and with a random adapter, which is written to a directory."""
+        self.loaded_version_dir = UNKNOWN
+        return self.trainer.probe_base_model(directory, self.settings.engine.context_length)
+
+    def begin_fit(self, dataset: PreferenceDataset, config: RewardModelConfig) -> None:
+        """Start to fit a new reward model with the policy's configuration.
+
+        Updates may run between the parts of a fit; they do not change it.
+        """
         self.loaded_reward_model_dir = None
-        self.reward_model.begin(dataset)
+        self.reward_model.begin(dataset, config)
 
     def advance_fit(self, steps: int) -> bool:
         """Make up to `steps` steps of the fit. Return True if no step was left."""
@@ -163,18 +144,32 @@ class RankGroup:
         return self.reward_model.score(replies)
 
     def update(
-        self, parent: Path | None, batch: Batch, directory: Path, lineage: dict[str, str], kl_target_factor: float = 1.0
+        self,
+        policy_id: str,
+        config: TrainerConfig,
+        parent: Path | None,
+        batch: Batch,
+        directory: Path,
+        lineage: dict[str, str],
+        kl_target_factor: float = 1.0,
     ) -> dict[str, Any]:
         """Run one update from the parent's state, and write the new version's directory.
 
-        Returns columns of the version, and the ids of the turns that the algorithm could not use.
+        `config` is that of the policy. Another policy than before, or another configuration, begins with a new
+        algorithm object and new optimizers, whose states are those of the parent.
+
+        Returns columns of the version, and the turns that the algorithm could not use or that were left out. Raises
+        AlignmentError, also for an algorithm that cannot be built.
         """
         started = time.perf_counter()
+        self._configure(policy_id, config)
         if self.loaded_version_dir != parent:
             self.loaded_version_dir = UNKNOWN
             self.trainer.restore(parent)
             self.loaded_version_dir = parent
         restored = time.perf_counter()
+        parent_probe = self.trainer.probe()
+        parent_probed = time.perf_counter()
         self.loaded_version_dir = UNKNOWN  # the state in memory changes before the new version is written
         report = self.trainer.update(batch, kl_target_factor)
         updated = time.perf_counter()
@@ -186,15 +181,24 @@ class RankGroup:
             "adapter_path": str(export.path),
             "full_weights": self.trainer.config.lora is None,
             "manifest_sha256": export.manifest_sha256,
-            "probe": {"ids": probe.ids, "logprobs": probe.logprobs},
+            "probe": {"ids": probe.ids, "logprobs": probe.logprobs, "parent_logprobs": parent_probe.logprobs},
             "metrics": report.metrics,
             "unused_turn_ids": report.unused_turn_ids,
+            "foreign_turns": report.foreign_turns,
             "timings": {
                 "restore": restored - started,
-                "update": updated - restored,
+                "update": updated - parent_probed,
                 "export": time.perf_counter() - probed,
             },
         }
+
+    def _configure(self, policy_id: str, config: TrainerConfig) -> None:
+        if self.loaded_policy == (policy_id, config):
+            return
+        if self.loaded_policy is not None or config != self.trainer.config:
+            self.loaded_policy, self.loaded_version_dir = None, UNKNOWN
+            self.trainer.configure(config)
+        self.loaded_policy = policy_id, config
 
 
 def abort_rank() -> NoReturn:

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.config.rewards import RewardModelSource
 from alignment.reward_model.dataset import BinaryLabel, PreferenceDataset, PreferencePair, Reply
 from alignment.signals.combine_rewards import preference_pairs
+from app.chat.histories import read_prompt_ids
 from app.core import leases
 from app.core.database import Database, now
 from app.core.leases import lease_is_free
@@ -24,6 +25,7 @@ from app.models import (
     RANKING_KINDS,
     AuditAction,
     Policy,
+    PolicyState,
     RewardModel,
     RewardModelState,
     RewardModelTurn,
@@ -69,13 +71,18 @@ async def claim(db: Database, owner: str, settings: Settings) -> ClaimedFit | No
             .join(Policy, Policy.id == RewardModel.policy_id)
             .where(
                 RewardModel.state == RewardModelState.OPEN,
-                RewardModel.attempt < settings.max_attempts,
+                RewardModel.attempt < settings.workers.max_attempts,
                 Policy.base_model == resolve_base_model(settings.model),
+                Policy.state == PolicyState.ACTIVE,
                 lease_is_free(RewardModel),
             )
             .order_by(RewardModel.created_at, RewardModel.id)
         )
-        lease: dict[str, Any] = {"owner": owner, "seconds": settings.lease_seconds, "states": (RewardModelState.OPEN,)}
+        lease: dict[str, Any] = {
+            "owner": owner,
+            "seconds": settings.workers.lease_seconds,
+            "states": (RewardModelState.OPEN,),
+        }
         for row in list(rows):
             # Erasure and operators lock the policy before its reward models too. Nothing is erased during the read.
             policy = await session.get_one(Policy, row.policy_id, with_for_update={"key_share": True})
@@ -142,14 +149,15 @@ def _build_dataset(labels: Sequence[human_labels.HumanLabel], replies: dict[str,
 
 async def _read_replies(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, Reply]:
     rows = await session.execute(
-        select(Turn.id, Turn.prompt_ids, Turn.output_ids, Turn.conversation_id).where(
-            Turn.id.in_(turn_ids), Turn.prompt_ids.is_not(None), Turn.output_ids.is_not(None)
+        select(Turn.id, Turn.output_ids, Turn.conversation_id).where(
+            Turn.id.in_(turn_ids), Turn.own_prompt_ids.is_not(None), Turn.output_ids.is_not(None)
         )
     )
+    prompt_ids = await read_prompt_ids(session, turn_ids)
     return {
-        id: Reply(id, tuple(prompt_ids), tuple(output_ids), conversation_id)
-        for id, prompt_ids, output_ids, conversation_id in rows
-        if prompt_ids and output_ids
+        id: Reply(id, tuple(prompt_ids[id]), tuple(output_ids), conversation_id)
+        for id, output_ids, conversation_id in rows
+        if id in prompt_ids and output_ids
     }
 
 
@@ -197,7 +205,7 @@ async def reconcile(db: Database, settings: Settings) -> None:
     """Fail fits without attempts left, disable serving models that disagree with people, and create due fits."""
     await _fail_poisoned(db, settings)
     async with db.read() as session:
-        policies = await session.scalars(select(Policy).order_by(Policy.id))
+        policies = await session.scalars(select(Policy).where(Policy.state == PolicyState.ACTIVE).order_by(Policy.id))
         configs = [(policy, effective_rewards(policy, settings).reward_model) for policy in policies]
     for policy, source in configs:
         if source is not None:
@@ -208,7 +216,7 @@ async def reconcile(db: Database, settings: Settings) -> None:
 async def _fail_poisoned(db: Database, settings: Settings) -> None:
     async with db.write() as session:
         poisoned = await session.scalars(
-            leases.select_exhausted(RewardModel, RewardModelState.OPEN, settings.max_attempts)
+            leases.select_exhausted(RewardModel, RewardModelState.OPEN, settings.workers.max_attempts)
         )
         for row in list(poisoned):
             policy = await session.get_one(Policy, row.policy_id)

@@ -11,18 +11,18 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Subquery, and_, case, func, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from alignment.config.algorithm import UpdateConfig
 from app.core.database import now
 from app.core.settings import Settings
 from app.models import Origin, Policy, Rater, Sample, SampleState, Turn
 from app.training import sample_conditions, service
-from app.training.batch_samples import NO_CONTRAST
 from app.training.policy_config import effective_rollouts
 from app.training.service import max_samples
 from workers.feedback import rater_trust
 
 MAX_GROUP_SIZE = 64
 # Of two groups, the one with the smaller priority is selected first, then the older one.
-FIRST, CONTRAST, NORMAL, AUTOMATED, WITHOUT_CONTRAST = -1000, -500, 0, 1, 2
+FIRST, CONTRAST, NORMAL, AUTOMATED, WAITS_FOR_NEW = -1000, -500, 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,9 @@ class SamplePool:
     `is_usable` is the condition of `sample_conditions.usable_samples`.
 
     Samples with automated rewards come after those with feedback, and the newest of them first: there may be many more
-    of them than updates can use. Samples from a batch without contrast are selected last, and are at most half of the
-    next one. So they are tried again only with new samples.
+    of them than updates can use. Samples from a batch without contrast, and those of a version that was undone before
+    anybody judged it, are selected last, and are at most half of the next batch. So they are tried again only with new
+    samples.
     """
 
     policy_id: str
@@ -41,7 +42,7 @@ class SamplePool:
     condition: ColumnElement[bool] = field(default_factory=true)
     priority: ColumnElement[int] = field(
         default_factory=lambda: case(
-            (Sample.reason == NO_CONTRAST, WITHOUT_CONTRAST),
+            (sample_conditions.waits_for_new(), WAITS_FOR_NEW),
             (sample_conditions.is_automated(), AUTOMATED),
             else_=NORMAL,
         )
@@ -49,8 +50,8 @@ class SamplePool:
 
     def failed_first(self) -> "SamplePool":
         """Select the samples first that were in the most quarantined batches."""
-        has_contrast = or_(Sample.reason.is_(None), Sample.reason != NO_CONTRAST)
-        return replace(self, condition=has_contrast, priority=-sample_conditions.num_failures())
+        priority = -sample_conditions.num_failures()
+        return replace(self, condition=~sample_conditions.waits_for_new(), priority=priority)
 
     def without_failed(self) -> "SamplePool":
         """Leave out the samples of quarantined batches."""
@@ -67,17 +68,17 @@ async def select_samples(session: AsyncSession, pool: SamplePool, size: int, set
     gives it takes the place of the last ones. Samples beyond a cap stay open for a later batch.
     """
     policy = await session.get_one(Policy, pool.policy_id)
-    max_planned = max_samples(effective_rollouts(policy, settings).max_plan_share, settings.batch_size)
-    needs_groups = settings.algorithm.needs_groups
+    max_planned = max_samples(effective_rollouts(policy, settings).max_plan_share, settings.trainer.batch_size)
+    algorithm = settings.algorithm
     groups = await _read_groups(session, pool, size, max_planned, settings)
     chosen = _fill_batch(groups, size, max_planned)
     rewards = [(group.key, chosen[id]) for group in groups for id in group.rewards if id in chosen]
-    if rewards and not _has_contrast(rewards, needs_groups):
+    if rewards and not _has_contrast(rewards, algorithm):
         gives_contrast = Sample.reward != rewards[0][1]
-        if needs_groups:
+        if algorithm.needs_groups:
             condition = and_(pool.is_usable, pool.condition)
             gives_contrast = sample_conditions.is_in_group(
-                pool.policy_id, condition, sample_conditions.rewards_differ()
+                pool.policy_id, condition, sample_conditions.rewards_differ(algorithm.min_contrast)
             )
         groups = await _read_groups(session, pool.first_if(gives_contrast, CONTRAST), size, max_planned, settings)
         if groups[0].priority != CONTRAST:
@@ -96,15 +97,18 @@ async def select_samples(session: AsyncSession, pool: SamplePool, size: int, set
         )
     )
     rewards = [(sample.group_id or sample.turn_id, sample.reward) for sample in locked]
-    return locked if _has_contrast(rewards, needs_groups) else []
+    return locked if _has_contrast(rewards, algorithm) else []
 
 
-def _has_contrast(rewards: Iterable[tuple[str, float]], needs_groups: bool) -> bool:
-    """Whether two rewards differ; with `needs_groups`, two of one group. `rewards` are pairs (group key, reward)."""
-    by_group: dict[str, set[float]] = defaultdict(set)
+def _has_contrast(rewards: Iterable[tuple[str, float]], algorithm: UpdateConfig) -> bool:
+    """Whether two rewards differ enough; for an algorithm that needs groups, two of one group.
+
+    `rewards` are pairs (group key, reward).
+    """
+    by_group: dict[str, list[float]] = defaultdict(list)
     for key, reward in rewards:
-        by_group[key if needs_groups else ""].add(reward)
-    return any(len(values) > 1 for values in by_group.values())
+        by_group[key if algorithm.needs_groups else ""].append(reward)
+    return any(max(values) - min(values) > algorithm.min_contrast for values in by_group.values())
 
 
 class ReadyGroup(NamedTuple):
@@ -153,9 +157,9 @@ def _samples_within_caps(samples: Subquery, policy_id: str, size: int, num_rater
     """
     even_share = service.even_share(size, num_raters)
     for name, share in (
-        ("rater", settings.max_rater_share),
-        ("conversation_id", settings.max_conversation_share),
-        ("cluster", settings.max_cluster_share),
+        ("rater", settings.raters.max_rater_share),
+        ("conversation_id", settings.raters.max_conversation_share),
+        ("cluster", settings.raters.max_cluster_share),
     ):
         order = (samples.c.group_priority, samples.c.group_order, samples.c.group_key)
         position = func.dense_rank().over(partition_by=samples.c[name], order_by=order)
@@ -203,32 +207,33 @@ def _is_within_rater_cap(
     """Return the condition that a rater's sample is within the rater's cap.
 
     New raters, and raters whom others often contradict, have a lower cap. With few raters each may give an even share.
-    A cap of 1.0 is no cap.
+    Raters whom an admin trusts have no cap, and a cap of 1.0 is none.
     """
-    if settings.max_rater_share >= 1.0:
+    if settings.raters.max_rater_share >= 1.0:
         return true()
-    is_within_limit = rater_trust.is_within_allowance(position, limit) if settings.trust else position <= limit
-    return or_(position <= even_share, is_within_limit)
+    is_within_limit = rater_trust.is_within_allowance(position, limit) if settings.raters.trust else position <= limit
+    return or_(position <= even_share, is_within_limit, rater_trust.is_trusted())
 
 
 def _fill_batch(groups: Sequence[ReadyGroup], size: int, max_planned: int) -> dict[str, float]:
     """Return the rewards by turn of the groups that fit.
 
     Replies to one prompt are compared with each other, so a group is split only if it alone exceeds the batch. Groups
-    of prompt sets get at most `max_planned` places, or one group. Groups without contrast get as many places as others.
+    of prompt sets get at most `max_planned` places, or one group. Groups that wait for new samples get as many
+    places as others.
     """
     rewards: dict[str, float] = {}
-    num_planned = num_without_contrast = 0
+    num_planned = num_waiting = 0
     for group in groups:
-        num_samples, has_no_contrast = len(group.rewards), group.priority == WITHOUT_CONTRAST
+        num_samples, waits = len(group.rewards), group.priority == WAITS_FOR_NEW
         if group.is_planned and num_planned and num_planned + num_samples > max_planned:
             continue
-        if has_no_contrast and 2 * num_without_contrast + num_samples > len(rewards):
+        if waits and 2 * num_waiting + num_samples > len(rewards):
             continue
         if len(rewards) + num_samples <= size:
             rewards |= group.rewards
             num_planned += num_samples if group.is_planned else 0
-            num_without_contrast += num_samples if has_no_contrast else 0
+            num_waiting += num_samples if waits else 0
         elif not rewards:
             return _split_group(group, size)
     return rewards

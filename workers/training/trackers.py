@@ -183,9 +183,9 @@ class Trackers:
     """
 
     def __init__(self, settings: Settings) -> None:
-        require_trackers(settings.trackers)
+        require_trackers(settings.observability.trackers)
         self._trackers: list[SafeTracker | BackgroundTracker] = []
-        for name in dict.fromkeys(settings.trackers):
+        for name in dict.fromkeys(settings.observability.trackers):
             tracker = SafeTracker(name, TRACKERS[name](settings))
             self._trackers.append(BackgroundTracker(tracker) if name in BACKGROUND_TRACKERS else tracker)
 

@@ -18,7 +18,7 @@ declare_missing()
 
 PR_SET_PDEATHSIG = 1
 # Keys come from the environment, since everybody who may list processes can read their flags.
-KEYS = {"ATTUNE_ENGINE_API_KEY": "--api-key", "ATTUNE_ENGINE_ADMIN_KEY": "--admin-api-key"}
+KEYS = {"ATTUNE_ENGINE__API_KEY": "--api-key", "ATTUNE_ENGINE__ADMIN_KEY": "--admin-api-key"}
 
 
 def exit_with_parent(parent: int) -> None:
