@@ -10,6 +10,7 @@ import argparse
 import json
 from typing import Any
 
+from attune_client.langchain import ChatAttune
 from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -18,7 +19,6 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
-from app.langchain import ChatAttune
 from demo.dialogues import ORDER_STATUS, SYSTEM
 from demo.shop import ORDERS
 
