@@ -8,6 +8,7 @@ from sqlalchemy import select
 
 from alignment.trainer.scoring import recompute_logprobs
 from alignment.types import Sample
+from app.chat.histories import read_prompt_ids
 from app.core.database import Database
 from app.core.settings import Settings
 from app.models import Turn, TurnState, Version
@@ -36,8 +37,11 @@ async def check_logprobs(db: Database, settings: Settings) -> LogprobReport:
             .order_by(Version.number)
         )
         samples_by_adapter: dict[str | None, list[Sample]] = {}
-        for turn, version in rows:
-            samples_by_adapter.setdefault(version.adapter_path, []).append(batches.to_sample(turn, 0.0, version.number))
+        turns = [(turn, version) for turn, version in rows]
+        prompt_ids = await read_prompt_ids(session, [turn.id for turn, _ in turns])
+        for turn, version in turns:
+            sample = batches.to_sample(turn, prompt_ids[turn.id], 0.0, version.number)
+            samples_by_adapter.setdefault(version.adapter_path, []).append(sample)
     distances: list[float] = []
     for path, samples in samples_by_adapter.items():
         recomputed = recompute_logprobs(model_dir(settings.model), Path(path) if path else None, samples)

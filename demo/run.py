@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
 from app.cli.client import Api
+from app.cli.console import describe_console
 from app.cli.ops import VERSION_COLUMNS, trained_to_served_ms
 from app.cli.output import console, format_optional, make_table
 from app.cli.server import LocalDeployment, check_ports_are_free
@@ -26,11 +27,11 @@ from demo.user_preferences import MAX_BRIEF_TOKENS, MIN_BRIEF_TOKENS
 
 HOME = Path(".attune/demo")
 RECIPE = {
-    "ATTUNE_BATCH_SIZE": "96",  # the users vote faster than the trainer learns
-    "ATTUNE_EPOCHS": "1",
-    "ATTUNE_LEARNING_RATE": "1.5e-3",  # for a model of 2 M parameters
-    "ATTUNE_KL_COEF": "0.02",
-    "ATTUNE_MAX_RATER_SHARE": "0.1",  # a user rates two or three replies, and all users are new
+    "ATTUNE_TRAINER__BATCH_SIZE": "96",  # the users vote faster than the trainer learns
+    "ATTUNE_ALGORITHM__EPOCHS": "1",
+    "ATTUNE_TRAINER__OPTIM__LR": "1.5e-3",  # for a model of 2 M parameters
+    "ATTUNE_ALGORITHM__KL_COEF": "0.02",
+    "ATTUNE_RATERS__MAX_RATER_SHARE": "0.1",  # a user rates two or three replies, and all users are new
 }
 MIN_REPLIES = 150  # of the last version, so that its approval is measured well enough
 SECONDS_PER_UPDATE = 60  # five times the time of an update on two cores
@@ -61,7 +62,7 @@ async def run_updates(
                 task.result()
             if time.monotonic() - started > timeout:
                 raise TimeoutError(f"{updates} updates did not finish in {timeout:.0f} s; see {settings.logs_dir}")
-            rows = await asyncio.to_thread(api.get, f"/v1/policies/{settings.policy}/versions")
+            rows = await asyncio.to_thread(api.get, f"/v1/policies/{settings.policy}/versions", limit=1000)
             served = [row for row in rows["data"] if row["live_at"] is not None]
             if len(served) - 2 > num_printed:
                 num_printed = len(served) - 2
@@ -131,7 +132,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 async def _check_logprobs(settings: Settings) -> LogprobReport:
-    async with Database(settings.database) as db:
+    async with Database(settings.database_url) as db:
         return await check_logprobs(db, settings)
 
 
@@ -158,8 +159,12 @@ def main() -> None:
         console.print(f"plot: {plot_path}")
         if not args.once:
             command = f"ATTUNE_HOME={HOME} {Path(sys.executable).parent}/attune"
-            console.print("The deployment keeps running. In another terminal:")
-            for example in ("chat", "versions", "rollback", "status"):
+            console.print(
+                f"The deployment keeps running. In a browser, the run in the {describe_console(settings)}",
+                soft_wrap=True,
+            )
+            console.print("In another terminal:")
+            for example in ("console open", "chat", "versions", "rollback", "status"):
                 console.print(f"  {command} {example}")
             console.print("ctrl-C stops it.")
             deployment.run()
@@ -172,9 +177,9 @@ def main() -> None:
 
 def _settings(seed: int) -> Settings:
     """Return settings of a separate deployment, whatever the shell exports. Raise SystemExit if a port is taken."""
-    for name in ("ATTUNE_DATABASE_URL", "ATTUNE_BROKER_URL", "ATTUNE_API_KEY", "ATTUNE_MODEL"):
+    for name in ("ATTUNE_DATABASE__URL", "ATTUNE_BROKER__URL", "ATTUNE_API_KEY", "ATTUNE_MODEL"):
         os.environ.pop(name, None)
-    os.environ |= {"ATTUNE_HOME": str(HOME), "ATTUNE_SEED": str(seed), "OMP_NUM_THREADS": "1"}
+    os.environ |= {"ATTUNE_HOME": str(HOME), "ATTUNE_TRAINER__SEED": str(seed), "OMP_NUM_THREADS": "1"}
     for name, value in RECIPE.items():
         os.environ.setdefault(name, value)
     settings = get_settings()

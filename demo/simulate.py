@@ -113,9 +113,9 @@ class SimulatedUsers:
         self._stopping = asyncio.Event()
         self._user_seeds = itertools.count(HELD_OUT * (behavior.seed + 2))
         self._http = httpx2.AsyncClient(
-            base_url=settings.url,
+            base_url=settings.local_url,
             headers={"authorization": f"Bearer {load_api_key(settings)}"},
-            timeout=settings.chat_timeout_seconds,
+            timeout=settings.server.chat_timeout_seconds,
             limits=httpx2.Limits(max_connections=behavior.users * 2),
             trust_env=False,
         )
