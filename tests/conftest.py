@@ -47,6 +47,8 @@ POSTGRES_FOLDERS = (
     "app/core",
     "app/feedback",
     "app/ops/test_audit_chain",
+    "app/ops/test_backup",
+    "app/ops/test_webhook",
     "app/privacy",
     "workers/feedback",
     "workers/training/test_assemble",
@@ -116,15 +118,19 @@ def blank_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def database_url(request: pytest.FixtureRequest, blank_sqlite: Path, tmp_path: Path) -> str:
-    """Return the URL of an empty database: SQLite and, as a second variant, PostgreSQL."""
-    if request.param == "postgres":
-        url: str = request.getfixturevalue("postgres")
-        return url
+@pytest.fixture
+def sqlite_url(blank_sqlite: Path, tmp_path: Path) -> str:
+    """Return the URL of an empty SQLite database, in a folder `home`."""
     (tmp_path / "home").mkdir()
     shutil.copy(blank_sqlite, tmp_path / "home" / "attune.db")
     return f"sqlite+aiosqlite:///{tmp_path}/home/attune.db"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """Return the URL of an empty database: SQLite and, as a second variant, PostgreSQL."""
+    url: str = request.getfixturevalue("postgres" if request.param == "postgres" else "sqlite_url")
+    return url
 
 
 @pytest.fixture
@@ -137,26 +143,25 @@ def settings(tmp_path: Path, database_url: str) -> Settings:
     (tmp_path / "home").mkdir(exist_ok=True)
     return Settings(
         home=tmp_path / "home",
-        database_url=database_url,
+        database={"url": database_url},
         policy="shop",
-        batch_size=8,
-        max_batch_size=2,  # so that no batch is larger than `batch_size`
-        lease_seconds=60.0,
-        max_attempts=3,
-        max_rater_share=1.0,
-        max_conversation_share=1.0,
-        max_cluster_share=1.0,
-        trust=False,
+        trainer={"batch_size": 8, "max_batch_size": 8},
+        workers={"lease_seconds": 60.0, "max_attempts": 3},
+        raters={"max_rater_share": 1.0, "max_conversation_share": 1.0, "max_cluster_share": 1.0, "trust": False},
     )
 
 
 @pytest.fixture
 async def db(settings: Settings) -> AsyncIterator[Database]:
-    database = Database(settings.database)
-    yield database
-    if not database.embedded:
-        await delete_all_rows(database)
-    await database.close()
+    database = Database(settings.database_url)
+    try:
+        if not database.embedded:
+            await delete_all_rows(database)  # tests without this fixture, and ones that were cut off, leave rows
+        yield database
+        if not database.embedded:
+            await delete_all_rows(database)
+    finally:
+        await database.close()
 
 
 async def delete_all_rows(database: Database) -> None:

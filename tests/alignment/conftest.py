@@ -46,9 +46,9 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config() -> TrainerConfig:
     return TrainerConfig(
         algorithm=PPOConfig(epochs=2, minibatches=2),
-        lora=LoRAConfig(rank=4, alpha=8),
+        lora=LoRAConfig(r=4, alpha=8),
         optim=OptimConfig(lr=1e-3),
-        microbatch_tokens=64,
+        micro_batch_tokens=64,
         seed=7,
         device="cpu",
     )

@@ -38,7 +38,7 @@ def test_apps_share_routes_but_not_added_ones(settings: Settings) -> None:
 
 @asynccontextmanager
 async def serve_with_origins(settings: Settings, origins: list[str]) -> AsyncIterator[httpx2.AsyncClient]:
-    app = create_app(settings.model_copy(update={"cors_origins": origins}))
+    app = create_app(settings.replace({"server.cors_origins": origins}))
     broken = APIRouter()
 
     @broken.get("/broken")
@@ -113,3 +113,21 @@ async def test_without_origins_there_are_no_cors_headers(harness: Harness) -> No
     answer = await harness.api.get("/livez", headers={"origin": SHOP})
     assert preflight_response.status_code == 405 and answer.status_code == 200
     assert not any(name in preflight_response.headers or name in answer.headers for name in CORS_HEADERS)
+
+
+async def test_unknown_route_names_its_path_and_what_exists(harness: Harness) -> None:
+    for method, path, hint in (
+        ("POST", "/v1/completions", "POST /v1/chat/completions"),
+        ("POST", "/v1/embeddings", "generates text only"),
+        ("GET", "/v2/chat%00"[:8], "/openapi.json"),
+        ("PUT", "/caf%C3%A9/" + "x" * 500, "/openapi.json"),
+    ):
+        response = await harness.api.request(method, path)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (404, "http_404") and len(error["message"]) < 400
+        assert f"'{method} /" in error["message"] and hint in error["message"]
+
+
+async def test_health_routes_answer_head(harness: Harness) -> None:
+    assert [(await harness.api.head(path)).status_code for path in ("/livez", "/readyz")] == [200, 200]
+    assert (await harness.api.delete("/livez")).status_code == 405

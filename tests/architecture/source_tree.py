@@ -43,7 +43,7 @@ def find_modules(*folders: str, root: Path = REPOSITORY) -> list[Module]:
     for folder in folders:
         for path in sorted((root / folder).rglob("*.py")):
             relative = path.relative_to(root)
-            if PLUGIN in relative.as_posix() or "__pycache__" in relative.parts:
+            if PLUGIN in relative.as_posix() or {"__pycache__", "build"} & {*relative.parts}:
                 continue
             parts = relative.with_suffix("").parts
             modules.append(Module(".".join(parts[:-1] if parts[-1] == "__init__" else parts), relative, root))

@@ -15,7 +15,9 @@ DOCUMENTS = sorted(
     for path in (*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"))
     if path.name != "CHANGELOG.md"
 )
-FILE = re.compile(r"`((?:app|alignment|workers|migrations|demo|tests|docker|requirements|examples)/[\w/.-]+\.\w+)`")
+FILE = re.compile(
+    r"`((?:app|alignment|workers|migrations|demo|tests|docker|requirements|examples|clients)/[\w/.-]+\.\w+)`"
+)
 NAME = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)?)`")
 TARGET = re.compile(r"\bmake ([a-z][a-z-]+)\b(?=[`\n ]*(?:ATTUNE|$|`|#))", re.MULTILINE)
 

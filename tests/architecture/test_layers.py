@@ -1,5 +1,6 @@
 """The layers: import contracts, cycles, and which module may name which library."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,12 @@ def test_only_two_packages_name_sglang() -> None:
 
     modules = find_modules("app", "alignment", "workers", "migrations")
     assert {module.package for module in modules if names_sglang(module)} <= {"app.inference", "workers.engine"}
+
+
+def test_client_imports_nothing_of_the_service() -> None:
+    client = find_modules("clients/python")
+    forbidden = re.compile(r"^\s*(?:from|import) (?:app|alignment|workers|demo)\b", re.MULTILINE)
+    assert client and not [str(module.path) for module in client if forbidden.search(module.source)]
 
 
 def test_only_the_settings_read_the_environment() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tests.architecture.source_tree import Module, find_modules
 
-SOURCE_FOLDERS = ("app", "alignment", "workers", "demo", "examples", "migrations")
+SOURCE_FOLDERS = ("app", "alignment", "workers", "demo", "examples", "migrations", "clients/python")
 FOLDERS = (*SOURCE_FOLDERS, "tests")
 
 # Retired word → what to write instead.
@@ -68,7 +68,7 @@ RETIRED = {
     "trunk": "base_model",
     "turnstile": "rate limit, semaphore",
     "unheld": "VersionNotLoaded",
-    "voice": "version_stats, rater",
+    "voice": "rater",
     "wear": "load_adapter, active_role",
     "wearing": "active_role",
     "worn": "loaded",

@@ -7,7 +7,6 @@ and is not repeated, so the benchmark can be stopped and resumed. The table at t
 
 import argparse
 import asyncio
-import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +23,7 @@ from tests.benchmarks.canary_deployment import Harness, harness, read_progress
 from tests.benchmarks.canary_results import count_misnamed, read_results
 from tests.benchmarks.canary_versions import Candidate, trained_versions
 from tests.benchmarks.deployment import machine
+from tests.benchmarks.results import append_row, read_rows
 
 BEFORE, AFTER = 3.0, 6.0  # seconds of chat before the canary starts, and after it has ended
 LOG_SECONDS = 20.0
@@ -172,12 +172,7 @@ async def bench(args: argparse.Namespace, seed: int, cases: Sequence[str]) -> No
 
 def save(out: Path, row: Row) -> None:
     print(row, flush=True)
-    with out.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-
-
-def read_rows(out: Path) -> list[Row]:
-    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    append_row(out, row)
 
 
 def table(rows: Iterable[Row]) -> str:
@@ -213,7 +208,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(".attune/canary.jsonl"))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     print(f"{machine()}; {args.database}, {args.people} users at a time\n", flush=True)
     for seed in args.seeds:
         finished = {row["case"] for row in read_rows(args.out) if "case" in row and row["seed"] == seed}

@@ -131,16 +131,15 @@ async def harness(serving: UnpublishedVersion, kind: str, seed: int) -> AsyncIte
         await asyncio.to_thread(upgrade, url)
         settings = Settings(
             home=Path(folder),
-            database_url=url,
+            database={"url": url},
             policy=POLICY,
-            engine_port=free_port(),
-            requests_per_minute=10**9,
-            learning_rate=1.5e-3,
-            kl_coef=0.02,
-            max_rater_share=0.1,  # no simulated user rates often
-            seed=seed,
+            engine={"port": free_port()},
+            limits={"requests_per_minute": 10**9},
+            trainer={"optim": {"lr": 1.5e-3}, "seed": seed},
+            algorithm={"kl_coef": 0.02},
+            raters={"max_rater_share": 0.1},
         )
-        task_sender = TaskSender(make_celery(settings.broker_url, settings.broker_dir))
+        task_sender = TaskSender(make_celery(settings.broker.url, settings.broker_dir))
         db = Database(url, task_sender)
         async with db.write() as session:
             key = await bootstrap(session, settings.policy, settings.model)

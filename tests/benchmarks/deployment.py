@@ -26,6 +26,7 @@ from app.models import Engine, EngineState
 from app.projects.service import bootstrap
 from tests.support.engine_fixture import free_port
 from tests.support.processes import Processes, processes
+from tests.support.settings import by_path
 
 POSTGRES = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
 DATABASES = ("sqlite", "postgresql")
@@ -99,14 +100,14 @@ async def deployment(kind: str, engine_url: str, *, api: str | None = None, **va
         with database(kind, home) as url:
             await asyncio.to_thread(upgrade, url)
             limits: dict[str, Any] = {"requests_per_minute": 10**9, "max_concurrency": 10**6, **values}
-            settings = Settings(home=home, database_url=url, policy=POLICY, **limits)
+            settings = Settings(home=home, database={"url": url}, policy=POLICY).replace(by_path(limits))
             db = Database(url)
             key = await create_project(db, settings, engine_url)
             with processes(settings) as running:
                 if api is not None:
                     running.children["api"].command = [sys.executable, "-m", api]
                 await asyncio.to_thread(running.start, "api")
-                yield Deployment(running.settings.url, key, db, settings, running)
+                yield Deployment(running.settings.local_url, key, db, settings, running)
             await db.close()
     finally:
         shutil.rmtree(home)

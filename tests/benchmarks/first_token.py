@@ -102,7 +102,7 @@ async def run(args: argparse.Namespace) -> None:
         print("| database | connections | p50 SGLang | p50 Attune | p50 added | p99 SGLang | p99 Attune | p99 added |")
         print("|---|---|---|---|---|---|---|---|")
         for kind in args.databases:
-            keys = {"engine_api_key": engine.spec.api_key, "engine_admin_key": engine.spec.admin_key}
+            keys = {"engine__api_key": engine.spec.api_key, "engine__admin_key": engine.spec.admin_key}
             async with deployment(kind, engine.spec.url, **keys) as deployed:
                 for connections in args.connections:
                     print(

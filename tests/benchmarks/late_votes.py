@@ -10,7 +10,6 @@ update behind.
 
 import argparse
 import heapq
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -25,8 +24,10 @@ from alignment.config.algorithm import AlgorithmConfig, KTOConfig, PPOConfig
 from alignment.config.trainer import LateConfig, OptimConfig, TrainerConfig
 from alignment.types import Sample
 from app.core.settings import Settings
+from app.core.settings.root import DEFAULT_EPOCHS
 from demo.train import MODEL
 from tests.benchmarks.learning import LR
+from tests.benchmarks.results import append_row, read_rows
 from tests.support.offline.experiment import Experiment, ExperimentConfig
 
 MEDIAN_MINUTES, NINE_TENTHS_MINUTES = 2.0, 60.0
@@ -72,11 +73,11 @@ class Result:
 def run(name: str, delays: str, seed: int, minutes: int, replies: int, log: Callable[[str], None]) -> Result:
     strategy = STRATEGIES[name]
     defaults = Settings()
-    limits = {"epochs": defaults.epochs, "max_kl": defaults.kl_guard}
+    limits = {"epochs": DEFAULT_EPOCHS, "max_kl": defaults.trainer.kl_guard}
     config = TrainerConfig(
         algorithm=strategy.algorithm.model_copy(update=limits),
         optim=OptimConfig(lr=LR),
-        kl_target=defaults.update_kl_target,
+        kl_target=defaults.trainer.update_kl_target,
         late=strategy.late,
         max_mismatch=math.inf,
         seed=seed,
@@ -154,12 +155,10 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--minutes", type=int, default=80)
     parser.add_argument("--replies", type=int, default=16)
-    parser.add_argument("--out", type=Path, default=Path(".attune/late_votes.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path("docs/measurements/late_votes.jsonl"))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = args.out.read_text().splitlines() if args.out.exists() else []
-    results = [Result(**json.loads(line)) for line in lines]
+    results = [Result(**row) for row in read_rows(args.out)]
     finished = {(result.strategy, result.delays, result.seed) for result in results}
     for seed in args.seeds:
         for name in args.strategies:
@@ -167,8 +166,7 @@ def main() -> None:
                 if (name, delays, seed) not in finished:
                     result = run(name, delays, seed, args.minutes, args.replies, lambda line: print(line, flush=True))
                     results.append(result)
-                    with args.out.open("a") as file:
-                        file.write(json.dumps(asdict(result)) + "\n")
+                    append_row(args.out, asdict(result))
     print(f"\n{table(results)}")
 
 

@@ -33,6 +33,8 @@ from alignment.config.algorithm import (
 )
 from alignment.config.trainer import CriticConfig, OptimConfig, TrainerConfig
 from demo.train import MODEL
+from tests.benchmarks.results import append_row, read_rows
+from tests.benchmarks.votes_figures import interval
 from tests.support.offline.experiment import Experiment, ExperimentConfig
 
 UPDATES = 20
@@ -50,6 +52,10 @@ CURVES = (
     "rollout_corr/kl",
     "rollout_corr/rollout_is_eff_sample_size",
     "kl",
+    "guard/kl",
+    "guard/kl_target",
+    "actor/step_scale",
+    "actor/lr_scale",
 )
 
 
@@ -147,7 +153,7 @@ def run(name: str, config: ExperimentConfig, updates: int, log: Callable[[str], 
 
 
 def read_results(out: Path) -> list[Result]:
-    return [Result(**json.loads(line)) for line in out.read_text().splitlines()] if out.exists() else []
+    return [Result(**row) for row in read_rows(out)]
 
 
 def run_all(
@@ -157,14 +163,12 @@ def run_all(
 
     With `after_lag` a run makes as many more updates as the version that samples is behind.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
     finished = {(result.name, result.seed, result.lag, len(result.rounds)) for result in read_results(out)}
     for name, config in runs:
         count = updates + config.lag if after_lag else updates
         if (name, config.seed, config.lag, count) not in finished:
             result = run(name, config, count, lambda line: print(line, flush=True))
-            with out.open("a") as file:
-                file.write(json.dumps(asdict(result)) + "\n")
+            append_row(out, asdict(result))
     return read_results(out)
 
 
@@ -202,7 +206,7 @@ def _differences(settings: dict[str, Any], defaults: dict[str, Any]) -> Iterator
 
 
 def table(results: Iterable[Result]) -> str:
-    """Return a Markdown table with one row per algorithm: means over the seeds and, in brackets, the minimum."""
+    """Return a Markdown table with one row per algorithm: means over the seeds, approval with its 95 % interval."""
     by_name: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         by_name[result.name].append(result)
@@ -215,17 +219,17 @@ def table(results: Iterable[Result]) -> str:
         sampling, training = median(r.sampling_seconds for r in runs), median(r.training_seconds for r in runs)
         lines.append(
             f"| {name} | {changed_settings(runs[0])} | {len(runs)} "
-            f"| {runs[0].base:.0%} → {_percent(run.last for run in runs)} "
-            f"| {_percent(run.last_five for run in runs)} | {fmean(run.kl for run in runs):.3f} "
+            f"| {runs[0].base:.0%} → {percent(run.last for run in runs)} "
+            f"| {percent(run.last_five for run in runs)} | {fmean(run.kl for run in runs):.3f} "
             f"| {fmean(run.length for run in runs):.0f} | {fmean(run.samples for run in runs):.0f} "
             f"| {sampling:.1f} | {training:.1f} |"
         )
     return "\n".join(lines)
 
 
-def _percent(shares: Iterable[float]) -> str:
-    values = list(shares)
-    return f"{fmean(values):.0%}" + (f" ({min(values):.0%})" if len(values) > 1 else "")
+def percent(shares: Iterable[float]) -> str:
+    """Return the mean in percent, with its 95 % interval where there are several values. Example: "91 ± 3 %"."""
+    return f"{interval([100 * share for share in shares])} %"
 
 
 def main() -> None:
@@ -234,7 +238,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--updates", type=int, default=UPDATES)
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="for example algorithm.beta=0.2")
-    parser.add_argument("--out", type=Path, default=Path(".attune/learning.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path("docs/measurements/learning.jsonl"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     runs = [

@@ -22,15 +22,16 @@ from sqlalchemy import func, select
 from app.cli.server import LocalDeployment
 from app.core.database import Database
 from app.core.settings import Settings
+from app.core.settings.loading import load_settings
 from app.models import Batch, BatchState, Sample, SampleState, Turn, Version
 from demo.run import RECIPE
 from demo.simulate import SimulatedUsers, UserBehavior
 from tests.support.engine_fixture import free_port
 
 ROWS = {
-    "0": {"ATTUNE_MAX_STALENESS": "0"},
-    "1": {"ATTUNE_MAX_STALENESS": "1"},
-    "4": {"ATTUNE_MAX_STALENESS": "4"},
+    "0": {"ATTUNE_TRAINER__MAX_STALENESS": "0"},
+    "1": {"ATTUNE_TRAINER__MAX_STALENESS": "1"},
+    "4": {"ATTUNE_TRAINER__MAX_STALENESS": "4"},
     "any": {},
 }
 REWARDS = {"sources": [{"type": "explicit"}, {"type": "next_turn", "window_seconds": 10}]}
@@ -50,7 +51,7 @@ Figures = dict[str, float | tuple[float, ...]]
 
 async def chat(running: LocalDeployment, settings: Settings, updates: int) -> None:
     """Chat until version number `updates` is live. Raises TimeoutError."""
-    users, db = SimulatedUsers(settings, UserBehavior()), Database(settings.database)
+    users, db = SimulatedUsers(settings, UserBehavior()), Database(settings.database_url)
     chat_task = asyncio.create_task(users.run())
     deadline = time.monotonic() + MAX_UPDATE_SECONDS * (updates + 1)
     try:
@@ -74,7 +75,7 @@ async def chat(running: LocalDeployment, settings: Settings, updates: int) -> No
 
 
 async def measure(settings: Settings, updates: int) -> Figures:
-    db = Database(settings.database)
+    db = Database(settings.database_url)
     async with db.read() as session:
         versions = {row.id: row for row in await session.scalars(select(Version))}
         trained = await session.scalars(
@@ -124,16 +125,16 @@ def run(row: str, updates: int, seed: int) -> Figures:
     with tempfile.TemporaryDirectory(prefix="attune-overlap-") as home:
         os.environ |= {
             **RECIPE,
-            "ATTUNE_MAX_BATCH_SIZE": RECIPE["ATTUNE_BATCH_SIZE"],
+            "ATTUNE_TRAINER__MAX_BATCH_SIZE": RECIPE["ATTUNE_TRAINER__BATCH_SIZE"],
             **ROWS[row],
             "ATTUNE_HOME": home,
-            "ATTUNE_SEED": str(seed),
-            "ATTUNE_PORT": str(free_port()),
-            "ATTUNE_ENGINE_PORT": str(free_port()),
+            "ATTUNE_TRAINER__SEED": str(seed),
+            "ATTUNE_SERVER__PORT": str(free_port()),
+            "ATTUNE_ENGINE__PORT": str(free_port()),
             "ATTUNE_REWARDS": json.dumps(REWARDS),
             "OMP_NUM_THREADS": "1",
         }
-        settings = Settings()
+        settings = load_settings().settings
         with LocalDeployment(settings, lambda message: print(message, file=sys.stderr, flush=True)) as running:
             asyncio.run(chat(running, settings, updates))
             return asyncio.run(measure(settings, updates))
@@ -162,12 +163,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(".attune/overlap.jsonl"))
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    for name in ("ATTUNE_DATABASE_URL", "ATTUNE_BROKER_URL", "ATTUNE_API_KEY", "ATTUNE_MODEL", "ATTUNE_MAX_STALENESS"):
+    for name in (
+        "ATTUNE_DATABASE__URL",
+        "ATTUNE_BROKER__URL",
+        "ATTUNE_API_KEY",
+        "ATTUNE_MODEL",
+        "ATTUNE_TRAINER__MAX_STALENESS",
+    ):
         os.environ.pop(name, None)
     results: dict[str, list[Figures]] = {row: [] for row in args.rows}
     for number in range(args.runs):
         for row in args.rows[:: -1 if number % 2 else 1]:
-            os.environ.pop("ATTUNE_MAX_STALENESS", None)
+            os.environ.pop("ATTUNE_TRAINER__MAX_STALENESS", None)
             figures = run(row, args.updates, seed=number)
             results[row].append(figures)
             with args.out.open("a") as file:

@@ -40,7 +40,7 @@ def score_with_base(case: Case, config: TrainerConfig) -> int:
     base_lm = BaseLM(load_base_model(case.model, config.dtype, CPU), config.logits_chunk)
     loaded = _memory("VmRSS")
     with torch.no_grad():
-        for group in make_micro_batches(case.sequences, config.microbatch_tokens, packing=config.packing):
+        for group in make_micro_batches(case.sequences, config.micro_batch_tokens, packing=config.packing):
             base_lm(make_model_inputs([case.sequences[index] for index in group], CPU, config.packing))
     return loaded
 

@@ -6,7 +6,6 @@ in `--out`.
 """
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ import torch
 
 from alignment.config.algorithm import PPOConfig
 from tests.benchmarks.learning import _config
+from tests.benchmarks.results import append_row, read_rows
 from tests.support.offline.poisoning import Attack, PoisoningConfig, PoisoningExperiment
 
 UPDATES = 20
@@ -70,10 +70,6 @@ def run(attack: str, protections: str, seed: int, updates: int, evaluation_users
     }
 
 
-def read_results(out: Path) -> list[Result]:
-    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-
-
 def table(results: Iterable[Result]) -> str:
     """Return a Markdown table of the runs. The shift is against the unprotected run without attack, same seed."""
     rows = list(results)
@@ -122,16 +118,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(".attune/poisoning.jsonl"))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    finished = {(row["attack"], row["protections"], row["seed"], row["updates"]) for row in read_results(args.out)}
+    finished = {(row["attack"], row["protections"], row["seed"], row["updates"]) for row in read_rows(args.out)}
     for seed in args.seeds:
         for attack in args.attacks:
             for protections in args.protections:
                 if (attack, protections, seed, args.updates) not in finished:
                     result = run(attack, protections, seed, args.updates, args.evaluation_users)
-                    with args.out.open("a") as file:
-                        file.write(json.dumps(result) + "\n")
-    print(f"\n{table(read_results(args.out))}")
+                    append_row(args.out, result)
+    print(f"\n{table(read_rows(args.out))}")
 
 
 if __name__ == "__main__":

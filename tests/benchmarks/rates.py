@@ -9,49 +9,77 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 import torch
 
 from app.core.settings import Settings
-from tests.benchmarks.learning import RUNS, Result, change_settings, run_all
+from app.core.settings.root import DEFAULT_EPOCHS
+from tests.benchmarks.learning import RUNS, Result, change_settings, percent, run_all
 from tests.support.offline.experiment import ExperimentConfig
 
 RATES = (1e-5, 1e-4, 1e-3, 1e-2)
 REPLIES = {"PPO, running baseline": 24, "GRPO": 48, "KTO": 24, "DPO": 48}  # in an update; a part has the same prompt
 UPDATES = 16
+ADAPTED = 4  # updates after which the adapted rate is reported, besides the last one
 
 
 def make_run(name: str, rate: float, seed: int) -> tuple[str, ExperimentConfig]:
     """Return the label and the configuration of one run."""
     defaults = Settings()
-    changes = [f"optim.lr={rate}", f"seed={seed}", f"kl_target={defaults.update_kl_target}"]
-    changes += [f"algorithm.epochs={defaults.epochs}", f"algorithm.max_kl={defaults.kl_guard}"]
+    changes = [f"optim.lr={rate}", f"seed={seed}", f"kl_target={defaults.trainer.update_kl_target}"]
+    changes += [f"algorithm.epochs={DEFAULT_EPOCHS}", f"algorithm.max_kl={defaults.trainer.kl_guard}"]
     config = replace(change_settings(RUNS[name], changes), seed=seed, replies_per_update=REPLIES[name])
-    return f"{name} {rate:g}", config
+    return f"{name} {rate:g}", replace(config, min_samples=defaults.trainer.batch_size)
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return a Markdown table of the last version's approval: the mean over the seeds and, in brackets, the lowest."""
-    runs: dict[tuple[str, str], list[Result]] = defaultdict(list)
-    for result in results:
-        name, _, rate = result.name.rpartition(" ")
-        runs[name, rate].append(result)
-    names = list(dict.fromkeys(name for name, _ in runs))
-    rates = sorted({rate for _, rate in runs}, key=float)
+    """Return a Markdown table of the approval of the last version and, in brackets, of the last five.
+
+    Both are means over the seeds, with a 95 % interval.
+    """
+    runs, names, rates = _group(results)
     lines = ["| algorithm | seeds | " + " | ".join(rates) + " | best − worst | KL to the base |"]
     lines.append("|" + "---|" * (4 + len(rates)))
     for name in names:
         means = {rate: fmean(run.last for run in runs[name, rate]) for rate in rates if runs[name, rate]}
         cells = [
-            f"{means[rate]:.0%} ({min(run.last for run in runs[name, rate]):.0%})" if rate in means else "–"
+            f"{percent(run.last for run in runs[name, rate])} ({percent(run.last_five for run in runs[name, rate])})"
+            if rate in means
+            else "–"
             for rate in rates
         ]
         every = [run for rate in rates for run in runs[name, rate]]
         spread = 100 * (max(means.values()) - min(means.values()))
-        seeds, kl = len({run.seed for run in every}), fmean(run.kl for run in every)
+        counts = {len(runs[name, rate]) for rate in means}
+        seeds, kl = " to ".join(str(count) for count in sorted({min(counts), max(counts)})), fmean(r.kl for r in every)
         lines.append(f"| {name} | {seeds} | {' | '.join(cells)} | {spread:.0f} points | {kl:.3f} |")
     return "\n".join(lines)
+
+
+def adapted_table(results: Sequence[Result]) -> str:
+    """Return a Markdown table of the adapted learning rates: geometric means over the seeds."""
+    runs, names, rates = _group(results)
+    lines = ["| algorithm | rate after | " + " | ".join(rates) + " |", "|" + "---|" * (2 + len(rates))]
+    for name in names:
+        for updates in (ADAPTED, UPDATES):
+            cells = [_adapted(runs[name, rate], float(rate), updates) for rate in rates]
+            lines.append(f"| {name} | {updates} updates | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _group(results: Sequence[Result]) -> tuple[dict[tuple[str, str], list[Result]], list[str], list[str]]:
+    """Return the runs by algorithm and rate, the algorithms, and the rates in ascending order."""
+    runs: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    for result in results:
+        name, _, rate = result.name.rpartition(" ")
+        runs[name, rate].append(result)
+    return runs, list(dict.fromkeys(name for name, _ in runs)), sorted({rate for _, rate in runs}, key=float)
+
+
+def _adapted(runs: Sequence[Result], rate: float, updates: int) -> str:
+    scales = [run.curves.get("actor/lr_scale", [])[:updates][-1:] for run in runs]
+    return f"{geometric_mean([rate * scale for [scale] in scales]):.1e}" if scales and all(scales) else "–"
 
 
 def main() -> None:
@@ -60,11 +88,12 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float, default=list(RATES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--updates", type=int, default=UPDATES)
-    parser.add_argument("--out", type=Path, default=Path(".attune/rates.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path("docs/measurements/rates.jsonl"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     runs = [make_run(name, rate, seed) for seed in args.seeds for name in args.algorithms for rate in args.rates]
-    print(f"\n{table(run_all(runs, args.updates, args.out))}")
+    results = run_all(runs, args.updates, args.out)
+    print(f"\n{table(results)}\n\n{adapted_table(results)}")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from alignment.reward_model.model import RewardModel
 from alignment.signals.agreement import Agreement
 from alignment.trainer.trainer import Trainer
 from demo.train import MODEL
+from tests.benchmarks.results import append_row, read_rows
 from tests.support.offline.chats import ChatPool, Judge
 from tests.support.offline.sampler import Sampler
 from tests.support.reward_model_fit import fit_reward_model
@@ -191,8 +192,7 @@ def main() -> None:
     evaluation_data = load_or_sample(args.out / "evaluation.json", args.evaluation_prompts, seed=1000)
     train_data = load_or_sample(args.out / "training.json", args.train_prompts, seed=0)
     results_file = args.out / "results.jsonl"
-    lines = results_file.read_text().splitlines() if results_file.exists() else []
-    results = [Result(**json.loads(line)) for line in lines]
+    results = [Result(**row) for row in read_rows(results_file)]
     for seed in args.seeds:
         config = TrainerConfig(reward_model=RewardModelConfig(lr=args.lr), seed=seed)
         trainer = Trainer(MODEL, config)
@@ -200,8 +200,7 @@ def main() -> None:
             for count in args.labels or sizes:
                 if (kind, count, seed) not in {(row.kind, row.num_labels, row.seed) for row in results}:
                     results.append(run(trainer, train_data, evaluation_data, kind, count, seed))
-                    with results_file.open("a") as file:
-                        file.write(json.dumps(asdict(results[-1])) + "\n")
+                    append_row(results_file, asdict(results[-1]))
                     print(json.dumps(asdict(results[-1])), flush=True)
     approved = fmean(row.evaluation["approved"] for row in results)
     print(f"\n{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, one thread; ", end="")

@@ -105,21 +105,20 @@ async def run(args: argparse.Namespace, engine: RunningEngine, folder: Path) -> 
     settings = Settings(
         home=folder / "home",
         policy=POLICY,
-        requests_per_minute=10**9,
+        limits={"requests_per_minute": 10**9},
         rewards={"sources": [{"type": "explicit"}, {"type": "rule", "name": "ended", "function": "ended"}]},
-        engine_api_key=engine.spec.api_key,
-        engine_admin_key=engine.spec.admin_key,
+        engine={"api_key": engine.spec.api_key, "admin_key": engine.spec.admin_key},
     )
     settings.home.mkdir()
-    await asyncio.to_thread(upgrade, settings.database)
-    db = Database(settings.database)
+    await asyncio.to_thread(upgrade, settings.database_url)
+    db = Database(settings.database_url)
     key = await create_project(db, settings, engine.spec.url)
     results = {0: RoundMetrics(), args.extra_replies: RoundMetrics()}
     with processes(settings) as running:
         await asyncio.to_thread(running.start, "worker", "judge", "rollout", "beat", "api")
         headers = {"authorization": f"Bearer {key}"}
         async with httpx2.AsyncClient(
-            base_url=running.settings.url, headers=headers, timeout=120, trust_env=False
+            base_url=running.settings.local_url, headers=headers, timeout=120, trust_env=False
         ) as api:
             warm_up = argparse.Namespace(**{**vars(args), "seconds": 5})
             await run_round(api, db, args.extra_replies, 99, warm_up, RoundMetrics())

@@ -74,7 +74,12 @@ def main() -> None:
     signal.signal(signal.SIGUSR1, sampler.write)
     signal.setitimer(signal.ITIMER_PROF, EVERY_SECONDS, EVERY_SECONDS)
     uvicorn.run(
-        "app.main:serve", factory=True, host=settings.host, port=settings.port, log_level="warning", access_log=False
+        "app.main:serve",
+        factory=True,
+        host=settings.server.host,
+        port=settings.server.port,
+        log_level="warning",
+        access_log=False,
     )
 
 

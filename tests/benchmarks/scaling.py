@@ -98,9 +98,9 @@ async def insert_feedback(session: AsyncSession, policy: Policy, count: int, rng
                 engine="engine-0",
                 state=TurnState.DONE,
                 stream=False,
-                messages=[{"role": "user", "content": "hi"}],
+                own_messages=[{"role": "user", "content": "hi"}],
                 sampling={"temperature": 1.0},
-                prompt_ids=[rng.randrange(1000) for _ in range(64)],
+                own_prompt_ids=[rng.randrange(1000) for _ in range(64)],
                 output_ids=[rng.randrange(1000) for _ in range(40)],
                 logprobs=[-0.5] * 40,
                 reply={"role": "assistant", "content": "hello"},
@@ -129,7 +129,7 @@ async def insert_feedback(session: AsyncSession, policy: Policy, count: int, rng
 
 async def measure(settings: Settings, turns: int, rounds: int) -> tuple[float, float, float]:
     """Return the median milliseconds to curate and to assemble one batch, and of a reconciler run without work."""
-    db = Database(settings.database)
+    db = Database(settings.database_url)
     async with db.write() as session:
         await bootstrap(session, settings.policy, settings.model)
     await insert_history(db, turns)
@@ -182,7 +182,7 @@ def main() -> None:
             try:
                 url = SERVER.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
                 upgrade(url)
-                settings = Settings(database_url=url, policy="shop", batch_size=BATCH_SIZE)
+                settings = Settings(database={"url": url}, policy="shop", trainer={"batch_size": BATCH_SIZE})
                 curate_ms, assemble_ms, reconcile_ms = asyncio.run(measure(settings, turns, args.rounds))
             finally:
                 server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")

@@ -9,7 +9,6 @@ good by the users' preferences. A finished run is a line in `--out` and is not r
 """
 
 import argparse
-import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,11 +28,14 @@ from alignment.reward_model.model import RewardModel
 from alignment.signals.agreement import weight_from_agreement
 from alignment.types import Sample
 from app.core.settings import Settings
+from app.core.settings.root import DEFAULT_EPOCHS
 from demo.train import MODEL
 from tests.benchmarks.learning import LR
+from tests.benchmarks.results import append_row, read_rows
 from tests.benchmarks.votes_figures import interval
 from tests.support.offline.experiment import Experiment, ExperimentConfig
 from tests.support.reward_model_fit import fit_reward_model
+from workers.training.reward_model_fits import REFIT_GROWTH
 
 AIM, WINDOW = 0.85, 384
 EVALUATION_USERS = 64
@@ -52,7 +54,7 @@ class Recipe:
     weighted: bool = True
     group: int = 1
     replayed: int = 0
-    epochs: int = Settings.model_fields["epochs"].default
+    epochs: int = DEFAULT_EPOCHS
 
 
 RECIPES = {
@@ -91,12 +93,12 @@ class SparseVotes:
 
     def __init__(self, recipe: Recipe, judged: float, seed: int, replies: int) -> None:
         defaults = Settings()
-        self.recipe, self.judged, self.batch_size = recipe, judged, defaults.batch_size
+        self.recipe, self.judged, self.batch_size = recipe, judged, defaults.trainer.batch_size
         config = TrainerConfig(
-            algorithm=PPOConfig(kl_coef=0.02, epochs=recipe.epochs, max_kl=defaults.kl_guard),
+            algorithm=PPOConfig(kl_coef=0.02, epochs=recipe.epochs, max_kl=defaults.trainer.kl_guard),
             optim=OptimConfig(lr=LR),
             reward_model=RewardModelConfig(lr=LR),
-            kl_target=defaults.update_kl_target,
+            kl_target=defaults.trainer.update_kl_target,
             seed=seed,
         )
         run_config = ExperimentConfig(config, replies_per_prompt=recipe.group, replies_per_update=replies, seed=seed)
@@ -144,7 +146,7 @@ class SparseVotes:
                 BinaryLabel(index, vote.reward, rater=vote.conversation) for index, vote in enumerate(self.votes)
             ),
         )
-        refit_after = max(SPARSE_REWARD_MODEL.refit_after, len(self.votes) // 4)
+        refit_after = max(SPARSE_REWARD_MODEL.refit_after, len(self.votes) // REFIT_GROWTH)
         self.next_fit = len(self.votes) + refit_after
         try:
             agreement = fit_reward_model(self.model, dataset).get("agreement", 0.0)
@@ -223,9 +225,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(".attune/sparse_votes.jsonl"))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = args.out.read_text().splitlines() if args.out.exists() else []
-    results = [Result(**json.loads(line)) for line in lines]
+    results = [Result(**row) for row in read_rows(args.out)]
     finished = {(result.recipe, result.judged, result.seed) for result in results}
     log = partial(print, flush=True)
     for seed in args.seeds:
@@ -233,8 +233,7 @@ def main() -> None:
             if (name, args.judged, seed) not in finished:
                 result = run(name, args.judged, seed, args.replies, args.max_votes, log)
                 results.append(result)
-                with args.out.open("a") as file:
-                    file.write(json.dumps(asdict(result)) + "\n")
+                append_row(args.out, asdict(result))
     print(f"\n{table(results)}")
 
 

@@ -21,6 +21,7 @@ import torch
 from alignment.config.algorithm import AlgorithmConfig, CorrectionConfig, KTOConfig, PPOConfig
 from alignment.config.trainer import OptimConfig, TrainerConfig
 from app.core.settings import Settings
+from app.core.settings.root import DEFAULT_EPOCHS
 from tests.benchmarks.learning import LR, UPDATES, Result, change_settings, run_all
 from tests.support.offline.experiment import ExperimentConfig
 
@@ -40,8 +41,8 @@ def make_config(name: str, seed: int, is_service: bool) -> TrainerConfig:
         config = config.model_copy(update={"late": None})
     if is_service:
         defaults = Settings()
-        algorithm = config.algorithm.model_copy(update={"epochs": defaults.epochs, "max_kl": defaults.kl_guard})
-        config = config.model_copy(update={"algorithm": algorithm, "kl_target": defaults.update_kl_target})
+        algorithm = config.algorithm.model_copy(update={"epochs": DEFAULT_EPOCHS, "max_kl": defaults.trainer.kl_guard})
+        config = config.model_copy(update={"algorithm": algorithm, "kl_target": defaults.trainer.update_kl_target})
     return config
 
 
@@ -93,7 +94,7 @@ def main() -> None:
             for name in args.losses:
                 run_config = ExperimentConfig(make_config(name, seed, args.service), lag=lag, seed=seed)
                 if args.service:
-                    run_config = replace(run_config, replies_per_update=Settings().batch_size)
+                    run_config = replace(run_config, replies_per_update=Settings().trainer.batch_size)
                 run_config = change_settings(run_config, args.set)
                 label = " ".join([name, *(["(service)"] if args.service else []), *args.set])
                 runs.append((label, run_config))

@@ -16,7 +16,7 @@ from alignment.models.policy_model import PolicyModel
 from tests.benchmarks.candidates import Case
 
 CPU = torch.device("cpu")
-BUDGET = TrainerConfig().microbatch_tokens
+BUDGET = TrainerConfig().micro_batch_tokens
 CHUNK = TrainerConfig().logits_chunk
 NO_CHUNKS = 1 << 40
 

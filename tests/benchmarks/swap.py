@@ -41,6 +41,7 @@ from tests.benchmarks.swap_users import STALL_SECONDS, ReplyRecord, Users
 from tests.benchmarks.swap_versions import UnpublishedVersion, make_versions, publish
 from tests.support.engine_fixture import free_port
 from tests.support.processes import processes
+from tests.support.settings import by_path
 
 PHASES = {
     "lora": ("export", "check", "transfer", "load", "verify", "switch", "trained_to_served"),
@@ -83,27 +84,26 @@ async def run_deployment(kind: str, *, replicas: int, apis: int, **overrides: An
             ports = [free_port() for _ in range(replicas)]
             settings = Settings(
                 home=home,
-                database_url=url,
+                database={"url": url},
                 policy=POLICY,
-                engine_port=ports[0],
-                requests_per_minute=10**9,
-                **overrides,
-            )
-            task_sender = TaskSender(make_celery(settings.broker_url, settings.broker_dir))
+                engine={"port": ports[0]},
+                limits={"requests_per_minute": 10**9},
+            ).replace(by_path(overrides))
+            task_sender = TaskSender(make_celery(settings.broker.url, settings.broker_dir))
             db = Database(url, task_sender)
             async with db.write() as session:
-                key = await bootstrap(session, settings.policy, settings.model, settings.adaptation)
+                key = await bootstrap(session, settings.policy, settings.model, settings.trainer.adaptation)
             async with db.read() as session:
                 policy_id = await session.scalar(select(Policy.id))
             assert key is not None and policy_id is not None
             load_engine_keys(settings)  # create the keys before the replicas start, which would race for it
             with processes(settings) as running:
-                python, logs, urls = sys.executable, settings.logs_dir, [running.settings.url]
+                python, logs, urls = sys.executable, settings.logs_dir, [running.settings.local_url]
                 for number, port in enumerate(ports[1:], 1):
                     child = ManagedProcess(
                         f"engine-{number}", [python, "-m", "workers.engine"], logs / f"engine-{number}.log"
                     )
-                    child.environment |= {"ATTUNE_ENGINE_NAME": f"engine-{number}", "ATTUNE_ENGINE_PORT": str(port)}
+                    child.environment |= {"ATTUNE_ENGINE__NAME": f"engine-{number}", "ATTUNE_ENGINE__PORT": str(port)}
                     running.children[child.name] = child
                 for number in range(1, apis):
                     port = free_port()
@@ -112,7 +112,7 @@ async def run_deployment(kind: str, *, replicas: int, apis: int, **overrides: An
                     )
                     running.children[child.name] = child
                     urls.append(f"http://127.0.0.1:{port}")
-                    child.environment |= {"ATTUNE_PORT": str(port)}
+                    child.environment |= {"ATTUNE_SERVER__PORT": str(port)}
                 own_environments = {name: dict(child.environment) for name, child in running.children.items()}
                 servers = [name for name in running.children if name.startswith(("engine", "api"))]
                 for name in (*servers, "publisher", "worker", "beat"):
@@ -169,7 +169,9 @@ async def publish_all(
         await asyncio.sleep(args.pause)
         if number % 10 == 0:
             print(f"{number} of {len(versions)} published", flush=True)
-            await asyncio.sleep(3 * deployment.settings.reconcile_seconds)  # old versions are unloaded meanwhile
+            await asyncio.sleep(
+                3 * deployment.settings.workers.reconcile_seconds
+            )  # old versions are unloaded meanwhile
             start = time.perf_counter()
             await asyncio.sleep(args.quiet)
             spans.idle.append((start, time.perf_counter()))
@@ -347,7 +349,7 @@ async def report(
             select(func.count()).where(Turn.exclusion_reason.startswith("the weights changed"))
         )
     print("\n| milliseconds | p50 | p95 | p99 | worst |\n|---|---|---|---|---|")
-    phases = PHASES[deployment.settings.adaptation]
+    phases = PHASES[deployment.settings.trainer.adaptation]
     for phase in (phase for phase in phases if phase in versions[0].timings):
         print(f"| {phase} | {spread([1000 * version.timings[phase] for version in versions], 1)} |")
     delays = await switch_delays(deployment)
@@ -364,7 +366,7 @@ async def report(
     )
     switches = sum(len(values) for values in delays.values())
     print(f"\n{len(versions)} publications, {switches} switches of the deployment: {summarize_replies(replies)}")
-    if deployment.settings.adaptation == "full":
+    if deployment.settings.trainer.adaptation == "full":
         print(f"{mixed} replies continued with other weights than they start with, and are not trained on")
     print(
         f"{await count_misnamed(deployment.db, replies)} named another version than the recorded one; recomputed: "

@@ -161,7 +161,7 @@ def memory(model: Path, threads: int) -> None:
     print("|---|---|---|---|---|---|")
     base: dict[tuple[int, bool], int] = {}
     for tokens in (2048, 512):
-        config = default_config.model_copy(update={"microbatch_tokens": tokens})
+        config = default_config.model_copy(update={"micro_batch_tokens": tokens})
         for return_memory in (False, True):
             loaded, base[tokens, return_memory] = peak.measure(model, "base", config, threads, return_memory)
         cells = " | ".join(f"{base[tokens, return_memory] / MB:.0f}" for return_memory in (False, True))
@@ -179,7 +179,7 @@ def memory(model: Path, threads: int) -> None:
     )
     for name, algorithm in algorithms.items():
         for tokens, checkpointing, chunks in implementations:
-            settings = {"algorithm": algorithm, "microbatch_tokens": tokens, "gradient_checkpointing": checkpointing}
+            settings = {"algorithm": algorithm, "micro_batch_tokens": tokens, "activation_checkpointing": checkpointing}
             config = default_config.model_copy(update=settings | ({} if chunks else {"logits_chunk": steps.NO_CHUNKS}))
             row = [name, f"{tokens:,}", "yes" if checkpointing else "no", "chunks" if chunks else "at once"]
             for return_memory in (False, True):

@@ -39,7 +39,10 @@ def build(model: Path, adapter: dict[str, Tensor]) -> GRPOTrainer:
         train_dataset=Dataset.from_list([{"prompt": "Hello"}] * N),
         processing_class=AutoTokenizer.from_pretrained(DEMO, local_files_only=True),
         peft_config=LoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules), task_type="CAUSAL_LM"
+            r=lora.r,
+            lora_alpha=lora.alpha,
+            target_modules=sorted({name.split(".")[-3] for name in adapter}),
+            task_type="CAUSAL_LM",
         ),
     )
     trainer.model.train()

@@ -18,7 +18,6 @@ A run ends without the aim after `--max-votes`, after `--max-minutes`, or when l
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -31,8 +30,10 @@ from typing import Any
 from app.cli.client import Api
 from app.cli.server import LocalDeployment
 from app.core.settings import DEMO_MODEL, Settings
+from app.core.settings.loading import load_settings
 from demo.pretrained import CONFIG, FOLDER
 from demo.simulate import ClientStats, SimulatedUsers, UserBehavior
+from tests.benchmarks.results import append_row, read_rows
 from tests.benchmarks.votes_figures import (
     Row,
     describe_version,
@@ -44,6 +45,7 @@ from tests.benchmarks.votes_figures import (
 )
 from tests.benchmarks.votes_users import CuriousUsers
 from tests.support.engine_fixture import free_port
+from tests.support.settings import is_variable
 
 POLL_SECONDS = 1.0
 MODELS = {"demo": DEMO_MODEL, "smollm2": FOLDER}
@@ -121,7 +123,7 @@ def _minutes_since(started: float) -> float:
 
 async def _read_versions(api: Api, settings: Settings, stats: ClientStats, started: float) -> list[Row]:
     path = f"/v1/policies/{settings.policy}"
-    versions = await asyncio.to_thread(api.get, f"{path}/versions")
+    versions = await asyncio.to_thread(api.get, f"{path}/versions", limit=1000)
     updates = await asyncio.to_thread(api.list_all, f"{path}/updates")
     return version_rows(versions["data"], updates, stats, started)
 
@@ -132,7 +134,7 @@ def run(config: Config, after: int, minutes: float) -> Row:
         raise SystemExit(f"{config.model_path} has no {CONFIG}; `make smollm2` makes the folder of smollm2")
     with tempfile.TemporaryDirectory(prefix="attune-votes-") as home:
         set_environment(config, home)
-        settings = Settings()
+        settings = load_settings().settings
         with LocalDeployment(settings, lambda message: print(message, file=sys.stderr, flush=True)) as running:
             return asdict(config) | asyncio.run(chat(running, config, settings, after, minutes))
 
@@ -144,19 +146,19 @@ def set_environment(config: Config, home: str) -> None:
     os.environ |= {
         "ATTUNE_HOME": home,
         "ATTUNE_MODEL": str(config.model_path),
-        "ATTUNE_PORT": str(free_port()),
-        "ATTUNE_ENGINE_PORT": str(free_port()),
-        "ATTUNE_SEED": str(config.seed),
+        "ATTUNE_SERVER__PORT": str(free_port()),
+        "ATTUNE_ENGINE__PORT": str(free_port()),
+        "ATTUNE_TRAINER__SEED": str(config.seed),
         "OMP_NUM_THREADS": "1",
         **dict(parse_setting(change) for change in config.settings),
     }
 
 
 def parse_setting(change: str) -> tuple[str, str]:
-    """Example: parse_setting("ATTUNE_BATCH_SIZE=24") -> ("ATTUNE_BATCH_SIZE", "24"). Raises ValueError."""
+    """Example: "ATTUNE_TRAINER__SEED=24" -> ("ATTUNE_TRAINER__SEED", "24"). Raises ValueError."""
     name, separator, value = change.partition("=")
-    if not separator or name not in {f"ATTUNE_{field.upper()}" for field in Settings.model_fields}:
-        raise ValueError(f"{change}: expected ATTUNE_NAME=VALUE with the name of a setting (app/core/settings.py)")
+    if not separator or not is_variable(name):
+        raise ValueError(f"{change}: expected ATTUNE_NAME=VALUE with the name of a setting (docs/settings.md)")
     return name, value
 
 
@@ -166,10 +168,6 @@ def is_same_run(result: Row, config: Config) -> bool:
 
 def _restore(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def read_results(out: Path) -> list[Row]:
-    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
 def main() -> None:
@@ -191,7 +189,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(".attune/votes.jsonl"))
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     users, changes = args.users or USERS.get(args.model, DEFAULT_USERS), tuple(sorted(args.set))
     for change in changes:
         try:
@@ -200,13 +197,12 @@ def main() -> None:
             parser.error(str(error))
     for seed in args.seeds:
         config = Config(args.model, args.judged, changes, users, args.think_seconds, seed, args.max_votes)
-        if any(is_same_run(result, config) for result in read_results(args.out)):
+        if any(is_same_run(result, config) for result in read_rows(args.out)):
             continue
         result = run(config, args.after, args.max_minutes)
-        with args.out.open("a") as file:
-            file.write(json.dumps(result) + "\n")
+        append_row(args.out, result)
         print(f"\n{args.model}, seed {seed}: {result['outcome']}, votes {result['votes']}\n\n{version_table(result)}")
-    print(f"\n{table(read_results(args.out))}")
+    print(f"\n{table(read_rows(args.out))}")
 
 
 if __name__ == "__main__":

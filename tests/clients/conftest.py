@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ class Record:
 
 
 def assert_exact(turn: Turn, *, exclusion_reason: str | None = None) -> None:
-    assert turn.state == "done" and turn.prompt_ids
+    assert turn.state == "done" and turn.own_prompt_ids is not None
     assert turn.output_ids and turn.logprobs and len(turn.output_ids) == len(turn.logprobs) == turn.num_output_tokens
     assert turn.exclusion_reason == exclusion_reason
 
@@ -70,22 +71,28 @@ def assert_exact(turn: Turn, *, exclusion_reason: str | None = None) -> None:
 def attune(engine: RunningEngine, blank_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     if engine.spec.model != str(DEMO_MODEL):
         pytest.skip("the clients' tests speak with the demo model")
-    home = tmp_path_factory.mktemp("clients")
+    with run_attune(tmp_path_factory.mktemp("clients"), blank_sqlite, engine) as running:
+        yield running
+
+
+@contextmanager
+def run_attune(home: Path, blank_sqlite: Path, engine: RunningEngine) -> Iterator[Running]:
+    """Run an API with a new database in `home`, whose one engine is this one, until the block ends."""
     shutil.copy(blank_sqlite, home / "attune.db")
     settings = Settings(
         home=home,
+        model=engine.spec.model,
         policy=POLICY,
-        max_output_tokens=160,
-        engine_api_key=engine.spec.api_key,
-        engine_admin_key=engine.spec.admin_key,
+        server={"default_max_tokens": 160},
+        engine={"api_key": engine.spec.api_key, "admin_key": engine.spec.admin_key},
     )
-    key = asyncio.run(_create_project(settings, engine.spec.url))
+    key = asyncio.run(create_project(settings, engine.spec.url))
     with serve(create_app(settings), lifespan="on") as url:
         yield Running(url, key, settings)
 
 
-async def _create_project(settings: Settings, engine_url: str) -> str:
-    db = Database(settings.database)
+async def create_project(settings: Settings, engine_url: str) -> str:
+    db = Database(settings.database_url)
     async with db.write() as session:
         key = await bootstrap(session, settings.policy, settings.model)
         session.add(Engine(name="engine-0", url=engine_url, state=EngineState.READY, incarnation=1, loaded=[]))
@@ -96,7 +103,7 @@ async def _create_project(settings: Settings, engine_url: str) -> str:
 
 @pytest.fixture(scope="session")
 def record(attune: Running) -> Iterator[Record]:
-    connection = create_engine(attune.settings.database.replace("sqlite+aiosqlite", "sqlite"))
+    connection = create_engine(attune.settings.database_url.replace("sqlite+aiosqlite", "sqlite"))
     yield Record(connection)
     connection.dispose()
 
@@ -112,7 +119,7 @@ def no_stray_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Every test in this folder needs the real engine."""
+    """Every test of this folder needs the real engine; those of our own clients, in folders below, do not."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.engine)

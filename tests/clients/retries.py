@@ -1,8 +1,7 @@
 """Retries for tests that need the demo model to call a tool, to fill in a schema, or to end in time.
 
-A grammar lets SGLang sample any white space within a tool call, and a model of two million parameters does not end it
-about once in 50 replies. A sampled reply may also be too long, or end before a client can interrupt it. Such a reply is
-correct, but does not show what the test is about.
+A sampled reply may be too long, or end before a client can interrupt it. Such a reply is correct, but does not show
+what the test is about.
 """
 
 import functools

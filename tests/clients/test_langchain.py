@@ -8,13 +8,13 @@ from uuid import uuid4
 
 import openai
 import pytest
+from attune_client.langchain import ChatAttune
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
 
 from app.core.settings import REPOSITORY
-from app.langchain import ChatAttune
 from demo.dialogues import SYSTEM
 from tests.clients.conftest import CONSTRAINED, Record, Running
 from tests.clients.retries import with_retries
@@ -199,12 +199,14 @@ def test_url_and_key_come_from_environment(attune: Running, monkeypatch: pytest.
 
 def test_client_does_not_import_server() -> None:
     server = {"sqlalchemy", "fastapi", "celery", "app.core.settings"}
-    program = f"import sys, app.langchain; print(sorted({server} & set(sys.modules)))"
+    program = f"import sys, attune_client.langchain; print(sorted({server} & set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
     assert loaded.stdout.strip() == "[]", loaded.stdout + loaded.stderr
 
 
 def test_missing_langchain_names_the_extra() -> None:
-    program = "import sys; sys.modules['langchain_openai'] = None; import app.langchain"
+    program = "import sys; sys.modules['langchain_openai'] = None; import attune_client.langchain"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
-    assert "ImportError: app.langchain needs LangChain: pip install 'attune[langchain]'" in loaded.stderr
+    assert (
+        "ImportError: attune_client.langchain needs LangChain: pip install 'attune-client[langchain]'" in loaded.stderr
+    )

@@ -6,10 +6,10 @@ from uuid import uuid4
 
 import openai
 import pytest
+from attune_client.langchain import ChatAttune
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_openai import ChatOpenAI
 
-from app.langchain import ChatAttune
 from app.models import Turn
 from demo.shop import ORDERS
 from examples import langgraph_agent as example

@@ -46,7 +46,7 @@ def test_response_is_recorded_as_completion(client: openai.OpenAI, record: Recor
     assert raw.headers["x-completion-id"] == turn.id
     assert (response.status, response.model, response.metadata) == ("completed", "shop@v0", {"visit": "responses"})
     assert turn.reply == {"role": "assistant", "content": response.output_text}
-    assert turn.messages == [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+    assert turn.own_messages == [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     assert response.usage is not None and response.usage.output_tokens == turn.num_output_tokens
     assert turn.request_metadata == {"visit": "responses"}
 
@@ -99,6 +99,21 @@ def test_tool_loop_is_one_conversation(client: openai.OpenAI, record: Record, st
     assert after.parent_id == before.id
 
 
+def test_named_one_of_several_tools_is_called(client: openai.OpenAI) -> None:
+    day = {
+        "type": "object",
+        "properties": {"day": {"enum": ["Friday", "Saturday"]}},
+        "required": ["day"],
+        "additionalProperties": False,
+    }
+    hours: Any = {"type": "function", "name": "opening_hours", "parameters": day, "strict": False}
+    choice: Any = {"type": "function", "name": "opening_hours"}
+    params: Any = {"model": "shop", "instructions": SYSTEM, "input": ORDER, "tools": [TOOL, hours]}
+    [call] = client.responses.create(**params, tool_choice=choice).output
+    assert call.type == "function_call" and call.name == "opening_hours"
+    assert json.loads(call.arguments).keys() == {"day"}
+
+
 def test_response_at_token_limit_is_incomplete(client: openai.OpenAI, record: Record) -> None:
     response = client.responses.create(model="shop", input=QUESTION, max_output_tokens=3, top_logprobs=2)
     assert response.status == "incomplete" and response.incomplete_details is not None
@@ -121,7 +136,7 @@ def test_feedback_on_response(client: openai.OpenAI, record: Record) -> None:
 
 def test_errors_name_the_alternative(client: openai.OpenAI) -> None:
     wrong: list[tuple[dict[str, Any], type[openai.APIStatusError], str, str]] = [
-        ({"previous_response_id": "resp_1"}, openai.BadRequestError, "previous_response_id", "unsupported_parameter"),
+        ({"conversation": "conv_1"}, openai.BadRequestError, "conversation", "unsupported_parameter"),
         ({"background": True}, openai.BadRequestError, "background", "unsupported_parameter"),
         ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "tools.0", "unsupported_parameter"),
         ({"model": "nobody"}, openai.NotFoundError, "model", "model_not_found"),
@@ -133,3 +148,26 @@ def test_errors_name_the_alternative(client: openai.OpenAI) -> None:
         assert isinstance(refused.value.body, dict)
         assert refused.value.body.keys() == {"message", "type", "param", "code"}
         assert (refused.value.param, refused.value.code) == (param, code)
+
+
+def test_response_is_retrieved_and_continued(client: openai.OpenAI, record: Record) -> None:
+    first = client.responses.create(model="shop", instructions=SYSTEM, input=QUESTION, max_output_tokens=24)
+    read = client.responses.retrieve(first.id)
+    assert read.output == first.output and read.usage == first.usage
+    params: Any = {"model": "shop", "instructions": SYSTEM, "max_output_tokens": 8}
+    second = client.responses.create(**params, input="And on Saturday?", previous_response_id=first.id)
+    turn = record.turns(completion_id(second))[0]
+    assert turn.parent_id == completion_id(first) and turn.num_messages == 4
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
+def test_too_long_context_has_its_own_code(client: openai.OpenAI, stream: bool) -> None:
+    text = "When are you open on Friday? " * 600
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model="shop", messages=[{"role": "user", "content": text}], max_tokens=8, stream=stream
+        )
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model="shop", input=text, max_output_tokens=8, stream=stream)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")

@@ -4,14 +4,12 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from app.core.settings import Settings
-from tests.contract.harness import ContractHarness, contract_harness
+from tests.contract.harness import UNLIMITED, ContractHarness, contract_harness
 
-UNLIMITED: dict[str, Any] = {"requests_per_minute": 10**9, "max_concurrency": 10**6}  # rate limits are not under test
 num_cases: Counter[str] = Counter()
 
 
@@ -21,7 +19,7 @@ def deployment(
 ) -> Iterator[ContractHarness]:
     home = tmp_path_factory.mktemp("contract")
     shutil.copy(blank_sqlite, home / "attune.db")
-    with contract_harness(Settings(home=home, policy="shop", **UNLIMITED)) as harness:
+    with contract_harness(Settings(home=home, policy="shop", limits=UNLIMITED)) as harness:
         yield harness
         name = request.module.__name__.rpartition(".")[2]
         num_cases.update({f"{name} {status}": count for status, count in harness.statuses.items()})

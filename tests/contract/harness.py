@@ -12,27 +12,35 @@ from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import orjson
+import pytest
 import requests
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from fastapi import FastAPI
 from requests.adapters import HTTPAdapter
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from urllib3 import HTTPResponse
 
 from app.core.database import Database
 from app.core.settings import Settings
-from app.main import create_app
-from app.models import Engine, EngineState, Policy, Turn, Version
-from app.projects.service import bootstrap
+from app.main import Api, create_app
+from app.models import ApiKey, Engine, EngineState, Policy, Project, Turn, Version
+from app.projects.auth import ApiKeyCache
+from app.projects.service import bootstrap, digest_key
 from tests.support.scripted_engine import ScriptedEngine, serve
 from tests.support.turns import make_turn
 
 ANSWER_SECONDS = 120.0
+BASE_URL = "http://attune"
 ERROR_KEYS = {"message", "type", "param", "code"}
 COMPLETION_ID = "chatcmpl-" + "0" * 32  # a finished turn that tests may name
 
 
+UNLIMITED: dict[str, Any] = {  # rate limits are not under test
+    "requests_per_minute": 10**9,
+    "max_concurrency": 10**6,
+    "unknown_keys_per_minute": 10**9,
+}
+CHANGES_OF_ACCESS = (("PATCH", ["project"]), ("DELETE", ["keys"]))
 KNOWN_NAMES = {"name": "shop", "completion_id": COMPLETION_ID, "model": "shop"}
 
 
@@ -50,11 +58,12 @@ class RawResponse:
 
 @dataclass
 class ContractHarness:
-    app: FastAPI
+    app: Api
     key: str
     engine: ScriptedEngine
     _portal: BlockingPortal
     statuses: Counter[str] = field(default_factory=Counter)
+    routes: Counter[str] = field(default_factory=Counter)  # "POST /v1/feedback 2xx"
 
     def request(
         self, method: str, target: str, content: bytes = b"", headers: dict[str, str] | None = None
@@ -65,7 +74,17 @@ class ContractHarness:
     def send(self, method: str, target: str, content: bytes, headers: dict[str, str]) -> RawResponse:
         answer = self._portal.call(self._send, method, target, content, headers)
         self.statuses[f"{answer.status // 100}xx"] += 1
+        if answer.status < 300 and (method, target.split("/")[2:3]) in CHANGES_OF_ACCESS:
+            self._portal.call(self._restore_access)
         return answer
+
+    async def _restore_access(self) -> None:
+        """Undo what would refuse all later cases: limits that only an operator can raise, and the harness's key."""
+        async with self.app.services.get(Database).write() as session:
+            await session.execute(update(Project).values(limits=None))
+            own_key = ApiKey.sha256 == digest_key(self.key)
+            await session.execute(update(ApiKey).where(own_key).values(revoked_at=None, expires_at=None))
+        self.app.services.get(ApiKeyCache).forget()
 
     async def _send(self, method: str, target: str, content: bytes, headers: dict[str, str]) -> RawResponse:
         path, _, query = target.partition("?")
@@ -97,6 +116,8 @@ class ContractHarness:
             except Exception:  # the server's last handler has sent a 500 response, which the test checks
                 if not sent:
                     raise
+        route = getattr(scope.get("route"), "path", "no route")
+        self.routes[f"{method if route != 'no route' else ''} {route} {sent[0]['status'] // 100}xx".strip()] += 1
         heads = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in sent[0].get("headers", [])]
         return RawResponse(sent[0]["status"], heads, b"".join(message.get("body", b"") for message in sent[1:]))
 
@@ -122,6 +143,15 @@ class HarnessAdapter(HTTPAdapter):
         response = self.build_response(request, raw)
         response.elapsed = timedelta()
         return response
+
+
+@contextmanager
+def requests_sent_to(contract_harness: ContractHarness) -> Iterator[None]:
+    """Send every request of `requests` to the harness, those of schemathesis's own sessions too."""
+    adapter = HarnessAdapter(contract_harness)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(requests.Session, "get_adapter", lambda session, url: adapter)
+        yield
 
 
 def encode_latin(text: str) -> bytes:

@@ -1,18 +1,13 @@
 """Routes with a body never respond with 5xx, and every error has OpenAI's form."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.core.settings import Settings
-from app.main import create_app
 from tests.contract.harness import ContractHarness, fill_path, find_body_error
 from tests.contract.hostile_bodies import bodies
-from tests.contract.test_openapi import EXAMPLES
+from tests.contract.openapi_checks import EXAMPLES, document
 
-document = create_app(Settings(home=Path("/nowhere"))).openapi()
 ROUTES = [
     (method.upper(), path)
     for path, item in document["paths"].items()
@@ -30,20 +25,25 @@ def fields(method: str, path: str) -> tuple[str, ...]:
     return tuple(sorted({name for option in options for name in option.get("properties", ())}))
 
 
+def bodies_of(method: str, path: str) -> st.SearchStrategy[bytes]:
+    return bodies(fields(method, path) or ("model", "messages", "completion_id", "kind", "value"))
+
+
+def check_body(harness: ContractHarness, method: str, path: str, body: bytes, kind: str) -> None:
+    headers = {"content-type": kind, "content-length": str(len(body))}
+    answer = harness.request(method, fill_path(path), body, headers)
+    assert answer.status < 500, answer.content[:300]
+    if answer.status >= 400:
+        assert find_body_error(answer.content) is None, find_body_error(answer.content)
+
+
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_no_body_causes_a_server_error(deployment: ContractHarness, method: str, path: str) -> None:
-    known = fields(method, path) or ("model", "messages", "completion_id", "kind", "value")
-
     @settings(
         max_examples=EXAMPLES * 8, deadline=None, derandomize=EXAMPLES <= 50, suppress_health_check=list(HealthCheck)
     )
-    @given(body=bodies(known), kind=st.sampled_from(TYPES))
+    @given(body=bodies_of(method, path), kind=st.sampled_from(TYPES))
     def check(body: bytes, kind: str) -> None:
-        answer = deployment.request(
-            method, fill_path(path), body, {"content-type": kind, "content-length": str(len(body))}
-        )
-        assert answer.status < 500, answer.content[:300]
-        if answer.status >= 400:
-            assert find_body_error(answer.content) is None, find_body_error(answer.content)
+        check_body(deployment, method, path, body, kind)
 
     check()

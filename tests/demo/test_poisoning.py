@@ -25,7 +25,7 @@ def rated_sample(rater: str, reward: float, number: int = 0, conversation: str =
 
 
 async def test_experiment_quarantines_the_raters_that_the_service_quarantines(harness: Harness) -> None:
-    settings = harness.settings.model_copy(update={"trust": True})
+    settings = harness.settings.replace({"raters.trust": True})
     project_id = (await harness.policy()).project_id
     rng, trust, quarantined = Random(5), InMemoryRaterTrust(), dict[str, str]()
     for page in range(14):

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from demo.simulate import ClientStats, Rating
-from tests.benchmarks.votes import Config, is_same_run, parse_setting, read_results, set_environment
+from tests.benchmarks.results import append_row, read_rows
+from tests.benchmarks.votes import Config, is_same_run, parse_setting, set_environment
 from tests.benchmarks.votes_figures import (
     Row,
     describe_version,
@@ -21,7 +22,7 @@ from tests.benchmarks.votes_figures import (
 )
 from tests.benchmarks.votes_users import SUBJECTS, WORDINGS, CuriousPerson, begins_with_subject
 
-CONFIG = Config("demo", 0.9, ("ATTUNE_BATCH_SIZE=24",), users=6, think_seconds=1.0, seed=0, max_votes=500)
+CONFIG = Config("demo", 0.9, ("ATTUNE_TRAINER__BATCH_SIZE=24",), users=6, think_seconds=1.0, seed=0, max_votes=500)
 
 
 def make_ratings(signs: str, version: str = "assistant@v0", start: int = 0) -> list[Rating]:
@@ -91,8 +92,8 @@ def make_result(seed: int = 0, votes: list[int] | None = None) -> Row:
 def test_tables_have_the_means_over_seeds_and_what_was_not_reached() -> None:
     row = table([make_result(0, [100, 190]), make_result(1, [140, 230]), make_result(2)]).splitlines()[-1]
     assert row == (
-        "| demo | 90% | ATTUNE_BATCH_SIZE=24 | 2 of 3 | 120 ± 254 | 210 ± 254 | 35% | 90% | 3, 3 | 3.0 | 0.0120 "
-        "| 840, 45, 15 |"
+        "| demo | 90% | ATTUNE_TRAINER__BATCH_SIZE=24 | 2 of 3 | 120 ± 254 | 210 ± 254 | 35% | 90% | 3, 3 | 3.0 "
+        "| 0.0120 | 840, 45, 15 |"
     )
     assert version_table(make_result()).splitlines()[-2] == (
         "| assistant@v1 | 5 | 4 | 75% | 0.0120 | 0.5 | 0.25 | 4 | 3.0 | update_actor 3.0 | live |"
@@ -102,24 +103,28 @@ def test_tables_have_the_means_over_seeds_and_what_was_not_reached() -> None:
 
 def test_finished_run_is_found_again(tmp_path: Path) -> None:
     out = tmp_path / "votes.jsonl"
-    assert read_results(out) == []
-    out.write_text(json.dumps(make_result(0)) + "\n")
-    (result,) = read_results(out)
+    assert read_rows(out) == []
+    append_row(out, make_result(0))
+    assert out.read_text() == json.dumps(make_result(0)) + "\n"
+    (result,) = read_rows(out)
     assert is_same_run(result, CONFIG)
     assert not is_same_run(result, Config("demo", 0.9, (), users=6, think_seconds=1.0, seed=0, max_votes=500))
 
 
+NAMES = ("HOME", "MODEL", "SERVER__PORT", "ENGINE__PORT", "TRAINER__SEED", "TRAINER__BATCH_SIZE")
+
+
 def test_settings_are_the_defaults_except_for_those_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(os, "environ", {"ATTUNE_LEARNING_RATE": "1", "ATTUNE_MODEL": "other", "PATH": "/bin"})
+    monkeypatch.setattr(os, "environ", {"ATTUNE_TRAINER__OPTIM__LR": "1", "ATTUNE_MODEL": "other", "PATH": "/bin"})
     set_environment(CONFIG, str(tmp_path))
     names = {name for name in os.environ if name.startswith("ATTUNE_")}
-    assert names == {f"ATTUNE_{name}" for name in ("HOME", "MODEL", "PORT", "ENGINE_PORT", "SEED", "BATCH_SIZE")}
-    assert os.environ["ATTUNE_BATCH_SIZE"] == "24"
+    assert names == {f"ATTUNE_{name}" for name in NAMES}
+    assert os.environ["ATTUNE_TRAINER__BATCH_SIZE"] == "24"
 
 
 def test_setting_must_have_the_name_of_a_setting() -> None:
     assert parse_setting("ATTUNE_REWARDS={}") == ("ATTUNE_REWARDS", "{}")
-    for change in ("ATTUNE_BATCH=24", "ATTUNE_SEED", "SEED=1"):
+    for change in ("ATTUNE_BATCH=24", "ATTUNE_TRAINER__SEED", "SEED=1"):
         with pytest.raises(ValueError, match="expected ATTUNE_NAME=VALUE"):
             parse_setting(change)
 

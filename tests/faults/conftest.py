@@ -19,5 +19,5 @@ def fork_server() -> Iterator[ForkServerClient]:
 
 @pytest.fixture
 async def proxy(harness: Harness) -> AsyncIterator[Proxy]:
-    async with Proxy(make_url(harness.settings.database).port or 5432) as proxy:
+    async with Proxy(make_url(harness.settings.database_url).port or 5432) as proxy:
         yield proxy

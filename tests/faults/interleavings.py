@@ -70,7 +70,7 @@ OPERATIONS: dict[str, Operation] = {
 
 @asynccontextmanager
 async def run_process(settings: Settings, key: str) -> AsyncIterator[Process]:
-    app, db = create_app(settings), Database(settings.database)
+    app, db = create_app(settings), Database(settings.database_url)
     async with (
         app.router.lifespan_context(app),
         httpx2.AsyncClient(

@@ -32,8 +32,8 @@ pytestmark = [
 @pytest.fixture
 async def process(harness: Harness, scripted: ScriptedEngine, proxy: Proxy) -> AsyncIterator[Process]:
     """An API process and a publisher that reach the database through the proxy."""
-    url = make_url(harness.settings.database).set(host="127.0.0.1", port=proxy.port)
-    settings = harness.settings.model_copy(update={"database_url": url.render_as_string(hide_password=False)})
+    url = make_url(harness.settings.database_url).set(host="127.0.0.1", port=proxy.port)
+    settings = harness.settings.replace({"database.url": url.render_as_string(hide_password=False)})
     async with run_process(settings, harness.key) as process:
         yield process
 

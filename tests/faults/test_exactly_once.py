@@ -23,11 +23,11 @@ pytestmark = [pytest.mark.timeout(3600 if FULL else 600)]
 @pytest.fixture
 def two_apis(harness: Harness) -> Iterator[tuple[str, str]]:
     """Two API processes on one database, so that only the database can resolve a race between them."""
-    settings = harness.settings.model_copy(update={"requests_per_minute": 10**9, "max_concurrency": 10**6})
+    settings = harness.settings.replace({"limits.requests_per_minute": 10**9, "limits.max_concurrency": 10**6})
     with processes(settings) as one, processes(settings) as other:
         one.start("api")
         other.start("api")
-        yield one.settings.url, other.settings.url
+        yield one.settings.local_url, other.settings.local_url
 
 
 async def test_ten_concurrent_sends_of_one_feedback_are_one_row(harness: Harness, two_apis: tuple[str, str]) -> None:

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """Return settings with leases that do not expire during a pause."""
-    return settings.model_copy(update={"lease_seconds": 60.0})
+    return settings.replace({"workers.lease_seconds": 60.0})
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def test_concurrent_operations_are_serializable(
 
 async def test_two_publishers_deploy_a_version_once(harness: Harness, scripted: ScriptedEngine) -> None:
     """Two evaluators, then two publishers, with separate connections, start at the same time."""
-    dbs = [Database(harness.settings.database) for _ in range(2)]
+    dbs = [Database(harness.settings.database_url) for _ in range(2)]
     for number in range(1, ROUNDS + 1):
         version = await create_trained_version(harness, number)
         if number % 2:

@@ -39,7 +39,7 @@ async def create_long_turns(harness: Harness, count: int) -> list[str]:
     ids = []
     for number, logprobs in enumerate(recompute_logprobs(DEMO_MODEL, None, samples)):
         turn = await harness.turn(
-            prompt_ids=list(samples[number].prompt_ids),
+            own_prompt_ids=list(samples[number].prompt_ids),
             output_ids=list(samples[number].output_ids),
             logprobs=logprobs.tolist(),
             sampling={"temperature": 1.0},
@@ -52,8 +52,13 @@ async def create_long_turns(harness: Harness, count: int) -> list[str]:
 
 @pytest.mark.slow
 async def test_trainer_killed_during_an_update_loses_nothing_and_repeats_nothing(harness: Harness) -> None:
-    settings = harness.settings.model_copy(
-        update={"batch_size": SAMPLES, "lease_seconds": 3.0, "reconcile_seconds": 0.5}
+    settings = harness.settings.replace(
+        {
+            "trainer.batch_size": SAMPLES,
+            "trainer.max_batch_size": SAMPLES,
+            "workers.lease_seconds": 3.0,
+            "workers.reconcile_seconds": 0.5,
+        }
     )
     turns = await create_long_turns(harness, SAMPLES)
     await curate(harness.db, harness.settings)
@@ -96,7 +101,7 @@ async def test_api_killed_during_a_reply_keeps_acknowledged_feedback(
 
     with processes(harness.settings) as running:
         running.start("api")
-        async with httpx2.AsyncClient(base_url=running.settings.url, headers=headers, timeout=60) as client:
+        async with httpx2.AsyncClient(base_url=running.settings.local_url, headers=headers, timeout=60) as client:
             done = (await client.post("/v1/chat/completions", json=chat)).json()["id"]
             assert (await client.post("/v1/feedback", json=like(done, "one"))).status_code == 201
             scripted.reply_text, scripted.seconds_per_token = "word " * 500, 0.02
@@ -115,7 +120,7 @@ async def test_api_killed_during_a_reply_keeps_acknowledged_feedback(
     assert (await harness.get(Turn, cut)).state == TurnState.OPEN
 
     async def is_aborted() -> bool:
-        await reconcile(harness.db, harness.settings.model_copy(update={"chat_timeout_seconds": 0.5}))
+        await reconcile(harness.db, harness.settings.replace({"server.chat_timeout_seconds": 0.5}))
         return (await harness.get(Turn, cut)).state == TurnState.ABORTED
 
     await until(is_aborted, 60, "the reconciler has closed the open turn")

@@ -16,7 +16,7 @@ KILLS = 2
 async def test_plan_finishes_after_its_worker_is_killed(harness: Harness, scripted: ScriptedEngine) -> None:
     await create_prompt_set(harness, ("2 + 2?", "4"), ("3 + 4?", "7"))
     scripted.reply_text, scripted.is_blocked = "It is 4, I think.", lambda reply: True
-    settings = harness.settings.model_copy(update={"lease_seconds": 3.0, "max_attempts": 10})
+    settings = harness.settings.replace({"workers.lease_seconds": 3.0, "workers.max_attempts": 10})
     await create_plan(harness)
 
     async def is_generating() -> bool:

@@ -90,7 +90,7 @@ class FeedbackSender:
 async def sender(harness: Harness, redis: Redis, tmp_path: Path) -> AsyncIterator[FeedbackSender]:
     """A sender and a running worker, which has processed the first feedback."""
     task_sender = TaskSender(make_celery(redis.url, tmp_path))
-    with processes(harness.settings.model_copy(update={"broker_url": redis.url})) as running:
+    with processes(harness.settings.replace({"broker.url": redis.url})) as running:
         sender = FeedbackSender(harness, task_sender, (await harness.turn()).id, running.children["worker"].log)
         running.start("worker")
         await sender.wait_until_processed("before")

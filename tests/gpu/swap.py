@@ -32,6 +32,7 @@ from tests.benchmarks.first_token import sglang
 from tests.benchmarks.swap import spread
 from tests.benchmarks.swap_versions import UnpublishedVersion, make_versions
 from tests.gpu.trainer import SIZES, base_model
+from tests.support.adapters import adapter_spec
 from tests.support.engine_fixture import PYTHON, RunningEngine
 from workers.release.verify_delivery import Timings, build_payload, load_and_verify
 
@@ -167,9 +168,9 @@ async def measure(engine: RunningEngine, versions: Sequence[UnpublishedVersion],
     streams = Streams(engine, SIZES[arguments.size][-1])
     key, lora = (
         {"authorization": f"Bearer {engine.spec.admin_key}"},
-        LoRAConfig(rank=arguments.rank, alpha=2 * arguments.rank),
+        LoRAConfig(r=arguments.rank, alpha=2 * arguments.rank),
     )
-    shapes, settings = AdapterSpec.from_base_model(Path(engine.spec.model), lora), Settings(dtype=arguments.dtype)
+    shapes, settings = adapter_spec(Path(engine.spec.model), lora), Settings(dtype=arguments.dtype)
     async with httpx2.AsyncClient(base_url=engine.spec.url, headers=key, timeout=300, trust_env=False) as admin:
         swaps = Swaps(engine, admin, streams, settings, shapes, arguments.pause)
         tasks = [asyncio.create_task(streams.stream(number)) for number in range(arguments.people)]
@@ -193,7 +194,7 @@ def main() -> None:
     parser.add_argument("--python", default=str(PYTHON), help="the interpreter that has SGLang")
     arguments = parser.parse_args()
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or "CPU"
-    lora = LoRAConfig(rank=arguments.rank, alpha=2 * arguments.rank)
+    lora = LoRAConfig(r=arguments.rank, alpha=2 * arguments.rank)
     config = TrainerConfig(lora=lora, dtype=arguments.dtype, device=arguments.device)
     with TemporaryDirectory() as folder:
         model = base_model(Path(folder) / "model", arguments.size, getattr(torch, arguments.dtype))
@@ -204,8 +205,8 @@ def main() -> None:
             "python": Path(arguments.python),
             "device": arguments.device,
             "dtype": arguments.dtype,
-            "lora": lora,
-            "lora_slots": LOADED_ADAPTERS + 4,
+            "adapter": adapter_spec(model, lora),
+            "max_loras_per_batch": LOADED_ADAPTERS + 4,
         }
         with sglang(model, START_SECONDS, **spec) as engine:
             print(

@@ -138,10 +138,10 @@ def main() -> None:
                 for checkpointing in (False, True):
                     config = TrainerConfig(
                         algorithm=algorithm,
-                        lora=LoRAConfig(rank=rank, alpha=2 * rank),
-                        critic=CriticConfig(rank=rank),
-                        microbatch_tokens=8192,
-                        gradient_checkpointing=checkpointing,
+                        lora=LoRAConfig(r=rank, alpha=2 * rank),
+                        critic=CriticConfig(r=rank),
+                        micro_batch_tokens=8192,
+                        activation_checkpointing=checkpointing,
                         dtype="bfloat16",
                         device=arguments.device,
                         max_mismatch=5.0,  # random weights in bfloat16: every log-prob is near −log(vocabulary)

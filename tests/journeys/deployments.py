@@ -13,7 +13,7 @@ from tests.support.engine_fixture import RunningEngine
 
 def engine_keys(engine: RunningEngine) -> dict[str, Any]:
     """Return the settings with the engine's keys."""
-    return {"engine_api_key": engine.spec.api_key, "engine_admin_key": engine.spec.admin_key}
+    return {"engine": {"api_key": engine.spec.api_key, "admin_key": engine.spec.admin_key}}
 
 
 async def create_deployment(engine: RunningEngine, settings: Settings, db: Database) -> Harness:

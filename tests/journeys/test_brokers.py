@@ -41,8 +41,14 @@ def pids(running: Processes) -> dict[str, int]:
 
 
 def settings_for(harness: Harness, broker_url: str) -> Settings:
-    return harness.settings.model_copy(
-        update={"broker_url": broker_url, "lease_seconds": 60.0, "reconcile_seconds": 0.5, "batch_size": 96}
+    return harness.settings.replace(
+        {
+            "broker.url": broker_url,
+            "workers.lease_seconds": 60.0,
+            "workers.reconcile_seconds": 0.5,
+            "trainer.batch_size": 96,
+            "trainer.max_batch_size": 96,
+        }
     )
 
 

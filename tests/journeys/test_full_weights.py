@@ -31,17 +31,14 @@ async def deployment(tmp_path: Path) -> Harness:
     settings = Settings(
         home=tmp_path / "home",
         policy="shop",
-        adaptation="full",
-        batch_size=48,
-        learning_rate=2e-4,
-        kl_guard=1.0,  # every update must be released
-        engine_port=free_port(),
+        trainer={"adaptation": "full", "batch_size": 48, "optim": {"lr": 2e-4}, "kl_guard": 1.0},
+        engine={"port": free_port()},
     )
     settings.home.mkdir()
-    await asyncio.to_thread(upgrade, settings.database)
-    db = Database(settings.database)
+    await asyncio.to_thread(upgrade, settings.database_url)
+    db = Database(settings.database_url)
     async with db.write() as session:
-        key = await bootstrap(session, settings.policy, settings.model, settings.adaptation)
+        key = await bootstrap(session, settings.policy, settings.model, settings.trainer.adaptation)
     assert key is not None
     save_api_key(settings, key)
     return Harness(settings=settings, db=db, key=key)
@@ -76,7 +73,7 @@ async def test_training_loop_with_full_weights(deployment: Harness) -> None:
             is_as_trained = version.full_weights and version.state != VersionState.REJECTED
             assert version.number == 0 or is_as_trained, version.reason
         # Afterwards samples return, and the version that they make may be trained and rejected at any time.
-        await check_rollback(deployment, running.settings.url)
+        await check_rollback(deployment, running.settings.local_url)
     logprobs = await check_logprobs(deployment.db, deployment.settings)
     assert logprobs.replies > 60 and logprobs.mislabelled == 0, logprobs
     await deployment.db.close()
@@ -109,7 +106,7 @@ async def check_restart(deployment: Harness, running: Processes) -> None:
 
     await until(is_restarted, 240, "the engine is ready again")
     assert (await deployment.all(Engine))[0].weights == (await deployment.serving()).weights
-    reply = await chat(deployment, running.settings.url)
+    reply = await chat(deployment, running.settings.local_url)
     assert reply.headers["x-policy-version"] == f"shop@v{(await deployment.serving()).number}"
 
 

@@ -26,17 +26,17 @@ pytestmark = pytest.mark.parametrize("database_url", ["postgres"], indirect=True
 async def deployment(settings: Settings, db: Database, engine: RunningEngine) -> AsyncIterator[Harness]:
     """Yield a deployment with its rows, messages and rate limits in PostgreSQL and Redis, on the shared engine."""
     with shared_redis() as url:
-        settings = settings.model_copy(
-            update={
-                "broker_url": url,
-                "limits_url": f"async+{url}",
-                "batch_size": 24,
-                "max_batch_size": 24,
-                "max_rater_share": 0.5,  # there are eight users
-                "max_conversation_share": 0.5,
-                "lease_seconds": 20.0,
-                "learning_rate": 2e-3,
-                "kl_guard": 1.0,  # every update must be released
+        settings = settings.replace(
+            {
+                "broker.url": url,
+                "limits.url": f"async+{url}",
+                "trainer.batch_size": 24,
+                "trainer.max_batch_size": 24,
+                "raters.max_rater_share": 0.5,  # there are eight users
+                "raters.max_conversation_share": 0.5,
+                "workers.lease_seconds": 20.0,
+                "trainer.optim.lr": 2e-3,
+                "trainer.kl_guard": 1.0,  # every update must be released
                 **engine_keys(engine),
             }
         )
@@ -59,8 +59,8 @@ async def test_training_loop_on_postgres_and_redis(deployment: Harness) -> None:
         finally:
             users.stop()
             await chatting
-        answer = await chat(deployment, running.settings.url)
-        limits = redis.Redis.from_url(deployment.settings.broker_url or "").keys("LIMITS*")
+        answer = await chat(deployment, running.settings.local_url)
+        limits = redis.Redis.from_url(deployment.settings.broker.url or "").keys("LIMITS*")
     assert users.stats.errors == []
     assert (users.stats.refused, users.stats.incomplete, users.stats.mislabelled) == (0, 0, 0)
     released = [version for version in await deployment.all(Version) if version.live_at is not None and version.number]
@@ -88,11 +88,11 @@ async def check_rows(deployment: Harness) -> None:
         assert "PostgreSQL" in str(await session.scalar(text("SELECT version()")))
         for model in (Feedback, Turn):
             count = await session.scalar(select(func.count()).select_from(model))
-            assert count is not None and count >= deployment.settings.batch_size
+            assert count is not None and count >= deployment.settings.trainer.batch_size
     live_versions = [
         version for version in versions if version.live_at is not None
     ]  # the KL guard may reject a version
     assert live_versions and all(version.timings["probe_distance"] < 1e-3 for version in live_versions)
     trained = [sample for sample in await deployment.all(Sample) if sample.state == SampleState.TRAINED]
-    assert len(trained) == deployment.settings.batch_size * len(versions)
+    assert len(trained) == deployment.settings.trainer.batch_size * len(versions)
     assert not (deployment.settings.home / "attune.db").exists() and not deployment.settings.broker_dir.exists()

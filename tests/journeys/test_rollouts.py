@@ -50,20 +50,17 @@ async def journey(tmp_path: Path, engine: RunningEngine) -> AsyncIterator[Harnes
         home=tmp_path / "home",
         policy="shop",
         model=str(DEMO_MODEL),
-        batch_size=16,
-        max_wait_seconds=0.0,
-        learning_rate=2e-3,
-        kl_guard=1.0,  # every update must be released
+        trainer={"batch_size": 16, "max_wait_seconds": 0.0, "optim": {"lr": 2e-3}, "kl_guard": 1.0},
         algorithm=GRPOConfig(),
-        max_cluster_share=1.0,
+        raters={"max_cluster_share": 1.0},
         rollouts=RolloutsConfig.model_validate(
             {"group_sampling": {"extra_replies": EXTRA_REPLIES}, "in_flight": 8, "max_plan_share": 1.0}
         ),
         **engine_keys(engine),
     )
     settings.home.mkdir()
-    await asyncio.to_thread(upgrade, settings.database)
-    db = Database(settings.database)
+    await asyncio.to_thread(upgrade, settings.database_url)
+    db = Database(settings.database_url)
     harness = await create_deployment(engine, settings, db)
     app = create_app(settings)
     async with (
@@ -91,8 +88,8 @@ def grade_by_hash(body: dict[str, Any]) -> dict[str, Any]:
 async def test_group_samples_of_a_chat_become_a_grpo_group(journey: Harness) -> None:
     with ScriptedEndpoint(grade_by_hash).serve() as url:
         judges = {"sources": [{"type": "explicit"}, {"type": "judge", "url": url, "model": "judge-model"}]}
-        settings = journey.settings.model_copy(
-            update={"rewards": RewardsConfig.model_validate(judges), "batch_size": 4}
+        settings = journey.settings.replace(
+            {"rewards": RewardsConfig.model_validate(judges), "trainer.batch_size": 4, "trainer.max_batch_size": 4}
         )
         body = {"model": "shop", "messages": QUESTION, "max_tokens": 48, "temperature": 1.2}
         answer = await journey.api.post("/v1/chat/completions", json=body)
@@ -107,7 +104,8 @@ async def test_group_samples_of_a_chat_become_a_grpo_group(journey: Harness) -> 
     async with journey.db.read() as session:
         group_samples = list(await session.scalars(select(Turn).where(Turn.origin == Origin.GROUP_SAMPLE)))
     assert len(group_samples) == EXTRA_REPLIES and {turn.exclusion_reason for turn in group_samples} == {None}
-    assert all(turn.prompt_ids == chat_turn.prompt_ids for turn in group_samples), "the prompt tokens are identical"
+    prompts = [await journey.prompt_ids(turn.id) for turn in [chat_turn, *group_samples]]
+    assert all(ids == prompts[0] for ids in prompts), "the prompt tokens are identical"
     assert len({tuple(turn.output_ids) for turn in [chat_turn, *group_samples]}) > 1, "the replies differ"
     assert all(len(turn.logprobs or ()) == len(turn.output_ids or ()) > 0 for turn in group_samples)
     assert await assemble(journey.db, settings) == 1

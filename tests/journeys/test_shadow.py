@@ -40,7 +40,7 @@ def make_settings(tmp_path: Path, engine: RunningEngine, url: str) -> Settings:
         home=tmp_path / "home",
         policy="stage",
         model=str(DEMO_MODEL),
-        shadow=ShadowConfig.model_validate(shadow | {"max_length_ratio": 1e6}),
+        release={"shadow": ShadowConfig.model_validate(shadow | {"max_length_ratio": 1e6})},
         rewards=RewardsConfig.model_validate(sources),
         **engine_keys(engine),
     )
@@ -51,8 +51,8 @@ async def test_shadow_version_is_judged_and_rejected_when_it_is_worse(tmp_path: 
     with reward_service.serve() as url:
         settings = make_settings(tmp_path, engine, url)
         settings.home.mkdir()
-        await asyncio.to_thread(upgrade, settings.database)
-        db = Database(settings.database)
+        await asyncio.to_thread(upgrade, settings.database_url)
+        db = Database(settings.database_url)
         client = EngineClient(engine.spec.url, engine.spec.api_key, engine.spec.admin_key)
         try:
             await run_in_shadow(await create_deployment(engine, settings, db), tmp_path)
@@ -87,7 +87,8 @@ async def run_in_shadow(harness: Harness, tmp_path: Path) -> None:
     shadow_turns = [turn for turn in turns.values() if turn.origin == Origin.SHADOW]
     assert len(shadow_turns) == USERS and {turn.version_id for turn in shadow_turns} == {version_id}
     for turn in shadow_turns:
-        assert turn.exclusion_reason is None and turn.prompt_ids == turns[turn.shadow_of_id or ""].prompt_ids
+        assert turn.exclusion_reason is None
+        assert await harness.prompt_ids(turn.id) == await harness.prompt_ids(turn.shadow_of_id or "")
         assert len(turn.logprobs or ()) == len(turn.output_ids or ()) > 0
     assert len(await harness.all(Judgement)) == 2 * USERS
     assert await check_shadow_deployments(db, settings) == 1

@@ -29,16 +29,12 @@ async def deployment(tmp_path: Path, engine: RunningEngine) -> Harness:
     settings = Settings(
         home=tmp_path / "home",
         policy="shop",
-        batch_size=32,
-        max_batch_size=32,
-        max_staleness=1,
-        learning_rate=2e-3,
-        kl_guard=0.1,  # rarely rejects an update; the next one then starts from the version before it
+        trainer={"batch_size": 32, "max_batch_size": 32, "max_staleness": 1, "optim": {"lr": 2e-3}, "kl_guard": 0.1},
         **engine_keys(engine),
     )
     settings.home.mkdir()
-    await asyncio.to_thread(upgrade, settings.database)
-    db = Database(settings.database)
+    await asyncio.to_thread(upgrade, settings.database_url)
+    db = Database(settings.database_url)
     return await create_deployment(engine, settings, db)
 
 
@@ -65,7 +61,7 @@ async def test_training_loop_and_rollback(deployment: Harness, engine: RunningEn
         await check_lineage(deployment)
         first, last = await approval(deployment, 0, 0), await approval(deployment, UPDATES - 1, 99)
         assert last > first + 0.1, f"approval went from {first:.0%} to {last:.0%}"
-        await check_rollback(deployment, engine, running.settings.url)
+        await check_rollback(deployment, engine, running.settings.local_url)
         await check_training_continues(deployment, running.settings)
     logprobs = await check_logprobs(deployment.db, deployment.settings)
     assert logprobs.replies > 200 and logprobs.mislabelled == 0, logprobs
@@ -131,15 +127,15 @@ async def wait_until_idle(deployment: Harness) -> None:
 
 async def approval(deployment: Harness, first: int, last: int) -> float:
     """Return the approval of all replies of these versions; with a hundred votes it is accurate to ± 5 points."""
-    from app.policies.repository import version_stats
+    from app.policies.version_statistics import read_statistics
 
-    policy = await deployment.policy()
     async with deployment.db.read() as session:
-        stats = await version_stats(session, policy.id)
-    rows = [stats[row.id] for row in await deployment.all(Version) if first <= row.number <= last and row.id in stats]
-    rated = sum(row["rated"] for row in rows)
+        versions = await deployment.all(Version)
+        stats = await read_statistics(session, [row for row in versions if first <= row.number <= last])
+    rows = list(stats.values())
+    rated = sum(row.rated for row in rows)
     assert rated >= 30
-    return sum(row["approval"] * row["rated"] for row in rows if row["rated"]) / rated
+    return sum((row.approval or 0.0) * row.rated for row in rows) / rated
 
 
 async def list_accepted_versions(deployment: Harness) -> list[Version]:
@@ -158,7 +154,7 @@ async def check_lineage(deployment: Harness) -> None:
             assert version.timings["probe_distance"] < 1e-3
             assert version.metrics["training/off_policy/trajectory_staleness_worst"] <= 1
     trained = [sample for sample in await deployment.all(Sample) if sample.state == SampleState.TRAINED]
-    assert len(trained) == deployment.settings.batch_size * (len(versions) - 1)
+    assert len(trained) == deployment.settings.trainer.batch_size * (len(versions) - 1)
 
 
 async def check_rollback(deployment: Harness, engine: RunningEngine, url: str) -> None:

@@ -1,9 +1,12 @@
 """Insert a row into every table of a database, whatever its schema, so that migrations run over data."""
 
 import math
+import zlib
 from typing import Any
 
 import sqlalchemy as sa
+
+from app.core.schema_version import COMPATIBILITY, VERSION
 
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -12,13 +15,15 @@ def reflect_tables(connection: sa.Connection) -> list[sa.Table]:
     """Return the tables of the database, referenced tables first."""
     metadata = sa.MetaData()
     metadata.reflect(connection)
-    return [table for table in metadata.sorted_tables if table.name != "alembic_version"]
+    return [table for table in metadata.sorted_tables if table.name not in (VERSION.name, COMPATIBILITY.name)]
 
 
-def insert_rows(connection: sa.Connection, mark: str) -> None:
-    """Insert a row into every table, with every column set and foreign keys to the rows of the same `mark`."""
+def insert_rows(connection: sa.Connection, mark: str, tables: list[sa.Table] | None = None) -> None:
+    """Insert a row into every table, with every column set and foreign keys to the rows of the same `mark`.
+
+    `tables` are those of the database, or of an earlier schema."""
     inserted: dict[str, dict[str, Any]] = {}
-    for table in reflect_tables(connection):
+    for table in tables or reflect_tables(connection):
         inserted[table.name] = {}
         for column in table.columns:
             refers = next((key.column for key in column.foreign_keys), None)
@@ -38,7 +43,7 @@ def make_value(column: sa.Column[Any], mark: str) -> Any:
     if isinstance(kind, sa.Boolean):
         return True
     if isinstance(kind, sa.Integer):
-        return sum(mark.encode())
+        return zlib.crc32(mark.encode()) >> 1  # fits a signed integer of 32 bits, and differs for each mark
     if isinstance(kind, sa.Float):
         return 0.5
     if isinstance(kind, sa.LargeBinary):

@@ -186,7 +186,7 @@ DIFFERENCES = [
         run_on(openrlhf, "reinforce_plus_plus_baseline", groups="group_B")),
     Difference(
         "whiten without its centre", "verl",
-        "ours only scales, x / σ; verl's shift_mean=False subtracts the mean, scales, and adds it again",
+        "ours only scales, x / √mean(x²); verl's shift_mean=False subtracts the mean, scales, and adds it again",
         lambda x: functional.whiten(x["returns_BT"] + 2, x["mask_BT"], centre=False) * x["mask_BT"],
         lambda x: torch_functional.masked_whiten(x["returns_BT"] + 2, x["mask_BT"], shift_mean=False) * x["mask_BT"]),
     Difference(

@@ -15,9 +15,9 @@ run = CliRunner().invoke
 def cli_harness(harness: Harness, live_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
     """Set the environment variables that connect commands to the API of `harness`."""
     host, _, port = live_url.removeprefix("http://").partition(":")
-    for name, value in {"HOST": host, "PORT": port, "API_KEY": harness.key, "POLICY": "shop"}.items():
+    for name, value in {"SERVER__HOST": host, "SERVER__PORT": port, "API_KEY": harness.key, "POLICY": "shop"}.items():
         monkeypatch.setenv(f"ATTUNE_{name}", value)
-    monkeypatch.setenv("ATTUNE_DATABASE_URL", harness.settings.database)
+    monkeypatch.setenv("ATTUNE_DATABASE__URL", harness.settings.database_url)
     monkeypatch.setenv("ATTUNE_HOME", str(harness.settings.home))
     get_settings.cache_clear()
     yield harness

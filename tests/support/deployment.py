@@ -7,6 +7,7 @@ from typing import Any
 import httpx2
 from sqlalchemy import select
 
+from app.chat.histories import read_messages, read_prompt_ids
 from app.core.database import Database
 from app.core.settings import Settings
 from app.models import Deployment, Policy, Turn, TurnState, Version, VersionState, new_id
@@ -42,6 +43,15 @@ class Harness:
     async def all(self, model: type[Any]) -> list[Any]:
         async with self.db.read() as session:
             return list(await session.scalars(select(model)))
+
+    async def messages(self, turn_id: str) -> list[dict[str, Any]]:
+        """Return the messages of a turn's prompt."""
+        async with self.db.read() as session:
+            return (await read_messages(session, [turn_id]))[turn_id]
+
+    async def prompt_ids(self, turn_id: str) -> list[int]:
+        async with self.db.read() as session:
+            return (await read_prompt_ids(session, [turn_id]))[turn_id]
 
     async def wait_for_turn(self, seconds: float = 60.0) -> Turn:
         """Wait until the first turn has ended. Return it; it must be the only one."""

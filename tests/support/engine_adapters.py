@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from alignment.config.trainer import LoRAConfig
+from tests.support.adapters import adapter_spec
 
 
 class ReferenceWeights:
@@ -21,7 +21,7 @@ class ReferenceWeights:
     def adapter(self, name: str, *, seed: int) -> Path:
         """Return the folder of a random adapter that changes the replies, but keeps them readable."""
         torch.manual_seed(seed)
-        config = LoraConfig(r=8, lora_alpha=16, target_modules=list(LoRAConfig().target_modules))
+        config = LoraConfig(r=8, lora_alpha=16, target_modules=sorted(adapter_spec(self.model).target_modules))
         adapted = get_peft_model(self._base(), config)
         with torch.no_grad():
             for parameter_name, parameter in adapted.named_parameters():

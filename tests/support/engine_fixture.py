@@ -4,8 +4,8 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from anyio.from_thread import start_blocking_portal
 
 from app.inference.client import EngineClient
 from app.inference.request import ChatCall, Sampling
+from tests.support.adapters import adapter_spec
 from tests.support.engine_model import make_tiny_model
 from workers.engine.sglang_process import EngineSpec
 from workers.engine.supervisor import Supervisor
@@ -35,6 +36,7 @@ class InMemoryEngineRecord:
     incarnation: int = 0
     events: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
     num_heartbeats: int = 0
 
     async def record_start(self) -> int:
@@ -45,10 +47,10 @@ class InMemoryEngineRecord:
     async def read_wanted_versions(self) -> list[VersionRef]:
         return list(self.wanted_versions)
 
-    async def try_mark_ready(self, incarnation: int, loaded: list[str]) -> bool:
-        if not {adapter.name for adapter in self.wanted_versions} <= set(loaded):
+    async def try_mark_ready(self, incarnation: int, loaded: list[str], errors: Mapping[str, str]) -> bool:
+        if not {adapter.name for adapter in self.wanted_versions} <= {*loaded, *errors}:
             return False
-        self.loaded = loaded
+        self.loaded, self.errors = loaded, dict(errors)
         self.events.append(f"ready {incarnation}")
         return True
 
@@ -57,6 +59,9 @@ class InMemoryEngineRecord:
 
     async def record_heartbeat(self, incarnation: int) -> None:
         self.num_heartbeats += 1
+
+    async def record_load_crash(self, incarnation: int, ref: VersionRef) -> None:
+        self.events.append(f"crash {incarnation}: {ref.name}")
 
     async def mark_down(self, incarnation: int, reason: str) -> None:
         self.events.append(f"down {incarnation}: {reason}")
@@ -102,6 +107,7 @@ def engine_spec(folder: Path, model: Path) -> EngineSpec:
         device="cpu",
         context_length=2048,
         tool_call_parser="qwen25",
+        adapter=adapter_spec(model),
     )
 
 
@@ -113,10 +119,9 @@ def engine_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="session")
-def engine(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
-    require_engine_environment()
-    spec = engine_spec(tmp_path_factory.mktemp("engine"), engine_model)
+@contextmanager
+def run_engine(spec: EngineSpec) -> Iterator[RunningEngine]:
+    """Run an engine until the block ends."""
     supervisor = Supervisor(spec, record := InMemoryEngineRecord(), UNCHECKED)
     # The thread must live as long as the run: the kernel treats the end of the starting thread as the parent's end.
     with start_blocking_portal() as portal:
@@ -125,6 +130,13 @@ def engine(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield RunningEngine(spec)
         portal.call(supervisor.stop)
         running.result()
+
+
+@pytest.fixture(scope="session")
+def engine(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    require_engine_environment()
+    with run_engine(engine_spec(tmp_path_factory.mktemp("engine"), engine_model)) as running:
+        yield running
 
 
 async def wait_for_event(record: InMemoryEngineRecord, entry: str, seconds: float = START_SECONDS) -> None:

@@ -18,8 +18,8 @@ TEMPLATE = (
 )
 
 
-def make_tiny_model(folder: Path, *, seed: int = 0) -> Path:
-    """Write the model in Hugging Face's format and return its folder. Deterministic for a seed."""
+def save_tokenizer(folder: Path) -> None:
+    """Write a byte-level tokenizer of 384 tokens with a chat template."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -31,6 +31,11 @@ def make_tiny_model(folder: Path, *, seed: int = 0) -> Path:
         tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=TEMPLATE
     )
     tokenizer.save_pretrained(folder)
+
+
+def make_tiny_model(folder: Path, *, seed: int = 0) -> Path:
+    """Write the model in Hugging Face's format and return its folder. Deterministic for a seed."""
+    save_tokenizer(folder)
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=384, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,

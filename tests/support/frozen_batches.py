@@ -40,7 +40,8 @@ async def create_batch(db: Database, policy_id: str, count: int = 8, seed: int =
         await session.flush()
         for number, logprobs in enumerate(recompute_logprobs(DEMO_MODEL, directory, samples)):
             id = new_id("chatcmpl")
-            tokens = {"prompt_ids": list(samples[number].prompt_ids), "output_ids": list(samples[number].output_ids)}
+            prompt_ids, output_ids = samples[number].prompt_ids, samples[number].output_ids
+            tokens = {"own_prompt_ids": list(prompt_ids), "output_ids": list(output_ids)}
             values = {"logprobs": logprobs.tolist(), "num_output_tokens": len(logprobs)}
             session.add(make_turn(policy, head, id, **tokens, **values))
             await session.flush()

@@ -16,7 +16,7 @@ PREFERRED_TOKEN, REJECTED_TOKEN = 700, 701
 
 def settings_with_reward_model(harness: Harness, **source: Any) -> Settings:
     """Return the harness's settings with a reward model as a source, and a learning rate for the demo model."""
-    return settings_with_sources(harness, {"type": "learned", "min_feedback": 40, **source}, learning_rate=1e-2)
+    return settings_with_sources(harness, {"type": "learned", "min_feedback": 40, **source}, trainer__optim__lr=1e-2)
 
 
 async def create_rated_turns(
@@ -30,7 +30,7 @@ async def create_rated_turns(
             policy,
             version,
             new_id("chatcmpl"),
-            prompt_ids=[rng.randrange(300, 600) for _ in range(5)],
+            own_prompt_ids=[rng.randrange(300, 600) for _ in range(5)],
             output_ids=[rng.randrange(300, 600), PREFERRED_TOKEN if number % 2 else REJECTED_TOKEN],
             **values,
         )

@@ -18,6 +18,7 @@ from app.core.settings import Settings
 from app.models import Judgement
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import serve
+from tests.support.settings import by_path
 from workers.curate import curate
 from workers.judging.judge import judge
 
@@ -70,7 +71,7 @@ def grade_response(grade: int, reason: str = "it is polite") -> dict[str, Any]:
 def settings_with_sources(harness: Harness, *sources: dict[str, Any], **updates: Any) -> Settings:
     """Return the harness's settings with explicit feedback and these reward sources."""
     config = RewardsConfig.model_validate({"sources": [{"type": "explicit"}, *sources]})
-    return harness.settings.model_copy(update={"rewards": config, **updates})
+    return harness.settings.replace(by_path({"rewards": config, **updates}))
 
 
 async def run_judging(harness: Harness, settings: Settings, *, owner: str = "me") -> list[Judgement]:

@@ -10,12 +10,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.main import create_app
 from tests.support.deployment import Harness
+from tests.support.settings import by_path
 
 
 @asynccontextmanager
 async def serve_with_settings(harness: Harness, **settings: Any) -> AsyncIterator[Harness]:
     """Yield the harness with an API process of its own, which has other settings."""
-    changed = harness.settings.model_copy(update=settings)
+    changed = harness.settings.replace(by_path(settings))
     app = create_app(changed)
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {harness.key}"}

@@ -60,4 +60,4 @@ async def create_feedback(harness: Harness, turn: Turn | None, kind: str = "bina
 
 async def create_reply(harness: Harness, text: str, question: str = "Open?", **values: Any) -> Turn:
     messages = [{"role": "user", "content": question}]
-    return await harness.turn(messages=messages, reply={"role": "assistant", "content": text}, **values)
+    return await harness.turn(own_messages=messages, reply={"role": "assistant", "content": text}, **values)

@@ -1,7 +1,6 @@
 """Attune's processes, run for a test as `attune up` runs them, with the test's own home directory."""
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,6 +13,7 @@ from app.cli.server import build_processes
 from app.core.processes import ManagedProcess
 from app.core.settings import Settings
 from tests.support.engine_fixture import free_port
+from tests.support.settings import to_environment
 
 READY_SECONDS = 120.0
 
@@ -37,7 +37,7 @@ class Processes:
         ends = time.monotonic() + READY_SECONDS
         while time.monotonic() < ends:
             try:
-                if httpx2.get(f"{self.settings.url}/livez", timeout=1, trust_env=False).status_code == 200:
+                if httpx2.get(f"{self.settings.local_url}/livez", timeout=1, trust_env=False).status_code == 200:
                     return
             except httpx2.TransportError:
                 time.sleep(0.05)
@@ -58,14 +58,13 @@ class Processes:
 @contextmanager
 def processes(settings: Settings) -> Iterator[Processes]:
     """Yield the processes, stopped, with `settings` as environment variables and a free port. Stop them at the end."""
-    settings = settings.model_copy(update={"port": free_port()})
-    values = settings.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    values["rewards"] = settings.rewards.model_dump(mode="json")  # exclude_defaults would drop the types of the sources
+    settings = settings.replace({"server.port": free_port()})
     environment = {
-        f"ATTUNE_{name.upper()}": json.dumps(value) if isinstance(value, (list, dict)) else str(value)
-        for name, value in values.items()
+        **to_environment(settings),
+        "ATTUNE_SERVER__PORT": str(settings.server.port),
+        "OMP_NUM_THREADS": "1",
+        "PATH": os.environ["PATH"],
     }
-    environment |= {"ATTUNE_PORT": str(settings.port), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
     running = Processes(settings, environment, {child.name: child for child in build_processes(settings)})
     try:
         yield running

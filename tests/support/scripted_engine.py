@@ -101,6 +101,7 @@ class ScriptedEngine:
                 Route("/continue_generation", self._continue, methods=["POST"]),
                 Route("/update_weights_from_disk", self._update, methods=["POST"]),
                 Route("/running", self._running),
+                Route("/v1/loads", self._loads),
             ]
         )
 
@@ -202,6 +203,10 @@ class ScriptedEngine:
     async def _wait_while_paused(self) -> None:
         while self.paused:
             await asyncio.sleep(0.005)
+
+    async def _loads(self, request: Request) -> Response:
+        load = {"num_running_reqs": len(self.running), "num_waiting_reqs": 0}
+        return await self._check_request(request, self.api_key) or JSONResponse({"loads": [load]})
 
     async def _running(self, request: Request) -> Response:
         """Return the number of running replies. Not an SGLang route: for tests with the engine in another process."""
@@ -413,6 +418,8 @@ def serve(app: Any, lifespan: Literal["on", "off"] = "off") -> Iterator[str]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started:
+            if not thread.is_alive():
+                raise RuntimeError("the server has not started")
             time.sleep(0.005)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True

@@ -8,6 +8,7 @@ from app.deployments import service
 from app.models import Batch, Engine, Policy, Sample, Version
 from app.policies.service import Attribution
 from tests.support.deployment import Harness
+from tests.support.settings import by_path
 from workers.curate import curate
 from workers.training import batches
 from workers.training.assemble import assemble
@@ -38,7 +39,7 @@ async def rate(
 
 async def claim_next_batch(harness: Harness, **settings: Any) -> batches.ClaimedBatch:
     """Curate, assemble and claim the next batch."""
-    configured = harness.settings.model_copy(update=settings)
+    configured = harness.settings.replace(by_path(settings))
     await curate(harness.db, configured)
     assert await assemble(harness.db, configured) == 1
     claimed = await batches.claim(harness.db, "trainer", configured)

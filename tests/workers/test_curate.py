@@ -1,16 +1,35 @@
 """The curate stage: feedback becomes rewards and samples, finished turns get judgements."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import RewardsConfig
-from app.models import Audit, Feedback, Judgement, Policy, Reward, Sample, SampleState, Turn, TurnState
+from app.core.database import database_time
+from app.models import (
+    Audit,
+    Feedback,
+    Judgement,
+    Origin,
+    Policy,
+    Project,
+    ProjectUsage,
+    Reward,
+    Sample,
+    SampleState,
+    Turn,
+    TurnState,
+    Version,
+    new_id,
+)
+from app.projects import usage
 from app.projects.service import create_policy
 from tests.support.deployment import Harness
+from tests.support.turns import make_turn
 from workers import curate as curate_module
 from workers.curate import curate
 from workers.feedback import signals
@@ -120,7 +139,7 @@ async def read_rewards(harness: Harness) -> dict[tuple[str, str], float]:
 async def test_corrections_and_labels_have_the_rewards_of_the_configuration(harness: Harness) -> None:
     turn = await harness.turn()
     explicit = {"type": "explicit", "correction": -0.25, "labels": {"rude": -1.0}}
-    settings = harness.settings.model_copy(update={"rewards": RewardsConfig.model_validate({"sources": [explicit]})})
+    settings = harness.settings.replace({"rewards": RewardsConfig.model_validate({"sources": [explicit]})})
     for kind, value in (("correction", "better"), ("categorical", "rude")):
         body = {"completion_id": turn.id, "kind": kind, "value": value, "source": {"id": "ada"}}
         assert (await harness.api.post("/v1/feedback", json=body)).status_code == 201
@@ -149,7 +168,7 @@ async def test_feedback_about_a_conversation_applies_to_its_turns(harness: Harne
 
 async def test_a_comparison_rewards_both_turns_and_groups_those_with_the_same_prompt(harness: Harness) -> None:
     a, b = await harness.turn(), await harness.turn()
-    other = await harness.turn(prompt_ids=[7, 8])
+    other = await harness.turn(own_prompt_ids=[7, 8])
     await harness.api.post("/v1/feedback", json={"kind": "comparison", "value": [b.id, a.id], "source": {"id": "ada"}})
     body = {"kind": "ranking", "value": [other.id, [a.id, b.id]], "source": {"id": "bob"}}
     feedback_id = (await harness.api.post("/v1/feedback", json=body)).json()["id"]
@@ -167,7 +186,7 @@ async def test_discounted_rewards_reach_earlier_turns(harness: Harness) -> None:
     first = await harness.turn(conversation_id="c")
     second = await harness.turn(conversation_id="c", parent_id=first.id)
     third = await harness.turn(conversation_id="c", parent_id=second.id)
-    settings = harness.settings.model_copy(update={"rewards": RewardsConfig(discount=0.5)})
+    settings = harness.settings.replace({"rewards": RewardsConfig(discount=0.5)})
     await harness.vote(second.id, "up")
     await curate(harness.db, settings)
     await harness.vote(third.id, "down")
@@ -176,10 +195,40 @@ async def test_discounted_rewards_reach_earlier_turns(harness: Harness) -> None:
     assert rewards_by_turn == {first.id: 0.25, second.id: 0.5, third.id: -1.0}
 
 
+async def test_credit_does_not_depend_on_when_the_later_reply_was_judged(harness: Harness) -> None:
+    """A sample waits until every reply that counts for it can have been judged; what comes after that never counts."""
+    sources = [{"type": "explicit"}, {"type": "next_turn", "window_seconds": 100}]
+    rewards = RewardsConfig.model_validate({"sources": sources, "discount": 0.5, "credit_seconds": 600})
+    settings = harness.settings.replace({"rewards": rewards})
+    async with harness.db.read() as session:
+        time = await database_time(session)
+
+    async def judge_conversation(name: str, end: float, *, voted_first: bool) -> Sample:
+        first = await harness.turn(conversation_id=name, finished_at=end)
+        second = await harness.turn(conversation_id=name, parent_id=first.id, finished_at=end + 500)
+        third = await harness.turn(conversation_id=name, parent_id=second.id, finished_at=end + 700)
+        await harness.vote(first.id, "down")
+        if voted_first:  # the sample of the first reply exists already
+            await curate(harness.db, settings)
+        async with harness.db.write() as session:
+            await record_reward(session, second.id, "next_turn", 1.0)
+            await record_reward(session, third.id, "next_turn", 1.0)
+            await update_turn_samples(session, {second.id, third.id}, settings)
+        await curate(harness.db, settings)
+        return await harness.get(Sample, first.id)
+
+    early = await judge_conversation("early", time, voted_first=False)
+    late = await judge_conversation("late", time, voted_first=True)
+    assert early.reward == late.reward == -0.5, "the second reply counts; the third ended after credit_seconds"
+    assert early.ready_at == late.ready_at == time + 600 + 100, "until then the second reply can be judged"
+    too_late = await judge_conversation("too late", time - 1000, voted_first=True)
+    assert too_late.reward == -1.0, "a judgement after that does not count, whether or not the reply is in a batch"
+
+
 async def test_a_sample_is_ready_when_its_sources_have_answered_or_their_windows_are_over(harness: Harness) -> None:
     sources = [{"type": "explicit"}, {"type": "next_turn", "window_seconds": 100}]
     config = RewardsConfig.model_validate({"sources": sources})
-    settings = harness.settings.model_copy(update={"rewards": config})
+    settings = harness.settings.replace({"rewards": config})
     turn = await harness.turn(finished_at=1e9)
     await harness.vote(turn.id, "up")
     await curate(harness.db, settings)
@@ -199,7 +248,7 @@ async def test_judgements_are_created_once_for_each_finished_turn(harness: Harne
         {"type": "next_turn"},
         {"type": "rule", "name": "ended", "function": "ended"},
     ]
-    settings = harness.settings.model_copy(update={"rewards": RewardsConfig.model_validate({"sources": sources})})
+    settings = harness.settings.replace({"rewards": RewardsConfig.model_validate({"sources": sources})})
     first = await harness.turn(conversation_id="c")
     second = await harness.turn(
         conversation_id="c", parent_id=first.id, state=TurnState.ABORTED, exclusion_reason="cut"
@@ -342,7 +391,7 @@ async def test_feedback_that_fails_is_skipped_and_the_rest_is_processed(
 async def test_a_discounted_reward_keeps_its_rater(harness: Harness) -> None:
     first = await harness.turn(conversation_id="c")
     second = await harness.turn(conversation_id="c", parent_id=first.id)
-    settings = harness.settings.model_copy(update={"rewards": RewardsConfig(discount=0.5)})
+    settings = harness.settings.replace({"rewards": RewardsConfig(discount=0.5)})
     await harness.vote(second.id, "up", source={"kind": "HUMAN", "id": "ada"})
     await curate(harness.db, settings)
     assert {sample.rater for sample in await harness.all(Sample)} == {"HUMAN/ada"}
@@ -377,3 +426,64 @@ async def test_only_the_feedback_that_failed_is_skipped(harness: Harness, monkey
     [audit] = [row for row in await harness.all(Audit) if row.action == "feedback.skipped"]
     feedback = {row.turn_id: row.id for row in await harness.all(Feedback)}
     assert audit.subject == feedback[bad.id]
+
+
+async def add_other_project(harness: Harness) -> tuple[Policy, Version]:
+    async with harness.db.write() as session:
+        project = Project(id=new_id("proj"), name="other")
+        session.add(project)
+        await session.flush()
+        await create_policy(session, project.id, "other", harness.settings.model)
+        policy = (await session.scalars(select(Policy).where(Policy.project_id == project.id))).one()
+        version = (await session.scalars(select(Version).where(Version.policy_id == policy.id))).one()
+    return policy, version
+
+
+def make_vote(turn: Turn, number: int) -> dict[str, Any]:
+    return {
+        "id": new_id("fb"),
+        "project_id": turn.project_id,
+        "turn_id": turn.id,
+        "target": turn.id,
+        "kind": "binary",
+        "name": "default",
+        "value": 1.0,
+        "source_kind": "HUMAN",
+        "source_id": f"user-{number % 10}",
+        "idempotency_key": new_id("auto"),
+        "fingerprint": "",
+    }
+
+
+async def test_a_backlog_delays_no_other_project(harness: Harness) -> None:
+    busy, own, serving = await harness.turn(), await harness.policy(), await harness.serving()
+    waiting = [make_turn(own, serving, new_id("chatcmpl")) for _ in range(1000)]
+    other = make_turn(*await add_other_project(harness), new_id("chatcmpl"))
+    async with harness.db.write() as session:
+        session.add_all([other, *waiting])
+        await session.flush()
+        await session.execute(insert(Feedback), [make_vote(busy, number) for number in range(10_000)])
+        await session.execute(insert(Feedback), [make_vote(other, 0)])
+        await session.execute(update(Turn).values(finished_at=1.0))
+        await session.execute(update(Turn).where(Turn.id == other.id).values(finished_at=2.0))
+    num_read, is_last = await curate_module._process_page(harness.db, harness.settings, 500)
+    assert num_read <= 500 and not is_last
+    assert [row.turn_id for row in await harness.all(Feedback) if row.processed and row.turn_id == other.id] == [
+        other.id
+    ]
+    async with harness.db.write() as session:
+        assert await curate_module.process_finished_turns(session, 500, harness.settings) <= 500
+    assert (await harness.get(Turn, other.id)).processed
+    assert not all(row.processed for row in await harness.all(Turn))
+
+
+async def test_output_tokens_of_finished_chats_are_counted_once(harness: Harness) -> None:
+    project_id, today = (await harness.policy()).project_id, time.time()
+    for origin in (Origin.CHAT, Origin.CHAT, Origin.GROUP_SAMPLE):
+        await harness.turn(origin=origin, num_output_tokens=7, finished_at=today)
+    for _ in range(2):
+        async with harness.db.read() as session:
+            assert await usage.count_output_tokens(session, project_id) == 14
+        await curate(harness.db, harness.settings)
+    [row] = await harness.all(ProjectUsage)
+    assert (row.project_id, row.day, row.output_tokens) == (project_id, int(today // 86_400), 14)

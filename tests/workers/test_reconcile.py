@@ -29,7 +29,7 @@ class RecordingTaskSender:
 
 async def reconcile_and_list_tasks(harness: Harness) -> list[TaskName]:
     sender = RecordingTaskSender()
-    db = Database(harness.settings.database, sender)  # type: ignore[arg-type]
+    db = Database(harness.settings.database_url, sender)  # type: ignore[arg-type]
     await reconcile(db, harness.settings)
     await db.close()
     return sender.tasks

@@ -5,11 +5,12 @@ import math
 import pytest
 import torch
 
+from alignment.algorithms.base import prepare_step
 from alignment.algorithms.dpo_and_kto import DPO, KTO, OnlineDPO
 from alignment.config.algorithm import DPOConfig, KTOConfig, OnlineDPOConfig
 from alignment.errors import NothingToCompare, NoVariance
-from alignment.types import MicroBatch
-from tests.support.worked_batches import gradient, make_train_data, one_micro_batch, reply
+from alignment.types import Sample
+from tests.support.worked_batches import gradient, make_train_data, reduce_loss, reply
 
 
 def sigmoid(x: float) -> float:
@@ -42,10 +43,10 @@ def test_dpo_by_hand() -> None:
     dpo, data = DPO(DPOConfig(beta=0.5)), make_train_data([reply(1.0, 2, "a"), reply(-1.0, 1, "a")])
     logprobs_BT = torch.tensor([[-0.8, -0.9], [-1.4, 0.0]])
     # log-ratios to the base: 0.3 and −0.4, so d = 0.7; −log σ(0.35), slope −½ · σ(−0.35)
-    metrics = dpo.compute_loss(one_micro_batch(data, logprobs_BT))
-    assert metrics["loss"].item() == pytest.approx(-math.log(sigmoid(0.35)))
-    assert metrics["rewards/margins"].item() == pytest.approx(0.35)
-    assert metrics["rewards/accuracies"].item() == 1.0
+    metrics = reduce_loss(dpo, data, logprobs_BT)[1]
+    assert metrics["loss"] == pytest.approx(-math.log(sigmoid(0.35)))
+    assert metrics["rewards/margins"] == pytest.approx(0.35)
+    assert metrics["rewards/accuracies"] == 1.0
     slope = 0.5 * sigmoid(-0.35)
     torch.testing.assert_close(gradient(dpo, data, logprobs_BT), torch.tensor([[-slope, -slope], [slope, 0.0]]))
 
@@ -56,22 +57,19 @@ def test_micro_batches_of_pairs_add_up() -> None:
         make_train_data([reply(1.0, 1, "a"), reply(0.0, 1, "a"), reply(0.0, 1, "b"), reply(2.0, 1, "b")]),
     )
     logprobs_BT = torch.tensor([[-0.5], [-1.0], [-0.2], [-1.7]])
-    parts = [MicroBatch(data, rows, logprobs_BT[list(rows)], 4, 4, (0, 1, 2, 3)) for rows in ((0, 1), (2, 3))]
-    all_metrics = dpo.compute_loss(one_micro_batch(data, logprobs_BT))
-    part_metrics = [dpo.compute_loss(part) for part in parts]
-    for name, value in all_metrics.items():
-        assert value.item() == pytest.approx(sum(part[name].item() for part in part_metrics)), name
+    all_metrics = reduce_loss(dpo, data, logprobs_BT)[1]
+    assert reduce_loss(dpo, data, logprobs_BT, rows_per_micro_batch=2)[1] == pytest.approx(all_metrics)
 
 
 def test_kto_by_hand() -> None:
     old_logprobs_BT = torch.tensor([[-0.6, -1.0], [-1.0, 0.0], [-1.0, 0.0]])
     data = make_train_data([reply(1.0, 2), reply(-1.0, 1), reply(-1.0, 1)], old_logprobs_BT=old_logprobs_BT)
     kto = KTO(KTOConfig(beta=0.5))
-    kto.before_train_step(0, data)
+    prepare_step(kto, 0, data)
     # z₀ = mean(0.4, 0, 0); weights 3/2 ÷ 1 and 3/2 ÷ 2
-    metrics, z = kto.compute_loss(one_micro_batch(data)), 0.4 / 3
+    metrics, z = reduce_loss(kto, data)[1], 0.4 / 3
     losses = [1.5 * (1 - sigmoid(0.5 * (0.4 - z))), 0.75 * (1 - sigmoid(0.5 * z)), 0.75 * (1 - sigmoid(0.5 * z))]
-    assert metrics["loss"].item() == pytest.approx(sum(losses) / 3)
+    assert metrics["loss"] == pytest.approx(sum(losses) / 3)
     slope_B = gradient(kto, data)[:, 0]
     assert slope_B[0] < 0 < slope_B[1]
 
@@ -88,3 +86,15 @@ def test_kto_skips_zero_rewards() -> None:
 def test_unsupported_label_smoothing_is_rejected() -> None:
     with pytest.raises(ValueError, match="ipo"):
         DPOConfig(kind="ipo", label_smoothing=0.1)
+
+
+def test_near_ties_make_no_pair() -> None:
+    rewards = (0.5, 0.48, 0.3)
+    samples = [
+        Sample(f"turn-{index}", (1,), (2,), (-0.5,), reward, 0, group="g") for index, reward in enumerate(rewards)
+    ]
+    assert sorted(DPO(DPOConfig()).pairs(samples)) == [(0, 2), (1, 2)]
+    assert sorted(DPO(DPOConfig(min_margin=0.0)).pairs(samples)) == [(0, 1), (0, 2), (1, 2)]
+    assert OnlineDPO(OnlineDPOConfig()).pairs(samples) == [(0, 2)]
+    with pytest.raises(NothingToCompare, match=r"0\.05"):
+        DPO(DPOConfig()).select(samples[:2])

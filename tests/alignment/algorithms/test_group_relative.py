@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from alignment.algorithms import RLAlgorithm
+from alignment.algorithms.base import prepare_step
 from alignment.algorithms.group_relative import DAPO, GRPO, RLOO, DrGRPO, ReinforcePlusPlus, overlong_penalty
 from alignment.config.algorithm import DAPOConfig, DrGRPOConfig, GRPOConfig, ReinforcePlusPlusConfig, RLOOConfig
 from alignment.errors import NothingToCompare, NoVariance, SingletonGroup
@@ -24,7 +25,7 @@ GROUPS = [
 
 def first_token_advantages(algorithm: RLAlgorithm, samples: list[Sample]) -> list[float]:
     data = make_train_data(samples)
-    algorithm.before_train_step(0, data)
+    prepare_step(algorithm, 0, data)
     assert data.advantages_BT is not None
     return [round(value, 4) for value in data.advantages_BT[:, 0].tolist()]
 
@@ -37,7 +38,7 @@ def test_grpo_advantages_by_hand() -> None:
 
 def test_grpo_gives_replies_equal_weight() -> None:
     grpo, data = GRPO(GRPOConfig(kl_coef=0.0)), make_train_data(GROUPS)
-    grpo.before_train_step(0, data)
+    prepare_step(grpo, 0, data)
     assert data.advantages_BT is not None
     torch.testing.assert_close(gradient(grpo, data)[0], -data.advantages_BT[0] / 2 / 5)
 
@@ -47,7 +48,7 @@ def test_dr_grpo_centres_and_gives_tokens_equal_weight() -> None:
         [0.6667, -0.3333, -0.3333, -1.0, 1.0], abs=1e-4
     )
     dr_grpo, data = DrGRPO(DrGRPOConfig(horizon=100)), make_train_data(GROUPS)
-    dr_grpo.before_train_step(0, data)
+    prepare_step(dr_grpo, 0, data)
     assert data.advantages_BT is not None
     torch.testing.assert_close(gradient(dr_grpo, data), -data.advantages_BT / 5 / 100)
 
@@ -82,7 +83,7 @@ def test_dapo_skips_groups_with_equal_rewards() -> None:
 
 def test_dapo_clips_higher() -> None:
     dapo, data = DAPO(DAPOConfig()), make_train_data([reply(1.0, 1, "a"), reply(-1.0, 1, "a")])
-    dapo.before_train_step(0, data)
+    prepare_step(dapo, 0, data)
     raised_B = torch.tensor([[math.log(1.25)], [math.log(1.25)]]) - 1
     assert (gradient(dapo, data, raised_B) != 0).all()  # below 1.28
     clipped_B = torch.tensor([[math.log(1.3)], [math.log(1.3)]]) - 1

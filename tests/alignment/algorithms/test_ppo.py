@@ -6,19 +6,27 @@ from typing import Any
 import pytest
 import torch
 
+from alignment.algorithms.base import prepare_step
 from alignment.algorithms.ppo import PPO, LengthAwarePPO, explained_variance
 from alignment.config.algorithm import AdaptiveKLConfig, CorrectionConfig, LengthAwarePPOConfig, PPOConfig
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.types import UpdateReport
-from tests.support.worked_batches import gradient, make_train_data, one_micro_batch, reply
+from tests.support.worked_batches import gradient, make_train_data, reduce_loss, reduce_value_loss, reply
 
 REPLIES = [reply(1.0, 2), reply(-1.0, 1)]
+
+
+def later_ppo(config: PPOConfig) -> PPO:
+    """Return PPO after updates whose rewards had the mean 0: advantages are rewards."""
+    ppo = PPO(config)
+    ppo.load_state_dict({"baseline": 0.0})
+    return ppo
 
 
 def test_running_baseline_advantages_and_update() -> None:
     ppo, data = PPO(PPOConfig(whiten="off", baseline_decay=0.5)), make_train_data([reply(1.0, 2), reply(0.0, 1)])
     ppo.load_state_dict({"baseline": 0.5})
-    ppo.before_train_step(0, data)
+    prepare_step(ppo, 0, data)
     assert data.advantages_BT is not None
     assert data.advantages_BT.tolist() == [[0.5, 0.5], [-0.5, 0.0]]
     assert ppo.state_dict()["baseline"] == 0.5  # 0.5 · 0.5 + 0.5 · mean(1, 0)
@@ -28,29 +36,52 @@ def test_replies_of_earlier_versions_are_compared_with_the_baseline_of_their_tim
     ppo = PPO(PPOConfig(whiten="off", baseline_decay=0.5))
     ppo.load_state_dict({"baseline": 0.75, "earlier_baselines": [-0.5, 0.25]})
     data = make_train_data([reply(1.0, 1), reply(1.0, 1, lag=1), reply(-1.0, 1, lag=2), reply(-1.0, 1, lag=9)])
-    ppo.before_train_step(0, data)
+    prepare_step(ppo, 0, data)
     assert data.advantages_BT is not None
     assert data.advantages_BT[:, 0].tolist() == [0.25, 0.75, -0.5, -0.5], "rewards less 0.75, 0.25, −0.5 and the oldest"
     # 0.75 + 0.5 · mean(advantages): the replies of worse versions do not lower what is expected of the current one.
-    assert ppo.state_dict() == {"baseline": 0.75, "earlier_baselines": [-0.5, 0.25, 0.75]}
+    state = {"baseline": 0.75, "baseline_weight": 1.0, "earlier_baselines": [-0.5, 0.25, 0.75]}
+    assert ppo.state_dict() == state
     other = PPO(PPOConfig())
     other.load_state_dict(ppo.state_dict())
     assert other.state_dict() == ppo.state_dict()
 
 
 def test_scale_whitening_does_not_centre() -> None:
-    data = make_train_data(REPLIES)
-    PPO(PPOConfig()).before_train_step(0, data)
-    # advantages 1, 1, −1 over three tokens: variance (2·(2/3)² + (4/3)²) / 2 = 4/3
+    ppo, data = PPO(PPOConfig()), make_train_data(REPLIES)
+    ppo.load_state_dict({"baseline": 0.5})
+    prepare_step(ppo, 0, data)
+    # advantages 0.5, 0.5, −1.5 over three tokens: root mean square √(2.75 / 3)
     assert data.advantages_BT is not None
-    expected = torch.tensor([[1.0, 1.0], [-1.0, 0.0]]) / math.sqrt(4 / 3)
+    expected = torch.tensor([[0.5, 0.5], [-1.5, 0.0]]) / math.sqrt(2.75 / 3)
     torch.testing.assert_close(data.advantages_BT, expected)
+
+
+def test_first_update_compares_each_reward_with_the_mean_of_the_others() -> None:
+    ppo = PPO(PPOConfig(whiten="off", baseline_decay=0.5))
+    data = make_train_data([reply(1.0, 1), reply(0.5, 1), reply(0.0, 1)])
+    prepare_step(ppo, 0, data)
+    assert data.advantages_BT is not None
+    assert data.advantages_BT[:, 0].tolist() == [0.75, 0.0, -0.75]
+    state = {"baseline": 0.5, "baseline_weight": 0.5, "earlier_baselines": [0.5]}
+    assert ppo.state_dict() == state
+
+
+def test_baseline_is_the_weighted_mean_of_the_batches_from_the_first_one_on() -> None:
+    ppo = PPO(PPOConfig(whiten="off", baseline_decay=0.5))
+    for mean in (1.0, 0.0):
+        prepare_step(ppo, 0, make_train_data([reply(mean + 0.5, 1), reply(mean - 0.5, 1)]))
+    # weights 1/4 and 1/2 of the two batches; with the initial value 0 it was 1/4
+    assert ppo.baseline == pytest.approx(1 / 3)
+    assert ppo.baseline_weight == 0.75
+    ppo.load_state_dict({"baseline": 0.25, "earlier_baselines": [0.0]})
+    assert ppo.baseline_weight == 1.0, "a state of a release that did not count the weight"
 
 
 def test_gae_advantages_by_hand() -> None:
     values_BT = torch.tensor([[0.2, 0.6], [0.0, 0.0]])
     ppo, data = PPO(PPOConfig(estimator="gae", lam=0.5, whiten="off")), make_train_data(REPLIES, values_BT=values_BT)
-    ppo.before_train_step(0, data)
+    prepare_step(ppo, 0, data)
     # last token: 1 − 0.6 = 0.4;  first: (0 + 0.6 − 0.2) + 0.5 · 0.4 = 0.6;  the other reply: −1 − 0
     assert data.advantages_BT is not None and data.returns_BT is not None
     torch.testing.assert_close(data.advantages_BT, torch.tensor([[0.6, 0.4], [-1.0, 0.0]]))
@@ -63,9 +94,9 @@ def test_value_loss_uses_the_returns() -> None:
         PPO(PPOConfig(estimator="gae", whiten="off", value_clip=None)),
         make_train_data(REPLIES, values_BT=zero_BT),
     )
-    ppo.before_train_step(0, data)
-    metrics = ppo.compute_value_loss(one_micro_batch(data, zero_BT))
-    assert metrics["loss"].item() == pytest.approx(0.5)  # ½ · mean of (0 ∓ 1)² over three tokens
+    prepare_step(ppo, 0, data)
+    metrics = reduce_value_loss(ppo, data, zero_BT)
+    assert metrics["loss"] == pytest.approx(0.5)  # ½ · mean of (0 ∓ 1)² over three tokens
 
 
 def test_explained_variance_by_hand() -> None:
@@ -76,30 +107,30 @@ def test_explained_variance_by_hand() -> None:
 
 
 def test_first_step_gradient_is_reinforce() -> None:
-    ppo, data = PPO(PPOConfig(whiten="off", kl_coef=0.0)), make_train_data(REPLIES)
-    ppo.before_train_step(0, data)
+    ppo, data = later_ppo(PPOConfig(whiten="off", kl_coef=0.0)), make_train_data(REPLIES)
+    prepare_step(ppo, 0, data)
     # −A / (three tokens)
     torch.testing.assert_close(gradient(ppo, data), torch.tensor([[-1.0, -1.0], [1.0, 0.0]]) / 3)
-    metrics = ppo.compute_loss(one_micro_batch(data))
-    assert metrics["actor/ppo_kl"].item() == 0.0
-    assert metrics["actor/pg_clipfrac"].item() == 0.0
+    metrics = reduce_loss(ppo, data)[1]
+    assert metrics["actor/ppo_kl"] == 0.0
+    assert metrics["actor/pg_clipfrac"] == 0.0
 
 
 def test_temperatures_of_sapo_are_settings() -> None:
-    ppo = PPO(PPOConfig(whiten="off", kl_coef=0.0, loss="sapo", tau_pos=2.0, tau_neg=4.0))
+    ppo = later_ppo(PPOConfig(whiten="off", kl_coef=0.0, loss="sapo", tau_pos=2.0, tau_neg=4.0))
     data = make_train_data(REPLIES)
-    ppo.before_train_step(0, data)
-    # at a ratio of 1 a token's loss is −A · 2/τ: −1, −1 and ½ over three tokens
-    assert ppo.compute_loss(one_micro_batch(data))["actor/pg_loss"].item() == pytest.approx(-0.5)
+    prepare_step(ppo, 0, data)
+    # at a ratio of 1 a token's loss is −A · 2/τ: −1 and −1 in the first reply, ½ in the second
+    assert reduce_loss(ppo, data)[1]["actor/pg_loss"] == pytest.approx(-0.25)
 
 
 def test_stale_samples_have_truncated_weights() -> None:
     rollout_logprobs_BT = torch.tensor([[-1.0 + math.log(2), -6.0], [-1.0, 0.0]])
     ppo, data = (
-        PPO(PPOConfig(whiten="off", kl_coef=0.0)),
+        later_ppo(PPOConfig(whiten="off", kl_coef=0.0)),
         make_train_data(REPLIES, rollout_logprobs_BT=rollout_logprobs_BT),
     )
-    ppo.before_train_step(0, data)
+    prepare_step(ppo, 0, data)
     # weights parent / rollout: ½, e⁵ truncated at 2, 1
     torch.testing.assert_close(gradient(ppo, data), torch.tensor([[-0.5, -2.0], [1.0, 0.0]]) / 3)
 
@@ -107,18 +138,18 @@ def test_stale_samples_have_truncated_weights() -> None:
 def test_proximal_rollout_uses_recorded_log_probs() -> None:
     recorded_BT = torch.tensor([[-1.0 - math.log(1.5), -1.0], [-1.0, 0.0]])
     algorithm_config = PPOConfig(whiten="off", kl_coef=0.0, proximal="rollout", correction=CorrectionConfig(mode="off"))
-    ppo, data = PPO(algorithm_config), make_train_data(REPLIES, rollout_logprobs_BT=recorded_BT)
+    ppo, data = later_ppo(algorithm_config), make_train_data(REPLIES, rollout_logprobs_BT=recorded_BT)
     assert not ppo.needs_old_logprobs
-    ppo.before_train_step(0, data)
+    prepare_step(ppo, 0, data)
     # the ratio of the first token is 1.5, which the clip excludes: its gradient is 0
     torch.testing.assert_close(gradient(ppo, data), torch.tensor([[0.0, -1.0], [1.0, 0.0]]) / 3)
 
 
 def test_proximal_loglinear_interpolates_by_lag() -> None:
-    ppo = PPO(PPOConfig(whiten="off", kl_coef=0.0, proximal="loglinear"))
+    ppo = later_ppo(PPOConfig(whiten="off", kl_coef=0.0, proximal="loglinear"))
     samples = [reply(1.0, 2, lag=1), reply(-1.0, 1)]
     data = make_train_data(samples)
-    ppo.before_train_step(0, data)
+    prepare_step(ppo, 0, data)
     assert not ppo.needs_old_logprobs
     logprobs_BT = torch.tensor([[-1.0 + math.log(1.1), -1.0], [-1.0 + math.log(1.1), 0.0]])
     # lag 1: α = ½, so old = −1 + ½ ln 1.1, ratio √1.1, weight √1.1; lag 0: old = −1, ratio 1.1, weight 1
@@ -127,10 +158,10 @@ def test_proximal_loglinear_interpolates_by_lag() -> None:
 
 def test_kl_in_loss() -> None:
     ppo, data = PPO(PPOConfig(whiten="off", kl_coef=0.1, kl_kind="k1")), make_train_data(REPLIES)
-    ppo.before_train_step(0, data)
-    metrics = ppo.compute_loss(one_micro_batch(data, torch.tensor([[-0.4, -1.0], [-1.0, 0.0]])))
-    assert metrics["actor/kl_loss"].item() == pytest.approx(0.6 / 3)
-    assert metrics["loss"].item() == pytest.approx(metrics["actor/pg_loss"].item() + 0.1 * 0.2)
+    prepare_step(ppo, 0, data)
+    metrics = reduce_loss(ppo, data, torch.tensor([[-0.4, -1.0], [-1.0, 0.0]]))[1]
+    assert metrics["actor/kl_loss"] == pytest.approx(0.6 / 3)
+    assert metrics["loss"] == pytest.approx(metrics["actor/pg_loss"] + 0.1 * 0.2)
 
 
 def test_kl_in_reward_is_per_token() -> None:
@@ -138,12 +169,12 @@ def test_kl_in_reward_is_per_token() -> None:
     algorithm_config = PPOConfig(estimator="gae", kl_in="reward", kl_kind="k1", kl_coef=0.2, whiten="off")
     data = make_train_data(REPLIES, ref_logprobs_BT=ref_logprobs_BT, values_BT=torch.zeros(2, 2))
     ppo = PPO(algorithm_config)
-    ppo.before_train_step(0, data)
+    prepare_step(ppo, 0, data)
     # −0.2 · 0.5 on the first token, 1 on the last; undiscounted returns
     assert data.returns_BT is not None
     torch.testing.assert_close(data.returns_BT[0], torch.tensor([0.9, 1.0]))
-    metrics = ppo.compute_loss(one_micro_batch(data))
-    assert metrics["loss"].item() == pytest.approx(metrics["actor/pg_loss"].item())
+    metrics = reduce_loss(ppo, data)[1]
+    assert metrics["loss"] == pytest.approx(metrics["actor/pg_loss"])
 
 
 def test_turn_discount_passes_rewards_to_earlier_turns() -> None:
@@ -153,7 +184,7 @@ def test_turn_discount_passes_rewards_to_earlier_turns() -> None:
         reply(-1.0, 1),
     ]
     data = make_train_data(turns)
-    PPO(PPOConfig(whiten="off", turn_discount=0.5)).before_train_step(0, data)
+    prepare_step(later_ppo(PPOConfig(whiten="off", turn_discount=0.5)), 0, data)
     assert data.advantages_BT is not None
     assert data.advantages_BT[:, 0].tolist() == [0.5, 1.0, -1.0]
 
@@ -172,21 +203,19 @@ def test_zero_advantages_are_rejected() -> None:
     ppo = PPO(PPOConfig(whiten="off"))
     ppo.load_state_dict({"baseline": 1.0})
     with pytest.raises(NoVariance):
-        ppo.before_train_step(0, make_train_data([reply(1.0), reply(1.0)]))
+        prepare_step(ppo, 0, make_train_data([reply(1.0), reply(1.0)]))
 
 
 def test_fully_rejected_batch_raises() -> None:
     algorithm_config = PPOConfig(correction=CorrectionConfig(mode="reject", low=0.5, high=2.0))
     with pytest.raises(ForeignSamples):
-        PPO(algorithm_config).before_train_step(
-            0, make_train_data(REPLIES, rollout_logprobs_BT=torch.full((2, 2), -4.0))
-        )
+        prepare_step(PPO(algorithm_config), 0, make_train_data(REPLIES, rollout_logprobs_BT=torch.full((2, 2), -4.0)))
 
 
 def test_candidates_of_one_turn_get_no_later_rewards() -> None:
     candidates = [reply(-1.0, 1, conversation="c", turn_index=1), reply(1.0, 1, conversation="c", turn_index=1)]
     data = make_train_data([reply(0.5, 1, conversation="c", turn_index=0), *candidates])
-    PPO(PPOConfig(whiten="off", turn_discount=0.9)).before_train_step(0, data)
+    prepare_step(later_ppo(PPOConfig(whiten="off", turn_discount=0.9)), 0, data)
     assert data.advantages_BT is not None
     assert data.advantages_BT[:, 0].tolist() == [0.5, -1.0, 1.0]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from alignment.algorithms import ALGORITHMS, RLAlgorithm, build
 from alignment.config.algorithm import AlgorithmConfig, CustomConfig, UpdateConfig
 from alignment.errors import NothingToCompare, UnknownAlgorithm
-from alignment.types import MicroBatch, Sample, TrainData
+from alignment.types import LossOutput, MicroBatch, Sample, TrainData
 
 
 def test_every_configuration_has_an_algorithm() -> None:
@@ -32,12 +32,11 @@ class CustomAlgorithm(RLAlgorithm):
     Config = CustomAlgorithmConfig
     needs_reference = False
 
-    def before_train_step(self, step: int, data: TrainData) -> None:
-        data.advantages_BT = data.rewards_B[:, None] * data.mask_BT
+    def compute_advantages(self, batch: TrainData) -> Tensor:
+        return batch.rewards_B
 
-    def compute_loss(self, data: MicroBatch) -> dict[str, Tensor]:
-        weighted_BT = data.rows(data.batch.advantages_BT) * data.logprobs_BT * data.mask_BT
-        return {"loss": -self.config.strength * weighted_BT.sum() / data.num_tokens}
+    def compute_loss(self, inputs: MicroBatch) -> LossOutput:
+        return LossOutput(-self.config.strength * inputs.advantages_BT * inputs.logprobs_BT)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from alignment.config.trainer import LoRAConfig
 from alignment.errors import DamagedAdapter
 from alignment.models import lora
 from alignment.models.base_model import load_base_model
+from tests.support.adapters import adapter_spec
 
-LORA = LoRAConfig(rank=4, alpha=8)
+LORA = LoRAConfig(r=4, alpha=8)
 Tensors = dict[str, np.ndarray]
 K_PROJ = "base_model.model.model.layers.1.self_attn.k_proj.lora_A.weight"
 LAST = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight"
@@ -25,7 +26,7 @@ LAST = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight"
 
 @pytest.fixture
 def spec(base_model: Path) -> AdapterSpec:
-    return AdapterSpec.from_base_model(base_model, LORA)
+    return adapter_spec(base_model, LORA)
 
 
 @pytest.fixture
@@ -33,12 +34,12 @@ def good(tmp_path: Path, spec: AdapterSpec, base_model: Path) -> Path:
     random = np.random.default_rng(0)
     tensors = {n: random.normal(0, 0.02, shape).astype(np.float32) for n, shape in spec.shapes.items()}
     save_file(tensors, tmp_path / ADAPTER)
-    lora.write_config(tmp_path, LORA, base_model)
+    lora.write_config(tmp_path, spec, base_model)
     return tmp_path
 
 
 def test_spec_matches_the_tensors_of_peft(base_model: Path, spec: AdapterSpec) -> None:
-    config = LoraConfig(r=LORA.rank, lora_alpha=LORA.alpha, target_modules=list(LORA.target_modules))
+    config = LoraConfig(r=LORA.r, lora_alpha=LORA.alpha, target_modules=sorted(spec.target_modules))
     model = get_peft_model(load_base_model(base_model, "float32", torch.device("cpu")), config)
     assert {n: tuple(tensor.shape) for n, tensor in get_peft_model_state_dict(model).items()} == spec.shapes
 

@@ -1,6 +1,8 @@
 """A directory with a manifest is verified byte for byte."""
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +75,25 @@ def test_damage_is_rejected_and_names_the_file(
 ) -> None:
     damage(directory_with_manifest)
     with pytest.raises(DamagedAdapter, match=message):
+        verify(directory_with_manifest)
+
+
+def test_missing_version_is_damage_and_missing_storage_is_not(directory_with_manifest: Path, tmp_path: Path) -> None:
+    with pytest.raises(DamagedAdapter, match="has no manifest"):
+        verify(tmp_path / "another")
+    with pytest.raises(FileNotFoundError, match="not_mounted"):
+        verify(tmp_path / "not_mounted" / "version")
+
+
+@pytest.mark.parametrize(("module", "function"), [(Path, "read_bytes"), (os, "scandir")])
+def test_unreadable_storage_is_not_damage(
+    directory_with_manifest: Path, monkeypatch: pytest.MonkeyPatch, module: object, function: str
+) -> None:
+    def fail(path: Path) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(module, function, fail)
+    with pytest.raises(OSError, match="Stale"):
         verify(directory_with_manifest)
 
 

@@ -194,7 +194,7 @@ def test_tree_is_depth_first_and_branches_attend_to_ancestors_only() -> None:
 @pytest.fixture(scope="module")
 def policy(base_model: Path) -> PolicyModel:
     """Return a policy with a random adapter: half the gradients of an untrained one are 0."""
-    policy = PolicyModel(base_model, TrainerConfig(lora=LoRAConfig(rank=4, alpha=8), device="cpu"), CPU)
+    policy = PolicyModel(base_model, TrainerConfig(lora=LoRAConfig(r=4, alpha=8), device="cpu"), CPU)
     generator = torch.Generator().manual_seed(0)
     initial = policy.initial_tensors("actor", 0)
     policy.load_adapter(

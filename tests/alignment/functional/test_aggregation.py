@@ -1,5 +1,6 @@
 """Masked means, whitening and aggregation: examples by hand, loops, and minibatches split into parts."""
 
+import math
 from typing import get_args
 
 import pytest
@@ -23,8 +24,14 @@ def test_whitening_ignores_padding_and_uses_the_unbiased_variance() -> None:
     assert torch.allclose(whiten(X_BT, X_MASK_BT), torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
 
 
-def test_scaling_without_centring() -> None:
-    assert torch.allclose(whiten(X_BT, X_MASK_BT, centre=False), torch.tensor([[0.5, 1.5], [2.5, 0.0]]))
+def test_scaling_without_centring_is_by_the_root_mean_square() -> None:
+    expected = torch.tensor([[1.0, 3.0], [5.0, 0.0]]) / math.sqrt(35 / 3)
+    assert torch.allclose(whiten(X_BT, X_MASK_BT, centre=False), expected)
+
+
+def test_scaled_values_that_are_nearly_equal_are_bounded() -> None:
+    near_BT = torch.tensor([[0.5, 0.5 + 1e-6], [0.5, 99.0]])
+    assert torch.allclose(whiten(near_BT, X_MASK_BT, centre=False), X_MASK_BT, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float64])

@@ -18,7 +18,7 @@ from alignment.models.policy_model import PolicyModel
 CPU = torch.device("cpu")
 NUM_ROWS = 5
 LOGITS_CHUNK = 1000  # the logits of three tokens: the head runs several times per forward pass
-LORA = LoRAConfig(rank=4, alpha=8)
+LORA = LoRAConfig(r=4, alpha=8)
 # LoRA or full weights, the dtype, and whether activation checkpointing is enabled.
 KINDS: list[tuple[LoRAConfig | None, str, bool]] = [
     (LORA, "float32", False),
@@ -80,7 +80,7 @@ def main(base_model: str, directory: str) -> None:
     rank, num_ranks = parallel.init_process_group(CPU)
     for lora, dtype, checkpointing in KINDS:
         config = TrainerConfig(
-            lora=lora, dtype=dtype, gradient_checkpointing=checkpointing, logits_chunk=LOGITS_CHUNK, device="cpu"
+            lora=lora, dtype=dtype, activation_checkpointing=checkpointing, logits_chunk=LOGITS_CHUNK, device="cpu"
         )
         policy = PolicyModel(Path(base_model), config, CPU, critic=True)
         policy.shard()

@@ -42,6 +42,8 @@ FAMILIES = [
     ("Mistral", {"sliding_window": 4}, False),
     ("Gemma", {}, True),
     ("Gemma3Text", {"sliding_window": 4}, False),
+    ("Granite", {"logits_scaling": 3.0}, True),
+    ("Cohere", {"logit_scale": 0.5}, True),
     ("Phi", {"partial_rotary_factor": 0.5, "resid_pdrop": 0.5}, True),
 ]
 
@@ -60,7 +62,7 @@ def test_logprobs_match_transformers(
     base = save_random_model(tmp_path / "base", family, settings)
     model = AutoModelForCausalLM.from_pretrained(base)
     lora_policy = PolicyModel(base, TrainerConfig(lora=LoRAConfig()), CPU)
-    full_policy = PolicyModel(base, TrainerConfig(lora=None, gradient_checkpointing=True), CPU, reference=False)
+    full_policy = PolicyModel(base, TrainerConfig(lora=None, activation_checkpointing=True), CPU, reference=False)
     for policy, role in ((lora_policy, "reference"), (lora_policy, "actor"), (full_policy, "actor")):
         torch.testing.assert_close(
             policy(inputs, role).detach(), transformers_logprobs(model, inputs), atol=1e-5, rtol=0
@@ -116,7 +118,6 @@ def test_prefix_tree_is_rejected_for_sliding_window_layers(tmp_path: Path, input
     ("family", "settings", "reason"),
     [
         ("Gemma2", {"final_logit_softcapping": 1.0}, "not those of its head"),
-        ("Granite", {"logits_scaling": 3.0}, "not those of its head"),
         ("GPT2", {}, "must have a list of layers"),
     ],
 )
@@ -144,7 +145,7 @@ def test_gradients_are_bit_identical_with_checkpointing(
 ) -> None:
     results = []
     for checkpointing in (False, True):
-        policy = build(lora, dtype=dtype, gradient_checkpointing=checkpointing)
+        policy = build(lora, dtype=dtype, activation_checkpointing=checkpointing)
         policy(inputs, role).sin().sum().backward()
         results.append(gradients(policy, role))
     stored, recomputed = results
@@ -155,7 +156,7 @@ def test_gradients_are_bit_identical_with_checkpointing(
 def test_recomputation_uses_the_role_of_the_forward_pass(build: Build, inputs: ModelInputs) -> None:
     results = []
     for checkpointing in (False, True):
-        policy = build(gradient_checkpointing=checkpointing)
+        policy = build(activation_checkpointing=checkpointing)
         loss = policy(inputs, "actor").sin().sum()
         for other_role in ("critic", "reference"):
             policy(inputs, other_role)
@@ -168,7 +169,7 @@ def test_recomputation_uses_the_role_of_the_forward_pass(build: Build, inputs: M
 def test_checkpointing_stores_fewer_activations(build: Build) -> None:
     inputs, saved_bytes = draw_inputs(range(4), num_tokens=64), []
     for checkpointing in (False, True):
-        policy, size = build(gradient_checkpointing=checkpointing), 0
+        policy, size = build(activation_checkpointing=checkpointing), 0
 
         def count(tensor: Tensor) -> Tensor:
             nonlocal size
@@ -187,7 +188,7 @@ def test_dropout_is_disabled(base_model: Path, inputs: ModelInputs, tmp_path: Pa
     (directory / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
     results = []
     for path in (base_model, directory):
-        policy = PolicyModel(path, TrainerConfig(lora=LORA, gradient_checkpointing=True), CPU)
+        policy = PolicyModel(path, TrainerConfig(lora=LORA, activation_checkpointing=True), CPU)
         randomize_roles(policy)
         policy(inputs).sum().backward()
         results.append(gradients(policy, "actor"))

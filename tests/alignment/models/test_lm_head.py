@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from alignment.models.lm_head import compute_logprobs
+from alignment.models.lm_head import compute_logprobs, compute_logprobs_and_entropy
 
 N, D, V = 13, 8, 32
 CHUNKS = [1, V, 3 * V + 5, N * V - 1, N * V]  # one token per chunk, uneven chunks, all tokens but one, all tokens
@@ -95,6 +95,47 @@ def test_trainable_and_frozen_heads_give_identical_bits(dtype: torch.dtype) -> N
             compute_logprobs(*make_inputs(dtype, frozen=frozen), chunk) for frozen in (False, True)
         )
         assert torch.equal(trainable_N, frozen_N)
+
+
+def unchunked_entropy(hidden_ND: Tensor, head: nn.Module, temperatures_N: Tensor) -> Tensor:
+    logprobs_NV = (head(hidden_ND) / temperatures_N[:, None]).log_softmax(-1)
+    return -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("frozen", [True, False])
+def test_entropy_and_its_gradient_match_unchunked_computation(chunk: int, frozen: bool) -> None:
+    hidden_ND, head, targets_N, temperatures_N = make_inputs(torch.float64, frozen=frozen)
+    logprobs_N, entropy_N = compute_logprobs_and_entropy(hidden_ND, head, targets_N, temperatures_N, chunk)
+    expected_N = unchunked_entropy(hidden_ND, head, temperatures_N)
+    torch.testing.assert_close(entropy_N, expected_N)
+    with_grad = [hidden_ND, *(parameter for parameter in head.parameters() if parameter.requires_grad)]
+    expected_logprobs_N = unchunked_logprobs(hidden_ND, head, targets_N, temperatures_N)
+    for actual, expected in zip(
+        gradients(logprobs_N + 3 * entropy_N, *with_grad),
+        gradients(expected_logprobs_N + 3 * expected_N, *with_grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("frozen", [True, False])
+def test_logprobs_with_the_entropy_have_the_same_bits(chunk: int, frozen: bool) -> None:
+    inputs = make_inputs(torch.bfloat16, frozen=frozen)
+    with torch.no_grad():
+        expected_N = compute_logprobs(*inputs, chunk)
+    assert torch.equal(compute_logprobs_and_entropy(*inputs, chunk)[0], expected_N)
+
+
+def test_entropy_of_a_certain_token_is_zero_with_a_finite_gradient() -> None:
+    hidden_ND = torch.full((1, 1), 1e4, requires_grad=True)
+    head = nn.Linear(1, 3, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[1.0], [0.0], [-1.0]]))
+    _, entropy_N = compute_logprobs_and_entropy(hidden_ND, head, torch.tensor([2]), torch.ones(1), 3)
+    entropy_N.sum().backward()
+    assert entropy_N.tolist() == [0.0] and hidden_ND.grad is not None and hidden_ND.grad.isfinite().all()
 
 
 def test_second_backward_gives_the_same_gradient() -> None:

@@ -66,7 +66,8 @@ def test_untrained_actor_equals_reference_and_untrained_critic_is_zero(
 
 def test_actor_logprobs_match_peft(build: Build, base_model: Path, inputs: ModelInputs) -> None:
     policy = build()
-    config = LoraConfig(r=LORA.rank, lora_alpha=LORA.alpha, target_modules=list(LORA.target_modules))
+    assert policy.adapter_spec is not None
+    config = LoraConfig(r=LORA.r, lora_alpha=LORA.alpha, target_modules=sorted(policy.adapter_spec.target_modules))
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base_model), config)
     set_peft_model_state_dict(
         model, {name: tensor.detach() for name, tensor in policy.role_parameters("actor").items()}
@@ -155,12 +156,16 @@ def test_roles_that_were_not_requested_do_not_exist(base_model: Path, inputs: Mo
 
 
 def test_all_roles_share_one_copy_of_the_base_weights(build: Build, base_model: Path) -> None:
-    policy = build()
+    policy = build(critic={"r": 8})
     base = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(base_model).parameters())
     adapters = sum(tensor.numel() for role in policy.roles for tensor in policy.role_parameters(role).values())
     assert sum(p.numel() for p in policy.parameters()) == base + adapters
     critic = {name: tuple(tensor.shape) for name, tensor in policy.role_parameters("critic").items()}
     assert critic.pop("value_head.weight") == (1, 64)
+    like_the_actor = build().role_parameters("critic")  # a rank that is not set
+    assert {name: tuple(tensor.shape) for name, tensor in like_the_actor.items() if "lora" in name} == {
+        name: tuple(tensor.shape) for name, tensor in policy.role_parameters("actor").items()
+    }
     assert {name: (8, *shape[1:]) for name, shape in critic.items() if "lora_A" in name} == {
         name: tuple(tensor.shape) for name, tensor in policy.role_parameters("critic").items() if "lora_A" in name
     }
@@ -168,7 +173,7 @@ def test_all_roles_share_one_copy_of_the_base_weights(build: Build, base_model: 
 
 def test_unknown_target_modules_are_rejected(base_model: Path) -> None:
     config = TrainerConfig(lora=LoRAConfig(target_modules=("qkv",)))
-    with pytest.raises(ValueError, match="no linear layer called qkv"):
+    with pytest.raises(ValueError, match="Qwen2ForCausalLM has no adapters on qkv"):
         PolicyModel(base_model, config, CPU)
 
 

@@ -44,7 +44,7 @@ def ranks(request: pytest.FixtureRequest, base_model: Path, tmp_path_factory: py
 def test_results_do_not_depend_on_number_of_ranks(
     ranks: list[Path], build: Callable[..., PolicyModel], lora: LoRAConfig | None, dtype: str, checkpointing: bool
 ) -> None:
-    single_rank = compute_outputs(build(lora, dtype=dtype, gradient_checkpointing=checkpointing), 0, 1)
+    single_rank = compute_outputs(build(lora, dtype=dtype, activation_checkpointing=checkpointing), 0, 1)
     each = [load_file(path.parent / f"{label(lora, dtype, checkpointing)}-{path.name}.safetensors") for path in ranks]
     for name, expected in single_rank.items():
         if name.endswith(("/without_grad", "/with_grad")):

@@ -14,7 +14,7 @@ PREFERRED_TOKEN, REJECTED_TOKEN = 7, 9
 @pytest.fixture
 def reward_config(config: TrainerConfig) -> TrainerConfig:
     reward_model = RewardModelConfig(lr=1e-2, batch_size=16, min_steps=60)
-    return config.model_copy(update={"reward_model": reward_model, "microbatch_tokens": 256})
+    return config.model_copy(update={"reward_model": reward_model, "micro_batch_tokens": 256})
 
 
 def make_dataset(num_labels: int = 0, num_pairs: int = 0, seed: int = 0) -> PreferenceDataset:

@@ -32,7 +32,7 @@ def make_part(samples: list[Sample], algorithm: AlgorithmConfig | None = None) -
     """Return a part whose current policy has the log-probs that the samples had before `far`."""
     data = collate(samples, torch.device("cpu"))
     far_B = torch.tensor([float(sample.lag > 0) for sample in samples])
-    data.old_logprobs_BT = (data.rollout_logprobs_BT + FAR * far_B[:, None]) * data.mask_BT
+    data.old_logprobs_BT = (data.rollout_logprobs_BT + FAR * far_B[:, None]) * data.response_mask_BT
     data.ref_logprobs_BT = data.old_logprobs_BT.clone()
     sequences = [ScoredSequence.from_sample(sample) for sample in samples]
     return LossPart(build(algorithm or PPOConfig()), samples, sequences, data)
@@ -55,7 +55,7 @@ def test_replies_to_one_prompt_are_late_together(draw: Draw) -> None:
     samples = [replace(sample, group="g") for sample in draw(3).samples]
     part = make_part([replace(samples[0], lag=5), far(samples[1]), replace(samples[2], lag=5)])
     part.data.old_logprobs_BT = part.data.rollout_logprobs_BT.clone()
-    part.data.old_logprobs_BT[1] += FAR * part.data.mask_BT[1]
+    part.data.old_logprobs_BT[1] += FAR * part.data.response_mask_BT[1]
     assert late_samples(part.data, LateConfig()) == [0, 1, 2]
 
 
@@ -126,7 +126,7 @@ def test_samples_of_other_versions_that_are_near_change_nothing(
     stale = replace(batch, samples=tuple(replace(sample, lag=3) for sample in batch.samples))
     probes = []
     for late in (None, LateConfig()):
-        trainer = Trainer(base_model, config.model_copy(update={"late": late, "lora": LoRAConfig(rank=4)}))
+        trainer = Trainer(base_model, config.model_copy(update={"late": late, "lora": LoRAConfig(r=4)}))
         trainer.update(stale)
         probes.append(trainer.probe())
     assert probes[0] == probes[1]

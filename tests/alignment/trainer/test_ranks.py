@@ -28,7 +28,7 @@ def in_pairs(batch: Batch) -> Batch:
 
 FULL = {"lora": None, "optim": OptimConfig(lr=1e-5)}
 PAIRS = {"algorithm": DPOConfig(minibatches=2)}  # the second batch has one pair, so most ranks have empty micro-batches
-CRITIC = {"algorithm": PPOConfig(estimator="gae", epochs=2, minibatches=2)}
+CRITIC = {"algorithm": PPOConfig(estimator="gae", epochs=2, minibatches=2, entropy_coef=0.01)}
 FITTED = CRITIC | {"kl_target": 1e-5}  # the updates are scaled down
 
 
@@ -40,8 +40,10 @@ FITTED = CRITIC | {"kl_target": 1e-5}  # the updates are scaled down
         pytest.param(2, FITTED, marks=pytest.mark.slow),
         pytest.param(3, PAIRS, marks=pytest.mark.slow),
         pytest.param(2, FULL, marks=pytest.mark.slow),
+        pytest.param(2, CRITIC | {"dp_shard": 1}, marks=pytest.mark.slow),
+        pytest.param(4, {"dp_shard": 2}, marks=pytest.mark.slow),
     ],
-    ids=["1", "2-critic", "2-fitted", "3-pairs", "2-full"],
+    ids=["1", "2-critic", "2-fitted", "3-pairs", "2-full", "2-replicated", "4-in-twos"],
 )
 def test_training_does_not_depend_on_number_of_ranks(
     base_model: Path,

@@ -24,7 +24,7 @@ MASK_BT = output_mask(SEQUENCES, CPU)
 
 @pytest.fixture(scope="module", params=[1 << 24, 1024], ids=["all logits", "chunks"])
 def policy(base_model: Path, request: pytest.FixtureRequest) -> PolicyModel:
-    config = TrainerConfig(lora=LoRAConfig(rank=4, alpha=8), device="cpu", logits_chunk=request.param)
+    config = TrainerConfig(lora=LoRAConfig(r=4, alpha=8), device="cpu", logits_chunk=request.param)
     policy = PolicyModel(base_model, config, CPU, critic=True)
     generator = torch.Generator().manual_seed(0)
     for role in ("actor", "critic"):

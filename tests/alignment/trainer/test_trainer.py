@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from alignment.artifacts.manifest import verify, write_manifest
-from alignment.artifacts.specs import ADAPTER, AdapterSpec, check_adapter
+from alignment.artifacts.specs import ADAPTER, check_adapter
 from alignment.config.algorithm import PPOConfig
 from alignment.config.trainer import OptimConfig, TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
@@ -22,6 +22,7 @@ from alignment.errors import DamagedAdapter, ForeignSamples, NonFiniteUpdate, No
 from alignment.trainer.scoring import recompute_logprobs, score_sequences
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch
+from tests.support.adapters import adapter_spec
 
 Draw = Callable[..., Batch]
 
@@ -122,7 +123,7 @@ def test_export_has_a_manifest_and_passes_the_adapter_check(
     trainer.update(draw(8))
     export = trainer.export(tmp_path / "versions" / "shop-v1", {"parent": "shop-v0"})
     assert verify(export.path, export.manifest_sha256) == {"parent": "shop-v0"}
-    check_adapter(export.path, AdapterSpec.from_base_model(base_model, config.lora))
+    check_adapter(export.path, adapter_spec(base_model, config.lora))
     assert [path.name for path in export.path.parent.iterdir()] == ["shop-v1"]  # no temporary directory is left
     assert json.loads((export.path / "trainer" / "state.json").read_text())["updates"] == 1
     with pytest.raises(FileExistsError):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from alignment.trainer.trust_region import MAX_MEASUREMENTS, MAX_SCALE, MIN_SHARE, TrustRegion
+from alignment.trainer.trust_region import AIM, MAX_MEASUREMENTS, MAX_SCALE, MIN_SHARE, TrustRegion
 
 TARGET = 0.01
 
@@ -88,3 +88,13 @@ def test_three_or_four_measurements_suffice_however_kl_grows(exponent: float) ->
     region, parameters = make_update(1.0)
     fitted = region.fit(lambda: 2.15 * TARGET * float(parameters[0][0] - 1) ** exponent)
     assert MIN_SHARE * TARGET <= fitted.kl <= TARGET and fitted.measurements <= 4
+
+
+@pytest.mark.parametrize("rate", [1e-5, 1e-4, 1e-3, 1e-2, 1.0])
+def test_rate_arrives_at_the_same_size_of_update_from_above_and_from_below(rate: float) -> None:
+    """A KL anywhere between the target and 0.3 of it is no reason to scale an update, but to adapt the rate."""
+    for _ in range(16):
+        region, parameters = make_update(5.0 * rate)
+        fitted = region.fit(kl_of(parameters))
+        rate *= fitted.lr_factor(TARGET)
+    assert math.isclose(fitted.kl, AIM * TARGET, rel_tol=0.1)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from alignment.algorithms.base import prepare_step
 from alignment.algorithms.ppo import PPO
 from alignment.config.algorithm import (
     AlgorithmConfig,
@@ -34,7 +35,7 @@ from alignment.trainer.loss_part import LossPart
 from alignment.trainer.scoring import score_sequences
 from alignment.trainer.trainer import Trainer
 from alignment.trainer.update import Update
-from alignment.types import Batch, MicroBatch
+from alignment.types import Batch, LossOutput, MicroBatch
 
 Draw = Callable[..., Batch]
 EVERY: list[AlgorithmConfig] = [
@@ -42,6 +43,7 @@ EVERY: list[AlgorithmConfig] = [
     PPOConfig(estimator="gae"),
     PPOConfig(loss="gspo", aggregation="seq-mean-token-mean"),
     PPOConfig(correction=CorrectionConfig(level="sequence", mode="reject", low=0.5, high=2.0)),
+    PPOConfig(entropy_coef=0.01),
     LengthAwarePPOConfig(shortest=4, longest=8),
     GRPOConfig(),
     DrGRPOConfig(),
@@ -101,7 +103,7 @@ def first_step(trainer: Trainer, batch: Batch) -> tuple[dict[str, float], Tensor
     part = LossPart(update.algorithm, update.samples, update.sequences, update.data)
     update._plan(part)
     update._score(part.first_epoch)
-    trainer.algorithm.before_train_step(0, update.data)
+    prepare_step(trainer.algorithm, 0, update.data)
     metrics = update._accumulate_gradient([part], [part.epochs[0][0]])
     roles: tuple[ModelRole, ...] = ("actor", "critic") if "critic" in trainer.optimizers else ("actor",)
     tensors = [tensor for role in roles for tensor in trainer.policy.role_parameters(role).values()]
@@ -113,8 +115,8 @@ def test_micro_batch_size_and_packing_do_not_change_the_gradient(
     base_model: Path, config: TrainerConfig, grouped: Batch, algorithm: AlgorithmConfig
 ) -> None:
     results = []
-    for microbatch_tokens, packing in ((1, "off"), (64, "chain"), (64, "tree"), (10_000, "tree")):
-        fields = {"microbatch_tokens": microbatch_tokens, "packing": packing, "algorithm": algorithm}
+    for micro_batch_tokens, packing in ((1, "off"), (64, "chain"), (64, "tree"), (10_000, "tree")):
+        fields = {"micro_batch_tokens": micro_batch_tokens, "packing": packing, "algorithm": algorithm}
         results.append(first_step(updated_trainer(base_model, config.model_copy(update=fields), grouped), grouped))
     metrics, gradient = results[0]
     assert gradient.abs().max() > 1e-4
@@ -255,7 +257,7 @@ def test_full_weights_use_the_same_interface(
 def test_documented_custom_algorithm_learns(
     base_model: Path, config: TrainerConfig, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text().partition("### An algorithm\n")[2]
     (tmp_path / "shop_rl.py").write_text(text.partition("```python\n")[2].partition("```")[0])
     monkeypatch.syspath_prepend(str(tmp_path))
     algorithm = CustomConfig(name="shop_rl:Brave", options={"courage": 2.0}, epochs=2)
@@ -266,7 +268,32 @@ def test_documented_custom_algorithm_learns(
     is_rewarded = torch.tensor([sample.reward > 0 for sample in draw(16).samples])
     assert (after - before)[is_rewarded, 0].mean() > 0 > (after - before)[~is_rewarded, 0].mean()
     assert metrics["brave/courage"] == 2.0
+    assert metrics["brave/ratio"] == pytest.approx(1.0, abs=0.5) and metrics["brave/ratio"] != 1.0
     assert metrics["training/steps"] == 8
+
+
+def test_entropy_bonus_raises_the_entropy(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
+    """The advantages of all replies but two are 0, so the bonus decides."""
+    batch = draw(12)
+    samples = tuple(replace(s, reward=float(index < 1) - float(index == 1)) for index, s in enumerate(batch.samples))
+    algorithm = PPOConfig(entropy_coef=1.0, whiten="off", kl_coef=0.0, epochs=4, minibatches=1, max_kl=None)
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
+    metrics = [trainer.update(replace(batch, samples=samples)).metrics for _ in range(2)]
+    assert metrics[0]["actor/entropy"] == pytest.approx(-metrics[0]["actor/entropy_loss"])
+    assert metrics[1]["actor/entropy"] > metrics[0]["actor/entropy"] > 1.0
+
+
+def test_entropy_is_not_computed_unless_asked_for(
+    base_model: Path, config: TrainerConfig, draw: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("the entropy was computed")
+
+    monkeypatch.setattr("alignment.models.base_model.compute_logprobs_and_entropy", fail)
+    Trainer(base_model, config).update(draw(8))
+    with_bonus = config.model_copy(update={"algorithm": PPOConfig(entropy_coef=0.01)})
+    with pytest.raises(AssertionError, match="entropy was computed"):
+        Trainer(base_model, with_bonus).update(draw(8))
 
 
 def foreign(batch: Batch, distance: float, count: int) -> Batch:
@@ -291,10 +318,78 @@ def test_foreign_logprobs_are_rejected_with_and_without_old_logprobs(
         trainer.update(foreign(grouped, 0.9, len(grouped.samples)))
 
 
-def test_error_names_a_single_foreign_turn(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
+def with_token(batch: Batch, index: int, id: int) -> Batch:
+    """Return the batch with another last output token in one turn."""
+    samples = list(batch.samples)
+    samples[index] = replace(samples[index], output_ids=(*samples[index].output_ids[:-1], id))
+    return replace(batch, samples=tuple(samples))
+
+
+@pytest.mark.parametrize("algorithm", [PPOConfig(), PPOConfig(minibatches=1), DPOConfig()], ids=label)
+@pytest.mark.parametrize("kind", ["log-probs", "token ids"])
+def test_a_foreign_turn_is_left_out_and_the_rest_is_trained_on(
+    base_model: Path, config: TrainerConfig, grouped: Batch, algorithm: AlgorithmConfig, kind: str
+) -> None:
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
+    id = grouped.samples[0].turn_id
+    batch = foreign(grouped, 60.0, 1) if kind == "log-probs" else with_token(grouped, 0, 10**6)
+    report = trainer.update(batch)
+    assert report.foreign_turns.keys() == {id} and report.metrics["training/samples_foreign"] == 1
+    assert ("other weights" if kind == "log-probs" else "another tokenizer") in report.foreign_turns[id]
+    clean = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
+    clean.update(replace(grouped, samples=grouped.samples[1:]))
+    for name, tensor in trainer.policy.role_parameters("actor").items():
+        assert torch.equal(tensor, clean.policy.role_parameters("actor")[name]), name
+
+
+@pytest.mark.parametrize("num_foreign", [1, 2, 4])
+def test_late_turns_do_not_hide_that_the_engine_serves_other_weights(
+    base_model: Path, config: TrainerConfig, grouped: Batch, num_foreign: int
+) -> None:
+    """Four of nine turns are of this policy: late turns cannot be foreign, so they say nothing about the others."""
+    batch = foreign(grouped, 60.0, num_foreign)
+    late = [replace(sample, lag=1) for sample in batch.samples[4:]]
+    batch = replace(batch, samples=(*batch.samples[:4], *late))
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": PPOConfig(), "late": None}))
+    if num_foreign <= 2:
+        report = trainer.update(batch)
+        assert report.foreign_turns.keys() == {sample.turn_id for sample in batch.samples[:num_foreign]}
+    else:
+        with pytest.raises(ForeignSamples, match="4 of 4 replies") as raised:
+            trainer.update(batch)
+        assert raised.value.turns == {}
+
+
+def test_only_turn_of_this_policy_is_left_out(base_model: Path, config: TrainerConfig, grouped: Batch) -> None:
+    batch = foreign(grouped, 60.0, 1)
+    late = [replace(sample, lag=1) for sample in batch.samples[1:]]
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": PPOConfig(), "late": None}))
+    report = trainer.update(replace(batch, samples=(batch.samples[0], *late)))
+    assert report.foreign_turns.keys() == {batch.samples[0].turn_id}
+
+
+def test_noise_of_one_token_does_not_make_a_short_reply_foreign(
+    base_model: Path, config: TrainerConfig, draw: Draw
+) -> None:
+    batch = draw(16)
+    short = replace(
+        batch.samples[0], output_ids=batch.samples[0].output_ids[:1], logprobs=batch.samples[0].logprobs[:1]
+    )
+    noisy = replace(short, logprobs=(short.logprobs[0] - 3.0,))
     trainer = Trainer(base_model, config)
-    with pytest.raises(ForeignSamples, match="turn-0"):
-        trainer.update(foreign(draw(16), 2.1, 1))
+    assert trainer.update(replace(batch, samples=(noisy, *batch.samples[1:]))).foreign_turns == {}
+
+
+def test_what_is_left_of_a_batch_without_its_foreign_turn_must_have_contrast(
+    base_model: Path, config: TrainerConfig, draw: Draw
+) -> None:
+    batch = draw(4)
+    samples = tuple(replace(sample, reward=float(index == 0)) for index, sample in enumerate(batch.samples))
+    trainer = Trainer(base_model, config)
+    with pytest.raises(ForeignSamples, match="foreign turns") as raised:
+        trainer.update(foreign(replace(batch, samples=samples), 30.0, 1))
+    assert raised.value.turns.keys() == {batch.samples[0].turn_id}
+    assert pickle.loads(pickle.dumps(raised.value)).turns == raised.value.turns
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
@@ -326,8 +421,8 @@ class PolicyGradientWithoutKL(PPO):
 
     Config = PPOConfig
 
-    def compute_loss(self, data: MicroBatch) -> dict[str, Tensor]:
-        return {"loss": super().compute_loss(data)["loss"]}
+    def compute_loss(self, inputs: MicroBatch) -> LossOutput:
+        return LossOutput(super().compute_loss(inputs).loss)
 
 
 def test_max_kl_is_enforced_for_an_algorithm_that_reports_no_kl(

@@ -28,26 +28,25 @@ def follow(messages: Messages, turn: Turn, text: str = "and tomorrow?") -> Messa
     return [*messages, turn.reply, {"role": "user", "content": text}]
 
 
-def all_ids(turn: Turn) -> list[int]:
-    assert turn.prompt_ids is not None and turn.output_ids is not None
-    return [*turn.prompt_ids, *turn.output_ids]
+async def all_ids(harness: Harness, turn: Turn) -> list[int]:
+    return [*await harness.prompt_ids(turn.id), *(turn.output_ids or ())]
 
 
 async def test_follow_up_is_found_by_messages_and_reuses_sampled_tokens(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     first = await ask(harness, HELLO)
-    assert first.parent_id is None and first.prefix_reuse is None and first.prompt_ids == render_prompt(HELLO)
+    assert first.parent_id is None and first.prefix_reuse is None and first.own_prompt_ids == render_prompt(HELLO)
     messages = follow(HELLO, first)
     second = await ask(harness, messages)
     assert (second.parent_id, second.conversation_id) == (first.id, first.conversation_id)
     assert second.prefix_reuse == "exact"
-    first_ids, second_ids = all_ids(first), all_ids(second)
+    first_ids, second_ids = await all_ids(harness, first), await all_ids(harness, second)
     assert second_ids[: len(first_ids)] == first_ids
-    assert second.prompt_ids == [*first_ids, 13, *render_prompt(messages[-1:])]
+    assert await harness.prompt_ids(second.id) == [*first_ids, 13, *render_prompt(messages[-1:])]
     third = await ask(harness, follow(messages, second))
     assert (third.parent_id, third.prefix_reuse) == (second.id, "exact")
-    assert all_ids(third)[: len(second_ids)] == second_ids
+    assert (await all_ids(harness, third))[: len(second_ids)] == second_ids
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -92,7 +91,7 @@ async def test_named_conversation_limits_parent_search(harness: Harness, scripte
     edited = [{"role": "user", "content": "something else"}]
     third = await ask(harness, edited, metadata={"conversation_id": "ticket-7"})
     assert third.parent_id == second.id and "do not continue" in (third.prefix_reuse or "")
-    assert third.prompt_ids == render_prompt(edited)
+    assert await harness.prompt_ids(third.id) == render_prompt(edited)
 
 
 async def test_turn_records_why_tokens_were_not_reused(harness: Harness, scripted: ScriptedEngine) -> None:

@@ -35,7 +35,7 @@ async def test_reply_is_recorded_exactly(harness: Harness, scripted: ScriptedEng
     assert response.headers["x-policy-version"] == "shop@v0"
     assert turn.state == TurnState.DONE and turn.exclusion_reason is None
     assert len(turn.output_ids or []) == len(turn.logprobs or []) == body["usage"]["completion_tokens"]
-    assert turn.prompt_ids and turn.reply == {"role": "assistant", "content": scripted.reply_text}
+    assert turn.own_prompt_ids and turn.reply == {"role": "assistant", "content": scripted.reply_text}
     assert (turn.sampling["temperature"], turn.sampling["max_tokens"]) == (0.7, 50)
 
 
@@ -50,8 +50,8 @@ async def test_streamed_reply_is_recorded_exactly(harness: Harness, scripted: Sc
     assert parts[-1]["choices"] == [] and parts[-1]["usage"]["completion_tokens"] > 0
     assert all("sglext" not in part for part in parts)
     first, second = await harness.get(Turn, completion.json()["id"]), await harness.get(Turn, parts[0]["id"])
-    assert (second.prompt_ids, second.output_ids, second.logprobs) == (
-        first.prompt_ids,
+    assert (second.own_prompt_ids, second.output_ids, second.logprobs) == (
+        first.own_prompt_ids,
         first.output_ids,
         first.logprobs,
     )
@@ -441,7 +441,7 @@ async def test_all_api_processes_follow_deployment_immediately(
         for number in (0, 1, 0, 1):
             rollback = await harness.api.post("/v1/policies/shop/rollback", json={"version": number})
             assert rollback.status_code == 200
-            await asyncio.sleep(2 * harness.settings.route_cache_seconds)
+            await asyncio.sleep(2 * harness.settings.server.route_cache_seconds)
             for api in (other, harness.api):
                 response = await api.post("/v1/chat/completions", json=body)
                 assert response.headers["x-policy-version"] == f"shop@v{number}"

@@ -22,7 +22,7 @@ async def test_each_choice_is_a_turn(harness: Harness, scripted: ScriptedEngine)
     assert all(turn.state == TurnState.DONE and turn.exclusion_reason is None for turn in turns)
     num_output = sum(len(turn.output_ids) for turn in turns)
     assert body["usage"]["completion_tokens"] == num_output
-    assert body["usage"]["prompt_tokens"] == len(turns[0].prompt_ids)
+    assert body["usage"]["prompt_tokens"] == len(turns[0].own_prompt_ids)
 
 
 async def test_choices_stream_concurrently(harness: Harness, scripted: ScriptedEngine) -> None:

@@ -84,7 +84,7 @@ async def test_deleted_completion_is_erased_and_excluded(
     response = await harness.api.delete(f"{ROOT}/{id}")
     assert response.json() == {"object": "chat.completion.deleted", "id": id, "deleted": True}
     turn = await harness.get(Turn, id)
-    assert (turn.messages, turn.reply, turn.prompt_ids, turn.output_ids, turn.request_metadata) == (
+    assert (turn.own_messages, turn.reply, turn.own_prompt_ids, turn.output_ids, turn.request_metadata) == (
         [],
         None,
         None,

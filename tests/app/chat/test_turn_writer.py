@@ -1,13 +1,21 @@
 """TurnWriter: every turn is finished, however its reply ends, and keeps its exclusion reason."""
 
 import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
+import orjson
 import pytest
-from sqlalchemy import update
+from sqlalchemy import inspect, update
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import OperationalError
 
-from app.chat.turn_writer import SERVER_STOPPED, TurnStart, TurnWriter
+from app.chat import turn_writer
+from app.chat.turn_writer import SERVER_STOPPED, TurnEnd, TurnStart, TurnWriter
+from app.core.errors import AttuneError
 from app.inference.stream import StreamState
 from app.main import create_app
 from app.models import SERVER_LOST, Turn, TurnState
@@ -95,7 +103,7 @@ async def test_exclusion_reason_survives_being_marked_lost(harness: Harness, scr
 
 async def test_drain_ends_open_turns(harness: Harness) -> None:
     old = await harness.get(Turn, (await harness.turn()).id)
-    opened = {column.key: getattr(old, column.key) for column in Turn.__table__.columns if column.key != "state"}
+    opened = {column.key: getattr(old, column.key) for column in inspect(Turn).column_attrs if column.key != "state"}
     ids = [f"chatcmpl-{at:032x}" for at in range(2)]
     app = create_app(harness.settings)
     async with app.router.lifespan_context(app):
@@ -110,3 +118,69 @@ async def test_drain_ends_open_turns(harness: Harness) -> None:
             SERVER_STOPPED,
             SERVER_STOPPED,
         )
+
+
+class Outage:
+    """Makes the writes of ended turns fail as if the database were away, a number of times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_failures: int) -> None:
+        self.num_failures, self.num_calls = num_failures, 0
+        write = turn_writer.write_group
+
+        def write_group(connection: Connection, items: Sequence[TurnStart | TurnEnd]) -> list[AttuneError | None]:
+            results = write(connection, items)
+            if isinstance(items[0], TurnEnd):
+                self.num_calls += 1
+                if self.num_calls <= self.num_failures:
+                    raise OperationalError("UPDATE turns", {}, OSError("the server closed the connection"))
+            return results
+
+        monkeypatch.setattr(turn_writer, "write_group", write_group)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_turn_survives_a_short_outage_at_its_end(
+    harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    outage = Outage(monkeypatch, num_failures=2)
+    async with new_api(harness) as api:
+        response = await api.post(
+            "/v1/chat/completions", json={"model": "shop", "messages": MESSAGES, "stream": stream}
+        )
+    assert response.status_code == 200 and "error" not in response.text and outage.num_calls == 3
+    [turn] = await harness.all(Turn)
+    assert turn.state == TurnState.DONE and turn.output_ids
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_long_outage_at_the_end_is_an_error_of_the_usual_form(
+    harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, stream: bool, path: str
+) -> None:
+    Outage(monkeypatch, num_failures=10**6)
+    monkeypatch.setattr(turn_writer, "END_RETRY_SECONDS", 0.3)
+    body = {"model": "shop", "stream": stream, ("input" if path == "responses" else "messages"): MESSAGES}
+    started = time.monotonic()
+    async with new_api(harness) as api:
+        response = await api.post(f"/v1/{path}", json=body)
+    assert time.monotonic() - started < 30
+    if not stream:
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "database_unavailable")
+        return
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    if path == "responses":
+        assert orjson.loads(events[-1])["type"] == "response.failed"
+    else:
+        assert events[-1] == "[DONE]" and orjson.loads(events[-2])["error"]["code"] == "database_unavailable"
+
+
+@asynccontextmanager
+async def new_api(harness: Harness) -> AsyncIterator[httpx2.AsyncClient]:
+    """Yield a client of a new API process, whose turn writer is created after the test has changed it."""
+    app, headers = create_app(harness.settings), {"authorization": f"Bearer {harness.key}"}
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(transport=transport, base_url="http://attune", headers=headers, timeout=60) as api,
+    ):
+        yield api

@@ -1,5 +1,6 @@
 """Commands deploy, canary, shadow, delivery and pin."""
 
+import asyncio
 import json
 import re
 
@@ -155,3 +156,13 @@ async def test_invalid_pin_is_refused(cli_harness: Harness, options: list[str], 
 async def test_unknown_version_is_refused(cli_harness: Harness, version: str, message: str) -> None:
     answer = run(app, ["pin", "set", version, "--user", "bob"])
     assert answer.exit_code != 0 and message in answer.output
+
+
+async def test_dry_run_of_a_rollback_changes_nothing(cli_harness: Harness) -> None:
+    await publish(cli_harness)
+    result = await asyncio.to_thread(run, app, ["rollback", "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert "shop@v1 → shop@v0" in result.output and "training would continue from shop@v0" in result.output
+    assert (await cli_harness.serving()).number == 1
+    result = await asyncio.to_thread(run, app, ["rollback", "--dry-run", "--to", "1"])
+    assert "nothing would change: shop@v1 serves" in result.output

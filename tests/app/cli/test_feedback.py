@@ -1,6 +1,9 @@
 """Commands feedback and train votes, and the votes in status."""
 
 import json
+from typing import Any
+
+import pytest
 
 from app.cli.main import app
 from tests.support.cli import run
@@ -29,3 +32,32 @@ async def test_votes_are_counted(cli_harness: Harness) -> None:
     assert line in run(app, ["status"]).output
     assert json.loads(run(app, ["train", "votes", "--json"]).stdout)["total"] == 2
     assert json.loads(run(app, ["status", "--json"]).stdout)["policies"][0]["votes"]["total"] == 2
+
+
+async def test_feedback_is_given_once_and_listed(cli_harness: Harness) -> None:
+    turn = await cli_harness.turn()
+    for _ in range(2):
+        result = run(
+            app, ["feedback", "give", turn.id, "-1", "--source", "ada", "--id", "v-1", "--comment", "too long"]
+        )
+        assert result.exit_code == 0 and f": binary False on {turn.id} by HUMAN/ada" in result.output, result.output
+    assert run(app, ["feedback", "give", turn.id, "4", "--kind", "rating"]).exit_code == 0
+    assert run(app, ["feedback", "give", turn.id, "4", "--kind", "comment"]).exit_code == 0
+    rows = json.loads(run(app, ["feedback", "list", turn.id, "--json"]).stdout)
+    values: list[tuple[str, Any]] = [(row["kind"], row["raw_value"]) for row in rows]
+    assert values == [("binary", False), ("rating", 4), ("comment", "4")]
+    assert (rows[0]["comment"], rows[0]["outcome"]["state"]) == ("too long", "waiting")
+    assert "HUMAN/ada" in run(app, ["feedback", "list", turn.id]).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chatcmpl-0", "up"], "chatcmpl-0"),
+        (["chatcmpl-0", "maybe"], "value"),
+        (["chatcmpl-0", "many", "--kind", "rating"], "VALUE is not valid JSON"),
+    ],
+)
+async def test_refused_feedback_says_why(cli_harness: Harness, arguments: list[str], message: str) -> None:
+    result = run(app, ["feedback", "give", *arguments])
+    assert result.exit_code == 1 and message in result.output

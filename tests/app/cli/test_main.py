@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from app.cli.main import app
 from app.cli.server import check_ports_are_free, prepare_database
-from app.core.settings import Settings, get_settings
+from app.core.settings import REPOSITORY, Settings, get_settings
 from tests.support.cli import run
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import free_port
@@ -43,6 +44,37 @@ async def test_chat_continues_after_a_failed_reply(cli_harness: Harness) -> None
     assert answer.exit_code == 0 and "cannot be reached" in answer.output
 
 
+async def test_one_message_is_answered(cli_harness: Harness, scripted: object) -> None:
+    answer = run(app, ["chat", "--message", "When are you open?"])
+    assert answer.exit_code == 0 and answer.stdout == "We are open from nine to six.\n"
+    completion_id = answer.stderr.partition(" ")[0]
+    assert f"{completion_id} · shop@v0" in answer.stderr
+    assert run(app, ["feedback", "give", completion_id, "up"]).exit_code == 0
+    body = json.loads(run(app, ["chat", "-m", "-", "--json"], input="When?\n").stdout)
+    assert body["reply"] == "We are open from nine to six." and body["completion_id"].startswith("chatcmpl-")
+
+
+async def test_trigger_says_what_it_triggered(cli_harness: Harness) -> None:
+    output = run(app, ["train", "trigger"]).output
+    assert "shop: triggered with 0 ready samples, two are enough. Next batch: 2 more ready samples." in output
+    run(app, ["train", "pause"])
+    refused = run(app, ["train", "trigger"])
+    assert refused.exit_code == 1 and "halted; resume it first" in refused.output
+
+
+def test_version_is_printed() -> None:
+    result = run(app, ["--version"])
+    assert result.exit_code == 0
+    name, number, _, revision = result.stdout.split()
+    assert name.startswith("attune") and number.rstrip(",")[0].isdigit()
+    assert list(REPOSITORY.glob(f"migrations/versions/{revision}*.py"))
+
+
+def test_shells_complete_commands() -> None:
+    environment = {"_ATTUNE_COMPLETE": "complete_bash", "COMP_WORDS": "attune do", "COMP_CWORD": "1"}
+    assert run(app, [], env=environment, prog_name="attune").stdout.split() == ["doctor"]
+
+
 async def test_created_key_has_only_its_scopes(cli_harness: Harness) -> None:
     result = await asyncio.to_thread(run, app, ["keys", "create", "--scope", "feedback"])
     key = result.stdout.strip()
@@ -57,21 +89,27 @@ def test_commands_without_a_service_explain_the_error(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
-    monkeypatch.setenv("ATTUNE_PORT", str(free_port()))
+    monkeypatch.setenv("ATTUNE_SERVER__PORT", str(free_port()))
     get_settings.cache_clear()
     without_key = run(app, command, input="hi\n\n")
-    assert "set ATTUNE_API_KEY" in without_key.output
+    assert f"there is no {tmp_path}/credentials.json; set ATTUNE_API_KEY" in without_key.output
     monkeypatch.setenv("ATTUNE_API_KEY", "sk-attune-x")
     get_settings.cache_clear()
     assert "no connection to" in run(app, command, input="hi\n\n").output
     get_settings.cache_clear()
 
 
-def test_api_key_is_printed_at_the_first_start_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_api_key_is_printed_at_the_first_start_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    """Without a terminal the output may go to a log that many people read: the file that holds the key is named."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     settings = Settings(home=tmp_path / "home")
     lines: list[str] = []
     prepare_database(settings, lines.append)
-    assert len(lines) == 1 and "sk-attune-" in lines[0]
+    assert len(lines) == 1 and ("sk-attune-" in lines[0]) == is_terminal
+    assert (str(settings.credentials_file) in lines[0]) != is_terminal
     assert settings.credentials_file.stat().st_mode & 0o777 == 0o600
     prepare_database(settings, lines.append)
     assert len(lines) == 1
@@ -86,4 +124,4 @@ def test_different_base_model_is_refused(tmp_path: Path) -> None:
 def test_taken_port_is_refused(harness: Harness, live_url: str) -> None:
     port = int(live_url.rpartition(":")[2])
     with pytest.raises(ValueError, match="is taken"):
-        check_ports_are_free(Settings(port=port, engine_port=free_port()))
+        check_ports_are_free(Settings(server={"port": port}, engine={"port": free_port()}))

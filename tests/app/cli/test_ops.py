@@ -1,13 +1,17 @@
-"""Command audit: the list of entries, and the verification of their hash chain."""
+"""Commands audit and versions: the audit's entries and their hash chain, and another load of a version that crashed."""
 
+import asyncio
 import json
 
 from sqlalchemy import text
 
 from app.cli.main import app
+from app.models import Engine
 from app.ops import audit_chain
+from app.policies import load_errors
 from tests.support.cli import run
 from tests.support.deployment import Harness
+from tests.support.trained_versions import publish
 
 
 async def test_audit_is_verified(cli_harness: Harness) -> None:
@@ -35,3 +39,15 @@ async def test_changed_entry_ends_with_an_error(cli_harness: Harness) -> None:
     assert result.exit_code == 1 and "entry 1: it was changed or moved" in result.output
     result = run(app, ["audit", "verify", "--json"])
     assert result.exit_code == 1 and json.loads(result.stdout)["number"] == 1
+
+
+async def test_version_that_crashed_an_engine_is_loaded_again(cli_harness: Harness) -> None:
+    version = await publish(cli_harness)
+    name = version.adapter_name or ""
+    refused = await asyncio.to_thread(run, app, ["versions", "retry", name])
+    assert refused.exit_code != 0 and "no engine has stopped to load" in str(refused.exception)
+    async with cli_harness.db.write() as session:
+        load_errors.record_crash(await session.get_one(Engine, "engine-0"), name, "f" * 64)
+    answer = await asyncio.to_thread(run, app, ["versions", "retry", name])
+    assert answer.exit_code == 0 and "1 engine(s)" in answer.output
+    assert load_errors.count_crashes(await cli_harness.get(Engine, "engine-0"), name, "f" * 64) == 0

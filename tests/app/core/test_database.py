@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from app.cli.client import save_api_key
 from app.cli.server import prepare_database
@@ -54,6 +54,29 @@ async def write_both_ways(path: Path) -> None:
         await db.run_write(lambda connection: connection.execute(text("INSERT INTO a VALUES (1)")).rowcount)
         modes = {item.name: mode(item) for item in path.parent.iterdir()}
     assert modes == {name: "0o600" for name in ("attune.db", "attune.db-wal", "attune.db-shm")}
+
+
+INSERT = (
+    "import sqlite3, sys; connection = sqlite3.connect(sys.argv[1]); connection.execute('INSERT INTO a VALUES (1)'); \
+connection.commit(); connection.close()"
+)
+
+
+async def test_other_process_does_not_delete_the_log_that_this_one_uses(tmp_path: Path) -> None:
+    """SQLite deletes the write-ahead log with the last connection. Each process would then read commits of its own."""
+    path = tmp_path / "attune.db"
+
+    def count(connection: Connection) -> int:
+        return int(connection.execute(text("SELECT count(*) FROM a")).scalar_one())
+
+    async with Database(f"sqlite+aiosqlite:///{path}") as db:
+        async with db.write() as session:
+            await session.execute(text("CREATE TABLE a (id INTEGER)"))
+        assert await db.run_read(count) == 0  # on a connection that is opened after the first
+        for expected in (1, 2, 3):
+            subprocess.run([sys.executable, "-c", INSERT, str(path)], check=True)
+            assert path.with_name("attune.db-wal").exists()
+            assert await db.run_read(count) == expected
 
 
 async def test_files_of_embedded_database_are_private(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import pytest
 from app.chat import schemas
 from app.core import http
 from app.core.errors import BadRequest, TooLarge
+from app.core.settings import Settings
 from app.feedback import browser_tokens
+from app.main import create_app
 from tests.support.deployment import Harness
 
 
@@ -101,6 +103,19 @@ async def test_large_body_is_parsed_outside_of_the_event_loop(
     assert await parsing_threads("hi", 1) == {True}
     assert await parsing_threads("x" * http.THREAD_BYTES, 1) == {False}
     assert await parsing_threads("x", http.THREAD_VALUES // 2) == {False}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "is_required"),
+    [
+        ("post", "/v1/chat/completions", True),
+        ("post", "/v1/feedback", True),  # each of its kinds requires something
+        ("post", "/v1/policies/{name}/rollback", False),
+    ],
+)
+def test_document_says_which_body_may_be_left_out(method: str, path: str, is_required: bool) -> None:
+    operation = create_app(Settings()).openapi()["paths"][path][method]
+    assert operation["requestBody"]["required"] == is_required
 
 
 async def test_many_errors_are_not_listed_one_by_one(harness: Harness) -> None:

@@ -1,7 +1,8 @@
-"""Connections whose request headers are too large, or never complete, over real sockets."""
+"""Connections whose request headers are too large or never complete, or whose bodies are slow, over real sockets."""
 
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
@@ -11,6 +12,7 @@ import uvicorn
 
 from app.cli import server
 from app.core import http_protocol
+from app.core.draining_server import DrainingServer
 from app.core.settings import Settings
 from tests.support import scripted_engine
 
@@ -28,16 +30,18 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """Yield a connection to a server that `attune serve` has configured."""
-    options: dict[str, Any] = {}
     monkeypatch.setattr(server, "get_settings", Settings)
-    monkeypatch.setattr(server, "prepare_database", lambda *arguments: None)
-    monkeypatch.setattr(uvicorn, "run", lambda app, **values: options.update(values))
+    monkeypatch.setattr(server, "require_compatible_schema", lambda *arguments: None)
+    monkeypatch.setattr(server, "create_default_project", lambda *arguments: None)
     switch_intervals: list[float] = []
     monkeypatch.setattr(sys, "setswitchinterval", switch_intervals.append)
+    configs: list[uvicorn.Config] = []
+    monkeypatch.setattr(DrainingServer, "run", lambda self: configs.append(self.config))
     server.serve()
+    [configured] = configs
     assert switch_intervals == [0.0005]
-    assert options["timeout_keep_alive"] == 75
-    limited = {name: options[name] for name in ("http", "timeout_keep_alive") if name in options}
+    assert configured.timeout_keep_alive == 75
+    limited: dict[str, Any] = {"http": configured.http, "timeout_keep_alive": configured.timeout_keep_alive}
     config = uvicorn.Config
     with (
         patch.object(uvicorn, "Config", lambda app, **values: config(app, **values, **limited)),
@@ -83,3 +87,19 @@ def test_large_body_and_next_request_are_answered(connection: socket.socket, mon
         assert read(connection).endswith(b"%07d" % size)
     connection.sendall(b"GET")
     assert read(connection) == b""
+
+
+def test_slow_body_is_refused_and_one_that_keeps_coming_is_not(
+    connection: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.settimeout(10)
+    monkeypatch.setattr(http_protocol, "BODY_SECONDS", 0.5)
+    head = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 200000\r\n\r\n"
+    connection.sendall(head)
+    for _ in range(200):
+        connection.sendall(b"x" * 1000)
+        time.sleep(0.005)
+    assert read(connection).endswith(b"0200000")
+    connection.sendall(head + b"x" * 100)
+    response = read(connection)
+    assert response.startswith(b"HTTP/1.1 408") and b'"code":"request_timeout"' in response

@@ -11,6 +11,7 @@ import pytest
 from app.core import rate_limits
 from app.core.errors import RateLimited
 from app.core.rate_limits import MemoryWindow, RateLimiter, RedisWindow
+from app.projects.auth import ApiKeyCache
 from tests.app.projects.test_endpoints import bearer, create_key
 from tests.conftest import skip_or_fail
 from tests.support.deployment import Harness
@@ -166,15 +167,28 @@ async def test_concurrent_requests_are_counted_exactly_in_redis(redis: str, monk
     await limiter.close()
 
 
-async def test_requests_pass_when_redis_is_down_with_one_warning(
+async def test_a_refused_batch_leaves_the_minute_to_others(redis: str) -> None:
+    window, name = RedisWindow(redis), uuid4().hex
+    assert not await window.add(name, 1_000, 500)
+    assert await window.add(name, 500, 500) and not await window.add(name, 1, 500)
+    await window.close()
+
+
+async def test_a_process_counts_alone_when_redis_is_down_with_one_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rate_limits, "BYPASS_SECONDS", 0.0)
-    limiter = RateLimiter("async+redis://127.0.0.1:1", 1, 10)
+    limiter = RateLimiter("async+redis://127.0.0.1:1", 100, 10)
     with caplog.at_level(logging.WARNING, "attune.limits"):
         for _ in range(20):
-            await take(limiter, "key-a", 1)
-    assert len(caplog.records) == 1 and "pass uncounted" in caplog.text
+            await take(limiter, "key-a", 20)
+        with pytest.raises(RateLimited):
+            await take(limiter, "key-a", 20)
+        await take(limiter, "key-b", 20)
+        await limiter.count_feedback("proj-a", 5, 5)
+        with pytest.raises(RateLimited):
+            await limiter.count_feedback("proj-a", 1, 5)
+    assert len(caplog.records) == 1 and "counts requests alone" in caplog.text
     await limiter.close()
 
 
@@ -183,16 +197,16 @@ async def test_hanging_redis_delays_concurrent_requests_but_not_later_ones(
 ) -> None:
     monkeypatch.setattr(rate_limits, "BYPASS_SECONDS", 600.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        limiter = RateLimiter(f"async+redis://127.0.0.1:{silent.getsockname()[1]}", 1, 10)
+        limiter = RateLimiter(f"async+redis://127.0.0.1:{silent.getsockname()[1]}", 10, 10)
         async with asyncio.timeout(60):
-            await asyncio.gather(*(take(limiter, "key-a", 1) for _ in range(5)))
+            await asyncio.gather(*(take(limiter, "key-a", 10) for _ in range(5)))
 
         def fail_if_called(*args: object) -> None:
             raise AssertionError("Redis is called again, though it did not respond a moment ago")
 
         assert isinstance(limiter._window, RedisWindow)
         monkeypatch.setattr(limiter._window._windows, "hit", fail_if_called)
-        await take(limiter, "key-a", 1)
+        await take(limiter, "key-a", 10)
         await limiter.close()
 
 
@@ -207,3 +221,15 @@ async def test_api_counts_in_redis(redis: str, harness: Harness) -> None:
     key = (await create_key(harness, requests_per_minute=1))["key"]
     assert (await harness.api.get("/v1/models", headers=bearer(key))).status_code == 200
     assert (await harness.api.get("/v1/models", headers=bearer(key))).status_code == 429
+
+
+async def test_unknown_keys_are_throttled_and_known_keys_are_not(harness: Harness) -> None:
+    known = (await create_key(harness))["key"]
+    assert (await harness.api.get("/v1/models", headers=bearer(known))).status_code == 200
+    keys, limit = harness.api._transport.app.services.get(ApiKeyCache), 100  # type: ignore[attr-defined]
+    answers = [await harness.api.get("/v1/models", headers=bearer(f"sk-{number}")) for number in range(limit + 2)]
+    assert [answer.status_code for answer in answers] == [401] * limit + [429] * 2
+    assert answers[-1].json()["error"]["code"] == "too_many_unknown_keys"
+    assert int(answers[-1].headers["retry-after"]) == 60
+    keys.forget()
+    assert (await harness.api.get("/v1/models", headers=bearer(known))).status_code == 200

@@ -2,15 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from io import BytesIO
+from threading import Event
 
 import httpx2
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
+from sqlalchemy import update
 
+from app.core.errors import Unavailable
 from app.core.settings import Settings
+from app.datasets import imports
 from app.models import Dataset, DatasetRow, Project
 from tests.support.deployment import Harness
 from tests.support.parquet_files import import_file, to_parquet
+from workers.reconcile import reconcile
 
 HELLO = to_parquet({"prompt": ["Hi", "Bye"], "chosen": ["Hello!", "See you!"], "rejected": ["What?", "Go."]})
 
@@ -92,6 +98,72 @@ async def test_concurrent_imports_of_one_file_make_one_dataset(harness: Harness)
     assert len(await harness.all(DatasetRow)) == 2
 
 
+class PausedRows(BytesIO):
+    """Rows that are stored one by one. The second one is read when `is_resumed` is set."""
+
+    def __init__(self, number: int, error: Exception | None = None) -> None:
+        super().__init__(b'{"messages": []}\n' * number)
+        self.is_paused, self.is_resumed, self.error = Event(), Event(), error
+
+    def readlines(self, hint: int | None = -1) -> list[bytes]:
+        if self.tell() > 0:
+            self.is_paused.set()
+            assert self.is_resumed.wait(30)
+            if self.error is not None:
+                raise self.error
+        return super().readlines(1)
+
+
+async def start_import(harness: Harness, rows: PausedRows) -> asyncio.Task[Dataset]:
+    """Start an import, and return it once its first row is stored."""
+    project_id = (await harness.policy()).project_id
+    dataset = Dataset(
+        id="ds-1", project_id=project_id, name="manners", kind="prompts", sha256="0", num_rows=3, num_bytes=9
+    )
+    task = asyncio.create_task(imports.store_dataset(harness.db, dataset, rows, None, lambda session: None))
+    await asyncio.to_thread(rows.is_paused.wait, 30)
+    return task
+
+
+async def test_chats_and_feedback_are_stored_while_a_dataset_is_imported(harness: Harness) -> None:
+    rows = PausedRows(3)
+    task = await start_import(harness, rows)
+    assert len(await harness.all(DatasetRow)) == 1
+    turn = await asyncio.wait_for(harness.turn(), 10)
+    assert (await asyncio.wait_for(harness.vote(turn.id), 10)).status_code == 201
+    assert (await harness.api.get("/v1/datasets")).json()["data"] == []
+    assert (await harness.api.get("/v1/datasets/ds-1")).status_code == 404
+    assert await imports.remove_unfinished(harness.db) == 0, "it has not died"
+    rows.is_resumed.set()
+    assert (await task).name == "manners"
+    [view] = (await harness.api.get("/v1/datasets")).json()["data"]
+    assert (view["id"], view["name"], view["num_rows"], len(await harness.all(DatasetRow))) == ("ds-1", "manners", 3, 3)
+
+
+async def test_an_import_that_fails_leaves_nothing(harness: Harness) -> None:
+    rows = PausedRows(3, OSError("the disk is full"))
+    task = await start_import(harness, rows)
+    rows.is_resumed.set()
+    with pytest.raises(OSError):
+        await task
+    assert await harness.all(Dataset) == [] and await harness.all(DatasetRow) == []
+
+
+async def test_an_import_whose_process_died_is_removed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And if it goes on nevertheless, it is told so, and stores nothing."""
+    monkeypatch.setattr(imports, "DELETE_STEP", 1)
+    rows = PausedRows(3)
+    task = await start_import(harness, rows)
+    async with harness.db.write() as session:
+        await session.execute(update(Dataset).values(importing_until=1.0))
+    await reconcile(harness.db, harness.settings)
+    assert await harness.all(Dataset) == [] and await harness.all(DatasetRow) == []
+    rows.is_resumed.set()
+    with pytest.raises(Unavailable):
+        await task
+    assert await harness.all(DatasetRow) == []
+
+
 async def test_invalid_file_is_refused_by_row_and_column_and_nothing_is_stored(harness: Harness) -> None:
     file = to_parquet({"prompt": ["a", "b"], "chosen": ["c", "d"], "rejected": ["e", None]})
     for content, column, message_part in (
@@ -110,7 +182,7 @@ async def test_invalid_file_is_refused_by_row_and_column_and_nothing_is_stored(h
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """Limit files to 100,000 bytes."""
-    return settings.model_copy(update={"max_import_bytes": 100_000})
+    return settings.replace({"server.max_import_bytes": 100_000})
 
 
 async def test_too_large_file_is_a_413_with_or_without_content_length(harness: Harness) -> None:

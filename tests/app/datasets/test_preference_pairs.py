@@ -66,9 +66,9 @@ async def test_pairs_beyond_roles_and_text_are_left_out_and_counted(harness: Har
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     fine, same = await create_reply(harness, "fine"), await create_reply(harness, "fine")
     tool = await harness.turn(
-        messages=fine.messages, reply={"role": "assistant", "content": None, "tool_calls": [call]}
+        own_messages=fine.own_messages, reply={"role": "assistant", "content": None, "tool_calls": [call]}
     )
-    removed = await harness.turn(messages=[], reply=None, deleted_at=1.0)
+    removed = await harness.turn(own_messages=[], reply=None, deleted_at=1.0)
     await create_feedback(harness, None, "comparison", ranks=[(fine, 0), (tool, 1)], name="x")
     await create_feedback(harness, None, "comparison", ranks=[(fine, 0), (same, 1)], name="y")
     await create_feedback(harness, None, "comparison", ranks=[(fine, 0), (removed, 1)], name="z")
@@ -81,7 +81,7 @@ async def test_pairs_beyond_roles_and_text_are_left_out_and_counted(harness: Har
 async def test_text_parts_are_joined_and_developer_becomes_system(harness: Harness) -> None:
     parts = [{"type": "text", "text": "Op"}, {"type": "text", "text": "en?"}]
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
-    turn = await harness.turn(messages=messages)
+    turn = await harness.turn(own_messages=messages)
     await create_feedback(harness, turn, "correction", raw_value="Yes.")
     [row] = read_rows(await harness.api.get(EXPORT))
     assert row["prompt"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Open?"}]

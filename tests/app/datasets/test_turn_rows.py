@@ -11,6 +11,7 @@ from app.datasets import turn_rows
 from app.models import Policy, Project, Turn, TurnState, Version
 from tests.support.deployment import Harness
 from tests.support.parquet_files import create_feedback, read_rows
+from tests.support.shared_histories import FOLLOW_UP, follow_up
 
 
 async def test_row_has_everything_that_was_recorded(harness: Harness) -> None:
@@ -36,7 +37,7 @@ async def test_row_has_everything_that_was_recorded(harness: Harness) -> None:
         "done",
     )
     assert dict(row["metadata"]) == {"page": "7", "ü": "☃"}
-    assert json.loads(row["messages"]) == turn.messages
+    assert json.loads(row["messages"]) == turn.own_messages
     assert json.loads(row["reply"]) == turn.reply
     assert json.loads(row["request_params"]) == turn.request_params
     assert (json.loads(row["sampling"]), row["temperature"]) == (turn.sampling, 0.7)
@@ -44,9 +45,21 @@ async def test_row_has_everything_that_was_recorded(harness: Harness) -> None:
     assert row["feedback"] == []
 
 
+async def test_rows_have_whole_prompts_of_turns_that_share_their_histories(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_rows, "PAGE_SIZE", 1)  # so that a history is on another page
+    first = await harness.turn(created_at=1.0)
+    await harness.turn(created_at=2.0, **follow_up(first))
+    rows = read_rows(await harness.api.get("/v1/exports/turns"))
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}, FOLLOW_UP]
+    assert [json.loads(row["messages"]) for row in rows] == [messages[:1], messages]
+    assert [row["prompt_ids"] for row in rows] == [[1, 2, 3], [1, 2, 3, 4, 5, 7, 8]]
+
+
 async def test_sample_can_be_rebuilt_from_its_row(harness: Harness) -> None:
     logprobs = list(array("f", [-0.1, -1e-7, -3.4028234e38, -1.1754944e-38, 0.0, -17.123457]))
-    turn = await harness.turn(prompt_ids=[0, 151_936, 2**31 - 1], output_ids=[1, 2, 3, 4, 5, 6], logprobs=logprobs)
+    turn = await harness.turn(own_prompt_ids=[0, 151_936, 2**31 - 1], output_ids=[1, 2, 3, 4, 5, 6], logprobs=logprobs)
     [row] = read_rows(await harness.api.get("/v1/exports/turns"))
     stored = await harness.get(Turn, turn.id)
 
@@ -54,7 +67,9 @@ async def test_sample_can_be_rebuilt_from_its_row(harness: Harness) -> None:
         return Sample(turn.id, tuple(prompt), tuple(output), tuple(logprobs), 1.0, version, temperature)
 
     exported = sample(row["prompt_ids"], row["output_ids"], row["logprobs"], row["version"], row["temperature"])
-    assert exported == sample(stored.prompt_ids, stored.output_ids, stored.logprobs, 0, stored.sampling["temperature"])
+    assert exported == sample(
+        stored.own_prompt_ids, stored.output_ids, stored.logprobs, 0, stored.sampling["temperature"]
+    )
     assert struct.pack("<6f", *exported.logprobs) == struct.pack("<6f", *logprobs)
 
 
@@ -86,7 +101,7 @@ async def test_turns_created_during_an_export_are_not_repeated(
 
 
 async def test_deleted_turns_are_not_exported_and_an_empty_export_is_valid(harness: Harness) -> None:
-    await harness.turn(deleted_at=5.0, messages=[], reply=None)
+    await harness.turn(deleted_at=5.0, own_messages=[], reply=None)
     assert read_rows(await harness.api.get("/v1/exports/turns")) == []
 
 

@@ -185,7 +185,7 @@ async def test_version_that_is_not_loaded_everywhere_notifies_the_reconciler(har
 async def enqueued_tasks(harness: Harness, request: PinRequest) -> list[str]:
     policy = await harness.policy()
     async with harness.db.write() as session:
-        await pins.set_pin(session, policy, request, actor="test")
+        await pins.set_pin(session, policy, request, actor="test", limit=None)
         return list(session.info.get(PENDING_TASKS, []))
 
 

@@ -216,3 +216,29 @@ async def test_delivery_settings_are_set_and_reset(harness: Harness) -> None:
     reset = await harness.api.put(f"{ROOT}/delivery", json={})
     assert (reset.json()["canary_overridden"], reset.json()["canary_config"]) == (False, None)
     assert [row.action for row in await harness.all(Audit)] == ["delivery.updated", "delivery.updated"]
+
+
+@pytest.mark.parametrize("act", ["deploy", "canary", "shadow", "pin", "rollback", "rollback to the parent"])
+async def test_version_that_learned_from_erased_data_is_refused(harness: Harness, act: str) -> None:
+    versions = [await publish(harness) for _ in range(4)]
+    async with harness.db.write() as session:
+        # The child was trained after the erasure: it has inherited the data, and no time of its own.
+        (await session.get_one(Version, versions[1].id)).tainted_at = 1.0
+        if act == "shadow":
+            (await session.get_one(Version, versions[3].id)).state = VersionState.SUPERSEDED
+    if act == "shadow":
+        await harness.version(VersionState.SHADOW, shadow_since=1.0, parent_id=versions[2].id)
+    policy = "/v1/policies/shop"
+    answer = await {
+        "deploy": lambda: harness.api.post(f"{policy}/deploy", json={"version": 3}),
+        "canary": lambda: harness.api.post(f"{policy}/deploy", json={"version": 3, "share": 0.1}),
+        "shadow": lambda: harness.api.post(f"{policy}/shadow/promote", json={}),
+        "pin": lambda: harness.api.put(f"{policy}/pins", json={"kind": "user", "subject": "bob", "version": 3}),
+        "rollback": lambda: harness.api.post(f"{policy}/rollback", json={"version": 2}),
+        "rollback to the parent": lambda: harness.api.post(f"{policy}/rollback", json={}),
+    }[act]()
+    assert answer.status_code == 409, answer.text
+    assert answer.json()["error"]["code"] == "version_tainted"
+    assert "shop@v1" in answer.json()["error"]["message"]
+    assert (await harness.serving()).id == versions[3].id
+    assert (await harness.api.post(f"{policy}/rollback", json={"version": 1})).status_code == 200

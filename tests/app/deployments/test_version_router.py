@@ -44,7 +44,7 @@ async def set_pin(harness: Harness, version: Version, **subject: str) -> None:
     values = {"project_id": policy.project_id, "policy_id": policy.id, "version_id": version.id, "actor": "test"}
     async with harness.db.write() as session:
         session.add(Pin(id=new_id("pin"), kind=PinKind(kind), subject=name, **values))
-    await asyncio.sleep(2 * harness.settings.route_cache_seconds)
+    await asyncio.sleep(2 * harness.settings.server.route_cache_seconds)
 
 
 async def route_reasons(harness: Harness) -> list[str]:
@@ -117,7 +117,7 @@ async def test_conversation_follows_the_deployment_or_stays_on_its_version(
     assert (answer.status_code, answer.json()["conversations"]) == (200, conversations)
     first_version, messages = await converse(harness, HELLO)
     await publish_on_scripted(harness, scripted)
-    await asyncio.sleep(2 * harness.settings.route_cache_seconds)
+    await asyncio.sleep(2 * harness.settings.server.route_cache_seconds)
     second_version, messages = await converse(harness, messages)
     assert (first_version, second_version) == ("shop@v3", expected)
     assert (await converse(harness, [{"role": "user", "content": "Hello?"}]))[0] == "shop@v4", (

@@ -9,10 +9,12 @@ from typing import Any
 import httpx2
 import jwt
 import pytest
+from sqlalchemy import select
 
 from app.core.errors import BadRequest
 from app.core.http import parse_body
 from app.feedback.browser_tokens import TokenRequest
+from app.feedback.feedback_writer import FeedbackLimits, FeedbackWriter
 from app.models import Feedback, Project
 from tests.support.deployment import Harness
 from tests.support.feedback_users import create_other_project_key, error_shape
@@ -46,7 +48,7 @@ async def test_token_submits_feedback_as_its_user(harness: Harness) -> None:
     ).json()
     assert set(new_token) == {"object", "token", "expires_at", "url"}
     assert new_token["object"] == "feedback.token"
-    assert abs(new_token["expires_at"] - before - harness.settings.feedback_token_seconds) < 5
+    assert abs(new_token["expires_at"] - before - harness.settings.limits.feedback_token_seconds) < 5
     assert new_token["url"] == "http://attune/v1/feedback"
     response = await post(harness, new_token["token"], completion_id=turn.id, source={"kind": "CODE", "id": "root"})
     assert response.status_code == 201, response.text
@@ -69,6 +71,8 @@ async def test_token_allows_only_its_claims(harness: Harness) -> None:
         {"kind": "comparison", "value": [turn.id, other.id], "name": "tone"},
     ):
         assert error_shape(await post(harness, bearer, **body)) == (403, {"message", "type", "param", "code"}), body
+    refused = await post(harness, bearer, completion_id=turn.id, choice_index=1, name="tone")
+    assert refused.json()["error"]["message"] == "This feedback token is for another choice of this completion: 0."
     assert await harness.all(Feedback) == []
     assert (await post(harness, bearer, completion_id=turn.id, name="tone")).status_code == 201
 
@@ -123,7 +127,7 @@ async def test_forged_malformed_and_expired_tokens_are_401(harness: Harness) -> 
         signed(secret="0" * 64),
         signed(algorithm="HS512"),
         signed(secret="", algorithm="none"),
-        signed(exp=int(time.time()) - 1),
+        signed(exp=int(time.time()) - 61),
         signed(exp=None),
         signed(aud="attune"),
         signed(aud=None),
@@ -154,7 +158,7 @@ async def test_forged_malformed_and_expired_tokens_are_401(harness: Harness) -> 
 
 async def test_expired_token_has_its_own_code(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = await harness.turn()
-    past = time.time() - 61
+    past = time.time() - 121
     monkeypatch.setattr("app.feedback.browser_tokens.time.time", lambda: past)
     bearer = await token(harness, turn.id, expires_in=60)
     monkeypatch.undo()
@@ -199,3 +203,101 @@ async def test_tokens_are_for_own_turns_only(harness: Harness) -> None:
 def test_malformed_token_request_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         parse_body(TokenRequest, {"completion_id": "a", **fields})
+
+
+def set_limits(harness: Harness, limits: FeedbackLimits) -> None:
+    harness.api._transport.app.services.put(FeedbackWriter(harness.db, limits))  # type: ignore[attr-defined]
+
+
+async def test_token_has_a_quota(harness: Harness) -> None:
+    turn = await harness.turn()
+    set_limits(harness, FeedbackLimits(per_source=1000, per_token=3))
+    bearer = await token(harness, turn.id, source_id="ada")
+    first = {"completion_id": turn.id, "id": "k"}
+    answers = [await post(harness, bearer, **first)]
+    answers += [await post(harness, bearer, completion_id=turn.id) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [201, 201, 201, 403]
+    assert answers[-1].json()["error"]["code"] == "token_quota"
+    assert (await post(harness, bearer, **first)).status_code == 200  # a replay writes nothing
+    other = await token(harness, turn.id, source_id="ada")
+    assert (await post(harness, other, completion_id=turn.id)).status_code == 201
+    assert len(await harness.all(Feedback)) == 4
+
+
+async def test_token_ends_with_the_key_that_created_it(harness: Harness) -> None:
+    turn = await harness.turn()
+    key = (await harness.api.post("/v1/keys", json={"scopes": ["feedback"]})).json()
+    body = {"completion_id": turn.id, "kinds": ["binary"]}
+    answer = await harness.api.post("/v1/feedback/tokens", json=body, headers={"authorization": f"Bearer {key['key']}"})
+    bearer, other = answer.json()["token"], await token(harness, turn.id)
+    assert (await post(harness, bearer, completion_id=turn.id)).status_code == 201
+    assert (await harness.api.delete(f"/v1/keys/{key['id']}")).status_code == 200
+    response = await post(harness, bearer, completion_id=turn.id)
+    assert (response.status_code, response.json()["error"]["code"]) == (401, "token_revoked")
+    assert (await post(harness, other, completion_id=turn.id)).status_code == 201
+
+
+async def test_token_of_an_older_release_names_no_key_and_is_accepted(harness: Harness) -> None:
+    turn = await harness.turn()
+    bearer = await token(harness, turn.id)
+    project_id, key = await secret(harness)
+    claims = jwt.decode(bearer, key, algorithms=["HS256"], audience="attune.feedback")
+    del claims["key_id"]
+    old = jwt.encode(claims, key, algorithm="HS256", headers={"kid": project_id})
+    assert (await post(harness, old, completion_id=turn.id)).status_code == 201
+
+
+async def rotate(harness: Harness, **body: Any) -> dict[str, Any]:
+    response = await harness.api.post("/v1/feedback/tokens/rotate-secret", json=body)
+    assert response.status_code == 200, response.text
+    view: dict[str, Any] = response.json()
+    return view
+
+
+async def test_tokens_outlive_a_rotation_of_the_secret(harness: Harness) -> None:
+    turn = await harness.turn()
+    before, (_, first_secret) = await token(harness, turn.id), await secret(harness)
+    view = await rotate(harness)
+    assert abs(view["previous_valid_until"] - time.time() - 7 * 86400) < 60
+    after, (_, second_secret) = await token(harness, turn.id), await secret(harness)
+    assert first_secret != second_secret
+    jwt.decode(after, second_secret, algorithms=["HS256"], audience="attune.feedback")
+    for bearer in (before, after):
+        assert (await post(harness, bearer, completion_id=turn.id)).status_code == 201
+    async with harness.db.write() as session:
+        [project] = await session.scalars(select(Project))
+        project.previous_token_secret_until = time.time() - 1
+    statuses = [(await post(harness, bearer, completion_id=turn.id)).status_code for bearer in (before, after)]
+    assert statuses == [401, 201]
+
+
+async def test_rotation_can_end_all_tokens(harness: Harness) -> None:
+    turn = await harness.turn()
+    before = await token(harness, turn.id)
+    assert (await rotate(harness, end_tokens=True))["previous_valid_until"] is None
+    assert (await post(harness, before, completion_id=turn.id)).status_code == 401
+    assert (await post(harness, await token(harness, turn.id), completion_id=turn.id)).status_code == 201
+
+
+@pytest.mark.parametrize("offset, status", [(-50, 201), (-70, 401)])
+async def test_clocks_of_hosts_may_differ_by_a_minute(harness: Harness, offset: int, status: int) -> None:
+    turn = await harness.turn()
+    bearer = await token(harness, turn.id)
+    project_id, key = await secret(harness)
+    claims = jwt.decode(bearer, key, algorithms=["HS256"], audience="attune.feedback")
+    claims |= {"exp": int(time.time()) + offset, "iat": int(time.time()) - offset}
+    shifted = jwt.encode(claims, key, algorithm="HS256", headers={"kid": project_id})
+    assert (await post(harness, shifted, completion_id=turn.id)).status_code == status
+
+
+async def test_source_has_a_limit_of_feedback_about_one_target(harness: Harness) -> None:
+    turn, other = await harness.turn(), await harness.turn()
+    set_limits(harness, FeedbackLimits(per_source=2, per_token=100))
+    ada: dict[str, Any] = {"source": {"kind": "HUMAN", "id": "ada"}}
+    statuses = [(await harness.vote(turn.id, **ada)).status_code for _ in range(3)]
+    assert statuses == [201, 201, 409]
+    items = [{"completion_id": one.id, "kind": "binary", "value": True, **ada} for one in (turn, other, other, other)]
+    answer = await harness.api.post("/v1/feedback/batch", json={"items": items})
+    assert [item["status"] for item in answer.json()["data"]] == [409, 201, 201, 409]
+    assert answer.json()["data"][0]["error"]["code"] == "source_quota"
+    assert (await harness.vote(turn.id, source={"kind": "HUMAN", "id": "bob"})).status_code == 201

@@ -80,10 +80,14 @@ async def test_ranking_with_unknown_turn_is_404_and_writes_nothing(harness: Harn
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"kind": "stars", "value": 1}, None),
-        ({"kind": ["binary"], "value": True}, None),
-        ({"value": True}, None),
-        ({"kind": "binary", "value": 1}, "value"),
+        ({"kind": "stars", "value": 1}, "kind"),
+        ({"kind": ["binary"], "value": True}, "kind"),
+        ({"value": True}, "kind"),
+        ({"kind": "binary", "value": 2}, "value"),
+        ({"kind": "binary", "value": 0}, "value"),
+        ({"kind": "binary", "value": 0.5}, "value"),
+        ({"kind": "binary", "value": None}, "value"),
+        ({"kind": "binary", "value": ["up"]}, "value"),
         ({"kind": "binary", "value": "yes"}, "value"),
         ({"kind": "rating", "value": 6}, None),
         ({"kind": "rating", "value": 3, "scale": [5, 1]}, None),
@@ -103,6 +107,29 @@ def test_invalid_feedback_names_the_field(body: dict[str, Any], param: str | Non
         kinds.parse_feedback({"completion_id": "chatcmpl-1", **body})
     assert caught.value.param == param
     assert "~" not in caught.value.message
+
+
+@pytest.mark.parametrize("value", [4, "4", "good", None])
+def test_another_value_than_a_thumb_is_told_of_the_thumbs_and_of_ratings(value: Any) -> None:
+    with pytest.raises(
+        BadRequest, match="true, false, 'up', 'down', 1 or -1; a number on a scale is of the kind 'rating'"
+    ):
+        kinds.parse_feedback({"completion_id": "chatcmpl-1", "kind": "binary", "value": value})
+
+
+def test_missing_kind_is_told_with_those_that_exist() -> None:
+    for body, beginning in (({}, "'kind' is required: "), ({"kind": "thumb"}, "There is no such 'kind': ")):
+        with pytest.raises(BadRequest) as caught:
+            kinds.parse_feedback({"completion_id": "chatcmpl-1", "value": True, **body})
+        assert caught.value.message.startswith(beginning + "binary, rating, score, comparison, ")
+
+
+@pytest.mark.parametrize(("value", "reward"), [(1, 1.0), (-1, -1.0), (1.0, 1.0)])
+def test_one_is_a_thumb_up_and_minus_one_down(value: float, reward: float) -> None:
+    body = {"completion_id": "chatcmpl-1", "kind": "binary", "value": value, "source": "user-7"}
+    request = kinds.parse_feedback(body)
+    assert request.reward_value() == reward
+    assert (request.source.kind, request.source.id) == ("HUMAN", "user-7")
 
 
 @pytest.mark.parametrize(
@@ -146,6 +173,9 @@ def test_comparison_takes_two_completions(value: Any) -> None:
         {"target": {"metadata": {"k" * 65: "v"}}},
         {"target": "a"},
         {"choice_index": 1, "target": {"completion_id": "a"}},
+        {"completion_id": "a", "request_id": "req-a"},
+        {"target": {"conversation_id": "c", "turn": 0}},
+        {"target": {"conversation_id": "c", "turn": -2}},
         {"completion_id": "a", "choice_index": -1},
         {"completion_id": "a", "choice_index": 128},
         {"completion_id": "a", "choice_index": "0"},

@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
+from app.feedback import settled_votes
 from app.feedback.outcomes import REASONS, SENTENCES, Reason, state_of
 from app.feedback.vote_counts import count_votes
 from app.models import (
     VOTE_KINDS,
+    ApiKey,
     Batch,
     BatchState,
     Feedback,
     LearningMode,
     Policy,
+    Project,
     RaterStanding,
     Reward,
     Sample,
@@ -23,13 +26,17 @@ from app.models import (
     SampleState,
     Turn,
     TurnState,
+    Version,
     VersionState,
 )
 from app.raters import service as raters
 from app.training import batch_samples
 from tests.support.deployment import Harness
 from tests.support.trained_versions import create_batch, create_version
+from tests.support.updates import RESULT, claim_next_batch, deploy, release, roll_back
 from workers.curate import curate
+from workers.feedback.rewards import record_reward, update_turn_samples
+from workers.training import batches
 from workers.training.assemble import assemble
 
 RELEASED = (VersionState.CANARY, VersionState.LIVE, VersionState.SUPERSEDED)
@@ -69,7 +76,7 @@ async def change(harness: Harness, model: type[Any], **values: Any) -> None:
 
 def test_every_reason_has_a_sentence_and_a_state() -> None:
     assert SENTENCES.keys() == set(REASONS)
-    assert Counter(state_of(reason) for reason in REASONS) == {"learned": 1, "waiting": 8, "not_learned": 13}
+    assert Counter(state_of(reason) for reason in REASONS) == {"learned": 1, "waiting": 10, "not_learned": 14}
     assert {Reason(rule) for rule in SampleRule} <= set(REASONS)
 
 
@@ -120,6 +127,50 @@ async def test_feedback_waits_for_its_processing_the_batch_and_the_training(harn
     await change(harness, Batch, state=BatchState.REFUSED)
     await change(harness, Sample, state=SampleState.OPEN, ready_at=0.0, batch_id=None)
     assert await read_reason(harness, feedback_id) == ("waiting", "batch")
+
+
+async def test_a_vote_without_consent_waits_for_consent(harness: Harness) -> None:
+    feedback_id = await vote(harness, await harness.turn())
+    for body, expected in (({"train": False}, "consent"), ({"train": True}, "batch")):
+        await change(harness, Project, **body)
+        assert await read_reason(harness, feedback_id) == ("waiting", expected)
+    await change(harness, ApiKey, train=False)
+    assert await read_reason(harness, feedback_id) == ("waiting", "batch"), "the turn has no key"
+    async with harness.db.write() as session:
+        key_id = await session.scalar(select(ApiKey.id))
+        await session.execute(update(Turn).values(key_id=key_id))
+    assert await read_reason(harness, feedback_id) == ("waiting", "consent")
+
+
+@pytest.mark.parametrize("reason", batch_samples.WAITS_FOR_NEW)
+async def test_a_vote_in_a_batch_that_is_not_repeated_waits_for_newer_feedback(harness: Harness, reason: str) -> None:
+    feedback_id = await vote(harness, await harness.turn())
+    await change(harness, Sample, reason=reason)
+    assert await read_reason(harness, feedback_id) == ("waiting", "new_feedback")
+
+
+async def test_a_vote_is_not_learned_from_where_the_rewards_do_not_use_feedback(harness: Harness) -> None:
+    """Its reply is trained on with the reward of a rule, and a rule alone."""
+    config = {"sources": [{"type": "rule", "name": "length", "function": "length"}]}
+    assert (await harness.api.put("/v1/policies/shop/rewards", json=config)).status_code == 200
+    turns = [await harness.turn() for _ in range(8)]
+    ids = [await vote(harness, turn) for turn in turns]
+    async with harness.db.write() as session:
+        for number, turn in enumerate(turns):
+            await record_reward(session, turn.id, "length", 1.0 if number % 2 else -1.0)
+        await update_turn_samples(session, [turn.id for turn in turns], harness.settings)
+    assert {await read_reason(harness, id) for id in ids} == {("not_learned", "not_used")}
+    claimed = await claim_next_batch(harness)
+    assert {row.batch_id for row in await harness.all(Feedback)} == {None}
+    assert {await read_reason(harness, id) for id in ids} == {("not_learned", "not_used")}
+    assert await batches.commit(harness.db, claimed, **RESULT)
+    [version] = [row for row in await harness.all(Version) if row.batch_id is not None]
+    await release(harness, version)
+    votes = (await harness.api.get("/v1/policies/shop/votes")).json()
+    assert (votes["total"], votes["learned"], votes["not_learned"]) == (8, 0, 8)
+    await roll_back(harness)
+    await deploy(harness, 1)  # the version takes its samples back, and no feedback
+    assert {row.batch_id for row in await harness.all(Feedback)} == {None}
 
 
 async def test_replaced_withdrawn_and_late_feedback_is_not_learned_from(harness: Harness) -> None:
@@ -234,10 +285,10 @@ async def test_the_counts_are_those_of_the_single_outcomes_and_add_up(harness: H
             await harness.api.delete(f"/v1/feedback/{rng.choice(ids)}")
         if number == 40:
             await curate(harness.db, harness.settings)
-    batches = [None, None, open_batch.id, *(version.batch_id for version in versions)]
+    batch_ids = [None, None, open_batch.id, *(version.batch_id for version in versions)]
     async with harness.db.write() as session:
         for row in list(await session.scalars(select(Feedback))):
-            row.batch_id = rng.choice(batches) if row.kind != "withdrawal" and rng.random() < 0.3 else None
+            row.batch_id = rng.choice(batch_ids) if row.kind != "withdrawal" and rng.random() < 0.3 else None
         for sample in list(await session.scalars(select(Sample))):
             sample.state = rng.choice(list(SampleState))
             sample.rule = rng.choice([None, *SampleRule]) if sample.state == SampleState.DROPPED else None
@@ -259,6 +310,10 @@ async def test_the_counts_are_those_of_the_single_outcomes_and_add_up(harness: H
     for count in counts:
         counted[count.reason, count.is_person] += count.num_votes
     assert counted == expected and len(expected) > 8
+    assert await settled_votes.count_settled_votes(harness.db, harness.settings) > 0
+    async with harness.db.read() as session:
+        counts = await count_votes(session, policy.project_id, [policy.id])
+    assert Counter({(count.reason, count.is_person): count.num_votes for count in counts}) == expected
 
 
 async def test_other_projects_and_policies_are_not_counted(harness: Harness) -> None:

@@ -55,10 +55,11 @@ async def test_pages_have_no_gap_or_overlap(harness: Harness, order: str) -> Non
     assert rest == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
 
 
-async def test_effective_is_set_on_reads_only(harness: Harness) -> None:
+async def test_effective_is_set_on_reads_and_trainable_when_submitted(harness: Harness) -> None:
     turn = await harness.turn()
     submitted = (await harness.vote(turn.id, "up", comment="ok", metadata={"k": "v"})).json()
     FeedbackView.model_validate(submitted)
+    assert (submitted.pop("trainable"), submitted.pop("exclusion_reason")) == (True, None)
     await harness.vote(turn.id, "down")
     [first, second] = (await harness.api.get("/v1/feedback", params={"completion_id": turn.id})).json()["data"]
     assert first == submitted | {"effective": False, "withdrawn": False, "outcome": first["outcome"]}

@@ -47,7 +47,7 @@ async def test_tensors_field_is_detected_again_after_engine_upgrade(
 
 async def test_engine_without_adapter_upload_is_unavailable(client: EngineClient, scripted: ScriptedEngine) -> None:
     scripted.tensors_field = "something_else"
-    with pytest.raises(EngineUnavailable, match="ATTUNE_ADAPTER_DELIVERY"):
+    with pytest.raises(EngineUnavailable, match="ATTUNE_ENGINE__ADAPTER_DELIVERY"):
         await client.load_adapter("shop-v2", AdapterPayload({}, "AAAA"))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,19 @@ async def test_parser_reads_tool_calls_of_demo_model(
     assert {function["name"] for function in functions} == {"order_status"}
     assert all(json.loads(function["arguments"]).keys() == {"order_id"} for function in functions)
     assert all(capture.exclusion_reason is None for capture in captures), "exact, tool calls or not"
+
+
+@with_retries
+async def test_running_replies_are_counted(engine_client: EngineClient, make_call: MakeCall) -> None:
+    async def wait_for(is_expected: Callable[[int], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not is_expected(await engine_client.count_running()):
+                await asyncio.sleep(0.05)
+
+    await wait_for(lambda count: count == 0)
+    call = make_call(max_tokens=1500, temperature=1.5)
+    async with engine_client.stream(call) as reply:
+        async for _ in reply:
+            break
+        await wait_for(lambda count: count == 1)
+    await wait_for(lambda count: count == 0)

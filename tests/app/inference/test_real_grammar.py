@@ -1,9 +1,11 @@
 """Grammar constraints on the real engine: obeyed, excluded from training, and safe with invalid schemas."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from app.inference.client import EngineClient
 from app.inference.transport import EngineRefused, EngineUnavailable
@@ -24,6 +26,11 @@ def schema(body: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "order", "schema": body, "strict": True}}
 
 
+@pytest.fixture(scope="module")
+def tokenizer(engine_model: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(engine_model / "tokenizer.json"))
+
+
 @both_modes
 @with_retries
 async def test_schema_is_obeyed_and_excluded(
@@ -35,22 +42,56 @@ async def test_schema_is_obeyed_and_excluded(
     assert len(capture.output_ids) == len(capture.logprobs) and "grammar" in (capture.exclusion_reason or "")
 
 
+@pytest.mark.parametrize("response_format", [None, schema({"type": "array", "items": {"type": "integer"}})])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "order_status"}}])
 @both_modes
-async def test_required_tool_is_called(
-    engine_client: EngineClient, make_call: MakeCall, choice: Any, get_capture: GetCapture
+async def test_required_tool_is_called_without_free_white_space(
+    engine_client: EngineClient,
+    make_call: MakeCall,
+    choice: Any,
+    response_format: Any,
+    get_capture: GetCapture,
+    tokenizer: Tokenizer,
 ) -> None:
-    # The grammar of a call allows any white space, which a model this small may generate until the limit.
-    for _ in range(8):
-        capture = await get_capture(
-            engine_client, make_call("My order?", tools=[TOOL], tool_choice=choice, max_tokens=300)
-        )
-        assert len(capture.output_ids) == len(capture.logprobs) and "grammar" in (capture.exclusion_reason or "")
-        if capture.finish_reason == "tool_calls":
-            break
-    [tool_call] = capture.tool_calls
+    """A response format beside it changes nothing: the call takes the place of the text."""
+    tokens = {number: tokenizer.decode([number]) for number in range(tokenizer.get_vocab_size())}
+    bias = {str(number): 30.0 for number, text in tokens.items() if text.isspace()}
+    call = make_call(
+        "My order?",
+        tools=[TOOL],
+        tool_choice=choice,
+        response_format=response_format,
+        max_tokens=60,
+        logit_bias=bias,
+    )
+    capture = await get_capture(engine_client, call)
+    assert len(capture.output_ids) == len(capture.logprobs) and "grammar" in (capture.exclusion_reason or "")
+    tool_call = capture.tool_calls[0]
     assert tool_call["function"]["name"] == "order_status"
     assert set(json.loads(tool_call["function"]["arguments"])) == {"order", "ready"}
+
+
+@both_modes
+async def test_reply_with_optional_tools_is_a_call_or_has_the_response_format(
+    engine_client: EngineClient, make_call: MakeCall, get_capture: GetCapture, tokenizer: Tokenizer
+) -> None:
+    call_token, seen = tokenizer.encode("<tool_call>", add_special_tokens=False).ids[0], set()
+    for bias in (50.0, -50.0):  # towards a call, then away from it
+        call = make_call(
+            "My order?",
+            tools=[TOOL],
+            tool_choice="auto",
+            parallel_tool_calls=False,
+            response_format=schema(ORDER),
+            max_tokens=60,
+            logit_bias={str(call_token): bias},
+        )
+        capture = await get_capture(engine_client, call)
+        is_call = bool(capture.tool_calls)
+        text = capture.tool_calls[0]["function"]["arguments"] if is_call else capture.text
+        assert set(json.loads(text)) == {"order", "ready"} and "grammar" in (capture.exclusion_reason or "")
+        seen.add(is_call)
+    assert seen == {True, False}
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ async def client(engine_model: Path, tmp_path: Path) -> AsyncIterator[EngineClie
     versions = [tmp_path / f"shop-v{number}" for number in (1, 2)]
     sha256s = [make_weights(path, engine_model, seed=seed) for seed, path in enumerate(versions)]
     record = InMemoryEngineRecord([VersionRef("shop-v1", versions[0], sha256s[0], full_weights=True)])
-    spec = replace(engine_spec(tmp_path, engine_model), enable_lora=False)
+    spec = replace(engine_spec(tmp_path, engine_model), adapter=None)
     supervisor = Supervisor(spec, record, UNCHECKED)
     running = asyncio.create_task(supervisor.run())
     await wait_for_event(record, "ready 1")

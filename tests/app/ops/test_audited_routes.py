@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.models import Audit, AuditAction, RewardModelState, VersionState
+from app.models import Audit, AuditAction, RewardModelState, VersionState, WebhookDelivery
 from app.raters.names import hash_name
 from tests.app.projects.test_tenant_isolation import PINS, PLANS, POLICY, operations
 from tests.app.training.test_reward_model_endpoints import LEARNED_REWARDS
@@ -29,6 +29,8 @@ PROMPTS = to_parquet({"prompt": ["Open?"]})
 PLAN = {"dataset": "sums", "verifier": {"type": "number"}}
 PIN = {"kind": "user", "subject": "bob", "version": 0}
 SAMPLING = {"group_sampling": {"extra_replies": 1}}
+WEBHOOK = {"url": "https://hooks.example"}
+WEBHOOK_PATH = "/v1/webhooks/{webhook_id}"
 
 
 async def nothing(harness: Harness) -> Params:
@@ -47,6 +49,18 @@ def request(method: str, path: str, body: Any = None) -> Callable[[Harness], Awa
     async def prepare(harness: Harness) -> Params:
         id = str((await call(harness, method, path, body)).get("id"))
         return dict.fromkeys(("key_id", "pin_id"), id)
+
+    return prepare
+
+
+def another_policy(*states: str) -> Callable[[Harness], Awaitable[Params]]:
+    """Create a policy, and bring it into these states in turn."""
+
+    async def prepare(harness: Harness) -> Params:
+        assert (await harness.api.post("/v1/policies", json={"name": "other"})).status_code == 201
+        for state in states:
+            assert (await harness.api.post(f"/v1/policies/other/{state}", json={})).status_code == 200
+        return {"name": "other"}
 
     return prepare
 
@@ -95,8 +109,31 @@ async def turn(harness: Harness) -> Params:
     return {"completion_id": (await harness.turn(end_user="bob")).id, "id": "bob"}
 
 
+async def webhook(harness: Harness) -> Params:
+    return {"webhook_id": (await call(harness, "POST", "/v1/webhooks", WEBHOOK))["id"]}
+
+
+async def webhook_delivery(harness: Harness) -> Params:
+    params = await webhook(harness)
+    async with harness.db.write() as session:
+        values = {"audit_seq": 1, "event": "training.halted", "body": "{}", "due_at": 0.0}
+        session.add(WebhookDelivery(id="msg-1", endpoint_id=params["webhook_id"], **values))
+    return params | {"delivery_id": "msg-1"}
+
+
 async def vote(harness: Harness) -> Params:
     return {"feedback_id": (await harness.vote((await harness.turn()).id)).json()["id"]}
+
+
+async def expired_turn(harness: Harness) -> Params:
+    await harness.turn(created_at=1.0, processed=True)
+    return {}
+
+
+async def old_version(harness: Harness) -> Params:
+    for _ in range(harness.settings.release.keep_versions + 2):  # the ancestors of what serves are kept
+        await publish(harness)
+    return {}
 
 
 @dataclass(frozen=True)
@@ -114,6 +151,7 @@ OVERRIDE = {"sources": [{"type": "explicit"}]}
 AUDITED = {
     "POST /v1/keys": Act(A.KEY_CREATED, {}),
     "DELETE /v1/keys/{key_id}": Act(A.KEY_REVOKED, None, request("POST", "/v1/keys", {})),
+    "POST /v1/console/links": Act(A.CONSOLE_LINK_CREATED, {}),
     "PATCH /v1/project": Act(A.PROJECT_CONSENT_CHANGED, {"train": False}),
     "POST /v1/datasets": Act(A.DATASET_IMPORTED, PROMPTS, query="?name=prompts&kind=prompts"),
     "DELETE /v1/datasets/{id}": Act(A.DATASET_DELETED, None, prompt_set),
@@ -122,12 +160,22 @@ AUDITED = {
     "GET /v1/subjects/{id}/export": Act(A.SUBJECT_EXPORTED, None, turn),
     "DELETE /v1/subjects/{id}": Act(A.SUBJECT_ERASED, None, turn),
     "PUT /v1/raters/{rater}": Act(A.RATER_BLOCKED, {"standing": "blocked"}),
+    "POST /v1/policies": Act(A.POLICY_CREATED, {"name": "other"}),
+    f"PATCH {POLICY}": Act(A.POLICY_UPDATED, {"settings": {"trainer": {"kl_alarms": 4}}}),
+    f"POST {POLICY}/pause": Act(A.POLICY_PAUSED, {}),
+    f"POST {POLICY}/resume": Act(A.POLICY_ACTIVE, {}, another_policy("pause")),
+    f"POST {POLICY}/archive": Act(A.POLICY_ARCHIVED, {}, another_policy()),
+    f"POST {POLICY}/unarchive": Act(A.POLICY_ACTIVE, {}, another_policy("archive")),
+    f"DELETE {POLICY}": Act(A.POLICY_DELETED, None, another_policy("archive")),
     f"POST {POLICY}/deploy": Act(A.DEPLOYMENT_DEPLOYED, {"version": 1}, two_versions),
     f"POST {POLICY}/rollback": Act(A.DEPLOYMENT_ROLLED_BACK, {}, two_versions),
     f"POST {POLICY}/canary/promote": Act(A.DEPLOYMENT_DEPLOYED, {}, canary),
     f"POST {POLICY}/canary/abort": Act(A.CANARY_ENDED, {}, canary),
     f"POST {POLICY}/shadow/promote": Act(A.SHADOW_PASSED, {}, shadow),
     f"POST {POLICY}/shadow/abort": Act(A.VERSION_REJECTED, {}, shadow),
+    "PUT /v1/retention": Act(A.RETENTION_UPDATED, {"turns": 30}),
+    "POST /v1/retention/run": Act(A.RETENTION_APPLIED, {}, expired_turn),
+    f"POST {POLICY}/versions/prune": Act(A.VERSION_PRUNED, {"keep": 1}, old_version),
     f"PUT {POLICY}/delivery": Act(A.DELIVERY_UPDATED, {"conversations": "sticky"}),
     f"PUT {PINS}": Act(A.PIN_SET, PIN),
     f"DELETE {PINS}/{{pin_id}}": Act(A.PIN_REMOVED, None, request("PUT", "/v1/policies/shop/pins", PIN)),
@@ -153,11 +201,17 @@ AUDITED = {
     f"POST {PLANS}/{{plan_id}}/pause": Act(A.ROLLOUT_PLAN_PAUSED, {}, plan),
     f"POST {PLANS}/{{plan_id}}/resume": Act(A.ROLLOUT_PLAN_RUNNING, {}, paused_plan),
     f"POST {PLANS}/{{plan_id}}/cancel": Act(A.ROLLOUT_PLAN_CANCELLED, {}, plan),
+    "POST /v1/webhooks": Act(A.WEBHOOK_CREATED, WEBHOOK),
+    f"PATCH {WEBHOOK_PATH}": Act(A.WEBHOOK_UPDATED, {"description": "ops"}, webhook),
+    f"DELETE {WEBHOOK_PATH}": Act(A.WEBHOOK_DELETED, None, webhook),
+    f"POST {WEBHOOK_PATH}/rotate-secret": Act(A.WEBHOOK_SECRET_ROTATED, None, webhook),
+    f"POST {WEBHOOK_PATH}/deliveries/{{delivery_id}}/redeliver": Act(A.WEBHOOK_REDELIVERED, None, webhook_delivery),
 }
 # Acts of keys with the scope chat or feedback, in app/chat and app/feedback.
 AUDITED_ACTS_OF_APPLICATIONS = {
     "DELETE /v1/chat/completions/{completion_id}": Act(A.COMPLETION_DELETED, None, turn),
     "DELETE /v1/feedback/{feedback_id}": Act(A.FEEDBACK_WITHDRAWN, None, vote),
+    "POST /v1/feedback/tokens/rotate-secret": Act(A.TOKEN_SECRET_ROTATED, {}),
     "POST /v1/feedback/tokens": Act(A.TOKEN_CREATED, {"completion_id": "<completion>", "kinds": ["binary"]}, turn),
 }
 

@@ -107,6 +107,34 @@ async def test_requests_are_timed_by_route_and_status_to_the_last_byte(
     assert len(samples.by_name("attune_request_seconds_count")) == 3, "other requests are not timed"
 
 
+async def test_the_first_token_of_streamed_replies_is_timed_and_requests_in_flight_are_counted(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
+    before = await page(harness)
+    assert before("attune_inflight", route="chat") == 0
+    scripted.seconds_per_token = 0.05
+    pending = asyncio.create_task(ask(harness, stream=True))
+    while (await page(harness))("attune_inflight", route="chat") != 1:
+        assert not pending.done()
+        await asyncio.sleep(0.01)
+    await pending
+    await ask(harness)
+    samples = await page(harness)
+    assert samples("attune_inflight", route="chat") == 0
+    assert samples("attune_ttft_seconds_count", route="chat") == 1, "only streamed replies have a first token"
+    first, whole = (
+        samples("attune_ttft_seconds_sum", route="chat"),
+        samples("attune_request_seconds_sum", route="chat", status="2xx"),
+    )
+    assert first is not None and whole is not None and 0 < first < whole
+
+
+async def test_the_page_names_the_process_and_its_connections(harness: Harness) -> None:
+    samples = await page(harness)
+    assert [dict(labels)["role"] for labels in samples.by_name("attune_build_info")] == ["api"]
+    assert samples("attune_db_pool_in_use") is not None
+
+
 async def test_before_the_first_update_only_the_version_is_shown(harness: Harness) -> None:
     samples = await page(harness)
     assert samples("attune_version", **SHOP) == 0

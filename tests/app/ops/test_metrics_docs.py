@@ -6,16 +6,20 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from app.cli.server import build_processes
 from app.core.settings import REPOSITORY, Settings
 from app.models import Origin, Rollout, RolloutState
 from tests.app.chat.test_endpoints import ask
 from tests.support.deployment import Harness
 from tests.support.metrics_requests import page, serve_with_settings
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.settings import is_variable
 
 TEXT = (REPOSITORY / "docs" / "metrics.md").read_text()
 SCRAPE, RULES = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)]
 NAMES = set(re.findall(r"\battune_[a-z0-9_]*[a-z0-9]\b", TEXT))
+OF_API = TEXT.partition("### API\n")[2].partition("\n### Workers")[0]
+API_NAMES = set(re.findall(r"\battune_[a-z0-9_]*[a-z0-9]\b", OF_API))
 
 
 def rules() -> list[dict[str, Any]]:
@@ -30,8 +34,8 @@ async def test_every_documented_metric_is_on_the_page(harness: Harness, scripted
         await group_sample(harness)
         samples = await page(range_harness)
     names = {name for name, _ in samples.samples} | set(samples.families)
-    assert not NAMES - names
-    assert len(NAMES) == 12
+    assert not API_NAMES - names
+    assert len(API_NAMES) == 13
 
 
 async def group_sample(harness: Harness) -> None:
@@ -49,14 +53,17 @@ def test_alerts_are_valid(rule: dict[str, Any]) -> None:
     assert rule["expr"].count("(") == rule["expr"].count(")")
 
 
-def test_scrape_config_names_the_port_and_a_bearer_token() -> None:
-    [job] = SCRAPE["scrape_configs"]
+def test_scrape_config_names_the_ports_and_a_bearer_token() -> None:
+    job, roles = SCRAPE["scrape_configs"]
+    children = build_processes(Settings())[1:]
+    ports = [child.environment["ATTUNE_OBSERVABILITY__METRICS_PORT"] for child in children]
+    assert roles["static_configs"][0]["targets"] == [f"127.0.0.1:{port}" for port in ports]
+    assert all(f"{child.name} {port}" in TEXT for child, port in zip(children, ports, strict=True))
     assert job["authorization"]["type"] == "Bearer"
-    assert job["static_configs"][0]["targets"] == [f"127.0.0.1:{Settings().port}"]
+    assert job["static_configs"][0]["targets"] == [f"127.0.0.1:{Settings().server.port}"]
     assert "metrics_path" not in job, "the documented default is correct"
 
 
 def test_every_documented_setting_exists() -> None:
     named = set(re.findall(r"ATTUNE_([A-Z_]+[A-Z])", TEXT))
-    assert named == {"TRACKERS", "HOME", "METRICS_OPEN", "LENGTH_RANGE", "KL_TARGET"}
-    assert {name.lower() for name in named} <= set(Settings.model_fields)
+    assert all(is_variable(f"ATTUNE_{name}") for name in named) and len(named) == 9

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 async def test_concurrent_erasures_blocks_and_curate_runs_take_effect(harness: Harness) -> None:
-    settings = harness.settings.model_copy(update={"trust": True, "max_rater_day": 10**6})
+    settings = harness.settings.replace({"raters.trust": True, "raters.max_rater_day": 10**6})
     blocked = [f"troll-{number}" for number in range(SUBJECTS)]
     statuses: Counter[int] = Counter()
     for round in range(ROUNDS):

@@ -38,7 +38,9 @@ async def test_turns_without_consent_are_neither_judged_nor_trained_on(
 ) -> None:
     assert (await harness.api.put("/v1/policies/shop/rewards", json=REWARDS)).status_code == 200
     await chat_without_consent(harness, by)
-    settings = harness.settings.model_copy(update={"batch_size": 2, "max_rater_share": 1.0})
+    settings = harness.settings.replace(
+        {"trainer.batch_size": 2, "trainer.max_batch_size": 2, "raters.max_rater_share": 1.0}
+    )
     await curate(harness.db, settings)
     assert await assemble(harness.db, settings) == 0
     assert await harness.all(Judgement) == await harness.all(Batch) == []
@@ -53,8 +55,14 @@ async def test_turns_with_consent_are_judged_and_trained_on(harness: Harness, sc
     for number in range(4):
         id = (await ask(harness, messages=[{"role": "user", "content": f"hi {number}"}])).json()["id"]
         await harness.vote(id, "up" if number % 2 else "down", source={"id": f"u{number}"})
-    settings = harness.settings.model_copy(
-        update={"batch_size": 2, "max_rater_share": 1.0, "max_cluster_share": 1.0, "max_conversation_share": 1.0}
+    settings = harness.settings.replace(
+        {
+            "trainer.batch_size": 2,
+            "trainer.max_batch_size": 2,
+            "raters.max_rater_share": 1.0,
+            "raters.max_cluster_share": 1.0,
+            "raters.max_conversation_share": 1.0,
+        }
     )
     await curate(harness.db, settings)
     assert len(await harness.all(Judgement)) == 4

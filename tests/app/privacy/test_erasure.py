@@ -64,7 +64,7 @@ async def create_turn(harness: Harness, **values: Any) -> Turn:
         **{
             "end_user": CANARY,
             "conversation_id": CANARY,
-            "messages": [{"role": "user", "content": f"my name is {CANARY}"}],
+            "own_messages": [{"role": "user", "content": f"my name is {CANARY}"}],
             "reply": {"role": "assistant", "content": f"hello {CANARY}"},
             "request_metadata": {"name": CANARY},
             "request_params": {"tools": [CANARY]},
@@ -89,7 +89,7 @@ def count_on_disk(harness: Harness) -> int:
     """Return how often the canary text is in the embedded database's files."""
     if not harness.db.embedded:
         return 0
-    files = Path(harness.settings.database.removeprefix("sqlite+aiosqlite:///")).parent.glob("attune.db*")
+    files = Path(harness.settings.database_url.removeprefix("sqlite+aiosqlite:///")).parent.glob("attune.db*")
     return sum(path.read_bytes().count(CANARY.encode()) for path in files)
 
 
@@ -113,7 +113,7 @@ async def test_nothing_is_left_in_any_table_or_file(harness: Harness) -> None:
     other = await harness.turn(end_user="bob", conversation_id="bobs")
     turn = await create_turn(harness)
     later = await harness.turn(
-        parent_id=turn.id, messages=[{"role": "user", "content": CANARY}], conversation_id=CANARY
+        parent_id=turn.id, own_messages=[{"role": "user", "content": CANARY}], conversation_id=CANARY
     )
     await give_all_feedback(harness, turn, other)
     await harness.api.post(f"/v1/chat/completions/{turn.id}", json={"metadata": {"name": CANARY}})
@@ -200,7 +200,8 @@ async def test_frozen_batch_is_refused_and_other_samples_are_reopened(harness: H
 
 
 async def test_trainer_that_claimed_the_batch_cannot_commit(harness: Harness, tmp_path: Path) -> None:
-    turn, other = await create_turn(harness), await harness.turn(end_user="bob", prompt_ids=[1, 2], output_ids=[3, 4])
+    turn = await create_turn(harness)
+    other = await harness.turn(end_user="bob", own_prompt_ids=[1, 2], output_ids=[3, 4])
     await create_batch(harness, turn, other)
     claimed = await batches.claim(harness.db, "trainer", harness.settings)
     assert claimed is not None and len(claimed.batch.samples) == 2
@@ -282,7 +283,7 @@ async def test_repeated_request_erases_what_a_crash_left(harness: Harness, monke
     monkeypatch.setattr(erasure, "CHUNK", 2)
     first = await create_turn(harness)
     for _ in range(4):
-        await harness.turn(parent_id=first.id, messages=[{"role": "user", "content": CANARY}])
+        await harness.turn(parent_id=first.id, own_messages=[{"role": "user", "content": CANARY}])
     for _ in range(2):
         await harness.vote((await harness.turn(end_user="bob")).id, **FEEDBACK | {"id": new_id("key")})
     calls = 0
@@ -358,7 +359,7 @@ async def test_export_has_every_row_as_a_line_of_json(harness: Harness) -> None:
     assert (exported_turn["id"], exported_turn["end_user"], exported_turn["messages"]) == (
         turn.id,
         CANARY,
-        turn.messages,
+        turn.own_messages,
     )
     assert not {"fence", "lease_owner", "request_sha256"} & {name for row in rows for name in row}
     summary = (await harness.api.get(f"/v1/subjects/{CANARY}")).json()

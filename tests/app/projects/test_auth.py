@@ -113,7 +113,7 @@ async def test_key_that_was_being_read_during_a_change_is_not_cached(harness: Ha
             await change(harness, harness.key, revoked_at=now())  # commits before the read returns
             key_cache.forget()
 
-    slow_db = SlowDatabase(harness.settings.database)
+    slow_db = SlowDatabase(harness.settings.database_url)
     assert await key_cache.find(slow_db, harness.key) is not None
     assert await key_cache.find(harness.db, harness.key) is None
     await slow_db.close()

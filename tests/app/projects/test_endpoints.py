@@ -73,7 +73,7 @@ async def test_invalid_key_request_is_refused_and_creates_nothing(harness: Harne
 
 @pytest.mark.parametrize("limit", ["requests_per_minute", "max_concurrency"])
 async def test_key_cannot_exceed_the_limits_of_the_deployment(harness: Harness, limit: str) -> None:
-    largest = getattr(harness.settings, limit)
+    largest = getattr(harness.settings.limits, limit)
     assert (await create_key(harness, **{limit: largest}))[limit] == largest
     answer = await harness.api.post("/v1/keys", json={limit: largest + 1})
     error = answer.json()["error"]

@@ -50,8 +50,9 @@ async def test_project_without_keys_gets_a_new_admin_key(harness: Harness) -> No
 def operator(harness: Harness, live_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
     """A shell environment of the operator with an admin key of the project 'default'."""
     host, _, port = live_url.removeprefix("http://").partition(":")
-    values = {"HOST": host, "PORT": port, "API_KEY": harness.key, "POLICY": "shop", "HOME": str(harness.settings.home)}
-    for name, value in (values | {"DATABASE_URL": harness.settings.database}).items():
+    values = {"SERVER__HOST": host, "SERVER__PORT": port, "API_KEY": harness.key, "POLICY": "shop"}
+    values |= {"HOME": str(harness.settings.home)}
+    for name, value in (values | {"DATABASE__URL": harness.settings.database_url}).items():
         monkeypatch.setenv(f"ATTUNE_{name}", value)
     get_settings.cache_clear()
     yield harness

@@ -31,6 +31,8 @@ from app.models import (
     Turn,
     TurnMetadata,
     Version,
+    WebhookDelivery,
+    WebhookEndpoint,
 )
 from app.projects import service
 from tests.support.deployment import Harness
@@ -48,7 +50,7 @@ class Probe:
     route: str
     place: str
     kind: str
-    query: dict[str, str] = field(default_factory=dict)
+    query: dict[str, Any] = field(default_factory=dict)
     body: dict[str, Any] | None = None
 
     def __str__(self) -> str:
@@ -72,7 +74,10 @@ POLICY = "/v1/policies/{name}"
 PLANS = f"{POLICY}/rollouts/plans"
 PINS = f"{POLICY}/pins"
 PIN = {"kind": "user", "subject": "bob", "version": 0}
+EVENT = {"event": "training.halted", "body": "{}", "due_at": 0.0}
 VERBS = ("pause", "resume", "cancel")
+WEBHOOK = "/v1/webhooks/{webhook_id}"
+OWN_WEBHOOK, OTHER_WEBHOOK, DELIVERY = f"whk-{'1' * 32}", f"whk-{'7' * 32}", f"msg-{'7' * 32}"
 PROBES = [
     body("POST /v1/chat/completions", "model", "policy", {"model": ID, "messages": HELLO}),
     body("POST /v1/chat/completions", "model (a version)", "version", {"model": ID, "messages": HELLO}),
@@ -87,7 +92,21 @@ PROBES = [
     path("GET /v1/models/{name}", "name", "policy"),
     path("GET /v1/models/{name}", "name (a version)", "version"),
     body("POST /v1/responses", "model", "policy", {"model": ID, "input": "hi"}),
+    body(
+        "POST /v1/responses",
+        "previous_response_id",
+        "response",
+        {"model": "shop", "input": "hi", "previous_response_id": ID},
+    ),
+    path("GET /v1/responses/{response_id}", "response_id", "response"),
     body("POST /v1/feedback", "completion_id", "completion", {"completion_id": ID, **VOTE}),
+    body("POST /v1/feedback", "request_id", "request", {"request_id": ID, **VOTE}),
+    body(
+        "POST /v1/feedback",
+        "target (a turn)",
+        "conversation",
+        {"target": {"conversation_id": ID, "turn": 1}, **VOTE},
+    ),
     body("POST /v1/feedback", "target", "completion", {"target": {"completion_id": ID}, **VOTE}),
     body("POST /v1/feedback", "target (a conversation)", "conversation", {"target": {"conversation_id": ID}, **VOTE}),
     body("POST /v1/feedback", "target (metadata)", "order", {"target": {"metadata": {"order": ID}}, **VOTE}),
@@ -100,8 +119,13 @@ PROBES = [
     path("GET /v1/feedback/{feedback_id}", "feedback_id", "feedback"),
     path("DELETE /v1/feedback/{feedback_id}", "feedback_id", "feedback"),
     path(f"GET {POLICY}", "name", "policy"),
+    path(f"PATCH {POLICY}", "name", "policy", {"settings": {"trainer": {"batch_size": 8}}}),
+    *(path(f"POST {POLICY}/{verb}", "name", "policy", {}) for verb in ("pause", "resume", "archive", "unarchive")),
+    path(f"DELETE {POLICY}", "name", "policy"),
     path(f"GET {POLICY}/versions", "name", "policy"),
+    path(f"GET {POLICY}/rollback", "name", "policy"),
     path(f"POST {POLICY}/rollback", "name", "policy", {}),
+    path(f"POST {POLICY}/versions/prune", "name", "policy", {"keep": 1}),
     path(f"GET {POLICY}/deployment", "name", "policy"),
     path(f"POST {POLICY}/deploy", "name", "policy", {"version": 0}),
     path(f"POST {POLICY}/canary/promote", "name", "policy", {}),
@@ -111,6 +135,18 @@ PROBES = [
     path(f"PUT {POLICY}/delivery", "name", "policy", {}),
     path(f"GET {POLICY}/training", "name", "policy"),
     path(f"GET {POLICY}/votes", "name", "policy"),
+    query("GET /v1/turns", "policy", "policy"),
+    query("GET /v1/turns", "user", "subject"),
+    query("GET /v1/turns", "conversation_id", "conversation"),
+    query("GET /v1/turns", "after", "completion"),
+    query("GET /v1/conversations", "policy", "policy"),
+    query("GET /v1/conversations", "user", "subject"),
+    query("GET /v1/conversations", "after", "completion"),
+    query("GET /v1/feedback/search", "policy", "policy"),
+    query("GET /v1/feedback/search", "after", "feedback"),
+    path("GET /v1/turns/{id}/story", "id", "completion"),
+    path("GET /v1/turns/{id}/story", "id (of a request)", "request"),
+    Probe("GET /v1/versions/compare", "query version", "version", query={"version": [ID, ID]}),
     path(f"POST {POLICY}/training/pause", "name", "policy", {}),
     path(f"POST {POLICY}/training/resume", "name", "policy", {}),
     path(f"POST {POLICY}/training/trigger", "name", "policy", {}),
@@ -154,19 +190,37 @@ PROBES = [
     path("GET /v1/datasets/{id}", "id", "dataset"),
     path("GET /v1/datasets/{id}/rows", "id", "dataset"),
     path("DELETE /v1/datasets/{id}", "id", "dataset"),
+    path(f"GET {WEBHOOK}", "webhook_id", "webhook"),
+    path(f"PATCH {WEBHOOK}", "webhook_id", "webhook", {"description": "mine"}),
+    path(f"DELETE {WEBHOOK}", "webhook_id", "webhook"),
+    path(f"POST {WEBHOOK}/rotate-secret", "webhook_id", "webhook"),
+    path(f"GET {WEBHOOK}/deliveries", "webhook_id", "webhook"),
+    Probe(f"GET {WEBHOOK}/deliveries", "query after", "delivery", query={"after": ID}),
+    path(f"POST {WEBHOOK}/deliveries/{{delivery_id}}/redeliver", "webhook_id", "webhook"),
+    path(f"POST {WEBHOOK}/deliveries/{{delivery_id}}/redeliver", "delivery_id", "delivery"),
 ]
 WITHOUT_IDS = {
+    "POST /v1/console/links",
+    "POST /v1/feedback/tokens/rotate-secret",
     "GET /v1/audit",
     "GET /v1/audit/verify",
     "GET /v1/models",
     "GET /v1/policies",
+    "POST /v1/policies",
     "GET /v1/raters",
     "PUT /v1/raters/{rater}",  # a name that the caller chooses: the row is created if there is none
+    "GET /v1/events/stream",
+    "GET /v1/retention",
+    "PUT /v1/retention",
+    "GET /v1/retention/preview",
+    "POST /v1/retention/run",
     "GET /v1/status",
     "GET /v1/project",
     "PATCH /v1/project",
     "POST /v1/keys",
     "POST /v1/datasets",
+    "GET /v1/webhooks",
+    "POST /v1/webhooks",
     "GET /livez",
     "GET /readyz",
     "GET /metrics",
@@ -174,17 +228,19 @@ WITHOUT_IDS = {
 # Parameters and fields that name no stored object, or that the caller chooses. A tenant's version numbers, row numbers
 # and dataset names mean nothing outside of it.
 HARMLESS = {
+    "archived",
     *("limit", "order", "choice_index", "source_id", "since", "until", "trainable", "with_feedback", "version", "kind"),
-    *("number", "action", "actor"),
+    *("number", "action", "actor", "state", "route", "origin", "judged", "vote", "excluded", "from_version"),
     *(("GET /v1/raters", "standing"), ("GET /v1/raters", "after")),  # a position in a list
     ("PUT /v1/raters/{rater}", "rater"),
     *(("GET /v1/audit", "subject"), ("GET /v1/audit", "after")),  # of the caller's own entries
     ("GET /v1/audit/verify", "known_hash"),  # of the caller's own entries
     (f"GET {POLICY}/versions/{{number}}/lineage", "after"),  # a position in a list; no object is looked up by it
     ("GET /v1/datasets/{id}/rows", "after"),
+    (f"GET {POLICY}/versions", "before"),  # a version's number
     (f"GET {PINS}", "after"),
     ("POST /v1/datasets", "name"),
-    ("POST /v1/responses", "previous_response_id"),  # only null is accepted
+    *(("GET /v1/feedback/search", name) for name in ("name", "source_kind", "direction")),
 }
 METHODS = ("get", "post", "put", "patch", "delete")
 
@@ -239,6 +295,8 @@ class OtherProject:
     policy: str
     version: str
     completion: str
+    response: str
+    request: str
     message: str
     conversation: str
     order: str
@@ -249,6 +307,8 @@ class OtherProject:
     batch: str
     plan: str
     pin: str
+    webhook: str
+    delivery: str
 
 
 @pytest.fixture
@@ -274,6 +334,10 @@ async def other(harness: Harness) -> AsyncIterator[OtherProject]:
         session.add(DatasetRow(dataset_id=dataset(project).id, row_number=0, content={"messages": HELLO}))
         session.add(plan(policy))
         session.add(pin(version, project))
+        session.add(webhook(OWN_WEBHOOK, own_completion.project_id))
+        session.add(webhook(OTHER_WEBHOOK, project.id))
+        await session.flush()
+        session.add(WebhookDelivery(id=DELIVERY, endpoint_id=OTHER_WEBHOOK, audit_seq=1, **EVENT))
         key = (await session.scalars(select(ApiKey).where(ApiKey.project_id == project.id))).one()
     yield OtherProject(
         auth={"authorization": f"Bearer {secret}"},
@@ -281,6 +345,8 @@ async def other(harness: Harness) -> AsyncIterator[OtherProject]:
         policy="bread",
         version="bread@v0",
         completion=turn.id,
+        response=turn.id.replace("chatcmpl-", "resp_"),
+        request=turn.id.replace("chatcmpl-", "req-"),
         message=f"{turn.id}-0",
         conversation="conversation-0123456789",
         order="order-0123456789",
@@ -291,6 +357,14 @@ async def other(harness: Harness) -> AsyncIterator[OtherProject]:
         batch=f"bat-{'7' * 32}",
         plan=f"plan-{'7' * 32}",
         pin=f"pin-{'7' * 32}",
+        webhook=OTHER_WEBHOOK,
+        delivery=DELIVERY,
+    )
+
+
+def webhook(id: str, project_id: str) -> WebhookEndpoint:
+    return WebhookEndpoint(
+        id=id, project_id=project_id, url="https://hooks.example", events=["training.halted"], secret="whsec_AAAA"
     )
 
 
@@ -338,6 +412,7 @@ async def ask(harness: Harness, probe: Probe, id: str, own: str, auth: dict[str,
     route = route.replace("{name}", "bread" if auth else "shop").replace(
         "{number}", "1" if "reward-models" in route else "0"
     )
+    route = route.replace("{webhook_id}", OTHER_WEBHOOK if auth else OWN_WEBHOOK).replace("{delivery_id}", DELIVERY)
     params, content = fill(probe.query, id, own), fill(probe.body, id, own)
     return await harness.api.request(method, route, params=params, json=content, headers=auth)
 
@@ -357,7 +432,7 @@ async def test_id_of_another_project_is_like_an_unknown_id(harness: Harness, oth
     foreign_view = visible_parts(await ask(harness, probe, foreign, other.own_completion), foreign)
     unknown_view = visible_parts(await ask(harness, probe, unknown, other.own_completion), unknown)
     assert foreign_view == unknown_view
-    assert foreign_view[0] in (200, 404)
+    assert foreign_view[0] in (200, 400 if probe.place.endswith("previous_response_id") else 404)  # as OpenAI answers
     # The owner gets another response: the object exists, and the other project has not changed it
     owner_unknown = visible_parts(await ask(harness, probe, unknown, other.completion, other.auth), unknown)
     owner_foreign = visible_parts(await ask(harness, probe, foreign, other.completion, other.auth), foreign)

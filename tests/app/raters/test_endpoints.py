@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import func, insert, select
+from sqlalchemy import func, insert, inspect, select
 from typer.testing import CliRunner
 
 from app.cli.main import app
@@ -14,6 +14,7 @@ from app.models import Audit, Rater, RaterStanding, Reward, Sample, SampleState,
 from app.projects.service import create_project
 from tests.support.cli import cli_harness
 from tests.support.deployment import Harness
+from tests.support.settings import by_path
 from workers.curate import curate
 
 __all__ = ["cli_harness"]
@@ -23,7 +24,7 @@ PATH = "/v1/raters/HUMAN/shop/7%20%C3%A4"
 
 
 def with_limits(harness: Harness, **limits: int) -> Settings:
-    return harness.settings.model_copy(update={"trust": True, **limits})
+    return harness.settings.replace(by_path({"trust": True, **limits}))
 
 
 async def exceed_daily_limit(harness: Harness, others: Sequence[str] = ()) -> list[str]:
@@ -177,7 +178,7 @@ async def test_forty_thousand_samples_are_updated_at_once(harness: Harness) -> N
     many = 40_000
     template = await harness.get(Turn, (await harness.turn()).id)
     async with harness.db.write() as session:
-        turn = {column.name: getattr(template, column.name) for column in Turn.__table__.columns}
+        turn = {one.key: getattr(template, one.key) for one in inspect(Turn).column_attrs}
         for start in range(0, many, 2000):
             ids = [f"chatcmpl-{number:05}" for number in range(start, start + 2000)]
             await session.execute(insert(Turn), [{**turn, "id": id, "completion_id": id} for id in ids])

@@ -84,7 +84,7 @@ async def test_function_call_is_item_and_output_continues_conversation(
     second = (await ask(harness, tools=[TOOL], input=input_items)).json()
     turn: Turn = await harness.get(Turn, second["completion_id"])
     assert turn.parent_id == first["completion_id"]
-    assert [message["role"] for message in turn.messages] == ["user", "assistant", "tool"]
+    assert [message["role"] for message in await harness.messages(turn.id)] == ["user", "assistant", "tool"]
 
 
 async def test_conversation_id_is_kept(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -171,7 +171,8 @@ async def test_disconnect_before_first_byte_aborts_engine(harness: Harness, scri
 
 async def test_errors_have_four_keys_and_name_the_field(harness: Harness, scripted: ScriptedEngine) -> None:
     wrong: dict[str, tuple[dict[str, Any], int, str]] = {
-        "previous_response_id": ({"previous_response_id": "resp_1"}, 400, "unsupported_parameter"),
+        "previous_response_id": ({"previous_response_id": "resp_1"}, 400, "previous_response_not_found"),
+        "conversation": ({"conversation": "conv_1"}, 400, "unsupported_parameter"),
         "temperature": ({"temperature": 9}, 400, "invalid_value"),
         "model": ({"model": "nobody"}, 404, "model_not_found"),
         "surprise": ({"surprise": 1}, 400, "unknown_parameter"),
@@ -210,3 +211,57 @@ async def test_limit_names_parameter_of_this_api(
 async def test_api_key_is_required(harness: Harness) -> None:
     response = await harness.api.post("/v1/responses", json=REQUEST, headers={"authorization": "Bearer wrong"})
     assert response.status_code == 401
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
+async def test_response_is_read_as_it_was_sent(harness: Harness, scripted: ScriptedEngine, stream: bool) -> None:
+    scripted.tool_call = ("order_status", '{"order_id": "7"}')
+    fields: dict[str, Any] = {
+        "instructions": "Be kind.",
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "name": "order_status"},
+        "text": {"format": {"type": "json_schema", "name": "order", "schema": {"type": "object"}}},
+        "temperature": 0.7,
+        "max_output_tokens": 50,
+        "metadata": {"visit": "1"},
+        "user": "ada",
+    }
+    response = await ask(harness, **fields, stream=stream)
+    sent = read_events(response)[-1]["response"] if stream else response.json()
+    read = (await harness.api.get(f"/v1/responses/{sent['id']}")).json()
+    Response.model_validate(read)
+    for one in (sent, read):
+        del one["created_at"], one["completed_at"]
+    assert read == sent and read["store"] is True
+
+
+async def test_previous_response_is_continued(harness: Harness, scripted: ScriptedEngine) -> None:
+    first = (await ask(harness, instructions="Be kind.")).json()
+    second = (await ask(harness, input="And on Sunday?", previous_response_id=first["id"])).json()
+    assert second["previous_response_id"] == first["id"]
+    more = {"input": "Thanks!", "previous_response_id": second["id"], "instructions": "Be brief."}
+    third = read_events(await ask(harness, **more, stream=True))[-1]["response"]
+    turns = [await harness.get(Turn, one["completion_id"]) for one in (first, second, third)]
+    assert len({turn.conversation_id for turn in turns}) == 1 and turns[2].parent_id == turns[1].id
+    assert await harness.messages(turns[2].id) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": REQUEST["input"]},
+        {"role": "assistant", "content": scripted.reply_text},
+        {"role": "user", "content": "And on Sunday?"},
+        {"role": "assistant", "content": scripted.reply_text},
+        {"role": "user", "content": "Thanks!"},
+    ]
+    assert (await harness.api.get(f"/v1/responses/{third['id']}")).json()["previous_response_id"] == second["id"]
+
+
+async def test_unknown_and_unfinished_responses(harness: Harness, scripted: ScriptedEngine) -> None:
+    turn = await harness.turn(state=TurnState.OPEN, reply=None, finish_reason=None)
+    open_id = turn.id.replace("chatcmpl-", "resp_")
+    assert (await harness.api.get(f"/v1/responses/{open_id}")).json()["status"] == "in_progress"
+    refused = await ask(harness, previous_response_id=open_id)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
+    for unknown in ("resp_nobody", turn.id):
+        assert (await harness.api.get(f"/v1/responses/{unknown}")).status_code == 404
+        error = (await ask(harness, previous_response_id=unknown)).json()["error"]
+        assert (error["code"], error["param"]) == ("previous_response_not_found", "previous_response_id")
+        assert error["message"] == f"There is no response '{unknown}'."

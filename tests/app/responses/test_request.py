@@ -99,8 +99,7 @@ def test_hints_and_nulls_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "advice"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "whole conversation"),
-        ({"conversation": "conv_1"}, "conversation", "whole conversation"),
+        ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
         ({"background": True}, "background", "stream"),
         ({"truncation": "auto"}, "truncation", "shorter"),
         ({"prompt": {"id": "p"}}, "prompt", "instructions"),

@@ -95,14 +95,14 @@ async def test_a_setting_other_than_auto_overrules_the_measurement(
 ) -> None:
     policy = await harness.policy()
     policy.sparse_feedback = measured
-    settings = harness.settings.model_copy(update={"feedback": feedback})
+    settings = harness.settings.replace({"feedback": feedback})
     assert (effective_rewards(policy, settings).reward_model is not None) == has_model
 
 
 async def test_a_policy_with_rewards_of_its_own_keeps_them(harness: Harness) -> None:
     policy = await harness.policy()
     policy.rewards = {"sources": [{"type": "explicit"}]}
-    settings = harness.settings.model_copy(update={"feedback": "sparse"})
+    settings = harness.settings.replace({"feedback": "sparse"})
     assert effective_rewards(policy, settings).reward_model is None
 
 

@@ -9,6 +9,7 @@ from app.core.settings import Settings
 from app.models import Audit, LearningMode, Policy, Sample, SampleState, VersionState
 from app.training import service
 from tests.support.deployment import Harness
+from tests.support.settings import by_path
 from tests.support.trained_versions import create_batch, create_version
 
 ROOT = "/v1/policies/shop"
@@ -65,9 +66,10 @@ async def test_status_says_what_the_next_batch_waits_for(harness: Harness) -> No
         policy = await harness.policy()
 
         async def describe_wait(**settings: Any) -> str:
-            configured = Settings(**{"batch_size": 8, "max_rater_share": 1.0, **settings})
+            configured = Settings().replace(by_path({"batch_size": 8, "max_rater_share": 1.0, **settings}))
             counts = await service.count_samples(session, policy, configured)
-            return await service.describe_wait(session, policy, counts._replace(now=10.0), configured, triggered=False)
+            at_10 = counts._replace(now=10.0)
+            return (await service.explain_wait(session, policy, at_10, configured, triggered=False)).sentence
 
         for reward in (1.0, 1.0, -1.0):
             await create_sample(harness, rater="HUMAN/ada", reward=reward)
@@ -89,15 +91,16 @@ async def test_samples_beyond_a_cap_are_not_counted(harness: Harness) -> None:
         policy = await harness.policy()
 
         async def describe_wait(**settings: Any) -> str:
-            configured = Settings(
-                **{"batch_size": 8, "max_conversation_share": 1.0, "max_cluster_share": 1.0, **settings}
+            configured = Settings().replace(
+                by_path({"batch_size": 8, "max_conversation_share": 1.0, "max_cluster_share": 1.0, **settings})
             )
             counts = await service.count_samples(session, policy, configured)
-            return await service.describe_wait(session, policy, counts._replace(now=10.0), configured, triggered=False)
+            at_10 = counts._replace(now=10.0)
+            return (await service.explain_wait(session, policy, at_10, configured, triggered=False)).sentence
 
         too_few = await describe_wait(max_rater_share=0.25, min_batch_size=4)
         assert too_few.startswith("At least 1 more ready samples of other raters: of the 7 ready samples at most 3 may")
-        assert "ATTUNE_MAX_RATER_SHARE" in too_few
+        assert "raters.max_rater_share" in too_few
         below_size = await describe_wait(max_rater_share=0.25, min_batch_size=2)
         assert below_size.startswith("5 more ready samples of other raters; in ")
         assert (await describe_wait(max_rater_share=1.0, min_batch_size=4)).startswith("1 more ready samples; in ")

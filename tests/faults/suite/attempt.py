@@ -27,7 +27,7 @@ def attempt(settings: Settings, fault: str, nth: int) -> int:
     written to REPORT_FD.
     """
     context = WorkerContext(settings)
-    context.db = Database(settings.database)  # without a TaskSender: no other process runs
+    context.db = Database(settings.database_url)  # without a TaskSender: no other process runs
     trackers = Trackers(settings)
     settings.versions_dir.mkdir(exist_ok=True)
     ranks = training_ranks.RankGroup(settings)

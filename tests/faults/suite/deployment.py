@@ -20,6 +20,7 @@ from app.core.settings import Settings
 from tests.faults.suite.fake_engine import LAUNCHER
 from tests.faults.suite.fork_server_client import ForkServerClient
 from tests.support.engine_fixture import free_port
+from tests.support.settings import by_path, to_environment
 
 KINDS = ("api", "worker", "judge", "rollout", "publisher", "trainer", "beat", "engine")
 READY_SECONDS = 120.0
@@ -45,7 +46,7 @@ def make_settings(home: Path, *, judged: bool = False, **overrides: Any) -> Sett
     model.mkdir(parents=True)
     (model / "config.json").write_text(json.dumps(MODEL_CONFIG))
     python = home / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {home}/launcher.py "$FAULTS_ENGINE_SOCKET" "$@"\n')
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {home}/launcher.py "$SGLANG_FAULTS_SOCKET" "$@"\n')
     python.chmod(0o755)
     (home / "launcher.py").write_text(LAUNCHER)
     engine_port = free_port()
@@ -61,14 +62,15 @@ def make_settings(home: Path, *, judged: bool = False, **overrides: Any) -> Sett
         "rewards": {"sources": [{"type": "explicit"}, *([service] if judged else [])]},
         "policy": "shop",
         "model": str(model),
-        "port": free_port(),
-        "engine_port": engine_port,
-        "engine_python": python,
+        "server__port": free_port(),
+        "engine__port": engine_port,
+        "engine__python": python,
         "batch_size": 4,
         "min_batch_size": 4,
         "lease_seconds": 1.5,
         "reconcile_seconds": 0.5,
         "chat_timeout_seconds": 2.0,
+        "parity_check": False,  # the log-probs of a fake engine are those of no model
         "requests_per_minute": 10**6,
         # There are few users, so no trust is computed and no cap applies.
         "trust": False,
@@ -77,7 +79,7 @@ def make_settings(home: Path, *, judged: bool = False, **overrides: Any) -> Sett
         "max_cluster_share": 1.0,
         "max_rater_day": 10**6,
     }
-    return Settings(**(values | overrides))
+    return Settings().replace(by_path(values | overrides))
 
 
 @dataclass
@@ -136,7 +138,7 @@ class Deployment:
     async def wait_until_ready(self) -> None:
         """Wait until the API answers chats."""
         ends = time.monotonic() + READY_SECONDS
-        async with httpx2.AsyncClient(base_url=self.settings.url, timeout=2, trust_env=False) as client:
+        async with httpx2.AsyncClient(base_url=self.settings.local_url, timeout=2, trust_env=False) as client:
             while True:
                 with suppress(httpx2.TransportError):
                     answer = await client.get("/readyz")
@@ -187,10 +189,4 @@ class Deployment:
 
 def make_environment(settings: Settings) -> dict[str, str]:
     """Return the environment variables for these settings."""
-    values = settings.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    values["rewards"] = settings.rewards.model_dump(mode="json")  # a source's type is a default, and still needed
-    variables = {
-        f"ATTUNE_{name.upper()}": json.dumps(value) if isinstance(value, (list, dict, bool)) else str(value)
-        for name, value in values.items()
-    }
-    return variables | {"OMP_NUM_THREADS": "1"}
+    return to_environment(settings) | {"OMP_NUM_THREADS": "1"}

@@ -52,7 +52,7 @@ class DiskFaultRunner:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.database = create_engine(settings.database.replace("+aiosqlite", ""))
+        self.database = create_engine(settings.database_url.replace("+aiosqlite", ""))
         set_busy_timeout(self.database)
         self.errors: list[str] = []
         self.counts: Counter[str] = Counter()
@@ -99,7 +99,7 @@ class DiskFaultRunner:
             for number in range(4):
                 id = f"{name}-{number}"
                 messages = [{"role": "user", "content": id}]
-                turn = make_turn(policy, head, id, messages=messages, finished_at=None)
+                turn = make_turn(policy, head, id, own_messages=messages, finished_at=None)
                 session.add(turn)
                 session.flush()
                 session.add(BatchTurn(batch_id=batch.id, turn_id=turn.id))

@@ -30,7 +30,7 @@ if os.getppid() != parent:
 [port] = [flag.partition("=")[2] for flag in sys.argv if flag.startswith("--port=")]
 server = socket.socket(socket.AF_UNIX)
 server.connect(sys.argv[1])
-api_key, admin_key = os.environ["ATTUNE_ENGINE_API_KEY"], os.environ["ATTUNE_ENGINE_ADMIN_KEY"]
+api_key, admin_key = os.environ["ATTUNE_ENGINE__API_KEY"], os.environ["ATTUNE_ENGINE__ADMIN_KEY"]
 request = {"port": int(port), "api": api_key, "admin": admin_key}
 server.sendall(json.dumps(request).encode())
 server.recv(1)

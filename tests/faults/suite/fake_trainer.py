@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from alignment.artifacts.specs import AdapterSpec
 from alignment.config.trainer import TrainerConfig
 from alignment.trainer import checkpoint
 from alignment.trainer.checkpoint import Checkpoint, Export, Progress, RoleState, export
 from alignment.trainer.scoring import Probe
 from alignment.types import Batch, UpdateReport
+from tests.support.adapters import adapter_spec
 from tests.support.scripted_engine import logprob
 
 PROBE = ((5, 9, 2), (7, 7, 8, 3))
@@ -32,22 +32,25 @@ class FakeTrainer:
 
     rank, num_ranks = 0, 1
 
-    def __init__(self, base_model: Path, config: TrainerConfig) -> None:
+    def __init__(self, base_model: Path, config: TrainerConfig, *, any_algorithm: bool = False) -> None:
         assert config.lora is not None
-        self.base_model, self.lora, self.config = base_model, config.lora, config
-        self.spec = AdapterSpec.from_base_model(base_model, config.lora)
+        self.base_model, self.config = base_model, config
+        self.adapter_spec = adapter_spec(base_model, config.lora)
         self.restore(None)
+
+    def configure(self, config: TrainerConfig) -> None:
+        self.config = config
 
     def restore(self, directory: Path | None) -> None:
         if directory is None:
             generator = torch.Generator().manual_seed(0)
             self.tensors = {
                 name: torch.empty(shape).uniform_(-0.1, 0.1, generator=generator)
-                for name, shape in self.spec.shapes.items()
+                for name, shape in self.adapter_spec.shapes.items()
             }
             self.progress = Progress(algorithm={"turns": []})
         else:
-            content = checkpoint.read(directory, self.spec)
+            content = checkpoint.read(directory, self.adapter_spec)
             self.tensors, self.progress = content.actor.tensors, content.progress
 
     def update(self, batch: Batch, kl_target_factor: float = 1.0) -> Any:
@@ -72,4 +75,4 @@ class FakeTrainer:
     def export(self, directory: Path, lineage: Mapping[str, Any]) -> Export:
         moments = {name: tensor * 0.5 for name, tensor in self.tensors.items()}
         content = Checkpoint(RoleState(self.tensors, moments), None, self.progress)
-        return export(directory, content, self.lora, self.base_model, lineage)
+        return export(directory, content, self.adapter_spec, self.base_model, lineage)

@@ -45,7 +45,7 @@ class ForkServerClient:
         request = {
             "start": kind,
             "log": str(log),
-            "environment": variables | {"FAULTS_ENGINE_SOCKET": str(self.folder / "socket")},
+            "environment": variables | {"SGLANG_FAULTS_SOCKET": str(self.folder / "socket")},
         }
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(request).encode() + b"\n")

@@ -63,7 +63,7 @@ class Report:
 
 def check(settings: Settings, acknowledged: Mapping[str, str], chats: Iterable[str]) -> Report:
     """Check the deployment. `acknowledged` is the turn of each acknowledged feedback, `chats` the answered turns."""
-    engine = create_engine(settings.database.replace("+aiosqlite", ""))
+    engine = create_engine(settings.database_url.replace("+aiosqlite", ""))
     with Session(engine) as session:
         row_counts = Counter(session.scalars(select(Feedback.idempotency_key)))
         turn_of = dict(session.execute(select(Feedback.idempotency_key, Feedback.turn_id)).tuples().all())
@@ -105,7 +105,7 @@ def check(settings: Settings, acknowledged: Mapping[str, str], chats: Iterable[s
 
 async def _count_votes(settings: Settings) -> tuple[int, int]:
     """Return how many votes are stored, and the sum of the votes with each outcome."""
-    async with Database(settings.database) as db, db.read() as session:
+    async with Database(settings.database_url) as db, db.read_snapshot() as session:
         policies = list(await session.scalars(select(Policy)))
         counts = [
             count.num_votes

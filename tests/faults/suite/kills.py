@@ -74,7 +74,7 @@ async def run_faults(
     result, began = FaultRun(), time.monotonic()
     await deployment.start(*(kind for kind in reversed(KINDS) if kind not in deployment.desired_kinds))
     await deployment.wait_until_ready()
-    async with ProgressMonitor(monitor_url or deployment.settings.database) as monitor:
+    async with ProgressMonitor(monitor_url or deployment.settings.database_url) as monitor:
         pause = JUDGED_PAUSE_SECONDS if len(deployment.settings.rewards.sources) > 1 else PAUSE_SECONDS
         async with Load(deployment, seed, pause=pause) as load, asyncio.TaskGroup() as group:
             for kind, count in kills.items():
@@ -85,7 +85,7 @@ async def run_faults(
         result.open_work = await monitor.wait_until_idle(DRAIN_SECONDS)
     deployment.desired_kinds.clear()
     result.deaths, result.statuses = deployment.deaths, load.statuses
-    settings = deployment.settings.model_copy(update={"database_url": monitor_url} if monitor_url else {})
+    settings = deployment.settings.replace({"database.url": monitor_url} if monitor_url else {})
     result.report = await asyncio.to_thread(check, settings, load.acknowledged, load.chats)
     result.report.errors += load.errors
     result.seconds = time.monotonic() - began

@@ -35,7 +35,7 @@ class Load:
 
     async def __aenter__(self) -> "Load":
         self._client = httpx2.AsyncClient(
-            base_url=self.deployment.settings.url,
+            base_url=self.deployment.settings.local_url,
             headers={"authorization": f"Bearer {self.deployment.key}"},
             timeout=TIMEOUT_SECONDS,
             trust_env=False,

@@ -72,7 +72,7 @@ async def stop_a_trainer(
 
         async def meanwhile(monitor: ProgressMonitor, load: Load) -> None:
             rng = random.Random(seed)
-            database = create_engine(deployment.settings.database.replace("+aiosqlite", ""))
+            database = create_engine(deployment.settings.database_url.replace("+aiosqlite", ""))
             for _ in range(times):
                 if (error := await stop_past_lease(deployment, database, rng)) is not None:
                     errors.append(error)
@@ -156,7 +156,7 @@ async def skew_clocks(folder: Path, urls: dict[str, Any], seed: int, seconds: fl
     try:
         async with Deployment(settings, switches, fork_server) as deployment:
             result = await run_faults(deployment, seed, {}, meanwhile=meanwhile)
-            reclaimed, errors = await asyncio.to_thread(check_times, settings.database)
+            reclaimed, errors = await asyncio.to_thread(check_times, settings.database_url)
     finally:
         fork_server.close()
     case = "clocks: " + ", ".join(f"{kind} {error / HOUR:+.0f} h" for kind, error in skew.items())

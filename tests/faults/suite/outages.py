@@ -19,13 +19,13 @@ from tests.faults.suite.services import Services
 WARMUP_SECONDS = 3.0  # the load before each outage
 SPEEDUP = 40.0  # ten minutes are compressed to fifteen seconds
 SILENT_SECONDS = 20.0  # longer than any time-out under test
-DATABASE_TIMEOUTS = {"database_seconds": 1.0, "database_job_seconds": 4.0}  # the defaults are 5 and 20
+DATABASE_TIMEOUTS = {"request_timeout_seconds": 1.0, "job_timeout_seconds": 4.0}  # the defaults are 5 and 20
 # The longest duration of a request: it waits for a connection, connects, and waits for a response. Feedback also waits
 # for the request before it.
 MAX_REQUEST_SECONDS = (
-    2 * (DATABASE_TIMEOUTS["database_seconds"] + GRACE_SECONDS)
+    2 * (DATABASE_TIMEOUTS["request_timeout_seconds"] + GRACE_SECONDS)
     + CONNECT_SECONDS
-    + DATABASE_TIMEOUTS["database_seconds"]
+    + DATABASE_TIMEOUTS["request_timeout_seconds"]
 )
 SLACK_SECONDS = 8.0  # the additional time on a loaded machine
 RECOVERY_SECONDS = 90.0
@@ -120,7 +120,7 @@ async def run_outage(
                 stalled.extend(await check_next_version(monitor))
 
             async with Deployment(settings, switches, fork_server) as deployment:
-                url = services.urls()["database_url"]
+                url = services.urls()["database__url"]
                 result = await run_faults(deployment, seed, {}, meanwhile=meanwhile, monitor_url=url)
                 result.stalled += stalled
     longest = max(longest_seconds)

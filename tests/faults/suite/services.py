@@ -83,8 +83,8 @@ class Services:
     def urls(self, postgres_port: int | None = None, redis_port: int | None = None) -> dict[str, str]:
         """Return the settings of both services, with other ports if a proxy is in front of them."""
         return {
-            "database_url": f"postgresql+psycopg://postgres@127.0.0.1:{postgres_port or self.postgres_port}/attune",
-            "broker_url": f"redis://127.0.0.1:{redis_port or self.redis_port}/0",
+            "database__url": f"postgresql+psycopg://postgres@127.0.0.1:{postgres_port or self.postgres_port}/attune",
+            "broker__url": f"redis://127.0.0.1:{redis_port or self.redis_port}/0",
         }
 
     def start_postgres(self) -> None:

@@ -27,7 +27,8 @@ class ExperimentConfig:
     """How a policy is trained.
 
     `feedback`: a vote on each reply, or one comparison of two replies; `lag`: how many updates the version that samples
-    is behind the one that trains; `mistake_share`: share of mistaken votes.
+    is behind the one that trains; `mistake_share`: share of mistaken votes; `min_samples`: an update waits for so many
+    samples, since two equally good replies are not compared.
     """
 
     config: TrainerConfig
@@ -37,6 +38,7 @@ class ExperimentConfig:
     lag: int = 0
     seed: int = 0
     mistake_share: float = MISTAKE_SHARE
+    min_samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,13 +98,16 @@ class Experiment:
         """Sample a reply to every chat's prompt, rate the replies and train on them."""
         started = time.process_time()
         rated = self.collect_votes()
+        samples = list(rated.samples)
+        while len(samples) < self.config.min_samples:
+            samples += self.collect_votes().samples
         sampled_at = time.process_time()
-        metrics, refused = self.train(rated.samples)
+        metrics, refused = self.train(samples)
         return UpdateResult(
             rated.version,
             rated.approval,
             rated.mean_length,
-            len(rated.samples),
+            len(samples),
             self.version,
             refused,
             sampled_at - started,

@@ -169,7 +169,7 @@ class Sampler:
             base = self._weights[f"{prefix}{part}.weight"]
             if down is None or up is None:
                 return base
-            return base + self._lora.alpha / self._lora.rank * up.detach() @ down.detach()
+            return base + self._lora.alpha / self._lora.r * up.detach() @ down.detach()
 
         return Layer(
             self._weights[f"{prefix}input_layernorm.weight"],

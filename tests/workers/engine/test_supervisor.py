@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sized
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,10 @@ import psutil
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from tests.support.engine_fixture import REPOSITORY, InMemoryEngineRecord, engine_spec, wait_for_event
+from app.inference.client import Completion, EngineClient
+from app.inference.request import ChatCall, Sampling
+from app.inference.transport import EngineRefused, EngineUnavailable
+from tests.support.engine_fixture import DEMO_MODEL, REPOSITORY, InMemoryEngineRecord, engine_spec, wait_for_event
 from tests.workers.engine.supervisor_process import run_supervisor_process
 from workers.engine.sglang_process import EngineSpec
 from workers.engine.supervisor import Supervisor, SupervisorTimeouts
@@ -29,6 +32,7 @@ TEST_TIMEOUTS = SupervisorTimeouts(  # short intervals; the time-outs are long, 
     retry_interval=0.05,
     min_restart_interval=0.05,
     max_restart_interval=0.4,
+    route_change=0.2,
 )
 SHORT_TIMEOUTS = replace(TEST_TIMEOUTS, response_timeout=1.5, probe=1.0)
 SECONDS = 60.0
@@ -50,9 +54,9 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineSpec:
     interpreter = tmp_path / "python"
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.workers.engine.fake_server "$@"\n')
     interpreter.chmod(0o755)
-    monkeypatch.setenv("FAKE_ENGINE_FOLDER", str(tmp_path))
+    monkeypatch.setenv("SGLANG_FAKE_FOLDER", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    return replace(engine_spec(tmp_path, tmp_path), python=interpreter)
+    return replace(engine_spec(tmp_path, DEMO_MODEL), python=interpreter)
 
 
 @pytest.fixture
@@ -131,11 +135,27 @@ async def test_damaged_adapter_never_reaches_the_engine(
             raise ValueError("adapter_model.safetensors was changed")
 
     async with run_supervisor(check):
-        await wait_until(lambda: "shop-v1 is not loaded: adapter_model.safetensors was changed" in reports)
-        assert "ready 1" not in record.events  # a wanted version is not loaded
-        record.wanted_versions = [ref("shop-v2")]
         await wait_for_event(record, "ready 1", SECONDS)
+    assert "shop-v1 is not loaded: adapter_model.safetensors was changed" in reports
+    assert record.errors == {"shop-v1": "adapter_model.safetensors was changed"} and record.loaded == ["shop-v2"]
     assert (tmp_path / "loads").read_text().split() == ["shop-v2"]
+
+
+async def test_adapter_that_the_engine_refuses_at_its_first_use_does_not_restart_the_engine(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.wanted_versions = [ref("shop-v1"), ref("shop-v2")]
+    warm_up = EngineClient.warm_up_adapter
+
+    async def refuse_first(client: EngineClient, name: str) -> None:
+        if name == "shop-v1":
+            raise EngineRefused(400, "its rank is too large")
+        await warm_up(client, name)
+
+    monkeypatch.setattr(EngineClient, "warm_up_adapter", refuse_first)
+    async with run_supervisor():
+        await wait_until(lambda: bool(record.events) and not record.events[-1].startswith("start"))
+    assert record.loaded == ["shop-v2"] and "its rank is too large" in record.errors["shop-v1"]
 
 
 async def test_dead_engine_is_restarted_with_its_adapters(
@@ -221,6 +241,22 @@ async def test_stuck_scheduler_behind_a_live_http_server_is_a_hang(
     assert "no token came within 1 s" in record.events[num_events]
 
 
+@pytest.mark.parametrize("is_brief", [True, False])
+async def test_refused_probe_is_repeated_before_the_engine_is_restarted(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, tmp_path: Path, is_brief: bool
+) -> None:
+    probes = tmp_path / "refused-probes"
+    async with run_supervisor(timeouts=replace(TEST_TIMEOUTS, probe=60.0 if is_brief else 1.0)):
+        await wait_for_event(record, "ready 1", SECONDS)
+        (tmp_path / "unhealthy").touch()
+        await wait_until(lambda: probes.exists() and probes.stat().st_size > 2)
+        if not is_brief:
+            await wait_until(lambda: len(record.events) > 2)
+        (tmp_path / "unhealthy").unlink()
+        await asyncio.sleep(10 * TEST_TIMEOUTS.heartbeat_interval)
+    assert ("stopped" if is_brief else "no token came within 1 s") in record.events[2]
+
+
 async def test_engine_that_cannot_start_is_retried_with_backoff(
     run_supervisor: RunSupervisor, record: InMemoryEngineRecord, tmp_path: Path
 ) -> None:
@@ -252,13 +288,55 @@ async def test_stop_during_the_start_leaves_no_process(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_stops_the_supervisor_cleanly(spec: EngineSpec, tmp_path: Path, number: signal.Signals) -> None:
-    with run_supervisor_process(tmp_path, tmp_path, spec.python) as (process, port, lines):
+    with run_supervisor_process(tmp_path, DEMO_MODEL, spec.python) as (process, port, lines):
         assert any("engine ready" in line for line in lines)
         process.send_signal(number)
         assert "engine down: stopped\n" in lines
     assert process.returncode == 0
     with socket.socket() as client:
         assert client.connect_ex(("127.0.0.1", port)) != 0
+
+
+@asynccontextmanager
+async def running_reply(spec: EngineSpec) -> AsyncIterator[asyncio.Task[Completion]]:
+    """Let the engine generate a reply of three seconds."""
+    async with aclosing(EngineClient(spec.url, spec.api_key, spec.admin_key)) as client:
+        call = ChatCall(
+            rid="chatcmpl-1", messages=[{"role": "user", "content": "hi"}], sampling=Sampling(max_tokens=30)
+        )
+        reply = asyncio.create_task(client.complete(call))
+        async with asyncio.timeout(SECONDS):
+            while not await client.count_running():
+                await asyncio.sleep(0.02)
+        yield reply
+
+
+async def test_stopped_engine_takes_no_traffic_and_its_replies_end(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_FAKE_SECONDS_PER_TOKEN", "0.1")
+    async with run_supervisor() as supervisor:
+        await wait_for_event(record, "ready 1", SECONDS)
+        async with running_reply(spec) as reply:
+            supervisor.stop()
+            await wait_until(lambda: record.events[-1] == "down 1: it is stopped when its replies have ended")
+            assert not reply.done()
+            assert len((await asyncio.wait_for(reply, SECONDS)).capture.output_ids) > 3
+    assert record.events[-1] == "down 1: stopped"
+
+
+async def test_second_stop_does_not_wait_for_replies(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_FAKE_SECONDS_PER_TOKEN", "1000")
+    async with run_supervisor() as supervisor:
+        await wait_for_event(record, "ready 1", SECONDS)
+        async with running_reply(spec) as reply:
+            supervisor.stop()
+            await wait_until(lambda: record.events[-1].startswith("down"))
+            supervisor.stop()
+            with pytest.raises(EngineUnavailable):
+                await asyncio.wait_for(reply, SECONDS)
 
 
 async def test_database_outage_does_not_stop_the_engine(

@@ -43,7 +43,7 @@ def make_opener(harness: Harness, live_url: str, key: str, tmp_path: Path) -> Ca
 
     def make(key: str = key, url: str = live_url) -> VersionOpener:
         def check(path: Path) -> None:
-            check_adapter(path, adapter_spec(harness.settings.model))
+            check_adapter(path, adapter_spec(harness.settings))
 
         return downloaded_versions(url, key, check, tmp_path / "downloads")
 
@@ -151,15 +151,15 @@ async def test_settings_choose_local_or_downloaded_versions(
     harness: Harness, live_url: str, version: Version, tmp_path: Path
 ) -> None:
     keys, version_ref = load_engine_keys(harness.settings), ref(version)
-    values: dict[str, Any] = {"home": tmp_path / "elsewhere", "database_url": harness.settings.database}
-    with pytest.raises(ValueError, match="engine_admin_key"):
-        Settings(**values, versions_url=live_url)
+    elsewhere = Settings(home=tmp_path / "elsewhere", database={"url": harness.settings.database_url})
+    with pytest.raises(ValueError, match=r"engine\.admin_key"):
+        elsewhere.replace({"engine.versions_url": live_url})
     with pytest.raises(ValueError, match="versions_url"):
-        Settings(versions_url="api:8700")
-    values |= {"engine_api_key": keys.api, "engine_admin_key": keys.admin}
-    with pytest.raises(ValueError, match="adapter_delivery=path"):
-        Settings(**values, versions_url=live_url, adaptation="full")
-    with version_opener(Settings(**values, versions_url=live_url))(version_ref) as folder:
+        Settings(engine={"versions_url": "api:8700"})
+    downloads = {"engine.versions_url": live_url, "engine.api_key": keys.api, "engine.admin_key": keys.admin}
+    with pytest.raises(ValueError, match="adapter_delivery = path"):
+        elsewhere.replace({**downloads, "trainer.adaptation": "full"})
+    with version_opener(elsewhere.replace(downloads))(version_ref) as folder:
         assert folder.is_relative_to(tmp_path / "elsewhere") and (folder / ADAPTER).exists()
     with version_opener(harness.settings)(replace(version_ref, path=Path(version.adapter_path or ""))) as folder:
         assert str(folder) == version.adapter_path

@@ -11,6 +11,7 @@ from app.projects.service import create_project
 from app.raters.service import ALL_RATERS
 from tests.support.deployment import Harness
 from tests.support.rater_trust import sample_quota
+from tests.support.settings import by_path
 from workers.curate import curate
 from workers.feedback import rater_trust
 from workers.feedback.rater_trust import RaterTrust
@@ -20,7 +21,7 @@ async def update_trust(harness: Harness, values: dict[str, list[float]], **updat
     project_id = (await harness.policy()).project_id
     async with harness.db.write() as session:
         return await rater_trust.update_trust(
-            session, project_id, values, harness.settings.model_copy(update={"trust": True, **updates})
+            session, project_id, values, harness.settings.replace(by_path({"trust": True, **updates}))
         )
 
 
@@ -183,7 +184,7 @@ async def test_raters_are_separate_in_each_project(harness: Harness) -> None:
 
 
 async def test_the_waiting_samples_of_a_quarantined_rater_are_quarantined(harness: Harness) -> None:
-    settings = harness.settings.model_copy(update={"trust": True, "max_rater_day": 2})
+    settings = harness.settings.replace({"raters.trust": True, "raters.max_rater_day": 2})
     source = {"kind": "HUMAN", "id": "7"}
     for _ in range(2):
         await harness.vote((await harness.turn()).id, source=source)

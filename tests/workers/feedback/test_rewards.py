@@ -1,6 +1,11 @@
 """Rewards name the feedback that they come from."""
 
-from app.models import Rater, Reward
+from typing import Any
+
+import pytest
+from sqlalchemy import event, insert, update
+
+from app.models import Feedback, FeedbackRank, Rater, Reward
 from tests.support.deployment import Harness
 from workers.curate import curate
 
@@ -66,3 +71,37 @@ async def test_a_withdrawn_correction_no_longer_counts(harness: Harness) -> None
     await harness.api.delete(f"/v1/feedback/{row['id']}")
     assert await curate(harness.db, harness.settings) == 1
     assert await harness.all(Reward) == []
+
+
+@pytest.mark.parametrize("kind", ["turn", "conversation", "ranking"])
+async def test_latest_feedback_of_a_source_is_selected_by_the_database(harness: Harness, kind: str) -> None:
+    turns = [await harness.turn(conversation_id="c") for _ in range(2)]
+    bodies: dict[str, dict[str, Any]] = {
+        "turn": {"kind": "score", "value": 0.5, "completion_id": turns[0].id},
+        "conversation": {"kind": "score", "value": 0.5, "target": {"conversation_id": "c"}},
+        "ranking": {"kind": "ranking", "value": [turns[0].id, turns[1].id]},
+    }
+    assert (await harness.api.post("/v1/feedback", json=bodies[kind])).status_code == 201
+    [row] = await harness.all(Feedback)
+    ranks = await harness.all(FeedbackRank)
+    columns = {column.key: getattr(row, column.key) for column in Feedback.__table__.columns}
+    copies = [
+        {**columns, "seq": number, "id": f"fb-{number}", "idempotency_key": f"k{number}", "value": -0.5}
+        for number in range(row.seq + 1, row.seq + 10_001)
+    ]
+    async with harness.db.write() as session:
+        await session.execute(insert(Feedback), copies)
+        for rank in ranks:
+            copy = {"turn_id": rank.turn_id, "rank": rank.rank}
+            await session.execute(insert(FeedbackRank), [{**copy, "feedback_seq": one["seq"]} for one in copies])
+        await session.execute(update(Feedback).where(Feedback.seq < copies[-1]["seq"]).values(processed=True))
+    loaded: list[int] = []
+
+    def record_load(row: Feedback, context: Any) -> None:
+        loaded.append(row.seq)
+
+    event.listen(Feedback, "load", record_load)
+    await curate(harness.db, harness.settings)
+    event.remove(Feedback, "load", record_load)
+    assert {reward.feedback_seq for reward in await harness.all(Reward)} == set(loaded) == {copies[-1]["seq"]}
+    assert len(loaded) == 1

@@ -12,6 +12,7 @@ from app.core.settings import Settings
 from app.models import Judgement, JudgementState, Policy
 from tests.support.deployment import Harness
 from tests.support.judgements import ScriptedEndpoint, completion_response, run_judging
+from tests.support.settings import by_path
 from workers.judging.http_client import GUARDED, NOT_PUBLIC, GuardedTransport, is_public
 from workers.queue.leased_job import JobFailed
 
@@ -57,7 +58,7 @@ async def set_policy_rewards(harness: Harness, *sources: dict[str, Any], **updat
     config = RewardsConfig.model_validate({"sources": [{"type": "explicit"}, *sources]})
     async with harness.db.write() as session:
         (await session.get_one(Policy, (await harness.policy()).id)).rewards = config.model_dump(mode="json")
-    return harness.settings.model_copy(update=updates)
+    return harness.settings.replace(by_path(updates))
 
 
 def service_source(url: str) -> dict[str, Any]:
@@ -96,7 +97,7 @@ async def test_a_deployments_source_may_be_in_a_private_network(harness: Harness
     endpoint = ScriptedEndpoint()
     with endpoint.serve() as url:
         config = RewardsConfig.model_validate({"sources": [{"type": "explicit"}, service_source(url)]})
-        [judgement] = await run_judging(harness, harness.settings.model_copy(update={"rewards": config}))
+        [judgement] = await run_judging(harness, harness.settings.replace({"rewards": config}))
     assert judgement.state == JudgementState.DONE
 
 

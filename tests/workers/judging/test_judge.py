@@ -1,18 +1,27 @@
 """The judge stage: each source is called once, results are recorded once, and slow sources delay no others."""
 
 import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import update
+from sqlalchemy import insert, select, update
 
 from app.core import leases
-from app.models import Judgement, JudgementState, Project, Reward, Sample, SampleState, Turn
+from app.core.settings import Settings
+from app.models import Judgement, JudgementState, Policy, Project, Reward, Sample, SampleState, Turn, new_id
+from app.projects.service import create_policy
 from tests.support.deployment import Harness
 from tests.support.judgements import ScriptedEndpoint, make_judgements_due, run_judging, settings_with_sources
+from tests.support.shared_histories import FOLLOW_UP, follow_up
 from workers.curate import curate
-from workers.judging.judge import judge
+from workers.judging.judge import MAX_RUNNING, claim_judgements, judge
+from workers.queue import leased_job
+from workers.stage_metrics import JUDGE_REQUESTS
 
 
 def http(url: str, **fields: Any) -> dict[str, Any]:
@@ -22,6 +31,7 @@ def http(url: str, **fields: Any) -> dict[str, Any]:
 async def test_the_response_of_a_service_becomes_a_reward_and_a_sample(harness: Harness) -> None:
     turn = await harness.turn(conversation_id="c-1", request_metadata={"plan": "gold"})
     endpoint = ScriptedEndpoint(lambda body: {"reward": 0.5, "reason": "kind"})
+    before = JUDGE_REQUESTS.labels("http", "answered")._value.get()
     with endpoint.serve() as url:
         [judgement] = await run_judging(harness, settings_with_sources(harness, http(url + "/reward")))
     assert (judgement.state, judgement.value, judgement.lease_owner) == (JudgementState.DONE, 0.5, None)
@@ -31,6 +41,7 @@ async def test_the_response_of_a_service_becomes_a_reward_and_a_sample(harness: 
     assert (reward.turn_id, reward.source, reward.reward_source, reward.value) == (turn.id, "http", "http", 0.5)
     assert (sample.reward, sample.state) == (0.5, SampleState.OPEN)
     assert endpoint.paths == ["/reward"]
+    assert JUDGE_REQUESTS.labels("http", "answered")._value.get() == before + 1
     assert endpoint.requests == [
         {
             "turn": {
@@ -44,6 +55,19 @@ async def test_the_response_of_a_service_becomes_a_reward_and_a_sample(harness: 
             }
         }
     ]
+
+
+async def test_a_service_gets_the_whole_prompt_of_a_turn_that_shares_its_history(harness: Harness) -> None:
+    first = await harness.turn()
+    second = await harness.turn(**follow_up(first))
+    endpoint = ScriptedEndpoint()
+    with endpoint.serve() as url:
+        await run_judging(harness, settings_with_sources(harness, http(url)))
+    messages = {request["turn"]["id"]: request["turn"]["messages"] for request in endpoint.requests}
+    assert messages == {
+        first.id: first.own_messages,
+        second.id: [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}, FOLLOW_UP],
+    }
 
 
 async def test_a_source_is_called_once(harness: Harness) -> None:
@@ -233,21 +257,33 @@ async def test_the_response_about_a_turn_deleted_meanwhile_is_not_stored(harness
     assert await harness.all(Reward) == [] and "Rome" not in str(judgement.details)
 
 
-async def test_after_a_worker_stops_another_one_takes_over_and_there_is_one_reward(
-    harness: Harness,
-) -> None:
+@pytest.fixture
+def stopping() -> Iterator[threading.Event]:
+    """Set it to tell the workers of this process to stop."""
+    yield leased_job.is_stopping
+    leased_job.is_stopping.clear()
+
+
+@asynccontextmanager
+async def hanging_judge(harness: Harness, **values: Any) -> AsyncIterator[tuple[asyncio.Task[int], Settings]]:
+    """Run a judge whose source has its question and does not answer it; the judge, and settings for others."""
     await harness.turn()
     endpoint = ScriptedEndpoint(hang=True)
     with endpoint.serve() as url:
-        settings = settings_with_sources(harness, http(url, timeout_seconds=300))
+        settings = settings_with_sources(harness, http(url, timeout_seconds=300), **values)
         await curate(harness.db, settings)
-        stopped = asyncio.create_task(judge(harness.db, settings, "first"))
+        first = asyncio.create_task(judge(harness.db, settings, "first"))
         async with asyncio.timeout(30):
             while not endpoint.requests:
                 await asyncio.sleep(0.02)
-        stopped.cancel()
-        await asyncio.gather(stopped, return_exceptions=True)
         endpoint.hang = False
+        yield first, settings
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_after_a_worker_hangs_another_one_takes_over_and_there_is_one_reward(harness: Harness) -> None:
+    async with hanging_judge(harness) as (_, settings):
         [judgement] = await harness.all(Judgement)
         assert (judgement.state, judgement.lease_owner) == (JudgementState.OPEN, "first")
         assert await judge(harness.db, settings, "second") == 0, "the lease has not expired"
@@ -255,7 +291,32 @@ async def test_after_a_worker_stops_another_one_takes_over_and_there_is_one_rewa
         assert await judge(harness.db, settings, "second") == 1
     [judgement] = await harness.all(Judgement)
     assert (judgement.state, judgement.attempt, judgement.fence) == (JudgementState.DONE, 2, 2)
-    assert len(endpoint.requests) == 2 and len(await harness.all(Reward)) == len(await harness.all(Sample)) == 1
+    assert len(await harness.all(Reward)) == len(await harness.all(Sample)) == 1
+
+
+async def test_worker_that_is_told_to_stop_hands_its_jobs_over(
+    harness: Harness, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leased_job, "STOP_SECONDS", 0.1)
+    async with hanging_judge(harness) as (first, settings):
+        stopping.set()
+        assert await asyncio.wait_for(first, 60) == 0
+        [judgement] = await harness.all(Judgement)
+        assert (judgement.state, judgement.lease_owner, judgement.attempt) == (JudgementState.OPEN, None, 0)
+        stopping.clear()
+        assert await judge(harness.db, settings, "second") == 1, "it need not wait for the lease"
+
+
+async def test_lost_lease_ends_the_request(harness: Harness) -> None:
+    async with hanging_judge(harness, lease_seconds=1.0) as (first, _):
+        await make_judgements_due(harness)
+        [judgement] = await harness.all(Judgement)
+        async with harness.db.write() as session:
+            states = (JudgementState.OPEN,)
+            assert await leases.claim(session, Judgement, judgement.id, owner="other", seconds=600, states=states)
+        assert await asyncio.wait_for(first, 60) == 0, "the source has not answered"
+        [judgement] = await harness.all(Judgement)
+        assert (judgement.state, judgement.lease_owner) == (JudgementState.OPEN, "other")
 
 
 async def test_a_response_under_a_lost_lease_is_not_recorded(harness: Harness) -> None:
@@ -319,3 +380,52 @@ async def test_an_endpoint_gets_its_own_key(harness: Harness) -> None:
         await harness.turn()
         await run_judging(harness, settings)
         assert endpoint.keys == ["Bearer sk-1"]
+
+
+async def test_a_backlog_delays_no_other_project(harness: Harness) -> None:
+    turn, policy = await harness.turn(), await harness.policy()
+    async with harness.db.write() as session:
+        project = Project(id=new_id("proj"), name="other")
+        session.add(project)
+        await session.flush()
+        await create_policy(session, project.id, "other", harness.settings.model)
+        other = (await session.scalars(select(Policy).where(Policy.project_id == project.id))).one()
+        rows = [
+            {"id": new_id("jdg"), "turn_id": turn.id, "policy_id": policy_id, "source": source, "due_at": due_at}
+            for policy_id, source, due_at in [
+                *((policy.id, f"judge-{number}", 1.0 + number) for number in range(10_000)),
+                (other.id, "judge", 1_000_000.0),
+            ]
+        ]
+        await session.execute(insert(Judgement), rows)
+    claimed = await claim_judgements(harness.db, harness.settings, "me", Counter(), ())
+    assert len(claimed) == MAX_RUNNING
+    assert [row.policy_id for rows in claimed for row in rows].count(other.id) == 1
+    full = Counter({(policy.id, f"judge-{number}"): 1 for number in range(MAX_RUNNING - 1)})
+    async with harness.db.write() as session:
+        await session.execute(update(Judgement).values(lease_until=None, lease_owner=None))
+    [[row]] = await claim_judgements(harness.db, harness.settings, "me", full, ())
+    assert row.policy_id == other.id  # the next place that becomes free
+
+
+async def test_a_second_policy_wins_a_project_no_places(harness: Harness) -> None:
+    """Its running jobs count for its project, whether or not more of them wait."""
+    turn, policy = await harness.turn(), await harness.policy()
+    async with harness.db.write() as session:
+        project = Project(id=new_id("proj"), name="other")
+        session.add(project)
+        await session.flush()
+        await create_policy(session, policy.project_id, "second", harness.settings.model)
+        await create_policy(session, project.id, "other", harness.settings.model)
+        second, other = [
+            (await session.scalars(select(Policy).where(Policy.name == name))).one() for name in ("second", "other")
+        ]
+        rows = [
+            {"id": new_id("jdg"), "turn_id": turn.id, "policy_id": id, "source": f"{name}-{number}", "due_at": 1.0}
+            for name, id in (("judge", policy.id), ("other", other.id))
+            for number in range(MAX_RUNNING)
+        ]
+        await session.execute(insert(Judgement), rows)
+    running = Counter({(second.id, f"judge-{number}"): 1 for number in range(8)})
+    claimed = await claim_judgements(harness.db, harness.settings, "me", running, ())
+    assert [row.policy_id for rows in claimed for row in rows] == [other.id] * 8

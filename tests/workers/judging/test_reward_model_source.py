@@ -53,7 +53,7 @@ async def rank(harness: Harness) -> AsyncIterator[Rank]:
 
 
 async def create_turn(harness: Harness, last_token: int, **values: Any) -> Turn:
-    return await harness.turn(prompt_ids=[310, 320, 330], output_ids=[340, last_token], **values)
+    return await harness.turn(own_prompt_ids=[310, 320, 330], output_ids=[340, last_token], **values)
 
 
 def fake_scores(rank: Rank, value: float = 0.8) -> list[int]:
@@ -119,7 +119,8 @@ async def test_a_batch_does_not_wait_for_a_fit(harness: Harness, rank: Rank, mon
     await create_rated_turns(harness, 160)
     await reconcile(harness.db, rank.context.settings)
     commands: list[str] = []
-    execute, batch = rank.group.execute, SimpleNamespace(adapter_name="shop-v1")
+    execute, row, policy = rank.group.execute, SimpleNamespace(id="batch-1"), SimpleNamespace(name="shop")
+    batch = SimpleNamespace(adapter_name="shop-v1", row=row, policy=policy)
 
     def record_command(command: Command) -> Any:
         commands.append(command[0])
@@ -212,7 +213,7 @@ async def test_a_turn_that_crashes_the_trainer_is_retried_separately_and_fails(h
         return [0.5] * len(replies)
 
     rank.group.run = run  # type: ignore[assignment, method-assign]
-    for _ in range(3 * settings.max_attempts):
+    for _ in range(3 * settings.workers.max_attempts):
         try:
             await rank.work()
         except RankGroupFailed:

@@ -136,8 +136,8 @@ async def test_a_tool_call_waits_for_its_tool_within_the_window(harness: Harness
     [judgement] = await harness.all(Judgement)
     assert (judgement.state, judgement.attempt) == (JudgementState.OPEN, 0), "waiting does not count as an attempt"
     answer = {"role": "tool", "tool_call_id": "c", "content": '{"error": "no such order"}'}
-    messages = [*turn.messages, {**CALLING, "content": ""}, answer]
-    await harness.turn(parent_id=turn.id, messages=messages)
+    messages = [*turn.own_messages, {**CALLING, "content": ""}, answer]
+    await harness.turn(parent_id=turn.id, own_messages=messages)
     await make_judgements_due(harness)
     rows = {row.turn_id: row for row in await run_judging(harness, settings)}
     assert (rows[turn.id].state, rows[turn.id].value) == (JudgementState.DONE, -1.0)
@@ -161,7 +161,7 @@ def user_message(text: str) -> dict[str, str]:
 async def create_two_turns(harness: Harness, *messages: dict[str, Any], **values: Any) -> tuple[Turn, Turn]:
     """Create a turn and the one after it, which has this prompt."""
     turn = await harness.turn()
-    return turn, await harness.turn(parent_id=turn.id, messages=list(messages), **values)
+    return turn, await harness.turn(parent_id=turn.id, own_messages=list(messages), **values)
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ async def test_the_next_message_gives_the_reward_of_the_previous_turn(
 
 async def test_a_repeated_question_is_a_negative_reward(harness: Harness) -> None:
     question = user_message("When do you open on Sunday?")
-    turn = await harness.turn(messages=[question])
+    turn = await harness.turn(own_messages=[question])
     await harness.turn(
-        parent_id=turn.id, messages=[question, REPLY, user_message("When do you open on Sunday, please?")]
+        parent_id=turn.id, own_messages=[question, REPLY, user_message("When do you open on Sunday, please?")]
     )
     [judgement] = await run_judging(harness, settings_with_sources(harness, NEXT))
     assert (judgement.value, judgement.details["explanation"]) == (-1.0, "repetition")
@@ -251,7 +251,7 @@ async def test_messages_without_consent_are_no_evidence(harness: Harness) -> Non
 
 async def test_the_first_of_two_continuations_counts(harness: Harness) -> None:
     turn, _ = await create_two_turns(harness, HELLO, REPLY, user_message("Thanks!"), created_at=1.0)
-    await harness.turn(parent_id=turn.id, messages=[HELLO, REPLY, user_message("That's wrong")], created_at=2.0)
+    await harness.turn(parent_id=turn.id, own_messages=[HELLO, REPLY, user_message("That's wrong")], created_at=2.0)
     [judgement] = await run_judging(harness, settings_with_sources(harness, NEXT))
     assert judgement.value == 1.0
 

@@ -14,7 +14,7 @@ def test_a_failed_renewal_leaves_time_for_two_more(settings: Settings, monkeypat
 
     class Stop:
         def wait(self, seconds: float) -> bool:
-            events.append(f"{seconds / settings.lease_seconds}")
+            events.append(f"{seconds / settings.workers.lease_seconds}")
             return len(events) > 5
 
     async def renew(*args: object) -> None:

@@ -42,7 +42,7 @@ CONFIG = CanaryConfig(share=0.2, margin=0.3)
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.model_copy(update={"canary": CONFIG})
+    return settings.replace({"release.canary": CONFIG})
 
 
 async def start_canary(harness: Harness) -> Version:
@@ -112,6 +112,24 @@ async def test_worse_canary_is_rolled_back_and_training_continues_from_the_servi
     assert [(row.actor, row.reason) for row in entries] == [("reconcile", ended.reason)]
 
 
+async def test_canary_that_learns_of_an_erasure_while_it_runs_is_not_promoted(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
+    base = await harness.serving()
+    version = await start_canary(harness)
+    await add_turns(harness, base, 80, 20)
+    await add_turns(harness, version, 45, 5)
+    async with harness.db.write() as session:
+        (await session.get_one(Version, version.id)).tainted_at = now()
+    await reconcile(harness.db, harness.settings)
+    ended: Version = await harness.get(Version, version.id)
+    assert ended.state == VersionState.ROLLED_BACK and "data that was erased" in (ended.reason or "")
+    assert (await deployment(harness)).canary_version_id is None
+    assert (await harness.serving()).id == base.id == (await harness.policy()).head_version_id
+    [entry] = [row for row in await harness.all(Audit) if row.action == "canary.ended"]
+    assert (entry.actor, entry.reason) == ("reconcile", ended.reason)
+
+
 async def test_canary_that_is_not_worse_goes_live(harness: Harness, scripted: ScriptedEngine) -> None:
     base = await harness.serving()
     version = await start_canary(harness)
@@ -134,14 +152,16 @@ async def test_one_rater_has_one_vote(harness: Harness, scripted: ScriptedEngine
     assert (canary["candidate"]["turns"], canary["candidate"]["rated"], canary["verdict"]) == (60, 1, "wait")
 
 
-async def test_program_has_a_vote_per_reply_and_reward_sources_have_none(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
+async def test_programs_and_reward_sources_have_no_vote(harness: Harness, scripted: ScriptedEngine) -> None:
     version = await start_canary(harness)
+    await add_turns(harness, version, 2, 1)
     await add_turns(harness, version, 3, 4, kind="CODE", raters=1)
+    await add_turns(harness, version, 3, 0, kind="LLM_JUDGE")
     await add_turns(harness, version, 30, 0, kind=None)
     candidate = (await harness.api.get("/v1/policies/shop/deployment")).json()["canary"]["candidate"]
-    assert (candidate["turns"], candidate["rated"], candidate["good"]) == (37, 7, 3)
+    assert (candidate["turns"], candidate["rated"], candidate["good"]) == (43, 3, 2)
+    assert candidate["approval"] == 2 / 3  # Wilson's interval of 2 of 3
+    assert (candidate["approval_low"], candidate["approval_high"]) == pytest.approx((0.2077, 0.9385), abs=1e-4)
 
 
 async def test_pinned_and_explicit_requests_are_not_compared(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -202,11 +222,11 @@ async def test_canary_stays_loaded_and_a_second_version_waits(harness: Harness, 
     first = await start_canary(harness)
     second = await create_trained_version(harness, 2)
     await evaluate(harness.db, harness.settings, "test")
-    for _ in range(harness.settings.max_attempts + 1):
+    for _ in range(harness.settings.workers.max_attempts + 1):
         await publish(harness.db, harness.settings)
     waiting: Version = await harness.get(Version, second.id)
     assert (waiting.state, waiting.attempt) == (VersionState.VERIFIED, 0), "waiting does not count as an attempt"
-    await reconcile(harness.db, harness.settings.model_copy(update={"keep_versions": 0}))
+    await reconcile(harness.db, harness.settings.replace({"release.keep_versions": 0}))
     assert {"shop-v1", "shop-v2"} <= set(scripted.adapters)
     async with harness.db.write() as session:  # an operator promotes the first version
         (await session.get_one(Deployment, (await harness.policy()).id)).canary_watched = False
@@ -217,7 +237,7 @@ async def test_canary_stays_loaded_and_a_second_version_waits(harness: Harness, 
 async def test_pinned_version_is_loaded_again_on_an_engine_that_lost_it(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    settings = harness.settings.model_copy(update={"canary": None, "keep_versions": 0})
+    settings = harness.settings.replace({"release.canary": None, "release.keep_versions": 0})
     versions = []
     for number in range(1, 5):
         versions.append(await create_trained_version(harness, number))
@@ -256,7 +276,7 @@ async def three_versions(harness: Harness, scripted: ScriptedEngine) -> list[Ver
     versions = []
     for number in range(1, 4):
         versions.append(await create_trained_version(harness, number))
-        await evaluate(harness.db, harness.settings.model_copy(update={"canary": None}), "test")
+        await evaluate(harness.db, harness.settings.replace({"release.canary": None}), "test")
     return versions
 
 
@@ -275,18 +295,18 @@ async def test_version_trained_during_an_older_canary_is_published_after_it(
 ) -> None:
     await start_watched_canary(harness, 1)
     newest = await create_trained_version(harness, 4)
-    await evaluate(harness.db, harness.settings.model_copy(update={"canary": None}), "test")
+    await evaluate(harness.db, harness.settings.replace({"release.canary": None}), "test")
     assert (await harness.get(Version, newest.id)).state == VersionState.VERIFIED, (
         "the version that the canary is compared with keeps serving"
     )
     await harness.api.post("/v1/policies/shop/canary/abort", json={})
     assert (await harness.policy()).head_version_id == newest.id
-    await publish(harness.db, harness.settings.model_copy(update={"canary": None}))
+    await publish(harness.db, harness.settings.replace({"release.canary": None}))
     assert (await harness.serving()).id == newest.id
 
 
 async def test_version_that_was_only_a_canary_is_unloaded(harness: Harness, three_versions: list[Version]) -> None:
-    settings = harness.settings.model_copy(update={"keep_versions": 3})
+    settings = harness.settings.replace({"release.keep_versions": 3})
     for number in range(4, 8):
         name = f"shop-v{number}"
         await harness.version(number=number, adapter_name=name, **export_values(harness, name, number))

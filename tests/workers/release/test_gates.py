@@ -6,9 +6,9 @@ import pytest
 
 from alignment.release.gates import Candidate
 from alignment.signals.verifiers import VerifierInput
-from app.core.settings import Settings
 from app.inference.transport import EngineRefused
-from app.models import Dataset, DatasetKind, DatasetRow, LearningMode, Version, VersionState, new_id
+from app.models import Dataset, DatasetKind, DatasetRow, LearningMode, Policy, Version, VersionState, new_id
+from app.policies.overrides import set_own_values
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
 from tests.workers.release.test_publish import create_trained_version, evaluate_and_publish
@@ -28,7 +28,7 @@ def broken_gate(candidate: Candidate) -> str | None:
 
 async def run_gates(harness: Harness, *gates: dict[str, Any], **values: Any) -> Version:
     """Evaluate a version with these gates."""
-    settings = Settings.model_validate(harness.settings.model_dump(exclude={"gates"}) | {"gates": gates})
+    settings = harness.settings.replace({"release.gates": gates})
     version = await create_trained_version(harness)
     async with harness.db.write() as session:
         for name, value in values.items():
@@ -130,7 +130,7 @@ async def test_verifier_sees_other_columns_and_its_invalid_score_is_wrong(
     await create_prompts(harness, prompt_row("When?", "nine to six") | {"details": details})
     gate = PROMPTS | {"verifier": {"type": "custom", "name": "odd"}, "at_least": 0.0}
     rollouts = {"verifiers": {"odd": f"{__name__}:user_verifier"}}
-    harness.settings = Settings.model_validate(harness.settings.model_dump() | {"rollouts": rollouts})
+    harness.settings = harness.settings.replace({"rollouts": rollouts})
     assert (await run_gates(harness, gate)).metrics["gate/hours"] == share
 
 
@@ -154,3 +154,19 @@ async def test_engine_failure_does_not_decide_about_the_version(harness: Harness
     scripted.drop_after_tokens = 2
     version = await run_gates(harness, PROMPTS | {"at_least": 0.5})
     assert (version.state, version.lease_owner) == (VersionState.TRAINED, None)
+
+
+@pytest.mark.parametrize(
+    ("entropy", "kl", "reason"),
+    [(0.5, 0.4, None), (0.01, 0.4, "gate entropy"), (0.5, 0.6, "`kl_guard` is 0.5")],
+)
+async def test_a_policys_own_gates_and_guard_replace_the_deployments(
+    harness: Harness, scripted: ScriptedEngine, entropy: float, kl: float, reason: str | None
+) -> None:
+    gate = {"type": "metric", "name": "entropy", "metric": "actor/entropy", "at_least": 0.1}
+    async with harness.db.write() as session:
+        policy = await session.get_one(Policy, (await harness.policy()).id)
+        set_own_values(policy, {"release": {"gates": [gate]}, "trainer": {"kl_guard": 0.5}})
+    version = await run_gates(harness, metrics={"actor/entropy": entropy, "guard/kl": kl})
+    assert version.state == (VersionState.LIVE if reason is None else VersionState.REJECTED)
+    assert (reason or "") in (version.reason or "")

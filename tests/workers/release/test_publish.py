@@ -65,7 +65,7 @@ async def test_adapter_may_be_sent_in_the_request(
 ) -> None:
     version, settings = (
         await create_trained_version(harness),
-        harness.settings.model_copy(update={"adapter_delivery": "memory"}),
+        harness.settings.replace({"engine.adapter_delivery": "memory"}),
     )
     await evaluate(harness.db, settings, "test")
     assert (await harness.serving()).id == version.id
@@ -152,7 +152,7 @@ async def test_load_that_hangs_on_one_of_three_engines_is_finished_later(
     version, third = await create_trained_version(harness), ScriptedEngine(load_hangs=True)
 
     async def used_engines() -> set[str]:
-        await asyncio.sleep(2 * harness.settings.route_cache_seconds)
+        await asyncio.sleep(2 * harness.settings.server.route_cache_seconds)
         before = {turn.id for turn in await harness.all(Turn)}
         for number in range(16):
             body = {"model": "shop", "messages": [{"role": "user", "content": f"question {number}"}]}
@@ -194,7 +194,7 @@ async def test_version_verified_on_one_engine_is_not_rejected_for_dead_ones(
         )
         for engine in dead:
             engine.refuse_status = 503
-        for _ in range(harness.settings.max_attempts + 2):
+        for _ in range(harness.settings.workers.max_attempts + 2):
             await evaluate_and_publish(harness)
         released: Version = await harness.get(Version, version.id)
         assert released.state == (VersionState.LIVE if len(working) == 2 else VersionState.TRAINED)
@@ -240,10 +240,10 @@ async def test_serving_version_that_no_engine_holds_is_503_and_gets_loaded(
     async with harness.db.write() as session:
         (await session.get_one(Engine, "engine-0")).loaded = []
     body = {"model": "shop", "messages": [{"role": "user", "content": "hi"}]}
-    await asyncio.sleep(2 * harness.settings.route_cache_seconds)
+    await asyncio.sleep(2 * harness.settings.server.route_cache_seconds)
     assert (await harness.api.post("/v1/chat/completions", json=body)).status_code == 503
     await sync_adapters(harness.db, harness.settings)
-    await asyncio.sleep(2 * harness.settings.route_cache_seconds)
+    await asyncio.sleep(2 * harness.settings.server.route_cache_seconds)
     assert (await harness.api.post("/v1/chat/completions", json=body)).headers["x-policy-version"] == "shop@v1"
 
 
@@ -293,7 +293,7 @@ async def test_version_lost_before_publishing_is_verified_again(harness: Harness
 async def test_old_versions_are_unloaded_and_rollback_targets_stay_loaded(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    settings = harness.settings.model_copy(update={"keep_versions": 2})
+    settings = harness.settings.replace({"release.keep_versions": 2})
     for number in range(1, 6):
         await create_trained_version(harness, number)
         await evaluate_and_publish(harness)

@@ -52,7 +52,7 @@ RULE = {"sources": [{"type": "explicit"}, {"type": "rule", "name": "ended", "fun
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.model_copy(update={"shadow": CONFIG, "rewards": RewardsConfig.model_validate(RULE)})
+    return settings.replace({"release.shadow": CONFIG, "rewards": RewardsConfig.model_validate(RULE)})
 
 
 def judge_preferring(candidate: float, serving: float) -> ScriptedEndpoint:
@@ -133,9 +133,10 @@ async def test_shadow_version_answers_and_users_do_not_see_it(harness: Harness, 
         await run_shadow(harness, settings)
     [shadow] = await shadow_turns(harness)
     assert (shadow.shadow_of_id, shadow.version_id, shadow.state) == (live.id, version.id, TurnState.DONE)
-    assert (shadow.prompt_ids, shadow.end_user, shadow.key_id) == (live.prompt_ids, "ada", live.key_id)
+    assert await harness.prompt_ids(shadow.id) == live.own_prompt_ids
+    assert (shadow.end_user, shadow.key_id) == ("ada", live.key_id)
     body = scripted.requests[num_requests]
-    assert (body["lora_path"], body["input_ids"], body["priority"]) == ("shop-v1", live.prompt_ids, -1)
+    assert (body["lora_path"], body["input_ids"], body["priority"]) == ("shop-v1", live.own_prompt_ids, -1)
     assert body["temperature"] == 0, "the chat's sampling is used, although greedy turns cannot be trained on"
     values = {row.turn_id: row.value for row in await harness.all(Reward)}
     assert values == {live.id: -1.0, shadow.id: 1.0}
@@ -210,8 +211,8 @@ async def test_shadow_turns_are_not_trained_on(harness: Harness, scripted: Scrip
 
 
 async def test_shadow_is_off_by_default(harness: Harness, scripted: ScriptedEngine) -> None:
-    settings = harness.settings.model_copy(update={"shadow": None})
-    assert Settings().shadow is None
+    settings = harness.settings.replace({"release.shadow": None})
+    assert Settings().release.shadow is None
     version = await create_trained_version(harness)
     await evaluate(harness.db, settings, "test")
     await publish(harness.db, settings)
@@ -335,7 +336,9 @@ async def test_shadow_turns_are_exported_and_erased_with_the_user(harness: Harne
     assert (await harness.api.delete("/v1/subjects/ada")).status_code == 200
     remaining = [turn for turn in await harness.all(Turn) if turn.deleted_at is None]
     assert {turn.end_user for turn in remaining} == {"bob"} and len(remaining) == 2
-    assert all(turn.reply is None and turn.messages == [] for turn in await shadow_turns(harness) if turn.deleted_at)
+    assert all(
+        turn.reply is None and turn.own_messages == [] for turn in await shadow_turns(harness) if turn.deleted_at
+    )
     assert (await get_shadow(harness))["candidate"]["turns"] == 1
 
 
@@ -349,7 +352,7 @@ async def test_shadow_reply_is_not_recorded_if_its_chat_is_deleted_meanwhile(
     assert (await harness.api.delete(f"/v1/chat/completions/{live.id}")).status_code == 200
     await run_rollout_job(harness, harness.settings, rollout, engine)
     [turn] = await shadow_turns(harness)
-    assert (turn.output_ids, turn.messages, turn.state) == (None, [], TurnState.ABORTED)
+    assert (turn.output_ids, turn.own_messages, turn.state) == (None, [], TurnState.ABORTED)
 
 
 async def test_chats_of_another_project_are_not_answered(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -421,7 +424,7 @@ async def test_version_damaged_after_shadow_no_longer_blocks_training(
 
 async def test_token_budget_per_hour_is_respected(harness: Harness, scripted: ScriptedEngine) -> None:
     config = CONFIG.model_copy(update={"tokens_per_hour": 20})
-    settings = harness.settings.model_copy(update={"shadow": config})
+    settings = harness.settings.replace({"release.shadow": config})
     await start_shadow(harness, settings)
     await send_chats(harness, 5)
     rollouts = await run_rollouts(harness, settings)
@@ -438,7 +441,7 @@ async def test_shadow_answers_a_stable_share_of_chats(
     harness: Harness, scripted: ScriptedEngine, tmp_path: Path
 ) -> None:
     config = CONFIG.model_copy(update={"share": 0.5})
-    settings = harness.settings.model_copy(update={"shadow": config})
+    settings = harness.settings.replace({"release.shadow": config})
     await start_shadow(harness, settings)
     await send_chats(harness, 40)
     await curate(harness.db, settings)
@@ -479,7 +482,7 @@ async def test_shadow_without_judgements_is_rejected_with_the_reason(
     assert (policy.mode, policy.kl_alarms) == (LearningMode.ASYNCHRONOUS, 0), "the version was not compared"
     assert policy.head_version_id == (await harness.serving()).id
     with pytest.raises(ValueError, match="no version could run in shadow: no reward source"):
-        Settings(shadow={"share": 0.2})
+        Settings(release={"shadow": {"share": 0.2}})
     rewards = {"sources": [{"type": "explicit"}]}
     assert (await harness.api.put("/v1/policies/shop/rewards", json=rewards)).status_code == 200
     refused = await harness.api.put("/v1/policies/shop/delivery", json={"shadow": {}})
@@ -515,7 +518,8 @@ async def test_operator_passes_or_rejects_a_shadow(harness: Harness, scripted: S
 
 
 def test_a_shadow_reply_has_its_own_completion_id(tmp_path: Path) -> None:
-    turn = Turn(id="chatcmpl-a", completion_id="chatcmpl-a", sampling={"seed": 5})
+    prompt = {"own_messages": [], "num_history_messages": 0}
+    turn = Turn(id="chatcmpl-a", completion_id="chatcmpl-a", sampling={"seed": 5}, **prompt)
     [shadow_turn] = chat_rollouts.plan_shadow_reply(turn, Version(id="ver-1"))
     assert shadow_turn["completion_id"] == shadow_turn["id"] != turn.id and shadow_turn["shadow_of_id"] == turn.id
     assert (shadow_turn["version_id"], shadow_turn["choice_index"], shadow_turn["sampling"]) == (

@@ -18,6 +18,7 @@ from tests.support.deployment import Harness
 from tests.support.engine_model import make_tiny_model
 from tests.support.full_weights import make_weights
 from tests.support.scripted_engine import ScriptedEngine, logprob
+from tests.support.settings import by_path
 from workers.engine.engine_record import DatabaseEngineRecord
 from workers.reconcile import reconcile
 from workers.release import weight_swap
@@ -35,7 +36,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def settings(settings: Settings, tiny: Path) -> Settings:
     values = {"adaptation": "full", "model": str(tiny), "drain_seconds": 30.0, "weight_swap_wait_seconds": 60.0}
-    return settings.model_copy(update=values)
+    return settings.replace(by_path(values))
 
 
 async def create_trained_version(harness: Harness, number: int = 1) -> Version:
@@ -152,7 +153,7 @@ async def test_ready_engines_hold_the_serving_version_or_swap_to_it(harness: Har
 async def test_gates_without_prompts_run_before_the_swap(harness: Harness, scripted: ScriptedEngine) -> None:
     version = await create_trained_version(harness)
     gate = {"type": "metric", "name": "entropy", "metric": "actor/entropy", "at_least": 0.1}
-    settings = Settings.model_validate(harness.settings.model_dump() | {"gates": [gate]})
+    settings = harness.settings.replace({"release.gates": [gate]})
     await evaluate_and_publish(harness, settings)
     rejected: Version = await harness.get(Version, version.id)
     assert rejected.state == VersionState.REJECTED and (rejected.reason or "").startswith("gate entropy")
@@ -171,7 +172,10 @@ async def test_gate_that_cannot_run_restores_the_weights_and_rejects_the_version
     await evaluate_and_publish(harness)
     rejected: Version = await harness.get(Version, version.id)
     assert rejected.state == VersionState.REJECTED and "its gates could not be reached" in (rejected.reason or "")
-    assert scripted.weight_events.count("shop-v1") == harness.settings.max_attempts and scripted.weights == "default"
+    assert (
+        scripted.weight_events.count("shop-v1") == harness.settings.workers.max_attempts
+        and scripted.weights == "default"
+    )
 
 
 async def test_previous_version_is_not_waited_for(harness: Harness, scripted: ScriptedEngine) -> None:
@@ -224,7 +228,7 @@ async def test_reply_that_outlasts_the_drain_continues_and_is_excluded(
     requests = [asyncio.create_task(chat(harness, stream=stream)) for stream in (False, True)]
     while len(scripted.running) < 2:
         await asyncio.sleep(0.01)
-    short_drain = harness.settings.model_copy(update={"drain_seconds": 0.1})
+    short_drain = harness.settings.replace({"engine.drain_seconds": 0.1})
     await create_trained_version(harness)
     await evaluate_and_publish(harness, short_drain)
     assert len(scripted.running) == 2, "the swap did not wait for them"
@@ -253,7 +257,7 @@ async def test_two_engines_are_swapped_one_after_the_other(
     await next_version
     assert (await harness.serving()).id == version.id
     assert await engine_states(harness) == [("shop-v1", False), (None, False)]
-    await asyncio.sleep(2 * harness.settings.route_cache_seconds)
+    await asyncio.sleep(2 * harness.settings.server.route_cache_seconds)
     after = [await chat(harness, f"question {number}") for number in range(6)]
     assert {reply.headers["x-policy-version"] for reply in after} == {"shop@v1"}
     turns = sorted(await harness.all(Turn), key=lambda turn: turn.created_at)
@@ -324,8 +328,8 @@ async def test_restarted_engine_is_ready_when_it_holds_the_serving_version(
         True,
         version.adapter_path,
     )
-    assert not await record.try_mark_ready(incarnation, [])
-    assert await record.try_mark_ready(incarnation, ["shop-v1"])
+    assert not await record.try_mark_ready(incarnation, [], {"shop-v1": "it is damaged"})
+    assert await record.try_mark_ready(incarnation, ["shop-v1"], {})
     assert await engine_states(harness) == [("shop-v1", False)]
     assert (await harness.all(Engine))[0].state == EngineState.READY
 
@@ -362,7 +366,7 @@ async def test_features_that_need_two_versions_are_refused_with_409(
 )
 def test_settings_that_compare_two_versions_are_refused_at_startup(overrides: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="an engine holds one version"):
-        Settings(adaptation="full", **overrides)
+        Settings(trainer={"adaptation": "full"}, release=overrides)
 
 
 async def test_audit_records_a_rejected_version(harness: Harness, scripted: ScriptedEngine) -> None:

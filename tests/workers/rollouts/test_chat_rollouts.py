@@ -60,20 +60,20 @@ async def test_a_chat_and_its_group_samples_become_one_group_of_a_batch(
         assert sample.ready_at > chat_turn.finished_at + 50, "the sample waits for the rewards of its group"
         assert {row.state for row in await run_judging(harness, settings)} == {"done"}
     for turn in await read_group_samples(harness):
-        assert turn.prompt_ids == chat_turn.prompt_ids
+        assert await harness.prompt_ids(turn.id) == chat_turn.own_prompt_ids
         assert len(turn.logprobs or ()) == len(turn.output_ids or ()) > 0
         assert (turn.state, turn.exclusion_reason, turn.version_id) == (TurnState.DONE, None, chat_turn.version_id)
         assert (turn.completion_id, turn.end_user, turn.key_id) == (chat_turn.id, "user-7", chat_turn.key_id)
         assert (turn.parent_id, turn.prefix_hash, turn.request_sha256) == (None, None, None)
     requests = scripted.requests[1:]
     assert {body["temperature"] for body in requests} == {0.7} and {body["priority"] for body in requests} == {-1}
-    assert all(body["input_ids"] == chat_turn.prompt_ids for body in requests)
+    assert all(body["input_ids"] == chat_turn.own_prompt_ids for body in requests)
     assert "priority" not in scripted.requests[0]
     samples = await harness.all(Sample)
     assert {sample.group_id for sample in samples} == {chat_turn.id} and len(samples) == 4
     assert len({sample.ready_at for sample in samples}) == 1, "they are ready at the same time"
     assert {sample.rater for sample in samples} == {samples[0].rater}, "they count for one rater"
-    batch_settings = settings.model_copy(update={"batch_size": 4})
+    batch_settings = settings.replace({"trainer.batch_size": 4, "trainer.max_batch_size": 4})
     assert await assemble(harness.db, batch_settings) == 1
     claimed = await batches.claim(harness.db, "me", batch_settings)
     assert claimed is not None and {sample.group for sample in claimed.batch.samples} == {chat_turn.id}
@@ -131,9 +131,9 @@ async def test_turns_that_cannot_be_trained_on_have_no_group_samples(
     elif reason == "off":
         settings = with_group_sampling(harness, "http://127.0.0.1:9", extra_replies=0)
     elif reason == "no judge":
-        settings = settings.model_copy(update={"rewards": harness.settings.rewards})
+        settings = settings.replace({"rewards": harness.settings.rewards})
     elif reason == "discount":
-        settings = settings.model_copy(update={"rewards": settings.rewards.model_copy(update={"discount": 0.5})})
+        settings = settings.replace({"rewards": settings.rewards.model_copy(update={"discount": 0.5})})
     elif reason == "halted":
         async with harness.db.write() as session:
             await session.execute(update(Policy).values(mode=LearningMode.HALTED))
@@ -185,7 +185,7 @@ async def test_group_samples_are_hidden_from_users(harness: Harness, scripted: S
         "not the group sample, which is newer"
     )
     [version] = (await harness.api.get("/v1/policies/shop/versions")).json()["data"]
-    assert (version["turns"], version["rated"]) == (2, 2)
+    assert (version["turns"], version["rated"]) == (2, 1), "people's votes; the judge has none"
     status = (await harness.api.get("/v1/status")).json()
     assert status["turns"] == {"done": 2} and status["rollouts"] == {"done": 3}
     page = await harness.api.get("/v1/exports/turns")
@@ -201,7 +201,9 @@ async def test_a_deletion_deletes_the_group_samples_too(harness: Harness, script
         assert (await harness.api.delete(f"/v1/chat/completions/{deleted.id}")).status_code == 200
     for turn in await read_turns(harness):
         is_deleted = turn.completion_id == deleted.id
-        assert (turn.deleted_at is not None, turn.messages == [], turn.output_ids is None) == (is_deleted,) * 3
+        assert (turn.deleted_at is not None, turn.reply is None, turn.output_ids is None) == (is_deleted,) * 3
+        if is_deleted:
+            assert (turn.own_messages, turn.own_prompt_ids, turn.history_id) == ([], None, None)
     states = {row.turn_id: row.state for row in await harness.all(Sample)}
     assert sorted(states.values()) == [SampleState.DROPPED] * 4 + [SampleState.OPEN] * 4
     assert states[other.id] == SampleState.OPEN
@@ -220,7 +222,7 @@ async def test_a_deletion_waits_for_group_samples_that_are_being_created(
         assert not deletion.done()
     assert (await deletion).status_code == 200
     all_turns = await read_turns(harness)
-    assert len(all_turns) == 2 and all(one.messages == [] and one.deleted_at is not None for one in all_turns)
+    assert len(all_turns) == 2 and all(one.own_messages == [] and one.deleted_at is not None for one in all_turns)
 
 
 @pytest.mark.parametrize("database_url", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True)
@@ -241,7 +243,7 @@ async def test_the_group_samples_of_an_end_user_are_exported_and_erased(
 ) -> None:
     settings = with_group_sampling(harness, "http://127.0.0.1:9")
     first = await chat(harness, user="user-7")
-    messages = [*first.messages, first.reply, {"role": "user", "content": "and on Sundays?"}]
+    messages = [*first.own_messages, first.reply, {"role": "user", "content": "and on Sundays?"}]
     await harness.api.post("/v1/chat/completions", json={"model": "shop", "messages": messages, "user": "user-7"})
     await chat(harness, user="user-8")
     await run_rollouts(harness, settings)
@@ -257,8 +259,9 @@ async def test_the_group_samples_of_an_end_user_are_exported_and_erased(
 async def test_a_group_is_not_split(harness: Harness, scripted: ScriptedEngine) -> None:
     """The chat's sample is judged first and waits for its group samples."""
     with ScriptedEndpoint(reward_by_id).serve() as url:
-        settings = with_group_sampling(harness, url, extra_replies=2).model_copy(
-            update={"batch_size": 2, "max_wait_seconds": 0.0}
+        settings = with_group_sampling(harness, url, extra_replies=2)
+        settings = settings.replace(
+            {"trainer.batch_size": 2, "trainer.max_batch_size": 2, "trainer.max_wait_seconds": 0.0}
         )
         await chat(harness)
         await run_judging(harness, settings)
@@ -266,6 +269,6 @@ async def test_a_group_is_not_split(harness: Harness, scripted: ScriptedEngine) 
         await run_rollouts(harness, settings)
         assert await assemble(harness.db, settings) == 0
         await run_judging(harness, settings)
-        assert await assemble(harness.db, settings.model_copy(update={"batch_size": 3})) == 1
+        assert await assemble(harness.db, settings.replace({"trainer.batch_size": 3, "trainer.max_batch_size": 3})) == 1
     [batch] = await harness.all(Batch)
     assert batch.num_samples == 3

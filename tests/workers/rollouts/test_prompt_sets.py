@@ -32,7 +32,6 @@ from tests.support.deployment import Harness
 from tests.support.rollout_rows import (
     create_plan,
     create_prompt_set,
-    make_rollouts_due,
     read_plan,
     read_rollouts,
     read_turns,
@@ -101,7 +100,7 @@ async def test_a_plan_samples_verifies_and_ends(harness: Harness, scripted: Scri
 
 async def test_a_group_is_ready_when_its_last_reply_is_verified(harness: Harness, scripted: ScriptedEngine) -> None:
     await create_prompt_set(harness, *SUMS[:1])
-    settings = harness.settings.model_copy(update={"rollouts": RolloutsConfig(in_flight=1)})
+    settings = harness.settings.replace({"rollouts": RolloutsConfig(in_flight=1)})
     await create_plan(harness, n=4)
     await prompt_sets.advance_plans(harness.db, settings)
     scripted.is_blocked = lambda reply: len(scripted.requests) > 1
@@ -148,7 +147,7 @@ async def test_prompt_sets_keep_to_their_share_of_a_batch(harness: Harness, scri
 async def test_prompt_sets_may_fill_a_batch(harness: Harness, scripted: ScriptedEngine) -> None:
     await create_prompt_set(harness, *SUMS, ("1 + 3?", "4"))
     scripted.reply_text = "4"
-    settings = harness.settings.model_copy(update={"rollouts": RolloutsConfig(max_plan_share=1.0)})
+    settings = harness.settings.replace({"rollouts": RolloutsConfig(max_plan_share=1.0)})
     await create_plan(harness)
     await sample_rollouts(harness.db, settings, "me")
     assert await assemble(harness.db, settings) == 1
@@ -176,7 +175,7 @@ async def test_a_long_queue_of_prompts_does_not_hide_chats(harness: Harness) -> 
                     )
                 )
     await rate(harness, "+-+-")
-    settings = harness.settings.model_copy(update={"batch_size": 32})
+    settings = harness.settings.replace({"trainer.batch_size": 32, "trainer.max_batch_size": 32})
     assert await assemble(harness.db, settings) == 1
     by_origin = {turn.id: turn.origin for turn in await read_turns(harness)}
     batched = [by_origin[one.turn_id] for one in await harness.all(Sample) if one.batch_id is not None]
@@ -242,23 +241,26 @@ async def test_after_a_worker_stops_no_prompt_is_sampled_twice(harness: Harness,
     stopped.cancel()
     await asyncio.gather(stopped, return_exceptions=True)
     scripted.is_blocked = lambda reply: False
-    await make_rollouts_due(harness)
-    assert (await run_plan(harness)).state == "done"
+    assert (await run_plan(harness)).state == "done", "the rollouts were handed over: no lease has to expire"
     rows = await read_rollouts(harness)
     assert [(row.row_number, row.choice_index, row.state) for row in rows] == [
         (number, index, RolloutState.DONE) for number in range(2) for index in range(2)
     ]
-    assert (
-        len(await read_turns(harness)) == len(await harness.all(Reward)) == 4 and max(row.attempt for row in rows) == 2
-    )
+    assert len(await read_turns(harness)) == len(await harness.all(Reward)) == 4
+    assert (max(row.attempt for row in rows), max(row.fence for row in rows)) == (1, 2), "a stop is no attempt"
 
 
 async def test_workers_share_the_rollouts(harness: Harness, scripted: ScriptedEngine) -> None:
     await create_prompt_set(harness, *SUMS)
     await create_plan(harness, n=4)
-    settings = harness.settings.model_copy(update={"rollouts": RolloutsConfig(in_flight=16, max_plan_share=1.0)})
+    settings = harness.settings.replace({"rollouts": RolloutsConfig(in_flight=16, max_plan_share=1.0)})
     await asyncio.gather(
-        *(sample_rollouts(harness.db, settings.model_copy(update={"batch_size": 64}), f"w-{n}") for n in range(3))
+        *(
+            sample_rollouts(
+                harness.db, settings.replace({"trainer.batch_size": 64, "trainer.max_batch_size": 64}), f"w-{n}"
+            )
+            for n in range(3)
+        )
     )
     rows = await read_rollouts(harness)
     assert len({(row.row_number, row.choice_index) for row in rows}) == len(rows) == 12
@@ -325,7 +327,7 @@ async def test_a_custom_verifier_may_fail_in_any_way(
     if behaviour == "hangs":
         monkeypatch.setattr("workers.rollouts.prompt_sets.VERIFIER_SECONDS", 0.1)
     config = RolloutsConfig(verifiers={"mine": "shop_checks:check"})
-    settings = harness.settings.model_copy(update={"rollouts": config})
+    settings = harness.settings.replace({"rollouts": config})
     await create_prompt_set(harness, SUMS[0])
     harness.api._transport.app.services.put(settings)  # type: ignore[attr-defined]
     await create_plan(harness, verifier={"type": "custom", "name": "mine"})

@@ -25,6 +25,7 @@ from app.models import (
 )
 from app.training import service
 from tests.support.deployment import Harness
+from tests.support.settings import by_path
 from tests.support.updates import rate
 from workers.curate import curate
 from workers.training.assemble import AUTOMATED_STALENESS, assemble
@@ -35,7 +36,7 @@ async def batched_turn_ids(harness: Harness) -> set[str]:
 
 
 def with_settings(harness: Harness, **settings: Any) -> Settings:
-    return harness.settings.model_copy(update=settings)
+    return harness.settings.replace(by_path(settings))
 
 
 async def test_too_few_samples_wait(harness: Harness) -> None:
@@ -212,12 +213,16 @@ async def test_conversation_and_cluster_shares_are_capped(harness: Harness, capp
     assert len(await batched_turn_ids(harness) & set(limited)) == 2
 
 
-async def test_programs_are_not_capped(harness: Harness) -> None:
+async def test_programs_are_capped_as_people_are_until_an_admin_trusts_them(harness: Harness) -> None:
+    settings = with_settings(harness, max_rater_share=0.05)
     for number in range(8):
         turn = await harness.turn()
         await harness.vote(turn.id, "up" if number % 2 else "down", source={"kind": "CODE", "id": "verifier"})
     await curate(harness.db, harness.settings)
-    assert await assemble(harness.db, with_settings(harness, max_rater_share=0.05)) == 1
+    assert await assemble(harness.db, settings) == 0
+    response = await harness.api.put("/v1/raters/CODE/verifier", json={"standing": "trusted"})
+    assert response.status_code == 200, response.text
+    assert await assemble(harness.db, settings) == 1
 
 
 async def test_a_batch_must_have_enough_raters(harness: Harness) -> None:
@@ -345,10 +350,10 @@ async def test_scored_samples_are_dropped_after_a_few_versions(harness: Harness)
     await score(harness, scored)
     for _ in range(AUTOMATED_STALENESS):
         await harness.version(VersionState.LIVE)
-    assert await assemble(harness.db, with_settings(harness, batch_size=24, min_batch_size=24)) == 0
+    assert await assemble(harness.db, with_settings(harness, batch_size=24, min_batch_size=24, max_batch_size=24)) == 0
     assert {sample.state for sample in await harness.all(Sample)} == {SampleState.OPEN}
     await harness.version(VersionState.LIVE)
-    assert await assemble(harness.db, with_settings(harness, batch_size=24, min_batch_size=24)) == 0
+    assert await assemble(harness.db, with_settings(harness, batch_size=24, min_batch_size=24, max_batch_size=24)) == 0
     samples = await harness.all(Sample)
     assert {sample.turn_id for sample in samples if sample.state == SampleState.OPEN} == set(rated)
     assert {sample.rule for sample in samples if sample.turn_id in scored} == {SampleRule.TOO_OLD}
@@ -357,7 +362,7 @@ async def test_scored_samples_are_dropped_after_a_few_versions(harness: Harness)
     await curate(harness.db, harness.settings)
     [voted] = [sample for sample in await harness.all(Sample) if sample.turn_id == scored[0]]
     assert (voted.state, voted.rule, voted.reward) == (SampleState.OPEN, None, -1.0)
-    assert await assemble(harness.db, with_settings(harness, batch_size=24, min_batch_size=24)) == 0
+    assert await assemble(harness.db, with_settings(harness, batch_size=24, min_batch_size=24, max_batch_size=24)) == 0
     assert sum(sample.state == SampleState.OPEN for sample in await harness.all(Sample)) == 3
 
 
@@ -365,7 +370,7 @@ async def waits_for(harness: Harness, settings: Settings) -> str:
     async with harness.db.read() as session:
         policy = await harness.policy()
         counts = await service.count_samples(session, policy, settings)
-        return await service.describe_wait(session, policy, counts, settings, triggered=False)
+        return (await service.explain_wait(session, policy, counts, settings, triggered=False)).sentence
 
 
 async def rate_group(harness: Harness, thumbs: str, **values: Any) -> list[str]:
@@ -437,3 +442,17 @@ async def test_a_reply_of_a_prompt_set_is_learned_from_without_its_group(harness
         session.add(Sample(turn_id=alone.id, reward=1.0, ready_at=0.0, **same))
     assert await assemble(harness.db, grouping) == 1
     assert alone.id in await batched_turn_ids(harness)
+
+
+async def test_a_policys_own_batch_size_and_algorithm_decide(harness: Harness) -> None:
+    await rate(harness, "+-+-+")
+    own = {"settings": {"trainer": {"batch_size": 4}, "algorithm": "dpo"}}
+    view = (await harness.api.patch(f"/v1/policies/{harness.settings.policy}", json=own)).json()
+    assert view["settings"]["trainer"]["batch_size"] == 4, view
+    assert await assemble(harness.db, harness.settings) == 0, "no reply has another one to be compared with"
+    training = await harness.api.get(f"/v1/policies/{harness.settings.policy}/training")
+    assert "DPO" in training.json()["waiting_for"] and training.json()["batch_size"] == 4
+    await harness.api.patch(f"/v1/policies/{harness.settings.policy}", json={"settings": {"algorithm": None}})
+    assert await assemble(harness.db, harness.settings) == 1
+    [batch] = await harness.all(Batch)
+    assert batch.num_samples == 5

@@ -13,6 +13,7 @@ from app.models import (
     Policy,
     Project,
     Sample,
+    SampleRule,
     SampleState,
     Turn,
     Version,
@@ -21,6 +22,7 @@ from app.models import (
 from app.projects.service import create_project
 from app.training import kl_guard
 from tests.support.deployment import Harness
+from tests.support.shared_histories import follow_up
 from tests.support.updates import RESULT, expire_leases, rate, release, roll_back, train
 from workers.curate import curate
 from workers.training import batches
@@ -41,6 +43,17 @@ async def test_claimed_batch_has_the_recorded_tokens(harness: Harness) -> None:
     assert (sample.prompt_ids, sample.output_ids, sample.logprobs) == ((1, 2, 3), (4, 5), (-0.5, -0.25))
     policy = await harness.policy()
     assert (claimed.number, claimed.adapter_name, claimed.parent.adapter_path) == (1, f"shop-{policy.id[-6:]}-v1", None)
+
+
+async def test_claimed_batch_has_whole_prompts_of_turns_that_share_their_histories(harness: Harness) -> None:
+    first = await harness.turn()
+    second = await harness.turn(**follow_up(first))
+    await rate(harness, "+-+-+-+-", **follow_up(second))
+    await assemble(harness.db, harness.settings)
+    claimed = await batches.claim(harness.db, "trainer-a", harness.settings)
+    assert claimed is not None
+    assert {sample.prompt_ids for sample in claimed.batch.samples} == {(1, 2, 3, 4, 5, 7, 8, 4, 5, 7, 8)}
+    assert {sample.turn_index for sample in claimed.batch.samples} == {5}
 
 
 async def test_a_batch_has_one_owner_while_its_lease_runs(harness: Harness) -> None:
@@ -87,7 +100,7 @@ async def test_update_fails_if_a_rollback_moved_the_head(harness: Harness) -> No
 
 async def test_batch_that_crashes_the_trainer_is_quarantined_after_three_attempts(harness: Harness) -> None:
     await create_claimed_batch(harness)
-    for _ in range(harness.settings.max_attempts - 1):
+    for _ in range(harness.settings.workers.max_attempts - 1):
         await expire_leases(harness)
         assert await batches.claim(harness.db, "trainer-b", harness.settings) is not None
     await expire_leases(harness)
@@ -117,6 +130,29 @@ async def test_samples_that_the_algorithm_did_not_use_are_dropped(harness: Harne
     assert set(samples.values()) == {(SampleState.TRAINED, None)} and len(samples) == 7
 
 
+async def test_foreign_turns_are_excluded_and_their_votes_say_why(harness: Harness) -> None:
+    claimed = await create_claimed_batch(harness)
+    foreign, other = (sample.turn_id for sample in claimed.batch.samples[:2])
+    reason = "its recorded log-probs differ by 5 nats per token"
+    assert await batches.commit(harness.db, claimed, **RESULT, foreign_turns={foreign: reason})
+    samples = {sample.turn_id: (sample.state, sample.rule, sample.reason) for sample in await harness.all(Sample)}
+    assert samples[foreign] == (SampleState.DROPPED, SampleRule.EXCLUDED, reason)
+    assert samples[other] == (SampleState.TRAINED, None, None)
+    assert (await harness.get(Turn, foreign)).exclusion_reason == reason
+    [row] = (await harness.api.get("/v1/feedback", params={"completion_id": foreign})).json()["data"]
+    assert (row["outcome"]["state"], row["outcome"]["rule"]) == ("not_learned", "excluded")
+    assert reason in row["outcome"]["sentence"]
+
+
+async def test_a_batch_without_contrast_but_for_foreign_turns_is_refused_without_them(harness: Harness) -> None:
+    claimed = await create_claimed_batch(harness)
+    foreign = claimed.batch.samples[0].turn_id
+    await batches.refuse(harness.db, claimed, "ForeignSamples: nothing to compare", {foreign: "other weights"})
+    states = {sample.turn_id: (sample.state, sample.rule) for sample in await harness.all(Sample)}
+    assert states.pop(foreign) == (SampleState.DROPPED, SampleRule.EXCLUDED)
+    assert set(states.values()) == {(SampleState.OPEN, None)}
+
+
 async def test_projects_take_turns_at_the_trainer(harness: Harness) -> None:
     """A project's second batch waits for another project's first, although it was created earlier."""
     first = await create_claimed_batch(harness)
@@ -137,7 +173,7 @@ async def test_projects_take_turns_at_the_trainer(harness: Harness) -> None:
 async def test_policy_on_another_base_model_is_not_claimed(harness: Harness) -> None:
     await rate(harness, "+-+-+-+-")
     assert await assemble(harness.db, harness.settings) == 1
-    other = harness.settings.model_copy(update={"model": "another/model"})
+    other = harness.settings.replace({"model": "another/model"})
     assert await batches.claim(harness.db, "trainer-b", other) is None
     assert await batches.claim(harness.db, "trainer-a", harness.settings) is not None
 
@@ -271,7 +307,9 @@ async def test_a_batch_whose_consent_is_withdrawn_is_not_claimed(harness: Harnes
     assert {(row.state, row.num_returns, row.batch_id) for row in samples} == {(SampleState.OPEN, 0, None)}
     assert {row.reason for row in samples} == {f"its batch was broken up: {reason}"}
     await curate(harness.db, harness.settings)
-    small = harness.settings.model_copy(update={"batch_size": 2, "max_rater_share": 1.0})
+    small = harness.settings.replace(
+        {"trainer.batch_size": 2, "trainer.max_batch_size": 2, "raters.max_rater_share": 1.0}
+    )
     assert await assemble(harness.db, small) == 0, f"{own} alone may be learned from"
     async with harness.db.write() as session:
         await session.execute(update(ApiKey if by == "key" else Project).values(train=True))
@@ -279,7 +317,7 @@ async def test_a_batch_whose_consent_is_withdrawn_is_not_claimed(harness: Harnes
 
 
 async def test_a_batch_handed_back_uses_up_no_attempt(harness: Harness) -> None:
-    for _ in range(harness.settings.max_attempts + 1):
+    for _ in range(harness.settings.workers.max_attempts + 1):
         claimed = await batches.claim(harness.db, "host:1", harness.settings) or await create_claimed_batch(harness)
         assert await batches.hand_back(harness.db, ["host:9"]) == 0, "another trainer's"
         assert await batches.hand_back(harness.db, ["trainer-a", "host:1"]) == 1

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from sqlalchemy import event
 
+from app.feedback import vote_counts
 from app.models import Origin
 from app.training import rollouts
 from tests.support.deployment import Harness
@@ -17,7 +18,7 @@ from workers.training.assemble import assemble
 
 GROWING_TABLES = (
     "turns",
-    "turn_pairs",
+    "turn_metadata",
     "feedback",
     "feedback_ranks",
     "rewards",
@@ -25,6 +26,8 @@ GROWING_TABLES = (
     "samples",
     "batches",
     "rollouts",
+    "audit",
+    "versions",
 )
 SCAN = re.compile(r"Seq Scan on (\w+)")
 
@@ -34,24 +37,30 @@ async def test_every_statement_of_a_stage_uses_an_index(harness: Harness, postgr
     statements: dict[str, Any] = {}
 
     @event.listens_for(harness.db.engine.sync_engine, "before_cursor_execute")
+    @event.listens_for(harness.db._sync, "before_cursor_execute")
     def record(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
         if statement.startswith(("SELECT", "UPDATE", "DELETE", "WITH")) and not many:
             statements[statement] = parameters
 
-    for number in range(harness.settings.batch_size):
+    for number in range(harness.settings.trainer.batch_size):
         turn = await harness.turn(conversation_id=f"c-{number}")
         feedback = {"completion_id": turn.id, "kind": "binary", "value": number % 2 == 0}
         feedback["source"] = {"id": f"ada-{number}"}
         assert (await harness.api.post("/v1/feedback", json=feedback)).status_code == 201
     statements.clear()
-    assert await curate(harness.db, harness.settings) == harness.settings.batch_size
+    assert await curate(harness.db, harness.settings) == harness.settings.trainer.batch_size
     assert await assemble(harness.db, harness.settings) == 1
     await reconcile(harness.db, harness.settings)
     async with harness.db.read() as session:
         for origin in (Origin.GROUP_SAMPLE, Origin.SHADOW):
             assert await rollouts.count_recent_tokens(session, (await harness.policy()).id, origin) == 0
+        policy = await harness.policy()
+        await vote_counts.count_votes(session, policy.project_id, [policy.id])
+        await vote_counts.count_by_version(session, policy)
+        await vote_counts.measure_delays(session, policy)
+    await harness.db.run_read(rollouts.count_by_state)
     assert len(statements) > 20
-    url = harness.settings.database.replace("postgresql+psycopg://", "postgresql://")
+    url = harness.settings.database_url.replace("postgresql+psycopg://", "postgresql://")
     table_scans = {}
     with psycopg.connect(url) as server:
         server.execute("SET enable_seqscan = off")  # so that a table is scanned only where no index can be used

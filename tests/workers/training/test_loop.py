@@ -17,6 +17,7 @@ from alignment.errors import NonFiniteUpdate, NothingToCompare, NoVariance
 from alignment.types import Batch as TrainerBatch
 from app.core.database import Database
 from app.models import Audit, Batch, BatchState, LearningMode, Policy, Sample, SampleState, Version
+from app.policies.overrides import Own, set_own_values
 from app.training import batch_samples
 from tests.support.deployment import Harness
 from tests.support.frozen_batches import create_batch, create_project_with_policy
@@ -58,11 +59,19 @@ def sealed_files(directory: str | Path) -> dict[str, Any]:
     return files
 
 
+WITH_CRITIC = {"algorithm": {"type": "ppo", "estimator": "gae", "kl_control": {"horizon": 10}}}
+WITHOUT_CRITIC = {"algorithm": {"type": "kto", "beta": 0.3}, "trainer": {"optim": {"lr": 1e-3}, "kl_target": 0.002}}
+
+
+@pytest.mark.parametrize("own", [({}, {}), (WITH_CRITIC, WITHOUT_CRITIC)], ids=["the deployment's", "their own"])
 async def test_policies_that_share_a_trainer_get_bitwise_equal_results(
-    harness: Harness, rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: tuple[Own, Own]
 ) -> None:
     first = (await harness.policy()).id
     second = await create_project_with_policy(harness.db, "shop", harness.settings.model)
+    async with harness.db.write() as session:
+        for policy, values in zip((first, second), own, strict=True):
+            set_own_values(await session.get_one(Policy, policy), values)
     commands: list[dict[str, Any]] = []
     run = rank.group.run
 
@@ -80,6 +89,10 @@ async def test_policies_that_share_a_trainer_get_bitwise_equal_results(
     trained = [versions[str(command["directory"])] for command in commands]
     assert [version.policy_id for version in trained] == [first, second] * 3
     assert len({sealed_files(command["directory"])["adapter_model.safetensors"]["sha256"] for command in commands}) == 6
+    has_critic = ["trainer/critic.safetensors" in sealed_files(command["directory"]) for command in commands]
+    assert has_critic == [own[0] == WITH_CRITIC, False] * 3
+    algorithms = [command["config"].algorithm.type for command in commands]
+    assert algorithms == ["ppo", "kto" if own[1] else "ppo"] * 3
 
     for policy in (first, second):
         separate_group, parent = RankGroup(harness.settings), None
@@ -93,7 +106,7 @@ async def test_policies_that_share_a_trainer_get_bitwise_equal_results(
 
 async def test_updates_become_smaller_after_alarms_of_the_kl_guard(harness: Harness, rank: Rank) -> None:
     policy_id = (await harness.policy()).id
-    target = rank.context.settings.update_kl_target
+    target = rank.context.settings.trainer.update_kl_target
     for alarms in (0, 2):
         async with harness.db.write() as session:
             (await session.get_one(Policy, policy_id)).kl_alarms = alarms
@@ -133,7 +146,7 @@ async def test_batch_that_is_always_out_of_memory_is_quarantined(
     poisoned = await create_batch(harness.db, policy, seed=1)
     update = rank.group.trainer.update
     monkeypatch.setattr(rank.group.trainer, "update", failing_update(MemoryError, update, only=poisoned))
-    for _ in range(harness.settings.max_attempts):
+    for _ in range(harness.settings.workers.max_attempts):
         with pytest.raises(RankGroupFailed):
             await rank.work()
         await expire_leases(harness)
@@ -230,7 +243,7 @@ async def test_damaged_parent_halts_training_instead_of_failing_every_batch(harn
 
 async def test_full_weights_are_trained_and_loadable(harness: Harness) -> None:
     """Run two updates, the second from the weights and optimizer of the first, and check the files for an engine."""
-    settings = harness.settings.model_copy(update={"adaptation": "full"})
+    settings = harness.settings.replace({"trainer.adaptation": "full"})
     with ThreadPoolExecutor(1) as thread:
         group = await asyncio.get_running_loop().run_in_executor(thread, RankGroup, settings)
         rank = Rank(WorkerContext(settings), group, thread)

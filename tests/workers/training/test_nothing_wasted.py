@@ -29,7 +29,7 @@ async def run_update(harness: Harness, outcome: str, rng: random.Random) -> str 
         await batches.quarantine(harness.db, claimed, "NonFiniteUpdate: not finite")
     elif outcome == "crash":
         async with harness.db.write() as session:
-            lost = {"attempt": harness.settings.max_attempts, "lease_until": 0.0}
+            lost = {"attempt": harness.settings.workers.max_attempts, "lease_until": 0.0}
             await session.execute(update(Batch).where(Batch.id == claimed.row.id).values(lost))
         assert await batches.quarantine_poisoned(harness.db, harness.settings) == 1
     elif outcome == "head moves" and claimed.parent.number > 0:

@@ -45,11 +45,11 @@ def add_options(running: Processes, *options: str) -> None:
 
 @pytest.mark.slow
 async def test_rank_that_dies_or_hangs_costs_one_attempt(harness: Harness) -> None:
-    settings = harness.settings.model_copy(
-        update={
-            "lease_seconds": 6.0,
-            "reconcile_seconds": 0.5,
-            "max_attempts": len(FAULTS) + 1,
+    settings = harness.settings.replace(
+        {
+            "workers.lease_seconds": 6.0,
+            "workers.reconcile_seconds": 0.5,
+            "workers.max_attempts": len(FAULTS) + 1,
         }
     )
 
@@ -101,7 +101,7 @@ async def test_rank_that_dies_or_hangs_costs_one_attempt(harness: Harness) -> No
 
 async def test_hosts_with_a_rendezvous_endpoint_train_together(harness: Harness) -> None:
     """Two torchrun process trees on this machine represent two hosts."""
-    settings = harness.settings.model_copy(update={"lease_seconds": 20.0})
+    settings = harness.settings.replace({"workers.lease_seconds": 20.0})
     batch_id = await create_batch(harness.db, (await harness.policy()).id)
 
     async def is_trained() -> bool:

@@ -19,7 +19,7 @@ from app.models import (
     Turn,
     Version,
 )
-from app.training.batch_samples import MAX_RETURNS, NO_CONTRAST
+from app.training.batch_samples import MAX_RETURNS, NO_CONTRAST, UNDONE
 from tests.support.deployment import Harness
 from tests.support.updates import (
     RESULT,
@@ -48,6 +48,12 @@ async def feedback_batches(harness: Harness) -> set[str | None]:
 
 async def num_returns(harness: Harness) -> set[int]:
     return {sample.num_returns for sample in await harness.all(Sample)}
+
+
+async def forget_undone(harness: Harness) -> None:
+    """Let the samples of an undone version join a batch without new feedback, as if their batch had failed."""
+    async with harness.db.write() as session:
+        await session.execute(update(Sample).values(reason="its batch failed"))
 
 
 OPEN: set[tuple[str, str | None, str | None]] = {(SampleState.OPEN, None, None)}
@@ -161,7 +167,26 @@ async def test_samples_of_a_version_rolled_back_unjudged_return(harness: Harness
     await roll_back(harness)
     assert await states(harness) == OPEN and await num_returns(harness) == {1}
     reasons = {sample.reason for sample in await harness.all(Sample)}
-    assert reasons == {"shop@v1 was undone before anybody judged it"}
+    assert reasons == {UNDONE}
+
+
+async def test_samples_of_an_undone_version_start_no_update_without_new_feedback(harness: Harness) -> None:
+    """An operator has returned to a version: the same samples must not make another one like that which was undone."""
+    undone = await rate(harness, "+-+-+-+-")
+    await release(harness, await train(harness))
+    await roll_back(harness)
+    await curate(harness.db, harness.settings)
+    impatient = harness.settings.replace({"trainer.max_wait_seconds": 0.0, "trainer.min_batch_size": 2})
+    assert await assemble(harness.db, impatient) == 0
+    triggered = await harness.api.post("/v1/policies/shop/training/trigger", json={})
+    assert triggered.status_code == 200 and await assemble(harness.db, impatient) == 0
+    await harness.vote(undone[0], "down", source={"kind": "HUMAN", "id": "ada"})  # new feedback on one of them
+    await harness.vote(undone[1], "up", source={"kind": "HUMAN", "id": "ada"})
+    await rate(harness, "+-")
+    claimed = await claim_next_batch(harness)
+    in_batch = {sample.turn_id for sample in claimed.batch.samples}
+    assert {undone[0], undone[1]} <= in_batch, "their rewards have changed, so they are new"
+    assert len(in_batch) == 8 and len(in_batch & set(undone)) == 6, "four are new, and as many others join them"
 
 
 async def test_samples_of_a_version_judged_and_rolled_back_are_dropped(harness: Harness) -> None:
@@ -221,7 +246,7 @@ async def test_a_batch_with_samples_of_a_version_live_again_is_broken_up(harness
     await roll_back(harness)
     async with harness.db.write() as session:
         await session.execute(update(Sample).where(Sample.turn_id.in_(first[:2])).values(ready_at=4e9))
-    second = await rate(harness, "+-")
+    second = await rate(harness, "+-+-")
     claimed = await claim_next_batch(harness, batch_size=8)
     in_batch = {sample.turn_id for sample in claimed.batch.samples}
     await deploy(harness, 1)
@@ -240,6 +265,7 @@ async def test_samples_trained_in_another_line_return_before_the_old_version_tak
     await rate(harness, "+-+-+-+-")
     first = await release(harness, await train(harness))
     await roll_back(harness)
+    await forget_undone(harness)
     second = await release(harness, await train(harness))
     assert await states(harness) == {(SampleState.TRAINED, None, second.batch_id)}
     await deploy(harness, first.number)
@@ -274,7 +300,7 @@ async def fail_batches_with(harness: Harness, poison: str, *, crash: bool) -> li
         sizes.append(len(claimed.batch.samples))
         if crash:
             async with harness.db.write() as session:
-                values = {"attempt": harness.settings.max_attempts, "lease_until": 0.0}
+                values = {"attempt": harness.settings.workers.max_attempts, "lease_until": 0.0}
                 await session.execute(update(Batch).where(Batch.id == claimed.row.id).values(values))
             assert await batches.quarantine_poisoned(harness.db, harness.settings) == 1
         else:
@@ -336,7 +362,8 @@ async def test_samples_without_contrast_wait_for_new_ones(harness: Harness) -> N
     assert await assemble(harness.db, harness.settings) == 0, "no endless loop"
     status = (await harness.api.get("/v1/policies/shop/training")).json()
     assert status["waiting_for"] == (
-        "1 more new ready samples: the algorithm had nothing to compare in 8 of the 8 ready samples."
+        "1 more new ready samples: 8 of the 8 were in a batch without contrast, or in a version that was undone before "
+        "anybody judged it, and are at most half of the next batch."
     )
     await rate(harness, "+-+")
     assert await assemble(harness.db, harness.settings) == 0, "at most half of a batch comes from refused ones"
@@ -378,6 +405,7 @@ async def test_lineage_finds_every_version_that_ever_learned_from_a_turn(harness
     feedback_id = next(row.id for row in await harness.all(Feedback) if row.turn_id == turns[0])
     await release(harness, await train(harness))
     await roll_back(harness)
+    await forget_undone(harness)
     await reject(harness, await train(harness))
     for path in (f"chat/completions/{turns[0]}", f"feedback/{feedback_id}"):
         rows = (await harness.api.get(f"/v1/{path}/lineage")).json()["data"]

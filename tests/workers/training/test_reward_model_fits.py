@@ -24,6 +24,7 @@ from app.models import (
 from app.training import human_labels, reward_models
 from tests.support.deployment import Harness
 from tests.support.human_feedback import add_rating, create_rated_turns, create_reward_model, settings_with_reward_model
+from tests.support.shared_histories import follow_up
 from workers.reconcile import reconcile
 from workers.training import reward_model_fits
 
@@ -98,7 +99,7 @@ async def test_dataset_has_human_labels_of_trainable_replies_only(harness: Harne
         session.add(Rater(project_id=project, name="HUMAN/0-1", standing=RaterStanding.BLOCKED))
         (await session.get_one(Turn, turns[2].id)).exclusion_reason = "sampling was greedy"
         (await session.get_one(Turn, turns[3].id)).deleted_at = 1.0
-        (await session.get_one(Turn, turns[4].id)).prompt_ids = None
+        (await session.get_one(Turn, turns[4].id)).own_prompt_ids = None
         rows = {row.turn_id: row for row in await session.scalars(select(Reward))}
         rows[turns[5].id].rater = "CODE/linter"
         rows[turns[6].id].weight = 0.0
@@ -113,9 +114,17 @@ async def test_dataset_has_human_labels_of_trainable_replies_only(harness: Harne
     assert {row.turn_id for row in await harness.all(RewardModelTurn)} == set(labels)
 
 
+async def test_dataset_has_whole_prompts_of_turns_that_share_their_histories(harness: Harness) -> None:
+    await create_rated_turns(harness, 40)
+    turn = await harness.turn(**follow_up(await harness.turn()))
+    await add_rating(harness, turn, 1.0, "ada")
+    dataset = (await create_claimed_fit(harness)).dataset
+    assert [reply.prompt_ids for reply in dataset.replies if reply.turn_id == turn.id] == [(1, 2, 3, 4, 5, 7, 8)]
+
+
 async def test_rankings_become_pairs_of_replies_to_one_prompt(harness: Harness) -> None:
     await create_rated_turns(harness, 40)
-    turns = [await harness.turn(prompt_ids=ids) for ids in ([1, 2], [1, 2], [1, 2], [1, 3])]
+    turns = [await harness.turn(own_prompt_ids=ids) for ids in ([1, 2], [1, 2], [1, 2], [1, 3])]
     ranking = {"source": "ranking/default/HUMAN/ada/t", "rater": "HUMAN/ada"}
     for turn, value in zip(turns, (1.0, 0.0, 0.0, -1.0), strict=True):
         await add_rating(harness, turn, value, "ada", **ranking)
@@ -182,7 +191,7 @@ async def test_fit_that_crashes_the_trainer_fails_with_the_last_reason(harness: 
     await create_rated_turns(harness, 40)
     settings = settings_with_reward_model(harness)
     await reward_model_fits.reconcile(harness.db, settings)
-    for _ in range(settings.max_attempts):
+    for _ in range(settings.workers.max_attempts):
         claimed = await reward_model_fits.claim(harness.db, "me", settings)
         assert claimed is not None
         await reward_model_fits.record_failed_attempt(harness.db, claimed, "MemoryError: no more")

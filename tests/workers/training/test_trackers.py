@@ -27,7 +27,7 @@ KL, SCORE = "actor/ppo_kl", "critic/score/mean"
 
 
 def settings(home: Path, *trackers: TrackerName) -> Settings:
-    return Settings(home=home, trackers=list(trackers))
+    return Settings(home=home, observability={"trackers": list(trackers)})
 
 
 def update(trackers: Trackers, number: int, policy: str = "shop-3f2a1b", **metrics: float) -> None:
@@ -87,7 +87,7 @@ import os, sys
 from pathlib import Path
 from app.core.settings import Settings
 from workers.training.trackers import Trackers
-trackers = Trackers(Settings(home=Path(sys.argv[1]), trackers=["jsonl", "wandb"]))
+trackers = Trackers(Settings(home=Path(sys.argv[1]), observability={"trackers": ["jsonl", "wandb"]}))
 for number in range(int(sys.argv[2]), int(sys.argv[3])):
     for line in ("shop-3f2a1b", "shop-9f0e1d"):
         trackers.log("shop", f"{line}-v{number}", number, "batch", {"actor/ppo_kl": number / 8, "reference_kl": 0.5})
@@ -228,9 +228,11 @@ class StuckTracker:
     """A tracker that blocks until `answer` is set."""
 
     def __init__(self) -> None:
-        self.answer, self.numbers, self.closed = threading.Event(), list[int](), False
+        self.called, self.answer = threading.Event(), threading.Event()
+        self.numbers, self.closed = list[int](), False
 
     def log(self, entry: Entry) -> None:
+        self.called.set()
         self.answer.wait()
         self.numbers.append(entry.number)
 
@@ -260,7 +262,9 @@ def test_queue_of_a_blocked_tracker_is_bounded(
     monkeypatch.setattr("workers.training.trackers.CLOSE_SECONDS", 0.01)
     blocked = StuckTracker()
     background = BackgroundTracker(SafeTracker("stuck", blocked))
-    for number in range(5):  # the first one may already have been taken from the queue
+    background.log(make_entry(0))
+    assert blocked.called.wait(60), "the first entry is taken from the queue"
+    for number in range(1, 5):
         background.log(make_entry(number))
     background.close()
     assert "stuck is 3 updates late and misses shop-3f2a1b-v4" in caplog.text
@@ -272,13 +276,14 @@ def test_missing_tracker_package_is_named_with_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: TrackerName
 ) -> None:
     monkeypatch.setitem(sys.modules, tracker, None)
-    with pytest.raises(ValueError, match=rf"ATTUNE_TRACKERS names {tracker}.*pip install 'attune\[track\]'"):
+    message = rf"observability.trackers names {tracker}.*pip install 'attune-server\[track\]'"
+    with pytest.raises(ValueError, match=message):
         Trackers(settings(tmp_path, "jsonl", tracker))
-    monkeypatch.setenv("ATTUNE_TRACKERS", f'["{tracker}"]')
+    monkeypatch.setenv("ATTUNE_OBSERVABILITY__TRACKERS", f'["{tracker}"]')
     get_settings.cache_clear()
     for command in ("trainer", "up"):
         result = CliRunner().invoke(app, [command])
-        assert isinstance(result.exception, ValueError) and "attune[track]" in str(result.exception)
+        assert isinstance(result.exception, ValueError) and "attune-server[track]" in str(result.exception)
     get_settings.cache_clear()
 
 

@@ -69,6 +69,7 @@ def test_heartbeat_file_exists_from_the_start(tmp_path: Path) -> None:
 def trainer_command(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[str]:
     executed: list[str] = []
     monkeypatch.setattr(server, "exec_module", lambda *command: executed.extend(command))
+    monkeypatch.setattr(server, "require_compatible_schema", lambda _: None)
     result = CliRunner().invoke(app, ["trainer", *options])
     if result.exception is not None:
         raise result.exception

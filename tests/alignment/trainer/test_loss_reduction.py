@@ -1,0 +1,124 @@
+"""Losses and metrics are normalised over the minibatch, however it is split, and never by the algorithm."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from alignment.algorithms import LossOutput, Metric, MicroBatch, RLAlgorithm
+from alignment.config.algorithm import Aggregation, UpdateConfig
+from alignment.functional import aggregate
+from alignment.types import CriticMicroBatch, Regularizer
+from tests.support.worked_batches import make_train_data, reduce_loss, reply
+
+SAMPLES = [reply(1.0, 3), reply(-1.0, 1), reply(0.5, 2), reply(2.0, 4), reply(0.0, 1)]
+LOSS_BT = torch.arange(20.0).reshape(5, 4).square()
+
+
+class ConstantLoss(RLAlgorithm):
+    """Returns the values of LOSS_BT as losses of its tokens or replies."""
+
+    per_reply = False
+
+    def compute_loss(self, inputs: MicroBatch) -> LossOutput:
+        loss_BT = inputs.rows(LOSS_BT)
+        regularizers = {"actor/kl_loss": Regularizer(0.5, loss_BT + 1)}
+        pair = Metric(loss_BT.sum(), 10.0)
+        metrics: dict[str, Tensor | Metric] = {"tokens": loss_BT, "replies": loss_BT[:, 0], "pair": pair}
+        return LossOutput(loss_BT.amax(-1) if self.per_reply else loss_BT, metrics, regularizers, coef=2.0)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize(
+    "aggregation",
+    ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"],
+)
+def test_the_split_into_micro_batches_changes_no_loss_and_no_metric(rows: int, aggregation: Aggregation) -> None:
+    algorithm, data = ConstantLoss(UpdateConfig()), make_train_data(SAMPLES)
+    algorithm.aggregation, algorithm.horizon = aggregation, 16
+    metrics = reduce_loss(algorithm, data, rows_per_micro_batch=rows)[1]
+    mask_BT = data.response_mask_BT
+    expected, regularizer = (
+        aggregate(loss_BT, mask_BT, aggregation, horizon=16).item() for loss_BT in (LOSS_BT, LOSS_BT + 1)
+    )
+    assert metrics == pytest.approx(
+        {
+            "loss": 2 * expected + 0.5 * regularizer,
+            "actor/pg_loss": expected,
+            "actor/kl_loss": regularizer,
+            "tokens": float((LOSS_BT * mask_BT).sum() / mask_BT.sum()),
+            "replies": float(LOSS_BT[:, 0].mean()),
+            "pair": float(LOSS_BT.sum()) / 10 / (5 / rows).__ceil__(),
+        }
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_loss_per_reply_is_averaged_over_replies(rows: int) -> None:
+    algorithm = ConstantLoss(UpdateConfig())
+    algorithm.per_reply = True
+    metrics = reduce_loss(algorithm, make_train_data(SAMPLES), rows_per_micro_batch=rows)[1]
+    assert metrics["actor/pg_loss"] == pytest.approx(float(LOSS_BT.amax(-1).mean()))
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (LossOutput(LOSS_BT.mean()), r"a loss of shape \[\] is not one per sequence, \[5\]: return losses that are"),
+        (LossOutput(LOSS_BT[:, :1]), r"a loss of shape \[5, 1\] is not one per token, \[5, 4\]"),
+        (LossOutput(LOSS_BT[:2, 0]), r"a loss of shape \[2\] is not one per sequence, \[5\]"),
+        (LossOutput(LOSS_BT[:, 0], unit="coupled_set"), r"a loss of shape \[5\] is not one per coupled set, \[0\]"),
+        (LossOutput(LOSS_BT, {"mean": LOSS_BT.mean()}), r"metric mean of shape \[\].*return a Metric\(sum, count\)"),
+    ],
+)
+def test_what_an_algorithm_has_reduced_itself_is_refused(output: LossOutput, message: str) -> None:
+    class Reduced(RLAlgorithm):
+        def compute_loss(self, inputs: MicroBatch) -> LossOutput:
+            return output
+
+    with pytest.raises(ValueError, match=message):
+        reduce_loss(Reduced(UpdateConfig()), make_train_data(SAMPLES))
+
+
+def test_metric_of_nothing_is_left_out() -> None:
+    class Positive(RLAlgorithm):
+        def compute_loss(self, inputs: MicroBatch) -> LossOutput:
+            return LossOutput(inputs.rows(LOSS_BT), {"none": torch.empty(0), "some": inputs.rewards_B})
+
+    metrics = reduce_loss(Positive(UpdateConfig()), make_train_data(SAMPLES))[1]
+    assert "none" not in metrics and metrics["some"] == pytest.approx(0.5)
+
+
+def test_a_tensor_that_was_not_asked_for_names_its_flag() -> None:
+    data = make_train_data(SAMPLES)
+    data.ref_logprobs_BT = data.old_logprobs_BT = None
+    zeros_BT = torch.zeros(5, 4)
+    inputs: MicroBatch | CriticMicroBatch = MicroBatch(data, (0, 1, 2, 3, 4), (), zeros_BT)
+    for name, flag in (
+        ("ref_logprobs_BT", "needs_reference = True"),
+        ("old_logprobs_BT", "needs_old_logprobs = True"),
+        ("old_values_BT", "needs_critic = True"),
+        ("entropy_BT", "needs_entropy = True"),
+        ("advantages_BT", "compute_advantages"),
+    ):
+        with pytest.raises(ValueError, match=flag):
+            getattr(inputs, name)
+    assert not hasattr(inputs, "values_BT") and not hasattr(CriticMicroBatch(data, (0,), (), zeros_BT), "logprobs_BT")
+
+
+def test_advantages_must_fit_the_batch() -> None:
+    from alignment.algorithms.base import prepare_step
+
+    class Advantages(RLAlgorithm):
+        def __init__(self, advantages: Tensor) -> None:
+            super().__init__(UpdateConfig())
+            self.advantages = advantages
+
+        def compute_advantages(self, batch: object) -> Tensor:
+            return self.advantages
+
+    data = make_train_data(SAMPLES)
+    for advantages in (torch.ones(5), torch.ones(5, 1), torch.ones(5, 4)):
+        prepare_step(Advantages(advantages), 0, data)
+        assert data.advantages_BT is not None and torch.equal(data.advantages_BT, data.response_mask_BT)
+    with pytest.raises(ValueError, match=r"compute_advantages returned \[4\]: one value per token is \[5, 4\]"):
+        prepare_step(Advantages(torch.ones(4)), 0, data)

@@ -1,0 +1,87 @@
+"""An API process that is stopped_at to stop: /readyz is false first, requests are answered meanwhile, streams end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import httpx2
+import pytest
+
+from app.core.settings import Settings
+from tests.support.deployment import Harness
+from tests.support.engine_fixture import free_port
+from tests.support.scripted_engine import ScriptedEngine
+
+CHAT = {"model": "shop", "messages": [{"role": "user", "content": "When are you open?"}]}
+DELAY_SECONDS = 2.0
+
+
+@pytest.fixture
+def process(harness: Harness, scripted: ScriptedEngine) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Yield a process of `attune serve` on the harness's database, and its URL."""
+    scripted.seconds_per_token = 0.8
+    settings: Settings = harness.settings
+    port = free_port()
+    values = {"HOME": settings.home, "DATABASE__URL": settings.database_url, "POLICY": "shop", "SERVER__PORT": port}
+    values |= {"SERVER__SHUTDOWN_DELAY_SECONDS": DELAY_SECONDS}
+    environment = {**os.environ, **{f"ATTUNE_{name}": str(value) for name, value in values.items()}}
+    process = subprocess.Popen([sys.executable, "-m", "app.cli.main", "serve"], env=environment)
+    url = f"http://127.0.0.1:{port}"
+    ends = time.monotonic() + 120
+    while time.monotonic() < ends:
+        with suppress(httpx2.TransportError):
+            if httpx2.get(f"{url}/livez", timeout=1, trust_env=False).status_code == 200:
+                break
+        time.sleep(0.05)
+    yield process, url
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_stopping_process_leaves_the_load_balancer_and_ends_its_streams(
+    harness: Harness, process: tuple[subprocess.Popen[bytes], str]
+) -> None:
+    child, url = process
+    headers = {"authorization": f"Bearer {harness.key}"}
+    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
+        assert (await client.get("/readyz")).status_code == 200
+        async with client.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as stream:
+            lines = stream.aiter_lines()
+            first = await anext(lines)
+            child.send_signal(signal.SIGTERM)
+            stopped_at = time.monotonic()
+            while (answer := await client.get("/readyz")).status_code == 200:
+                assert time.monotonic() < stopped_at + DELAY_SECONDS
+            assert answer.json()["error"]["message"] == "This process is stopping."
+            answer = await client.get("/v1/policies")
+            assert answer.status_code == 200 and answer.headers["connection"] == "close", "new requests are answered"
+            rest = [line async for line in lines]
+        assert first and rest[-2:] and "data: [DONE]" in rest, "the stream has ended and was not cut"
+        assert time.monotonic() - stopped_at > DELAY_SECONDS, "the reply outlasts the delay"
+        child.wait(20)
+        with pytest.raises(httpx2.TransportError):
+            await client.get("/livez")
+    turn = await harness.wait_for_turn()
+    assert turn.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_stopping_process_ends_its_event_streams(
+    harness: Harness, process: tuple[subprocess.Popen[bytes], str]
+) -> None:
+    child, url = process
+    headers = {"authorization": f"Bearer {harness.key}"}
+    async with (
+        httpx2.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False) as client,
+        client.stream("GET", "/v1/events/stream") as stream,
+    ):
+        lines = stream.aiter_lines()
+        assert await anext(lines) == "retry: 1000"
+        child.send_signal(signal.SIGTERM)
+        assert [line async for line in lines if line] == []  # its end is that of a complete response
+    assert child.wait(30) in (0, -signal.SIGTERM)

@@ -1,0 +1,31 @@
+"""The tables of contents of the documentation site, which `make docs` builds and whose links it checks."""
+
+import re
+from collections import Counter
+
+from app.core.settings import REPOSITORY
+
+DOCS = REPOSITORY / "docs"
+TOCTREE = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
+CAPTIONS = ["Tutorials", "How to use it", "How to operate it", "Reference", "Explanation", "Measured"]
+
+
+def tables_of_contents() -> dict[str, list[str]]:
+    """Return the pages of index.md's tables of contents by caption."""
+    tables = {}
+    for body in TOCTREE.findall((DOCS / "index.md").read_text()):
+        options, _, pages = body.partition("\n\n")
+        tables[re.findall(r":caption: (.+)", options)[0]] = pages.split()
+    return tables
+
+
+def test_every_page_is_in_one_table_of_contents() -> None:
+    listed = Counter(page for pages in tables_of_contents().values() for page in pages)
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
+    missing = sorted(pages - listed.keys())
+    assert not missing, f"add these pages to a table of contents of docs/index.md: {missing}"
+    assert sorted(listed.elements()) == sorted(pages), "docs/index.md names a page twice, or one that does not exist"
+
+
+def test_tables_of_contents_are_by_kind_of_page() -> None:
+    assert list(tables_of_contents()) == CAPTIONS
