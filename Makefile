@@ -94,15 +94,15 @@ docs: $(DOCS)/.done ## the documentation as a site, .attune/site/index.html; a b
 demo: setup ## simulated users chat and give feedback, and the service learns; afterwards it stays up for you to chat with
 	@$(MAIN)/bin/python -m demo.run $(ATTUNE_DEMO_FLAGS)
 
-PYTEST = OMP_NUM_THREADS=1 $(MAIN)/bin/python -m pytest -n $(TEST_WORKERS) --dist loadgroup
+PYTEST = OMP_NUM_THREADS=1 $(MAIN)/bin/python -m pytest -n $(TEST_WORKERS)
 
 test: setup ## every promise once, in minutes; what a missing service skips is said at the end
 	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-test-slow: setup ## what `make test` leaves out: long fault suites, repetitions, both databases for every test
+test-slow: setup $(CHART)/.done ## what `make test` leaves out: long fault suites, repetitions, both databases for every test
 	@$(PYTEST) -m slow $(PYTEST_ARGS)
 
-test-all: setup ## all tests, the slow ones too
+test-all: setup $(CHART)/.done ## all tests, the slow ones too
 	@$(PYTEST) $(PYTEST_ARGS)
 
 smoke: setup $(PARITY)/.done ## every other target of this file in its shortest form, so that none stops working unseen

@@ -22,9 +22,12 @@ from app.main import create_app
 from app.models import Base, Engine, EngineState
 from app.projects.service import bootstrap
 from tests.support.deployment import Harness
+from tests.support.row_order import reverse_unordered_selects
 from tests.support.scripted_engine import ScriptedEngine, serve
 
-pytest_plugins = ["tests.support.engine_fixture"]
+pytest_plugins = ["tests.support.engine_fixture", "tests.support.scheduling"]
+
+reverse_unordered_selects()
 
 # No deadline for an example, because a loaded machine is not a failure. ATTUNE_FULL=1 draws new examples in every run.
 hypothesis.settings.register_profile(
@@ -66,13 +69,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark slow variants, and keep all tests of the real engine on one xdist worker, so that one engine serves them."""
+    """Mark the slow PostgreSQL variants."""
     for item in items:
         place = item.path.relative_to(TESTS).as_posix()
         if item.get_closest_marker("postgres") and not place.startswith(POSTGRES_FOLDERS):
             item.add_marker(pytest.mark.slow)
-        if "engine" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("engine"))
 
 
 def pytest_collection_finish() -> None:

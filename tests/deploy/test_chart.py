@@ -31,6 +31,7 @@ from tests.deploy.chart import (
 )
 from tests.support.settings import is_variable
 
+pytestmark = pytest.mark.slow  # they need Helm, which `make chart` installs
 OTHER = ("--values", str(REPOSITORY / "tests" / "deploy" / "values.yaml"))
 MEMORY = ("--set", "engine.adapterDelivery=memory")
 KUBERNETES = "1.35.0"

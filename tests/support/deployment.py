@@ -11,6 +11,7 @@ from app.chat.histories import read_messages, read_prompt_ids
 from app.core.database import Database
 from app.core.settings import Settings
 from app.models import Deployment, Policy, Turn, TurnState, Version, VersionState, new_id
+from tests.support.row_order import creation_order
 from tests.support.turns import make_turn
 
 
@@ -41,8 +42,9 @@ class Harness:
             return await session.get_one(model, id)
 
     async def all(self, model: type[Any]) -> list[Any]:
+        """Return every row of the table in the order of creation."""
         async with self.db.read() as session:
-            return list(await session.scalars(select(model)))
+            return list(await session.scalars(select(model).order_by(*creation_order(model))))
 
     async def messages(self, turn_id: str) -> list[dict[str, Any]]:
         """Return the messages of a turn's prompt."""

@@ -1,6 +1,7 @@
 """Adapters made with peft, and their log-probs in transformers, which SGLang's must equal."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -8,6 +9,11 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.support.adapters import adapter_spec
+
+
+def bias_without_end(model: Path) -> dict[str, float]:
+    """Return a `logit_bias` that forbids the end-of-turn token, so that only a client or a limit ends the reply."""
+    return {str(json.loads((model / "config.json").read_text())["eos_token_id"]): -100.0}
 
 
 class ReferenceWeights:
@@ -32,7 +38,17 @@ class ReferenceWeights:
         return self.folder / name
 
     @torch.no_grad()
-    def logprobs(self, adapter: str | None, ids: Sequence[int], *, temperature: float = 1.0) -> torch.Tensor:
+    def logprobs(
+        self,
+        adapter: str | None,
+        ids: Sequence[int],
+        *,
+        temperature: float = 1.0,
+        logit_bias: Mapping[str, float] | None = None,
+    ) -> torch.Tensor:
         """Return the log-prob of each token but the first."""
-        logits = self._loaded[adapter](torch.tensor([list(ids)])).logits[0, :-1].float() / temperature
+        logits = self._loaded[adapter](torch.tensor([list(ids)])).logits[0, :-1].float()
+        for token, bias in (logit_bias or {}).items():
+            logits[:, int(token)] += bias
+        logits /= temperature
         return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]

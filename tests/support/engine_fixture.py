@@ -1,6 +1,7 @@
 """Fixtures of one real SGLang engine for a whole test run: `engine`, `engine_client`, `make_call`."""
 
 import asyncio
+import itertools
 import os
 import secrets
 import socket
@@ -87,13 +88,27 @@ def require_engine_environment() -> None:
     pytest.skip(f"SGLang's environment is not installed: {PYTHON} is missing")
 
 
+def count_ports() -> Iterator[int]:
+    """Yield ports below the kernel's range of ephemeral ones, of which each process of a test run has its own.
+
+    A run begins at a random place, because another may run beside it.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 5
+    first, count = 10_000 + 4_000 * worker, 4_000
+    start = secrets.randbelow(count)
+    return (first + (start + number) % count for number in itertools.count())
+
+
+PORTS = count_ports()
+
+
 def free_port() -> int:
-    """Return a free port below the kernel's range of ephemeral ports: the engine binds it only seconds later."""
-    while True:
-        port = 10_000 + secrets.randbelow(20_000)
+    """Return a free port that this process has not returned before: a server binds it only seconds later."""
+    for port in PORTS:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+    raise AssertionError("the ports do not end")
 
 
 def engine_spec(folder: Path, model: Path) -> EngineSpec:

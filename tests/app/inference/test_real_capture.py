@@ -13,7 +13,7 @@ from app.inference.capture import Capture
 from app.inference.client import EngineClient
 from demo.dialogues import ORDER_STATUS, SYSTEM
 from tests.clients.retries import with_retries
-from tests.support.engine_adapters import ReferenceWeights
+from tests.support.engine_adapters import ReferenceWeights, bias_without_end
 from tests.support.engine_fixture import DEMO_MODEL
 from tests.support.engine_replies import GetCapture, MakeCall, both_modes
 
@@ -127,11 +127,12 @@ async def test_thirty_two_concurrent_replies_are_exact(
         assert_exact(weights, name, capture)
 
 
-@with_retries
 async def test_stream_left_early_captures_exact_ids(
-    engine_client: EngineClient, weights: ReferenceWeights, make_call: MakeCall
+    engine_client: EngineClient, weights: ReferenceWeights, engine_model: Path, make_call: MakeCall
 ) -> None:
-    call = make_call(max_tokens=1500, temperature=1.5)
+    # Without its end-of-turn token the reply cannot end before it is left.
+    without_end = bias_without_end(engine_model)
+    call = make_call(max_tokens=1500, temperature=1.5, logit_bias=without_end)
     async with engine_client.stream(call) as reply:
         async for _ in reply:
             break
@@ -140,7 +141,8 @@ async def test_stream_left_early_captures_exact_ids(
     assert capture.finish_reason == "abort" and 0 < len(capture.output_ids) < 1500
     num_tokens = len(capture.logprobs)
     assert (capture.exclusion_reason is None) == (num_tokens == len(capture.output_ids))
-    expected = weights.logprobs(None, capture.prompt_ids + capture.output_ids, temperature=1.5)
+    ids = capture.prompt_ids + capture.output_ids
+    expected = weights.logprobs(None, ids, temperature=1.5, logit_bias=without_end)
     first = len(capture.prompt_ids) - 1
     torch.testing.assert_close(torch.tensor(capture.logprobs), expected[first : first + num_tokens], atol=1e-4, rtol=0)
 

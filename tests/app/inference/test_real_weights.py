@@ -1,7 +1,6 @@
 """Full weights in the real engine: swapped during replies and never mixed."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from app.inference.client import BASE_WEIGHTS, EngineClient
-from tests.support.engine_adapters import ReferenceWeights
+from tests.support.engine_adapters import ReferenceWeights, bias_without_end
 from tests.support.engine_fixture import (
     UNCHECKED,
     InMemoryEngineRecord,
@@ -43,10 +42,6 @@ async def client(engine_model: Path, tmp_path: Path) -> AsyncIterator[EngineClie
     await client.aclose()
     supervisor.stop()
     await running
-
-
-def bias_without_end(model: Path) -> dict[str, float]:
-    return {str(json.loads((model / "config.json").read_text())["eos_token_id"]): -100.0}
 
 
 async def assert_scores_match(client: EngineClient, path: Path, key: str) -> None:

@@ -45,7 +45,6 @@ def smollm2(blank_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.mark.slow
 @pytest.mark.timeout(4800)  # ten minutes for both classes at once on two cores at a load of 12
-@pytest.mark.xdist_group("engine")  # after the demo model's tests rather than beside them
 @pytest.mark.parametrize("name", CLASSES)
 def test_suite_on_smollm2(name: str, smollm2: Running) -> None:
     run_suite(name, smollm2.base_url, smollm2.key, "--failures-of=smollm2", seconds=4000)

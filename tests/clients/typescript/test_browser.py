@@ -6,7 +6,6 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, get_args
 
-import pytest
 from playwright.async_api import Page, expect
 
 from app.feedback.browser_tokens import Kind
@@ -15,7 +14,6 @@ from tests.clients.typescript.conftest import SOURCE
 from tests.support.deployment import Harness
 from tests.support.faulty_api import FaultyApi, error_response
 
-pytestmark = pytest.mark.xdist_group("browser")  # the package is built once
 Site = tuple[Path, ThreadingHTTPServer]
 SCRIPT = """
 import { sendFeedback } from "./element.js";

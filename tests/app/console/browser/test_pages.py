@@ -11,7 +11,6 @@ from tests.support.console_browser import ConsolePage
 from tests.support.console_data import add_history
 from tests.support.deployment import Harness
 
-pytestmark = pytest.mark.xdist_group("browser")
 PAGES = {
     "overview": "",
     "live": "live",
