@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 # Where pip should look for torch, e.g. TORCH_ARGS="--index-url <the CPU wheels' index>" on a machine without a GPU.
 TORCH_ARGS ?=
 ATTUNE_AUDIT_FLAGS ?=
+ATTUNE_CHECK_FLAGS ?=
 ATTUNE_DEMO_FLAGS ?=
 ATTUNE_PARITY_FLAGS ?=
 ATTUNE_BENCH_FLAGS ?=
@@ -24,7 +25,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 # Locked packages come first, so that torch, whose builds differ by index and have no hashes here, brings in only what is not locked.
 LOCKED := --require-hashes --no-deps -r
 
-.PHONY: help setup lock sbom audit chart docs demo test test-slow test-all smoke faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-sparse-votes bench-rates bench-reward-model bench-growth bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-swap bench-swap-full bench-canary clean
+.PHONY: help setup lock sbom audit chart docs demo test test-slow test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-sparse-votes bench-rates bench-reward-model bench-growth bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-swap bench-swap-full bench-canary clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -106,7 +107,10 @@ test-all: setup $(CHART)/.done ## all tests, the slow ones too
 	@$(PYTEST) $(PYTEST_ARGS)
 
 smoke: setup $(PARITY)/.done ## every other target of this file in its shortest form, so that none stops working unseen
-	@bash tests/smoke.sh
+	@$(MAIN)/bin/python -m tests.smoke
+
+check-all: setup $(PARITY)/.done $(CHART)/.done ## the slow tests and `make smoke`, going on after a failure; writes docs/measurements/check-all.json
+	@$(MAIN)/bin/python -m tests.check_all $(ATTUNE_CHECK_FLAGS)
 
 faults: setup ## kill -9 of every process, services that stop, full disks, lost messages; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.faults.suite.run $(ATTUNE_FAULTS_FLAGS)

@@ -8,10 +8,11 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from app.core.settings import REPOSITORY
 
-FAILED_TESTS = REPOSITORY / ".pytest_cache" / "v" / "cache" / "lastfailed"
+FAILED_TESTS = Path(".pytest_cache") / "v" / "cache" / "lastfailed"
 MAX_REPEATED = 20  # more failures than this are no accident
 SUMMARY = re.compile(r"^(?:FAILED|ERROR) (\S+?::.*?)(?: - (.*))?$")
 STATUS = re.compile(r"^make: \*\*\* .* Error (\d+)$")
@@ -19,14 +20,14 @@ SOME_FAILED = 1  # pytest's exit status; the higher ones mean that it was interr
 RUN = ("make", "--no-print-directory", "test")
 
 
-def run(command: list[str]) -> tuple[int, dict[str, str]]:
+def run(command: list[str], folder: Path) -> tuple[int, dict[str, str]]:
     """Run a make target and print what it prints.
 
     Returns:
         The exit status of what it ran, and the tests that pytest's summary lists as failed, with their first line.
     """
     failures, status = {}, 0
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
         assert job.stdout is not None
         for line in job.stdout:
             print(line, end="", flush=True)
@@ -37,20 +38,21 @@ def run(command: list[str]) -> tuple[int, dict[str, str]]:
     return status or job.returncode, failures
 
 
-def read_failed_tests() -> list[str]:
-    return sorted(json.loads(FAILED_TESTS.read_text())) if FAILED_TESTS.exists() else []
+def read_failed_tests(folder: Path) -> list[str]:
+    file = folder / FAILED_TESTS
+    return sorted(json.loads(file.read_text())) if file.exists() else []
 
 
-def run_twice(test: list[str], repeat: list[str]) -> int:
-    """Run the tests, and what failed once more; return the exit status."""
-    FAILED_TESTS.unlink(missing_ok=True)
-    status, failures = run(test)
-    failed = read_failed_tests()
+def run_twice(test: list[str], repeat: list[str], folder: Path = REPOSITORY) -> int:
+    """Run the tests of a folder, and what failed once more; return the exit status."""
+    (folder / FAILED_TESTS).unlink(missing_ok=True)
+    status, failures = run(test, folder)
+    failed = read_failed_tests(folder)
     if status != SOME_FAILED or not failed or len(failed) > MAX_REPEATED:
         return status
     print(f"\ngate: {len(failed)} failed and are run once more, alone: {', '.join(failed)}\n", flush=True)
-    status, _ = run(repeat)
-    flaky = sorted({*failed} - {*read_failed_tests()}) if status in (0, SOME_FAILED) else []
+    status, _ = run(repeat, folder)
+    flaky = sorted({*failed} - {*read_failed_tests(folder)}) if status in (0, SOME_FAILED) else []
     if flaky:
         print(f"\nflaky, {len(flaky)}: failed in the whole run, passed alone")
         for test_id in flaky:

@@ -58,7 +58,9 @@ class Record:
 
     def feedback(self, completion_id: str) -> list[Feedback]:
         with Session(self.connection, expire_on_commit=False) as session:
-            return list(session.scalars(select(Feedback).where(Feedback.turn_id == completion_id)))
+            return list(
+                session.scalars(select(Feedback).where(Feedback.turn_id == completion_id).order_by(Feedback.seq))
+            )
 
 
 def assert_exact(turn: Turn, *, exclusion_reason: str | None = None) -> None:

@@ -15,7 +15,7 @@ from tests.faults.suite.progress import ProgressMonitor
 
 KILLS = 2
 VERSION_SECONDS = 240.0
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 
 @pytest.fixture(params=["embedded", pytest.param("services", marks=pytest.mark.postgres)])

@@ -40,6 +40,7 @@ async def deployment(tmp_path: Path, engine: RunningEngine) -> Harness:
 
 @pytest.mark.engine
 @pytest.mark.journey
+@pytest.mark.slow  # `make test` has the loop on PostgreSQL and Redis
 async def test_training_loop_and_rollback(deployment: Harness, engine: RunningEngine) -> None:
     async def is_live() -> bool:
         return (await deployment.serving()).number >= UPDATES

@@ -66,6 +66,7 @@ def wait_for(log: Path, text: str, running: subprocess.Popen[bytes]) -> str:
 
 @pytest.mark.engine
 @pytest.mark.journey
+@pytest.mark.slow
 def test_up_starts_everything_and_ctrl_c_stops_it(up: subprocess.Popen[bytes], folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "up.log"
     output = wait_for(log, "ready at", up)

@@ -38,7 +38,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 
-class GroupScheduling(LoadGroupScheduling):  # type: ignore[misc]
+class GroupScheduling(LoadGroupScheduling):
     """Send each test to whichever process is free, but those of a group to one."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -93,6 +93,7 @@ async def test_killed_or_stuck_engine_restarts_with_its_wanted_versions(
     assert spec.api_key not in log and spec.admin_key not in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["engine starting", "engine ready"])
 def test_engine_ends_with_a_killed_supervisor(engine_model: Path, tmp_path: Path, moment: str) -> None:
     require_engine_environment()

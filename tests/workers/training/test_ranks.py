@@ -99,6 +99,7 @@ async def test_rank_that_dies_or_hangs_costs_one_attempt(harness: Harness) -> No
         assert set(reasons) != set(), "a surviving rank 0 recorded the reason"
 
 
+@pytest.mark.slow
 async def test_hosts_with_a_rendezvous_endpoint_train_together(harness: Harness) -> None:
     """Two torchrun process trees on this machine represent two hosts."""
     settings = harness.settings.replace({"workers.lease_seconds": 20.0})
