@@ -15,7 +15,7 @@ from app.core.settings import REPOSITORY
 FAILED_TESTS = Path(".pytest_cache") / "v" / "cache" / "lastfailed"
 MAX_REPEATED = 20  # more failures than this are no accident
 SUMMARY = re.compile(r"^(?:FAILED|ERROR) (\S+?::.*?)(?: - (.*))?$")
-STATUS = re.compile(r"^make: \*\*\* .* Error (\d+)$")
+STATUS = re.compile(r"^make(?:\[\d+\])?: \*\*\* .* Error (\d+)$")
 SOME_FAILED = 1  # pytest's exit status; the higher ones mean that it was interrupted, or ran no test
 RUN = ("make", "--no-print-directory", "test")
 

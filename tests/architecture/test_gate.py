@@ -62,8 +62,10 @@ def test_everything_passes(tmp_path: Path) -> None:
     assert run_gate(tmp_path, good=GOOD) == 0
 
 
-def test_status_is_that_of_pytest_below_make(tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["", "1"], ids=["make", "make in make"])
+def test_status_is_that_of_pytest_below_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str) -> None:
     """Only exit status 1 means that all tests ran and some failed; make's own exit status is always 2."""
+    monkeypatch.setenv("MAKELEVEL", level)
     for status in (1, 3):
         (tmp_path / "Makefile").write_text(f"test:\n\t@exit {status}\n")
         assert gate.run(["make", "test"], tmp_path) == (status, {})
