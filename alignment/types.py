@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from alignment.errors import MisalignedSample, NoVariance
+from alignment.tolerance import is_tie
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,8 +72,8 @@ def check_variance(rewards: Sequence[float]) -> None:
     """Raise NoVariance unless there are two different rewards."""
     if len(rewards) < 2:
         raise NoVariance(f"A batch of {len(rewards)} samples has nothing to compare.")
-    if min(rewards) == max(rewards):
-        raise NoVariance(f"All {len(rewards)} rewards are {rewards[0]}, so no reply is better than another.")
+    if is_tie(rewards):
+        raise NoVariance(f"All {len(rewards)} rewards are {rewards[0]:g}, so no reply is better than another.")
 
 
 @dataclass

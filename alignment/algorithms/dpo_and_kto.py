@@ -22,6 +22,7 @@ from alignment.algorithms.group_relative import group_indices
 from alignment.config.algorithm import DPOConfig, KTOConfig, OnlineDPOConfig
 from alignment.errors import NothingToCompare
 from alignment.functional import dpo_loss, kl_estimate, kto_loss
+from alignment.tolerance import exceeds, sign
 from alignment.types import LossOutput, MicroBatch, Sample, TrainData, check_variance
 
 Pair = tuple[int, int]  # sample indices: (preferred, other)
@@ -48,7 +49,7 @@ class DPO(RLAlgorithm):
         candidates = [pair for group in group_indices(samples) for pair in combinations(group, 2)]
         ordered = [(a, b) if samples[a].reward > samples[b].reward else (b, a) for a, b in candidates]
         margin = self.config.min_margin
-        return [(a, b) for a, b in ordered if samples[a].reward - samples[b].reward > margin]
+        return [(a, b) for a, b in ordered if exceeds(samples[a].reward, samples[b].reward, margin)]
 
     def compute_loss(self, inputs: MicroBatch) -> LossOutput:
         mask_BT = inputs.response_mask_BT
@@ -100,7 +101,7 @@ class KTO(RLAlgorithm):
 
     def select(self, samples: Sequence[Sample]) -> list[int]:
         """Select the replies whose reward is not 0: a reward of 0 is neither positive nor negative."""
-        labelled = [index for index, sample in enumerate(samples) if sample.reward]
+        labelled = [index for index, sample in enumerate(samples) if sign(sample.reward)]
         check_variance([samples[index].reward for index in labelled])
         return labelled
 

@@ -29,6 +29,7 @@ from alignment.algorithms.base import PolicyGradient, RLAlgorithm
 from alignment.config.algorithm import DAPOConfig, DrGRPOConfig, GRPOConfig, ReinforcePlusPlusConfig, RLOOConfig
 from alignment.errors import NothingToCompare
 from alignment.functional import group_advantage, leave_one_out_advantage, reinforce_plus_plus_advantage
+from alignment.tolerance import is_tie
 from alignment.types import Sample, TrainData
 
 
@@ -84,7 +85,7 @@ class DAPO(GroupRelative):
     Config = DAPOConfig
 
     def select(self, samples: Sequence[Sample]) -> list[int]:
-        varied = [g for g in group_indices(samples) if len({self._reward(samples[index]) for index in g}) > 1]
+        varied = [g for g in group_indices(samples) if not is_tie([self._reward(samples[index]) for index in g])]
         if not varied:
             raise NothingToCompare(f"No group of this batch of {len(samples)} samples has two different rewards.")
         return sorted(index for group in varied for index in group)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from alignment.errors import AlignmentError, SingletonGroup
 from alignment.functional.aggregation import apply_mask, check_same_shape, whiten
+from alignment.tolerance import TOLERANCE
 
 
 class Gae(NamedTuple):
@@ -141,8 +142,10 @@ def _centre_by_group(rewards_B: Tensor, group_B: Tensor) -> CentredRewards:
         return torch.zeros_like(count_G, dtype=x_B.dtype).index_add(0, slot_B, x_B)[slot_B]
 
     count_B = count_G[slot_B].to(rewards_B.dtype)
-    # Subtract the group's smallest reward first: equal rewards are then exactly 0 after centring, and 0 / eps is 0.
+    # Subtract the group's smallest reward first: rewards that are equal but for rounding are then exactly 0 after
+    # centring. A division by their deviation, or whitening, would make rounding as large as a preference.
     least_G = torch.full_like(count_G, torch.inf, dtype=rewards_B.dtype).scatter_reduce(0, slot_B, rewards_B, "amin")
     above_B = rewards_B - least_G[slot_B]
+    above_B = torch.where(above_B > TOLERANCE, above_B, torch.zeros_like(above_B))
     centred_B = above_B - group_sum(above_B) / count_B
     return CentredRewards(centred_B, group_sum(centred_B.square()), count_B)

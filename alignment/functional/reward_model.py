@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from alignment.functional.aggregation import check_same_shape
+from alignment.tolerance import TOLERANCE
 
 
 class PlattScaling(NamedTuple):
@@ -110,7 +111,7 @@ def calibration_error(
 
 
 def auc(scores_N: Tensor, positive_N: Tensor) -> float | None:
-    """Return the probability that a positive reply scores higher than a negative one; ties count half.
+    """Return the probability that a positive reply scores higher than a negative one; ties within TOLERANCE count half.
 
     This is Mann–Whitney U over n₊·n₋ (Hanley & McNeil, 1982). `positive_N` is bool. None where one class is missing.
     """
@@ -119,7 +120,7 @@ def auc(scores_N: Tensor, positive_N: Tensor) -> float | None:
     positive_scores, negative_scores = scores_N[positive_N].double(), scores_N[~positive_N].double().sort().values
     if not len(positive_scores) or not len(negative_scores):
         return None
-    wins = torch.searchsorted(negative_scores, positive_scores) + torch.searchsorted(
-        negative_scores, positive_scores, right=True
+    wins = torch.searchsorted(negative_scores, positive_scores - TOLERANCE) + torch.searchsorted(
+        negative_scores, positive_scores + TOLERANCE, right=True
     )
     return float(wins.double().mean() / (2 * len(negative_scores)))

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from alignment.config.algorithm import Frozen
 from alignment.signals.proportions import Share
+from alignment.tolerance import exceeds
 
 NUM_TESTS = 2  # tests that may raise a false alarm, approval and failures; they share alpha (Bonferroni)
-ROUNDING = 1e-9  # tolerance for rounding when two shares are compared
 BISECTION_STEPS = 48  # of an interval within [0, 1]: the result is exact to 1e-14
 
 # "lapse" means rejected for lack of data.
@@ -231,7 +231,7 @@ def _decide_at_deadline(
     if candidate.turns < config.min_turns or min(candidate.rated, stable.rated) < config.min_rated:
         return Decision("roll_back", f"not enough data {details}", figures)
     deficit = (stable.approval.rate or 0.0) - (candidate.approval.rate or 0.0)
-    if deficit > config.margin + ROUNDING:
+    if exceeds(deficit, config.margin):
         return Decision("roll_back", f"less approval than the margin allows {details}", figures)
     return Decision("promote", f"no objection {details}", figures)
 

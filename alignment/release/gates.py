@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from alignment import extensions
 from alignment.config.algorithm import Frozen
 from alignment.signals.verifiers import VerifierConfig
+from alignment.tolerance import exceeds
 
 ENTRY_POINTS = "attune.gates"
 GateName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$", description="the name of the gate in results")]
@@ -94,11 +95,11 @@ class PromptsGate(Frozen):
         if candidate.share is None:
             return "the verifier scored no reply"
         result = f"{candidate.share:.1%} of {candidate.judged} replies are right"
-        if self.at_least is not None and candidate.share < self.at_least:
+        if self.at_least is not None and exceeds(self.at_least, candidate.share):
             return f"{result}, less than {self.at_least:.1%}"
         if serving is None or serving.share is None:
             return None
-        if self.max_drop is not None and serving.share - candidate.share > self.max_drop:
+        if self.max_drop is not None and exceeds(serving.share, candidate.share, self.max_drop):
             return f"{result}, against {serving.share:.1%} of the serving version"
         if self.max_length_ratio is None or not serving.mean_length:
             return None

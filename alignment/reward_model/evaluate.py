@@ -12,6 +12,7 @@ from torch import Tensor
 from alignment.functional import PlattScaling, auc, calibration_error, fit_platt_scaling
 from alignment.reward_model.dataset import PreferenceDataset, select_held_out, split
 from alignment.signals.agreement import Agreement
+from alignment.tolerance import TOLERANCE
 
 IDENTITY = PlattScaling(1.0, 0.0)
 MIN_SPREAD = 1e-6  # standard deviation of scores that are all equal
@@ -93,7 +94,7 @@ def evaluate(dataset: PreferenceDataset, scores: Tensor, seed: int) -> dict[str,
     weights_N = torch.cat([half.weights_N for half in examples])
     rewards = (2 * probabilities_N - 1).tolist()
     agreement = Agreement.count(zip(values_N.tolist(), rewards, strict=True), whole.margins_P.tolist())
-    nonzero = whole.values_N != 0
+    nonzero = whole.values_N.abs() > TOLERANCE
     metrics = {
         "agreement": agreement.rate,
         "pair_accuracy": _ratio(agreement.pairs_right, agreement.pairs),

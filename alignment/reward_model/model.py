@@ -28,6 +28,7 @@ from alignment.models.policy_model import REWARD_HEAD
 from alignment.reward_model.dataset import PreferenceDataset, Reply, select_held_out, split
 from alignment.reward_model.evaluate import calibrate, evaluate, scores_to_rewards
 from alignment.reward_model.fit import FitLoop, score_replies
+from alignment.tolerance import sign
 from alignment.trainer.checkpoint import Export, export_directory
 from alignment.trainer.optimizer import Optimizer
 from alignment.trainer.trainer import Trainer
@@ -170,7 +171,7 @@ def _check_size(train: PreferenceDataset, held_out: PreferenceDataset, config: R
             f"{config.min_held_out} of each are needed, about different prompts and by different raters."
         )
     for part, name in ((train, "training"), (held_out, "held-out")):
-        signs = {label.value > 0 for label in part.labels if label.value}
+        signs = {sign(label.value) for label in part.labels if sign(label.value)}
         if not part.pairs and len(signs) < 2:
             raise NothingToCompare(
                 f"All {name} labels point one way, and there are no pairs: there is no preference to learn."

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from alignment.signals.proportions import wilson_interval
+from alignment.tolerance import exceeds, sign
 
 Z_SCORE = 2.576  # normal quantile of a one-sided 99.5 % bound
 
@@ -29,7 +30,9 @@ class Agreement:
         `labels` are (feedback, automated reward), each in [-1, 1]; `pairs` are the margins by which the automated
         reward of the chosen reply exceeds that of the rejected one. Feedback of 0 is skipped; a reward of 0 is wrong.
         """
-        results = [(feedback > 0, feedback * reward > 0) for feedback, reward in labels if feedback]
+        results = [
+            (sign(feedback) > 0, sign(feedback) == sign(reward)) for feedback, reward in labels if sign(feedback)
+        ]
         margins = list(pairs)
         return cls(
             sum(up for up, _ in results),
@@ -37,7 +40,7 @@ class Agreement:
             sum(not up for up, _ in results),
             sum(not up and right for up, right in results),
             len(margins),
-            sum(margin > 0 for margin in margins),
+            sum(exceeds(margin, 0.0) for margin in margins),
         )
 
     @property

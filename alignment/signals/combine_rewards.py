@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from alignment.config.rewards import LEARNED, VERIFIER, ExplicitSource, RewardsConfig, Source
 from alignment.config.rollouts import GroupSamplingConfig
+from alignment.tolerance import exceeds, sign
 
 USER_FEEDBACK_SOURCES = ("explicit", "next_turn")  # they need a user, so they cannot score a rollout
 GROUP_SAMPLING = "group_sampling"  # the name under which a completion's share is drawn
@@ -104,7 +105,7 @@ def combine_rewards(signals: Sequence[Signal], config: RewardsConfig) -> float |
 
 def is_contradicted(signal: Signal, signals: Sequence[Signal]) -> bool:
     """Return whether a person with a weight above 0 gave a signal of the opposite sign."""
-    return any(other.person and other.weight > 0 and other.value * signal.value < 0 for other in signals)
+    return any(other.person and other.weight > 0 and sign(other.value) * sign(signal.value) < 0 for other in signals)
 
 
 def discounted_return(reward: float | None, next_return: float | None, discount: float) -> float | None:
@@ -149,4 +150,4 @@ def preference_pairs(values: Mapping[str, float]) -> list[tuple[str, str]]:
     """
     ranked = sorted(values, key=lambda name: (-values[name], name))
     pairs = [(better, worse) for index, better in enumerate(ranked) for worse in ranked[index + 1 :]]
-    return [(better, worse) for better, worse in pairs if values[better] > values[worse]]
+    return [(better, worse) for better, worse in pairs if exceeds(values[better], values[worse])]

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
+from alignment.tolerance import sign
+
 # Pseudo-counts (agreed, disagreed): a new rater is right in seven of ten, with the weight of five observations.
 PRIOR = (3.5, 1.5)
 ALARM_PROBABILITY = 1e-6  # for a thousand raters tested a thousand times: about one false alarm
@@ -162,9 +164,13 @@ def count_agreement(turn: Sequence[RaterSignal]) -> dict[str, tuple[float, float
         if own.rater is None:
             continue
         pairs = [
-            (other.weight * min(abs(own.value), abs(other.value)), own.value * other.value > 0)
+            (other.weight * min(abs(own.value), abs(other.value)), sign(own.value) == sign(other.value))
             for other in turn
-            if other is not own and (own.fresh or other.fresh) and (other.rater is None or other.rater != own.rater)
+            if other is not own
+            and sign(own.value)
+            and sign(other.value)
+            and (own.fresh or other.fresh)
+            and (other.rater is None or other.rater != own.rater)
         ]
         scale = 1.0 / max(1.0, sum(mass for mass, _ in pairs))
         agreed = scale * sum(mass for mass, same_sign in pairs if same_sign)

@@ -19,6 +19,7 @@ from alignment.data.collate import split_minibatches
 from alignment.data.micro_batches import ScoredSequence, make_micro_batches
 from alignment.functional import kl_estimate
 from alignment.models import parallel
+from alignment.tolerance import sign
 from alignment.types import Sample, TrainData
 
 Step = tuple[list[int], list[list[int]]]  # a minibatch, and the micro-batches that it is computed in
@@ -98,7 +99,7 @@ def late_samples(data: TrainData, config: LateConfig) -> list[int]:
     return [
         index
         for index, (sample, kl) in enumerate(zip(data.samples, kl_B.tolist(), strict=True))
-        if sample.lag > 0 and sample.reward and not kl <= config.max_kl
+        if sample.lag > 0 and sign(sample.reward) and not kl <= config.max_kl
     ]
 
 

@@ -12,8 +12,9 @@ from sqlalchemy.orm import aliased
 
 from alignment.config.rewards import RewardsConfig
 from alignment.release import canary, shadow
-from alignment.release.canary import ROUNDING, Arm, CanaryConfig, Decision
+from alignment.release.canary import Arm, CanaryConfig, Decision
 from alignment.release.shadow import PairCounts, ShadowConfig, comparing_sources, scoring_sources
+from alignment.tolerance import TOLERANCE
 from app.core.database import database_time
 from app.core.settings import Settings
 from app.models import (
@@ -164,11 +165,11 @@ async def _count_pairs(
         return PairCounts(), 0, 0
     users = _select_pair_rewards(version_id, serving_id, rewards, names, comparing).subquery().c
     counts = select(
-        func.count(case((users.candidate > users.served + ROUNDING, 1))),
-        func.count(case((users.candidate < users.served - ROUNDING, 1))),
+        func.count(case((users.candidate > users.served + TOLERANCE, 1))),
+        func.count(case((users.candidate < users.served - TOLERANCE, 1))),
         func.count(),
-        func.count(case((users.candidate > 0, 1))),
-        func.count(case((users.served > 0, 1))),
+        func.count(case((users.candidate > TOLERANCE, 1))),
+        func.count(case((users.served > TOLERANCE, 1))),
     )
     better, worse, rated, good, served_good = (await session.execute(counts)).one()
     return PairCounts(better, rated - better - worse, worse), good, served_good

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import ConfigDict, Discriminator, Field, RootModel, StringConstraints, Tag, model_validator
 
+from alignment.tolerance import snap_to_zero
 from app.core.errors import BadRequest
 from app.core.http import StrictModel, parse_body
 from app.feedback.schemas import (
@@ -141,9 +142,9 @@ class Rating(TargetedFeedback):
         return self
 
     def reward_value(self) -> float:
-        """Return the position on the scale. Example: 4 on (1, 5) -> 0.5."""
+        """Return the position on the scale. Example: 4 on (1, 5) -> 0.5"""
         low, high = self.scale
-        return 2 * (self.value - low) / (high - low) - 1
+        return snap_to_zero(2 * (self.value - low) / (high - low) - 1)
 
 
 class Score(TargetedFeedback):
@@ -153,7 +154,7 @@ class Score(TargetedFeedback):
     value: Annotated[float, Field(strict=True, ge=-1, le=1, allow_inf_nan=False)]
 
     def reward_value(self) -> float:
-        return self.value
+        return snap_to_zero(self.value)
 
 
 class Correction(TargetedFeedback):

@@ -15,6 +15,7 @@ from sqlalchemy.orm import aliased
 
 from alignment.config.rewards import EXPLICIT
 from alignment.signals.proportions import Share
+from alignment.tolerance import TOLERANCE
 from app.models import Reward
 from app.raters.names import is_program
 
@@ -45,7 +46,7 @@ def is_vote() -> ColumnElement[bool]:
         Reward.rater.is_not(None),
         ~is_program(Reward.rater),
         Reward.weight > 0,
-        Reward.value != 0,
+        func.abs(Reward.value) > TOLERANCE,
         ~newer.correlate(Reward),
     )
 

@@ -4,6 +4,7 @@ from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, tru
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import EXPLICIT
+from alignment.tolerance import TOLERANCE
 from app.core.database import now
 from app.core.settings import Settings
 from app.models import (
@@ -88,7 +89,7 @@ def is_in_group(policy_id: str, condition: ColumnElement[bool], having: ColumnEl
 
 def rewards_differ(min_contrast: float) -> ColumnElement[bool]:
     """Return the condition on a group of Samples that two of its rewards differ by more than `min_contrast`."""
-    return func.max(Sample.reward) - func.min(Sample.reward) > min_contrast
+    return func.max(Sample.reward) - func.min(Sample.reward) > min_contrast + TOLERANCE
 
 
 def waits_for_new() -> ColumnElement[bool]:

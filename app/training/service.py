@@ -6,6 +6,7 @@ from typing import NamedTuple
 from sqlalchemy import and_, case, func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from alignment.tolerance import is_tie
 from app.core.database import now
 from app.core.errors import Conflict, require_row
 from app.core.jobs import enqueue_after_commit
@@ -172,7 +173,8 @@ async def explain_wait(
             "has nothing to compare.",
             "rollouts.group_sampling",
         )
-    if counts.lowest_reward is not None and counts.lowest_reward == counts.highest_reward:
+    extremes = (counts.lowest_reward, counts.highest_reward)
+    if counts.lowest_reward is not None and counts.highest_reward is not None and is_tie(extremes):
         return Wait(
             f"All {counts.ready} ready samples have the reward {counts.lowest_reward:g}: the next batch needs one with "
             "another reward.",

@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.signals import rater_trust
 from alignment.signals.rater_trust import RaterCounts, RaterSignal
+from alignment.tolerance import sign
 from app.core.database import database_time, dialect_insert
 from app.core.settings import Settings
 from app.models import AuditAction, Rater, RaterStanding, record_audit
@@ -34,7 +35,7 @@ async def update_trust(
     `settings.trust` no check runs, but the standings that admins set still hold.
     """
     page_counts = {
-        name: RaterCounts(sum(value > 0 for value in rewards), sum(value < 0 for value in rewards))
+        name: RaterCounts(sum(sign(value) > 0 for value in rewards), sum(sign(value) < 0 for value in rewards))
         for name, rewards in values.items()
     }
     num_rewards = {name: len(rewards) for name, rewards in values.items() if is_person(name)}

@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import EXPLICIT, RewardsConfig
 from alignment.signals.combine_rewards import Signal, combine_rewards, discounted_return, scores_unseen_replies
+from alignment.tolerance import is_tie
 from app.chat.histories import read_prompt_ids
 from app.core.database import database_time
 from app.core.settings import Settings
@@ -235,7 +236,7 @@ def _update_reward(
         if sample.state in WAITING:
             sample.state, sample.rule, sample.reason = SampleState.DROPPED, SampleRule.WITHDRAWN, WITHDRAWN
     elif sample.state in WAITING:
-        if sample.reason == UNDONE and reward != sample.reward:
+        if sample.reason == UNDONE and not is_tie((reward, sample.reward)):
             sample.reason = None  # it has new feedback itself
         sample.reward, sample.uses_feedback = reward, uses_feedback
     elif sample.state == SampleState.DROPPED and exclusion_reason is None:

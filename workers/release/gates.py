@@ -8,6 +8,7 @@ from sqlalchemy import select
 
 from alignment.release.gates import Candidate, FunctionGate, MetricGate, PromptScores, PromptsGate, load_gate
 from alignment.signals.verifiers import RIGHT
+from alignment.tolerance import exceeds
 from app.core.database import Database
 from app.core.settings import Settings
 from app.inference.capture import Capture
@@ -116,7 +117,9 @@ class GateRunner:
                 task.cancel()
         scores = [score for _, score in results if score is not None]
         lengths = [len(capture.output_ids) for capture, _ in results]
-        return PromptScores(sum(score >= RIGHT for score in scores), len(scores), sum(lengths) / len(lengths))
+        return PromptScores(
+            sum(not exceeds(RIGHT, score) for score in scores), len(scores), sum(lengths) / len(lengths)
+        )
 
     async def _complete(self, gate: PromptsGate, version: Version, row: DatasetRow) -> Capture:
         call = ChatCall(

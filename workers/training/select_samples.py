@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Subquery, and_, case, func, or_, select, t
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.algorithm import UpdateConfig
+from alignment.tolerance import TOLERANCE, exceeds, is_tie
 from app.core.database import now
 from app.core.settings import Settings
 from app.models import Origin, Policy, Rater, Sample, SampleState, Turn
@@ -74,7 +75,7 @@ async def select_samples(session: AsyncSession, pool: SamplePool, size: int, set
     chosen = _fill_batch(groups, size, max_planned)
     rewards = [(group.key, chosen[id]) for group in groups for id in group.rewards if id in chosen]
     if rewards and not _has_contrast(rewards, algorithm):
-        gives_contrast = Sample.reward != rewards[0][1]
+        gives_contrast = func.abs(Sample.reward - rewards[0][1]) > algorithm.min_contrast + TOLERANCE
         if algorithm.needs_groups:
             condition = and_(pool.is_usable, pool.condition)
             gives_contrast = sample_conditions.is_in_group(
@@ -108,7 +109,7 @@ def _has_contrast(rewards: Iterable[tuple[str, float]], algorithm: UpdateConfig)
     by_group: dict[str, list[float]] = defaultdict(list)
     for key, reward in rewards:
         by_group[key if algorithm.needs_groups else ""].append(reward)
-    return any(max(values) - min(values) > algorithm.min_contrast for values in by_group.values())
+    return any(exceeds(max(values), min(values), algorithm.min_contrast) for values in by_group.values())
 
 
 class ReadyGroup(NamedTuple):
@@ -242,7 +243,7 @@ def _fill_batch(groups: Sequence[ReadyGroup], size: int, max_planned: int) -> di
 def _split_group(group: ReadyGroup, size: int) -> dict[str, float]:
     """Return the first `size` samples of the group, the last of them replaced if all rewards would be equal."""
     items = list(group.rewards.items())
-    others = [item for item in items[size:] if item[1] != items[0][1]]
-    if others and len({reward for _, reward in items[:size]}) == 1:
+    others = [item for item in items[size:] if not is_tie((item[1], items[0][1]))]
+    if others and is_tie([reward for _, reward in items[:size]]):
         items[size - 1] = others[0]
     return dict(items[:size])

@@ -9,6 +9,7 @@ from app.feedback import feedback_writer, kinds
 from app.models import Feedback, FeedbackRank
 from tests.support.deployment import Harness
 from tests.support.feedback_users import error_shape
+from workers.curate import curate
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,24 @@ async def test_rating_is_position_on_scale(harness: Harness) -> None:
     response = await harness.api.post("/v1/feedback", json=body)
     assert response.json()["value"] == -0.5  # a quarter of the way from -1 to 1
     assert response.json()["raw_value"] == {"value": 2.5, "scale": [0, 10]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"kind": "rating", "value": 0.4, "scale": [0.1, 0.7]},  # 2.2e-16 above the middle
+        {"kind": "rating", "value": 0.35, "scale": [0.1, 0.6]},
+        {"kind": "score", "value": 0.1 + 0.2 - 0.3},
+        {"kind": "score", "value": -5.6e-17},
+    ],
+)
+async def test_value_that_is_zero_but_for_rounding_is_no_vote(harness: Harness, body: dict[str, Any]) -> None:
+    turn = await harness.turn()
+    response = await harness.api.post("/v1/feedback", json={"completion_id": turn.id, "source": "ada", **body})
+    assert response.status_code == 201 and response.json()["value"] == 0.0
+    await curate(harness.db, harness.settings)
+    [version] = (await harness.api.get("/v1/policies/shop/versions")).json()["data"]
+    assert version["rated"] == 0
 
 
 async def test_ranking_stores_ranks_and_ties(harness: Harness) -> None:

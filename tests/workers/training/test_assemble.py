@@ -1,6 +1,6 @@
 """Assemble: batch size, freshness, caps and contrast."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -73,6 +73,51 @@ async def test_equal_rewards_wait_for_another_one(harness: Harness) -> None:
     assert await assemble(harness.db, harness.settings) == 1
     batched = await batched_turn_ids(harness)
     assert different in batched and len(batched) == 8
+
+
+MEAN = (0.1 + 0.2 + 0.3) / 3  # 0.20000000000000004
+
+
+async def set_rewards(harness: Harness, rewards: Mapping[str, float]) -> None:
+    async with harness.db.write() as session:
+        for turn_id, reward in rewards.items():
+            await session.execute(update(Sample).where(Sample.turn_id == turn_id).values(reward=reward))
+
+
+async def test_rewards_that_differ_by_rounding_are_no_contrast(harness: Harness) -> None:
+    turn_ids = await rate(harness, "+" * 8)
+    await set_rewards(harness, {turn_id: MEAN if index % 2 else 0.2 for index, turn_id in enumerate(turn_ids)})
+    assert await assemble(harness.db, harness.settings) == 0
+    assert (await waits_for(harness, harness.settings)).startswith("All 8 ready samples have the reward 0.2:")
+    # The first group decides which rewards are others, so both floats come first in one of the two batches.
+    approved = await rate(harness, "+" * 8)
+    different = await rate(harness, "-")
+    await set_rewards(harness, dict.fromkeys(approved, MEAN))
+    assert await assemble(harness.db, harness.settings) == 1
+    assert different[0] in await batched_turn_ids(harness)
+
+
+@pytest.mark.parametrize("algorithm", [GRPOConfig(), DPOConfig(min_margin=0)])
+async def test_groups_whose_rewards_differ_by_rounding_are_not_comparable(
+    harness: Harness, algorithm: AlgorithmConfig
+) -> None:
+    grouping = with_settings(harness, algorithm=algorithm)
+    for _ in range(4):
+        first, second = await rate_group(harness, "++")
+        await set_rewards(harness, {first: 0.2, second: MEAN})
+    assert await assemble(harness.db, grouping) == 0
+    assert (await waits_for(harness, grouping)).startswith("No two of the 8 ready samples")
+    compared = await rate_group(harness, "+-")
+    assert await assemble(harness.db, grouping) == 1
+    assert await batched_turn_ids(harness) >= set(compared)
+
+
+async def test_a_group_that_is_split_keeps_a_contrast_beyond_rounding(harness: Harness) -> None:
+    group = sorted(await rate_group(harness, "+" * 10))
+    rewards = {id: MEAN if index % 2 else 0.2 for index, id in enumerate(group)}
+    await set_rewards(harness, rewards | {group[9]: -1.0})
+    assert await assemble(harness.db, with_settings(harness, algorithm=GRPOConfig())) == 1
+    assert await batched_turn_ids(harness) == {*group[:7], group[9]}
 
 
 async def test_the_oldest_sample_with_another_reward_takes_the_last_place(harness: Harness) -> None:
