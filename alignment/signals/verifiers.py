@@ -1,4 +1,4 @@
-"""Verifiers rate replies to the prompts of a dataset by the prompt's reference. 1 is right, -1 wrong, None no opinion.
+"""Verifiers rate replies to the prompts of a dataset by the prompt's reference. 1 is right, -1 wrong, None cannot tell.
 
 Replies of chats have no reference and are never verified; rules rate them (`alignment.signals.rules`). Replies and
 references are untrusted text: they are cut to MAX_CHARS, and patterns stop after PATTERN_SECONDS.
@@ -6,10 +6,10 @@ references are untrusted text: they are cut to MAX_CHARS, and patterns stop afte
 
 import json
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 import regex
@@ -20,17 +20,16 @@ from referencing import Registry
 
 from alignment.config.algorithm import Frozen
 from alignment.errors import AlignmentError
+from alignment.signals.number_answers import is_number
 
 ENTRY_POINTS = "attune.verifiers"
 MAX_CHARS = 100_000
 PATTERN_SECONDS = 1.0
+MAX_COMPOSED_CHARS = 10_000  # composition is quadratic for hostile texts
 MAX_JSON_DEPTH = 100
 MAX_SCHEMA_CHARS = 16_384  # schemas are parsed in API requests
 SCHEMA_SECONDS = 1.0
 RIGHT, WRONG = 1.0, -1.0
-# Groups of three digits are joined by a comma, a point, an apostrophe, an underscore or a (narrow) space.
-NUMBER = regex.compile(r"([-+−]?)(\d+(?:[.,'’_\u00a0\u202f ]\d+)*)((?:[eE][-+]?\d{1,3})?)")
-GROUPED = regex.compile(r"[1-9]\d{0,2}(?P<mark>[.,'’_\u00a0\u202f ])\d{3}(?:(?P=mark)\d{3})*")
 # Not the words "a" and "I": a lower-case letter must be last, and no sentence may continue after A or I.
 STATED_CHOICE = regex.compile(
     r"(?i:\b(?:answer|choice|option)\b\W{0,20}(?:(?:is|would be)\b\W{0,20})?)"
@@ -38,6 +37,9 @@ STATED_CHOICE = regex.compile(
 )
 LEADING_CHOICE = regex.compile(r"\W*([A-Za-z])(?:\W*$|[).:\]])")
 PARENTHESISED_CHOICE = regex.compile(r"\(([A-Z])\)|\b([A-Z])\)")
+MARKUP = regex.compile(r"\*\*|__|\$|[【】「」]|\\[()\[\]]|\\(?:text|textbf|mathrm|mathbf)(?=\s*\{)")
+MAX_CHOICE_CHARS = 10_000  # of the text, from its end
+BOXED_CHOICE = regex.compile(r"\\f?boxed\s*\{[\s({]*([A-Za-z])(?![A-Za-z])")
 CODE_BLOCK = regex.compile(r"```(?:json)?\s*\n(.*?)```", regex.S)
 
 
@@ -70,9 +72,14 @@ class ReferenceVerifier(Frozen):
         reference = (inputs.reference or "").strip()[:MAX_CHARS]
         if not reference:
             return None
-        return RIGHT if self.is_right(inputs.text, reference) else WRONG
+        text = inputs.text
+        if not text.strip():
+            return WRONG
+        is_right = self.is_right(_compose(text), _compose(reference))
+        return None if is_right is None else RIGHT if is_right else WRONG
 
-    def is_right(self, text: str, reference: str) -> bool:
+    def is_right(self, text: str, reference: str) -> bool | None:
+        """Return whether the text gives the answer of the reference, None if that cannot be told."""
         raise NotImplementedError
 
 
@@ -98,16 +105,19 @@ class Contains(ReferenceVerifier):
 
 
 class Number(ReferenceVerifier):
-    """The last number of the reply equals the last number of the reference: 1,234.50 is 1234.5, 3,5 is 3.5."""
+    """The number that the reply answers is the last number of the reference: 1,234.50 is 1234.5, 3/4 is 0.75.
+
+    A reply whose number cannot be read surely gets no reward (`alignment.signals.number_answers`).
+    """
 
     type: Literal["number"] = "number"
     tolerance: float = Field(1e-6, ge=0, le=1, description="relative to the reference")
 
-    def is_right(self, text: str, reference: str) -> bool:
-        expected, actual = last_number(reference), last_number(text)
-        if expected is None:
-            raise Unverifiable(f"the reference has no number: {reference[:100]!r}")
-        return actual is not None and abs(actual - expected) <= Decimal(self.tolerance) * max(abs(expected), Decimal(1))
+    def is_right(self, text: str, reference: str) -> bool | None:
+        try:
+            return is_number(text, reference, self.tolerance)
+        except ValueError as error:
+            raise Unverifiable(f"{error}: {reference[:100]!r}") from error
 
 
 class Regex(Frozen):
@@ -170,15 +180,18 @@ class JsonSchema(Frozen):
 
 
 class Choice(ReferenceVerifier):
-    """The letter that the reply chooses: alone, first as `B)`, after "the answer is", or last as `(B)`."""
+    """The letter that the reply chooses: boxed, alone, first as `B)`, after "the answer is", or last as `(B)`.
+
+    A reply in which no letter is found gets no reward: it may name the right choice in other words.
+    """
 
     type: Literal["choice"] = "choice"
 
-    def is_right(self, text: str, reference: str) -> bool:
-        expected = read_choice(reference)
+    def is_right(self, text: str, reference: str) -> bool | None:
+        expected, actual = read_choice(reference), read_choice(text)
         if expected is None:
             raise Unverifiable(f"the reference is not a letter: {reference[:100]!r}")
-        return read_choice(text) == expected
+        return None if actual is None else actual == expected
 
 
 class Custom(Frozen):
@@ -196,46 +209,11 @@ VerifierConfig = Annotated[
 ]
 
 
-def last_number(text: str) -> Decimal | None:
-    """Return the last number in the text.
-
-    Example: last_number("That is 3 × 400 = 1,200.50 francs.") -> Decimal("1200.50")
-    """
-    numbers = NUMBER.findall(text[-10_000:])
-    return _parse_number(*numbers[-1]) if numbers else None
-
-
-def _parse_number(sign: str, body: str, exponent: str) -> Decimal:
-    """Return the value of digits with group separators. Of items of a list, as in "3 4", the last one counts."""
-    for mark in "'’_\u00a0\u202f ":
-        if mark not in body:
-            continue
-        item = body.rpartition(mark)[2]
-        point = next((point for point in ".," if point in item), "")
-        whole, _, decimals = body.rpartition(point) if point else (body, "", "")
-        if not GROUPED.fullmatch(whole):
-            return _parse_number("", item, exponent)
-        body = whole.replace(mark, "") + (f".{decimals}" if point else "")
-    return Decimal(sign.replace("−", "-") + _normalise_decimal_point(body) + exponent)
-
-
-def _normalise_decimal_point(body: str) -> str:
-    """Return the digits with "." as decimal point. If there are both "," and ".", the last one is the decimal point.
-
-    Digits with several "," or "." that are not in groups of three are a list, whose last item is returned.
-    """
-    is_grouped, marks = GROUPED.fullmatch(body), regex.findall(r"[.,]", body)
-    *groups, last = regex.split(r"[.,]", body)
-    if len(set(marks)) == 2:
-        return "".join(groups) + "." + last
-    if len(marks) > 1 or ("," in marks and is_grouped):
-        return "".join([*groups, last]) if is_grouped else last
-    return body.replace(",", ".")
-
-
 def read_choice(text: str) -> str | None:
     """Return the chosen letter. Example: read_choice("The answer is (B), because …") -> "B" """
-    stripped = text.strip()
+    stripped = MARKUP.sub("", unicodedata.normalize("NFKC", text[-MAX_CHOICE_CHARS:])).strip()
+    if boxed := BOXED_CHOICE.findall(stripped):
+        return str(boxed[-1]).upper()
     if stated := STATED_CHOICE.findall(stripped):
         return str(stated[-1]).upper()
     leading = LEADING_CHOICE.match(stripped[:20])
@@ -243,6 +221,11 @@ def read_choice(text: str) -> str | None:
         return leading.group(1).upper()
     letters = [one or other for one, other in PARENTHESISED_CHOICE.findall(stripped)]
     return letters[-1] if letters else None
+
+
+def _compose(text: str) -> str:
+    """Return the text with composed accents, so that "é" equals "e" and an accent."""
+    return unicodedata.normalize("NFC", text[:MAX_COMPOSED_CHARS]) + text[MAX_COMPOSED_CHARS:]
 
 
 def _compile(pattern: str, *, ignore_case: bool) -> Any:

@@ -173,10 +173,10 @@ async def explain_wait(
             "has nothing to compare.",
             "rollouts.group_sampling",
         )
-    extremes = (counts.lowest_reward, counts.highest_reward)
-    if counts.lowest_reward is not None and counts.highest_reward is not None and is_tie(extremes):
+    extremes = [reward for reward in (counts.lowest_reward, counts.highest_reward) if reward is not None]
+    if extremes and is_tie(extremes):
         return Wait(
-            f"All {counts.ready} ready samples have the reward {counts.lowest_reward:g}: the next batch needs one with "
+            f"All {counts.ready} ready samples have the reward {extremes[0]:g}: the next batch needs one with "
             "another reward.",
         )
     return Wait(

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from decimal import Decimal
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from alignment.errors import UnknownExtension
 from alignment.signals import verifiers
-from alignment.signals.verifiers import Unverifiable, VerifierConfig, VerifierInput, last_number, read_choice
+from alignment.signals.verifiers import Unverifiable, VerifierConfig, VerifierInput, read_choice
 from app.core.settings import Settings
 from app.training.policy_config import load_verifier
 
@@ -38,7 +37,14 @@ def verdict(config: dict[str, Any], text: str | None, reference: str | None = No
         ({"type": "contains"}, "It is Rome", "paris", -1.0),
         ({"type": "number"}, "3 bikes at 400 are 1,200.00 in all.", "1200", 1.0),
         ({"type": "number"}, "That is 1.200,50 euros", "1200.5", 1.0),
-        ({"type": "number"}, "Twelve.", "12", -1.0),
+        ({"type": "number"}, "Twelve.", "12", None),
+        ({"type": "number"}, " ", "12", -1.0),
+        ({"type": "number"}, "It costs 7{,}250.", "7250", 1.0),
+        ({"type": "number"}, "It costs 7{,}250.", "250", -1.0),
+        ({"type": "number"}, "It costs 7.250.", "7250", None),
+        ({"type": "number"}, r"\boxed{\frac{3}{4}}", "0.75", 1.0),
+        ({"type": "exact"}, "Cafe\u0301", "Caf\u00e9", 1.0),
+        ({"type": "contains"}, "the Cafe\u0301", "CAF\u00c9", 1.0),
         ({"type": "number"}, "It is 13", "12", -1.0),
         ({"type": "number", "tolerance": 0.1}, "It is 13", "12", 1.0),
         ({"type": "number"}, "-7", "7", -1.0),
@@ -49,7 +55,10 @@ def verdict(config: dict[str, Any], text: str | None, reference: str | None = No
         ({"type": "regex"}, "anything", None, None),
         ({"type": "choice"}, "The answer is (B).", "B", 1.0),
         ({"type": "choice"}, "b", "(B)", 1.0),
-        ({"type": "choice"}, "I do not know", "B", -1.0),
+        ({"type": "choice"}, "I do not know", "B", None),
+        ({"type": "choice"}, r"\boxed{B}", "B", 1.0),
+        ({"type": "choice"}, r"So $\boxed{\text{C}}$, not (B)", "B", -1.0),
+        ({"type": "choice"}, "", "B", -1.0),
         ({"type": "json_schema", "schema": {"type": "object", "required": ["a"]}}, '{"a": 1}', None, 1.0),
         ({"type": "json_schema", "schema": {"type": "object", "required": ["a"]}}, '{"b": 1}', None, -1.0),
         ({"type": "json_schema", "schema": {"type": "array"}}, "Here you are:\n```json\n[1]\n```", None, 1.0),
@@ -66,30 +75,6 @@ def verdict(config: dict[str, Any], text: str | None, reference: str | None = No
 )
 def test_reply_is_right_or_wrong(config: dict[str, Any], text: str, reference: str | None, value: float) -> None:
     assert verdict(config, text, reference) == value
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("1,234.50", "1234.50"),
-        ("1.234,50", "1234.50"),
-        ("1 234,50", "1234.50"),
-        ("1'000'000.5", "1000000.5"),
-        ("1.234.567", "1234567"),
-        ("3,5", "3.5"),
-        ("1,2,3", "3"),
-        ("12%", "12"),
-        ("1e3", "1000"),
-        ("−7", "-7"),
-        ("x = 3 4", "4"),
-        ("in 2024, 5 bikes.", "5"),
-        ("1.5.", "1.5"),
-        ("0,125", "0.125"),
-        ("none", None),
-    ],
-)
-def test_common_number_formats_are_parsed(text: str, number: str | None) -> None:
-    assert last_number(text) == (None if number is None else Decimal(number))
 
 
 @pytest.mark.parametrize(
@@ -110,6 +95,14 @@ def test_common_number_formats_are_parsed(text: str, number: str | None) -> None
         ("The answer is A because shops close", "A"),
         ("the answer is b.", "B"),
         ("I think the correct option is I", "I"),
+        (r"\boxed{B}", "B"),
+        (r"$\boxed{\text{(D)}}$", "D"),
+        (r"\boxed{\mathrm{A}} is what I choose, since B) is not", "A"),
+        (r"\boxed{Blue}", None),
+        ("**B**", "B"),
+        ("The answer is **(C)**.", "C"),
+        ("\uff22", "B"),
+        ("【D】", "D"),
         ("", None),
     ],
 )

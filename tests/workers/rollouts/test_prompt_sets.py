@@ -101,6 +101,7 @@ async def test_a_plan_samples_verifies_and_ends(harness: Harness, scripted: Scri
 async def test_a_group_is_ready_when_its_last_reply_is_verified(harness: Harness, scripted: ScriptedEngine) -> None:
     await create_prompt_set(harness, *SUMS[:1])
     settings = harness.settings.replace({"rollouts": RolloutsConfig(in_flight=1)})
+    scripted.reply_text = "4"
     await create_plan(harness, n=4)
     await prompt_sets.advance_plans(harness.db, settings)
     scripted.is_blocked = lambda reply: len(scripted.requests) > 1
@@ -186,6 +187,7 @@ async def test_prompts_per_version_are_limited_until_the_next_version(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     await create_prompt_set(harness, *SUMS)
+    scripted.reply_text = "4"
     await create_plan(harness, prompts_per_version=1)
     for _ in range(2):
         await sample_rollouts(harness.db, harness.settings, "me")
@@ -208,6 +210,7 @@ async def test_prompts_per_version_are_limited_until_the_next_version(
 
 async def test_a_plan_is_paused_resumed_and_cancelled(harness: Harness, scripted: ScriptedEngine) -> None:
     await create_prompt_set(harness, *SUMS)
+    scripted.reply_text = "4"
     plan = await create_plan(harness)
     plan_url = f"/v1/policies/shop/rollouts/plans/{plan['id']}"
     await prompt_sets.advance_plans(harness.db, harness.settings)
@@ -232,6 +235,7 @@ async def test_a_plan_is_paused_resumed_and_cancelled(harness: Harness, scripted
 
 
 async def test_after_a_worker_stops_no_prompt_is_sampled_twice(harness: Harness, scripted: ScriptedEngine) -> None:
+    scripted.reply_text = "4"
     await create_prompt_set(harness, *SUMS[:2])
     await create_plan(harness)
     scripted.is_blocked = lambda reply: True
