@@ -1,20 +1,15 @@
 """Rules: rewards computed by a function of the turn."""
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from alignment import extensions
 from alignment.errors import UnknownExtension
+from alignment.signals.tool_results import outcome
 
 ENTRY_POINTS = "attune.rewards"
-ERROR_TEXT = re.compile(
-    r"\W*(error|exception|failure|fatal)s?\s*[:(\]!]|\W*traceback\b|\W*failed (to|with)\b|\w+(Error|Exception):", re.I
-)
-ERROR_KEYS = ("error", "errors", "exception", "is_error", "isError")
-SUCCESS_KEYS = ("ok", "success", "succeeded")
 
 
 class NeedsNextMessage(Exception):
@@ -43,7 +38,10 @@ Rule = Callable[[RuleInput], float | None]
 
 
 def tool_outcome(turn: RuleInput) -> float | None:
-    """Return -1 for a tool call with invalid arguments or whose tool reports an error, 1 if all succeeded."""
+    """Return -1 for a tool call with invalid arguments or whose tool reports a failure, 1 if all report success.
+
+    None where that is unsure (`alignment.signals.tool_results`).
+    """
     calls = (turn.reply or {}).get("tool_calls") or ()
     if not calls:
         return None
@@ -54,7 +52,8 @@ def tool_outcome(turn: RuleInput) -> float | None:
     results = [message for message in turn.next_messages if message.get("role") == "tool"]
     if not results:
         return None
-    return -1.0 if any(reports_error(message.get("content")) for message in results) else 1.0
+    outcomes = {outcome(message.get("content")) for message in results}
+    return -1.0 if False in outcomes else None if None in outcomes else 1.0
 
 
 def _is_object(arguments: str) -> bool:
@@ -62,21 +61,6 @@ def _is_object(arguments: str) -> bool:
         return isinstance(json.loads(arguments), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def reports_error(content: Any) -> bool:
-    """Return whether a tool's result is JSON that reports an error or no success, or text that begins like an error.
-
-    Example: '{"error": "no such order"}', '{"ok": false}', "Error: no such order", "Traceback (most recent call last)"
-    """
-    text = content if isinstance(content, str) else ""
-    try:
-        result = json.loads(text)
-    except (ValueError, RecursionError):
-        result = text
-    if isinstance(result, dict):
-        return any(result.get(key) for key in ERROR_KEYS) or any(result.get(key) is False for key in SUCCESS_KEYS)
-    return isinstance(result, str) and ERROR_TEXT.match(result) is not None
 
 
 def length(turn: RuleInput) -> float | None:

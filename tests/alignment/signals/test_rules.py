@@ -17,7 +17,6 @@ from alignment.signals.rules import (
     length,
     length_penalty,
     load_rule,
-    reports_error,
     tool_outcome,
 )
 
@@ -48,6 +47,9 @@ def tool_results(*contents: str) -> tuple[dict[str, str], ...]:
         (reply_with_calls('{"id": 7}'), tool_results('{"status": "sent"}'), 1.0),
         (reply_with_calls('{"id": 7}'), tool_results('{"error": "no such order"}'), -1.0),
         (reply_with_calls('{"id": 7}', "{}"), tool_results("ok", "Error: time-out"), -1.0),
+        (reply_with_calls("{}", "{}"), tool_results("ok", "Errors: 0 in 14 files"), 1.0),
+        (reply_with_calls("{}", "{}"), tool_results("ok", "an article about errors"), None),
+        (reply_with_calls("{}", "{}"), tool_results("Error: time-out", "an article about errors"), -1.0),
         (reply_with_calls('{"id": 7'), (), -1.0),
         (reply_with_calls("[7]"), (), -1.0),
         (reply_with_calls("{}", ""), tool_results("ok"), -1.0),
@@ -63,49 +65,6 @@ def test_tool_outcome_rewards_success_and_penalises_errors(reply: Any, after: An
 def test_tool_outcome_waits_for_the_result() -> None:
     with pytest.raises(NeedsNextMessage):
         tool_outcome(rule_input(reply=reply_with_calls("{}")))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        '{"error": "x"}',
-        '{"errors": ["x"]}',
-        '{"isError": true}',
-        '{"ok": false}',
-        '"Error: x"',
-        "Error: no such order",
-        "ERROR! no",
-        "Traceback (most recent call last):",
-        "ValueError: no such order",
-        "Failed to connect",
-        "[error] no such order",
-    ],
-)
-def test_errors_are_recognised(content: str) -> None:
-    assert reports_error(content)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "sent",
-        "null",
-        "[]",
-        "0",
-        '{"error": null, "status": "sent"}',
-        '{"errors": []}',
-        '{"ok": true}',
-        '{"title": "Error: a history"}',
-        "Errors are human, says the book",
-        "error-free",
-        "Failed orders last week: 3",
-        "[" * 5000,
-        None,
-    ],
-)
-def test_text_about_errors_is_no_error(content: Any) -> None:
-    assert not reports_error(content)
 
 
 @pytest.mark.parametrize(("tokens", "value"), [(30, 1.0), (80, 1.0), (105, -0.25), (5, -0.25), (500, -1.0)])
