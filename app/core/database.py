@@ -35,6 +35,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 
 from app.core import db_timeouts
+from app.core.database_url import blocking_url
 from app.core.jobs import PENDING_TASKS, TaskName, TaskSender
 
 T = TypeVar("T")
@@ -109,7 +110,7 @@ class Database(AbstractAsyncContextManager["Database"]):
         options: dict[str, Any] = {"hide_parameters": True}  # errors are logged, and parameters hold users' messages
         if self.embedded:
             self.engine: AsyncEngine = create_async_engine(url, **options)
-            self._sync = create_engine(url.replace("+aiosqlite", ""), **options)
+            self._sync = create_engine(blocking_url(url), **options)
         else:
             connection_class, async_connection_class = db_timeouts.connection_classes(seconds)
             size, overflow = (10, 20) if seconds is not None else (2, 8)  # long statements are few

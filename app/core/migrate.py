@@ -24,7 +24,8 @@ LOCK_STATES = ("55P03", "40P01")  # SQLSTATE: the lock did not come in time; a d
 def alembic_config(url: str) -> Config:
     """Return Alembic's configuration for the database at `url`."""
     config = Config(attributes={"url": url})
-    config.set_main_option("script_location", str(REPOSITORY / "migrations"))
+    # Alembic keeps options in a ConfigParser, which would interpolate a "%" of the path.
+    config.set_main_option("script_location", str(REPOSITORY / "migrations").replace("%", "%%"))
     return config
 
 

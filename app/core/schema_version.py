@@ -27,6 +27,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError
 
 from app.core import db_timeouts
+from app.core.database_url import blocking_url
 
 CONNECT_SECONDS = 5.0
 UPGRADE_FIRST = "run `attune db upgrade` first"
@@ -93,7 +94,7 @@ def _read_revision(url: str) -> tuple[str | None, str | None]:
     if is_file and not Path(parsed.database or "").exists():  # connecting would create it
         return None, None
     arguments = {} if is_file else db_timeouts.connect_arguments(parsed, CONNECT_SECONDS)
-    engine = create_engine(url.replace("+aiosqlite", ""), connect_args=arguments, poolclass=NullPool)
+    engine = create_engine(blocking_url(url), connect_args=arguments, poolclass=NullPool)
     try:
         with engine.connect() as connection:
             tables = inspect(connection).get_table_names()

@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.core import db_timeouts
+from app.core.database_url import blocking_url
 from app.core.jobs import make_celery
 from app.core.migrate import alembic_config
 from app.core.schema_version import check_schema
@@ -115,7 +116,7 @@ def check_database(settings: Settings) -> Iterator[Finding]:
 
 @contextmanager
 def _connect(settings: Settings) -> Iterator[Connection]:
-    url = make_url(settings.database_url.replace("+aiosqlite", ""))
+    url = blocking_url(settings.database_url)
     is_file = url.get_backend_name() == "sqlite"
     arguments = {} if is_file else db_timeouts.connect_arguments(url, CONNECT_SECONDS)
     with create_engine(url, connect_args=arguments, poolclass=NullPool).connect() as connection:

@@ -15,7 +15,17 @@ from pydantic import ValidationError
 
 from app.core.settings.renamed import RENAMED
 from app.core.settings.root import Settings, parse_algorithm
-from app.core.settings.tree import children, did_you_mean, find, is_secret, is_text, models, nearest, variable_name
+from app.core.settings.tree import (
+    children,
+    did_you_mean,
+    find,
+    is_secret,
+    is_text,
+    is_url,
+    models,
+    nearest,
+    variable_name,
+)
 
 PREFIX = "ATTUNE_"
 CONFIG_VARIABLE = "ATTUNE_CONFIG"
@@ -172,7 +182,7 @@ def _explain(details: dict[str, Any], sources: Mapping[str, str]) -> str:
     message = MESSAGES.get(details["type"], details["msg"].removeprefix("Value error, "))
     message = message[0].lower() + message[1:]
     value = details.get("input")
-    is_shown = isinstance(value, str | int | float | bool) and not is_secret(path) and path
+    is_shown = isinstance(value, str | int | float | bool) and not is_secret(path) and not is_url(path) and path
     return f"{where}{path}{': ' if path else ''}{message}" + (f" (it is {value!r})" if is_shown else "")
 
 

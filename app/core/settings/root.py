@@ -23,6 +23,7 @@ from alignment.config.rollouts import RolloutsConfig
 from alignment.extensions import extension_names
 from alignment.release.gates import PromptsGate
 from alignment.release.shadow import disabled_reason
+from app.core.database_url import sqlite_url
 from app.core.settings.engine import REPOSITORY, EngineSettings
 from app.core.settings.limits import LimitSettings, ObservabilitySettings, PrivacySettings, RaterSettings
 from app.core.settings.release import ReleaseSettings
@@ -156,7 +157,7 @@ class Settings(Frozen):
     @property
     def database_url(self) -> str:
         """The database's URL: the configured one, or that of the embedded SQLite database."""
-        return self.database.url or f"sqlite+aiosqlite:///{self.home.resolve()}/attune.db"
+        return self.database.url or sqlite_url(self.home.resolve() / "attune.db")
 
     @property
     def versions_dir(self) -> Path:

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import Field, SecretStr, field_validator
 
 from alignment.config.algorithm import Frozen
+from app.core.database_url import normalise_url
 
 
 class ServerSettings(Frozen):
@@ -46,7 +47,9 @@ class ServerSettings(Frozen):
 class DatabaseSettings(Frozen):
     """Where all state is stored."""
 
-    url: str | None = Field(None, description="SQLAlchemy URL; SQLite under `home` when unset")
+    url: str | None = Field(
+        None, description="postgresql://user:password@host/name, a SQLAlchemy URL; SQLite under `home` when unset"
+    )
     request_timeout_seconds: float = Field(
         5.0,
         ge=0.5,
@@ -65,6 +68,11 @@ class DatabaseSettings(Frozen):
         description="store the messages and tokens that turns have in common once; off while processes of a release "
         "without this setting are still running",
     )
+
+    @field_validator("url")
+    @classmethod
+    def _normalise_url(cls, value: str | None) -> str | None:
+        return None if value is None else normalise_url(value)
 
     @field_validator("encryption_keys", mode="before")
     @classmethod

@@ -129,6 +129,11 @@ def is_secret(path: str) -> bool:
     return any(name in SECRET_NAMES for name in path.split("."))
 
 
+def is_url(path: str) -> bool:
+    """Whether the value is a URL that may contain a password."""
+    return path.rpartition(".")[2] in URL_NAMES
+
+
 def printable(path: str, value: Any) -> Any:
     """Return a value without secrets: keys are hidden, and so are the passwords in URLs."""
     if is_secret(path):
@@ -139,7 +144,7 @@ def printable(path: str, value: Any) -> Any:
         return None if value is None else "***"
     if isinstance(value, SecretStr):
         return "***"
-    if path.rpartition(".")[2] in URL_NAMES and isinstance(value, str) and "@" in value:
+    if is_url(path) and isinstance(value, str) and "@" in value:
         scheme, separator, rest = value.partition("://")
         return f"{scheme}{separator}***@{rest.rpartition('@')[2]}"
     return value
