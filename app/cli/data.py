@@ -96,7 +96,10 @@ def _upload(file: Path, **params: Any) -> Row:
     ):
         response.read()
     columns = [unquote(name) for name in response.headers.get("x-columns-left-out", "").split(",") if name]
-    return {**response.json(), "new": response.status_code == 201, "columns_left_out": columns}
+    counts = [pair.split("=") for pair in response.headers.get("x-values-left-out", "").split(",") if pair]
+    values = {unquote(name): int(count) for name, count in counts}
+    left_out = {"columns_left_out": columns, "values_left_out": values}
+    return {**response.json(), "new": response.status_code == 201, **left_out}
 
 
 @contextmanager
@@ -134,6 +137,8 @@ def _render_import(dataset: Row) -> Iterator[str]:
     yield f"{dataset['name']}: {dataset['num_rows']} {dataset['kind']} ({dataset['id']}){suffix}"
     if dataset["columns_left_out"]:
         yield f"left out: columns {', '.join(dataset['columns_left_out'])}, which contain neither text nor numbers"
+    for column, count in dataset["values_left_out"].items():
+        yield f"left out: {count} values of column {column}, which are not finite numbers or cannot be stored as text"
 
 
 @subjects.command("show")

@@ -182,7 +182,12 @@ async def import_dataset(
     name: Annotated[str, Query(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")],
     kind: DatasetKind,
 ) -> DatasetView:
-    """Import the Parquet file in the body. It is checked completely before anything is stored. Idempotent."""
+    """Import the Parquet file in the body. It is checked completely before anything is stored. Idempotent.
+
+    Columns that are neither text nor numbers are left out and named in the header `x-columns-left-out`. Values of
+    optional columns that cannot be stored (NaN, infinity, NUL characters, or what makes a row too large) are left out
+    and counted in `x-values-left-out`, as `column=count`.
+    """
     settings = settings_of(request)
     settings.home.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=settings.home) as file, tempfile.TemporaryFile(dir=settings.home) as rows:
@@ -194,6 +199,9 @@ async def import_dataset(
                 parsed = await imports.parse_file(kind, file, rows, settings.server.max_import_bytes)
             if parsed.left_out:
                 response.headers["x-columns-left-out"] = ",".join(quote(name, safe="") for name in parsed.left_out)
+            if parsed.values_left_out:
+                counts = sorted(parsed.values_left_out.items())
+                response.headers["x-values-left-out"] = ",".join(f"{quote(name, safe='')}={n}" for name, n in counts)
             dataset = Dataset(
                 id=new_id("ds"),
                 project_id=caller.project_id,

@@ -35,10 +35,14 @@ MAX_READERS = 2
 
 @dataclass(frozen=True)
 class ParsedFile:
-    """What a reader says of a file: the number of its rows, and the columns that a dataset cannot store."""
+    """What a reader says of a file: the number of its rows, and what of it a dataset cannot store.
+
+    `left_out` are columns, `values_left_out` the numbers of values by column.
+    """
 
     rows: int
     left_out: list[str]
+    values_left_out: dict[str, int]
 
 
 async def receive_file(request: Request, file: IO[bytes], limit: int) -> str:

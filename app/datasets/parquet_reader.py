@@ -2,13 +2,14 @@
 
 A malicious file may crash its reader, for example with a page that unpacks to gigabytes or with a false length. Here
 it can only crash this process. The file is stdin, the rows go to stdout, and the last line of stderr is the result:
-{"rows": 3, "left_out": ["embedding"]} or {"error": "Row 2, …", "column": "chosen"}.
+{"rows": 3, "left_out": ["embedding"], "values_left_out": {"score": 1}} or {"error": "Row 2, …", "column": "chosen"}.
 """
 
 import math
 import os
 import resource
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
@@ -47,14 +48,15 @@ def convert(kind: str, source: BinaryIO, target: BinaryIO, max_bytes: int) -> di
     if not 0 < file.metadata.num_rows <= MAX_ROWS:
         raise InvalidFile(f"The file has {file.metadata.num_rows} rows; a dataset has 1 to {MAX_ROWS}.")
     num_rows = num_bytes = 0
+    values_left_out: Counter[str] = Counter()
     for num_rows, row in enumerate(_rows(file, columns), 1):
-        line = convert_row(kind, row, num_rows - 1)
+        line = convert_row(kind, row, num_rows - 1, values_left_out)
         num_bytes += len(line)
         if num_bytes > max_bytes:
             raise InvalidFile(f"The rows hold more than {max_bytes} bytes once unpacked.")
         target.write(line + b"\n")
     target.flush()
-    return {"rows": num_rows, "left_out": left_out}
+    return {"rows": num_rows, "left_out": left_out, "values_left_out": dict(values_left_out)}
 
 
 def _columns(kind: str, schema: pa.Schema) -> tuple[list[str], list[str]]:
@@ -109,8 +111,10 @@ def _rows(file: pq.ParquetFile, columns: list[str]) -> Iterator[dict[str, Any]]:
             yield from batch.select(columns).to_pylist()
 
 
-def convert_row(kind: str, row: Mapping[str, Any], number: int) -> bytes:
-    """Return the row as JSON. Raises InvalidFile.
+def convert_row(kind: str, row: Mapping[str, Any], number: int, values_left_out: Counter[str]) -> bytes:
+    """Return the row as JSON. Raises InvalidFile for a column that a dataset must have.
+
+    A value of another column that cannot be stored is left out, as such a column is, and counted by its column.
 
     Example: {"prompt": "Hi", "reference": "Oh"} -> {"messages": [{…}], "reference": "Oh"}
     """
@@ -120,13 +124,20 @@ def convert_row(kind: str, row: Mapping[str, Any], number: int) -> bytes:
         content |= _read_preference(content["messages"], rest.pop("chosen"), rest.pop("rejected"), number)
     elif rest.get("reference") is not None:
         content["reference"] = _read_at(number, "reference", check_text, rest.pop("reference"))
-    details = {name: _read_at(number, name, check_scalar, value) for name, value in rest.items() if value is not None}
-    if details:
-        content["details"] = details
-    line = orjson.dumps(content)
+    values = {name: value for name, value in rest.items() if value is not None}
+    details = {name: value for name, value in values.items() if _is_storable(value)}
+    line = _to_line(content, details)
+    while len(line) > MAX_ROW_BYTES and details:
+        del details[max(details, key=lambda name: len(str(details[name])))]
+        line = _to_line(content, details)
     if len(line) > MAX_ROW_BYTES:
         raise InvalidFile(f"Row {number} holds more than {MAX_ROW_BYTES} bytes.")
+    values_left_out.update(values.keys() - details.keys())
     return line
+
+
+def _to_line(content: Mapping[str, Any], details: Mapping[str, Any]) -> bytes:
+    return orjson.dumps({**content, "details": details} if details else content)
 
 
 def _read_preference(prompt: Messages, chosen: Any, rejected: Any, number: int) -> dict[str, Messages]:
@@ -187,10 +198,9 @@ def check_text(value: str) -> str:
     return value
 
 
-def check_scalar(value: str | int | float) -> str | int | float:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidValue(f"{value} is not a finite number")
-    return check_text(value) if isinstance(value, str) else value
+def _is_storable(value: str | int | float) -> bool:
+    """Whether JSON and the database have the value: no NaN, no infinity, no text with a NUL character."""
+    return "\x00" not in value if isinstance(value, str) else math.isfinite(value)
 
 
 def main(kind: str, max_bytes: str) -> None:

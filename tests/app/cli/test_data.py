@@ -55,6 +55,13 @@ async def test_import_names_the_columns_left_out(cli_harness: Harness, tmp_path:
     assert "x: 1 prompts (ds-" in result.stdout and "left out: columns tags" in result.stdout
 
 
+async def test_import_counts_the_values_left_out(cli_harness: Harness, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.parquet"
+    file.write_bytes(to_parquet({"prompt": ["a", "b", "c"], "a=b, c": [float("nan"), 1.0, float("inf")]}))
+    result = run(imports, ["prompts", str(file), "--name", "x"])
+    assert "x: 3 prompts (ds-" in result.stdout and "left out: 2 values of column a=b, c" in result.stdout
+
+
 async def test_subject_is_shown_exported_and_erased(cli_harness: Harness, tmp_path: Path) -> None:
     await cli_harness.version()
     turn = await cli_harness.turn(end_user="team/ada")

@@ -42,8 +42,6 @@ def preference(**changed: object) -> bytes:
         (preference(chosen=["b", "a\x00b"]), "chosen", "Row 1, column 'chosen': the text has a NUL"),
         (preference(chosen=[[message("b", "assistant")], [message("Hello!")]]), "chosen", "must be the assistant's"),
         (preference(rejected=["c", "Hello!"]), "rejected", "Row 1: 'chosen' and 'rejected' are the same"),
-        (preference(score=[1.0, float("inf")]), "score", "Row 1, column 'score': inf is not a finite number"),
-        (preference(score=["x", "a\x00b"]), "score", "has a NUL"),
         (preference(**{"a\x00b": [1, 2]}), None, "NUL"),
         (preference(prompt=["a", "x" * 1_100_000]), None, "Row 1 holds more than"),
         (to_parquet({"prompt": ["a"], "chosen": ["b"]}), "rejected", "There is no column 'rejected'"),
@@ -70,6 +68,32 @@ def read_file(file: bytes, kind: str = "preferences") -> dict[str, Any]:
         return {"error": str(error), "column": error.column}
     except (pa.ArrowException, OSError, ValueError):
         return {"error": "not a Parquet file", "column": None}
+
+
+@pytest.mark.parametrize(
+    ("values", "stored"),
+    [
+        ([1.5, float("nan")], [1.5, None]),
+        ([float("-inf"), float("inf")], [None, None]),
+        (pa.array([1.5, float("nan")], pa.float32()), [1.5, None]),
+        (pa.array([1.5, float("inf")], pa.float16()), [1.5, None]),
+        (pa.array([float("nan"), 2.5]).dictionary_encode(), [None, 2.5]),
+        (["x", "a\x00b"], ["x", None]),
+        (["x" * 1_100_000, "y"], [None, "y"]),
+        ([2**63 - 1, None], [2**63 - 1, None]),
+    ],
+)
+def test_value_of_an_optional_column_that_cannot_be_stored_is_left_out_and_counted(
+    values: list[Any], stored: list[Any]
+) -> None:
+    target = io.BytesIO()
+    file = io.BytesIO(preference(score=values, id=[7, 8]))
+    result = parquet_reader.convert("preferences", file, target, 10_000_000)
+    details = [orjson.loads(line)["details"] for line in target.getvalue().splitlines()]
+    assert [one.get("score") for one in details] == stored and [one["id"] for one in details] == [7, 8]
+    given = values.to_pylist() if isinstance(values, pa.Array) else values
+    num_left_out = sum(value is not None and one is None for value, one in zip(given, stored, strict=True))
+    assert result["values_left_out"] == ({"score": num_left_out} if num_left_out else {})
 
 
 # A small process starts the reader: a child of this process would count this process's memory in its peak.
