@@ -91,8 +91,8 @@ def test_value_of_an_optional_column_that_cannot_be_stored_is_left_out_and_count
     result = parquet_reader.convert("preferences", file, target, 10_000_000)
     details = [orjson.loads(line)["details"] for line in target.getvalue().splitlines()]
     assert [one.get("score") for one in details] == stored and [one["id"] for one in details] == [7, 8]
-    given = values.to_pylist() if isinstance(values, pa.Array) else values
-    num_left_out = sum(value is not None and one is None for value, one in zip(given, stored, strict=True))
+    written = values.to_pylist() if isinstance(values, pa.Array) else values
+    num_left_out = sum(value is not None and one is None for value, one in zip(written, stored, strict=True))
     assert result["values_left_out"] == ({"score": num_left_out} if num_left_out else {})
 
 
