@@ -1,8 +1,8 @@
 """Tool results: structure before words, counts are read, and what is unsure is neither success nor failure.
 
 `tool_results.jsonl` holds what real programs printed, with their exit status, the HTTP status or MCP's `isError` as the
-label. The rules were adjusted to the mistakes on the rows of `development`; of `held_out` only the counts were looked at.
-Both parts come from the same tools.
+label. The rules were adjusted to the mistakes on the rows of `development`; of `held_out` only the counts were looked
+at. Both parts come from the same tools.
 """
 
 import json
