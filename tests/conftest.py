@@ -22,10 +22,11 @@ from app.main import create_app
 from app.models import Base, Engine, EngineState
 from app.projects.service import bootstrap
 from tests.support.deployment import Harness
+from tests.support.hostile_postgres import hostile_postgres
 from tests.support.row_order import reverse_unordered_selects
 from tests.support.scripted_engine import ScriptedEngine, serve
 
-pytest_plugins = ["tests.support.engine_fixture", "tests.support.scheduling"]
+pytest_plugins = ["tests.support.engine_fixture", "tests.support.scheduling", "tests.support.shuffle"]
 
 reverse_unordered_selects()
 
@@ -106,7 +107,8 @@ def postgres() -> Iterator[str]:
     server.execute(f"CREATE DATABASE {name}")
     url = POSTGRES.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
     upgrade(url)
-    yield url
+    with hostile_postgres(url):
+        yield url
     server.execute(f"DROP DATABASE {name} WITH (FORCE)")
     server.close()
 
