@@ -19,7 +19,7 @@ from tests.alignment.reward_model.conftest import make_dataset
 from tests.support.reward_model_fit import fit_reward_model
 
 
-@pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
+@pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["lora", "full"])
 def test_two_ranks_fit_and_score_like_one(
     base_model: Path, reward_config: TrainerConfig, tmp_path: Path, full: bool
 ) -> None:
