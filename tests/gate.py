@@ -50,6 +50,8 @@ def run_twice(test: list[str], repeat: list[str], folder: Path = REPOSITORY) -> 
     failed = read_failed_tests(folder)
     if status != SOME_FAILED or not failed or len(failed) > MAX_REPEATED:
         return status
+    if not all("::" in test_id for test_id in failed):
+        return status  # a module or a process: other tests were not run
     print(f"\ngate: {len(failed)} failed and are run once more, alone: {', '.join(failed)}\n", flush=True)
     status, _ = run(repeat, folder)
     flaky = sorted({*failed} - {*read_failed_tests(folder)}) if status in (0, SOME_FAILED) else []

@@ -117,3 +117,10 @@ def test_check_all_resumes_at_one_commit(tmp_path: Path, monkeypatch: pytest.Mon
     check_all.write_results("abc", results)
     assert check_all.read_results("abc") == results
     assert check_all.read_results("def") == []
+
+
+def test_processes_with_different_tests_fail_the_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """pytest-xdist then runs no test at all, so that there is nothing to run once more."""
+    source = "import os\nimport pytest\n@pytest.mark.parametrize('id', [os.getpid()])\ndef test_x(id):\n    pass\n"
+    assert run_gate(tmp_path, differing=source, good=GOOD) == 1
+    assert "once more" not in capsys.readouterr().out
