@@ -32,7 +32,7 @@ CONFIG_VARIABLE = "ATTUNE_CONFIG"
 DEFAULT_FILE = Path("attune.toml")
 # Variables of the Makefile and the tests. Kubernetes sets the others for a service named "attune".
 OTHER_VARIABLES = re.compile(
-    r"ATTUNE_(CONFIG|FULL|FUZZ_\w+|TEST_\w+|REQUIRE_\w+|\w+_FLAGS)"
+    r"ATTUNE_(CONFIG|FULL|SHUFFLE|FUZZ_\w+|TEST_\w+|REQUIRE_\w+|\w+_FLAGS)"
     r"|ATTUNE_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_\w+)"
 )
 
