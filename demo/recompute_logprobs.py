@@ -34,7 +34,7 @@ async def check_logprobs(db: Database, settings: Settings) -> LogprobReport:
             select(Turn, Version)
             .join(Version, Version.id == Turn.version_id)
             .where(Turn.state == TurnState.DONE, Turn.exclusion_reason.is_(None))
-            .order_by(Version.number)
+            .order_by(Version.number, Turn.created_at, Turn.id)
         )
         samples_by_adapter: dict[str | None, list[Sample]] = {}
         turns = [(turn, version) for turn, version in rows]
