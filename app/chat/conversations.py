@@ -17,7 +17,7 @@ from sqlalchemy.orm import aliased
 from app.chat import histories
 from app.chat.histories import History
 from app.inference.client import EngineClient
-from app.inference.request import ChatCall, offered_tools
+from app.inference.request import ChatCall
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Origin, Turn
 from app.projects.auth import Caller
@@ -62,7 +62,7 @@ class ParentTurn:
 
     @property
     def tools(self) -> list[Mapping[str, Any]]:
-        return offered_tools(self.request_params.get("tools", []), self.request_params.get("tool_choice"))
+        return list(self.request_params.get("tools", []))
 
     @property
     def may_omit_tool_calls(self) -> bool:
@@ -142,7 +142,7 @@ def _find_turn(
     connection: Connection, *conditions: ColumnElement[bool], order: Sequence[Any] = ()
 ) -> ParentTurn | None:
     """Return the first turn in this order, the newest among equal ones; None if no turn matches."""
-    query = select(*PARENT_COLUMNS).where(*conditions).order_by(*order, Turn.created_at.desc()).limit(1)
+    query = select(*PARENT_COLUMNS).where(*conditions).order_by(*order, Turn.created_at.desc(), Turn.id.desc()).limit(1)
     row = connection.execute(query).one_or_none()
     if row is None:
         return None

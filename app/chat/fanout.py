@@ -86,7 +86,7 @@ class StreamFanout:
         self._readers = [asyncio.create_task(self._read_stream(index)) for index in range(len(self._streams))]
 
     async def wait_until_started(self) -> None:
-        """Return when every choice has its first token. Raises the engine's refusal."""
+        """Return when every choice has its first token. Raises the engine's refusal, or the error before it."""
         await asyncio.wait(self._started)
         if self._start_errors:
             raise self._start_errors[0]
@@ -133,8 +133,9 @@ class StreamFanout:
     async def _read_stream(self, index: int) -> None:
         try:
             async with self._streams[index] as stream:
-                self._started[index].set_result(None)
                 async for chunk in stream:
+                    if not self._started[index].done():
+                        self._started[index].set_result(None)
                     self._queue.put_nowait((index, chunk))
             self._queue.put_nowait((index, None))
         except Exception as cause:

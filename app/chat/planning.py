@@ -16,14 +16,15 @@ from sqlalchemy.orm import aliased
 
 from app.chat.conversations import CONVERSATION_ID_KEY, ParentTurn, conversation_hash, find_parent, reuse_parent_tokens
 from app.chat.histories import History
-from app.chat.schemas import ChatRequest
+from app.chat.schemas import SEED_LIMIT, ChatRequest
 from app.chat.turn_writer import EngineWeights, TurnStart
 from app.core.database import Database, now
 from app.core.errors import BadRequest
 from app.core.http import Services
 from app.core.settings import Settings
-from app.deployments.version_router import RequestIdentity, VersionRouter
+from app.deployments.version_router import EngineAddresses, RequestIdentity, VersionRouter
 from app.inference.client import BASE_WEIGHTS, EngineClient, EnginePool
+from app.inference.output_length import limit_to_room
 from app.inference.request import ChatCall, Sampling
 from app.models import Sample, Turn, new_id, to_completion_id
 from app.projects.auth import Caller
@@ -69,6 +70,12 @@ class WireDetails:
 
 
 @dataclass(frozen=True)
+class PlannedEngine:
+    name: str
+    client: EngineClient
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything that the service needs to run a completion.
 
@@ -77,7 +84,8 @@ class Plan:
 
     label: str
     created: int
-    client: EngineClient
+    engine: PlannedEngine
+    spare_engine: PlannedEngine | None  # another one that has loaded the version
     calls: tuple[ChatCall, ...]
     conversation_id: str
     turn_start: TurnStart
@@ -87,6 +95,11 @@ class Plan:
     @property
     def id(self) -> str:
         return self.calls[0].rid
+
+    @property
+    def system_fingerprint(self) -> str:
+        """What a reply depends on beside its request. It says that a seed is a hint: the engine samples without it."""
+        return f"{self.label};{self.engine.name};seed=hint"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -121,8 +134,8 @@ async def plan_completion(
     identity = RequestIdentity(caller.key_id, conversation_id, request.end_user, *previous)
     route = await router.select_policy_and_version(caller.project_id, target, identity)
     model = route.model
-    engine, url = route.engines[conversation_hash(messages) % len(route.engines)]
-    client = services.get(EnginePool).get(url)
+    swaps_weights = settings.trainer.adaptation == "full"
+    engine, spare_engine = _choose_engines(services.get(EnginePool), route.engines, conversation_hash(messages))
     call = ChatCall(
         rid=to_completion_id(request_id),
         messages=messages,
@@ -136,12 +149,14 @@ async def plan_completion(
         top_logprobs=request.top_logprobs,
         include_usage=request.include_usage,
         extra_key=model.weights or model.base_model,
-        weights=(model.weights or BASE_WEIGHTS) if settings.trainer.adaptation == "full" else None,
+        weights=(model.weights or BASE_WEIGHTS) if swaps_weights else None,
     )
     reuse_outcome = None
     if parent is not None:
-        prompt_ids, reuse_outcome = await reuse_parent_tokens(client, call, messages, parent, model.policy_id)
+        prompt_ids, reuse_outcome = await reuse_parent_tokens(engine.client, call, messages, parent, model.policy_id)
         call = replace(call, prompt_ids=prompt_ids)
+    if request.max_output_tokens is None:
+        call = await limit_to_room(engine.client, call)
     exclusion_reason = _exclusion_reason(caller, request, sampling, sampled_turn_id)
     calls = (call, *(_additional_choice(call, index) for index in range(1, request.n)))
     request_params = {**request.recorded_params(), **details.recorded_params}
@@ -158,7 +173,7 @@ async def plan_completion(
             "policy_id": model.policy_id,
             "version_id": model.version_id,
             "route_reason": route.route_reason,
-            "engine": engine,
+            "engine": engine.name,
             "stream": request.stream,
             "own_messages": messages,
             **(same_prompt if index and settings.database.share_histories else first_history),
@@ -178,12 +193,13 @@ async def plan_completion(
         {"turn_id": call.rid, "project_id": caller.project_id, "key": key, "value": value}
         for key, value in request.metadata.items()
     ]
-    weights = EngineWeights(engine, model.weights, model.name) if settings.trainer.adaptation == "full" else None
+    weights = EngineWeights(engine.name, model.weights, model.name) if swaps_weights else None
     replaced_turn_ids = () if sampled_turn_id else tuple(row.id for row in retried_turns)
     return Plan(
         label=model.name,
         created=int(time.time()),
-        client=client,
+        engine=engine,
+        spare_engine=None if swaps_weights else spare_engine,  # the turn is recorded for one engine's weights
         calls=calls,
         conversation_id=conversation_id,
         turn_start=TurnStart(turns, metadata, replaced_turn_ids, weights),
@@ -192,11 +208,21 @@ async def plan_completion(
     )
 
 
+def _choose_engines(
+    pool: EnginePool, engines: EngineAddresses, hash: int
+) -> tuple[PlannedEngine, PlannedEngine | None]:
+    """Return the conversation's engine, whose cache has its prefix, and the next one, if there is one."""
+    first, second = [
+        PlannedEngine(name, pool.get(url)) for name, url in (engines[(hash + at) % len(engines)] for at in range(2))
+    ]
+    return first, second if len(engines) > 1 else None
+
+
 def to_sampling(request: ChatRequest, settings: Settings) -> Sampling:
     """Return the engine's sampling parameters. Raises BadRequest when the request exceeds a limit of the settings."""
     if request.n > settings.limits.max_choices:
         raise BadRequest(f"'n' may be at most {settings.limits.max_choices}.", param="n", code="invalid_value")
-    max_tokens = request.max_completion_tokens or request.max_tokens
+    max_tokens = request.max_output_tokens
     cap = settings.limits.max_output_tokens
     if max_tokens is not None and max_tokens * request.n > cap:
         param = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
@@ -252,15 +278,20 @@ def _find_retried_turns(connection: Connection, caller: Caller, context: Request
             ~exists().where(child.parent_id == Turn.id),
             *same_conversation,
         )
-        .order_by(Turn.created_at.desc())
+        .order_by(Turn.created_at.desc(), Turn.id.desc())
         .limit(context.num_retries * context.request.n)
     ).all()
 
 
 def _additional_choice(first: ChatCall, index: int) -> ChatCall:
     """Return the call of another choice. Its seed differs, else all choices would be equal."""
-    seed = None if first.sampling.seed is None else first.sampling.seed + index
+    seed = None if first.sampling.seed is None else next_seed(first.sampling.seed, index)
     return replace(first, rid=new_id("chatcmpl"), sampling=replace(first.sampling, seed=seed))
+
+
+def next_seed(seed: int, index: int) -> int:
+    """Return the seed of another choice; the first one follows the last one."""
+    return (seed + index + SEED_LIMIT) % (2 * SEED_LIMIT) - SEED_LIMIT
 
 
 def _exclusion_reason(

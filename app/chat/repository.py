@@ -93,7 +93,7 @@ async def _load_completions(session: AsyncSession, *conditions: ColumnElement[bo
         .join(Policy, Policy.id == Turn.policy_id)
         .join(Version, Version.id == Turn.version_id)
         .where(*conditions, Turn.origin == Origin.CHAT)
-        .order_by(Turn.choice_index)
+        .order_by(Turn.completion_id, Turn.choice_index)
     )
     completions: dict[str, CompletionRows] = {}
     for turn, policy, version in rows:

@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import AfterValidator, BaseModel, Field, StrictBool, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictBool, field_validator, model_validator
 
+from app.chat.vendor_hints import IN_PARTS, IN_REQUESTS, IN_TOOLS, HintedModel
 from app.core.errors import UnsupportedParameter
 from app.core.http import StrictModel, parse_body
-from app.inference.request import offered_tools
 
 FUNCTION_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 # Unsupported parameters, with the values that have no effect and are therefore accepted.
@@ -52,13 +52,25 @@ def check_schema_size(schema: dict[str, Any]) -> dict[str, Any]:
 Schema = Annotated[dict[str, Any], AfterValidator(check_schema_size)]
 
 
-class TextPart(StrictModel):
+def to_schema(value: Any) -> Any:
+    """Return the schema of a function without parameters for null, which clients send for it."""
+    return {} if value is None else value
+
+
+OptionalSchema = Annotated[Schema, BeforeValidator(to_schema, json_schema_input_type=Schema | None)]
+
+
+class TextPart(HintedModel):
+    ignored_hints = IN_PARTS
+
     type: Literal["text"]
     text: str
 
 
-class RefusalPart(StrictModel):
+class RefusalPart(HintedModel):
     """A refusal in an assistant's message."""
+
+    ignored_hints = IN_PARTS
 
     type: Literal["refusal"]
     refusal: str
@@ -68,9 +80,24 @@ class RefusalPart(StrictModel):
         return self.refusal
 
 
-class FunctionCall(StrictModel):
+def to_arguments(value: Any) -> Any:
+    """Return the arguments of a past call as text: clients also send back null, or the object that they parsed."""
+    if value is None:
+        return ""
+    return orjson.dumps(value).decode() if isinstance(value, dict | list) else value
+
+
+Arguments = Annotated[str, BeforeValidator(to_arguments, json_schema_input_type=str | dict[str, Any] | None)]
+
+
+class FunctionCall(BaseModel):
+    """The function of a past call. Whatever the model wrote as arguments is accepted back: see `engine_arguments`.
+
+    Unknown fields are ignored: clients keep what they parsed beside it.
+    """
+
     name: str = Field(min_length=1, max_length=64)
-    arguments: str
+    arguments: Arguments = ""
 
 
 class ToolCall(BaseModel):
@@ -80,72 +107,84 @@ class ToolCall(BaseModel):
 
 
 class Message(BaseModel):
-    """A message. Fields that the chat template does not read (annotations, audio, ids) are ignored."""
+    """A message. Fields that the chat template does not read (annotations, audio, ids) are ignored.
+
+    An assistant's message may be empty, since a reply may be: one that was cut at once, or a refusal.
+    """
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]] | None = None
+    refusal: str | None = None
     name: str | None = Field(None, max_length=64)
     tool_calls: list[ToolCall] | None = Field(None, max_length=128)
     tool_call_id: str | None = Field(None, max_length=255)
 
     @model_validator(mode="after")
     def check_content(self) -> "Message":
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        if self.content is None and self.role != "assistant":
             raise ValueError("content is missing")
         if self.role == "tool" and self.tool_call_id is None:
             raise ValueError("tool_call_id is missing: a tool's message names the call that it answers")
         return self
 
     @property
+    def text(self) -> str:
+        """The content as one string; an assistant's refusal if there is none."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        return content or (self.refusal or "" if self.role == "assistant" else "")
+
+    @property
     def num_chars(self) -> int:
         """The characters of its text and of its tool calls."""
-        texts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content or ()]
+        texts = [self.text]
         for call in self.tool_calls or ():
             texts += [call.id, call.function.name, call.function.arguments]
         return sum(map(len, texts))
 
     def to_template_message(self) -> dict[str, Any]:
         """Return the message for the chat template: its content is one string, its role one that templates know."""
-        fields = self.model_dump(exclude_none=True)
+        fields = self.model_dump(exclude_none=True, exclude={"refusal"})
         fields["role"] = "system" if self.role == "developer" else self.role
-        if isinstance(self.content, list):
-            fields["content"] = "".join(part.text for part in self.content)
         if not self.tool_calls:
             fields.pop("tool_calls", None)
-        return fields | ({"content": ""} if self.content is None else {})
+        return fields | {"content": self.text}
 
 
-class FunctionName(StrictModel):
+class FunctionName(HintedModel):
     name: str = Field(pattern=FUNCTION_NAME)
 
 
 class Function(FunctionName):
+    ignored_hints = IN_TOOLS
+
     description: str | None = None
-    parameters: Schema = Field(default_factory=dict)
+    parameters: OptionalSchema = Field(default_factory=dict)
     strict: StrictBool | None = None
 
 
-class Tool(StrictModel):
+class Tool(HintedModel):
+    ignored_hints = IN_TOOLS
+
     type: Literal["function"]
     function: Function
 
 
-class NamedToolChoice(StrictModel):
+class NamedToolChoice(HintedModel):
     type: Literal["function"]
     function: FunctionName
 
 
-class TextFormat(StrictModel):
+class TextFormat(HintedModel):
     type: Literal["text", "json_object"]
 
 
 class JsonSchema(FunctionName):
     description: str | None = None
-    schema_: Schema = Field(default_factory=dict, alias="schema")
+    schema_: OptionalSchema = Field(default_factory=dict, alias="schema")
     strict: StrictBool | None = None
 
 
-class JsonSchemaFormat(StrictModel):
+class JsonSchemaFormat(HintedModel):
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
@@ -154,8 +193,8 @@ ResponseFormat = Annotated[TextFormat | JsonSchemaFormat, Field(discriminator="t
 
 
 class StreamOptions(StrictModel):
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class ChatRequest(StrictModel):
@@ -212,7 +251,7 @@ class ChatRequest(StrictModel):
     @cached_property
     def prompt_chars(self) -> dict[str, int]:
         """The characters of each parameter that is part of the prompt or of its grammar."""
-        tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+        tools = self.engine_tools()
         return {
             "messages": sum(message.num_chars for message in self.messages),
             "tools": len(orjson.dumps(tools).decode()) if tools else 0,
@@ -224,6 +263,11 @@ class ChatRequest(StrictModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    def max_output_tokens(self) -> int | None:
+        """The length limit of each choice, if the request names one."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
     def end_user(self) -> str | None:
         return self.safety_identifier or self.user
 
@@ -232,8 +276,7 @@ class ChatRequest(StrictModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def engine_tools(self) -> list[dict[str, Any]]:
-        tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
-        return [dict(tool) for tool in offered_tools(tools, self.engine_tool_choice())]
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
 
     def engine_tool_choice(self) -> str | dict[str, Any] | None:
         return self.tool_choice.model_dump() if isinstance(self.tool_choice, NamedToolChoice) else self.tool_choice
@@ -246,7 +289,7 @@ class ChatRequest(StrictModel):
     def recorded_params(self) -> dict[str, Any]:
         """Return the parameters beside messages and sampling that affect the reply, as the turn records them."""
         fields = {
-            "tools": [tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+            "tools": self.engine_tools(),
             "tool_choice": self.engine_tool_choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": self.engine_response_format(),
@@ -279,6 +322,7 @@ class CompletionView(BaseModel):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
+    system_fingerprint: str | None = None
     choices: list[Choice]
     usage: Usage
 
@@ -289,7 +333,7 @@ def parse_chat_request(body: dict[str, Any]) -> ChatRequest:
         if name in body and body[name] not in neutral:
             raise UnsupportedParameter(f"'{name}' with this value is not supported.", param=name)
     _reject_unsupported_types(body)
-    ignored = {*UNSUPPORTED_UNLESS, *IGNORED_HINTS}
+    ignored = {*UNSUPPORTED_UNLESS, *IGNORED_HINTS, *IN_REQUESTS}
     ignored |= {name for name in OPTIONAL_PARAMETERS if body.get(name) is None}
     return parse_body(ChatRequest, {name: value for name, value in body.items() if name not in ignored})
 

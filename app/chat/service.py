@@ -4,6 +4,7 @@ Every wire format (chat completions, responses) goes through `complete` and `str
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,9 +27,11 @@ from app.deployments.version_router import VersionNotLoaded
 from app.inference.capture import Capture
 from app.inference.client import Completion
 from app.inference.request import ChatCall
+from app.inference.transport import EngineTimeout, EngineUnavailable
 from app.models import TurnState
 from app.projects.auth import Caller
 
+log = logging.getLogger("attune.chat")
 CLIENT_DISCONNECT = "client_disconnect"
 NO_DETAILS = WireDetails()
 RETRY_MIN_SECONDS, RETRY_MAX_SECONDS = 0.02, 0.25
@@ -82,6 +85,28 @@ async def _complete(
     request: Request, caller: Caller, chat_request: ChatRequest, details: WireDetails
 ) -> Reply[dict[str, Any]]:
     writer, plan, fanout = await _start(request, caller, chat_request, details, UnaryFanout)
+    outcomes, has_left = await _wait_for_outcomes(request, writer, plan, fanout)
+    error = _first_error(outcomes)
+    if not has_left and (spare_plan := _with_spare_engine(plan, error)) is not None:
+        await fanout.close()  # the engine may still generate
+        plan, fanout = spare_plan, UnaryFanout(spare_plan.engine.client, plan.calls)
+        fanout.start()
+        outcomes, has_left = await _wait_for_outcomes(request, writer, plan, fanout)
+        error = _first_error(outcomes)
+    captures = [outcome.capture if isinstance(outcome, Completion) else None for outcome in outcomes]
+    cause = error or (ClientDisconnect() if has_left else None)
+    await _record_ends(writer, _turn_ends(plan, captures, cause))
+    if error is not None:
+        error.headers |= plan.headers
+        raise error
+    completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
+    return Reply(_completion_body(plan, completions), plan.headers)
+
+
+async def _wait_for_outcomes(
+    request: Request, writer: TurnWriter, plan: Plan, fanout: UnaryFanout
+) -> tuple[list[Completion | AttuneError], bool]:
+    """Return what became of each choice, and whether the client has left."""
     disconnect = asyncio.create_task(_abort_on_disconnect(request, fanout))
     try:
         outcomes = await fanout.wait()
@@ -91,27 +116,42 @@ async def _complete(
         raise
     finally:
         disconnect.cancel()  # a task that is done stays so
-    error = next((outcome for outcome in outcomes if isinstance(outcome, AttuneError)), None)
-    captures = [outcome.capture if isinstance(outcome, Completion) else None for outcome in outcomes]
-    cause = error or (ClientDisconnect() if disconnect.done() else None)
-    await _record_ends(writer, _turn_ends(plan, captures, cause))
-    if error is not None:
-        error.headers |= plan.headers
-        raise error
-    completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
-    return Reply(_completion_body(plan, completions), plan.headers)
+    return outcomes, disconnect.done()
+
+
+def _first_error(outcomes: Sequence[Completion | AttuneError]) -> AttuneError | None:
+    return next((outcome for outcome in outcomes if isinstance(outcome, AttuneError)), None)
+
+
+def _with_spare_engine(plan: Plan, error: BaseException | None) -> Plan | None:
+    """Return the plan for another engine if this one cannot be reached, or has failed, and there is another one.
+
+    An engine that has not answered in time is no reason: the client has waited long enough.
+    """
+    if plan.spare_engine is None or not isinstance(error, EngineUnavailable) or isinstance(error, EngineTimeout):
+        return None
+    log.warning(
+        "engine %s failed before the first byte, %s is tried: %s", plan.engine.name, plan.spare_engine.name, error
+    )
+    return replace(plan, engine=plan.spare_engine, spare_engine=None)
 
 
 async def _stream(request: Request, caller: Caller, chat_request: ChatRequest, details: WireDetails) -> Reply[Chunks]:
     writer, plan, fanout = await _start(request, caller, chat_request, details, StreamFanout)
-    try:
-        await _wait_for_first_token(request, fanout)
-    except BaseException as error:
-        await fanout.close()
-        await _record_ends(writer, _turn_ends(plan, fanout.captures(), error))
-        if isinstance(error, AttuneError):
-            error.headers |= plan.headers
-        raise
+    is_started = False
+    while not is_started:
+        try:
+            await _wait_for_first_token(request, fanout)
+            is_started = True
+        except BaseException as error:
+            await fanout.close()
+            if (spare_plan := _with_spare_engine(plan, error)) is None:
+                await _record_ends(writer, _turn_ends(plan, fanout.captures(), error))
+                if isinstance(error, AttuneError):
+                    error.headers |= plan.headers
+                raise
+            plan, fanout = spare_plan, StreamFanout(spare_plan.engine.client, plan.calls)
+            fanout.start()
     chunks = _chunks(writer, plan, fanout)
     await anext(chunks)  # enters the generator, so that closing it runs its clean-up
     return Reply(chunks, plan.headers)
@@ -128,7 +168,7 @@ async def _start(
     writer = services.get(TurnWriter)
     plan = await plan_completion(services, caller, chat_request, request.headers, request.state.request_id, details)
     add_log_fields(turn=plan.id, policy=plan.label.partition("@")[0], version=plan.label)
-    fanout = fanout_type(plan.client, plan.calls)
+    fanout = fanout_type(plan.engine.client, plan.calls)
     is_recorded = plan.turn_start.required_weights is not None
     if is_recorded:
         await writer.record_start(plan.turn_start)
@@ -144,7 +184,12 @@ async def _start(
 
 async def _chunks(writer: TurnWriter, plan: Plan, fanout: StreamFanout) -> Chunks:
     """Yield one empty item, then the chunks; record the ends of the turns when the generator is left."""
-    frame = {"id": plan.id, "model": plan.label, "created": plan.created}
+    frame = {
+        "id": plan.id,
+        "model": plan.label,
+        "created": plan.created,
+        "system_fingerprint": plan.system_fingerprint,
+    }
     cause: BaseException | None = None
     try:
         yield {}
@@ -206,7 +251,7 @@ def _turn_ends(plan: Plan, captures: Sequence[Capture | None], cause: BaseExcept
 
 
 def _refer_to_histories(plan: Plan, ends: Sequence[TurnEnd]) -> list[TurnEnd]:
-    """Return the ends with the number of prompt tokens that the turns' histories have."""
+    """Return the ends with the number of prompt tokens that the turns' histories have, and the engine."""
     referring = []
     for end, row in zip(ends, plan.turn_start.turns, strict=True):
         history_id: str | None = row["history_id"]
@@ -216,7 +261,7 @@ def _refer_to_histories(plan: Plan, ends: Sequence[TurnEnd]) -> list[TurnEnd]:
         elif history_id == plan.id and ends[0].capture is not None:
             tokens = ends[0].capture.prompt_ids
         num_tokens = count_common(tokens, end.capture.prompt_ids) if end.capture is not None else 0
-        referring.append(replace(end, history_id=history_id, num_history_tokens=num_tokens))
+        referring.append(replace(end, history_id=history_id, num_history_tokens=num_tokens, engine=plan.engine.name))
     return referring
 
 
@@ -245,6 +290,7 @@ def _completion_body(plan: Plan, completions: Sequence[Completion]) -> dict[str,
         "object": "chat.completion",
         "created": plan.created,
         "model": plan.label,
+        "system_fingerprint": plan.system_fingerprint,
         "choices": choices,
         "usage": sum_usage([completion.usage for completion in completions]),
     }

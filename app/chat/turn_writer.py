@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from app.chat import histories
 from app.core.database import Database, now
 from app.core.errors import AttuneError, is_database_outage
-from app.core.group_commit import GroupCommit
+from app.core.group_commit import GroupCommit, ItemKey
 from app.core.telemetry import Telemetry
 from app.deployments.version_router import VersionNotLoaded
 from app.inference.capture import Capture
@@ -61,6 +61,7 @@ class TurnEnd:
     length_penalty: float | None = None
     history_id: str | None = None
     num_history_tokens: int = 0
+    engine: str | None = None  # None: the one that the turn began on
 
     @property
     def num_output_tokens(self) -> int | None:
@@ -72,6 +73,7 @@ class TurnEnd:
         return {
             "b_id": self.turn_id,
             "b_state": self.state,
+            "b_engine": self.engine,
             "b_history_id": self.history_id,
             "b_num_history_tokens": self.num_history_tokens,
             "b_added_prompt_ids": capture and capture.prompt_ids[self.num_history_tokens :],
@@ -97,7 +99,8 @@ END_RETRY_MIN_PAUSE, END_RETRY_MAX_PAUSE = 0.1, 1.0
 INSERT_TURNS = insert(Turn)
 MARKED_LOST = Turn.finish_reason == SERVER_LOST
 PROMPT_PARAMETERS = {"b_history_id", "b_num_history_tokens", "b_added_prompt_ids", "b_prompt_ids"}
-FINISHED_COLUMNS = TurnEnd("", TurnState.DONE).values().keys() - {"b_id", "b_exclusion_reason"} - PROMPT_PARAMETERS
+COMPUTED = {"b_id", "b_exclusion_reason", "b_engine"}
+FINISHED_COLUMNS = TurnEnd("", TurnState.DONE).values().keys() - COMPUTED - PROMPT_PARAMETERS
 HAS_HISTORY = histories.is_recorded(bindparam("b_history_id", type_=Turn.history_id.type))
 FINISH_TURNS = (
     update(Turn)
@@ -113,6 +116,7 @@ FINISH_TURNS = (
             ),
             "num_history_tokens": case((HAS_HISTORY, bindparam("b_num_history_tokens", type_=Integer)), else_=0),
             "finished_at": now(),
+            "engine": func.coalesce(bindparam("b_engine", type_=Turn.engine.type), Turn.engine),
             "exclusion_reason": func.coalesce(
                 func.nullif(Turn.exclusion_reason, LOST_REASON), bindparam("b_exclusion_reason")
             ),
@@ -121,11 +125,16 @@ FINISH_TURNS = (
 )
 
 
+def key_of(item: TurnStart | TurnEnd) -> ItemKey:
+    """Return what the item may wait for: the lock of its turn."""
+    return ItemKey(None, item.turn_id if isinstance(item, TurnEnd) else item.turns[0]["id"])
+
+
 class TurnWriter:
     """Writes the turns of all requests of one process; turns that start and turns that end share commits."""
 
     def __init__(self, db: Database, telemetry: Telemetry) -> None:
-        self._group_commit: GroupCommit[TurnStart | TurnEnd, None] = GroupCommit(db, write_group)
+        self._group_commit: GroupCommit[TurnStart | TurnEnd, None] = GroupCommit(db, write_group, key=key_of)
         self._telemetry = telemetry
         self._open: dict[str, str] = {}  # turn id -> policy id of each running turn
 

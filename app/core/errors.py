@@ -29,6 +29,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import compile_path
 
+from app.core.validation_errors import describe, parameter_name
+
 log = logging.getLogger("attune.errors")
 T = TypeVar("T")
 PERMANENT = (409, 500)  # stock OpenAI clients retry a 409 and every 5xx unless they are asked not to
@@ -180,9 +182,8 @@ def install_error_handlers(api: FastAPI) -> None:
     @api.exception_handler(RequestValidationError)
     async def handle_invalid_parameter(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "header"))
-        message = f"{param}: {first['msg']}" if param else str(first["msg"])
-        return BadRequest(message, param=param or None, code=first["type"]).response()
+        param = parameter_name(first)
+        return BadRequest(f"{param}: {describe(first)}", param=param, code="invalid_value").response()
 
     @api.exception_handler(HTTPException)
     async def handle_http_error(request: Request, error: HTTPException) -> Response:

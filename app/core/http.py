@@ -26,6 +26,7 @@ from starlette.routing import BaseRoute
 from app.core.compression import ENCODINGS, decompress, require_known_encoding
 from app.core.errors import BadRequest, TooLarge
 from app.core.settings import Settings
+from app.core.validation_errors import find_problem
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -224,22 +225,16 @@ def parse_body(model: type[M], body: dict[str, Any]) -> M:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise validation_error(error) from error
+        raise validation_error(error, model) from error
 
 
-def validation_error(error: ValidationError, tag: int | None = None) -> BadRequest:
-    """Return a BadRequest that names the first wrong field.
-
-    `tag` is the index of the part of the field's path that is a union's type name and not a place in the body.
-    Example: ("sources", 0, "judge", "url") with tag 2 -> "sources.0.url".
-    """
+def validation_error(error: ValidationError, model: type[BaseModel]) -> BadRequest:
+    """Return a BadRequest that names the first wrong field of a body that was validated as `model`."""
     if (count := error.error_count()) > MAX_ERRORS:  # listing them would take long
         return BadRequest(f"The body holds {count} invalid values.", code="invalid_value")
-    first = error.errors(include_url=False, include_context=False)[0]
-    param = ".".join(str(part) for index, part in enumerate(first["loc"]) if index != tag)
-    code = "unknown_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
-    message = f"Unknown parameter: '{param}'." if code == "unknown_parameter" else f"{param}: {first['msg']}"
-    return BadRequest(message.removeprefix(": ").replace("Value error, ", ""), param=param or None, code=code)
+    problem = find_problem(error.errors(include_url=False), model)
+    code = "unknown_parameter" if problem.is_unknown_name else "invalid_value"
+    return BadRequest(problem.sentence, param=problem.place or None, code=code)
 
 
 def document_json_bodies(routes: Iterable[BaseRoute]) -> None:

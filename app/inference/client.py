@@ -3,6 +3,7 @@
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from app.inference.transport import EngineRefused, EngineTransport, EngineUnavai
 
 USAGE_FIELDS = ("prompt_tokens", "completion_tokens", "total_tokens")
 PROBE_SECONDS = 2.0
+CONTEXT_LENGTH_SECONDS = 60.0  # an engine that was started again at the same address may have another one
 ADAPTER_SECONDS = 60.0
 UNLOAD_SECONDS = 30.0
 WEIGHTS_SECONDS = 600.0
@@ -60,6 +62,7 @@ class EngineClient:
         self.url = url
         self._transport = EngineTransport(url, api_key, admin_key, read_timeout)
         self._request = self._transport.request
+        self._context_length: tuple[float, int | None] | None = None  # when it was read, and its value
 
     async def aclose(self) -> None:
         await self._transport.aclose()
@@ -111,6 +114,14 @@ class EngineClient:
         response = await self._request("/v1/tokenize", body, read_timeout=PROBE_SECONDS)
         ids: list[int] = response["tokens"]
         return ids
+
+    async def context_length(self) -> int | None:
+        """Return the most tokens that a prompt and its reply may have together; None if the engine does not say."""
+        if self._context_length is None or time.monotonic() - self._context_length[0] > CONTEXT_LENGTH_SECONDS:
+            response = await self._request("/v1/models", read_timeout=PROBE_SECONDS)
+            lengths = [model.get("max_model_len") for model in response["data"] if model.get("parent") is None]
+            self._context_length = time.monotonic(), lengths[0] if lengths else None
+        return self._context_length[1]
 
     async def abort(self, rid: str) -> None:
         """End the reply with this id, if there is one."""

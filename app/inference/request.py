@@ -4,8 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import orjson
+
 MESSAGE_FIELDS = ("role", "name", "tool_call_id", "tool_calls")
 FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+NO_ARGUMENTS = "{}"
+MAX_ARGUMENT_LEVELS = 64  # SGLang copies the arguments recursively
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,9 @@ class Sampling:
 class ChatCall:
     """The request for one reply.
 
-    A `response_format`, a required tool call or a strict tool constrains the reply by a grammar: its log-probs are then
-    not the model's own, and the capture is excluded from training. A required call leaves no place for a response
-    format. With an optional one the reply is a call or it has the format.
+    A `response_format`, a required tool call, a forbidden one or a strict tool constrains the reply by a grammar: its
+    log-probs are then not the model's own, and the capture is excluded from training. A required call leaves no place
+    for a response format. With an optional one the reply is a call or it has the format.
 
     Attributes:
         rid: The request's id in the engine and the turn's id. All ids have the same length: SGLang aborts by prefix.
@@ -86,6 +90,11 @@ class ChatCall:
         return self.tool_choice not in (None, "auto", "none")
 
     @property
+    def forbids_tool_calls(self) -> bool:
+        """Whether the prompt names tools that must not be called: a prompt is the same with any `tool_choice`."""
+        return self.tool_choice == "none" and bool(self.tools)
+
+    @property
     def has_response_format(self) -> bool:
         return self.response_format is not None and self.response_format.get("type", "text") != "text"
 
@@ -94,6 +103,7 @@ class ChatCall:
         return (
             self.has_response_format
             or self.requires_tool_call
+            or self.forbids_tool_calls
             or any(tool.get("function", {}).get("strict") for tool in self.tools)
         )
 
@@ -127,26 +137,11 @@ class ChatCall:
     def tool_fields(self) -> dict[str, Any]:
         if not self.tools:
             return {}
-        strict = self.requires_tool_call or self.has_response_format
         return {
-            "tools": [_engine_tool(tool, strict=strict) for tool in self.tools],
+            "tools": [_engine_tool(tool) for tool in self.tools],
             "parallel_tool_calls": self.parallel_tool_calls,
             "tool_choice": self.tool_choice or "auto",
         }
-
-
-def offered_tools(
-    tools: Sequence[Mapping[str, Any]], tool_choice: str | Mapping[str, Any] | None
-) -> list[Mapping[str, Any]]:
-    """Return the tools that the model may call: all, none, or the one that `tool_choice` names.
-
-    SGLang's grammar of a named call allows calls of every tool that it gets.
-    """
-    if tool_choice == "none":
-        return []
-    if isinstance(tool_choice, Mapping):
-        return [tool for tool in tools if tool["function"]["name"] == tool_choice["function"]["name"]]
-    return list(tools)
 
 
 def engine_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -155,6 +150,8 @@ def engine_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 def _engine_message(message: Mapping[str, Any]) -> dict[str, Any]:
     engine_message = {name: message[name] for name in MESSAGE_FIELDS if message.get(name) is not None}
+    if "tool_calls" in engine_message:
+        engine_message["tool_calls"] = [_engine_tool_call(call) for call in message["tool_calls"]]
     content = message.get("content")
     if isinstance(content, str) or content is None:
         return {**engine_message, "content": content}
@@ -166,10 +163,40 @@ def _engine_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**engine_message, "content": parts}
 
 
-def _engine_tool(tool: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
-    """Return the tool for SGLang. `strict` gives the grammar of a call the parameters' schema, else it would accept any
-    JSON."""
+def _engine_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": engine_arguments(function["arguments"])}}
+
+
+def engine_arguments(arguments: str) -> str:
+    """Return the arguments of a past call as SGLang renders them, which takes JSON objects only.
+
+    A call that was cut, or whose model wrote something else, has no arguments in the prompt: refusing it would refuse
+    every later turn of the conversation.
+    """
+    try:
+        value = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return NO_ARGUMENTS
+    return arguments if isinstance(value, dict) and not _is_deeper(value, MAX_ARGUMENT_LEVELS) else NO_ARGUMENTS
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    """Return whether lists and objects are nested in more than `levels` levels."""
+    layer: list[object] = [value]
+    for _ in range(levels):
+        children: list[object] = []
+        for item in layer:
+            if isinstance(item, dict):
+                children += item.values()
+            elif isinstance(item, list):
+                children += item
+        if not children:
+            return False
+        layer = children
+    return any(isinstance(item, dict | list) for item in layer)
+
+
+def _engine_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = {name: tool["function"][name] for name in FUNCTION_FIELDS if name in tool["function"]}
-    if strict:
-        function |= {"strict": True, "parameters": function.get("parameters") or {"type": "object", "properties": {}}}
     return {"type": "function", "function": function}

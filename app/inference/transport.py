@@ -2,11 +2,13 @@
 
 AttuneError
 ├── Unavailable
-│   └── EngineUnavailable     connection refused, lost or timed out: try another replica, or later
-│       └── AdapterMissing    the engine runs, but does not hold the requested version
+│   └── EngineUnavailable     connection refused or lost, or an error of the engine: try another replica, or later
+│       ├── AdapterMissing    the engine runs, but does not hold the requested version
+│       └── EngineTimeout     no answer in time
 └── EngineRefused             the engine rejected the request: a retry will not help
 """
 
+import logging
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,10 +19,12 @@ import orjson
 
 from app.core.errors import AttuneError, Unavailable
 
+log = logging.getLogger("attune.engines")
 # SGLang's uvicorn closes idle connections after five seconds; closing first avoids writing to a closing connection.
 KEEPALIVE_SECONDS = 3.0
 CONNECT_SECONDS = 2.0
-CONTEXT_TOO_LONG = re.compile(r"context length|maximum allowed length")  # in SGLang's messages
+# In SGLang's messages.
+CONTEXT_TOO_LONG = re.compile(r"context length|maximum allowed length|max_completion_tokens is too large")
 HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
@@ -29,6 +33,10 @@ class EngineUnavailable(Unavailable):
 
 
 class AdapterMissing(EngineUnavailable):
+    pass
+
+
+class EngineTimeout(EngineUnavailable):
     pass
 
 
@@ -82,10 +90,10 @@ class EngineTransport:
                 if response.status >= 400:
                     raise to_engine_error(response.status, await response.read())
                 yield response
-        except aiohttp.ClientConnectorError as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise EngineUnavailable(f"The engine at {self.url} cannot be reached.") from error
         except TimeoutError as error:
-            raise EngineUnavailable(f"The engine at {self.url} did not respond in time.") from error
+            raise EngineTimeout(f"The engine at {self.url} did not respond in time.") from error
         except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineUnavailable(f"The engine at {self.url} closed the connection.") from error
 
@@ -106,7 +114,8 @@ def to_engine_error(status: int, content: bytes) -> EngineUnavailable | EngineRe
     if "LoRA adapter that has never been loaded" in message:
         return AdapterMissing("The engine does not hold the requested version.")
     if status >= 500 or status == 429:
-        return EngineUnavailable(f"The engine failed: {message}")
+        log.warning("an engine failed with status %s: %s", status, message)  # which may speak of other projects
+        return EngineUnavailable("The engine failed on this request; its log has the reason.")
     return EngineRefused(status, message)
 
 

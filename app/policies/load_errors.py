@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.models import AuditAction, Engine, EngineState, Policy, Version, record_audit
 
 MAX_CRASHES = 2
+LAST_LOG_LINE = "; its last log line: "  # in the reason of an engine that is down
 
 
 def read(engine: Any) -> dict[str, str]:
@@ -24,6 +25,13 @@ def read(engine: Any) -> dict[str, str]:
         return {}
     lines = (line.partition(": ") for line in engine.reason.splitlines())
     return {name: error for name, _, error in lines}
+
+
+def describe_down(engine: Engine) -> str | None:
+    """Return why the engine is down, as every project may read it: a line of its log may speak of others."""
+    if engine.state != EngineState.DOWN or engine.reason is None:
+        return None
+    return engine.reason.partition(LAST_LOG_LINE)[0].partition(" (it was loading")[0]
 
 
 def encode(errors: Mapping[str, str]) -> str | None:

@@ -6,11 +6,21 @@ Parameters that would change the reply and are not supported are refused; hints 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag, model_validator
 
-from app.chat.schemas import FUNCTION_NAME, FunctionName, JsonSchema, MetadataKey, MetadataValue, RefusalPart, Schema
+from app.chat.schemas import (
+    FUNCTION_NAME,
+    Arguments,
+    FunctionName,
+    JsonSchema,
+    MetadataKey,
+    MetadataValue,
+    RefusalPart,
+    Schema,
+)
+from app.chat.vendor_hints import IN_REQUESTS, HintedModel
 from app.core.errors import UnsupportedParameter
-from app.core.http import StrictModel, parse_body
+from app.core.http import parse_body
 
 ALTERNATIVES = {
     "item_reference": "items are not stored: send the item itself",
@@ -44,14 +54,20 @@ Content = Annotated[list[Part], BeforeValidator(to_parts, json_schema_input_type
 class Message(BaseModel):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Content
+    content: Content | None = None
+
+    @model_validator(mode="after")
+    def check_content(self) -> "Message":
+        if self.content is None and self.role != "assistant":
+            raise ValueError("content is missing")
+        return self
 
 
 class FunctionCall(BaseModel):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=255)
     name: str = Field(min_length=1, max_length=64)
-    arguments: str
+    arguments: Arguments = ""
 
 
 class FunctionCallOutput(BaseModel):
@@ -72,7 +88,11 @@ InputItem = Annotated[
     Annotated[Message, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
     | Annotated[FunctionCallOutput, Tag("function_call_output")],
-    Discriminator(item_type),
+    Discriminator(
+        item_type,
+        custom_error_type="input_item",
+        custom_error_message=f"expected an object whose type is one of {', '.join(ITEM_TYPES)}",
+    ),
 ]
 
 
@@ -126,7 +146,7 @@ class NamedToolChoice(FunctionName):
     type: Literal["function"]
 
 
-class PlainFormat(StrictModel):
+class PlainFormat(HintedModel):
     type: Literal["text", "json_object"]
 
 
@@ -135,7 +155,7 @@ class JsonSchemaFormat(JsonSchema):
     schema_: Schema = Field(alias="schema")
 
 
-class TextConfig(StrictModel):
+class TextConfig(HintedModel):
     format: Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
     verbosity: str | None = Field(None, description="accepted and ignored")
 
@@ -144,7 +164,9 @@ Items = Annotated[list[InputItem], Field(min_length=1, max_length=2000)]
 Input = Annotated[Items, BeforeValidator(to_items, json_schema_input_type=str | Items)]
 
 
-class ResponsesRequest(StrictModel):
+class ResponsesRequest(HintedModel):
+    ignored_hints = IN_REQUESTS - {"reasoning"}
+
     model: str = Field(min_length=1, max_length=128)
     input: Input
     instructions: str | None = None
@@ -236,7 +258,7 @@ def to_chat_messages(
     chat_messages += [dict(message) for message in history]
     for item in items:
         if isinstance(item, Message):
-            chat_messages.append({"role": item.role, "content": "".join(part.text for part in item.content)})
+            chat_messages.append({"role": item.role, "content": "".join(part.text for part in item.content or ())})
         elif isinstance(item, FunctionCall):
             if not (chat_messages and chat_messages[-1]["role"] == "assistant"):
                 chat_messages.append({"role": "assistant", "content": None})

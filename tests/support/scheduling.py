@@ -13,13 +13,17 @@ GROUPS: dict[str, tuple[str, ...]] = {
     # Every file with a test that uses the fixture `engine`, which is one real SGLang for the whole run.
     ENGINE: (
         "tests/app/inference/test_real_adapters.py",
+        "tests/app/inference/test_real_calls.py",
         "tests/app/inference/test_real_capture.py",
         "tests/app/inference/test_real_grammar.py",
         "tests/clients/test_agents_sdk.py",
         "tests/clients/test_curl.py",
+        "tests/clients/test_histories.py",
         "tests/clients/test_langchain.py",
         "tests/clients/test_langgraph.py",
         "tests/clients/test_openai.py",
+        "tests/clients/test_output_length.py",
+        "tests/clients/test_parameters.py",
         "tests/clients/test_reply_ids.py",
         "tests/clients/test_responses.py",
         "tests/clients/third_party/test_langchain_suites.py",

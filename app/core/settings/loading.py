@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from app.core.settings.renamed import RENAMED
 from app.core.settings.root import Settings, parse_algorithm
 from app.core.settings.tree import (
-    children,
     did_you_mean,
     find,
     is_secret,
     is_text,
     is_url,
-    models,
     nearest,
     variable_name,
 )
+from app.core.validation_errors import describe, find_place
 
 PREFIX = "ATTUNE_"
 CONFIG_VARIABLE = "ATTUNE_CONFIG"
@@ -165,11 +165,11 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def explain(error: ValidationError, sources: Mapping[str, str]) -> list[str]:
     """Return a sentence for each problem: where the value comes from, what is wrong, and what to do."""
-    return [_explain(dict(details), sources) for details in error.errors(include_url=False)]
+    return [_explain(details, sources) for details in error.errors(include_url=False)]
 
 
-def _explain(details: dict[str, Any], sources: Mapping[str, str]) -> str:
-    path = _setting_path(details["loc"])
+def _explain(details: ErrorDetails, sources: Mapping[str, str]) -> str:
+    path = ".".join(map(str, find_place(details, Settings)))
     source = next((sources[part] for part in _prefixes(path) if part in sources), None)
     source = source or next((name for other, name in sources.items() if other.startswith(f"{path}.")), None)
     where = f"{source}: " if source else ""
@@ -179,7 +179,7 @@ def _explain(details: dict[str, Any], sources: Mapping[str, str]) -> str:
         if (renamed := RENAMED.get(variable_name(path.rpartition(".")[2]))) is not None and renamed != path:
             return f"{where}{path} is not a setting; it is {renamed}"
         return f"{where}{path} is not a setting{did_you_mean(nearest(Settings, path))}"
-    message = MESSAGES.get(details["type"], details["msg"].removeprefix("Value error, "))
+    message = MESSAGES.get(details["type"]) or describe(details)
     message = message[0].lower() + message[1:]
     value = details.get("input")
     is_shown = isinstance(value, str | int | float | bool) and not is_secret(path) and not is_url(path) and path
@@ -191,22 +191,3 @@ def _prefixes(path: str) -> Iterator[str]:
     while path:
         yield path
         path = path.rpartition(".")[0]
-
-
-def _setting_path(location: tuple[int | str, ...]) -> str:
-    """Return the path of pydantic's location, without the names of types in it."""
-    path: list[str] = []
-    annotation: Any = Settings
-    for part in location:
-        field = children(annotation).get(str(part))
-        if field is not None:
-            annotation = field.annotation
-        elif path and any(str(part) in (kind.__name__, _type_name(kind)) for kind in models(annotation)):
-            continue
-        path.append(str(part))
-    return ".".join(path)
-
-
-def _type_name(kind: Any) -> str:
-    field = kind.model_fields.get("type")
-    return "" if field is None else str(field.default)

@@ -221,3 +221,29 @@ async def test_request_cannot_grant_consent_withheld_by_its_key(harness: Harness
     headers = {"authorization": f"Bearer {new_key['key']}"}
     for metadata in ({}, {"attune_train": "true"}):
         assert (await ask(harness, HELLO, headers=headers, metadata=metadata)).exclusion_reason == "no consent to train"
+
+
+async def test_refusal_is_the_text_of_a_reply_without_content(harness: Harness, scripted: ScriptedEngine) -> None:
+    refused = {"role": "assistant", "content": None, "refusal": "I can't help with that."}
+    turn = await ask(harness, [*HELLO, refused, *HELLO])
+    assert (await harness.messages(turn.id))[1] == {"role": "assistant", "content": "I can't help with that."}
+    turn = await ask(harness, [*HELLO, {**refused, "content": "But I can help with this."}, *HELLO])
+    assert (await harness.messages(turn.id))[1]["content"] == "But I can help with this."
+
+
+@pytest.mark.parametrize("sent_back", ['{"order": ', None])
+async def test_cut_call_continues_its_conversation(
+    harness: Harness, scripted: ScriptedEngine, sent_back: str | None
+) -> None:
+    """Null stands for the empty text."""
+    scripted.tool_call = ("order_status", sent_back or "")
+    tools = [{"type": "function", "function": {"name": "order_status"}}]
+    first = await ask(harness, HELLO, tools=tools)
+    call = {"id": "call_1", "type": "function", "function": {"name": "order_status", "arguments": sent_back}}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "The call was cut."}
+    scripted.tool_call = None
+    second = await ask(harness, [*HELLO, {"role": "assistant", "tool_calls": [call]}, result], tools=tools)
+    assert second.parent_id == first.id
+    [sent] = scripted.requests[-1]["messages"][1]["tool_calls"]
+    assert sent["function"]["arguments"] == "{}"
+    assert (await harness.messages(second.id))[1]["tool_calls"][0]["function"]["arguments"] == (sent_back or "")

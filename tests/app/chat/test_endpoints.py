@@ -242,7 +242,7 @@ MAX_SCHEMA = 32 * 1024
         ({"tools": [function_tool(parameters=schema_of(MAX_SCHEMA + 1))]}, "tools.0.function.parameters", "32768"),
         (
             {"response_format": json_schema(schema_of(MAX_SCHEMA + 1))},
-            "response_format.json_schema.json_schema.schema",
+            "response_format.json_schema.schema",
             "32768",
         ),
     ],

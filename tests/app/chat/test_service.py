@@ -25,6 +25,21 @@ async def test_each_choice_is_a_turn(harness: Harness, scripted: ScriptedEngine)
     assert body["usage"]["prompt_tokens"] == len(turns[0].own_prompt_ids)
 
 
+@pytest.mark.parametrize(("seed", "second"), [(2**63 - 1, -(2**63)), (-(2**63), 1 - 2**63), (-1, 0)])
+async def test_seeds_of_the_choices_stay_in_64_bits(
+    harness: Harness, scripted: ScriptedEngine, seed: int, second: int
+) -> None:
+    assert (await ask(harness, n=2, seed=seed)).status_code == 200
+    assert [engine_body["seed"] for engine_body in scripted.requests] == [seed, second]
+
+
+async def test_fingerprint_says_that_a_seed_is_a_hint(harness: Harness, scripted: ScriptedEngine) -> None:
+    body = (await ask(harness, seed=7)).json()
+    assert body["system_fingerprint"] == "shop@v0;engine-0;seed=hint"
+    parts = chunks(await ask(harness, seed=7, stream=True))
+    assert {part["system_fingerprint"] for part in parts} == {body["system_fingerprint"]}
+
+
 async def test_choices_stream_concurrently(harness: Harness, scripted: ScriptedEngine) -> None:
     scripted.seconds_per_token = 0.1  # much longer than any pause of a busy machine
     parts = chunks(await ask(harness, n=3, stream=True, stream_options={"include_usage": True}))

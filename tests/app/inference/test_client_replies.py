@@ -185,18 +185,24 @@ async def test_aborted_reply_keeps_its_output(
 
 @both_modes
 @pytest.mark.parametrize(
-    ("status", "raised"), [(400, EngineRefused), (503, EngineUnavailable), (429, EngineUnavailable)]
+    ("status", "raised", "message"),
+    [
+        (400, EngineRefused, "the script says no"),
+        (503, EngineUnavailable, "its log has the reason"),
+        (429, EngineUnavailable, "its log has the reason"),
+    ],
 )
-async def test_refusal_keeps_engine_message(
+async def test_refusal_keeps_engine_message_and_failure_does_not(
     client: EngineClient,
     scripted: ScriptedEngine,
     make_call: MakeCall,
     get_capture: GetCapture,
     status: int,
     raised: type[Exception],
+    message: str,
 ) -> None:
     scripted.refuse_status = status
-    with pytest.raises(raised, match="the script says no"):
+    with pytest.raises(raised, match=message):
         await get_capture(client, make_call())
 
 

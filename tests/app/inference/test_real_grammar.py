@@ -20,6 +20,15 @@ ORDER = {
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "function": {"name": "order_status", "parameters": ORDER}}
+NAMED = {"type": "function", "function": {"name": "order_status"}}
+HOURS = {"type": "function", "function": {"name": "opening_hours", "description": "Look the hours up."}}
+INEXPRESSIBLE: list[dict[str, Any]] = [
+    {"type": "string", "pattern": "^(?!draft).*$"},
+    {"type": "string", "pattern": "(?i)order"},
+    {"type": "string", "pattern": "\\border\\b"},
+    {"$ref": "#/$defs/nowhere"},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 1},
+]
 
 
 def schema(body: Any) -> dict[str, Any]:
@@ -92,6 +101,56 @@ async def test_reply_with_optional_tools_is_a_call_or_has_the_response_format(
         assert set(json.loads(text)) == {"order", "ready"} and "grammar" in (capture.exclusion_reason or "")
         seen.add(is_call)
     assert seen == {True, False}
+
+
+def odd_tool(part: dict[str, Any], *, strict: bool | None = None) -> dict[str, Any]:
+    function = {"name": "order_status", "parameters": {"type": "object", "properties": {"order": part}}}
+    return {"type": "function", "function": function | ({} if strict is None else {"strict": strict})}
+
+
+@pytest.mark.parametrize("part", INEXPRESSIBLE, ids=str)
+async def test_schema_that_no_grammar_expresses_is_a_guide_unless_strict(
+    engine_client: EngineClient, make_call: MakeCall, part: dict[str, Any]
+) -> None:
+    """Whatever `tool_choice` and response format: the arguments are then any JSON object."""
+    for choice in ("required", NAMED):
+        call = make_call(tools=[odd_tool(part), HOURS], tool_choice=choice, max_tokens=200)
+        for tool_call in (await engine_client.complete(call)).capture.tool_calls:
+            text = tool_call["function"]["arguments"]
+            assert text.startswith("{")
+    with_format = make_call(tools=[odd_tool(part)], response_format=schema(ORDER), max_tokens=40)
+    assert (await engine_client.complete(with_format)).capture.output_ids
+    assert (await engine_client.complete(make_call(tools=[odd_tool(part)], max_tokens=4))).capture.output_ids
+    with pytest.raises(EngineRefused):
+        await engine_client.complete(make_call(tools=[odd_tool(part, strict=True)], tool_choice="required"))
+
+
+@both_modes
+async def test_prompt_is_the_same_with_every_tool_choice(
+    engine_client: EngineClient, make_call: MakeCall, get_capture: GetCapture
+) -> None:
+    prompts = []
+    for choice in (None, "auto", "none", "required", NAMED):
+        call = make_call("My order?", tools=[TOOL, HOURS], tool_choice=choice, max_tokens=2)
+        prompts.append((await get_capture(engine_client, call)).prompt_ids)
+        assert await engine_client.tokenize(call) == prompts[0]
+    assert all(prompt == prompts[0] for prompt in prompts)
+    without_tools = await get_capture(engine_client, make_call("My order?", max_tokens=2))
+    assert len(without_tools.prompt_ids) < len(prompts[0])
+
+
+@both_modes
+async def test_forbidden_tools_are_not_called(
+    engine_client: EngineClient, make_call: MakeCall, get_capture: GetCapture, tokenizer: Tokenizer
+) -> None:
+    call_token = tokenizer.encode("<tool_call>", add_special_tokens=False).ids[0]
+    bias = {str(call_token): 50.0}  # towards a call
+    fields: dict[str, Any] = {"tools": [TOOL], "logit_bias": bias, "max_tokens": 24}
+    called = await get_capture(engine_client, make_call("My order?", tool_choice="auto", **fields))
+    assert call_token in called.output_ids
+    forbidden = await get_capture(engine_client, make_call("My order?", tool_choice="none", **fields))
+    assert call_token not in forbidden.output_ids and not forbidden.tool_calls
+    assert "<tool_call>" not in forbidden.text and "grammar" in (forbidden.exclusion_reason or "")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.inference.request import ChatCall, Sampling
+from app.inference.request import ChatCall, Sampling, engine_arguments
 from tests.support.engine_replies import MakeCall
 
 
@@ -48,8 +48,31 @@ def test_colon_in_model_name_is_refused() -> None:
         ({"tools": [{"function": {"name": "f"}}]}, False),
         ({"tools": [{"function": {"name": "f", "strict": True}}]}, True),
         ({"tools": [{"function": {"name": "f"}}], "tool_choice": "required"}, True),
-        ({"tools": [{"function": {"name": "f"}}], "tool_choice": "none"}, False),
+        ({"tools": [{"function": {"name": "f"}}], "tool_choice": "none"}, True),
+        ({"tool_choice": "none"}, False),
     ],
 )
 def test_is_grammar_constrained(make_call: MakeCall, fields: dict[str, Any], constrained: bool) -> None:
     assert make_call(**fields).is_grammar_constrained is constrained
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rendered"),
+    [
+        ('{"order": 7}', '{"order": 7}'),
+        (' {"a": [1, {"b": null}]} ', ' {"a": [1, {"b": null}]} '),
+        ("", "{}"),
+        ('{"order": ', "{}"),
+        ('"7"', "{}"),
+        ("[7]", "{}"),
+        ("null", "{}"),
+        ('{"a": NaN}', "{}"),
+        ('{"a": 1} {"b": 2}', "{}"),
+        ('{"a": "\\ud800"}', "{}"),
+        ('{"a":' * 63 + "{}" + "}" * 63, '{"a":' * 63 + "{}" + "}" * 63),
+        ('{"a":' * 64 + "{}" + "}" * 64, "{}"),
+        ('{"a":' * 100_000, "{}"),
+    ],
+)
+def test_arguments_that_are_no_object_are_rendered_without(arguments: str, rendered: str) -> None:
+    assert engine_arguments(arguments) == rendered

@@ -1,6 +1,6 @@
 """Attune and AsyncAttune: chats, every kind of feedback, retries and errors."""
 
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,18 +113,21 @@ async def test_retried_chat_is_trained_on_once(client: Attune, api: FaultyApi, h
     assert all(turns.values()), "the reply that the client never saw is excluded"
 
 
-async def test_retry_after_is_waited_for(client: Attune, api: FaultyApi, harness: Harness) -> None:
+async def test_retry_after_is_waited_for(
+    client: Attune, api: FaultyApi, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     turn = await harness.turn()
     api.faults = [error_response(429, retry_after="1.5")]
-    began_at = time.monotonic()
+    waits: list[float] = []
+    monkeypatch.setattr("attune_client.transport.time", SimpleNamespace(sleep=waits.append))
     client.feedback.up(turn.id)
-    assert time.monotonic() - began_at >= 1.5
+    assert waits == [1.5]
     policy = RetryPolicy(max_retries=2)
     limited = RateLimited("slow down", status=429, retry_after=40, should_retry=True)
     assert policy.delay(0, limited) == 40 and policy.delay(2, limited) is None
     assert policy.delay(0, RateLimited("slow down", status=429, retry_after=3600, should_retry=True)) is None
-    waits = [policy.delay(1, ServerError("no", status=503, should_retry=True)) or 0 for _ in range(100)]
-    assert 0.5 <= min(waits) < max(waits) <= 1.0, "half to the whole of base · 2"
+    delays = [policy.delay(1, ServerError("no", status=503, should_retry=True)) or 0 for _ in range(100)]
+    assert 0.5 <= min(delays) < max(delays) <= 1.0, "half to the whole of base · 2"
 
 
 async def test_errors_carry_code_message_and_request_id(
