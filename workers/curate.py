@@ -58,8 +58,7 @@ async def curate(db: Database, settings: Settings) -> int:
         except FeedbackFailed:
             log.exception("a page of feedback failed; its events are read one by one")
             num_read, is_last = await _process_one_by_one(db, settings), False
-        async with db.write() as session:  # in a transaction of its own: its failure does not concern the feedback
-            num_turns = await process_finished_turns(session, PAGE_SIZE, settings)
+        num_turns = await _process_turns(db, settings)
         total += num_read
         if is_last and num_turns == 0:
             return total
@@ -113,6 +112,32 @@ async def _process_one_by_one(db: Database, settings: Settings) -> int:
         total += num_read
         if num_read == 0:
             break
+    return total
+
+
+async def _process_turns(db: Database, settings: Settings) -> int:
+    """Process finished turns, in a transaction of their own: their failure does not concern the feedback.
+
+    If it fails, each project has a transaction, so that one whose turns fail holds up no other. Returns their number.
+    """
+    try:
+        async with db.write() as session:
+            return await process_finished_turns(session, PAGE_SIZE, settings)
+    except DATABASE_ERRORS:
+        raise
+    except Exception:
+        log.exception("finished turns failed; they are processed project by project")
+    async with db.read() as session:
+        project_ids = await _list_projects(session, Turn.project_id, ~Turn.processed)
+    total = 0
+    for project_id in project_ids:
+        try:
+            async with db.write() as session:
+                total += await process_finished_turns(session, PAGE_SIZE, settings, project_id)
+        except DATABASE_ERRORS:
+            raise
+        except Exception:
+            log.exception("finished turns of project %s could not be processed", project_id)
     return total
 
 
@@ -174,10 +199,7 @@ async def _read_in_turn(
     Args:
         project: The column of the project, with which a partial index begins whose condition is `is_waiting`.
     """
-    projects: list[str] = []
-    last: str | None = ""
-    while (last := await session.scalar(select(func.min(project)).where(is_waiting, project > last))) is not None:
-        projects.append(last)
+    projects = await _list_projects(session, project, is_waiting)
     share = max(1, limit // max(1, len(projects)))
     rows: list[Any] = []
     is_cut = False
@@ -188,6 +210,17 @@ async def _read_in_turn(
         rows += found
         is_cut = is_cut or len(found) == share
     return rows, is_cut or len(rows) == limit
+
+
+async def _list_projects(
+    session: AsyncSession, project: InstrumentedAttribute[str], is_waiting: ColumnElement[bool]
+) -> list[str]:
+    """Return the projects with waiting rows. Each is one step in the partial index that begins with `project`."""
+    projects: list[str] = []
+    last: str | None = ""
+    while (last := await session.scalar(select(func.min(project)).where(is_waiting, project > last))) is not None:
+        projects.append(last)
+    return projects
 
 
 async def _skip(session: AsyncSession, seqs: list[int], reason: str) -> None:
@@ -202,10 +235,13 @@ async def _skip(session: AsyncSession, seqs: list[int], reason: str) -> None:
         record_audit(session, "curate", AuditAction.FEEDBACK_SKIPPED, id, reason[:500], project_id=project_id)
 
 
-async def process_finished_turns(session: AsyncSession, limit: int, settings: Settings) -> int:
+async def process_finished_turns(
+    session: AsyncSession, limit: int, settings: Settings, project_id: str | None = None
+) -> int:
     """Create the judgements and rollouts of at most `limit` finished turns, the same share of each project.
 
-    Their tokens are added to what their projects have used. Returns the number of turns.
+    With `project_id` only those of that project are processed. Their tokens are added to what their projects have
+    used. Returns the number of turns.
     """
     query = (
         select(
@@ -214,10 +250,13 @@ async def process_finished_turns(session: AsyncSession, limit: int, settings: Se
             *(Turn.project_id, Turn.num_output_tokens),
         )
         .where(~Turn.processed, Turn.state != TurnState.OPEN)
-        .order_by(Turn.finished_at)
+        .order_by(Turn.finished_at, Turn.id)
         .with_for_update(skip_locked=True, key_share=True)  # new feedback about them need not wait
     )
-    turns, _ = await _read_in_turn(session, query, Turn.project_id, ~Turn.processed, limit)
+    if project_id is None:
+        turns, _ = await _read_in_turn(session, query, Turn.project_id, ~Turn.processed, limit)
+    else:
+        turns = list((await session.execute(query.where(Turn.project_id == project_id).limit(limit))).all())
     if not turns:
         return 0
     policies = list(await session.scalars(select(Policy).where(Policy.id.in_({turn.policy_id for turn in turns}))))

@@ -35,6 +35,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 
 from app.core import db_timeouts
+from app.core.database_errors import hide_values
 from app.core.database_url import blocking_url
 from app.core.jobs import PENDING_TASKS, TaskName, TaskSender
 
@@ -133,6 +134,7 @@ class Database(AbstractAsyncContextManager["Database"]):
         self._write_lock = asyncio.Lock() if self.embedded else nullcontext()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="database")
         for engine in (self.engine.sync_engine, self._sync):
+            event.listen(engine, "handle_error", hide_values)
             if self.embedded:
                 _prepare_sqlite(engine)
             else:

@@ -2,20 +2,47 @@
 next group."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 
+from sqlalchemy import text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from app.core.database import Database
+from app.core.database_errors import LOCK_NOT_AVAILABLE, sqlstate
 from app.core.errors import AttuneError
 
 T = TypeVar("T")
 R = TypeVar("R")
 WriteGroup = Callable[[Connection, Sequence[T]], Sequence[R | AttuneError]]
 MAX_GROUP_SIZE = 200
+LOCK_MILLISECONDS = 250  # that a group waits for a row which another transaction has locked
+LOCK_WAIT_SECONDS = 4.0  # that an item waits for such a row, in attempts of their own
+LOCK_PAUSE_SECONDS = 0.1
+LIMIT_LOCKS = text(f"SET LOCAL lock_timeout = {LOCK_MILLISECONDS}")
+
+
+class ItemKey(NamedTuple):
+    """What an item may wait for. Items with different values of `group` share no transaction.
+
+    `row` is the row that another transaction may have locked.
+    """
+
+    group: Hashable
+    row: Hashable
+
+
+@dataclass(slots=True)
+class _Entry(Generic[T, R]):
+    item: T
+    key: ItemKey
+    future: asyncio.Future[R]
+    arrived_at: float = field(default_factory=time.monotonic)
 
 
 class GroupCommit(Generic[T, R]):
@@ -27,56 +54,136 @@ class GroupCommit(Generic[T, R]):
     - An AttuneError as a result fails its item only.
     - If a group fails as a whole (another process won a race), each item is written alone, so that one bad item fails
       no other.
+    - If a group meets a locked row, the items leave it by their rows, and those of the locked row wait for it alone.
     - A cancelled caller does not withdraw its item: the item is written all the same.
+
+    Args:
+        key: Returns the key of an item. By default all items form one group, and each has a row of its own.
     """
 
-    def __init__(self, db: Database, write_group: WriteGroup[T, R], *, max_group_size: int = MAX_GROUP_SIZE) -> None:
+    def __init__(
+        self,
+        db: Database,
+        write_group: WriteGroup[T, R],
+        *,
+        key: Callable[[T], ItemKey] = lambda item: ItemKey(None, id(item)),
+        max_group_size: int = MAX_GROUP_SIZE,
+    ) -> None:
         self._db, self._write_group, self._max_group_size = db, write_group, max_group_size
-        self._queue: list[tuple[T, asyncio.Future[R]]] = []
-        self._drain_task: asyncio.Task[None] | None = None
+        self._key = key
+        self._queues: defaultdict[Hashable, list[_Entry[T, R]]] = defaultdict(list)
+        self._waiting: dict[ItemKey, list[_Entry[T, R]]] = {}  # for a locked row
+        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
+        self._lock_attempts = asyncio.Semaphore(1)  # the database's threads are few, and a locked row holds one up
 
     async def submit(self, item: T) -> R:
         """Write an item. Returns its result once it is committed; raises its AttuneError, or the database's error."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._queue.append((item, future))
-        if self._drain_task is None or self._drain_task.done():
-            self._drain_task = asyncio.create_task(self._drain())
+        entry = _Entry(item, self._key(item), future)
+        if entry.key in self._waiting:
+            self._waiting[entry.key].append(entry)
+        else:
+            self._queues[entry.key.group].append(entry)
+            if entry.key.group not in self._tasks:
+                self._tasks[entry.key.group] = asyncio.create_task(self._drain(entry.key.group))
         return await future
 
-    async def _drain(self) -> None:
-        while self._queue:
-            group, self._queue = self._queue[: self._max_group_size], self._queue[self._max_group_size :]
-            await self._commit(group)
+    async def _drain(self, name: Hashable) -> None:
+        try:
+            while queue := self._queues[name]:
+                entries, self._queues[name] = queue[: self._max_group_size], queue[self._max_group_size :]
+                await self._commit(entries)
+        finally:
+            del self._tasks[name], self._queues[name]
 
-    async def _commit(self, group: list[tuple[T, asyncio.Future[R]]]) -> None:
+    async def _commit(self, entries: list[_Entry[T, R]]) -> None:
+        """Write the entries; those that wait for a locked row are left to a task of their own."""
+        error = await self._write(entries)
+        if error is None:
+            return
+        if sqlstate(error) == LOCK_NOT_AVAILABLE:
+            by_key: defaultdict[ItemKey, list[_Entry[T, R]]] = defaultdict(list)
+            for entry in entries:
+                by_key[entry.key].append(entry)
+            for key, of_row in by_key.items():
+                if len(by_key) > 1:
+                    await self._commit(of_row)
+                else:
+                    self._wait_for_row(key, of_row)
+        elif len(entries) > 1 and not _is_outage(error):
+            for entry in entries:
+                await self._commit([entry])
+        else:
+            _fail(entries, error)
+
+    def _wait_for_row(self, key: ItemKey, entries: list[_Entry[T, R]]) -> None:
+        if key in self._waiting:
+            self._waiting[key] += entries
+            return
+        self._waiting[key] = entries
+        self._tasks[key] = asyncio.create_task(self._retry(key))
+
+    async def _retry(self, key: ItemKey) -> None:
+        """Write the entries of a locked row when it is free, or fail those that have waited too long."""
+        error: Exception | None = None
+        try:
+            while waiting := self._waiting[key]:
+                start = time.monotonic() - LOCK_WAIT_SECONDS
+                late = [entry for entry in waiting if entry.arrived_at < start]
+                if error is not None:
+                    _fail(late, error)
+                    waiting = [entry for entry in waiting if entry.arrived_at >= start]
+                entries, self._waiting[key] = waiting[: self._max_group_size], waiting[self._max_group_size :]
+                if not entries:
+                    continue
+                await asyncio.sleep(LOCK_PAUSE_SECONDS)
+                async with self._lock_attempts:
+                    error = await self._write(entries)
+                if error is None:
+                    continue
+                if sqlstate(error) == LOCK_NOT_AVAILABLE:
+                    self._waiting[key] = entries + self._waiting[key]
+                elif len(entries) > 1 and not _is_outage(error):
+                    for entry in entries:
+                        await self._commit([entry])
+                else:
+                    _fail(entries, error)
+        finally:
+            del self._tasks[key], self._waiting[key]
+
+    async def _write(self, entries: list[_Entry[T, R]]) -> Exception | None:
+        """Write the entries in a transaction and resolve them. Returns the error that failed the transaction."""
+
         def write(connection: Connection) -> list[R | AttuneError]:
-            results = self._write_group(connection, [item for item, _ in group])
+            if connection.dialect.name == "postgresql":
+                connection.execute(LIMIT_LOCKS)
+            results = self._write_group(connection, [entry.item for entry in entries])
             # In the transaction: a mismatch must write nothing.
-            return [result for _, result in zip(group, results, strict=True)]
+            return [result for _, result in zip(entries, results, strict=True)]
 
-        outcomes: Sequence[R | Exception]
         try:
             outcomes = await self._db.run_write(write)
         except Exception as error:
-            if len(group) > 1 and not _is_outage(error):
-                for pair in group:
-                    await self._commit([pair])
-                return
-            outcomes = [error] * len(group)
-        for (_, future), outcome in zip(group, outcomes, strict=True):
-            if future.done():
+            return error
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            if entry.future.done():
                 continue
             if isinstance(outcome, Exception):
-                future.set_exception(outcome)
+                entry.future.set_exception(outcome)
             else:
-                future.set_result(outcome)
+                entry.future.set_result(outcome)
+        return None
+
+
+def _fail(entries: Sequence[_Entry[T, R]], error: Exception) -> None:
+    for entry in entries:
+        if not entry.future.done():
+            entry.future.set_exception(error)
 
 
 def _is_outage(error: Exception) -> bool:
     """Return whether an item alone would fail as its group did.
 
-    A deadlock or a limit (SQLSTATE classes 40 and 54) concerns the group as such. A lock that another process keeps
-    would be waited for once per item.
+    A deadlock or a limit (SQLSTATE classes 40 and 54) concerns the group as such.
     """
-    state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
-    return isinstance(error, (OperationalError, PoolTimeout)) and state[:2] not in ("40", "54")
+    return isinstance(error, (OperationalError, PoolTimeout)) and sqlstate(error)[:2] not in ("40", "54")

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ LEASE_SECONDS = 60.0  # from one chunk to the next
 MAX_UNPACK_RATIO = 4  # size of the unpacked rows, relative to the largest file allowed
 TIMEOUT_SECONDS = 900.0
 MAX_READERS = 2
+# The environment variables of a reader: it parses files of strangers, so it gets no database URL and no secret.
+PASSED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ async def parse_file(kind: str, file: IO[bytes], rows: IO[bytes], limit: int) ->
         stdout=rows,
         stderr=subprocess.PIPE,
         cwd=REPOSITORY,
+        env={name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ},
     )
     try:
         _, stderr = await asyncio.to_thread(reader.communicate, timeout=TIMEOUT_SECONDS)

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.chat.histories import read_messages
 from app.core.database import Database
 from app.datasets.turn_rows import ExportFilter
-from app.feedback.queries import is_effective
+from app.feedback.effective import is_effective
 from app.models import RANKING_KINDS, Feedback, FeedbackRank, Turn
 
 PAGE_SIZE = 32  # feedback events at a time; each may rank many turns
@@ -74,8 +74,9 @@ async def _read_feedback(session: AsyncSession, export_filter: ExportFilter, las
 async def _read_ranks(session: AsyncSession, seqs: Sequence[int]) -> dict[int, list[FeedbackRank]]:
     """Return the ranks by the feedback's sequence number, best first."""
     ranks: dict[int, list[FeedbackRank]] = {seq: [] for seq in seqs}
+    best_first = (FeedbackRank.rank, FeedbackRank.feedback_seq, FeedbackRank.turn_id)
     for row in await session.scalars(
-        select(FeedbackRank).where(FeedbackRank.feedback_seq.in_(seqs)).order_by(FeedbackRank.rank)
+        select(FeedbackRank).where(FeedbackRank.feedback_seq.in_(seqs)).order_by(*best_first)
     ):
         ranks[row.feedback_seq].append(row)
     return ranks

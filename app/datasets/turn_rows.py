@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.chat.histories import read_messages, read_prompt_ids
 from app.core.database import Database
-from app.feedback.queries import is_effective
+from app.feedback.effective import is_effective
 from app.models import Feedback, FeedbackRank, Origin, Policy, Turn, TurnState, Version
 from app.policies.references import format_reference
 

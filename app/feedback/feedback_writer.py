@@ -12,13 +12,13 @@ from sqlalchemy.engine import Connection
 
 from app.core.database import Database
 from app.core.errors import AttuneError, BadRequest, Conflict, Forbidden, NotFound, Unprocessable
-from app.core.group_commit import GroupCommit
+from app.core.group_commit import GroupCommit, ItemKey
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.feedback import repository
 from app.feedback.browser_tokens import TokenClaims
 from app.feedback.kinds import FeedbackCreate, OrderedFeedback, Rating, TargetedFeedback
-from app.feedback.repository import FoundTurns, ProjectAndValue
+from app.feedback.repository import FeedbackSource, FoundTurns, ProjectAndValue
 from app.feedback.schemas import Choice, ConversationTarget, MetadataTarget, feedback_view
 from app.models import VOTE_KINDS, new_id
 
@@ -80,11 +80,17 @@ class FeedbackLimits:
         return cls(settings.limits.max_source_feedback, settings.limits.max_token_feedback)
 
 
+def key_of(submission: Submission) -> ItemKey:
+    """Return what the submission may wait for: its project's lock, and the turns that it is about."""
+    target = tuple((choice.completion_id, choice.choice_index) for choice in submission.choices())
+    return ItemKey(submission.project_id, target)
+
+
 class FeedbackWriter(GroupCommit[Submission, SubmissionResult]):
     """Collects the submissions of concurrent requests and writes them in shared transactions; one for each process."""
 
     def __init__(self, db: Database, limits: FeedbackLimits) -> None:
-        super().__init__(db, partial(submit_many, limits=limits))
+        super().__init__(db, partial(submit_many, limits=limits), key=key_of)
         self.limits = limits
 
 
@@ -249,15 +255,15 @@ def _find_beyond_limits(
     if not new:
         return {}
     repository.lock_projects(connection, {project_id for project_id, _ in new})
-    targets = {(project_id, feedback.row["target"]) for (project_id, _), feedback in new.items()}
-    counts: Counter[tuple[str, ...]] = Counter(repository.count_by_source(connection, targets))
+    sources_of = {key: _source_of(feedback.row) for key, feedback in new.items()}
+    counts: Counter[tuple[str, ...]] = Counter(repository.count_by_source(connection, set(sources_of.values())))
     sources: Counter[tuple[str, ...]] = Counter()
     for key, count in counts.items():
         sources[key[:-1]] += count
     errors: dict[ProjectAndValue, AttuneError] = {}
     for project_key, feedback in new.items():
         row = feedback.row
-        source = (row["project_id"], row["target"], row["source_kind"], row["source_id"] or "")
+        source = sources_of[project_key]
         token_id = row["token_id"] or ""
         if token_id and counts[*source, token_id] >= limits.per_token:
             message = f"This feedback token has submitted {limits.per_token} times, its limit; create another token."
@@ -274,6 +280,10 @@ def _find_beyond_limits(
             counts[*source, token_id] += 1
             sources[source] += 1
     return errors
+
+
+def _source_of(row: dict[str, Any]) -> FeedbackSource:
+    return FeedbackSource(row["project_id"], row["target"], row["source_kind"], row["source_id"] or "")
 
 
 def _request_id(request: FeedbackCreate) -> str | None:

@@ -28,16 +28,16 @@ ScaleNumber = Annotated[float, Field(strict=True, ge=-1e9, le=1e9)]
 
 
 def _target_tag(target: Any) -> str:
-    """Return the tag of a target's type. Tags begin with "~" to distinguish them from field names in error paths."""
+    """Return the tag of a target's type."""
     if isinstance(target, dict):
-        return next((f"~{key}" for key in ("conversation_id", "metadata") if key in target), "~completion_id")
-    return "~completion_id"
+        return next((key for key in ("conversation_id", "metadata") if key in target), "completion_id")
+    return "completion_id"
 
 
 Target: TypeAlias = Annotated[
-    Annotated[Choice, Tag("~completion_id")]
-    | Annotated[ConversationTarget, Tag("~conversation_id")]
-    | Annotated[MetadataTarget, Tag("~metadata")],
+    Annotated[Choice, Tag("completion_id")]
+    | Annotated[ConversationTarget, Tag("conversation_id")]
+    | Annotated[MetadataTarget, Tag("metadata")],
     Discriminator(_target_tag),
 ]
 
@@ -97,16 +97,16 @@ class TargetedFeedback(FeedbackCreate):
 
 def _binary_tag(value: Any) -> str | None:
     if isinstance(value, bool):
-        return "~bool"
+        return "bool"
     if isinstance(value, str):
-        return "~word" if value in ("up", "down") else None
-    return "~number" if isinstance(value, int | float) and value in (1, -1) else None
+        return "word" if value in ("up", "down") else None
+    return "number" if isinstance(value, int | float) and value in (1, -1) else None
 
 
 BinaryValue: TypeAlias = Annotated[
-    Annotated[bool, Field(strict=True), Tag("~bool")]
-    | Annotated[Literal["up", "down"], Tag("~word")]
-    | Annotated[Literal[1, -1], Tag("~number")],
+    Annotated[bool, Field(strict=True), Tag("bool")]
+    | Annotated[Literal["up", "down"], Tag("word")]
+    | Annotated[Literal[1, -1], Tag("number")],
     Discriminator(
         _binary_tag,
         custom_error_type="binary_value",
@@ -180,16 +180,21 @@ class Categorical(TargetedFeedback):
 
 def _ranked_item_tag(item: Any) -> str:
     if isinstance(item, list):
-        return "~tie"
-    return "~choice" if isinstance(item, dict) else "~id"
+        return "tie"
+    return "choice" if isinstance(item, dict) else "id"
 
 
 Reference: TypeAlias = Annotated[
-    Annotated[CompletionId, Tag("~id")] | Annotated[Choice, Tag("~choice")], Discriminator(_ranked_item_tag)
+    Annotated[CompletionId, Tag("id")] | Annotated[Choice, Tag("choice")],
+    Discriminator(
+        _ranked_item_tag,
+        custom_error_type="nested_tie",
+        custom_error_message="expected a completion's id, or an object with completion_id; a tie holds no other tie",
+    ),
 ]
 Tie: TypeAlias = Annotated[list[Reference], Field(min_length=2, max_length=MAX_RANKED)]
 RankedItem: TypeAlias = Annotated[
-    Annotated[CompletionId, Tag("~id")] | Annotated[Choice, Tag("~choice")] | Annotated[Tie, Tag("~tie")],
+    Annotated[CompletionId, Tag("id")] | Annotated[Choice, Tag("choice")] | Annotated[Tie, Tag("tie")],
     Discriminator(_ranked_item_tag),
 ]
 
@@ -247,15 +252,4 @@ def parse_feedback(body: dict[str, Any]) -> FeedbackCreate:
     if model is None:
         problem = "'kind' is required" if kind is None else "There is no such 'kind'"
         raise BadRequest(f"{problem}: {', '.join(KINDS)}.", param="kind", code="invalid_value")
-    try:
-        return parse_body(model, body)
-    except BadRequest as error:
-        raise _remove_tags(error) from error
-
-
-def _remove_tags(error: BadRequest) -> BadRequest:
-    """Return the error without tags in its path. Example: "value.1.~tie.0.~id" -> "value.1.0"."""
-    param = error.param or ""
-    plain = ".".join(part for part in param.split(".") if not part.startswith("~"))
-    message = error.message.replace(param, plain).removeprefix("Value error, ")
-    return BadRequest(message, param=plain or None, code=error.code)
+    return parse_body(model, body)

@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
-    CTE,
     ColumnElement,
     FromClause,
     Select,
@@ -23,12 +22,12 @@ from sqlalchemy import (
     union_all,
 )
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import InstrumentedAttribute, aliased, join
+from sqlalchemy.orm import join
 
 from app.core.database import now
+from app.feedback.effective import is_replaced, is_withdrawn
 from app.feedback.schemas import WITHDRAWAL, OutcomeState
 from app.models import (
-    NUMERIC_KINDS,
     PENDING_RELEASE,
     VOTE_KINDS,
     Batch,
@@ -141,11 +140,6 @@ def state_of(reason: Reason) -> OutcomeState:
     return "waiting" if reason in WAITING else "not_learned"
 
 
-def kind_class(kind: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[str]:
-    """Return the class of a kind: a comment, for example, does not replace a rating."""
-    return case((kind.in_(NUMERIC_KINDS), "number"), else_=kind)
-
-
 def select_outcomes(project_id: ColumnElement[str], condition: ColumnElement[bool]) -> Select[Any]:
     """Return a query of the outcomes of a project's feedback for which the condition holds: one row for each.
 
@@ -154,8 +148,7 @@ def select_outcomes(project_id: ColumnElement[str], condition: ColumnElement[boo
     in no batch, and a condition on it lets PostgreSQL estimate the number of rows.
     """
     chosen = (Feedback.project_id == project_id, condition)
-    undone = _find_undone(chosen)
-    columns = _outcome_columns(undone)
+    columns = _outcome_columns()
 
     def join_state(feedback_and_turns: FromClause) -> Any:
         """Return the columns for each feedback with a turn. Every row of the argument gives one row."""
@@ -167,7 +160,6 @@ def select_outcomes(project_id: ColumnElement[str], condition: ColumnElement[boo
             .outerjoin(Batch, and_(Batch.id == Feedback.batch_id, Batch.state.in_(DECIDING_STATES)))
             .outerjoin(Version, Version.id == Batch.version_id)
             .outerjoin(Policy, Policy.id == func.coalesce(Batch.policy_id, Turn.policy_id))
-            .outerjoin(undone, undone.c.seq == Feedback.seq)
             .where(*chosen, Feedback.kind != WITHDRAWAL)
         )
 
@@ -183,32 +175,6 @@ def select_outcomes(project_id: ColumnElement[str], condition: ColumnElement[boo
         select(*[by_turn[column.name] for column in columns]).where(by_turn.position == 1),
     )
     return select(outcomes.subquery("outcomes"))
-
-
-def _find_undone(chosen: Iterable[ColumnElement[bool]]) -> CTE:
-    """Return (seq, is_withdrawn, is_replaced) of feedback that later feedback has withdrawn or replaced.
-
-    Most feedback is the only one about its target: the join with later feedback leaves few rows to aggregate.
-    """
-    later = aliased(Feedback)
-    is_later = and_(later.project_id == Feedback.project_id, later.target == Feedback.target, later.seq > Feedback.seq)
-    withdrawn_id = later.request_metadata["withdraws"].as_string()
-    withdraws = and_(later.kind == WITHDRAWAL, withdrawn_id == Feedback.id)
-    replaces = and_(
-        later.kind != WITHDRAWAL,
-        later.name == Feedback.name,
-        later.source_kind == Feedback.source_kind,
-        later.source_id.is_not_distinct_from(Feedback.source_id),
-        kind_class(later.kind) == kind_class(Feedback.kind),
-    )
-    flags = [func.max(case((condition, 1), else_=0)) for condition in (withdraws, replaces)]
-    return (
-        select(Feedback.seq, flags[0].label("is_withdrawn"), flags[1].label("is_replaced"))
-        .join(later, is_later)
-        .where(*chosen, or_(withdraws, replaces))
-        .group_by(Feedback.seq)
-        .cte("undone")
-    )
 
 
 def _turns_of_several(chosen: Iterable[ColumnElement[bool]]) -> Subquery:
@@ -230,16 +196,16 @@ def _turns_of_several(chosen: Iterable[ColumnElement[bool]]) -> Subquery:
     ).subquery("concerned")
 
 
-def _outcome_columns(undone: FromClause) -> list[Any]:
+def _outcome_columns() -> list[Any]:
     """Return the columns of an outcome, for a turn that the feedback is about."""
     return [
-        _outcome_code(undone).label("code"),
+        _outcome_code().label("code"),
         Feedback.seq,
         Feedback.kind,
         Feedback.source_kind,
         Feedback.created_at,
-        (func.coalesce(undone.c.is_replaced, 0) == 0).label("is_latest"),
-        (func.coalesce(undone.c.is_withdrawn, 0) == 1).label("is_withdrawn"),
+        (~is_replaced()).label("is_latest"),
+        is_withdrawn().label("is_withdrawn"),
         func.coalesce(Batch.policy_id, Turn.policy_id).label("policy_id"),
         Policy.name.label("policy"),
         Version.number.label("version"),
@@ -260,7 +226,7 @@ def to_code(conditions: Conditions) -> ColumnElement[int]:
     return case(*codes, else_=CODES[Reason.UNTRAINABLE])
 
 
-def _outcome_code(undone: FromClause) -> ColumnElement[int]:
+def _outcome_code() -> ColumnElement[int]:
     """Return the code of the outcome's reason.
 
     A batch decides before a withdrawal: what was learned stays learned. A batch that was broken up is not joined.
@@ -268,8 +234,8 @@ def _outcome_code(undone: FromClause) -> ColumnElement[int]:
     is_open = Sample.state == SampleState.OPEN
     conditions: Conditions = (
         *BATCH_CONDITIONS,
-        (undone.c.is_withdrawn == 1, Reason.WITHDRAWN),
-        (undone.c.is_replaced == 1, Reason.REPLACED),
+        (is_withdrawn(), Reason.WITHDRAWN),
+        (is_replaced(), Reason.REPLACED),
         (Feedback.kind.not_in(VOTE_KINDS), Reason.NO_REWARD),
         (or_(Turn.id.is_(None), Turn.deleted_at.is_not(None)), Reason.ERASED),
         (~Feedback.processed & (Turn.state == TurnState.OPEN), Reason.REPLY_UNFINISHED),

@@ -1,62 +1,19 @@
-"""Read feedback by id, by completion or by conversation, and whether it is effective.
+"""Read feedback by id, by completion or by conversation, with what became of it."""
 
-Effective feedback is the latest of its class, target, name and source, unless it was withdrawn.
-"""
-
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, exists, func, select, union_all
+from sqlalchemy import Select, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from app.core.errors import NotFound, require_row
 from app.core.pagination import apply_keyset
-from app.feedback.outcomes import kind_class, read_outcomes
+from app.feedback.outcomes import read_outcomes
 from app.feedback.repository import FEEDBACK
 from app.feedback.schemas import WITHDRAWAL, feedback_view
 from app.models import Feedback, FeedbackRank, Origin, Turn
 
 Row = Mapping[Any, Any]
-
-
-def is_effective(
-    kinds: Collection[str] | None = None, as_of: InstrumentedAttribute[float] | None = None
-) -> ColumnElement[bool]:
-    """Return the condition that a Feedback row is effective.
-
-    Withdrawing the latest feedback does not make the one before effective again.
-
-    Args:
-        kinds: Only these kinds matter; all kinds if None.
-        as_of: A time column of another table in the statement; later feedback is ignored.
-    """
-    later, withdrawal = aliased(Feedback), aliased(Feedback)
-
-    def exists_by_then(row: Any, condition: ColumnElement[bool]) -> ColumnElement[bool]:
-        return condition if as_of is None else and_(condition, row.created_at <= as_of)
-
-    def is_relevant(row: Any) -> ColumnElement[bool]:
-        return exists_by_then(row, row.kind != WITHDRAWAL if kinds is None else row.kind.in_(kinds))
-
-    newer = exists().where(
-        later.project_id == Feedback.project_id,
-        later.target == Feedback.target,
-        later.name == Feedback.name,
-        later.source_kind == Feedback.source_kind,
-        func.coalesce(later.source_id, "") == func.coalesce(Feedback.source_id, ""),
-        kind_class(later.kind) == kind_class(Feedback.kind),
-        later.seq > Feedback.seq,
-        is_relevant(later),
-    )
-    withdrawn = exists().where(
-        withdrawal.project_id == Feedback.project_id,
-        withdrawal.target == Feedback.target,
-        withdrawal.request_metadata["withdraws"].as_string() == Feedback.id,
-        exists_by_then(withdrawal, withdrawal.kind == WITHDRAWAL),
-    )
-    outer = [Feedback] if as_of is None else [Feedback, as_of.class_]
-    return and_(is_relevant(Feedback), ~newer.correlate(*outer), ~withdrawn.correlate(*outer))
 
 
 def select_all_feedback() -> Select[Any]:

@@ -8,7 +8,20 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 import sqlalchemy as sa
-from sqlalchemy import ColumnElement, Select, String, Table, Text, any_, bindparam, column, func, select
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Select,
+    String,
+    Table,
+    Text,
+    any_,
+    bindparam,
+    column,
+    func,
+    select,
+    union_all,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.engine import Connection
@@ -27,6 +40,15 @@ ProjectAndValue = tuple[str, str]  # project id, and a key or a conversation id
 class FoundTurn(NamedTuple):
     id: str
     exclusion_reason: str | None
+
+
+class FeedbackSource(NamedTuple):
+    """A source and what it speaks about; `source_id` is "" if it has none."""
+
+    project_id: str
+    target: str
+    source_kind: str
+    source_id: str
 
 
 FoundTurns = dict[tuple[str, str, int], FoundTurn]  # by project id, completion id and choice index
@@ -69,10 +91,19 @@ def lock_projects(connection: Connection, projects: Iterable[str]) -> None:
         connection.execute(select(*[func.pg_advisory_xact_lock(ADVISORY_LOCK_CLASS, lock_id) for lock_id in lock_ids]))
 
 
-def count_by_source(connection: Connection, targets: AbstractSet[ProjectAndValue]) -> dict[tuple[str, ...], int]:
-    """Return the number of rows by (project, target, source kind, source id, browser token); missing ids are ""."""
-    rows = connection.execute(_count_by_source_statement(_has_arrays(connection)), _split_pairs(targets))
-    return {tuple(key): count for *key, count in rows if (key[0], key[1]) in targets}
+def count_by_source(connection: Connection, sources: AbstractSet[FeedbackSource]) -> dict[tuple[str, ...], int]:
+    """Return the number of rows of these sources by (project, target, source kind, source id, browser token).
+
+    Missing ids are "". What other sources have said about the targets is not read.
+    """
+    parameters = {
+        "projects": sorted({source.project_id for source in sources}),
+        "targets": sorted({source.target for source in sources}),
+        "source_kinds": sorted({source.source_kind for source in sources}),
+        "source_ids": sorted({source.source_id for source in sources if source.source_id}),
+    }
+    rows = connection.execute(_count_by_source_statement(_has_arrays(connection)), parameters)
+    return {tuple(key): count for *key, count in rows if FeedbackSource(*key[:4]) in sources}
 
 
 def insert_feedback(connection: Connection, rows: list[dict[str, Any]]) -> dict[str, tuple[int, float]]:
@@ -130,14 +161,23 @@ def _by_keys_statement(arrays: bool) -> Select[Any]:
 
 
 @lru_cache(maxsize=2)
-def _count_by_source_statement(arrays: bool) -> Select[Any]:
-    ids = [func.coalesce(column, "") for column in (FEEDBACK.c.source_id, FEEDBACK.c.token_id)]
-    key = (FEEDBACK.c.project_id, FEEDBACK.c.target, FEEDBACK.c.source_kind, *ids)
-    is_in_targets = (
+def _count_by_source_statement(arrays: bool) -> CompoundSelect[Any]:
+    """Two parts, because with OR the index of targets and sources would be read for all sources of a target."""
+    key = (FEEDBACK.c.project_id, FEEDBACK.c.target, FEEDBACK.c.source_kind)
+    token_id = func.coalesce(FEEDBACK.c.token_id, "")
+    is_of_sources = (
         _is_in(FEEDBACK.c.project_id, "projects", arrays),
-        _is_in(FEEDBACK.c.target, "others", arrays),
+        _is_in(FEEDBACK.c.target, "targets", arrays),
+        _is_in(FEEDBACK.c.source_kind, "source_kinds", arrays),
+        FEEDBACK.c.kind != WITHDRAWAL,
     )
-    return select(*key, func.count()).where(*is_in_targets, FEEDBACK.c.kind != WITHDRAWAL).group_by(*key)
+    named = select(*key, FEEDBACK.c.source_id, token_id, func.count()).where(
+        *is_of_sources, _is_in(FEEDBACK.c.source_id, "source_ids", arrays)
+    )
+    nameless = select(*key, sa.literal("", String), token_id, func.count()).where(
+        *is_of_sources, FEEDBACK.c.source_id.is_(None)
+    )
+    return union_all(named.group_by(*key, FEEDBACK.c.source_id, token_id), nameless.group_by(*key, token_id))
 
 
 @lru_cache(maxsize=1)

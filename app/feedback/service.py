@@ -128,7 +128,8 @@ async def withdraw(session: AsyncSession, project_id: str, feedback_id: str, *, 
         Feedback(
             id=new_id("fb"),
             kind=WITHDRAWAL,
-            request_metadata={"withdraws": row["id"]},
+            withdraws=row["id"],
+            request_metadata={"withdraws": row["id"]},  # which older releases read
             idempotency_key=new_id("auto"),
             fingerprint=hashlib.sha256(row["id"].encode()).hexdigest(),
             processed=not affects_reward,

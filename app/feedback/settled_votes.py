@@ -1,5 +1,6 @@
 """Counts the votes whose outcome is settled into totals, so that no page counts the votes of all time."""
 
+import random
 import time
 from collections import defaultdict
 from functools import partial
@@ -10,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database, dialect_insert
 from app.core.planner import prefer_indexes
+from app.core.run_each import run_each
 from app.core.settings import Settings
 from app.feedback.outcomes import (
     BATCH_CONDITIONS,
@@ -43,13 +45,17 @@ async def count_settled_votes(db: Database, settings: Settings) -> int:
     """
     async with db.read() as session:
         project_ids = list(await session.scalars(select(Project.id).order_by(Project.id)))
-    total, end = 0, time.monotonic() + RUN_SECONDS
-    for project_id in project_ids:
+    end = time.monotonic() + RUN_SECONDS
+
+    async def count_project(project_id: str) -> int:
+        total = 0
         while count := await _count_page(db, project_id):
             total += count
             if count < PAGE_SIZE // 2 or time.monotonic() > end:
                 break
-    return total
+        return total
+
+    return await run_each(random.sample(project_ids, len(project_ids)), count_project, "counting the votes of")
 
 
 async def _count_page(db: Database, project_id: str) -> int:

@@ -108,11 +108,14 @@ async def _broken_up(session: AsyncSession, project_id: str) -> list[str]:
     """Return the batches of votes in no total that decide nothing, because they were broken up."""
     is_vote = (Feedback.project_id == project_id, IS_UNCOUNTED_VOTE)
     query = select(Batch.id).join(Feedback, Feedback.batch_id == Batch.id).distinct()
-    return list(await session.scalars(query.where(*is_vote, Batch.state.not_in(DECIDING_STATES))))
+    return sorted(await session.scalars(query.where(*is_vote, Batch.state.not_in(DECIDING_STATES))))
 
 
 async def count_by_version(session: AsyncSession, policy: Policy) -> list[LearnedCount]:
-    """Return the votes that the newest MAX_VERSIONS trained versions of the policy have learned from, newest first."""
+    """Return the votes that the newest MAX_VERSIONS trained versions of the policy have learned from, newest first.
+
+    Of each version the votes of people come first.
+    """
     trained = (Version.policy_id == policy.id, Version.batch_id.is_not(None))
     newest = select(Version.id).where(*trained).order_by(Version.number.desc()).limit(MAX_VERSIONS)
     is_person = Feedback.source_kind == SourceKind.HUMAN
@@ -124,11 +127,11 @@ async def count_by_version(session: AsyncSession, policy: Policy) -> list[Learne
         .where(Version.id.in_(newest), Batch.id == Version.batch_id, Batch.state.in_(DECIDING_STATES))
         .where(Feedback.kind.in_(VOTE_KINDS))
         .group_by(Version.number, is_person, code)
-        .order_by(Version.number.desc())
     )
     await prefer_indexes(session)
     rows = await session.execute(query)
-    return [LearnedCount(number, bool(is_human), REASONS[code], count) for number, is_human, code, count in rows]
+    counts = (LearnedCount(number, bool(is_human), REASONS[code], count) for number, is_human, code, count in rows)
+    return sorted(counts, key=lambda count: (-count.version, not count.is_person, count.reason))
 
 
 async def measure_delays(session: AsyncSession, policy: Policy) -> Delays:
@@ -184,7 +187,7 @@ async def measure_delays(session: AsyncSession, policy: Policy) -> Delays:
 async def _newest_batches(session: AsyncSession, policy: Policy) -> list[str]:
     """Return the newest trained batches of the policy that have MAX_DELAYS samples together."""
     trained = (Batch.policy_id == policy.id, Batch.state == BatchState.TRAINED)
-    newest = select(Batch.id, Batch.num_samples).where(*trained).order_by(Batch.created_at.desc()).limit(MAX_BATCHES)
-    rows = (await session.execute(newest)).all()
+    newest_first = select(Batch.id, Batch.num_samples).order_by(Batch.created_at.desc(), Batch.id.desc())
+    rows = (await session.execute(newest_first.where(*trained).limit(MAX_BATCHES))).all()
     before = accumulate((row.num_samples for row in rows), initial=0)
     return [row.id for row, num_samples in zip(rows, before, strict=False) if num_samples < MAX_DELAYS]

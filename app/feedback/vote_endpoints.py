@@ -84,7 +84,7 @@ async def get_votes(context: ViewedPolicyDep) -> VotesView:
 
     A ranking of replies, or feedback on a conversation, counts once, for the reply that came furthest.
     """
-    async with context.db.without_timeout.read_snapshot() as session:  # millions of votes may take seconds
+    async with context.db.read_snapshot() as session:
         policy = await service.get_policy(session, context.caller.project_id, context.name)
         counts = await vote_counts.count_votes(session, policy.project_id, [policy.id])
         learned = await vote_counts.count_by_version(session, policy)

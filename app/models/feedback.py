@@ -47,6 +47,7 @@ class Feedback(Created, Base):
     idempotency_key: Mapped[str] = mapped_column(String(255))
     fingerprint: Mapped[str] = mapped_column(String(64), doc="SHA-256 of the request body with this key")
     token_id: Mapped[str | None] = mapped_column(String(48), doc="the browser token that it was submitted with")
+    withdraws: Mapped[str | None] = mapped_column(String(48), doc="of a withdrawal: the id of the feedback withdrawn")
     processed: Mapped[bool] = mapped_column(default=False)
     emptied_at: Mapped[float | None] = mapped_column(doc="when its text and its source were removed; the row remains")
     batch_id: Mapped[str | None] = mapped_column(
@@ -64,7 +65,7 @@ class Feedback(Created, Base):
             postgresql_where=text("NOT processed"),
             sqlite_where=text("processed = 0"),
         ),
-        Index("ix_feedback_project_id_target", "project_id", "target"),
+        Index("ix_feedback_of_target", "project_id", "target", "source_kind", "source_id", "name", "seq"),
         Index("ix_feedback_project_id_conversation_id", "project_id", "conversation_id"),
         partial_index("ix_feedback_project_id_created_at", "project_id", "created_at", where="emptied_at IS NULL"),
         partial_index(
@@ -75,6 +76,7 @@ class Feedback(Created, Base):
         partial_index("ix_feedback_batch_id", "batch_id", where="batch_id IS NOT NULL"),
         partial_index("ix_feedback_of_source", "project_id", "source_id", "seq", where="source_id IS NOT NULL"),
         Index("ix_feedback_of_project", "project_id", "seq"),
+        partial_index("ix_feedback_withdraws", "project_id", "withdraws", where="withdraws IS NOT NULL"),
     )
 
 

@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import EXPLICIT, SPARSE_REWARD_MODEL, RewardsConfig
 from app.core.database import Database, now
+from app.core.run_each import run_each
 from app.core.settings import Settings
 from app.models import AuditAction, Origin, Policy, Reward, Turn, TurnState
 from app.policies.service import audit_policy, lock_policy
@@ -42,14 +43,17 @@ async def measure_feedback(db: Database, settings: Settings) -> None:
     is_due = func.coalesce(Policy.feedback_measured_at, 0.0) < now() - MEASURE_SECONDS
     async with db.read() as session:
         policies = list(await session.scalars(select(Policy).where(is_due).order_by(Policy.id)))
-    for policy in policies:
-        async with db.write() as session:  # first, so that a policy whose measurement fails delays no other
+
+    async def measure_policy(policy: Policy) -> None:
+        async with db.write() as session:  # first, so that a policy whose measurement fails is not tried all the time
             is_policy = Policy.id == policy.id
             await session.execute(update(Policy).where(is_policy).values(feedback_measured_at=now()))
         async with db.read() as session:
             share = await _measure_share(session, policy)
         async with db.write() as session:
             await _record_share(session, policy.id, share, settings)
+
+    await run_each(policies, measure_policy, "the share of feedback of")
 
 
 async def _measure_share(session: AsyncSession, policy: Policy) -> float | None:

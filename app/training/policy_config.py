@@ -58,7 +58,7 @@ def parse_rewards(body: dict[str, Any], settings: Settings, algorithm: UpdateCon
     A policy's own rewards may import no code, and may send the deployment's keys only where the deployment sends them.
     Raises BadRequest, which names the first invalid field.
     """
-    config = _parse(RewardsConfig, body, tag=2)
+    config = _parse(RewardsConfig, body)
     try:
         config.check_credit(algorithm)
     except ValueError as error:
@@ -79,12 +79,12 @@ def parse_rollouts(body: dict[str, Any], settings: Settings) -> RolloutsConfig:
     return config
 
 
-def _parse(model: type[M], body: dict[str, Any], tag: int | None = None) -> M:
+def _parse(model: type[M], body: dict[str, Any]) -> M:
     """Validate as JSON, so that arrays become tuples while strict mode allows no other conversion."""
     try:
         return model.model_validate_json(orjson.dumps(body), strict=True)
     except ValidationError as error:
-        raise validation_error(error, tag) from error
+        raise validation_error(error, model) from error
 
 
 def redact_rewards(config: RewardsConfig) -> dict[str, Any]:

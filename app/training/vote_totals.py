@@ -64,5 +64,5 @@ async def reopen_votes_on_turns(session: AsyncSession, turn_ids: Collection[str]
 async def read_totals(session: AsyncSession, policy_ids: Collection[str]) -> list[tuple[str, str, bool, int]]:
     """Return (policy id, reason, whether they are of people, number of votes) of the votes that are counted."""
     columns = (VoteTotal.policy_id, VoteTotal.reason, VoteTotal.is_person, func.sum(VoteTotal.num_votes))
-    query = select(*columns).where(VoteTotal.policy_id.in_(policy_ids)).group_by(*columns[:3])
+    query = select(*columns).where(VoteTotal.policy_id.in_(policy_ids)).group_by(*columns[:3]).order_by(*columns[:3])
     return [(row[0], row[1], row[2], int(row[3])) for row in await session.execute(query)]

@@ -72,6 +72,15 @@ def processes(settings: Settings) -> Iterator[Processes]:
         running.stop()
 
 
+def wait_until(condition: Callable[[], object], seconds: float = 60.0, what: str = "the condition") -> None:
+    """Wait, in a test without an event loop, until the condition holds. Raises TimeoutError. Polls every 20 ms."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > ends:
+            raise TimeoutError(f"after {seconds:.0f} s not reached: {what}")
+        time.sleep(0.02)
+
+
 async def until(condition: Callable[[], Awaitable[object]], seconds: float, what: str) -> None:
     """Wait until the condition holds, or fail after this time. Polls every 20 ms."""
     try:

@@ -68,7 +68,9 @@ async def read_turns(harness: Harness) -> list[Turn]:
 
 async def read_rollouts(harness: Harness) -> list[Rollout]:
     async with harness.db.read() as session:
-        return list(await session.scalars(select(Rollout).order_by(Rollout.row_number, Rollout.choice_index)))
+        return list(
+            await session.scalars(select(Rollout).order_by(Rollout.row_number, Rollout.choice_index, Rollout.id))
+        )
 
 
 async def make_rollouts_due(harness: Harness) -> None:

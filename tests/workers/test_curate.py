@@ -34,6 +34,7 @@ from workers import curate as curate_module
 from workers.curate import curate
 from workers.feedback import signals
 from workers.feedback.rewards import record_reward, update_turn_samples
+from workers.judging import judge
 
 
 async def test_a_rating_becomes_a_reward_and_a_sample(harness: Harness) -> None:
@@ -475,6 +476,27 @@ async def test_a_backlog_delays_no_other_project(harness: Harness) -> None:
         assert await curate_module.process_finished_turns(session, 500, harness.settings) <= 500
     assert (await harness.get(Turn, other.id)).processed
     assert not all(row.processed for row in await harness.all(Turn))
+
+
+async def test_turns_of_a_project_that_fail_hold_up_no_other(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [await harness.turn() for _ in range(3)]
+    other = make_turn(*await add_other_project(harness), new_id("chatcmpl"))
+    async with harness.db.write() as session:
+        session.add(other)
+    create = judge.create_judgements
+
+    async def fail_for_other(session: AsyncSession, turns: Any, configs: Any) -> None:
+        if any(turn.id == other.id for turn in turns):
+            raise ValueError("the rewards of this policy cannot be read")
+        await create(session, turns, configs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(judge, "create_judgements", fail_for_other)
+        await curate(harness.db, harness.settings)
+    processed = {turn.id for turn in await harness.all(Turn) if turn.processed}
+    assert processed == {turn.id for turn in own}
+    await curate(harness.db, harness.settings)
+    assert (await harness.get(Turn, other.id)).processed
 
 
 async def test_output_tokens_of_finished_chats_are_counted_once(harness: Harness) -> None:

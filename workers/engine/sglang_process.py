@@ -12,6 +12,7 @@ import psutil
 
 from alignment.artifacts.specs import AdapterSpec
 from app.core.processes import port_error
+from app.policies.load_errors import LAST_LOG_LINE
 
 TERMINATE_TIMEOUT_SECONDS = 10.0
 LOG_TAIL_BYTES = 64 * 1024
@@ -172,10 +173,10 @@ class EngineProcess:
         return cls(spec, process)
 
     async def wait_for_exit(self) -> str:
-        """Wait until the main process has ended. Return how, and the last line of its log."""
+        """Wait until the main process has ended. Return how, and the last line of its log, for the operator."""
         code = await self._process.wait()
         ending = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        return f"the engine {ending}; its last log line: {self._last_log_line()}"
+        return f"the engine {ending}{LAST_LOG_LINE}{self._last_log_line()}"
 
     def find_lost_child(self) -> str | None:
         """Return the name of a process of SGLang that has ended while the main process runs, or None.

@@ -6,14 +6,13 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, exists, func, select, tuple_
+from sqlalchemy import ColumnElement, Select, and_, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import aliased
 
 from alignment.config.rewards import ExplicitSource, RewardsConfig
 from alignment.signals.combine_rewards import NUMERIC_KINDS, feedback_reward, rewards_from_ranks, spread_over_turns
 from app.chat.histories import read_prompt_ids
-from app.feedback.outcomes import kind_class
+from app.feedback.effective import is_withdrawn, kind_class
 from app.feedback.schemas import WITHDRAWAL
 from app.models import Feedback, FeedbackRank, Origin, SourceKind, Turn, TurnState
 from app.raters import names
@@ -122,14 +121,7 @@ def _latest_of_each_source(condition: ColumnElement[bool]) -> Select[Feedback]:
     key = (Feedback.project_id, Feedback.target, Feedback.name, Feedback.source_kind)
     latest = select(func.max(Feedback.seq)).where(condition, Feedback.kind != WITHDRAWAL)
     latest = latest.group_by(*key, func.coalesce(Feedback.source_id, ""), kind_class(Feedback.kind))
-    withdrawal = aliased(Feedback)
-    is_withdrawn = exists().where(
-        withdrawal.project_id == Feedback.project_id,
-        withdrawal.target == Feedback.target,
-        withdrawal.kind == WITHDRAWAL,
-        withdrawal.request_metadata["withdraws"].as_string() == Feedback.id,
-    )
-    return select(Feedback).where(Feedback.seq.in_(latest), ~is_withdrawn)
+    return select(Feedback).where(Feedback.seq.in_(latest), ~is_withdrawn())
 
 
 def signals_by_source(

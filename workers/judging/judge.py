@@ -5,6 +5,7 @@ under its fence, in one transaction with its reward. The trainer claims the judg
 `workers.judging.reward_model_source`.
 """
 
+import logging
 import random
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import Any
 
 import httpx2
 from sqlalchemy import func, select
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import LEARNED, EndpointConfig, JudgeSource, NextTurnSource, RewardsConfig
@@ -43,6 +45,7 @@ from workers.queue.leased_job import (
 )
 from workers.stage_metrics import JUDGE_REQUESTS
 
+log = logging.getLogger("attune.judge")
 POLL_SECONDS = 1.0  # how often new judgements are claimed while others run
 SOURCE_PAUSE_SECONDS = 5.0  # of a source that did not answer, so that others get its capacity
 MAX_RUNNING = 16
@@ -103,13 +106,35 @@ async def claim_judgements(
             for (policy_id, _), count in running.items():
                 jobs_of[projects[policy_id]] += count
             policy_id = min(waiting, key=lambda id: (jobs_of[projects[id]], random.random()))
-            judgement = await _read_due(session, policy_id, full | set(paused))
-            if judgement is None:
+            try:
+                async with session.begin_nested():
+                    judgements = await _claim_due(session, settings, owner, policy_id, full | set(paused))
+            except DBAPIError:
+                raise
+            except Exception:  # of this policy's settings, for example: the others are claimed
+                log.exception("judgements of policy %s could not be claimed", policy_id)
+                judgements = None
+            if judgements is None:
                 waiting.remove(policy_id)
-            elif await claim_row(session, judgement, owner, settings):
-                running[policy_id, judgement.source] += 1
-                claimed.append((judgement, *await _claim_compared(session, settings, owner, judgement)))
+            elif judgements:
+                running[policy_id, judgements[0].source] += 1
+                claimed.append(judgements)
     return claimed
+
+
+async def _claim_due(
+    session: AsyncSession, settings: Settings, owner: str, policy_id: str, excluded: Collection[SourceKey]
+) -> tuple[Judgement, ...] | None:
+    """Claim the policy's next judgement, with those of replies that are compared with it.
+
+    Returns None if none is due, and () if it had no attempt left.
+    """
+    judgement = await _read_due(session, policy_id, excluded)
+    if judgement is None:
+        return None
+    if not await claim_row(session, judgement, owner, settings):
+        return ()
+    return (judgement, *await _claim_compared(session, settings, owner, judgement))
 
 
 async def _read_waiting_policies(session: AsyncSession) -> set[str]:

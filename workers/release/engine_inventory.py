@@ -29,7 +29,7 @@ async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
                 Version.state.in_(ONCE_LIVE),
                 Version.live_at.is_not(None),  # excludes versions that were only ever a canary
             )
-            .order_by(Version.live_at.desc())
+            .order_by(Version.live_at.desc(), Version.number.desc())
             .limit(keep)
         )
         ids |= set(recent)
@@ -38,7 +38,7 @@ async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
         .join(Policy, Policy.id == Version.policy_id)
         .where(Version.id.in_(ids - {None}), Version.adapter_name.is_not(None), ~Version.full_weights)
         .where(Policy.state.in_(ANSWERING))
-        .order_by(Version.number)
+        .order_by(Version.number, Version.id)
     )
     return list(rows)
 

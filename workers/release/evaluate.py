@@ -14,6 +14,7 @@ from alignment.release.gates import FunctionGate, MetricGate, PromptsGate
 from app.core import leases
 from app.core.database import Database
 from app.core.request_log import log_fields
+from app.core.run_each import run_each, take_turns
 from app.core.settings import Settings
 from app.deployments import service as deployment_service
 from app.inference.client import EnginePool, load_engine_keys
@@ -31,38 +32,42 @@ log = logging.getLogger("attune.evaluate")
 
 
 async def evaluate(db: Database, settings: Settings, owner: str) -> int:
-    """Evaluate every trained version. Return how many were verified."""
-    num_verified, seconds = 0, settings.workers.lease_seconds
+    """Evaluate every trained version, the projects taking turns. Return how many were verified."""
     if settings.trainer.adaptation == "full":
         await weight_swap.sync_weights(db, settings)
     async with db.read() as session:
-        trained = select(Version.id).join(Policy, Policy.id == Version.policy_id)
+        trained = select(Policy.project_id, Version.id).join(Policy, Policy.id == Version.policy_id)
         is_waiting = (Version.state == VersionState.TRAINED, Policy.state.in_(ANSWERING))
-        version_ids = list(await session.scalars(trained.where(*is_waiting)))
-    for version_id in version_ids:
-        async with db.write() as session:
-            engines = await service.list_ready_engines(session)
-            if not engines:
-                break  # the reconciler enqueues it again when an engine is ready
-            states = (VersionState.TRAINED,)
-            fence = await leases.claim(session, Version, version_id, owner=owner, seconds=seconds, states=states)
-            version = await session.get_one(Version, version_id)
-            policy = await session.get_one(Policy, version.policy_id)
-        if fence is not None:
-            try:
-                renewal = leases.keep_renewed(db, Version, version_id, fence=fence, seconds=seconds)
-                with log_fields(policy=policy.name, version=str(version.adapter_name)):
-                    async with renewal:
-                        is_verified = await _evaluate(db, settings, policy, version, engines)
-            except leases.LeaseLost as error:
-                log.warning("the evaluation was ended: %s", error)
-                continue
-            num_verified += is_verified
-            if (
-                settings.trainer.adaptation == "full" and not is_verified
-            ):  # an engine may hold it: load what serves again
-                await weight_swap.sync_weights(db, settings)
-    return num_verified
+        rows = await session.execute(trained.where(*is_waiting).order_by(Version.created_at, Version.id))
+    return await run_each(
+        take_turns(rows.tuples()), lambda id: _claim_and_evaluate(db, settings, owner, id), "the evaluation of"
+    )
+
+
+async def _claim_and_evaluate(db: Database, settings: Settings, owner: str, version_id: str) -> bool:
+    """Evaluate the version if no other worker does. Return whether it was verified."""
+    seconds = settings.workers.lease_seconds
+    async with db.write() as session:
+        engines = await service.list_ready_engines(session)
+        if not engines:
+            return False  # the reconciler enqueues it again when an engine is ready
+        states = (VersionState.TRAINED,)
+        fence = await leases.claim(session, Version, version_id, owner=owner, seconds=seconds, states=states)
+        version = await session.get_one(Version, version_id)
+        policy = await session.get_one(Policy, version.policy_id)
+    if fence is None:
+        return False
+    try:
+        renewal = leases.keep_renewed(db, Version, version_id, fence=fence, seconds=seconds)
+        with log_fields(policy=policy.name, version=str(version.adapter_name)):
+            async with renewal:
+                is_verified = await _evaluate(db, settings, policy, version, engines)
+    except leases.LeaseLost as error:
+        log.warning("the evaluation was ended: %s", error)
+        return False
+    if settings.trainer.adaptation == "full" and not is_verified:  # an engine may hold it: load what serves again
+        await weight_swap.sync_weights(db, settings)
+    return is_verified
 
 
 async def _evaluate(db: Database, settings: Settings, policy: Policy, version: Version, engines: list[Engine]) -> bool:

@@ -14,6 +14,7 @@ from alignment.release.canary import CanaryConfig, Decision
 from alignment.release.shadow import disabled_reason
 from app.core.database import Database
 from app.core.jobs import enqueue_after_commit
+from app.core.run_each import run_each, take_turns
 from app.core.settings import Settings
 from app.deployments import comparison
 from app.deployments import service as deployment_service
@@ -40,12 +41,13 @@ async def publish(db: Database, settings: Settings) -> int:
     """
     async with db.read() as session:
         rows = await session.execute(
-            select(Version.policy_id, Version.id)
+            select(Policy.project_id, Version.policy_id, Version.id)
             .join(Policy, Policy.id == Version.policy_id)
             .where(Version.state.in_(PUBLISHABLE_STATES), Policy.state.in_(ANSWERING))
             .order_by(Version.number)
         )
-    return sum([await _publish(db, settings, *row) for row in rows])
+    waiting = take_turns((project_id, (policy_id, version_id)) for project_id, policy_id, version_id in rows)
+    return await run_each(waiting, lambda row: _publish(db, settings, *row), "publishing")
 
 
 async def _publish(db: Database, settings: Settings, policy_id: str, version_id: str) -> bool:

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.errors import AlignmentError
 from alignment.signals.verifiers import VerifierInput
 from app.core.database import Database, now
+from app.core.run_each import run_each, take_turns
 from app.core.settings import Settings
 from app.inference.capture import Capture
 from app.inference.request import Sampling
@@ -67,11 +68,19 @@ class NextPrompt(NamedTuple):
 async def advance_plans(db: Database, settings: Settings) -> None:
     """Create the rollouts of each running plan for as many prompts as its engines have capacity for."""
     async with db.read() as session:
-        running = select(RolloutPlan.id).where(RolloutPlan.state == PlanState.RUNNING).order_by(RolloutPlan.created_at)
-        ids = list(await session.scalars(running))
-    for plan_id in ids:
+        running = (
+            select(Policy.project_id, RolloutPlan.id)
+            .join(Policy, Policy.id == RolloutPlan.policy_id)
+            .where(RolloutPlan.state == PlanState.RUNNING)
+            .order_by(RolloutPlan.created_at, RolloutPlan.id)
+        )
+        plan_ids = take_turns((await session.execute(running)).tuples())
+
+    async def advance(plan_id: str) -> None:
         while await _advance_plan(db, settings, plan_id):
             pass
+
+    await run_each(plan_ids, advance, "rollout plan")
 
 
 async def _advance_plan(db: Database, settings: Settings, plan_id: str) -> bool:
@@ -144,7 +153,7 @@ async def _find_failure(session: AsyncSession, plan: RolloutPlan) -> str | None:
     result = await session.execute(
         select(Rollout.state, Rollout.reason)
         .where(Rollout.plan_id == plan.id, Rollout.settled_at.is_not(None))
-        .order_by(Rollout.settled_at.desc())
+        .order_by(Rollout.settled_at.desc(), Rollout.id.desc())
         .limit(num_replies)
     )
     rows = list(result)

@@ -185,6 +185,7 @@ async def skip_expired(db: Database, settings: Settings) -> None:
         rows = await session.execute(
             select(Rollout, is_expired)
             .where(Rollout.state == RolloutState.OPEN, lease_is_free(Rollout), or_(is_expired, plan_has_ended))
+            .order_by(Rollout.expires_at, Rollout.id)
             .limit(MAX_ROWS_PER_POLICY)
         )
         skipped = [(rollout, EXPIRED if expired else PLAN_ENDED) for rollout, expired in rows]

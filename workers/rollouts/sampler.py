@@ -18,11 +18,13 @@ from alignment.signals.rules import length_penalty
 from app.chat.histories import Messages, count_common, read_messages, read_prompt_ids
 from app.chat.turn_writer import FINISH_TURNS, TurnEnd
 from app.core.database import Database
+from app.core.errors import BadRequest
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.inference.capture import Capture
 from app.inference.client import BASE_WEIGHTS, EngineClient, EnginePool, load_engine_keys
-from app.inference.request import ChatCall, Sampling, offered_tools
+from app.inference.output_length import limit_to_room
+from app.inference.request import ChatCall, Sampling
 from app.inference.transport import AdapterMissing, EngineRefused, EngineUnavailable
 from app.models import (
     DatasetRow,
@@ -220,15 +222,14 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
     ) -> ChatCall:
         """Return the call with the parameters of the chat, and its exact prompt tokens."""
         params = turn.request_params
-        tool_choice = params.get("tool_choice")
         return ChatCall(
             rid=self._request_id(self._rollout.fence),
             messages=messages,
             sampling=Sampling.from_body(turn.sampling),
             adapter=version.adapter,
             model=references.version_name(policy, version),
-            tools=offered_tools(params.get("tools", ()), tool_choice),
-            tool_choice=tool_choice,
+            tools=params.get("tools", ()),
+            tool_choice=params.get("tool_choice"),
             parallel_tool_calls=params.get("parallel_tool_calls") is not False,
             response_format=params.get("response_format"),
             extra_key=version.weights or policy.base_model,
@@ -247,7 +248,8 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
             await self._abort(self._request_id(self._rollout.fence - 1))
         try:
             async with asyncio.timeout(request.timeout_seconds):
-                capture = (await self._client.complete(request.call)).capture
+                call = await limit_to_room(self._client, request.call)
+                capture = (await self._client.complete(call)).capture
         except TimeoutError as error:
             await self._abort(request.call.rid)
             raise AttemptFailed(f"the engine took more than {request.timeout_seconds:g} s") from error
@@ -258,7 +260,7 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
             raise JobSkipped(VERSION_GONE) from error
         except EngineUnavailable as error:
             raise AttemptFailed(str(error)) from error
-        except EngineRefused as error:
+        except (EngineRefused, BadRequest) as error:
             raise JobFailed(str(error)) from error
         except Exception as error:
             log.exception("an engine's answer could not be parsed")

@@ -1,10 +1,13 @@
 """Freeze ready samples into batches. Freshness and size are decided here and nowhere else."""
 
+import time
+
 from sqlalchemy import ColumnElement, and_, exists, select, true, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database, database_time, now
 from app.core.jobs import enqueue_after_commit
+from app.core.run_each import run_each, take_turns
 from app.core.settings import Settings
 from app.models import (
     ONCE_LIVE,
@@ -27,17 +30,34 @@ from workers.training.select_samples import SamplePool, select_samples
 
 AUTOMATED_STALENESS = 8  # versions; learning is unharmed up to there (docs/learning.md), and new samples keep coming
 
+RUN_SECONDS = 5.0
+
 
 async def assemble(db: Database, settings: Settings) -> int:
-    """Freeze at most one batch per policy. Return how many were frozen."""
+    """Freeze at most one batch per policy, the projects taking turns. Return how many were frozen.
+
+    After RUN_SECONDS the task is enqueued again, so that other tasks of the same worker can run.
+    """
     async with db.read() as session:
         is_trained = (Policy.mode != LearningMode.HALTED, Policy.state == PolicyState.ACTIVE)
-        policy_ids = list(await session.scalars(select(Policy.id).where(*is_trained)))
-    num_frozen = 0
-    for policy_id in policy_ids:
+        rows = await session.execute(select(Policy.project_id, Policy.id).where(*is_trained).order_by(Policy.id))
+    end = time.monotonic() + RUN_SECONDS
+    is_late = False
+
+    async def assemble_policy(policy_id: str) -> int:
+        nonlocal is_late
+        is_late = is_late or time.monotonic() > end
+        if is_late:
+            return 0
         async with db.write() as session:
-            num_frozen += await _assemble(session, policy_id, settings)
-    return num_frozen
+            return await _assemble(session, policy_id, settings)
+
+    try:
+        return await run_each(take_turns(rows.tuples()), assemble_policy, "the assembly of")
+    finally:
+        if is_late:
+            async with db.write() as session:
+                enqueue_after_commit(session, "assemble")
 
 
 async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -> bool:

@@ -20,6 +20,7 @@ from app.chat.histories import read_prompt_ids
 from app.core import leases
 from app.core.database import Database, now
 from app.core.leases import lease_is_free
+from app.core.run_each import run_each, take_turns
 from app.core.settings import Settings
 from app.models import (
     RANKING_KINDS,
@@ -206,11 +207,15 @@ async def reconcile(db: Database, settings: Settings) -> None:
     await _fail_poisoned(db, settings)
     async with db.read() as session:
         policies = await session.scalars(select(Policy).where(Policy.state == PolicyState.ACTIVE).order_by(Policy.id))
-        configs = [(policy, effective_rewards(policy, settings).reward_model) for policy in policies]
-    for policy, source in configs:
+        in_turn = take_turns((policy.project_id, policy) for policy in policies)
+
+    async def reconcile_policy(policy: Policy) -> None:
+        source = effective_rewards(policy, settings).reward_model
         if source is not None:
             await _disable_if_contradicted(db, policy, source)
             await _create_fit_if_due(db, policy, source)
+
+    await run_each(in_turn, reconcile_policy, "the reward model of")
 
 
 async def _fail_poisoned(db: Database, settings: Settings) -> None:

@@ -1,5 +1,6 @@
-"""An API process that is stopped_at to stop: /readyz is false first, requests are answered meanwhile, streams end."""
+"""An API process that is told to stop: /readyz is false first, requests are answered meanwhile, streams end."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -7,23 +8,26 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 
 import httpx2
 import pytest
+import uvicorn
 
+from app.core import draining_server
+from app.core.draining_server import DrainingServer
 from app.core.settings import Settings
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import free_port
 from tests.support.scripted_engine import ScriptedEngine
 
 CHAT = {"model": "shop", "messages": [{"role": "user", "content": "When are you open?"}]}
-DELAY_SECONDS = 2.0
+DELAY_SECONDS = 600.0  # the tests end it with a second SIGTERM
 
 
 @pytest.fixture
 def process(harness: Harness, scripted: ScriptedEngine) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Yield a process of `attune serve` on the harness's database, and its URL."""
-    scripted.seconds_per_token = 0.8
     settings: Settings = harness.settings
     port = free_port()
     values = {"HOME": settings.home, "DATABASE__URL": settings.database_url, "POLICY": "shop", "SERVER__PORT": port}
@@ -44,9 +48,10 @@ def process(harness: Harness, scripted: ScriptedEngine) -> Iterator[tuple[subpro
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 async def test_stopping_process_leaves_the_load_balancer_and_ends_its_streams(
-    harness: Harness, process: tuple[subprocess.Popen[bytes], str]
+    harness: Harness, scripted: ScriptedEngine, process: tuple[subprocess.Popen[bytes], str]
 ) -> None:
     child, url = process
+    scripted.is_blocked = lambda reply: len(reply.output_ids) > 1
     headers = {"authorization": f"Bearer {harness.key}"}
     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
         assert (await client.get("/readyz")).status_code == 200
@@ -54,18 +59,19 @@ async def test_stopping_process_leaves_the_load_balancer_and_ends_its_streams(
             lines = stream.aiter_lines()
             first = await anext(lines)
             child.send_signal(signal.SIGTERM)
-            stopped_at = time.monotonic()
             while (answer := await client.get("/readyz")).status_code == 200:
-                assert time.monotonic() < stopped_at + DELAY_SECONDS
+                await asyncio.sleep(0.02)
             assert answer.json()["error"]["message"] == "This process is stopping."
             answer = await client.get("/v1/policies")
             assert answer.status_code == 200 and answer.headers["connection"] == "close", "new requests are answered"
+            child.send_signal(signal.SIGTERM)
+            with pytest.raises(httpx2.TransportError):
+                while await client.get("/livez"):
+                    await asyncio.sleep(0.02)
+            scripted.is_blocked = lambda reply: False  # the reply outlasts the delay
             rest = [line async for line in lines]
         assert first and rest[-2:] and "data: [DONE]" in rest, "the stream has ended and was not cut"
-        assert time.monotonic() - stopped_at > DELAY_SECONDS, "the reply outlasts the delay"
-        child.wait(20)
-        with pytest.raises(httpx2.TransportError):
-            await client.get("/livez")
+        child.wait(60)
     turn = await harness.wait_for_turn()
     assert turn.finish_reason == "stop"
 
@@ -84,4 +90,17 @@ async def test_stopping_process_ends_its_event_streams(
         assert await anext(lines) == "retry: 1000"
         child.send_signal(signal.SIGTERM)
         assert [line async for line in lines if line] == []  # its end is that of a complete response
-    assert child.wait(30) in (0, -signal.SIGTERM)
+        child.send_signal(signal.SIGTERM)
+    assert child.wait(60) in (0, -signal.SIGTERM)
+
+
+async def test_server_stops_by_itself_after_the_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(draining_server, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
+    server = DrainingServer(uvicorn.Config("app.main:create_app"), delay_seconds=2.0)
+    server.started = True
+    server.handle_exit(signal.SIGTERM, None)
+    clock.seconds += 1.5
+    assert not await server.on_tick(1)
+    clock.seconds += 0.5
+    assert await server.on_tick(1)

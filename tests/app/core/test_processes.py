@@ -1,12 +1,12 @@
 """ManagedProcess: restarts with growing delays, and stops with everything that it has started."""
 
 import sys
-import time
 from pathlib import Path
 
 import psutil
 
 from app.core.processes import ManagedProcess
+from tests.support.processes import wait_until
 
 SLEEP = "import time; time.sleep(60)"
 PARENT_SCRIPT = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).wait()"
@@ -16,13 +16,6 @@ def child(tmp_path: Path, program: str) -> ManagedProcess:
     return ManagedProcess("child", [sys.executable, "-c", program], tmp_path / "child.log", stop_timeout=2.0)
 
 
-def wait_for(condition: object, seconds: float = 60.0) -> None:
-    ends = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < ends
-        time.sleep(0.02)
-
-
 def test_exited_process_is_restarted_and_reported_once(tmp_path: Path) -> None:
     managed = child(tmp_path, "print('last words')")
     managed.start()
@@ -30,7 +23,9 @@ def test_exited_process_is_restarted_and_reported_once(tmp_path: Path) -> None:
     managed.process.wait()
     first = managed.process.pid
     assert "status 0" in (managed.restart_if_dead() or "") and managed.restart_if_dead() is None
-    wait_for(lambda: managed.restart_if_dead() is None and managed.process is not None and managed.process.pid != first)
+    wait_until(
+        lambda: managed.restart_if_dead() is None and managed.process is not None and managed.process.pid != first
+    )
     managed.stop()
     assert "last words" in managed.log.read_text()
 
@@ -53,8 +48,8 @@ def test_stop_also_ends_the_processes_that_it_started(tmp_path: Path) -> None:
     managed.start()
     assert managed.process is not None
     parent = psutil.Process(managed.process.pid)
-    wait_for(parent.children)
+    wait_until(parent.children)
     grandchild = parent.children()[0]
     managed.stop()
     assert not managed.running
-    wait_for(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)

@@ -36,7 +36,7 @@ async def test_lines_of_a_request_have_the_id_of_its_response(harness: Harness, 
     assert response.headers["x-completion-id"] == request_id.replace("req-", "chatcmpl-")
 
 
-SECRET = "my card number is 4929-1234"
+SECRET = "my passport is zephyr-quartz"  # words that no random id contains: digits would be in one run of 700
 
 
 @contextmanager
@@ -110,8 +110,7 @@ async def test_no_line_of_a_chat_that_succeeds_or_fails_holds_the_prompt_or_the_
             monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
             logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
             statuses.append(await ask())
-            async with asyncio.timeout(5):
-                while "a defect" not in (text := "\n".join(lines())):  # it logs after the response
-                    await asyncio.sleep(0.02)
+            while "a defect" not in (text := "\n".join(lines())):  # it logs after the response
+                await asyncio.sleep(0.02)
     assert statuses[:4] == [200, 200, 400, 400] and statuses[4] >= 500 and statuses[-1] == 500
-    assert "4929" not in text
+    assert not [word for word in ("passport", "zephyr", "quartz") if word in text]

@@ -1,9 +1,11 @@
 """The import of Parquet files as datasets: checked completely, stored completely or not at all, idempotent."""
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator
 from io import BytesIO
 from threading import Event
+from typing import Any
 
 import httpx2
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -202,6 +204,23 @@ async def test_rows_that_unpack_beyond_the_limit_are_refused(harness: Harness) -
     assert len(compressed) < 10_000
     answer = await import_file(harness, compressed, kind="prompts")
     assert answer.status_code == 400 and "once unpacked" in answer.text
+
+
+async def test_reader_gets_no_secret(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTUNE_DATABASE__URL", "postgresql://attune:secret@db/attune")
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("TZ", "UTC")
+    start, environments = subprocess.Popen, list[dict[str, str]]()
+
+    def record(command: list[str], **options: Any) -> Any:
+        environments.append(options["env"])
+        return start(command, **options)
+
+    monkeypatch.setattr("app.datasets.imports.subprocess.Popen", record)
+    assert (await import_file(harness, HELLO)).status_code == 201
+    [environment] = environments
+    assert environment["TZ"] == "UTC" and "PATH" in environment
+    assert not [name for name, value in environment.items() if "secret" in value or name.startswith("ATTUNE_")]
 
 
 async def test_no_temporary_file_is_left(harness: Harness) -> None:

@@ -57,7 +57,7 @@ async def test_only_effective_feedback_makes_pairs(harness: Harness) -> None:
     await create_feedback(harness, None, "comparison", ranks=[(a, 0), (b, 1)], source_id="ada")
     await create_feedback(harness, None, "comparison", ranks=[(b, 0), (a, 1)], source_id="ada")
     removed = await create_feedback(harness, a, "correction", raw_value="A!", source_id="bob")
-    await create_feedback(harness, a, "withdrawal", source_id="bob", request_metadata={"withdraws": removed.id})
+    await create_feedback(harness, a, "withdrawal", source_id="bob", withdraws=removed.id)
     await create_feedback(harness, a, "binary", value=1.0)
     assert pair_texts(read_rows(await harness.api.get(EXPORT))) == [("b", "a")]
 

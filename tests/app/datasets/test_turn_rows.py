@@ -155,9 +155,7 @@ async def test_feedback_is_exported_with_its_turn_and_marked_effective(harness: 
     )
     anonymous = await create_feedback(harness, turn, value=1.0, raw_value="up")
     withdrawn = await create_feedback(harness, turn, value=1.0, raw_value=True, source_id="bob")
-    tombstone = await create_feedback(
-        harness, turn, "withdrawal", source_id="bob", request_metadata={"withdraws": withdrawn.id}
-    )
+    tombstone = await create_feedback(harness, turn, "withdrawal", source_id="bob", withdraws=withdrawn.id)
     comment = await create_feedback(harness, turn, "comment", raw_value="Well.", source_id="ada")
     ranking = await create_feedback(
         harness, None, "ranking", ranks=[(turn, 0), (other, 1)], raw_value=[[turn.id], [other.id]]
@@ -183,7 +181,7 @@ async def test_withdrawn_feedback_is_no_feedback(harness: Harness) -> None:
     turn = await harness.turn()
     await create_feedback(harness, turn, source_id="ada", value=1.0)
     last = await create_feedback(harness, turn, source_id="ada", value=-1.0)
-    await create_feedback(harness, turn, "withdrawal", source_id="ada", request_metadata={"withdraws": last.id})
+    await create_feedback(harness, turn, "withdrawal", source_id="ada", withdraws=last.id)
     assert read_rows(await harness.api.get("/v1/exports/turns", params={"with_feedback": "true"})) == []
 
 

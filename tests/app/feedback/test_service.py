@@ -117,7 +117,7 @@ async def test_withdrawal_appends_one_row(harness: Harness) -> None:
     original, withdrawal = sorted(await harness.all(Feedback), key=lambda row: row.seq)
     assert (original.id, original.value) == (submitted["id"], 1.0)
     assert (withdrawal.kind, withdrawal.value, withdrawal.raw_value) == ("withdrawal", None, None)
-    assert withdrawal.request_metadata == {"withdraws": submitted["id"]}
+    assert withdrawal.withdraws == submitted["id"]
     for column in ("project_id", "target", "turn_id", "conversation_id", "name", "source_kind", "source_id"):
         assert getattr(withdrawal, column) == getattr(original, column)
 

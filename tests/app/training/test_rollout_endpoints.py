@@ -81,9 +81,9 @@ async def test_cost_is_shown(harness: Harness, scripted: ScriptedEngine) -> None
         ({"temperature": 0}, 400, "temperature"),
         ({"max_tokens": 100_000}, 400, "max_tokens"),
         ({"verifier": {"type": "custom", "name": "mine"}}, 400, "verifier.name"),
-        ({"verifier": {"type": "custom", "name": "os:system"}}, 400, "verifier.custom.name"),
-        ({"verifier": {"type": "regex", "pattern": "("}}, 400, "verifier.regex.pattern"),
-        ({"verifier": {"type": "nobody"}}, 400, "verifier"),
+        ({"verifier": {"type": "custom", "name": "os:system"}}, 400, "verifier.name"),
+        ({"verifier": {"type": "regex", "pattern": "("}}, 400, "verifier.pattern"),
+        ({"verifier": {"type": "nobody"}}, 400, "verifier.type"),
     ],
 )
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -183,7 +183,7 @@ async def test_rewards_are_set_shown_and_reset(harness: Harness) -> None:
         ([EXPLICIT, {**JUDGE, "weight": "1"}], "sources.1.weight"),
         ([EXPLICIT, {**JUDGE, "secret": "x"}], "sources.1.secret"),
         ([EXPLICIT, EXPLICIT], None),
-        ([{"type": "nobody"}], "sources.0"),
+        ([{"type": "nobody"}], "sources.0.type"),
         ([], None),
     ],
 )

@@ -19,6 +19,7 @@ from tests.support.deployment import Harness
 from tests.support.judgements import ScriptedEndpoint, make_judgements_due, run_judging, settings_with_sources
 from tests.support.shared_histories import FOLLOW_UP, follow_up
 from workers.curate import curate
+from workers.judging import judge as judge_module
 from workers.judging.judge import MAX_RUNNING, claim_judgements, judge
 from workers.queue import leased_job
 from workers.stage_metrics import JUDGE_REQUESTS
@@ -380,6 +381,27 @@ async def test_an_endpoint_gets_its_own_key(harness: Harness) -> None:
         await harness.turn()
         await run_judging(harness, settings)
         assert endpoint.keys == ["Bearer sk-1"]
+
+
+async def test_a_policy_that_fails_holds_up_no_other(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = await harness.policy()
+    turn = await harness.turn()
+    async with harness.db.write() as session:
+        broken = await create_policy(session, own.project_id, "broken", harness.settings.model)
+        for policy in (own, broken):
+            values = {"state": "open", "details": {}, "attempt": 0, "fence": 0, "due_at": 0.0}
+            session.add(Judgement(id=new_id("jdg"), turn_id=turn.id, policy_id=policy.id, source=policy.name, **values))
+
+    async def fail_for_broken(*arguments: Any) -> list[Judgement]:
+        if arguments[-1].policy_id == broken.id:
+            raise ValueError("the rewards of this policy cannot be read")
+        return []
+
+    monkeypatch.setattr(judge_module, "_claim_compared", fail_for_broken)
+    claimed = await claim_judgements(harness.db, harness.settings, "worker", Counter(), ())
+    assert [[row.policy_id for row in rows] for rows in claimed] == [[own.id]]
+    [left] = [row for row in await harness.all(Judgement) if row.policy_id == broken.id]
+    assert (left.attempt, left.lease_owner) == (0, None), "it is not claimed either"
 
 
 async def test_a_backlog_delays_no_other_project(harness: Harness) -> None:

@@ -23,11 +23,14 @@ from app.models import (
     VersionState,
     new_id,
 )
+from app.policies.overrides import effective_settings
+from app.projects.service import create_policy
 from app.training import service
 from tests.support.deployment import Harness
 from tests.support.settings import by_path
 from tests.support.updates import rate
 from workers.curate import curate
+from workers.training import assemble as assemble_module
 from workers.training.assemble import AUTOMATED_STALENESS, assemble
 
 
@@ -52,6 +55,35 @@ async def test_enough_samples_become_one_frozen_batch(harness: Harness) -> None:
     assert (batch.state, batch.num_samples, batch.parent_id) == (BatchState.OPEN, 8, (await harness.serving()).id)
     states = sorted(sample.state for sample in await harness.all(Sample))
     assert states == [SampleState.BATCHED] * 8 + [SampleState.OPEN] * 2
+
+
+async def test_a_policy_that_fails_holds_up_no_other(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rate(harness, "+-+-+-+-")
+    own = await harness.policy()
+    async with harness.db.write() as session:
+        for name in ("a", "b"):
+            await create_policy(session, own.project_id, name, harness.settings.model)
+    tried = set[str]()
+
+    def fail_for_others(policy: Policy, settings: Settings) -> Settings:
+        tried.add(policy.name)
+        if policy.id != own.id:
+            raise ValueError(f"the settings of {policy.name}")
+        return effective_settings(policy, settings)
+
+    monkeypatch.setattr(assemble_module, "effective_settings", fail_for_others)
+    with pytest.raises(ExceptionGroup, match="2 failed"):
+        await assemble(harness.db, harness.settings)
+    assert tried == {"shop", "a", "b"} and len(await harness.all(Batch)) == 1
+
+
+async def test_the_rest_of_a_long_assembly_is_enqueued_again(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rate(harness, "+-+-+-+-")
+    monkeypatch.setattr(assemble_module, "RUN_SECONDS", -1.0)
+    sent: list[str] = []
+    monkeypatch.setattr(harness.db, "_enqueue", sent.extend)
+    assert await assemble(harness.db, harness.settings) == 0
+    assert sent == ["assemble"] and await harness.all(Batch) == []
 
 
 async def test_a_policy_has_one_open_batch(harness: Harness) -> None:

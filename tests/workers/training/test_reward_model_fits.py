@@ -34,7 +34,7 @@ RESULT: dict[str, Any] = {"path": "/nowhere/rm", "manifest_sha256": "1" * 64, "m
 
 async def list_states(harness: Harness) -> list[tuple[int, str]]:
     async with harness.db.read() as session:
-        rows = await session.scalars(select(RewardModel).order_by(RewardModel.number))
+        rows = await session.scalars(select(RewardModel).order_by(RewardModel.number, RewardModel.id))
         return [(row.number, row.state) for row in rows]
 
 
