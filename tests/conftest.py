@@ -23,10 +23,16 @@ from app.models import Base, Engine, EngineState
 from app.projects.service import bootstrap
 from tests.support.deployment import Harness
 from tests.support.hostile_postgres import hostile_postgres
+from tests.support.old_databases import drop_databases, find_old_databases
 from tests.support.row_order import reverse_unordered_selects
 from tests.support.scripted_engine import ScriptedEngine, serve
 
-pytest_plugins = ["tests.support.engine_fixture", "tests.support.scheduling", "tests.support.shuffle"]
+pytest_plugins = [
+    "tests.support.engine_fixture",
+    "tests.support.scheduling",
+    "tests.support.shuffle",
+    "tests.clients.retries",
+]
 
 reverse_unordered_selects()
 
@@ -104,6 +110,7 @@ def postgres() -> Iterator[str]:
         server = psycopg.connect(POSTGRES, autocommit=True, connect_timeout=3)
     except psycopg.OperationalError as error:
         skip_or_fail(f"no PostgreSQL at {POSTGRES} ({error})")
+    drop_databases(server, find_old_databases(server))
     server.execute(f"CREATE DATABASE {name}")
     url = POSTGRES.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
     upgrade(url)

@@ -51,4 +51,7 @@ def _build_custom(config: CustomConfig) -> RLAlgorithm:
     try:
         return algorithm_class(algorithm_class.Config(**(explicit_fields | config.options)))
     except ValidationError as error:
-        raise UnknownAlgorithm(f"The options of {config.name!r} do not fit its Config: {error}") from error
+        problems = (f"{'.'.join(map(str, details['loc']))}: {details['msg']}" for details in error.errors())
+        raise UnknownAlgorithm(
+            f"The options of {config.name!r} do not fit its Config: {'; '.join(problems)}"
+        ) from error

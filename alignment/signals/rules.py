@@ -40,13 +40,14 @@ Rule = Callable[[RuleInput], float | None]
 def tool_outcome(turn: RuleInput) -> float | None:
     """Return -1 for a tool call with invalid arguments or whose tool reports a failure, 1 if all report success.
 
-    None where that is unsure (`alignment.signals.tool_results`).
+    None where that is unsure (`alignment.signals.tool_results`). A call that a limit or a stop text cut says nothing
+    about the model: its finish reason is not "tool_calls".
     """
     calls = (turn.reply or {}).get("tool_calls") or ()
     if not calls:
         return None
     if not all(_is_object(call["function"]["arguments"]) for call in calls):
-        return -1.0
+        return -1.0 if turn.finish_reason in ("tool_calls", None) else None
     if not turn.next_messages:
         raise NeedsNextMessage("the tools have not answered yet")
     results = [message for message in turn.next_messages if message.get("role") == "tool"]

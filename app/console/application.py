@@ -22,6 +22,7 @@ from app.console.pages import annotate, conversation, learning, live, overview, 
 from app.console.rendering import FOLDER, render
 from app.core.errors import AttuneError, BadRequest, NotFound, database_unavailable, is_database_outage
 from app.core.http import Services
+from app.core.validation_errors import describe, parameter_name
 
 log = logging.getLogger("attune.console")
 PATH = "/console"
@@ -116,8 +117,8 @@ def _install_error_pages(console: FastAPI) -> None:
     @console.exception_handler(RequestValidationError)
     async def show_invalid_parameter(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        param = str(first["loc"][-1])
-        return error_page(request, BadRequest(f"The address is wrong: {param}: {first['msg']}.", param=param))
+        param = parameter_name(first)
+        return error_page(request, BadRequest(f"The address is wrong: {param}: {describe(first)}.", param=param))
 
     @console.exception_handler(HTTPException)
     async def show_http_error(request: Request, error: HTTPException) -> Response:

@@ -114,7 +114,8 @@ async def _read_stories(session: AsyncSession, project_id: str, id: str | None, 
         answered = to_line(turn.reply) if turn.reply else None
         stories[turn.id] = TurnStory(turn, name, state, [to_line(message) for message in question], answered)
         seen = [*prompt, *([turn.reply] if turn.reply else [])]
-    for reward in await session.scalars(select(Reward).where(Reward.turn_id.in_(ids)).order_by(Reward.created_at)):
+    rewards = select(Reward).where(Reward.turn_id.in_(ids)).order_by(Reward.created_at, Reward.id)
+    for reward in await session.scalars(rewards):
         stories[reward.turn_id].rewards.append(reward)
     for sample in await session.scalars(select(Sample).where(Sample.turn_id.in_(ids))):
         stories[sample.turn_id].sample = sample

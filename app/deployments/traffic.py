@@ -114,7 +114,7 @@ async def require_no_dependents(session: AsyncSession, policy: Policy, *, archiv
     """Raise Conflict if other policies take a share of this one's traffic; with `archived` archived ones count too."""
     states = (*ANSWERING, PolicyState.ARCHIVED) if archived else ANSWERING
     dependent = select(Policy.name).where(Policy.traffic_from_id == policy.id, Policy.state.in_(states))
-    names: list[Any] = list(await session.scalars(dependent.order_by(Policy.name)))
+    names: list[Any] = list(await session.scalars(dependent.order_by(Policy.name, Policy.id)))
     if names:
         message = (
             f"{', '.join(names)} would lose traffic: they answer a share of the requests for '{policy.name}'. Change "

@@ -16,6 +16,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database, dialect_insert
+from app.core.run_each import run_each
 from app.models import Audit, AuditAction, AuditChain
 
 PAGE_SIZE = 500  # entries of a project that one transaction seals, or that are verified without a pause
@@ -37,9 +38,12 @@ async def seal_entries(db: Database) -> None:
     """Append the committed entries of every project to its chain, at most PAGE_SIZE of each project."""
     async with db.read() as session:
         projects = list(await session.scalars(select(Audit.project_id).where(Audit.chain_hash.is_(None)).distinct()))
-    for project_id in sorted(projects):
+
+    async def seal(project_id: str) -> None:
         async with db.write() as session:
             await _seal_project(session, project_id)
+
+    await run_each(sorted(projects), seal, "sealing the audit of")
 
 
 async def _seal_project(session: AsyncSession, project_id: str) -> None:

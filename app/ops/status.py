@@ -23,7 +23,6 @@ from app.models import (
     Batch,
     Deployment,
     Engine,
-    EngineState,
     Feedback,
     Origin,
     Policy,
@@ -119,7 +118,7 @@ async def _engines(session: AsyncSession, policy_ids: list[str]) -> list[dict[st
             "loaded": [name for name in (*engine.loaded, engine.weights) if name is not None and name in own],
             "heartbeat_at": engine.heartbeat_at,
             "not_loaded": {name: error for name, error in load_errors.read(engine).items() if name in own},
-            "reason": engine.reason if engine.state == EngineState.DOWN else None,
+            "reason": load_errors.describe_down(engine),
         }
         for engine in engines
     ]

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.database import Database, now
 from app.core.jobs import enqueue_after_commit
 from app.core.leases import lease_is_free
+from app.core.run_each import run_each
 from app.models import Audit, AuditAction, AuditChain, WebhookDelivery, WebhookDeliveryState, WebhookEndpoint, new_id
 
 EVENTS = (
@@ -57,12 +58,15 @@ async def create_deliveries(db: Database) -> None:
         endpoint_ids = list(await session.scalars(behind))
         is_old = WebhookDelivery.settled_at < now() - DELIVERY_SECONDS
         old = list(await session.scalars(select(WebhookDelivery.id).where(is_old).limit(PAGE_SIZE)))
-    for id in sorted(endpoint_ids):
-        async with db.write() as session:
-            await _create_deliveries(session, id)
     if old:
         async with db.write() as session:
             await session.execute(delete(WebhookDelivery).where(WebhookDelivery.id.in_(old), is_old))
+
+    async def create(endpoint_id: str) -> None:
+        async with db.write() as session:
+            await _create_deliveries(session, endpoint_id)
+
+    await run_each(sorted(endpoint_ids), create, "webhooks of endpoint")
 
 
 async def _create_deliveries(session: AsyncSession, endpoint_id: str) -> None:

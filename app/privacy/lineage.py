@@ -16,7 +16,7 @@ from app.core.database import chunked
 from app.core.pagination import apply_keyset
 from app.core.planner import prefer_indexes
 from app.core.settings import Settings
-from app.feedback.queries import is_effective
+from app.feedback.effective import is_effective
 from app.models import (
     NUMERIC_KINDS,
     RANKING_KINDS,
@@ -163,7 +163,7 @@ async def list_trained_versions(session: AsyncSession, ids: Collection[str]) -> 
         .options(load_only(Version.id, Version.number, Version.state, Version.tainted_at))
         .join(Policy, Policy.id == Version.policy_id)
         .where(Version.id.in_(select(descendants.c.id)))
-        .order_by(Policy.name, Version.number)
+        .order_by(Policy.name, Policy.id, Version.number)
     )
     return [
         TrainedVersionView(

@@ -81,7 +81,7 @@ async def put_retention(
         try:
             config = RetentionConfig.model_validate(default | body)
         except ValidationError as error:
-            raise validation_error(error) from error
+            raise validation_error(error, RetentionConfig) from error
         project.retention = config.model_dump(include=set(body))
         action, own = AuditAction.RETENTION_UPDATED, project.retention
         record_audit(session, caller.key_prefix, action, project.id, project_id=project.id, **own)

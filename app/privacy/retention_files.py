@@ -108,16 +108,19 @@ async def remove_deleted(db: Database, policy_id: str, settings: Settings, *, ac
         policy = await lock_policy(session, policy_id)
         states = (SampleState.OPEN, SampleState.QUARANTINED)
         waiting = (Sample.policy_id == policy_id, Sample.state.in_(states))
-        turn_ids = list(await session.scalars(select(Sample.turn_id).where(*waiting).limit(MAX_SAMPLES)))
+        samples = select(Sample.turn_id).where(*waiting).order_by(Sample.turn_id)
+        turn_ids = list(await session.scalars(samples.limit(MAX_SAMPLES)))
         await unlearning.drop_samples(session, turn_ids, states, SampleRule.EXCLUDED, POLICY_DELETED)
         await reopen_votes_on_turns(session, turn_ids)
         has_files = (Version.policy_id == policy_id, Version.adapter_path.is_not(None), Version.pruned_at.is_(None))
-        versions = list(await session.scalars(select(Version).where(*has_files).limit(MAX_VERSIONS)))
+        oldest = select(Version).where(*has_files).order_by(Version.number).limit(MAX_VERSIONS)
+        versions = list(await session.scalars(oldest))
         for version in versions:
             version.pruned_at = now()
             audit_policy(session, policy, AuditAction.VERSION_PRUNED, actor, POLICY_DELETED, subject=version)
         fitted = (RewardModel.policy_id == policy_id, RewardModel.path.is_not(None))
-        models = list(await session.scalars(select(RewardModel).where(*fitted).limit(MAX_VERSIONS)))
+        first_models = select(RewardModel).where(*fitted).order_by(RewardModel.number).limit(MAX_VERSIONS)
+        models = list(await session.scalars(first_models))
         paths = [model.path for model in models]
         for model in models:
             model.path, model.state, model.reason = None, RewardModelState.DISABLED, POLICY_DELETED

@@ -97,10 +97,8 @@ class Harness:
 
         async def find_new_version() -> Version | None:
             async with self.db.read() as session:
-                rows = await session.scalars(
-                    select(Version).where(Version.number > before, Version.state == VersionState.CANARY)
-                )
-                return rows.first()
+                canaries = select(Version).where(Version.number > before, Version.state == VersionState.CANARY)
+                return (await session.scalars(canaries.order_by(Version.number, Version.id))).first()
 
         await self.post("training/resume")
         self.running.start("trainer")

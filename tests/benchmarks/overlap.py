@@ -79,13 +79,14 @@ async def measure(settings: Settings, updates: int) -> Figures:
     async with db.read() as session:
         versions = {row.id: row for row in await session.scalars(select(Version))}
         trained = await session.scalars(
-            select(Batch).where(Batch.state == BatchState.TRAINED).order_by(Batch.created_at)
+            select(Batch).where(Batch.state == BatchState.TRAINED).order_by(Batch.created_at, Batch.id)
         )
         batches = [batch for batch in trained if versions[batch.version_id or ""].number <= updates]
         rows_used = await session.execute(
             select(Sample.batch_id, Sample.version_id, Turn.created_at, Turn.finished_at)
             .join(Turn, Turn.id == Sample.turn_id)
             .where(Sample.batch_id.in_([batch.id for batch in batches]))
+            .order_by(Sample.turn_id)
         )
         states = Counter(await session.scalars(select(Sample.state)))
         stale = await session.scalar(

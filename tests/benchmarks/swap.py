@@ -344,7 +344,8 @@ async def report(
     load_times: list[float],
 ) -> None:
     async with deployment.db.read() as session:
-        versions = [v for v in await session.scalars(select(Version)) if "trained_to_served" in v.timings]
+        rows = await session.scalars(select(Version).order_by(Version.number, Version.id))
+        versions = [version for version in rows if "trained_to_served" in version.timings]
         mixed = await session.scalar(
             select(func.count()).where(Turn.exclusion_reason.startswith("the weights changed"))
         )

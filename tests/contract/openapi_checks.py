@@ -33,7 +33,7 @@ RULES_BEYOND_THE_SCHEMA = re.compile(
             "Input should be a valid integer",  # 1.0 is an integer of JSON Schema, and none of ours
             "exceeded maximum size",  # integers of more than 4,300 digits
             "NUL character",
-            r"\[key\]: String should match pattern",  # names of a map
+            "this name is not allowed here: String should match pattern",  # names of a map
             "not a Parquet file",
             "it must be an https URL",
             r"The body holds \d+ invalid values",
@@ -43,7 +43,8 @@ RULES_BEYOND_THE_SCHEMA = re.compile(
             "scale: the first number must be lower",
             "only the deployment's own settings",
             "is in force; only the operator|more than the deployment's|a key is sent only to the address",
-            "known rules are|a learned source cannot|is not one of the sources|discriminator",
+            "known rules are|a learned source cannot|is not one of the sources",
+            r"\btype: Field required",  # the document has a default for the type of an alternative
             "the pattern is invalid",
             "must not be empty, and their names must be unique",
             "There is no response '|turn: 1 is the first reply|'choice_index' requires",

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -15,6 +16,7 @@ from alignment.types import Sample as TrainerSample
 from app.core.settings import DEMO_MODEL
 from app.models import Batch, BatchState, Feedback, Reward, Sample, SampleState, Turn, TurnState, Version
 from tests.support.deployment import Harness
+from tests.support.held_updates import UpdateHold
 from tests.support.processes import processes, until
 from tests.support.scripted_engine import ScriptedEngine
 from workers.curate import curate
@@ -25,15 +27,15 @@ SAMPLES = 24
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the default, with the embedded broker
 
 
-async def create_long_turns(harness: Harness, count: int) -> list[str]:
-    """Create rated turns whose update takes a few seconds, with the model's log-probs."""
+async def create_turns(harness: Harness, count: int) -> list[str]:
+    """Create rated turns with the model's log-probs, and return their ids."""
     rng = random.Random(7)
 
     def random_ids(length: int) -> tuple[int, ...]:
         return tuple(rng.randrange(300, 900) for _ in range(length))
 
     samples = [
-        TrainerSample(f"sample-{n}", random_ids(200), random_ids(400), (0.0,) * 400, reward=0.0, version=0)
+        TrainerSample(f"sample-{n}", random_ids(20), random_ids(40), (0.0,) * 40, reward=0.0, version=0)
         for n in range(count)
     ]
     ids = []
@@ -51,8 +53,11 @@ async def create_long_turns(harness: Harness, count: int) -> list[str]:
 
 
 @pytest.mark.slow
-async def test_trainer_killed_during_an_update_loses_nothing_and_repeats_nothing(harness: Harness) -> None:
-    settings = harness.settings.replace(
+async def test_trainer_killed_during_an_update_loses_nothing_and_repeats_nothing(
+    harness: Harness, tmp_path: Path
+) -> None:
+    hold = UpdateHold(tmp_path)
+    settings = hold.settings(harness.settings).replace(
         {
             "trainer.batch_size": SAMPLES,
             "trainer.max_batch_size": SAMPLES,
@@ -60,26 +65,23 @@ async def test_trainer_killed_during_an_update_loses_nothing_and_repeats_nothing
             "workers.reconcile_seconds": 0.5,
         }
     )
-    turns = await create_long_turns(harness, SAMPLES)
+    turns = await create_turns(harness, SAMPLES)
     await curate(harness.db, harness.settings)
     assert await assemble(harness.db, settings) == 1
 
     async def read_batch() -> Batch:
         return (await harness.all(Batch))[0]
 
-    async def is_claimed() -> bool:
-        return (await read_batch()).lease_owner is not None
-
     async def is_trained() -> bool:
         return (await read_batch()).state == BatchState.TRAINED
 
     with processes(settings) as running:
         running.start("beat", "trainer")
-        await until(is_claimed, 180, "a trainer has claimed the batch")
+        [rank] = await hold.wait()
         owner = (await read_batch()).lease_owner
-        assert owner is not None
-        os.kill(int(owner.rpartition(":")[2]), signal.SIGKILL)
-        assert (await read_batch()).state == BatchState.OPEN, "it was killed during the update"
+        assert owner is not None and owner.endswith(f":{rank}")
+        os.kill(rank, signal.SIGKILL)
+        hold.open()
         running.start("worker")
         await until(is_trained, 180, "the batch is trained after the kill")
 

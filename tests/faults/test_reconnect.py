@@ -78,12 +78,11 @@ class FeedbackSender:
         """Send feedback. Return the seconds until it is processed."""
         await self.send(id)
         began = time.monotonic()
-        while True:
-            self.task_sender.enqueue(["curate"])
-            await asyncio.sleep(0.5)
-            if all(row.processed for row in await self.harness.all(Feedback)):
-                return time.monotonic() - began
-            assert time.monotonic() - began < RECOVERY_SECONDS
+        async with asyncio.timeout(RECOVERY_SECONDS):
+            while not all(row.processed for row in await self.harness.all(Feedback)):
+                self.task_sender.enqueue(["curate"])
+                await asyncio.sleep(0.5)
+        return time.monotonic() - began
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ RECOVERY_SECONDS = 60.0
 LEASE_SECONDS = 12.0
 FAULTS = ("stall", "half_open", "refuse") if FULL else ("stall", "half_open")
 pytestmark = [
+    pytest.mark.slow,  # that requests end in time is what these tests are about
     pytest.mark.timeout(400),
     pytest.mark.parametrize("database_url", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True),
 ]

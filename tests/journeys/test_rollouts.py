@@ -102,7 +102,10 @@ async def test_group_samples_of_a_chat_become_a_grpo_group(journey: Harness) -> 
         await judge(journey.db, settings, "me")
     chat_turn = await journey.get(Turn, id)
     async with journey.db.read() as session:
-        group_samples = list(await session.scalars(select(Turn).where(Turn.origin == Origin.GROUP_SAMPLE)))
+        is_group_sample = Turn.origin == Origin.GROUP_SAMPLE
+        group_samples = list(
+            await session.scalars(select(Turn).where(is_group_sample).order_by(Turn.choice_index, Turn.id))
+        )
     assert len(group_samples) == EXTRA_REPLIES and {turn.exclusion_reason for turn in group_samples} == {None}
     prompts = [await journey.prompt_ids(turn.id) for turn in [chat_turn, *group_samples]]
     assert all(ids == prompts[0] for ids in prompts), "the prompt tokens are identical"

@@ -9,10 +9,12 @@ import httpx2
 import pytest
 from sqlalchemy import update
 
+from alignment.signals.proportions import Share
 from app.core.database import Database
 from app.core.migrate import upgrade
 from app.core.settings import Settings
 from app.models import Batch, BatchState, Engine, Sample, SampleState, Turn, Version, VersionState
+from app.policies.version_statistics import read_statistics
 from demo.recompute_logprobs import check_logprobs
 from demo.simulate import SimulatedUsers, UserBehavior
 from tests.journeys.deployments import create_deployment, engine_keys
@@ -41,16 +43,18 @@ async def deployment(tmp_path: Path, engine: RunningEngine) -> Harness:
 @pytest.mark.engine
 @pytest.mark.journey
 @pytest.mark.slow  # `make test` has the loop on PostgreSQL and Redis
+@pytest.mark.timeout(1200)  # more than all that it waits for
 async def test_training_loop_and_rollback(deployment: Harness, engine: RunningEngine) -> None:
-    async def is_live() -> bool:
-        return (await deployment.serving()).number >= UPDATES
+    async def are_released() -> bool:
+        released = [version for version in await deployment.all(Version) if version.live_at is not None]
+        return len(released) > UPDATES  # with v0
 
     with processes(deployment.settings) as running:
         running.start("trainer", "worker", "publisher", "beat", "api")
         users = SimulatedUsers(running.settings, UserBehavior(users=16, seed=5))
         chatting = asyncio.create_task(users.run())
         try:
-            await until(is_live, 420, f"{UPDATES} versions are live")
+            await until(are_released, 420, f"{UPDATES} versions are released")
             await asyncio.sleep(5)
         finally:
             users.stop()
@@ -60,12 +64,11 @@ async def test_training_loop_and_rollback(deployment: Harness, engine: RunningEn
         assert (stats.refused, stats.incomplete, stats.mislabelled) == (0, 0, 0)
         await wait_until_idle(deployment)
         await check_lineage(deployment)
-        first, last = await approval(deployment, 0, 0), await approval(deployment, UPDATES - 1, 99)
-        assert last > first + 0.1, f"approval went from {first:.0%} to {last:.0%}"
+        print(f"\nvotes for replies: {await describe_approval(deployment)}")
         await check_rollback(deployment, engine, running.settings.local_url)
         await check_training_continues(deployment, running.settings)
     logprobs = await check_logprobs(deployment.db, deployment.settings)
-    assert logprobs.replies > 200 and logprobs.mislabelled == 0, logprobs
+    assert logprobs.replies >= UPDATES * deployment.settings.trainer.batch_size and not logprobs.mislabelled, logprobs
     await check_mislabelled_replies_are_detected(deployment)
     await deployment.db.close()
 
@@ -126,17 +129,18 @@ async def wait_until_idle(deployment: Harness) -> None:
         seconds = seconds + 1 if await is_idle() else 0
 
 
-async def approval(deployment: Harness, first: int, last: int) -> float:
-    """Return the approval of all replies of these versions; with a hundred votes it is accurate to ± 5 points."""
-    from app.policies.version_statistics import read_statistics
-
+async def describe_approval(deployment: Harness) -> str:
+    """Return the approval of v0 and of the newest versions. It is shown only: `test_learning.py` is about learning."""
     async with deployment.db.read() as session:
-        versions = await deployment.all(Version)
-        stats = await read_statistics(session, [row for row in versions if first <= row.number <= last])
-    rows = list(stats.values())
-    rated = sum(row.rated for row in rows)
-    assert rated >= 30
-    return sum((row.approval or 0.0) * row.rated for row in rows) / rated
+        stats = await read_statistics(session, versions := await deployment.all(Version))
+    shares = [
+        Share(sum(round((row.approval or 0.0) * row.rated) for row in rows), sum(row.rated for row in rows))
+        for rows in (
+            [stats[version.id] for version in versions if not version.number],
+            [stats[version.id] for version in versions if version.number >= UPDATES - 1],
+        )
+    ]
+    return " → ".join(f"{share.successes} of {share.trials}" for share in shares)
 
 
 async def list_accepted_versions(deployment: Harness) -> list[Version]:
@@ -156,6 +160,7 @@ async def check_lineage(deployment: Harness) -> None:
             assert version.metrics["training/off_policy/trajectory_staleness_worst"] <= 1
     trained = [sample for sample in await deployment.all(Sample) if sample.state == SampleState.TRAINED]
     assert len(trained) == deployment.settings.trainer.batch_size * (len(versions) - 1)
+    assert len({sample.turn_id for sample in trained}) == len(trained)
 
 
 async def check_rollback(deployment: Harness, engine: RunningEngine, url: str) -> None:

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from app.cli.client import load_api_key
 from app.core.settings.loading import load_settings
 from tests.support.engine_fixture import free_port, require_engine_environment
+from tests.support.processes import wait_until
 
 START_SECONDS = 180.0
 
@@ -57,10 +57,9 @@ def attune() -> list[str]:
 
 
 def wait_for(log: Path, text: str, running: subprocess.Popen[bytes]) -> str:
-    ends = time.monotonic() + START_SECONDS
-    while text not in (content := log.read_text()):
-        assert running.poll() is None and time.monotonic() < ends, content
-        time.sleep(0.2)
+    wait_until(lambda: text in log.read_text() or running.poll() is not None, START_SECONDS, f"{text!r} in {log}")
+    content = log.read_text()
+    assert text in content, content
     return content
 
 

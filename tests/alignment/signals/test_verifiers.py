@@ -1,7 +1,6 @@
 """Verifiers: a table of replies for each, hostile replies, and invalid settings."""
 
 import sys
-import time
 from types import ModuleType
 from typing import Any
 
@@ -129,15 +128,12 @@ HUGE = "9" * 2_000_000
     ],
     ids=lambda config: config["type"],
 )
-def test_hostile_replies_are_verified_quickly(
-    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], text: str
-) -> None:
+@pytest.mark.timeout(120)  # work that grows with the square of a reply's length would take hours
+def test_hostile_replies_are_verified(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], text: str) -> None:
     for name in ("PATTERN_SECONDS", "SCHEMA_SECONDS"):  # other load on the machine must not exceed the limit
         monkeypatch.setattr(verifiers, name, 30.0)
-    start = time.monotonic()
     reference = {"number": "7", "choice": "B"}.get(config["type"], "x")
     assert verdict(config, text, reference) in (-1.0, None)
-    assert time.monotonic() - start < 30
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -20,13 +20,7 @@ from app.core.settings import get_settings
 from app.core.settings.loading import load_settings
 from tests.support.cli import run
 from tests.support.engine_fixture import DEMO_MODEL, free_port
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+from tests.support.processes import wait_until
 
 
 @pytest.fixture

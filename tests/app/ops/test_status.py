@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.models import Audit, AuditAction, Engine, Sample, SampleState, VersionState
+from app.models import Audit, AuditAction, Engine, EngineState, Sample, SampleState, VersionState
 from app.ops import status
 from app.policies import version_statistics
 from tests.support.deployment import Harness
@@ -36,6 +36,24 @@ async def test_events_leave_out_what_applications_do_for_each_reply(harness: Har
             session.add(Audit(project_id=project_id, actor="sk", action=action, subject="x", details={}))
     events = (await harness.api.get("/v1/status")).json()["events"]
     assert [event["action"] for event in events] == [AuditAction.KEY_CREATED]
+
+
+async def test_reason_of_an_engine_that_is_down_names_nothing_of_other_projects(harness: Harness) -> None:
+    reason = "the engine exited with code 1; its last log line: bank-loans-v3 (it was loading bank-loans-v4)"
+    async with harness.db.write() as session:
+        engine = await session.get_one(Engine, "engine-0")
+        engine.state, engine.reason = EngineState.DOWN, reason
+    [engine] = (await harness.api.get("/v1/status")).json()["engines"]
+    assert engine["reason"] == "the engine exited with code 1" and "bank" not in str(engine)
+
+
+@pytest.mark.parametrize("state", [EngineState.READY, EngineState.STARTING])
+async def test_only_an_engine_that_is_down_has_a_reason(harness: Harness, state: EngineState) -> None:
+    async with harness.db.write() as session:
+        engine = await session.get_one(Engine, "engine-0")
+        engine.state, engine.reason = state, "bank-loans-v3: damaged"
+    [engine] = (await harness.api.get("/v1/status")).json()["engines"]
+    assert engine["reason"] is None and engine["not_loaded"] == {}
 
 
 async def test_models_are_those_that_engines_hold(harness: Harness) -> None:

@@ -125,7 +125,8 @@ class DiskFaultRunner:
                 except DamagedAdapter as damage:
                     self.errors.append(f"{where}: {damage}")
         with Session(self.database) as session:
-            for version in session.scalars(select(Version).where(Version.adapter_path.is_not(None))):
+            exported = select(Version).where(Version.adapter_path.is_not(None)).order_by(Version.number, Version.id)
+            for version in session.scalars(exported):
                 assert version.adapter_path is not None
                 try:
                     verify(Path(version.adapter_path), version.manifest_sha256)

@@ -242,7 +242,7 @@ async def check_replies(deployment: swap.SwapDeployment, users: Users, result: E
     """Compare every reply that a user received with the stored turn, and recompute its log-probs."""
     async with deployment.db.read() as session:
         turns = {turn.completion_id: turn for turn in await session.scalars(select(Turn))}
-        versions = list(await session.scalars(select(Version)))
+        versions = list(await session.scalars(select(Version).order_by(Version.number, Version.id)))
         serving_id = (await session.get_one(Deployment, deployment.policy_id)).version_id
     labels = {version.id: f"{POLICY}@v{version.number}" for version in versions}
     for reply in users.replies:

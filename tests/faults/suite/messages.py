@@ -120,9 +120,9 @@ async def wait_for_claim(deployment: Deployment, database: Engine) -> tuple[str,
     def read_claims() -> list[tuple[str, str | None]]:
         with Session(database) as session:
             rows = session.execute(
-                select(Batch.id, Batch.lease_owner).where(
-                    Batch.state == BatchState.OPEN, Batch.lease_owner.is_not(None), Batch.attempt == 1
-                )
+                select(Batch.id, Batch.lease_owner)
+                .where(Batch.state == BatchState.OPEN, Batch.lease_owner.is_not(None), Batch.attempt == 1)
+                .order_by(Batch.created_at, Batch.id)
             )
             return [(id, owner) for id, owner in rows]
 
