@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from rich.console import Console
@@ -29,6 +30,7 @@ class Target:
         variable: The variable of the Makefile that passes options to it.
         options: They make it short. `{out}` is a folder for its results, which is removed afterwards.
         prints: Regular expressions; each must match some line of its output.
+        tables: How the first lines of its Markdown tables begin; each must have rows of as many cells as that line.
         writes: Files below `{out}` that must hold something.
     """
 
@@ -36,6 +38,7 @@ class Target:
     variable: str = ""
     options: str = ""
     prints: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
 
     def command(self, out: Path) -> list[str]:
@@ -64,61 +67,110 @@ SMOKE = (
     Target("sbom"),
     Target("chart", prints=(r" passed",)),
     Target("docs", prints=(r"index\.html$",)),
-    Target("parity", "ATTUNE_PARITY_FLAGS", "--quick"),
-    bench("trainer", "--models demo --threads 2 --rounds 1 --demo-prompts 2"),
-    bench("learning", "--runs GRPO --seeds 0 --updates 1 --out {out}/learning.jsonl", writes=("learning.jsonl",)),
+    Target("parity", "ATTUNE_PARITY_FLAGS", "--quick", tables=("| ours | peer |",)),
+    bench(
+        "trainer",
+        "--models demo --threads 2 --rounds 1 --demo-prompts 2",
+        tables=("| threads | ours, tokens/s | TRL |", "| | demo model, "),
+    ),
+    bench(
+        "learning",
+        "--runs GRPO --seeds 0 --updates 1 --out {out}/learning.jsonl",
+        tables=("| algorithm | settings that differ from the defaults |",),
+        writes=("learning.jsonl",),
+    ),
     bench(
         "staleness",
         "--losses decoupled --lags 0 --seeds 0 --updates 1 --out {out}/staleness.jsonl",
+        tables=("| updates behind |",),
         writes=("staleness.jsonl",),
     ),
     bench(
         "rates",
         "--algorithms KTO --rates 1e-3 --seeds 0 --updates 1 --out {out}/rates.jsonl",
+        tables=("| algorithm | seeds |",),
         writes=("rates.jsonl",),
     ),
     bench(
         "late-votes",
         "--strategies mixed --delays late --seeds 0 --minutes 6 --out {out}/late_votes.jsonl",
+        tables=("| votes | loss |",),
         writes=("late_votes.jsonl",),
     ),
     bench(
         "sparse-votes",
         "--recipes model-one-pass --judged 0.5 --seeds 0 --max-votes 100 --out {out}/sparse_votes.jsonl",
+        tables=("| recipe | judged |",),
         writes=("sparse_votes.jsonl",),
     ),
-    bench("growth", "--turns 1000 --rounds 1"),
-    bench("scaling", "--turns 1000 --rounds 1"),
+    bench("growth", "--turns 1000 --rounds 1", tables=("| page | 1,000 turns |",)),
+    bench("scaling", "--turns 1000 --rounds 1", tables=("| old turns | curate, ms per batch |",)),
     bench(
         "poisoning",
         "--attacks nobody --protections on --updates 1 --evaluation-users 4 --out {out}/poisoning.jsonl",
+        tables=("| attack | protections |",),
         writes=("poisoning.jsonl",),
     ),
-    bench("reward-model", "--labels 60 --train-prompts 150 --evaluation-prompts 48 --out {out}/reward-model"),
+    bench(
+        "reward-model",
+        "--labels 60 --train-prompts 150 --evaluation-prompts 48 --out {out}/reward-model",
+        tables=("| feedback | held out: accuracy |",),
+    ),
     bench(
         "canary",
         "--cases better --seeds 0 --max-updates 1 --patience 15 --people 4 --out {out}/canary.jsonl",
+        tables=("| version | seed |",),
         writes=("canary.jsonl",),
     ),
-    Target("model", "ATTUNE_MODEL_FLAGS", "--dialogues 200 --no-measure --out {out}/model"),
-    Target("demo", "ATTUNE_DEMO_FLAGS", "--once --updates 1"),
-    bench("overlap", "--rows 1 --updates 3 --runs 1 --out {out}/overlap.jsonl", writes=("overlap.jsonl",)),
+    Target("model", "ATTUNE_MODEL_FLAGS", "--dialogues 200 --no-measure --out {out}/model", prints=(r"^trained in ",)),
+    Target(
+        "demo", "ATTUNE_DEMO_FLAGS", "--once --updates 1", prints=(r"^ *versions *$", r"^ *figures *$", "approval, v0")
+    ),
+    bench(
+        "overlap",
+        "--rows 1 --updates 3 --runs 1 --out {out}/overlap.jsonl",
+        tables=("| max_staleness | runs |",),
+        writes=("overlap.jsonl",),
+    ),
     bench(
         "votes",
         "--set ATTUNE_TRAINER__BATCH_SIZE=16 --max-votes 40 --max-minutes 2 --out {out}/votes.jsonl",
+        tables=("| model | judged |",),
         writes=("votes.jsonl",),
     ),
-    bench("policies", "--updates 1 --replies 5 --out {out}/policies.jsonl", writes=("policies.jsonl",)),
-    bench("swap", "--publications 2 --moves 2 --peer 1 --people 1 --quiet 0"),
-    bench("swap-full", "--publications 1 --moves 1 --peer 0 --people 1 --quiet 0"),
+    bench(
+        "policies",
+        "--updates 1 --replies 5 --out {out}/policies.jsonl",
+        tables=("| seed | policy | algorithm |",),
+        writes=("policies.jsonl",),
+    ),
+    bench("swap", "--publications 2 --moves 2 --peer 1 --people 1 --quiet 0", tables=("| milliseconds | p50 |",)),
+    bench("swap-full", "--publications 1 --moves 1 --peer 0 --people 1 --quiet 0", tables=("| milliseconds | p50 |",)),
     Target(
         "faults",
         "ATTUNE_FAULTS_FLAGS",
         "--parts kills --where embedded --kinds worker --kills 1 --seconds 20 --results {out}/faults.jsonl",
+        prints=(r"^where +process +kills ", r"^embedded +worker "),
         writes=("faults.jsonl",),
     ),
-    Target("fuzz", "ATTUNE_FUZZ_FLAGS", "--cases 500 --parts bodies --out {out}/fuzz.jsonl", writes=("fuzz.jsonl",)),
+    Target(
+        "fuzz",
+        "ATTUNE_FUZZ_FLAGS",
+        "--cases 500 --parts bodies --out {out}/fuzz.jsonl",
+        tables=("| route | cases |",),
+        writes=("fuzz.jsonl",),
+    ),
 )
+
+
+def has_table(output: str, header: str) -> bool:
+    """Return whether a Markdown table that begins like this is printed, with rows as wide as its head."""
+    lines = iter(output.replace(r"\|", "").splitlines())
+    for line in lines:
+        if line.startswith(header):
+            rows = list(takewhile(lambda row: row.startswith("|"), lines))[1:]  # the first one is the rule
+            return bool(rows) and all(row.count("|") == line.count("|") for row in rows)
+    return False
 
 
 def find_failure(target: Target, status: int, output: str, out: Path) -> str | None:
@@ -128,6 +180,9 @@ def find_failure(target: Target, status: int, output: str, out: Path) -> str | N
     for pattern in target.prints:
         if not re.search(pattern, output, re.MULTILINE):
             return f"failed: it printed nothing like {pattern!r}"
+    for header in target.tables:
+        if not has_table(output, header):
+            return f"failed: it printed no table {header!r} with rows of that many columns"
     for name in target.writes:
         path = out / name
         if not (path.is_file() and path.stat().st_size):

@@ -103,6 +103,20 @@ def test_smoke_says_what_a_target_lacks(tmp_path: Path) -> None:
     assert find_failure(target, 0, "a\nversion 1\n", tmp_path) is None
 
 
+def test_smoke_asks_for_tables_with_rows(tmp_path: Path) -> None:
+    target = Target("bench-x", tables=("| seed | votes |",))
+    head = "| seed | votes | max \\|Δ\\| |\n|---|---|---|\n"
+    assert find_failure(target, 0, f"text\n{head}| 1 | 2 | 3 |\n\nmore\n", tmp_path) is None
+    for output in (
+        "",
+        head,
+        f"{head}\n| 1 | 2 | 3 |\n",
+        f"{head}| 1 | 2 | 3 |\n| 1 | 2 |\n",
+        "| seed | 1 | 2 |\n|---|\n| 1 |\n",
+    ):
+        assert "no table" in (find_failure(target, 0, output, tmp_path) or "")
+
+
 def test_smoke_runs_every_long_target_of_the_makefile() -> None:
     makefile = (REPOSITORY / "Makefile").read_text()
     [phony] = [line for line in makefile.splitlines() if line.startswith(".PHONY:")]
