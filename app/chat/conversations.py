@@ -19,7 +19,7 @@ from app.chat.histories import History
 from app.inference.client import EngineClient
 from app.inference.request import ChatCall
 from app.inference.transport import EngineRefused, EngineUnavailable
-from app.models import Origin, Turn
+from app.models import Origin, Turn, TurnState
 from app.projects.auth import Caller
 
 MAX_REPLIES_SEARCHED = 8  # the newest replies of the history; the client may have edited some of them
@@ -120,7 +120,7 @@ def find_parent(
 
     The search covers the turns of the same API key, the same end user and, if one is named, the same conversation.
     When several turns match equally well (two users may have sent the same text), one without a child is preferred.
-    If a conversation is named and no message matches, its newest turn is the parent.
+    If a conversation is named and no message matches, its newest turn is the parent; a refused request is none.
     """
     hashes = prefix_hashes(messages)
     replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
@@ -135,7 +135,14 @@ def find_parent(
         parent = _find_turn(connection, *scope, *same_user, matches, order=(longest_first, HAS_CHILD))
         if parent is not None and parent.prefix_hash is not None:
             return replace(parent, num_messages=index_by_hash[parent.prefix_hash] + 1)
-    return None if conversation_id is None else _find_turn(connection, *scope)
+    return None if conversation_id is None else _find_turn(connection, *scope, Turn.state != TurnState.REFUSED)
+
+
+def find_end_user(connection: Connection, caller: Caller, conversation_id: str) -> str | None:
+    """Return the end user of the newest turn of a conversation of this API key, or None."""
+    scope = [Turn.project_id == caller.project_id, Turn.key_id == caller.key_id, Turn.origin == Origin.CHAT]
+    newest = select(Turn.end_user).where(*scope, Turn.conversation_id == conversation_id, Turn.deleted_at.is_(None))
+    return connection.execute(newest.order_by(Turn.created_at.desc(), Turn.id.desc()).limit(1)).scalar()
 
 
 def _find_turn(

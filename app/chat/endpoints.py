@@ -63,7 +63,7 @@ class StoredCompletion(CompletionView):
     response_format: dict[str, Any] | None
     input_user: str | None
     conversation_id: str | None
-    status: Literal["open", "done", "aborted", "failed"]
+    status: Literal["open", "done", "aborted", "failed", "refused"]
 
     @classmethod
     def of(cls, turns: Sequence[Turn], policy: Policy, version: Version) -> "StoredCompletion":

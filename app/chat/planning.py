@@ -14,7 +14,15 @@ from sqlalchemy import exists, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import aliased
 
-from app.chat.conversations import CONVERSATION_ID_KEY, ParentTurn, conversation_hash, find_parent, reuse_parent_tokens
+from app.chat import tasks
+from app.chat.conversations import (
+    CONVERSATION_ID_KEY,
+    ParentTurn,
+    conversation_hash,
+    find_end_user,
+    find_parent,
+    reuse_parent_tokens,
+)
 from app.chat.histories import History
 from app.chat.schemas import SEED_LIMIT, ChatRequest
 from app.chat.turn_writer import EngineWeights, TurnStart
@@ -26,7 +34,7 @@ from app.deployments.version_router import EngineAddresses, RequestIdentity, Ver
 from app.inference.client import BASE_WEIGHTS, EngineClient, EnginePool
 from app.inference.output_length import limit_to_room
 from app.inference.request import ChatCall, Sampling
-from app.models import Sample, Turn, new_id, to_completion_id
+from app.models import Origin, Sample, Turn, new_id, to_completion_id
 from app.projects.auth import Caller
 from app.projects.service import NO_CONSENT, withholds_consent
 
@@ -36,12 +44,16 @@ MIN_TEMPERATURE = 1e-5  # SGLang decodes greedily below 1e-6, and the trainer di
 
 @dataclass(frozen=True)
 class RequestContext:
-    """A chat request with what its headers add."""
+    """A chat request with what its headers add.
+
+    `task`: the front end's background task that it is; None for a chat.
+    """
 
     request: ChatRequest
     sha256: str
     conversation_id: str | None
     num_retries: int
+    task: str | None
 
     @classmethod
     def from_request(
@@ -54,7 +66,8 @@ class RequestContext:
         body = orjson.dumps(request.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)
         count = headers.get("x-stainless-retry-count", "0")
         num_retries = int(count) if count.isdecimal() and len(count) < 4 else 0
-        return cls(request, hashlib.sha256(body).hexdigest(), conversation_id, num_retries)
+        task = tasks.find_task(request, headers)
+        return cls(request, hashlib.sha256(body).hexdigest(), conversation_id, num_retries, task)
 
 
 @dataclass(frozen=True)
@@ -87,7 +100,7 @@ class Plan:
     engine: PlannedEngine
     spare_engine: PlannedEngine | None  # another one that has loaded the version
     calls: tuple[ChatCall, ...]
-    conversation_id: str
+    conversation_id: str | None  # None: a task, which is no part of a conversation
     turn_start: TurnStart
     length_range: tuple[int, int] | None = None
     history: History | None = None
@@ -104,8 +117,9 @@ class Plan:
     @property
     def headers(self) -> dict[str, str]:
         headers = {"x-completion-id": self.id, "x-policy-version": self.label}
-        if self.conversation_id.isascii() and self.conversation_id.isprintable():
-            headers["x-conversation-id"] = self.conversation_id
+        id = self.conversation_id
+        if id is not None and id.isascii() and id.isprintable():
+            headers["x-conversation-id"] = id
         return headers
 
 
@@ -128,10 +142,11 @@ async def plan_completion(
     context = RequestContext.from_request(request, headers, details.conversation_id)
     messages = [message.to_template_message() for message in request.messages]
     parent, retried_turns = await _load_history(services.get(Database), caller, context, messages)
+    end_user = await _find_end_user(services.get(Database), caller, context)
     sampled_turn_id = next((row.id for row in retried_turns if row.has_sample), None)
     conversation_id = context.conversation_id or (parent.conversation_id if parent else None) or new_id("conv")
     previous = (parent.version_id, parent.policy_id) if parent else (None, None)
-    identity = RequestIdentity(caller.key_id, conversation_id, request.end_user, *previous)
+    identity = RequestIdentity(caller.key_id, conversation_id, end_user, *previous)
     route = await router.select_policy_and_version(caller.project_id, target, identity)
     model = route.model
     swaps_weights = settings.trainer.adaptation == "full"
@@ -157,9 +172,12 @@ async def plan_completion(
         call = replace(call, prompt_ids=prompt_ids)
     if request.max_output_tokens is None:
         call = await limit_to_room(engine.client, call)
-    exclusion_reason = _exclusion_reason(caller, request, sampling, sampled_turn_id)
+    exclusion_reason = _exclusion_reason(caller, context, sampling, sampled_turn_id)
     calls = (call, *(_additional_choice(call, index) for index in range(1, request.n)))
+    joined_id = conversation_id if context.task is None else None
     request_params = {**request.recorded_params(), **details.recorded_params}
+    if context.task is not None:
+        request_params[tasks.TASK_KEY] = context.task
     history = parent.history if parent is not None and settings.database.share_histories else None
     first_history = history.columns(messages) if history else {"history_id": None, "num_history_messages": 0}
     same_prompt = {"history_id": call.rid, "num_history_messages": len(messages)}
@@ -173,16 +191,17 @@ async def plan_completion(
             "policy_id": model.policy_id,
             "version_id": model.version_id,
             "route_reason": route.route_reason,
+            "origin": Origin.CHAT if context.task is None else Origin.TASK,
             "engine": engine.name,
             "stream": request.stream,
             "own_messages": messages,
             **(same_prompt if index and settings.database.share_histories else first_history),
             "sampling": choice.sampling.body(),
             "request_params": request_params,
-            "conversation_id": conversation_id,
+            "conversation_id": joined_id,
             "parent_id": parent.id if parent else None,
             "prefix_reuse": reuse_outcome,
-            "end_user": request.end_user,
+            "end_user": end_user,
             "request_sha256": context.sha256,
             "request_metadata": request.metadata,
             "exclusion_reason": exclusion_reason,
@@ -201,9 +220,9 @@ async def plan_completion(
         engine=engine,
         spare_engine=None if swaps_weights else spare_engine,  # the turn is recorded for one engine's weights
         calls=calls,
-        conversation_id=conversation_id,
+        conversation_id=joined_id,
         turn_start=TurnStart(turns, metadata, replaced_turn_ids, weights),
-        length_range=settings.observability.length_range,
+        length_range=settings.observability.length_range if context.task is None else None,
         history=history,
     )
 
@@ -249,16 +268,31 @@ def to_sampling(request: ChatRequest, settings: Settings) -> Sampling:
 async def _load_history(
     db: Database, caller: Caller, context: RequestContext, messages: list[dict[str, Any]]
 ) -> tuple[ParentTurn | None, Sequence[Any]]:
-    """Return the parent turn, and the turns that this request may be a retry of."""
-    has_history = context.conversation_id is not None or any(message["role"] == "assistant" for message in messages)
+    """Return the parent turn, and the turns that this request may be a retry of. A task has no parent."""
+    has_history = context.task is None and (
+        context.conversation_id is not None or any(message["role"] == "assistant" for message in messages)
+    )
     if not has_history and not context.num_retries:
         return None, ()  # a first turn needs no query
 
     def read(connection: Connection) -> tuple[ParentTurn | None, Sequence[Any]]:
-        parent = find_parent(connection, messages, caller, context.request.end_user, context.conversation_id)
+        parent = None
+        if has_history:
+            parent = find_parent(connection, messages, caller, context.request.end_user, context.conversation_id)
         return parent, _find_retried_turns(connection, caller, context) if context.num_retries else ()
 
     return await db.run_read(read)
+
+
+async def _find_end_user(db: Database, caller: Caller, context: RequestContext) -> str | None:
+    """Return the end user of the request; if a task names none, that of the conversation that it names.
+
+    A task's prompt quotes its conversation, so the erasure of a person must find it by their name.
+    """
+    end_user, conversation_id = context.request.end_user, context.conversation_id
+    if context.task is None or end_user is not None or conversation_id is None:
+        return end_user
+    return await db.run_read(lambda connection: find_end_user(connection, caller, conversation_id))
 
 
 def _find_retried_turns(connection: Connection, caller: Caller, context: RequestContext) -> Sequence[Any]:
@@ -266,7 +300,8 @@ def _find_retried_turns(connection: Connection, caller: Caller, context: Request
 
     At most as many completions as the client says it has tried, and no turn that has a child: its reply had arrived.
     """
-    same_conversation = [] if context.conversation_id is None else [Turn.conversation_id == context.conversation_id]
+    is_named = context.conversation_id is not None and context.task is None
+    same_conversation = [Turn.conversation_id == context.conversation_id] if is_named else []
     child = aliased(Turn)
     return connection.execute(
         select(Turn.id, exists().where(Sample.turn_id == Turn.id).label("has_sample"))
@@ -295,15 +330,17 @@ def next_seed(seed: int, index: int) -> int:
 
 
 def _exclusion_reason(
-    caller: Caller, request: ChatRequest, sampling: Sampling, sampled_turn_id: str | None
+    caller: Caller, context: RequestContext, sampling: Sampling, sampled_turn_id: str | None
 ) -> str | None:
     """Return why these turns must not be trained on, as far as the request tells, or None.
 
     The engine's log-probs account for the temperature only: any other change of the distribution makes them differ
     from the probabilities that the tokens were sampled with.
     """
-    if withholds_consent(request.metadata) or not caller.train:
+    if withholds_consent(context.request.metadata) or not caller.train:
         return NO_CONSENT
+    if context.task is not None:
+        return tasks.exclusion_reason(context.task)
     if sampled_turn_id is not None:
         return f"its client repeated the request after {sampled_turn_id}, which is already a sample"
     if sampling.temperature < MIN_TEMPERATURE:

@@ -12,6 +12,7 @@ from app.core.errors import NotFound
 from app.core.pagination import apply_keyset
 from app.deployments.version_router import resolve_model
 from app.models import (
+    REQUESTED,
     Judgement,
     Origin,
     Policy,
@@ -65,7 +66,7 @@ async def list_completions(
         metadata: Pairs that all must match.
         after: The last completion of the previous page.
     """
-    first_choice = (Turn.choice_index == 0, Turn.origin == Origin.CHAT)
+    first_choice = (Turn.choice_index == 0, Turn.origin.in_(REQUESTED))
     conditions = [Turn.project_id == project_id, Turn.deleted_at.is_(None), *first_choice]
     if model is not None:
         resolve = partial(resolve_model, project_id=project_id, model=model, archived=True)
@@ -92,7 +93,7 @@ async def _load_completions(session: AsyncSession, *conditions: ColumnElement[bo
         select(Turn, Policy, Version)
         .join(Policy, Policy.id == Turn.policy_id)
         .join(Version, Version.id == Turn.version_id)
-        .where(*conditions, Turn.origin == Origin.CHAT)
+        .where(*conditions, Turn.origin.in_(REQUESTED))
         .order_by(Turn.completion_id, Turn.choice_index)
     )
     completions: dict[str, CompletionRows] = {}

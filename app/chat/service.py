@@ -27,12 +27,13 @@ from app.deployments.version_router import VersionNotLoaded
 from app.inference.capture import Capture
 from app.inference.client import Completion
 from app.inference.request import ChatCall
-from app.inference.transport import EngineTimeout, EngineUnavailable
-from app.models import TurnState
+from app.inference.transport import EngineRefused, EngineTimeout, EngineUnavailable
+from app.models import ENGINE_REFUSED, TurnState
 from app.projects.auth import Caller
 
 log = logging.getLogger("attune.chat")
 CLIENT_DISCONNECT = "client_disconnect"
+REFUSED = "refused"
 NO_DETAILS = WireDetails()
 RETRY_MIN_SECONDS, RETRY_MAX_SECONDS = 0.02, 0.25
 T = TypeVar("T")
@@ -238,13 +239,19 @@ async def _record_ends(writer: TurnWriter, ends: Sequence[TurnEnd]) -> None:
 
 
 def _turn_ends(plan: Plan, captures: Sequence[Capture | None], cause: BaseException | None) -> list[TurnEnd]:
-    """Return how each turn ended. An AttuneError means failure; any other `cause` means that the client left."""
+    """Return how each turn ended. An AttuneError means failure; any other `cause` means that the client left.
+
+    What the engine refuses before its first token is no failure: the request is to blame, and no version.
+    """
     pairs = zip(plan.calls, captures, strict=True)
     if cause is None:
         ends = [_finished_end(plan, call, capture) for call, capture in pairs]
         return _refer_to_histories(plan, ends)
     state, finish_reason, exclusion_reason = TurnState.ABORTED, CLIENT_DISCONNECT, None
-    if isinstance(cause, AttuneError):
+    has_output = any(capture is not None and capture.has_output for capture in captures)
+    if isinstance(cause, EngineRefused) and cause.is_fault_of_request and not has_output:
+        state, finish_reason, exclusion_reason = TurnState.REFUSED, REFUSED, f"{ENGINE_REFUSED}: {cause}"
+    elif isinstance(cause, AttuneError):
         state, finish_reason, exclusion_reason = TurnState.FAILED, "error", str(cause)
     ends = [TurnEnd(call.rid, state, capture, finish_reason, exclusion_reason) for call, capture in pairs]
     return _refer_to_histories(plan, ends)

@@ -25,6 +25,11 @@ class Capture:
     exclusion_reason: str | None = None
 
     @property
+    def has_output(self) -> bool:
+        """Whether anything was generated. The ids of a stream come last, and are missing where it broke off."""
+        return bool(self.output_ids or self.logprobs or self.text or self.tool_calls)
+
+    @property
     def message(self) -> dict[str, Any]:
         """The reply as OpenAI's assistant message."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from app.models.base import Base, Entity, Logprobs, TokenIds, partial_index
 
 LOST_REASON = "the server died mid-reply"
+ENGINE_REFUSED = "the engine refused the request"  # how an exclusion reason begins
 SERVER_LOST = "server_lost"  # the finish reason of a turn whose process died
 
 
@@ -20,15 +21,20 @@ class TurnState(StrEnum):
     DONE = "done"
     ABORTED = "aborted"  # the client disconnected, or the process died
     FAILED = "failed"  # the engine failed
+    REFUSED = "refused"  # the engine refused the request, whose fault that is: there is no reply
 
 
 class Origin(StrEnum):
-    """Why a turn was generated. Only chats are shown to users; the others are rollouts of the service itself."""
+    """Why a turn was generated: for a request of a client, or as a rollout of the service itself."""
 
     CHAT = "chat"
+    TASK = "task"  # a background task of a front end, such as a title: no part of a conversation, never learned from
     GROUP_SAMPLE = "group_sample"  # another reply to a chat's prompt, sampled off the hot path
     PROMPT_SET = "prompt_set"  # a reply to a prompt of a dataset
     SHADOW = "shadow"  # a candidate's reply to a chat's prompt, never learned from
+
+
+REQUESTED = (Origin.CHAT, Origin.TASK)  # what clients request; everything else is a rollout
 
 
 class RouteReason(StrEnum):

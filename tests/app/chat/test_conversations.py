@@ -94,6 +94,27 @@ async def test_named_conversation_limits_parent_search(harness: Harness, scripte
     assert await harness.prompt_ids(third.id) == render_prompt(edited)
 
 
+async def test_refused_request_is_not_continued_and_no_target(harness: Harness, scripted: ScriptedEngine) -> None:
+    metadata = {"conversation_id": "ticket-7", "message": "m-1"}
+    first = await ask(harness, HELLO, metadata=metadata)
+    scripted.refuse_status = 400
+    body = {"model": "shop", "messages": follow(HELLO, first), "max_tokens": 8, "metadata": metadata}
+    refused = await harness.api.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    for target in (
+        {"metadata": {"message": "m-1"}},
+        {"conversation_id": "ticket-7", "turn": -1},
+        {"conversation_id": "ticket-7", "turn": 1},
+    ):
+        vote = await harness.api.post("/v1/feedback", json={"kind": "binary", "value": True, "target": target})
+        assert (vote.status_code, vote.json()["completion_id"]) == (201, first.id)
+    number_two = {"kind": "binary", "value": True, "target": {"conversation_id": "ticket-7", "turn": 2}}
+    assert (await harness.api.post("/v1/feedback", json=number_two)).status_code == 404
+    scripted.refuse_status = None
+    third = await ask(harness, [{"role": "user", "content": "anew"}], metadata=metadata)
+    assert third.parent_id == first.id
+
+
 async def test_turn_records_why_tokens_were_not_reused(harness: Harness, scripted: ScriptedEngine) -> None:
     truncated = await ask(harness, HELLO, max_tokens=3)
     assert truncated.finish_reason == "length"

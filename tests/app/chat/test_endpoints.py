@@ -132,11 +132,55 @@ async def test_broken_engine_connection_ends_stream_with_error(harness: Harness,
     assert turn.exclusion_reason and turn.reply["content"], "the text until then is recorded"
 
 
-async def test_engine_refusal_is_400(harness: Harness, scripted: ScriptedEngine) -> None:
-    scripted.refuse_status = 400
-    for stream in (False, True):
-        response = await ask(harness, stream=stream)
-        assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("engine_status", "status", "state", "finish_reason"),
+    [
+        (400, 400, TurnState.REFUSED, "refused"),
+        (413, 400, TurnState.REFUSED, "refused"),
+        (422, 400, TurnState.REFUSED, "refused"),
+        (401, 502, TurnState.FAILED, "error"),  # the service's own key is wrong
+        (404, 502, TurnState.FAILED, "error"),
+        (429, 503, TurnState.FAILED, "error"),
+        (500, 503, TurnState.FAILED, "error"),
+        (503, 503, TurnState.FAILED, "error"),
+    ],
+)
+async def test_refusal_by_the_engine_is_no_failure(
+    harness: Harness,
+    scripted: ScriptedEngine,
+    stream: bool,
+    engine_status: int,
+    status: int,
+    state: TurnState,
+    finish_reason: str,
+) -> None:
+    scripted.refuse_status = engine_status
+    response = await ask(harness, stream=stream, max_tokens=8)
+    error_type = "invalid_request_error" if status == 400 else "server_error"
+    assert (response.status_code, response.json()["error"]["type"]) == (status, error_type)
+    turn = await harness.get(Turn, response.headers["x-completion-id"])
+    assert (turn.state, turn.finish_reason) == (state, finish_reason)
+    is_refused = state == TurnState.REFUSED
+    assert (turn.exclusion_reason == "the engine refused the request: the script says no") is is_refused
+    view = (await harness.api.get(f"/v1/chat/completions/{turn.id}")).json()
+    assert (view["status"], view["choices"]) == (state, [])
+    listed = (await harness.api.get("/v1/turns", params={"state": "refused"})).json()["data"]
+    codes = [item["exclusion"]["code"] for item in listed]
+    assert codes == (["refused"] if is_refused else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [((0, 400), TurnState.REFUSED), ((0, 500), TurnState.FAILED), ((2, 400), TurnState.FAILED)],
+)
+async def test_error_within_a_stream_is_a_refusal_only_before_the_first_token(
+    harness: Harness, scripted: ScriptedEngine, error: tuple[int, int], state: TurnState
+) -> None:
+    scripted.error_after_tokens = error
+    response = await ask(harness, stream=True)
+    assert response.status_code == 200 and "error" in chunks(response)[-1]
+    assert (await harness.get(Turn, response.headers["x-completion-id"])).state == state
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,15 @@ async def test_each_choice_is_a_turn(harness: Harness, scripted: ScriptedEngine)
     assert body["usage"]["prompt_tokens"] == len(turns[0].own_prompt_ids)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_all_choices_of_a_refused_request_are_refused(
+    harness: Harness, scripted: ScriptedEngine, stream: bool
+) -> None:
+    scripted.refuse_status = 400
+    assert (await ask(harness, n=3, stream=stream)).status_code == 400
+    assert [turn.state for turn in await harness.all(Turn)] == [TurnState.REFUSED] * 3
+
+
 @pytest.mark.parametrize(("seed", "second"), [(2**63 - 1, -(2**63)), (-(2**63), 1 - 2**63), (-1, 0)])
 async def test_seeds_of_the_choices_stay_in_64_bits(
     harness: Harness, scripted: ScriptedEngine, seed: int, second: int

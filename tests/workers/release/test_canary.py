@@ -14,6 +14,7 @@ from app.models import (
     Deployment,
     Engine,
     EngineState,
+    Origin,
     Pin,
     PinKind,
     Policy,
@@ -182,6 +183,43 @@ async def test_failures_roll_the_canary_back_without_feedback(harness: Harness, 
         )
     await reconcile(harness.db, harness.settings)
     assert "more replies failed" in ((await harness.get(Version, version.id)).reason or "")
+
+
+async def test_requests_that_the_engine_refused_do_not_count_against_the_canary(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
+    version = await start_canary(harness)
+    for _ in range(40):
+        await harness.turn(route_reason=RouteReason.STABLE, **ONE_SECOND)
+        await harness.turn(
+            version, route_reason=RouteReason.CANARY, state=TurnState.REFUSED, output_ids=None, **ONE_SECOND
+        )
+    scripted.refuse_status = 400
+    async with harness.db.write() as session:
+        (await session.get_one(Deployment, (await harness.policy()).id)).canary_share = 1.0
+    body = {"model": "shop", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+    answer = await harness.api.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.headers["x-policy-version"]) == (400, "shop@v1")
+    scripted.refuse_status = None
+    await reconcile(harness.db, harness.settings)
+    assert (await deployment(harness)).canary_version_id == version.id
+    canary = (await harness.api.get("/v1/policies/shop/deployment")).json()["canary"]
+    assert (canary["candidate"]["turns"], canary["candidate"]["failed"]) == (0, 0), "they are no users"
+    scripted.refuse_status = 500
+    assert (await harness.api.post("/v1/chat/completions", json=body)).status_code == 503
+    candidate = (await harness.api.get("/v1/policies/shop/deployment")).json()["canary"]["candidate"]
+    assert (candidate["turns"], candidate["failed"]) == (1, 1)
+
+
+async def test_background_tasks_of_front_ends_do_not_count(harness: Harness, scripted: ScriptedEngine) -> None:
+    version = await start_canary(harness)
+    task: dict[str, Any] = {"origin": Origin.TASK, "exclusion_reason": "task: title_generation"}
+    await add_turns(harness, version, 0, 30, **task)
+    for _ in range(30):
+        await harness.turn(version, route_reason=RouteReason.CANARY, state=TurnState.FAILED, **task)
+    await add_turns(harness, version, 3, 0)
+    candidate = (await harness.api.get("/v1/policies/shop/deployment")).json()["canary"]["candidate"]
+    assert (candidate["turns"], candidate["failed"], candidate["rated"], candidate["good"]) == (3, 0, 3, 3)
 
 
 async def test_repeated_failures_of_one_user_count_once(harness: Harness, scripted: ScriptedEngine) -> None:
