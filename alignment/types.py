@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -37,6 +38,7 @@ class Sample:
     group: str | None = None  # replies to the same prompt have the same group
     conversation: str | None = None
     turn_index: int = 0  # position in the conversation
+    weight: float = 1.0  # confidence in the reward, relative to other samples; multiplies the loss, not the reward
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -51,6 +53,8 @@ class Sample:
             raise MisalignedSample(f"Turn {self.turn_id} has a log-prob that is not finite.")
         if not math.isfinite(self.reward):
             raise MisalignedSample(f"Turn {self.turn_id} has a reward that is not finite.")
+        if not (math.isfinite(self.weight) and self.weight > 0):
+            raise MisalignedSample(f"Turn {self.turn_id} has the weight {self.weight}.")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise MisalignedSample(f"Turn {self.turn_id} was sampled at temperature {self.temperature}.")
 
@@ -88,6 +92,7 @@ class TrainData:
     response_mask_BT: Tensor  # 1 where there is an output token, 0 in the padding
     rewards_B: Tensor
     rollout_logprobs_BT: Tensor  # log-probs that the engine recorded
+    weights_B: Tensor | None = None  # of the samples, with a mean of 1 over the batch; None: all are equal
     old_logprobs_BT: Tensor | None = None  # log-probs of the policy before the update
     ref_logprobs_BT: Tensor | None = None  # log-probs of the base model
     values_BT: Tensor | None = None  # the critic's value before each token, before the update
@@ -107,6 +112,7 @@ class TrainData:
             response_mask_BT=self.response_mask_BT[rows],
             rewards_B=self.rewards_B[rows],
             rollout_logprobs_BT=self.rollout_logprobs_BT[rows],
+            weights_B=of(self.weights_B),
             old_logprobs_BT=of(self.old_logprobs_BT),
             ref_logprobs_BT=of(self.ref_logprobs_BT),
             values_BT=of(self.values_BT),
@@ -143,6 +149,12 @@ class BatchRows:
     @property
     def rewards_B(self) -> Tensor:
         return self.rows(self.batch.rewards_B)
+
+    @property
+    def weights_B(self) -> Tensor:
+        """Return the confidence in each sample's reward, with a mean of 1 over the batch. The trainer applies it."""
+        weights_B = self.batch.weights_B
+        return self.rewards_B.new_ones(len(self.row_indices)) if weights_B is None else self.rows(weights_B)
 
     @property
     def rollout_logprobs_BT(self) -> Tensor:
@@ -239,6 +251,13 @@ class LossOutput:
     coef: float = 1.0
 
 
+class ReturnReason(StrEnum):
+    """Why an update has not learned from a sample that a later update can learn from."""
+
+    NO_CONTRAST = "no_contrast"  # the rewards that its loss compares were all equal
+    STOPPED = "stopped"  # max_kl ended the update before a step with it
+
+
 @dataclass(frozen=True)
 class UpdateReport:
     """The result of one update.
@@ -254,3 +273,4 @@ class UpdateReport:
     metrics: dict[str, float]
     unused_turn_ids: tuple[str, ...] = ()  # ids of the turns that the algorithm could not use
     foreign_turns: Mapping[str, str] = field(default_factory=dict)  # turns that were left out, with the reasons
+    returned_turns: Mapping[str, ReturnReason] = field(default_factory=dict)  # turns to learn from in a later update

@@ -8,6 +8,7 @@ KTO (Ethayarajh et al., 2024) learns from binary feedback. It compares the log-r
 with the mean log-ratio of the policy. This reference point z₀ is the batch mean of log π(reply) − log base(reply)
 before the update, clamped to at least 0. The policy sampled the replies, so it is its current KL to the base model.
 (The paper estimates it on mismatched pairs of prompts and replies, because other models or people wrote its replies.)
+The size of a reward is a weight: a rating of 0.5 counts half as much as a thumb, and a score near 0 hardly anything.
 """
 
 from collections import defaultdict
@@ -22,7 +23,7 @@ from alignment.algorithms.group_relative import group_indices
 from alignment.config.algorithm import DPOConfig, KTOConfig, OnlineDPOConfig
 from alignment.errors import NothingToCompare
 from alignment.functional import dpo_loss, kl_estimate, kto_loss
-from alignment.tolerance import exceeds, sign
+from alignment.tolerance import TOLERANCE, exceeds, sign
 from alignment.types import LossOutput, MicroBatch, Sample, TrainData, check_variance
 
 Pair = tuple[int, int]  # sample indices: (preferred, other)
@@ -109,13 +110,13 @@ class KTO(RLAlgorithm):
         assert batch.old_logprobs_BT is not None and batch.ref_logprobs_BT is not None
         log_ratio_B = ((batch.old_logprobs_BT - batch.ref_logprobs_BT) * batch.response_mask_BT).sum(-1)
         self._kl = max(0.0, float(log_ratio_B.mean()))
-        num_desirable = int((batch.rewards_B > 0).sum())
-        num_undesirable = len(batch.samples) - num_desirable
+        sizes_B = batch.rewards_B if batch.weights_B is None else batch.rewards_B * batch.weights_B
+        desirable, undesirable = (float(part_B.clamp(min=0).sum()) for part_B in (sizes_B, -sizes_B))
         # By default both classes have the same total weight, whatever their counts.
-        balance = (num_desirable + num_undesirable) / 2
+        balance = float((batch.rewards_B.abs() > TOLERANCE).sum()) / 2
         self._weights = (
-            self.config.desirable_weight or balance / max(1, num_desirable),
-            self.config.undesirable_weight or balance / max(1, num_undesirable),
+            self.config.desirable_weight or balance / (desirable or balance),
+            self.config.undesirable_weight or balance / (undesirable or balance),
         )
 
     def compute_loss(self, inputs: MicroBatch) -> LossOutput:
@@ -130,7 +131,7 @@ class KTO(RLAlgorithm):
             undesirable_weight=self._weights[1],
             kind=self.config.kind,
         )
-        return LossOutput(result.loss_B, reference_metrics(inputs))
+        return LossOutput(result.loss_B * inputs.rewards_B.abs(), reference_metrics(inputs))
 
     def get_metrics(self) -> dict[str, float]:
         return {"kl": self._kl, "kto/desirable_weight": self._weights[0], "kto/undesirable_weight": self._weights[1]}

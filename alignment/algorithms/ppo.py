@@ -1,12 +1,10 @@
 """PPO for chats with one reply per prompt.
 
-With a running baseline, the advantage is the reward minus the mean of earlier batches, for every token of the reply. It
+With a running baseline, the advantage is the reward minus the mean of earlier rewards, for every token of the reply. It
 is divided by its root mean square over all tokens of the batch (tokens and not replies, because the loss averages over
-tokens). All advantages of a batch that is better than earlier batches may therefore be positive. A reply of an earlier
-version is compared with the baseline of that time: against a better policy's baseline nearly all its replies would be
-bad, whatever people said of them. There is no earlier batch at the first update: each reward is compared with the mean
-of the others. From then on the average weights the batches that there were, and no initial value (the bias correction
-of Kingma and Ba, 2015).
+tokens). All advantages of a batch that is better than earlier batches may therefore be positive. A reply is compared
+with those of versions near its own (`alignment/algorithms/baselines.py`): against a better policy's baseline nearly all
+replies of an earlier version would be bad, whatever people said of them.
 
 With a critic (`estimator="gae"`), the reward is assigned to the last token and GAE (Schulman et al., 2016) gives the
 advantage of each token. The critic is an adapter and a value head on the base model.
@@ -26,20 +24,18 @@ import torch
 from torch import Tensor
 
 from alignment.algorithms.base import PolicyGradient
+from alignment.algorithms.baselines import Baseline, RunningBaseline, VersionBaseline
 from alignment.config.algorithm import LengthAwarePPOConfig, PPOConfig
 from alignment.functional import (
     discounted_turn_returns,
     gae_advantage,
     kl_estimate,
     masked_mean,
-    running_baseline,
     whiten,
 )
 from alignment.functional.policy_losses import value_loss_per_token
 from alignment.signals.rules import length_penalty
 from alignment.types import CriticMicroBatch, LossOutput, Sample, TrainData, UpdateReport
-
-MAX_BASELINES = 256  # updates; replies of older versions are compared with the oldest
 
 
 class PPO(PolicyGradient):
@@ -47,9 +43,8 @@ class PPO(PolicyGradient):
 
     def __init__(self, config: PPOConfig) -> None:
         super().__init__(config)
-        self.baseline = 0.0
-        self.baseline_weight = 0.0  # of all rewards in the running sum, of which the baseline is the average
-        self.earlier_baselines: list[float] = []  # one for each earlier update, the newest last
+        decay = config.baseline_decay
+        self.baseline: Baseline = VersionBaseline(decay) if config.baseline_per_version else RunningBaseline(decay)
         self._metrics: dict[str, float] = {}
         self.needs_critic = config.estimator == "gae"
         self.needs_old_logprobs = self.needs_old_logprobs or (config.kl_in == "reward" and self.needs_reference)
@@ -75,9 +70,9 @@ class PPO(PolicyGradient):
             }
         else:
             rewards_B = rewards_B + (penalty_BT * mask_BT).sum(-1)
-            advantages_B = self._compare_with_baseline(rewards_B + self._baseline_gain(batch))
+            advantages_B = self.baseline.compare(rewards_B, batch.samples)
             advantages_BT = advantages_B[:, None] * mask_BT
-            self._metrics = {"critic/baseline": self.baseline}
+            self._metrics = {"critic/baseline": self.baseline.value}
         if self.config.whiten == "off":
             return advantages_BT
         return whiten(advantages_BT, mask_BT, centre=self.config.whiten == "full")
@@ -100,31 +95,11 @@ class PPO(PolicyGradient):
         return super().get_metrics() | self._metrics
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("baseline", "baseline_weight", "earlier_baselines")
-        return super().state_dict() | {name: getattr(self, name) for name in names}
+        return super().state_dict() | self.baseline.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.baseline = float(state.get("baseline", 0.0))
-        self.baseline_weight = float(state.get("baseline_weight", "baseline" in state))
-        self.earlier_baselines = [float(value) for value in state.get("earlier_baselines", ())]
-
-    def _compare_with_baseline(self, rewards_B: Tensor) -> Tensor:
-        """Return the advantages, [B], and update the baseline."""
-        decay, earlier = self.config.baseline_decay * self.baseline_weight, self.baseline
-        self.baseline_weight = decay + 1 - self.config.baseline_decay
-        count, is_first = len(rewards_B), decay == 0 and not self.earlier_baselines
-        if is_first and count > 1:
-            earlier = float(rewards_B.mean())
-        advantages_B, self.baseline = running_baseline(rewards_B, earlier, decay / self.baseline_weight)
-        self.earlier_baselines = [*self.earlier_baselines, earlier][-MAX_BASELINES:]
-        return advantages_B * (count / (count - 1)) if is_first and count > 1 else advantages_B
-
-    def _baseline_gain(self, batch: TrainData) -> Tensor:
-        """Return how much the baseline has risen since the version that generated each reply, [B]."""
-        baselines = [*self.earlier_baselines, self.baseline]
-        lags = [min(sample.lag, len(baselines) - 1) for sample in batch.samples]
-        return batch.rewards_B.new_tensor([self.baseline - baselines[-1 - lag] for lag in lags])
+        self.baseline.load_state_dict(state)
 
     def _kl_in_loss(self) -> bool:
         return super()._kl_in_loss() and self.config.kl_in == "loss"

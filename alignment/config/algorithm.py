@@ -59,7 +59,8 @@ class UpdateConfig(Frozen):
     max_kl: float | None = Field(
         default=0.1,
         gt=0,
-        description="an update stops at this KL per token (k3) to the policy before it; at most trainer.kl_guard",
+        description="an update stops at this KL per token (k3) from the policy before it, on that policy's replies; "
+        "samples without a step return. At most trainer.kl_guard",
     )
 
     @property
@@ -138,17 +139,21 @@ class PolicyGradientConfig(UpdateConfig):
 class PPOConfig(PolicyGradientConfig):
     """PPO for one reply per prompt.
 
-    `estimator="running_baseline"` compares a reward with the mean of earlier batches, "gae" with a critic's values.
+    `estimator="running_baseline"` compares a reward with the mean of earlier rewards, "gae" with a critic's values.
     `whiten="scale"` divides by the batch's root mean square and leaves the centring to the baseline; "full" subtracts
     the batch's mean, and with it any common shift, and divides by the standard deviation.
     """
 
     type: Literal["ppo"] = "ppo"
     estimator: Literal["running_baseline", "gae"] = Field(
-        default="running_baseline", description="what a reward is compared with: earlier batches, or a critic (gae)"
+        default="running_baseline", description="what a reward is compared with: earlier rewards, or a critic (gae)"
     )
     baseline_decay: float = Field(
-        default=0.7, ge=0, lt=1, description="share of the earlier baseline that each batch keeps"
+        default=0.7, ge=0, lt=1, description="weight of a version's rewards in the baseline, relative to the next one's"
+    )
+    baseline_per_version: bool = Field(
+        default=True,
+        description="whether each version has a baseline of its own, as late votes need; false: one mean for all",
     )
     whiten: Literal["scale", "full", "off"] = Field(
         default="scale", description="advantages are divided by their root mean square (scale), or also centred (full)"

@@ -17,14 +17,19 @@ def output_mask(sequences: Sequence[ScoredSequence], device: torch.device) -> Te
 
 
 def collate(samples: Sequence[Sample], device: torch.device) -> TrainData:
-    """Return a batch as tensors, before anything is scored. All tensors are float32 on `device`."""
+    """Return a batch as tensors, before anything is scored. All tensors are float32 on `device`.
+
+    Weights are relative: their mean is 1, so that the size of the loss does not depend on who gave the feedback.
+    """
     mask_BT = output_mask([ScoredSequence.from_sample(sample) for sample in samples], device)
     flat = torch.tensor([logprob for sample in samples for logprob in sample.logprobs], device=device)
+    weights_B = torch.tensor([sample.weight for sample in samples], device=device)
     return TrainData(
         samples=samples,
         response_mask_BT=mask_BT,
         rewards_B=torch.tensor([sample.reward for sample in samples], device=device),
         rollout_logprobs_BT=torch.zeros_like(mask_BT).masked_scatter(mask_BT.bool(), flat),
+        weights_B=weights_B / weights_B.mean() if len({sample.weight for sample in samples}) > 1 else None,
     )
 
 

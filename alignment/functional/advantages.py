@@ -95,12 +95,16 @@ def reinforce_plus_plus_advantage(
 
 
 @torch.no_grad()
-def running_baseline(rewards_B: Tensor, baseline: float, decay: float) -> tuple[Tensor, float]:
+def running_baseline(
+    rewards_B: Tensor, baseline: float, decay: float, weights_B: Tensor | None = None
+) -> tuple[Tensor, float]:
     """Return A = R − b and the new baseline d·b + (1−d)·mean(R): a reward is never part of its own baseline.
 
-    [B] → [B].  Liu et al., 2025 (SPIRAL, role-conditioned advantage estimation).
+    [B] → [B].  With `weights_B` the mean is weighted.
+    Liu et al., 2025 (SPIRAL, role-conditioned advantage estimation).
     """
-    return rewards_B - baseline, decay * baseline + (1 - decay) * float(rewards_B.mean())
+    mean = rewards_B.mean() if weights_B is None else (weights_B * rewards_B).sum() / weights_B.sum()
+    return rewards_B - baseline, decay * baseline + (1 - decay) * float(mean)
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from alignment.config.rewards import LEARNED, VERIFIER, ExplicitSource, RewardsConfig, Source
 from alignment.config.rollouts import GroupSamplingConfig
@@ -81,17 +82,31 @@ def feedback_reward(kind: str, value: float | None, label: object, source: Expli
     return value
 
 
-def combine_rewards(signals: Sequence[Signal], config: RewardsConfig) -> float | None:
-    """Combine the signals of a turn into one reward in [-1, 1]; None without a signal that counts.
+class CombinedReward(NamedTuple):
+    """A reward in [-1, 1], and the confidence in it: above 0, and at most 1."""
 
-    The reward is the weighted mean over the configured sources of the rater-weighted mean of each source's signals.
-    Where a person gave feedback, the weight of automated sources is multiplied by `automated_weight_factor`, and a
-    reward model's signal that contradicts a person is ignored.
+    value: float
+    weight: float
+
+
+def combine_rewards(signals: Sequence[Signal], config: RewardsConfig) -> CombinedReward | None:
+    """Combine the signals of a turn into one reward; None without a signal that counts.
+
+    The reward is the weighted mean over the configured sources of the rater-weighted mean of each source's signals, and
+    its weight that of the sums of their signals' weights, each at most 1. Where a person gave feedback, the weight of
+    automated sources is multiplied by `automated_weight_factor`. A reward model's signal is ignored where a person's
+    feedback counts, since it is a guess of that feedback, and where it contradicts a person.
     """
-    signals = [signal for signal in signals if signal.source != LEARNED or not is_contradicted(signal, signals)]
+    sources = {**{source.name: source.weight for source in config.sources}, VERIFIER: 1.0}
+    is_answered = any(signal.person and signal.weight > 0 and sources.get(signal.source, 0) > 0 for signal in signals)
+    signals = [
+        signal
+        for signal in signals
+        if signal.source != LEARNED or not (is_answered or is_contradicted(signal, signals))
+    ]
     has_human_feedback = any(signal.person and signal.weight > 0 for signal in signals)
-    total = total_weight = 0.0
-    for name, source_weight in [*((source.name, source.weight) for source in config.sources), (VERIFIER, 1.0)]:
+    total = total_weight = confidence = 0.0
+    for name, source_weight in sources.items():
         own = [signal for signal in signals if signal.source == name and signal.weight > 0]
         if not own:
             continue
@@ -100,7 +115,8 @@ def combine_rewards(signals: Sequence[Signal], config: RewardsConfig) -> float |
         rater_weight = sum(signal.weight for signal in own)
         total += source_weight * sum(signal.weight * signal.value for signal in own) / rater_weight
         total_weight += source_weight
-    return total / total_weight if total_weight > 0 else None
+        confidence += source_weight * min(1.0, rater_weight)
+    return CombinedReward(total / total_weight, confidence / total_weight) if total_weight > 0 else None
 
 
 def is_contradicted(signal: Signal, signals: Sequence[Signal]) -> bool:

@@ -6,8 +6,10 @@ of others, and how much feedback they give at once.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import accumulate
 from typing import NamedTuple
 
 from alignment.tolerance import sign
@@ -20,6 +22,7 @@ MAX_PER_RATER_AND_PAGE = 5  # so that no single rater dominates the crowd
 HALF_LIFE = 1000  # pieces of feedback after which older ones count half
 BURST_FACTOR = 4.0  # times the others' mean is still plausible
 MIN_BURST_RATERS = 8  # other raters on a page that a burst test needs
+ROUNDING = 1e-9  # of sums of weights
 SHINGLE = 4
 BANDS = 8
 
@@ -158,27 +161,66 @@ def count_agreement(turn: Sequence[RaterSignal]) -> dict[str, tuple[float, float
     Two signals agree if they have the same sign. The comparison weighs the smaller absolute value times the weight of
     the other rater. Two signals that were both compared before are skipped, so a late third one does not count them
     twice.
+
+    The work grows with n log n: a reply may have very many signals, and each new one is compared with all of them.
     """
+    compared = [signal for signal in turn if sign(signal.value)]
+    of_rater: dict[str, list[RaterSignal]] = {}
+    for signal in compared:
+        if signal.rater is not None:
+            of_rater.setdefault(signal.rater, []).append(signal)
+    of_all = _SignalMasses(compared)
     additions: dict[str, tuple[float, float]] = {}
-    for own in turn:
-        if own.rater is None:
-            continue
-        pairs = [
-            (other.weight * min(abs(own.value), abs(other.value)), sign(own.value) == sign(other.value))
-            for other in turn
-            if other is not own
-            and sign(own.value)
-            and sign(other.value)
-            and (own.fresh or other.fresh)
-            and (other.rater is None or other.rater != own.rater)
-        ]
-        scale = 1.0 / max(1.0, sum(mass for mass, _ in pairs))
-        agreed = scale * sum(mass for mass, same_sign in pairs if same_sign)
-        disagreed = scale * sum(mass for mass, same_sign in pairs if not same_sign)
-        if agreed or disagreed:
-            before = additions.get(own.rater, (0.0, 0.0))
-            additions[own.rater] = (before[0] + agreed, before[1] + disagreed)
+    for rater, signals in of_rater.items():
+        own = _SignalMasses(signals)  # nobody is compared with themselves
+        for signal in signals:
+            agreed, disagreed = (
+                _without_rounding(of_all.mass(signal, direction) - own.mass(signal, direction))
+                for direction in (sign(signal.value), -sign(signal.value))
+            )
+            scale = 1.0 / max(1.0, agreed + disagreed)
+            if agreed or disagreed:
+                before = additions.get(rater, (0.0, 0.0))
+                additions[rater] = (before[0] + scale * agreed, before[1] + scale * disagreed)
     return additions
+
+
+class _SignalMasses:
+    """Sums of weight · min(|value|, |other value|) over signals, each in O(log n)."""
+
+    def __init__(self, signals: Sequence[RaterSignal]) -> None:
+        self._sums = {
+            (direction, fresh_only): _ClippedSums(
+                (abs(signal.value), signal.weight)
+                for signal in signals
+                if sign(signal.value) == direction and (signal.fresh or not fresh_only)
+            )
+            for direction in (1, -1)
+            for fresh_only in (False, True)
+        }
+
+    def mass(self, own: RaterSignal, direction: int) -> float:
+        """Return the sum over the signals in this direction that `own` is compared with."""
+        return self._sums[direction, not own.fresh].clipped_sum(abs(own.value))
+
+
+class _ClippedSums:
+    """Sums of weight · min(size, limit) over (size, weight) pairs."""
+
+    def __init__(self, pairs: Iterable[tuple[float, float]]) -> None:
+        ordered = sorted(pairs)
+        self._sizes = [size for size, _ in ordered]
+        self._weights = [0.0, *accumulate(weight for _, weight in ordered)]
+        self._products = [0.0, *accumulate(size * weight for size, weight in ordered)]
+
+    def clipped_sum(self, limit: float) -> float:
+        below = bisect_right(self._sizes, limit)
+        return self._products[below] + limit * (self._weights[-1] - self._weights[below])
+
+
+def _without_rounding(mass: float) -> float:
+    """Return the difference of two sums, which is not exactly 0 where they are equal."""
+    return mass if mass > ROUNDING else 0.0
 
 
 def minhash_signature(prompt_ids: Sequence[int], output_ids: Sequence[int]) -> str:

@@ -2,12 +2,16 @@
 
 A sum over a micro-batch is divided by what the whole minibatch holds, over all its micro-batches and ranks. The losses
 of the micro-batches then add up to that of the minibatch, however it is split.
+
+The confidence in a sample's reward multiplies its loss here, so that no algorithm depends on it. A pair has that of its
+less certain reply. Regularizers, which do not depend on rewards, have no weight.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from alignment.config.algorithm import Aggregation
@@ -58,7 +62,7 @@ class LossReducer:
 
         Raises ValueError for a loss or a metric that is summed or averaged already.
         """
-        value = self._normalize(output.loss, output.unit, inputs)
+        value = self._normalize(output.loss, output.unit, inputs, is_weighted=True)
         loss, terms = output.coef * value, {name: value.detach()}
         for regularizer_name, (coef, loss_BT) in output.regularizers.items():
             value = self._normalize(loss_BT, "token", inputs)
@@ -66,7 +70,9 @@ class LossReducer:
             terms[regularizer_name] = value.detach()
         return ReducedLoss(loss, terms, sum_metrics(output.metrics, inputs))
 
-    def _normalize(self, loss: Tensor, unit: LossUnit | None, inputs: BatchRows) -> Tensor:
+    def _normalize(
+        self, loss: Tensor, unit: LossUnit | None, inputs: BatchRows, *, is_weighted: bool = False
+    ) -> Tensor:
         mask_BT = inputs.response_mask_BT
         unit = unit or ("token" if loss.dim() == 2 else "sequence")
         lengths = {"sequence": len(mask_BT), "coupled_set": len(inputs.coupled_rows)}
@@ -76,11 +82,21 @@ class LossReducer:
                 f"a loss of shape {list(loss.shape)} is not one per {unit.replace('_', ' ')}, {expected}: "
                 "return losses that are neither summed nor averaged, and the trainer does both"
             )
+        if is_weighted and inputs.batch.weights_B is not None:
+            loss = loss * _unit_weights(unit, inputs)
         if unit == "token":
             count = self.counts.tokens if self.aggregation == "token-mean" else self.counts.sequences
             return aggregate(loss, mask_BT, self.aggregation, denominator=count, horizon=self.horizon)
         count = self.counts.sequences if unit == "sequence" else self.counts.coupled_sets
         return loss.sum() / max(1, count)
+
+
+def _unit_weights(unit: LossUnit, inputs: BatchRows) -> Tensor:
+    """Return the weight of each loss: [B, 1] for losses per token, else one for each reply or set."""
+    weights_B = inputs.weights_B
+    if unit == "coupled_set":
+        return torch.stack([weights_B[list(rows)].min() for rows in inputs.coupled_rows] or [weights_B.new_zeros(())])
+    return weights_B[:, None] if unit == "token" else weights_B
 
 
 def sum_metrics(metrics: Mapping[str, Tensor | Metric], inputs: BatchRows) -> dict[str, Metric]:

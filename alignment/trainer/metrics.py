@@ -95,6 +95,7 @@ def batch_metrics(samples: Sequence[Sample], data: TrainData) -> dict[str, float
         **_summarize("prompt_length", torch.tensor([float(len(sample.prompt_ids)) for sample in samples])),
         "perf/total_num_tokens": float(sum(sample.num_tokens for sample in samples)),
         "training/samples": float(len(samples)),
+        "training/effective_samples": _effective_size([sample.weight for sample in samples]),
         "training/off_policy/trajectory_staleness": fmean(sample.lag for sample in samples),
         "training/off_policy/trajectory_staleness_worst": float(max(sample.lag for sample in samples)),
         # An estimate: the policy drew the samples itself. The exact mean replaces it where the entropy is computed.
@@ -158,6 +159,11 @@ class UpdateKL:
     @torch.no_grad()
     def _score(self) -> Tensor:
         return score_micro_batches(self.policy, self.sequences, self.micro_batches, self.data.response_mask_BT)
+
+
+def _effective_size(weights: Sequence[float]) -> float:
+    """Return the number of equally weighted samples whose mean varies as much: (Σw)² / Σw²  (Kish, 1965)."""
+    return sum(weights) ** 2 / sum(weight**2 for weight in weights)
 
 
 def _summarize(name: str, values: Tensor) -> dict[str, float]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
+import torch
 from torch import Tensor
 
 from alignment.algorithms.base import RLAlgorithm, prepare_step
@@ -13,6 +14,7 @@ from alignment.data.collate import collate
 from alignment.data.micro_batches import ScoredSequence
 from alignment.errors import NonFiniteUpdate, NoVariance, StepTooLarge
 from alignment.functional import kl_estimate
+from alignment.functional.aggregation import apply_mask
 from alignment.models import parallel
 from alignment.models.base_model import ModelRole
 from alignment.models.policy_model import PolicyModel
@@ -23,7 +25,9 @@ from alignment.trainer.metrics import MetricAccumulator, Stopwatch, UpdateKL, av
 from alignment.trainer.optimizer import Optimizer
 from alignment.trainer.scoring import score_micro_batch, score_micro_batches, score_with_entropy
 from alignment.trainer.trust_region import TrustRegion
-from alignment.types import Batch, CriticMicroBatch, MicroBatch, UpdateReport
+from alignment.types import Batch, CriticMicroBatch, Metric, MicroBatch, ReturnReason, UpdateReport
+
+PARENT_KL = "actor/parent_kl"  # the metric that `max_kl` limits
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Update:
             or self.may_be_late
             or (self.enforces_max_kl and not self.algorithm.reports_update_kl)
         )
+        self.returned: dict[str, ReturnReason] = {}  # turns to learn from in a later update
         self.stopwatch = Stopwatch()
 
     def run(self) -> UpdateReport:
@@ -103,6 +108,10 @@ class Update:
                 metrics["actor/lr"] = self.optimizers["actor"].lr
                 metrics |= {f"{role}/grad_norm": optimizer.step() for role, optimizer in self.optimizers.items()}
                 steps.append(metrics)
+        for part, minibatches in zip(parts, zip(*planned[: len(steps)], strict=True), strict=True):
+            learned = {index for minibatch, _ in filter(None, minibatches) for index in minibatch}
+            skipped = [sample for index, sample in enumerate(part.samples) if index not in learned]
+            self.returned |= {sample.turn_id: ReturnReason.STOPPED for sample in skipped}
         if not any(metrics["actor/grad_norm"] for metrics in steps):
             raise NoVariance("The gradient of every step is zero: nothing can be learned from this batch.")
         with self.stopwatch.measure("guard"):
@@ -121,13 +130,14 @@ class Update:
         metrics["training/samples_late"] = float(
             sum(len(part.samples) for part in parts if part.algorithm is not self.algorithm)
         )
+        metrics["training/samples_returned"] = float(len(self.returned))
         metrics["training/steps"] = len(steps)
         metrics["training/stopped_early"] = float(len(steps) < num_planned)
         metrics |= kl_metrics
         used = {sample.turn_id for sample in self.samples}
         unused_turn_ids = tuple(sample.turn_id for sample in self.batch.samples if sample.turn_id not in used)
         metrics |= self.stopwatch.metrics | self._throughput_metrics()
-        return UpdateReport(self.batch.id, self.step + 1, metrics, unused_turn_ids)
+        return UpdateReport(self.batch.id, self.step + 1, metrics, unused_turn_ids, returned_turns=self.returned)
 
     def _make_trust_region(self) -> TrustRegion | None:
         if self.kl_target is None:
@@ -171,15 +181,16 @@ class Update:
         part.plan(settings.epochs, settings.minibatches, config.micro_batch_tokens, self.policy.packing, seed)
 
     def _split(self, whole: LossPart) -> list[LossPart]:
-        """Return the parts of the batch that are learned from with different losses."""
+        """Return the parts of the batch that are learned from with different losses, and note what waits."""
         if not self.may_be_late or self.config.late is None:
             return [whole]
-        late = late_samples(self.data, self.config.late)
+        late = late_samples(whole, self.config.late)
         if not late:
             return [whole]
         if self.data.ref_logprobs_BT is None:
             self.data.ref_logprobs_BT = self._score_role("reference", whole.first_epoch)
-        parts = split_late(whole, late, self.config.late)
+        parts, waiting = split_late(whole, late, self.config.late)
+        self.returned |= {self.samples[index].turn_id: ReturnReason.NO_CONTRAST for index in waiting}
         for part in parts:
             self._plan(part)
         return parts
@@ -253,26 +264,31 @@ class Update:
         (loss * parallel.num_ranks()).backward()  # FSDP averages over the ranks
         accumulator.add(reduced, weight, part.prefix)
 
-    def _divergence_metrics(self, inputs: MicroBatch) -> dict[str, Tensor]:
+    def _divergence_metrics(self, inputs: MicroBatch) -> dict[str, Tensor | Metric]:
         """Return how far the current policy is from the recorded log-probs and from the old policy, per token.
 
         If `max_kl` is enforced, the recorded log-probs stand in for an old policy that was not scored. An algorithm
-        that reports `actor/ppo_kl_k3` itself replaces the value.
+        that reports `actor/ppo_kl_k3` itself replaces the value. PARENT_KL is the part of it on replies of the old
+        policy: on others' k3 is no KL, and a rare token of them may count e^20.
         """
         new_BT, rollout_BT = inputs.logprobs_BT.detach(), inputs.rollout_logprobs_BT
-        metrics = {"rollout_corr/mismatch": (new_BT - rollout_BT).abs()}
+        metrics: dict[str, Tensor | Metric] = {"rollout_corr/mismatch": (new_BT - rollout_BT).abs()}
         if inputs.batch.old_logprobs_BT is not None:
             metrics["actor/ppo_kl_k3"] = kl_estimate(inputs.old_logprobs_BT, new_BT, "k3")
         elif self.enforces_max_kl:
             metrics["actor/ppo_kl_k3"] = kl_estimate(rollout_BT, new_BT, "k3")
+        if self.enforces_max_kl:
+            old_BT = rollout_BT if inputs.batch.old_logprobs_BT is None else inputs.old_logprobs_BT
+            is_own_B1 = [[inputs.batch.samples[index].lag == 0] for index in inputs.row_indices]
+            own_mask_BT = inputs.response_mask_BT * torch.tensor(is_own_B1, device=new_BT.device)
+            kl_BT = apply_mask(kl_estimate(old_BT, new_BT, "k3"), own_mask_BT)
+            metrics[PARENT_KL] = Metric(kl_BT.sum(), own_mask_BT.sum())
         return metrics
 
     def _exceeds_max_kl(self, metrics: dict[str, float]) -> bool:
         """Return whether the policy has left the trust region, so that no further step must start from it."""
         max_kl = self.algorithm.config.max_kl
-        if max_kl is None:
-            return False
-        return max(metrics.get(f"{prefix}actor/ppo_kl_k3", 0.0) for prefix in ("", "late/")) > max_kl
+        return max_kl is not None and metrics.get(PARENT_KL, 0.0) > max_kl
 
     def _throughput_metrics(self) -> dict[str, float]:
         seconds = sum(self.stopwatch.metrics.values())

@@ -48,6 +48,9 @@ class Sample(Created, Base):
     policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
     version_id: Mapped[str] = mapped_column(ForeignKey("versions.id"))
     reward: Mapped[float]
+    weight: Mapped[float] = mapped_column(
+        default=1.0, server_default="1", doc="confidence in the reward, above 0 and at most 1; multiplies the loss"
+    )
     state: Mapped[str] = mapped_column(String(16), default=SampleState.OPEN)
     rule: Mapped[str | None] = mapped_column(String(32), doc="a SampleRule, if it was dropped")
     reason: Mapped[str | None] = mapped_column(doc="why it was dropped or quarantined, or why it returned")

@@ -22,6 +22,7 @@ from alignment.config.algorithm import (
     RLOOConfig,
 )
 from alignment.config.trainer import LateConfig
+from alignment.data.micro_batches import ScoredSequence
 from alignment.errors import NothingToCompare, NoVariance
 from alignment.functional import auc, group_advantage
 from alignment.release.gates import PromptScores, PromptsGate
@@ -29,7 +30,7 @@ from alignment.signals.agreement import Agreement
 from alignment.signals.combine_rewards import Signal, is_contradicted, preference_pairs
 from alignment.signals.rater_trust import RaterSignal, count_agreement
 from alignment.tolerance import TOLERANCE, exceeds, is_tie, sign, snap_to_zero
-from alignment.trainer.loss_part import late_samples
+from alignment.trainer.loss_part import LossPart, late_samples
 from alignment.types import Sample, check_variance
 from tests.support.worked_batches import make_train_data, reply
 
@@ -126,7 +127,8 @@ def test_sample_whose_reward_is_zero_but_for_rounding_is_not_late() -> None:
     samples = [Sample(f"t{reward}", (1,), (2,), (-9.0,), reward, 0, lag=3) for reward in (ROUNDED_ZERO, 1.0)]
     data = make_train_data(samples)
     data.old_logprobs_BT = data.rollout_logprobs_BT + 8.0
-    assert late_samples(data, LateConfig(max_kl=0.1)) == [1]
+    part = LossPart(PPO(PPOConfig()), samples, [ScoredSequence.from_sample(sample) for sample in samples], data)
+    assert late_samples(part, LateConfig(max_kl=0.1)) == [1]
 
 
 def test_preference_pairs_of_equal_values() -> None:

@@ -22,6 +22,8 @@ GOOD = Sample("turn-1", (1, 5), (9, 2), (-0.1, -1.3), 1.0, 3, 0.7)
         ({"logprobs": (-0.1, -math.inf)}, "not finite"),
         ({"reward": math.nan}, "reward"),
         ({"temperature": 0.0}, "temperature"),
+        ({"weight": 0.0}, "weight"),
+        ({"weight": math.inf}, "weight"),
     ],
 )
 def test_inconsistent_sample_is_rejected(change: dict[str, Any], message: str) -> None:

@@ -2,8 +2,8 @@
 
 A minute passes between two updates. In each minute the newest version answers `--replies` prompts, and every reply gets
 a vote after a delay: "prompt" votes come before the next update; "late" ones after a log-normal delay of which half is
-below 2 minutes and nine tenths below an hour. An update takes all votes that have come, with the passes and the KL
-target of the service's defaults. "mixed" learns from votes of distant versions with KTO (`TrainerConfig.late`), "policy
+below 2 minutes and nine tenths below an hour. An update takes all votes that have come; its settings are the service's
+defaults. "mixed" learns from votes of distant versions with KTO (`TrainerConfig.late`), "policy
 gradient" corrects for every version with importance weights alone, and "1 version" drops votes that are more than one
 update behind.
 """
@@ -17,18 +17,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from statistics import fmean
+from typing import Any
 
 import torch
 
-from alignment.config.algorithm import AlgorithmConfig, KTOConfig, PPOConfig
-from alignment.config.trainer import LateConfig, OptimConfig, TrainerConfig
+from alignment.config.trainer import TrainerConfig
 from alignment.types import Sample
-from app.core.settings import Settings
-from app.core.settings.root import DEFAULT_EPOCHS
 from demo.train import MODEL
-from tests.benchmarks.learning import LR
 from tests.benchmarks.results import append_row, read_rows
 from tests.support.offline.experiment import Experiment, ExperimentConfig
+from tests.support.offline.service_defaults import service_config
 
 MEDIAN_MINUTES, NINE_TENTHS_MINUTES = 2.0, 60.0
 NINE_TENTHS = 1.2816  # standard deviations
@@ -38,19 +36,22 @@ EVALUATION_USERS = 64
 
 @dataclass(frozen=True)
 class Strategy:
-    """How votes are learned from. `max_lag`: older samples are dropped."""
+    """How votes are learned from: settings of the algorithm, and fields of the trainer's configuration that differ from
+    the service's. `max_lag`: older samples are dropped.
+    """
 
-    algorithm: AlgorithmConfig
-    late: LateConfig | None = None
+    algorithm: dict[str, Any]
+    changes: dict[str, Any]
     max_lag: int | None = None
 
 
+WEIGHTS_ALONE = {"late": None, "max_mismatch": 1e9}
 STRATEGIES = {
-    "mixed": Strategy(PPOConfig(kl_coef=0.02), LateConfig()),
-    "policy gradient": Strategy(PPOConfig(kl_coef=0.02)),
-    "CISPO": Strategy(PPOConfig(kl_coef=0.02, loss="cispo")),
-    "KTO": Strategy(KTOConfig()),
-    "1 version": Strategy(PPOConfig(kl_coef=0.02), max_lag=1),
+    "mixed": Strategy({"type": "ppo"}, {}),
+    "policy gradient": Strategy({"type": "ppo"}, WEIGHTS_ALONE),
+    "CISPO": Strategy({"type": "ppo", "loss": "cispo"}, WEIGHTS_ALONE),
+    "KTO": Strategy({"type": "kto"}, {}),
+    "1 version": Strategy({"type": "ppo"}, WEIGHTS_ALONE, max_lag=1),
 }
 
 
@@ -70,18 +71,13 @@ class Result:
     late_share: float
 
 
+def make_config(strategy: Strategy, seed: int) -> TrainerConfig:
+    return service_config(strategy.algorithm, seed, **strategy.changes)
+
+
 def run(name: str, delays: str, seed: int, minutes: int, replies: int, log: Callable[[str], None]) -> Result:
     strategy = STRATEGIES[name]
-    defaults = Settings()
-    limits = {"epochs": DEFAULT_EPOCHS, "max_kl": defaults.trainer.kl_guard}
-    config = TrainerConfig(
-        algorithm=strategy.algorithm.model_copy(update=limits),
-        optim=OptimConfig(lr=LR),
-        kl_target=defaults.trainer.update_kl_target,
-        late=strategy.late,
-        max_mismatch=math.inf,
-        seed=seed,
-    )
+    config = make_config(strategy, seed)
     experiment = Experiment(MODEL, ExperimentConfig(config, replies_per_update=replies, seed=seed))
     rng, number = Random(f"delays {seed}"), 0
     waiting: list[tuple[float, int, Sample]] = []  # by the minute in which the vote comes

@@ -2,7 +2,7 @@
 
 Every run has 20 updates of 96 replies, which the policy itself samples, on one core in one process. A finished run is a
 line in `--out` and is not repeated, so the benchmark can be stopped and resumed. The table at the end has every run in
-`--out`.
+`--out`. With `--service` updates have the service's defaults, 24 samples among them.
 """
 
 import argparse
@@ -36,6 +36,7 @@ from demo.train import MODEL
 from tests.benchmarks.results import append_row, read_rows
 from tests.benchmarks.votes_figures import interval
 from tests.support.offline.experiment import Experiment, ExperimentConfig
+from tests.support.offline.service_defaults import service_run
 
 UPDATES = 20
 LR = 1.5e-3  # for an adapter of a model with 2 M parameters
@@ -78,6 +79,13 @@ RUNS: dict[str, ExperimentConfig] = {
     "Dr.GRPO": ExperimentConfig(_config(DrGRPOConfig()), replies_per_prompt=4),
     "DAPO": ExperimentConfig(_config(DAPOConfig()), replies_per_prompt=4),
 }
+
+
+def service_variant(run_config: ExperimentConfig) -> ExperimentConfig:
+    """Return a run of the same algorithm and estimator with the service's defaults for everything else."""
+    algorithm = run_config.config.algorithm
+    kept = {"estimator", "baseline"} & algorithm.model_fields_set
+    return service_run({"type": algorithm.type} | {name: getattr(algorithm, name) for name in sorted(kept)})
 
 
 @dataclass(frozen=True)
@@ -238,14 +246,16 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--updates", type=int, default=UPDATES)
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="for example algorithm.beta=0.2")
+    parser.add_argument("--service", action="store_true", help="with the service's defaults")
     parser.add_argument("--out", type=Path, default=Path("docs/measurements/learning.jsonl"))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    runs = [
-        (" ".join([name, *args.set]), replace(change_settings(RUNS[name], [*args.set, f"seed={seed}"]), seed=seed))
-        for seed in args.seeds
-        for name in args.runs
-    ]
+    runs = []
+    for seed in args.seeds:
+        for name in args.runs:
+            config = service_variant(RUNS[name]) if args.service else RUNS[name]
+            label = " ".join([name, *(["(service)"] if args.service else []), *args.set])
+            runs.append((label, replace(change_settings(config, [*args.set, f"seed={seed}"]), seed=seed)))
     results = run_all(runs, args.updates, args.out)
     print(f"\n{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, one thread\n\n{table(results)}")
 

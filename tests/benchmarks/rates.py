@@ -1,36 +1,31 @@
 """Measure how much the learning rate matters with the service's defaults: `python -m tests.benchmarks.rates`.
 
-Each algorithm learns with rates from 1e-5 to 1e-2. Every update has the size and the number of passes of the service's
-defaults and is scaled to its KL target. A finished run is a line in `--out` and is not repeated.
+Each algorithm learns with rates from 1e-5 to 1e-2; all other settings are the service's defaults. A finished run is a
+line in `--out` and is not repeated.
 """
 
 import argparse
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, geometric_mean
 
 import torch
 
-from app.core.settings import Settings
-from app.core.settings.root import DEFAULT_EPOCHS
-from tests.benchmarks.learning import RUNS, Result, change_settings, percent, run_all
+from alignment.config.trainer import OptimConfig
+from tests.benchmarks.learning import Result, percent, run_all
 from tests.support.offline.experiment import ExperimentConfig
+from tests.support.offline.service_defaults import service_run
 
 RATES = (1e-5, 1e-4, 1e-3, 1e-2)
-REPLIES = {"PPO, running baseline": 24, "GRPO": 48, "KTO": 24, "DPO": 48}  # in an update; a part has the same prompt
+ALGORITHMS = {"PPO": "ppo", "GRPO": "grpo", "KTO": "kto", "DPO": "dpo"}
 UPDATES = 16
 ADAPTED = 4  # updates after which the adapted rate is reported, besides the last one
 
 
 def make_run(name: str, rate: float, seed: int) -> tuple[str, ExperimentConfig]:
     """Return the label and the configuration of one run."""
-    defaults = Settings()
-    changes = [f"optim.lr={rate}", f"seed={seed}", f"kl_target={defaults.trainer.update_kl_target}"]
-    changes += [f"algorithm.epochs={DEFAULT_EPOCHS}", f"algorithm.max_kl={defaults.trainer.kl_guard}"]
-    config = replace(change_settings(RUNS[name], changes), seed=seed, replies_per_update=REPLIES[name])
-    return f"{name} {rate:g}", replace(config, min_samples=defaults.trainer.batch_size)
+    return f"{name} {rate:g}", service_run({"type": ALGORITHMS[name]}, seed, optim=OptimConfig(lr=rate))
 
 
 def table(results: Sequence[Result]) -> str:
@@ -84,7 +79,7 @@ def _adapted(runs: Sequence[Result], rate: float, updates: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--algorithms", nargs="+", choices=REPLIES, default=list(REPLIES))
+    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
     parser.add_argument("--rates", nargs="+", type=float, default=list(RATES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--updates", type=int, default=UPDATES)

@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import os
 import time
-from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from uuid import uuid4
@@ -49,8 +48,7 @@ async def remove_steps(db: Database, days: float, steps: int, pause: float) -> l
     times: list[float] = []
     for _ in range(steps):
         started = time.perf_counter()
-        step = partial(retention.remove_expired, project_id=project_id, kind="turns", days=days)
-        count = await db.retry_on_deadlock(step)
+        count = await retention.remove_expired(db, project_id, "turns", days)
         times.append(1000 * (time.perf_counter() - started))
         if not count:
             break

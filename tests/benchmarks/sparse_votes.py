@@ -2,7 +2,7 @@
 
 Between two updates the newest version answers `--replies` prompts, and users vote on a share of the replies
 (`--judged`). With a reward model the other replies are scored by it, and an update learns from both. Without one, an
-update waits until the votes fill a batch. Passes and the KL target are the service's defaults.
+update waits until the votes fill a batch. All other settings are the service's defaults.
 
 The figure is the number of votes that had been given when, for the first time, 85 % of the latest `WINDOW` replies were
 good by the users' preferences. A finished run is a line in `--out` and is not repeated.
@@ -19,21 +19,19 @@ from statistics import fmean
 
 import torch
 
-from alignment.config.algorithm import PPOConfig
 from alignment.config.rewards import SPARSE_REWARD_MODEL
-from alignment.config.trainer import OptimConfig, RewardModelConfig, TrainerConfig
+from alignment.config.trainer import RewardModelConfig, TrainerConfig
 from alignment.errors import NothingToCompare
 from alignment.reward_model.dataset import BinaryLabel, PreferenceDataset, Reply
 from alignment.reward_model.model import RewardModel
 from alignment.signals.agreement import weight_from_agreement
 from alignment.types import Sample
-from app.core.settings import Settings
 from app.core.settings.root import DEFAULT_EPOCHS
 from demo.train import MODEL
-from tests.benchmarks.learning import LR
 from tests.benchmarks.results import append_row, read_rows
 from tests.benchmarks.votes_figures import interval
 from tests.support.offline.experiment import Experiment, ExperimentConfig
+from tests.support.offline.service_defaults import BATCH_SIZE, service_config
 from tests.support.reward_model_fit import fit_reward_model
 from workers.training.reward_model_fits import REFIT_GROWTH
 
@@ -45,9 +43,9 @@ EVALUATION_USERS = 64
 class Recipe:
     """What an update learns from.
 
-    `min_feedback`: votes for the first fit of a reward model, None without one; `weighted`: scores are multiplied by a
-    weight from the model's agreement with held-out votes; `group`: replies to each prompt, of which the first may get a
-    vote; `replayed`: votes of earlier updates that each update learns from again; `epochs`: passes.
+    `min_feedback`: votes for the first fit of a reward model, None without one; `weighted`: scores have a weight from
+    the model's agreement with held-out votes; `group`: replies to each prompt, of which the first may get a vote;
+    `replayed`: votes of earlier updates that each update learns from again; `epochs`: passes.
     """
 
     min_feedback: int | None = SPARSE_REWARD_MODEL.min_feedback
@@ -88,19 +86,17 @@ class Result:
     fits: list[tuple[int, float]]
 
 
+def make_config(recipe: Recipe, seed: int) -> TrainerConfig:
+    config = service_config({"type": "ppo", "epochs": recipe.epochs}, seed)
+    return config.model_copy(update={"reward_model": RewardModelConfig(lr=config.optim.lr)})
+
+
 class SparseVotes:
     """A policy whose users vote on a share of its replies."""
 
     def __init__(self, recipe: Recipe, judged: float, seed: int, replies: int) -> None:
-        defaults = Settings()
-        self.recipe, self.judged, self.batch_size = recipe, judged, defaults.trainer.batch_size
-        config = TrainerConfig(
-            algorithm=PPOConfig(kl_coef=0.02, epochs=recipe.epochs, max_kl=defaults.trainer.kl_guard),
-            optim=OptimConfig(lr=LR),
-            reward_model=RewardModelConfig(lr=LR),
-            kl_target=defaults.trainer.update_kl_target,
-            seed=seed,
-        )
+        self.recipe, self.judged, self.batch_size = recipe, judged, BATCH_SIZE
+        config = make_config(recipe, seed)
         run_config = ExperimentConfig(config, replies_per_prompt=recipe.group, replies_per_update=replies, seed=seed)
         self.experiment = Experiment(MODEL, run_config)
         self.model = RewardModel(self.experiment.trainer)
@@ -135,7 +131,7 @@ class SparseVotes:
 
     def _score(self, samples: Sequence[Sample], weight: float) -> list[Sample]:
         scores = self.model.score([_reply(sample) for sample in samples])
-        return [replace(sample, reward=weight * score) for sample, score in zip(samples, scores, strict=True)]
+        return [replace(sample, reward=score, weight=weight) for sample, score in zip(samples, scores, strict=True)]
 
     def _fit_if_due(self) -> None:
         if self.next_fit is None or len(self.votes) < self.next_fit:

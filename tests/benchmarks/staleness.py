@@ -5,8 +5,8 @@ The behavior version, which samples the replies, is a number of updates behind t
 "decoupled" is PPO with ratios to the recomputed log-probs of the parent version, whose tokens are weighted by the ratio
 of parent to behavior probability, at most 2. "naive" takes ratios to the recorded log-probs. "CISPO" clips the weight
 instead of the ratio, "KTO" needs no samples of the policy, and "mixed", the service's default, is decoupled PPO with
-KTO for samples of distant versions. None stops early, so that only the losses differ. With `--service` updates have the
-size, the passes and the KL target of the service's defaults, and a run makes `--updates` more than the lag.
+KTO for samples of distant versions. None stops early, so that only the losses differ. With `--service` all other
+settings are the service's defaults, and a run makes `--updates` more than the lag.
 """
 
 import argparse
@@ -15,35 +15,33 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 
-from alignment.config.algorithm import AlgorithmConfig, CorrectionConfig, KTOConfig, PPOConfig
-from alignment.config.trainer import OptimConfig, TrainerConfig
-from app.core.settings import Settings
-from app.core.settings.root import DEFAULT_EPOCHS
+from alignment.config.trainer import TrainerConfig
 from tests.benchmarks.learning import LR, UPDATES, Result, change_settings, run_all
 from tests.support.offline.experiment import ExperimentConfig
+from tests.support.offline.service_defaults import service_run
 
 LAGS = (0, 1, 4, 8)
-LOSSES: dict[str, AlgorithmConfig] = {
-    "decoupled": PPOConfig(kl_coef=0.02, max_kl=None),
-    "naive": PPOConfig(kl_coef=0.02, max_kl=None, proximal="rollout", correction=CorrectionConfig(mode="off")),
-    "CISPO": PPOConfig(kl_coef=0.02, max_kl=None, loss="cispo"),
-    "KTO": KTOConfig(max_kl=None),
-    "mixed": PPOConfig(kl_coef=0.02, max_kl=None),
+LOSSES: dict[str, dict[str, Any]] = {
+    "decoupled": {"type": "ppo"},
+    "naive": {"type": "ppo", "proximal": "rollout", "correction": {"mode": "off"}},
+    "CISPO": {"type": "ppo", "loss": "cispo"},
+    "KTO": {"type": "kto"},
+    "mixed": {"type": "ppo"},
 }
 
 
-def make_config(name: str, seed: int, is_service: bool) -> TrainerConfig:
-    config = TrainerConfig(algorithm=LOSSES[name], optim=OptimConfig(lr=LR), seed=seed, max_mismatch=1e9)
-    if name != "mixed":
-        config = config.model_copy(update={"late": None})
+def make_run(name: str, seed: int, lag: int, *, is_service: bool) -> ExperimentConfig:
+    """Return a run with this loss. "mixed" learns from distant versions with KTO, the others as from near ones."""
+    changes: dict[str, Any] = {} if name == "mixed" else {"late": None, "max_mismatch": 1e9}
     if is_service:
-        defaults = Settings()
-        algorithm = config.algorithm.model_copy(update={"epochs": DEFAULT_EPOCHS, "max_kl": defaults.trainer.kl_guard})
-        config = config.model_copy(update={"algorithm": algorithm, "kl_target": defaults.trainer.update_kl_target})
-    return config
+        return replace(service_run(LOSSES[name], seed, **changes), lag=lag)
+    settings = LOSSES[name] | {"max_kl": None} | ({} if name == "KTO" else {"kl_coef": 0.02})
+    config = TrainerConfig.model_validate({"algorithm": settings, "optim": {"lr": LR}, "seed": seed} | changes)
+    return ExperimentConfig(config, lag=lag, seed=seed)
 
 
 def table(results: Iterable[Result]) -> str:
@@ -80,7 +78,7 @@ def _first_over(run: Result, bound: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=["decoupled", "naive"])
-    parser.add_argument("--service", action="store_true", help="updates as by the service's defaults")
+    parser.add_argument("--service", action="store_true", help="with the service's defaults")
     parser.add_argument("--lags", nargs="+", type=int, default=list(LAGS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--updates", type=int, default=UPDATES)
@@ -92,10 +90,7 @@ def main() -> None:
     for seed in args.seeds:
         for lag in args.lags:
             for name in args.losses:
-                run_config = ExperimentConfig(make_config(name, seed, args.service), lag=lag, seed=seed)
-                if args.service:
-                    run_config = replace(run_config, replies_per_update=Settings().trainer.batch_size)
-                run_config = change_settings(run_config, args.set)
+                run_config = change_settings(make_run(name, seed, lag, is_service=args.service), args.set)
                 label = " ".join([name, *(["(service)"] if args.service else []), *args.set])
                 runs.append((label, run_config))
     print(table(run_all(runs, args.updates, args.out, after_lag=args.service)))

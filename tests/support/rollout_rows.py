@@ -79,14 +79,14 @@ async def make_rollouts_due(harness: Harness) -> None:
         await session.execute(update(Rollout).values(due_at=0.0, lease_until=None))
 
 
-async def create_prompt_set(harness: Harness, *rows: tuple[str, str | None]) -> Dataset:
+async def create_prompt_set(harness: Harness, *rows: tuple[str, str | None], name: str = "sums") -> Dataset:
     """Create a dataset of questions and references."""
     policy = await harness.policy()
     async with harness.db.write() as session:
         dataset = Dataset(
             id=new_id("ds"),
             project_id=policy.project_id,
-            name="sums",
+            name=name,
             kind=DatasetKind.PROMPTS,
             num_rows=len(rows),
             sha256=new_id("x"),

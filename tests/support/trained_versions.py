@@ -49,10 +49,13 @@ async def create_batch(harness: Harness, *turns: Turn, **values: Any) -> Batch:
     return batch
 
 
-async def create_version(harness: Harness, *turns: Turn, state: VersionState = VersionState.SUPERSEDED) -> Version:
-    """Create a version whose parent is the head, trained on these turns."""
+async def create_version(
+    harness: Harness, *turns: Turn, state: VersionState = VersionState.SUPERSEDED, number: int | None = None
+) -> Version:
+    """Create a version whose parent is the head, trained on these turns. By default its number is the parent's + 1."""
     batch = await create_batch(harness, *turns)
-    version = await harness.version(state, batch_id=batch.id)
+    values = {} if number is None else {"number": number, "adapter_name": f"shop-v{number}"}
+    version = await harness.version(state, batch_id=batch.id, **values)
     async with harness.db.write() as session:
         row = await session.get_one(Batch, batch.id)
         row.state, row.version_id = BatchState.TRAINED, version.id

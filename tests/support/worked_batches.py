@@ -21,7 +21,10 @@ def make_train_data(samples: Sequence[Sample], **tensors: Tensor) -> TrainData:
     longest = max(len(sample.output_ids) for sample in samples)
     response_mask_BT = torch.tensor([[float(t < len(s.output_ids)) for t in range(longest)] for s in samples])
     default_BT = -response_mask_BT
-    fields = {"rollout_logprobs_BT": default_BT, "old_logprobs_BT": default_BT, "ref_logprobs_BT": default_BT} | tensors
+    weights_B = torch.tensor([sample.weight for sample in samples])
+    fields = dict.fromkeys(("rollout_logprobs_BT", "old_logprobs_BT", "ref_logprobs_BT"), default_BT) | tensors
+    if len(set(weights_B.tolist())) > 1:
+        fields["weights_B"] = weights_B / weights_B.mean()
     return TrainData(samples, response_mask_BT, torch.tensor([s.reward for s in samples]), **fields)  # type: ignore[arg-type]
 
 

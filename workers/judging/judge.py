@@ -24,7 +24,7 @@ from app.core.database import Database, dialect_insert, now
 from app.core.jobs import enqueue_after_commit
 from app.core.leases import lease_is_free
 from app.core.settings import Settings
-from app.models import Judgement, JudgementState, Origin, Policy, Turn, new_id
+from app.models import Judgement, JudgementState, Origin, Policy, Turn, TurnState, new_id
 from app.projects.service import NO_CONSENT
 from app.training.policy_config import effective_rewards
 from workers.feedback import rater_trust, rewards, sample_groups, signals
@@ -72,14 +72,15 @@ async def create_judgements(session: AsyncSession, turns: Sequence[Any], configs
 
 def _sources_to_ask(turn: Any, config: RewardsConfig) -> list[tuple[str, str]]:
     """Return (turn id, source) for the turn itself, and for the turn before it, for which its prompt is evidence."""
-    if turn.exclusion_reason == NO_CONSENT or turn.deleted_at is not None or turn.origin == Origin.PROMPT_SET:
+    is_judged = turn.origin not in (Origin.PROMPT_SET, Origin.TASK)
+    if turn.exclusion_reason == NO_CONSENT or turn.deleted_at is not None or not is_judged:
         return []
     pairs: list[tuple[str, str]] = []
     for source in config.sources:
         if source.type == "next_turn":
             if turn.parent_id is not None:
                 pairs.append((turn.parent_id, source.name))
-        elif source.type != "explicit":
+        elif source.type != "explicit" and turn.state != TurnState.REFUSED:  # no reply to ask about
             share = source.share if isinstance(source, EndpointConfig) else 1.0
             # The replies to one prompt are judged together or not at all.
             if is_in_share(turn.shadow_of_id or turn.completion_id, source.name, share):

@@ -112,7 +112,7 @@ async def record_scores(
 ) -> int:
     """Write judgements and rewards in one transaction, each under its fence; a lost lease is left out.
 
-    The reward is the score times a weight from the model's agreement with people. `scores` is by turn, `reason` says
+    The reward is the score, with a weight from the model's agreement with people. `scores` is by turn, `reason` says
     why a reply has no score, `seconds` is the duration of the forward pass. Returns the number of turns whose
     judgements reached a final state.
     """
@@ -139,7 +139,7 @@ async def record_scores(
                 else:
                     score = scores[turn_id]
                     await finish_row(session, judgement, JudgementState.DONE, value=score, details=details)
-                    await rewards.record_reward(session, turn_id, LEARNED, weight * score)
+                    await rewards.record_reward(session, turn_id, LEARNED, score, weight=weight)
                 finished.add(turn_id)
         if finished:
             await rewards.update_turn_samples(session, finished, settings)

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from alignment import types as alignment_types
+from alignment.types import ReturnReason
 from app.chat.histories import read_prompt_ids
 from app.core import leases
 from app.core.database import Database, now
@@ -38,6 +39,10 @@ from app.training import batch_samples, kl_guard, sample_conditions
 
 UNUSED_REASON = "the algorithm had nothing to compare it with"
 CONSENT_WITHDRAWN = "its project or an API key no longer consents to training"
+RETURN_REASONS = {
+    ReturnReason.NO_CONTRAST: batch_samples.NO_CONTRAST,
+    ReturnReason.STOPPED: "the update of its batch stopped at its largest KL before it learned from it",
+}
 TRAINER = "trainer"  # the actor in audit entries
 
 
@@ -140,7 +145,7 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
     is_deleted = exists().where(Turn.id == Sample.turn_id, Turn.own_prompt_ids.is_(None))
     await batch_samples.drop_unlearned(session, row.id, SampleRule.ERASED, batch_samples.ERASED, is_deleted)
     result = await session.execute(
-        select(Turn, Sample.reward, Sample.group_id, Version.number)
+        select(Turn, Sample.reward, Sample.weight, Sample.group_id, Version.number)
         .join(Sample, Sample.turn_id == Turn.id)
         .join(Version, Version.id == Turn.version_id)
         .where(Sample.batch_id == row.id, Sample.state == SampleState.BATCHED)
@@ -152,9 +157,15 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
     samples = tuple(
         # A version that was rolled back is no ancestor: its distance is counted in versions.
         to_sample(
-            turn, prompt_ids[turn.id], reward, number, lag=lags.get(number, abs(parent.number - number)), group=group
+            turn,
+            prompt_ids[turn.id],
+            reward,
+            number,
+            lag=lags.get(number, abs(parent.number - number)),
+            group=group,
+            weight=weight,
         )
-        for turn, reward, group, number in rows
+        for turn, reward, weight, group, number in rows
     )
     batch = alignment_types.Batch(row.id, policy.name, samples)
     return ClaimedBatch(row, policy, parent, int(last_number or 0) + 1, batch)
@@ -176,7 +187,14 @@ async def _count_updates(session: AsyncSession, parent: Version, oldest: int) ->
 
 
 def to_sample(
-    turn: Turn, prompt_ids: Sequence[int], reward: float, number: int, *, lag: int = 0, group: str | None = None
+    turn: Turn,
+    prompt_ids: Sequence[int],
+    reward: float,
+    number: int,
+    *,
+    lag: int = 0,
+    group: str | None = None,
+    weight: float = 1.0,
 ) -> alignment_types.Sample:
     """Return a recorded turn in token space; `number` is that of the version that generated it."""
     assert prompt_ids and turn.output_ids and turn.logprobs, f"turn {turn.id} was never trainable"
@@ -192,6 +210,7 @@ def to_sample(
         group=group or turn.completion_id,  # the choices of one completion are replies to one prompt
         conversation=turn.conversation_id,
         turn_index=turn.num_messages,  # the same for all replies to one prompt
+        weight=weight,
     )
 
 
@@ -202,6 +221,7 @@ async def commit(
     metrics: dict[str, Any],
     unused_turn_ids: Sequence[str] = (),
     foreign_turns: Mapping[str, str] = MappingProxyType({}),
+    returned_turns: Mapping[str, ReturnReason] = MappingProxyType({}),
     **values: Any,
 ) -> bool:
     """Write the version and the trained batch in one transaction.
@@ -212,6 +232,7 @@ async def commit(
     Args:
         unused_turn_ids: the turns that the algorithm could not use, since they had no other reply to compare with.
         foreign_turns: the turns that the update left out, with the reasons.
+        returned_turns: the turns that the update has not learned from and a later one can. Their samples return.
         values: columns of the version: `adapter_path`, `manifest_sha256`, `probe`, `timings`, `full_weights`.
     """
     async with db.write() as session:
@@ -240,6 +261,9 @@ async def commit(
         await _exclude(session, claimed, foreign_turns)
         unused = (SampleRule.NOTHING_TO_COMPARE, UNUSED_REASON, Sample.turn_id.in_(unused_turn_ids))
         await batch_samples.drop_unlearned(session, claimed.row.id, *unused)
+        for reason in ReturnReason:
+            turn_ids = [turn_id for turn_id, why in returned_turns.items() if why == reason]
+            await batch_samples.return_unlearned(session, claimed.row.id, turn_ids, RETURN_REASONS[reason])
         await batch_samples.mark_trained(session, claimed.row.id)
         enqueue_after_commit(session, "evaluate")
     return True
@@ -279,7 +303,7 @@ async def halt_on_damaged_parent(db: Database, claimed: ClaimedBatch, damage: st
     async with db.write() as session:
         policy = await session.get_one(Policy, claimed.policy.id, with_for_update={"key_share": True})
         await _finish(session, claimed, BatchState.FAILED, reason=reason)
-        await batch_samples.return_samples(session, claimed.row.id, f"its batch failed: {reason}")
+        await batch_samples.return_samples(session, [claimed.row.id], f"its batch failed: {reason}")
         record_audit(session, TRAINER, AuditAction.BATCH_FAILED, claimed.row.id, reason, project_id=policy.project_id)
         kl_guard.halt(session, policy, actor=TRAINER, reason=reason)
 
@@ -310,7 +334,7 @@ async def quarantine_poisoned(db: Database, settings: Settings) -> int:
             why, action = f"its batch is quarantined: {reason}", AuditAction.BATCH_QUARANTINED
             batch.state, batch.reason, batch.settled_at = BatchState.QUARANTINED, reason, now()
             batch.fence += 1  # a trainer that still works on it must not write
-            await batch_samples.return_samples(session, batch.id, why, SampleRule.UNTRAINABLE)
+            await batch_samples.return_samples(session, [batch.id], why, SampleRule.UNTRAINABLE)
             record_audit(session, "reconcile", action, batch_id, reason, project_id=policy.project_id)
             num_quarantined += 1
     return num_quarantined
@@ -333,7 +357,7 @@ async def _discard(
     exhausted: SampleRule | None = None,
 ) -> None:
     await _finish(session, claimed, state, reason=reason)
-    await batch_samples.return_samples(session, claimed.row.id, why_returned, exhausted)
+    await batch_samples.return_samples(session, [claimed.row.id], why_returned, exhausted)
     action, project_id = AuditAction(f"batch.{state}"), claimed.policy.project_id
     record_audit(session, TRAINER, action, claimed.row.id, reason, project_id=project_id)
 

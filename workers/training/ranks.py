@@ -185,6 +185,7 @@ class RankGroup:
             "metrics": report.metrics,
             "unused_turn_ids": report.unused_turn_ids,
             "foreign_turns": report.foreign_turns,
+            "returned_turns": report.returned_turns,
             "timings": {
                 "restore": restored - started,
                 "update": updated - parent_probed,

@@ -74,6 +74,21 @@ def test_kto_by_hand() -> None:
     assert slope_B[0] < 0 < slope_B[1]
 
 
+def test_kto_weighs_replies_by_the_size_of_their_rewards_and_by_their_weights() -> None:
+    """A score of 0.001 had the gradient of a thumb."""
+    data = make_train_data([reply(1.0, 1), reply(-1.0, 1), reply(0.5, 1, weight=0.2), reply(-0.001, 1, weight=0.2)])
+    kto = KTO(KTOConfig(beta=0.5))
+    prepare_step(kto, 0, data)
+    # weights 1, 1, 0.2, 0.2 over their mean 0.6; both classes have a weight of 4/2 in all
+    desirable, undesirable = 2 / ((1 + 0.5 * 0.2) / 0.6), 2 / ((1 + 0.001 * 0.2) / 0.6)
+    metrics = kto.get_metrics()
+    assert metrics["kto/desirable_weight"] == pytest.approx(desirable)
+    assert metrics["kto/undesirable_weight"] == pytest.approx(undesirable)
+    slope = 0.5 / 4 / 4 / 0.6  # β·σ'(0) over four replies
+    expected = [-slope * desirable, slope * undesirable, -0.1 * slope * desirable, 0.0002 * slope * undesirable]
+    torch.testing.assert_close(gradient(kto, data)[:, 0], torch.tensor(expected))
+
+
 def test_kto_needs_both_classes() -> None:
     with pytest.raises(NoVariance):
         KTO(KTOConfig()).select([reply(1.0), reply(1.0)])

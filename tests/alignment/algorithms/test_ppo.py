@@ -1,5 +1,6 @@
 """PPO on two replies, worked out by hand, and the length penalty of length-aware PPO."""
 
+import json
 import math
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from alignment.algorithms.base import prepare_step
+from alignment.algorithms.baselines import MAX_VERSIONS, compare_with_others
 from alignment.algorithms.ppo import PPO, LengthAwarePPO, explained_variance
 from alignment.config.algorithm import AdaptiveKLConfig, CorrectionConfig, LengthAwarePPOConfig, PPOConfig
 from alignment.errors import ForeignSamples, NoVariance
@@ -29,22 +31,93 @@ def test_running_baseline_advantages_and_update() -> None:
     prepare_step(ppo, 0, data)
     assert data.advantages_BT is not None
     assert data.advantages_BT.tolist() == [[0.5, 0.5], [-0.5, 0.0]]
-    assert ppo.state_dict()["baseline"] == 0.5  # 0.5 · 0.5 + 0.5 · mean(1, 0)
+    assert ppo.state_dict() == {"version_rewards": [[0, 2.0, 1.0]]}
 
 
-def test_replies_of_earlier_versions_are_compared_with_the_baseline_of_their_time() -> None:
+def test_replies_are_compared_with_those_of_versions_near_their_own() -> None:
     ppo = PPO(PPOConfig(whiten="off", baseline_decay=0.5))
-    ppo.load_state_dict({"baseline": 0.75, "earlier_baselines": [-0.5, 0.25]})
-    data = make_train_data([reply(1.0, 1), reply(1.0, 1, lag=1), reply(-1.0, 1, lag=2), reply(-1.0, 1, lag=9)])
+    ppo.load_state_dict({"version_rewards": [[1, 2.0, 0.0], [2, 2.0, 2.0]]})  # the means are 0 and 1
+    data = make_train_data([reply(1.0, 1, version=version) for version in (3, 2, 1, 0, 9)])
     prepare_step(ppo, 0, data)
     assert data.advantages_BT is not None
-    assert data.advantages_BT[:, 0].tolist() == [0.25, 0.75, -0.5, -0.5], "rewards less 0.75, 0.25, −0.5 and the oldest"
-    # 0.75 + 0.5 · mean(advantages): the replies of worse versions do not lower what is expected of the current one.
-    state = {"baseline": 0.75, "baseline_weight": 1.0, "earlier_baselines": [-0.5, 0.25, 0.75]}
-    assert ppo.state_dict() == state
+    # From v2 on v1 counts half: (2 + ½ · 0) / (2 + ½ · 2) = 2/3. Before v2 it is v2: (0 + ½ · 2) / 3 = 1/3.
+    expected = [1 / 3, 1 / 3, 2 / 3, 2 / 3, 1 / 3]
+    assert data.advantages_BT[:, 0].tolist() == pytest.approx(expected)
+    rewards = [[0, 1.0, 1.0], [1, 3.0, 1.0], [2, 3.0, 3.0], [3, 1.0, 1.0], [9, 1.0, 1.0]]
+    assert ppo.state_dict() == {"version_rewards": rewards}
     other = PPO(PPOConfig())
-    other.load_state_dict(ppo.state_dict())
+    other.load_state_dict(json.loads(json.dumps(ppo.state_dict())))
     assert other.state_dict() == ppo.state_dict()
+
+
+@pytest.mark.parametrize("per_version", [True, False])
+@pytest.mark.parametrize("num_fresh", [0, 2])
+@pytest.mark.parametrize("lag", [0, 1, 5, 8, 64])
+def test_baseline_stays_within_the_rewards_at_any_lag(lag: int, num_fresh: int, per_version: bool) -> None:
+    """Approval rises from 25 to 75 % at v20. Votes come `lag` updates later, those on `num_fresh` replies at once."""
+    ppo = PPO(PPOConfig(whiten="off", baseline_per_version=per_version))
+
+    def vote(version: int, number: int) -> float:
+        return 1.0 if number % 4 < (1 if version < 20 else 3) else -1.0
+
+    for step in range(200):
+        late = max(0, step - lag)
+        replies = [reply(vote(late, number), 1, version=late) for number in range(4)]
+        replies += [reply(vote(step, number), 1, version=step) for number in range(-num_fresh, 0)]
+        data = make_train_data(replies)
+        ppo.before_train_step(step, data)
+        advantages_BT = ppo.compute_advantages(data)
+        assert float(advantages_BT.abs().max()) <= 2.0 + 1e-6, step  # a reward is at most 2 from another
+        assert -1.0 <= ppo.baseline.value <= 1.0
+    assert num_fresh or ppo.baseline.value == pytest.approx(0.5, abs=1e-6)
+
+
+@pytest.mark.parametrize("per_version", [True, False])
+def test_rewards_count_in_the_baseline_by_their_weight(per_version: bool) -> None:
+    """A score of 1.0 that is right by chance moves the baseline by less than a vote does."""
+    ppo = PPO(PPOConfig(whiten="off", baseline_decay=0.5, baseline_per_version=per_version))
+    data = make_train_data([reply(1.0, 1), reply(-1.0, 1), reply(1.0, 1, weight=0.2)])
+    prepare_step(ppo, 0, data)
+    assert data.advantages_BT is not None
+    # the others' means: (−1 + 0.2) / 1.2, (1 + 0.2) / 1.2 and 0 / 2
+    assert data.advantages_BT[:, 0].tolist() == pytest.approx([1 + 0.8 / 1.2, -2.0, 1.0])
+    # 0.2 / 2.2: the sum of the weighted rewards by that of the weights
+    assert ppo.baseline.value == pytest.approx(0.2 / 2.2)
+
+
+def test_a_reply_that_an_uncertain_model_calls_good_is_good() -> None:
+    """24 votes, 85 % up, and 72 scores of 0.8 or −0.8 in which there is little confidence.
+
+    With the confidence in the reward, 0.2 · 0.8, a good reply was worse than the mean of 0.7.
+    """
+    votes = [reply(1.0 if number < 20 else -1.0, 1) for number in range(24)]
+    scores = [reply(0.8 if number < 61 else -0.8, 1, weight=0.2) for number in range(72)]
+    data = make_train_data([*votes, *scores])
+    prepare_step(PPO(PPOConfig(whiten="off")), 0, data)
+    assert data.advantages_BT is not None and data.weights_B is not None
+    good, bad = data.advantages_BT[24, 0], data.advantages_BT[-1, 0]
+    assert good > 0 > bad
+    assert float(data.weights_B[-1] / data.weights_B[0]) == pytest.approx(0.2)
+
+
+def test_votes_of_another_day_are_compared_with_the_nearest_version() -> None:
+    ppo = PPO(PPOConfig(whiten="off"))
+    ppo.load_state_dict({"version_rewards": [[version, 4.0, 2.0] for version in range(3000, 3300)]})
+    data = make_train_data([reply(1.0, 1, version=0), reply(-1.0, 1, version=0)])
+    prepare_step(ppo, 0, data)
+    assert data.advantages_BT is not None and data.advantages_BT[:, 0].tolist() == pytest.approx([0.5, -1.5])
+    versions = [row[0] for row in ppo.state_dict()["version_rewards"]]
+    assert versions == list(range(3300 - MAX_VERSIONS, 3300)), "the newest are remembered"
+
+
+def test_one_running_mean_for_all_versions_is_a_setting() -> None:
+    ppo = PPO(PPOConfig(whiten="off", baseline_decay=0.5, baseline_per_version=False))
+    ppo.load_state_dict({"baseline": 0.75})
+    data = make_train_data([reply(1.0, 1), reply(1.0, 1, version=5), reply(-1.0, 1, version=9), reply(-1.0, 1)])
+    prepare_step(ppo, 0, data)
+    assert data.advantages_BT is not None
+    assert data.advantages_BT[:, 0].tolist() == [0.25, 0.25, -1.75, -1.75]
+    assert ppo.state_dict() == {"baseline": 0.375, "baseline_weight": 1.0}  # 0.5 · 0.75 + 0.5 · 0
 
 
 def test_scale_whitening_does_not_centre() -> None:
@@ -63,19 +136,27 @@ def test_first_update_compares_each_reward_with_the_mean_of_the_others() -> None
     prepare_step(ppo, 0, data)
     assert data.advantages_BT is not None
     assert data.advantages_BT[:, 0].tolist() == [0.75, 0.0, -0.75]
-    state = {"baseline": 0.5, "baseline_weight": 0.5, "earlier_baselines": [0.5]}
-    assert ppo.state_dict() == state
+    assert ppo.state_dict() == {"version_rewards": [[0, 3.0, 1.5]]}
+    assert compare_with_others(torch.tensor([1.0]), [reply(1.0)]).tolist() == [0.0]
 
 
-def test_baseline_is_the_weighted_mean_of_the_batches_from_the_first_one_on() -> None:
-    ppo = PPO(PPOConfig(whiten="off", baseline_decay=0.5))
-    for mean in (1.0, 0.0):
-        prepare_step(ppo, 0, make_train_data([reply(mean + 0.5, 1), reply(mean - 0.5, 1)]))
+@pytest.mark.parametrize("per_version", [True, False])
+def test_baseline_is_the_weighted_mean_of_the_batches_from_the_first_one_on(per_version: bool) -> None:
+    ppo = PPO(PPOConfig(whiten="off", baseline_decay=0.5, baseline_per_version=per_version))
+    for version, mean in enumerate((1.0, 0.0)):
+        rewards = (mean + 0.5, mean - 0.5)
+        prepare_step(ppo, version, make_train_data([reply(reward, 1, version=version) for reward in rewards]))
     # weights 1/4 and 1/2 of the two batches; with the initial value 0 it was 1/4
-    assert ppo.baseline == pytest.approx(1 / 3)
-    assert ppo.baseline_weight == 0.75
-    ppo.load_state_dict({"baseline": 0.25, "earlier_baselines": [0.0]})
-    assert ppo.baseline_weight == 1.0, "a state of a release that did not count the weight"
+    assert ppo.baseline.value == pytest.approx(1 / 3)
+
+
+def test_state_of_a_release_without_baselines_by_version_is_the_first_baseline() -> None:
+    for per_version in (True, False):
+        ppo = PPO(PPOConfig(whiten="off", baseline_per_version=per_version))
+        ppo.load_state_dict({"baseline": 0.25, "baseline_weight": 0.75, "earlier_baselines": [0.0]})
+        data = make_train_data([reply(1.0, 1), reply(-1.0, 1)])
+        prepare_step(ppo, 0, data)
+        assert data.advantages_BT is not None and data.advantages_BT[:, 0].tolist() == [0.75, -1.25]
 
 
 def test_gae_advantages_by_hand() -> None:

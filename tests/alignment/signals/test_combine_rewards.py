@@ -59,28 +59,40 @@ def test_correction_reward_can_be_disabled() -> None:
     assert feedback_reward("correction", None, "better", ExplicitSource(correction=None)) is None
 
 
+def combined(signals: list[Signal], config: RewardsConfig) -> float | None:
+    """Return the combined reward without its weight."""
+    result = combine_rewards(signals, config)
+    return result and result.value
+
+
 def test_signals_of_one_source_are_weighted_by_rater_trust() -> None:
     signals = [Signal("explicit", 1.0, weight=0.75), Signal("explicit", -1.0, weight=0.25)]
-    assert combine_rewards(signals, RewardsConfig()) == 0.5
+    assert combine_rewards(signals, RewardsConfig()) == (0.5, 1.0)
+
+
+def test_weight_is_the_trust_in_the_signals() -> None:
+    assert combine_rewards([Signal("explicit", 1.0, weight=0.4, person=True)], THREE) == (1.0, 0.4)
+    two = [Signal("explicit", 1.0, weight=0.4, person=True)] * 2
+    assert combine_rewards(two, THREE) == (1.0, 0.8), "two people who agree are more certain"
+    assert combine_rewards([*two, *two], THREE) == (1.0, 1.0)
+    # the sources' weights 1 and 0.25 · 0.25
+    mixed = combine_rewards([two[0], Signal("judge", 1.0, weight=0.8)], THREE)
+    assert mixed is not None and mixed.weight == pytest.approx((0.4 + 0.0625 * 0.8) / 1.0625)
 
 
 def test_sources_are_weighted_by_the_config() -> None:
-    assert combine_rewards([Signal("next_turn", 1.0), Signal("judge", -1.0)], THREE) == pytest.approx(
-        (0.5 - 0.25) / 0.75
-    )
+    assert combined([Signal("next_turn", 1.0), Signal("judge", -1.0)], THREE) == pytest.approx((0.5 - 0.25) / 0.75)
 
 
 def test_automated_sources_count_less_with_human_feedback() -> None:
     signals = [Signal("explicit", 1.0, person=True), Signal("judge", -1.0)]
-    assert combine_rewards(signals, THREE) == pytest.approx((1.0 - 0.25 * 0.25) / (1.0 + 0.25 * 0.25))
-    assert combine_rewards([Signal("explicit", 1.0), Signal("judge", -1.0)], THREE) == pytest.approx(0.75 / 1.25), (
-        "a program"
-    )
+    assert combined(signals, THREE) == pytest.approx((1.0 - 0.25 * 0.25) / (1.0 + 0.25 * 0.25))
+    assert combined([Signal("explicit", 1.0), Signal("judge", -1.0)], THREE) == pytest.approx(0.75 / 1.25), "a program"
 
 
 def test_signals_without_weight_are_ignored() -> None:
     assert combine_rewards([Signal("explicit", 1.0, weight=0.0, person=True)], THREE) is None
-    assert combine_rewards([Signal("explicit", 1.0, weight=0.0, person=True), Signal("judge", -0.5)], THREE) == -0.5
+    assert combined([Signal("explicit", 1.0, weight=0.0, person=True), Signal("judge", -0.5)], THREE) == -0.5
 
 
 def test_unconfigured_sources_are_ignored() -> None:
@@ -100,9 +112,10 @@ def test_unconfigured_sources_are_ignored() -> None:
     )
 )
 def test_combined_reward_is_between_the_lowest_and_highest_signal(signals: list[Signal]) -> None:
-    combined = combine_rewards(signals, THREE)
+    result = combine_rewards(signals, THREE)
     values = [signal.value for signal in signals]
-    assert combined is not None and min(values) - 1e-9 <= combined <= max(values) + 1e-9
+    assert result is not None and min(values) - 1e-9 <= result.value <= max(values) + 1e-9
+    assert 0 < result.weight <= 1
 
 
 def test_discounted_return_adds_later_rewards() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -122,6 +123,60 @@ def test_signals_are_compared_only_once() -> None:
 
 def test_rater_is_not_compared_with_their_own_feedback() -> None:
     assert rater_trust.count_agreement([RaterSignal("a", 1.0), RaterSignal("a", 1.0)]) == {}
+
+
+def compare_pairwise(turn: list[RaterSignal]) -> dict[str, tuple[float, float]]:
+    """Return what `count_agreement` must, computed for each pair."""
+    gains: dict[str, tuple[float, float]] = {}
+    for own in turn:
+        masses = {True: 0.0, False: 0.0}
+        for other in turn:
+            is_compared = (own.fresh or other.fresh) and (other.rater is None or other.rater != own.rater)
+            if other is not own and own.rater is not None and own.value and other.value and is_compared:
+                is_same = (own.value > 0) == (other.value > 0)
+                masses[is_same] += other.weight * min(abs(own.value), abs(other.value))
+        if own.rater is not None and any(masses.values()):
+            scale = 1.0 / max(1.0, sum(masses.values()))
+            agreed, disagreed = gains.get(own.rater, (0.0, 0.0))
+            gains[own.rater] = (agreed + scale * masses[True], disagreed + scale * masses[False])
+    return gains
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_agreement_is_that_of_all_pairs(seed: int) -> None:
+    draw = random.Random(seed)
+    values, weights = (-1.0, -0.5, 0.0, 0.25, 0.75, 1.0), (0.0, 0.1, 0.5, 1.0)
+    turn = [
+        RaterSignal(
+            draw.choice(["a", "b", "c", None, f"person-{number}"]),
+            draw.choice(values) if draw.random() < 0.7 else draw.uniform(-1, 1),
+            draw.choice(weights),
+            fresh=draw.random() < draw.choice([0.1, 0.9]),
+        )
+        for number in range(draw.randrange(40))
+    ]
+    agreement, expected = rater_trust.count_agreement(turn), compare_pairwise(turn)
+    assert agreement.keys() == expected.keys()
+    for name, gains in expected.items():
+        assert agreement[name] == pytest.approx(gains, abs=1e-9)
+
+
+class CountedSignals(list[RaterSignal]):
+    """Signals that count how often one is read."""
+
+    num_read = 0
+
+    def __iter__(self) -> Iterator[RaterSignal]:
+        for signal in super().__iter__():
+            self.num_read += 1
+            yield signal
+
+
+def test_a_vote_on_a_reply_with_many_is_not_compared_pair_by_pair() -> None:
+    turn = CountedSignals(RaterSignal(f"person-{number}", 1.0, 0.5, fresh=number == 0) for number in range(1000))
+    agreement = rater_trust.count_agreement(turn)
+    assert len(agreement) == 1000 and agreement["person-0"] == (1.0, 0.0)
+    assert turn.num_read <= 10 * len(turn)
 
 
 def test_near_duplicates_share_a_signature() -> None:

@@ -1,23 +1,37 @@
 """Late samples: which they are, how they share an update with the others, and that they are learned from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
 
 from alignment.algorithms import build
+from alignment.algorithms.base import prepare_step
 from alignment.algorithms.dpo_and_kto import KTO
-from alignment.config.algorithm import AlgorithmConfig, DPOConfig, GRPOConfig, KTOConfig, PPOConfig
+from alignment.config.algorithm import (
+    AlgorithmConfig,
+    DAPOConfig,
+    DPOConfig,
+    DrGRPOConfig,
+    GRPOConfig,
+    KTOConfig,
+    PPOConfig,
+    ReinforcePlusPlusConfig,
+    RLOOConfig,
+)
 from alignment.config.trainer import LateConfig, LoRAConfig, TrainerConfig
 from alignment.data.collate import collate
 from alignment.data.micro_batches import ScoredSequence
-from alignment.errors import ForeignSamples
-from alignment.trainer.loss_part import LossPart, late_samples, split_late
+from alignment.errors import ForeignSamples, NoVariance
+from alignment.trainer.loss_part import LossPart, late_labels, late_samples, split_late
+from alignment.trainer.scoring import score_sequences
 from alignment.trainer.trainer import Trainer
-from alignment.types import Batch, Sample
+from alignment.types import Batch, ReturnReason, Sample
 from tests.alignment.trainer.test_update import in_groups
+from tests.support.worked_batches import gradient
 
 Draw = Callable[..., Batch]
 FAR = 3.0  # nats by which each recorded log-prob of a far sample differs
@@ -39,16 +53,25 @@ def make_part(samples: list[Sample], algorithm: AlgorithmConfig | None = None) -
 
 
 def split(part: LossPart, config: LateConfig) -> list[LossPart]:
-    return split_late(part, late_samples(part.data, config), config)
+    return split_late(part, late_samples(part, config), config)[0]
+
+
+def with_rewards(batch: Batch, rewards: Sequence[float], num_late: int) -> list[Sample]:
+    """Return the batch with these rewards, its first samples late. Late ones and the others are a group each."""
+    samples = [replace(sample, reward=reward) for sample, reward in zip(batch.samples, rewards, strict=True)]
+    return [
+        replace(far(sample), group="late") if index < num_late else replace(sample, group="recent")
+        for index, sample in enumerate(samples)
+    ]
 
 
 def test_a_sample_is_late_by_its_distance_and_not_by_its_version(draw: Draw) -> None:
     samples = list(draw(4).samples)
     samples[1], samples[2] = far(samples[1]), replace(far(samples[2]), lag=0)
     part = make_part(samples)
-    assert late_samples(part.data, LateConfig()) == [1]
+    assert late_samples(part, LateConfig()) == [1]
     part.data.old_logprobs_BT = part.data.rollout_logprobs_BT  # 5 versions behind, and still the same policy
-    assert late_samples(part.data, LateConfig()) == []
+    assert late_samples(part, LateConfig()) == []
 
 
 def test_replies_to_one_prompt_are_late_together(draw: Draw) -> None:
@@ -56,7 +79,67 @@ def test_replies_to_one_prompt_are_late_together(draw: Draw) -> None:
     part = make_part([replace(samples[0], lag=5), far(samples[1]), replace(samples[2], lag=5)])
     part.data.old_logprobs_BT = part.data.rollout_logprobs_BT.clone()
     part.data.old_logprobs_BT[1] += FAR * part.data.response_mask_BT[1]
-    assert late_samples(part.data, LateConfig()) == [0, 1, 2]
+    assert late_samples(part, LateConfig()) == [0, 1, 2]
+
+
+COMPARING = [GRPOConfig(), RLOOConfig(), DrGRPOConfig(), DAPOConfig(), ReinforcePlusPlusConfig(baseline="group")]
+
+
+def ranked(samples: Sequence[Sample], lags: Sequence[int], rewards: Sequence[float], group: str) -> list[Sample]:
+    """Return replies to one prompt that were ranked; those with a lag are far."""
+    return [
+        replace(far(sample, lag) if lag else sample, reward=reward, group=group)
+        for sample, lag, reward in zip(samples, lags, rewards, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("algorithm", COMPARING, ids=lambda config: config.type)
+@pytest.mark.parametrize(
+    ("lags", "rewards", "labels"),
+    [
+        ((4, 4, 4), (1.0, 0.0, -1.0), [1, 0, -1]),  # a ranking of three: the middle reply stayed alone
+        ((4, 4, 4), (1.0, 0.0, 0.0), [1, -1, -1]),  # a verifier's
+        ((4, 4, 4), (0.9, 0.5, 0.7), [1, -1, 0]),
+        ((4, 4, 0), (1.0, 0.0, -1.0), None),  # a comparison with a reply of the parent
+        ((0, 4, 4), (1.0, 1.0, -1.0), None),
+        ((4, 4, 4), (0.5, 0.5, 0.5), None),
+    ],
+)
+def test_algorithms_that_compare_replies_have_whole_groups_late_or_none(
+    base_model: Path,
+    config: TrainerConfig,
+    draw: Draw,
+    algorithm: AlgorithmConfig,
+    lags: tuple[int, ...],
+    rewards: tuple[float, ...],
+    labels: list[int] | None,
+) -> None:
+    samples = list(draw(6).samples)
+    batch = [*ranked(samples[:3], lags, rewards, "old"), *ranked(samples[3:], (0, 0, 0), (1.0, 0.0, -1.0), "new")]
+    part = make_part(batch, algorithm)
+    assert late_samples(part, LateConfig()) == ([] if labels is None else [0, 1, 2])
+    if labels is not None:
+        assert late_labels(part)[:3] == labels
+        rest, late = split(part, LateConfig())
+        assert [len(rest.samples), len(late.samples)] == [3, 3]
+        assert late.data.rewards_B.tolist() == pytest.approx([reward - fmean(rewards) for reward in rewards], abs=1e-6)
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": algorithm, "max_mismatch": 1e9}))
+    report = trainer.update(Batch("b", "p", tuple(batch)))
+    assert report.metrics["training/samples_late"] == (0 if labels is None else 3)
+    left_out = 3 if algorithm.type == "dapo" and len(set(rewards)) == 1 else 0
+    assert (len(report.unused_turn_ids), report.returned_turns) == (left_out, {})
+
+
+def test_kto_learns_nothing_from_the_middle_of_a_late_ranking(draw: Draw) -> None:
+    """λ of the classes: one of two replies each. The middle one has a loss of 0."""
+    part = make_part(ranked(draw(3).samples, (4, 4, 4), (1.0, 0.0, -1.0), "old"), GRPOConfig())
+    [late] = split(part, LateConfig())
+    prepare_step(late.algorithm, 0, late.data)
+    metrics = late.algorithm.get_metrics()
+    assert (metrics["kto/desirable_weight"], metrics["kto/undesirable_weight"]) == (1.0, 1.0)
+    # the policy is the reference: −λ·β·σ'(0) / 3 replies = ∓0.1 / 4 / 3 for each token
+    expected = torch.tensor([-0.1 / 12, 0.0, 0.1 / 12])[:, None] * late.data.response_mask_BT
+    torch.testing.assert_close(gradient(late.algorithm, late.data), expected)
 
 
 def test_share_of_late_samples_is_bounded(draw: Draw) -> None:
@@ -68,7 +151,76 @@ def test_share_of_late_samples_is_bounded(draw: Draw) -> None:
     assert rest.weight == 0.75 and late.weight == pytest.approx(0.25 * 4 / (0.1 * mean_length))
     few = make_part([far(sample) if index < 2 else sample for index, sample in enumerate(samples)])
     assert split(few, LateConfig())[0].weight == pytest.approx(0.8)
-    assert late_samples(make_part(samples).data, LateConfig()) == []
+    assert late_samples(make_part(samples), LateConfig()) == []
+
+
+@pytest.mark.parametrize("algorithm", [PPOConfig(), GRPOConfig()], ids=lambda config: config.type)
+@pytest.mark.parametrize(
+    ("late", "rest", "parts", "waiting"),
+    [
+        ([1.0, -1.0], [1.0, -1.0], [["ppo", 2], ["kto", 2]], []),
+        ([1.0, -1.0], [1.0, 1.0, 1.0], [["kto", 2]], [2, 3, 4]),
+        ([-1.0, -1.0], [1.0, -1.0], [["ppo", 2], ["kto", 2]], []),  # KTO compares each reply with the base model
+        ([1.0, 1.0], [1.0, 1.0, -1.0], [["ppo", 3], ["kto", 2]], []),
+    ],
+)
+def test_a_rest_without_contrast_waits(
+    draw: Draw,
+    algorithm: AlgorithmConfig,
+    late: list[float],
+    rest: list[float],
+    parts: list[list[object]],
+    waiting: list[int],
+) -> None:
+    part = make_part(with_rewards(draw(len(late + rest)), late + rest, len(late)), algorithm)
+    split_parts, waiting_indices = split_late(part, list(range(len(late))), LateConfig())
+    kinds = {"ppo": algorithm.type}
+    found = [[one.algorithm.config.type, len(one.samples)] for one in split_parts]
+    assert found == [[kinds.get(str(kind), kind), size] for kind, size in parts]
+    assert waiting_indices == waiting
+    if len(parts) == 1:
+        mean_length = float(split_parts[0].data.length_B.mean())
+        assert split_parts[0].weight == pytest.approx(4 / (0.1 * mean_length)), "the whole loss is theirs"
+
+
+def test_late_votes_and_others_of_one_sign_each_are_learned_from_together(draw: Draw) -> None:
+    part = make_part(with_rewards(draw(5), [-1.0, -1.0, 1.0, 1.0, 1.0], 2))
+    [together], waiting = split_late(part, [0, 1], LateConfig())
+    assert (together.algorithm.config.type, len(together.samples), waiting) == ("kto", 5, [])
+
+
+def test_a_batch_without_contrast_in_any_part_is_refused(draw: Draw) -> None:
+    part = make_part(with_rewards(draw(4), [0.5, 0.5, 0.9, 0.9], 2))
+    with pytest.raises(NoVariance, match="neither"):
+        split_late(part, [0, 1], LateConfig())
+
+
+def test_votes_of_one_sign_return_and_late_ones_are_learned_from(
+    base_model: Path, config: TrainerConfig, draw: Draw
+) -> None:
+    """Twelve up votes of the parent are no gradient of their own: the late replies move as their votes say."""
+    samples = with_rewards(draw(16), [1.0, -1.0] * 4 + [1.0] * 8, 8)
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": PPOConfig()}))
+    trainer.algorithm.load_state_dict({"baseline": 0.5})
+    state = trainer.algorithm.state_dict()
+    sequences = [ScoredSequence.from_sample(sample) for sample in samples[:8]]
+    before_B = score_sequences(trainer.policy, sequences, max_tokens=512).sum(-1)
+    report = trainer.update(Batch("b", "p", tuple(samples)))
+    gain_B = score_sequences(trainer.policy, sequences, max_tokens=512).sum(-1) - before_B
+    assert report.returned_turns == {sample.turn_id: ReturnReason.NO_CONTRAST for sample in samples[8:]}
+    assert report.metrics["training/samples_returned"] == report.metrics["training/samples_late"] == 8
+    assert gain_B[::2].mean() > 0 > gain_B[1::2].mean()
+    assert trainer.algorithm.state_dict() == state, "votes that return are not in the baseline"
+
+
+def test_all_samples_of_a_batch_with_contrast_in_each_part_are_learned_from(
+    base_model: Path, config: TrainerConfig, draw: Draw
+) -> None:
+    samples = with_rewards(draw(8), [1.0, -1.0] * 4, 4)
+    report = Trainer(base_model, config.model_copy(update={"algorithm": PPOConfig()})).update(
+        Batch("b", "p", tuple(samples))
+    )
+    assert report.returned_turns == {} and report.metrics["training/samples_returned"] == 0
 
 
 @pytest.mark.parametrize("algorithm", [PPOConfig(), PPOConfig(kl_coef=0.0), PPOConfig(estimator="gae"), GRPOConfig()])

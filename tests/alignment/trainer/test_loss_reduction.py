@@ -60,6 +60,52 @@ def test_loss_per_reply_is_averaged_over_replies(rows: int) -> None:
     assert metrics["actor/pg_loss"] == pytest.approx(float(LOSS_BT.amax(-1).mean()))
 
 
+WEIGHTED = [reply(1.0, 2, weight=0.9), reply(-1.0, 1, weight=0.3), reply(0.5, 1, weight=0.3)]
+WEIGHTS_B = torch.tensor([1.8, 0.6, 0.6])  # their mean is 1
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_weights_multiply_the_loss_but_neither_counts_nor_regularizers(rows: int) -> None:
+    losses_BT = torch.tensor([[1.0, 2.0], [3.0, 9.0], [4.0, 9.0]])  # the 9s are padding
+
+    class Constant(RLAlgorithm):
+        def compute_loss(self, inputs: MicroBatch) -> LossOutput:
+            regularizers = {"actor/kl_loss": Regularizer(0.5, inputs.rows(losses_BT))}
+            return LossOutput(inputs.rows(losses_BT), regularizers=regularizers)
+
+    metrics = reduce_loss(Constant(UpdateConfig()), make_train_data(WEIGHTED), rows_per_micro_batch=rows)[1]
+    # (1.8 · (1 + 2) + 0.6 · 3 + 0.6 · 4) / 4 tokens, and 10 / 4 without weights
+    assert metrics["actor/pg_loss"] == pytest.approx(9.6 / 4)
+    assert metrics["actor/kl_loss"] == pytest.approx(2.5)
+    assert metrics["loss"] == pytest.approx(2.4 + 0.5 * 2.5)
+
+
+def test_weights_of_replies_and_of_pairs() -> None:
+    class PerReply(RLAlgorithm):
+        def compute_loss(self, inputs: MicroBatch) -> LossOutput:
+            return LossOutput(inputs.rows(torch.tensor([1.0, 2.0, 4.0])))
+
+    class PerPair(PerReply):
+        def coupled_samples(self, samples: object) -> list[tuple[int, ...]]:
+            return [(0, 1), (1, 2)]
+
+        def compute_loss(self, inputs: MicroBatch) -> LossOutput:
+            return LossOutput(torch.tensor([1.0, 2.0])[: len(inputs.coupled_rows)], unit="coupled_set")
+
+    data = make_train_data(WEIGHTED)
+    assert data.weights_B is not None and data.weights_B.tolist() == pytest.approx(WEIGHTS_B.tolist())
+    assert reduce_loss(PerReply(UpdateConfig()), data)[1]["loss"] == pytest.approx((1.8 + 1.2 + 2.4) / 3)
+    # a pair is as certain as its less certain reply
+    assert reduce_loss(PerPair(UpdateConfig()), data)[1]["loss"] == pytest.approx(0.6 * (1 + 2) / 2)
+
+
+def test_equal_weights_change_nothing() -> None:
+    """Weights are relative: votes of new raters alone are learned from like votes of trusted ones."""
+    for weight in (0.4, 1.0):
+        data = make_train_data([reply(1.0, weight=weight), reply(-1.0, weight=weight)])
+        assert data.weights_B is None
+
+
 @pytest.mark.parametrize(
     ("output", "message"),
     [

@@ -27,7 +27,7 @@ from alignment.config.algorithm import (
     ReinforcePlusPlusConfig,
     RLOOConfig,
 )
-from alignment.config.trainer import TrainerConfig
+from alignment.config.trainer import LateConfig, TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.models.base_model import ModelRole
@@ -35,7 +35,7 @@ from alignment.trainer.loss_part import LossPart
 from alignment.trainer.scoring import score_sequences
 from alignment.trainer.trainer import Trainer
 from alignment.trainer.update import Update
-from alignment.types import Batch, LossOutput, MicroBatch
+from alignment.types import Batch, LossOutput, MicroBatch, ReturnReason
 
 Draw = Callable[..., Batch]
 EVERY: list[AlgorithmConfig] = [
@@ -414,6 +414,46 @@ def test_max_kl_stops_every_algorithm_early(
     trainer = Trainer(base_model, config.model_copy(update={"algorithm": algorithm_config}))
     metrics = trainer.update(grouped).metrics
     assert (metrics["training/steps"], metrics["training/stopped_early"]) == (1, 1.0)
+
+
+def test_samples_that_max_kl_leaves_without_a_step_return(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
+    """One of four steps is made, with two of eight samples; the other six are not learned from."""
+    batch = draw(8)
+    algorithm = PPOConfig(max_kl=1e-9, epochs=1, minibatches=4, kl_coef=0.0)
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": algorithm}))
+    update = Update(trainer.context, batch, step=0)
+    part = LossPart(update.algorithm, update.samples, update.sequences, update.data)
+    update._plan(part)
+    learned = {batch.samples[index].turn_id for index in part.epochs[0][0][0]}
+    report = trainer.update(batch)
+    assert report.returned_turns == {
+        sample.turn_id: ReturnReason.STOPPED for sample in batch.samples if sample.turn_id not in learned
+    }
+    assert (len(learned), report.metrics["training/samples_returned"], report.metrics["training/steps"]) == (2, 6, 1)
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_samples_of_complete_passes_do_not_return(
+    base_model: Path, config: TrainerConfig, draw: Draw, epochs: int
+) -> None:
+    """The stop comes before the second step, when a pass of one step has used all samples, or never."""
+    algorithm = PPOConfig(max_kl=1e-9, epochs=epochs, minibatches=1)
+    report = Trainer(base_model, config.model_copy(update={"algorithm": algorithm})).update(draw(8))
+    assert report.returned_turns == {}
+    assert report.metrics["training/stopped_early"] == float(epochs > 1)
+
+
+@pytest.mark.parametrize("late", [None, LateConfig()])
+def test_samples_of_other_versions_do_not_stop_an_update(
+    base_model: Path, config: TrainerConfig, draw: Draw, late: LateConfig | None
+) -> None:
+    """k3 of the parent to the new policy is a KL on the parent's replies alone; its bound is that of the KL target."""
+    batch = draw(8)
+    stale = replace(batch, samples=tuple(replace(sample, lag=8) for sample in batch.samples))
+    fields = {"algorithm": PPOConfig(max_kl=1e-9, epochs=3, minibatches=4), "late": late, "kl_target": 0.01}
+    report = Trainer(base_model, config.model_copy(update=fields)).update(stale)
+    assert (report.metrics["training/steps"], report.metrics["training/stopped_early"]) == (12, 0)
+    assert report.returned_turns == {} and report.metrics["guard/kl"] <= 0.01
 
 
 class PolicyGradientWithoutKL(PPO):

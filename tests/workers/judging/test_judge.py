@@ -13,7 +13,18 @@ from sqlalchemy import insert, select, update
 
 from app.core import leases
 from app.core.settings import Settings
-from app.models import Judgement, JudgementState, Policy, Project, Reward, Sample, SampleState, Turn, new_id
+from app.models import (
+    Judgement,
+    JudgementState,
+    Policy,
+    Project,
+    Reward,
+    Sample,
+    SampleState,
+    Turn,
+    TurnState,
+    new_id,
+)
 from app.projects.service import create_policy
 from tests.support.deployment import Harness
 from tests.support.judgements import ScriptedEndpoint, make_judgements_due, run_judging, settings_with_sources
@@ -69,6 +80,15 @@ async def test_a_service_gets_the_whole_prompt_of_a_turn_that_shares_its_history
         first.id: first.own_messages,
         second.id: [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}, FOLLOW_UP],
     }
+
+
+async def test_a_request_that_the_engine_refused_is_not_judged(harness: Harness) -> None:
+    reason = "the engine refused the request: no"
+    nothing: dict[str, Any] = {"reply": None, "output_ids": None, "logprobs": None, "exclusion_reason": reason}
+    await harness.turn(state=TurnState.REFUSED, finish_reason="refused", **nothing)
+    rule = {"type": "rule", "name": "ended", "function": "ended"}  # it would give the reward -1
+    assert await run_judging(harness, settings_with_sources(harness, rule)) == []
+    assert await harness.all(Reward) == []
 
 
 async def test_a_source_is_called_once(harness: Harness) -> None:

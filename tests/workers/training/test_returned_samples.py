@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 from sqlalchemy import select, update
 
+from alignment.types import ReturnReason
 from app.core.leases import LeaseLost
 from app.models import (
     Batch,
@@ -390,6 +391,33 @@ async def test_dropped_samples_of_a_trained_batch_free_their_feedback(harness: H
     used: Mapping[str | None, str | None] = {row.turn_id: row.batch_id for row in await harness.all(Feedback)}
     assert used == {turn: None if turn == turns[0] else claimed.row.id for turn in turns}
     assert turns[0] not in {row.turn_id for row in await harness.all(BatchTurn)}, "no version learned from it"
+
+
+@pytest.mark.parametrize(
+    ("why", "waiting_for"), [(ReturnReason.NO_CONTRAST, "new_feedback"), (ReturnReason.STOPPED, "batch")]
+)
+async def test_samples_that_an_update_has_not_learned_from_return(
+    harness: Harness, why: ReturnReason, waiting_for: str
+) -> None:
+    turns = await rate(harness, "+-+-+-+-")
+    claimed = await claim_next_batch(harness)
+    await harness.vote(turns[0], "down")  # while it is trained
+    returned = dict.fromkeys(turns[:2], why)
+    assert await batches.commit(harness.db, claimed, **RESULT, returned_turns=returned)
+    samples = await samples_by_turn(harness)
+    assert {turn: samples[turn].state for turn in turns} == {
+        turn: SampleState.OPEN if turn in returned else SampleState.TRAINED for turn in turns
+    }
+    assert {(samples[turn].batch_id, samples[turn].reason, samples[turn].num_returns) for turn in returned} == {
+        (None, batches.RETURN_REASONS[why], 0)
+    }
+    used = {row.turn_id: row.batch_id for row in await harness.all(Feedback) if row.turn_id != turns[0]}
+    assert used == {turn: None if turn in returned else claimed.row.id for turn in turns[1:]}
+    assert {row.turn_id for row in await harness.all(BatchTurn)} == set(turns[2:]), "no version learned from them"
+    await curate(harness.db, harness.settings)
+    assert (await samples_by_turn(harness))[turns[0]].reward == -1.0, "feedback that came meanwhile counts"
+    [row] = (await harness.api.get("/v1/feedback", params={"completion_id": turns[1]})).json()["data"]
+    assert (row["outcome"]["state"], row["outcome"]["waiting_for"]) == ("waiting", waiting_for)
 
 
 async def test_a_batch_whose_leases_expire_is_claimed_again_with_its_samples(harness: Harness) -> None:
