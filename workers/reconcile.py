@@ -12,12 +12,13 @@ from app.core.database import Database, now
 from app.core.jobs import TaskName, enqueue_after_commit
 from app.core.leases import lease_is_free
 from app.core.settings import Settings
-from app.datasets import imports
-from app.feedback import settled_votes
+from app.datasets import removal
+from app.feedback import settled_votes, token_counts
 from app.inference.client import EngineClient, EnginePool, load_engine_keys
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import (
     LOST_REASON,
+    REQUESTED,
     SERVER_LOST,
     Batch,
     BatchState,
@@ -25,7 +26,6 @@ from app.models import (
     EngineState,
     Feedback,
     Judgement,
-    Origin,
     PlanState,
     RewardModel,
     RewardModelState,
@@ -66,13 +66,14 @@ async def reconcile(db: Database, settings: Settings) -> None:
         "sync_adapters": adapter_sync.sync_adapters,
         "unload_unused_adapters": unload_unused_adapters,
         "measure_feedback": feedback_density.measure_feedback,
+        "record_token_counts": lambda db, _: token_counts.record_counts(db),
         "seal_audit": lambda db, _: audit_chain.seal_entries(db),
         "encrypt_secrets": webhooks.encrypt_secrets,
         "create_webhook_deliveries": lambda db, _: webhook_events.create_deliveries(db),
         "count_votes": settled_votes.count_settled_votes,
         "count_rollouts": lambda db, _: rollouts.count_settled_rollouts(db),
-        "remove_unfinished_imports": lambda db, _: imports.remove_unfinished(db),
         "remove_expired": retention.remove_expired,
+        "remove_hidden_datasets": lambda db, _: removal.remove_hidden(db),
         "reward_model_fits": reward_model_fits.reconcile,  # last, since it reads much feedback and may take long
     }
     errors: dict[str, Exception] = {}
@@ -87,10 +88,13 @@ async def reconcile(db: Database, settings: Settings) -> None:
 
 
 async def _enqueue_tasks(db: Database, settings: Settings) -> None:
-    async with db.write() as session:
-        enqueue_after_commit(session, *await _tasks_with_work(session, settings))
+    async with db.read() as session:
+        tasks = await _tasks_with_work(session, settings)
         if settings.trainer.adaptation == "full" and await weight_swap.has_outdated_engine(session):
-            enqueue_after_commit(session, "evaluate")
+            tasks.append("evaluate")
+    if tasks:
+        async with db.write() as session:
+            enqueue_after_commit(session, *tasks)
 
 
 async def _tasks_with_work(session: AsyncSession, settings: Settings) -> list[TaskName]:
@@ -123,7 +127,7 @@ async def _close_lost_turns(db: Database, settings: Settings) -> None:
             update(Turn)
             .where(
                 Turn.state == TurnState.OPEN,
-                Turn.origin == Origin.CHAT,
+                Turn.origin.in_(REQUESTED),
                 Turn.created_at < now() - 1.5 * settings.server.chat_timeout_seconds,
             )
             .values(
@@ -158,7 +162,7 @@ async def unload_unused_adapters(db: Database, settings: Settings) -> None:
             await session.scalars(
                 select(Version.adapter_name)
                 .join(Turn, Turn.version_id == Version.id)
-                .where(Turn.state == TurnState.OPEN, or_(Turn.origin == Origin.CHAT, is_running_rollout))
+                .where(Turn.state == TurnState.OPEN, or_(Turn.origin.in_(REQUESTED), is_running_rollout))
             )
         )
         needed = in_use | await _wanted_names(session, settings)

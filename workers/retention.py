@@ -6,7 +6,6 @@ The steps of a large backlog follow each other at the reconciler's interval, so 
 import asyncio
 import logging
 from collections.abc import Awaitable
-from functools import partial
 
 from sqlalchemy import select
 
@@ -41,10 +40,12 @@ async def remove_expired(db: Database, settings: Settings) -> int:
 async def _remove_of_project(db: Database, settings: Settings, project: Project, policies: list[Policy]) -> int:
     config = retention.effective_retention(project, settings)
     removed = 0
-    for kind in retention.REMOVERS:
+    for kind in retention.STEPS:
         if (days := getattr(config, kind)) is not None:
-            step = partial(retention.remove_expired, project_id=project.id, kind=kind, days=days)
-            removed += await _log_failure(db.retry_on_deadlock(step), project.id, kind)
+            count = await _log_failure(retention.remove_expired(db, project.id, kind, days), project.id, kind)
+            removed += count
+            if count:
+                await db.let_others_write()
     for policy in policies:
         removed += await _log_failure(
             _remove_files(db, settings, policy, config), project.id, f"files of {policy.name}"

@@ -12,15 +12,13 @@ In both, the transaction ends where it was opened: services and repositories nev
 
 import asyncio
 import math
-import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine, Float, create_engine, event, make_url, select
@@ -34,18 +32,18 @@ from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 
-from app.core import db_timeouts
-from app.core.database_errors import hide_values
+from app.core import db_timeouts, sqlite_database
+from app.core.database_errors import close_outdated, hide_values
 from app.core.database_url import blocking_url
 from app.core.jobs import PENDING_TASKS, TaskName, TaskSender
 
 T = TypeVar("T")
 V = TypeVar("V", str, int)
 IDLE_SECONDS = 1.0
-# secure_delete: what is erased must be gone from the file, too.
-PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=15000", "secure_delete=ON")
 THREADS = 4
 DEFAULT_TIMEOUT_SECONDS = 20.0
+LONG_TIMEOUT_SECONDS = 300.0
+LONG_POOL_SECONDS = 30.0  # that a long statement waits for a connection
 DEADLOCK_STATES = ("40P01", "40001")  # SQLSTATE: the server ended one of two transactions that waited for each other
 MAX_ATTEMPTS = 5
 # UPDATE and DELETE statements do not change the objects that the session has loaded.
@@ -99,23 +97,35 @@ class Database(AbstractAsyncContextManager["Database"]):
     Args:
         url: A SQLAlchemy URL; `sqlite+aiosqlite` or `postgresql+psycopg`.
         task_sender: Sends the enqueued tasks. Without it they are dropped.
-        seconds: The limit of each statement on PostgreSQL; None for no limit. A statement that takes longer raises
-            OperationalError, also when the server does not answer at all. A used-up pool raises PoolTimeout.
+        seconds: The limit of each statement; None for no limit. A statement that takes longer raises OperationalError,
+            also when PostgreSQL does not answer at all. A used-up pool, and with SQLite a writer that is not free in
+            time, raise PoolTimeout.
+        long_seconds: The limit of each statement of `with_long_timeout`.
+        primary: The database that this one has the long statements of.
     """
 
     def __init__(
-        self, url: str, task_sender: TaskSender | None = None, *, seconds: float | None = DEFAULT_TIMEOUT_SECONDS
+        self,
+        url: str,
+        task_sender: TaskSender | None = None,
+        *,
+        seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
+        long_seconds: float = LONG_TIMEOUT_SECONDS,
+        primary: "Database | None" = None,
     ) -> None:
         self.embedded = url.startswith("sqlite")
-        self._url, self._seconds = url, None if self.embedded else seconds
+        self._url, self._seconds, self._long_seconds = url, seconds, long_seconds
+        self._wait_seconds: float = primary._wait_seconds if primary else seconds or DEFAULT_TIMEOUT_SECONDS
         options: dict[str, Any] = {"hide_parameters": True}  # errors are logged, and parameters hold users' messages
         if self.embedded:
             self.engine: AsyncEngine = create_async_engine(url, **options)
             self._sync = create_engine(blocking_url(url), **options)
         else:
             connection_class, async_connection_class = db_timeouts.connection_classes(seconds)
-            size, overflow = (10, 20) if seconds is not None else (2, 8)  # long statements are few
-            options |= {"pool_size": size, "max_overflow": overflow, "pool_timeout": seconds or 30.0}
+            is_long = seconds is None or primary is not None
+            size, overflow = (2, 8) if is_long else (10, 20)  # long statements are few
+            pool_timeout = LONG_POOL_SECONDS if is_long else seconds
+            options |= {"pool_size": size, "max_overflow": overflow, "pool_timeout": pool_timeout}
             arguments = db_timeouts.connect_arguments(make_url(url), seconds)
             async_arguments = arguments | {"async_creator_fn": async_connection_class.connect}
             self.engine = create_async_engine(url, connect_args=async_arguments, **options)
@@ -130,13 +140,15 @@ class Database(AbstractAsyncContextManager["Database"]):
         snapshots = {} if self.embedded else {"isolation_level": "REPEATABLE READ"}
         self._snapshots = self.engine.execution_options(**snapshots)
         self._task_sender = task_sender
-        # SQLite has one writer. Waiting for this lock costs microseconds, SQLite's busy handler up to 100 ms.
-        self._write_lock = asyncio.Lock() if self.embedded else nullcontext()
+        self._sqlite_writer: sqlite_database.Writer | None = None
+        if self.embedded:
+            self._sqlite_writer = primary._sqlite_writer if primary else sqlite_database.Writer()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="database")
         for engine in (self.engine.sync_engine, self._sync):
+            event.listen(engine, "handle_error", close_outdated)
             event.listen(engine, "handle_error", hide_values)
             if self.embedded:
-                _prepare_sqlite(engine)
+                sqlite_database.prepare(engine, seconds, self._wait_seconds)
             else:
                 _ping_when_idle(engine)
 
@@ -154,11 +166,15 @@ class Database(AbstractAsyncContextManager["Database"]):
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncSession]:
         """Open a session in a write transaction, commit it at the end, then send its tasks."""
-        async with self._write_lock, AsyncSession(self._writer, **SESSION_OPTIONS) as session, session.begin():
+        async with self._turn(), AsyncSession(self._writer, **SESSION_OPTIONS) as session, session.begin():
             if (request_work := REQUEST_WORK.get()) is not None:
                 await request_work(session)
             yield session
         self._enqueue(session.info.pop(PENDING_TASKS, []))
+
+    def _turn(self) -> AbstractAsyncContextManager[None]:
+        """Wait for the one writer that SQLite has. Raises PoolTimeout if it is not free in time."""
+        return nullcontext() if self._sqlite_writer is None else self._sqlite_writer.turn(self._wait_seconds)
 
     async def retry_on_deadlock(self, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
         """Run `work` in a write transaction; run it again in a new one when the database ended it as a deadlock."""
@@ -172,12 +188,19 @@ class Database(AbstractAsyncContextManager["Database"]):
             await asyncio.sleep(random.uniform(0, 0.05) * 2**attempt)
         raise AssertionError
 
+    async def let_others_write(self) -> None:
+        """Pause between two steps of work in short transactions: other processes poll for SQLite's writer."""
+        if self._sqlite_writer is not None:
+            await asyncio.sleep(sqlite_database.PAUSE_SECONDS)
+
     @cached_property
-    def without_timeout(self) -> "Database":
-        """The same database without a statement limit, for exports, imports and erasures.
+    def with_long_timeout(self) -> "Database":
+        """The same database with a longer statement limit, for exports, imports and erasures.
 
         It has connections of its own, so that long statements do not use up those of the requests."""
-        return self if self._seconds is None else Database(self._url, self._task_sender, seconds=None)
+        if self._seconds is None:
+            return self
+        return Database(self._url, self._task_sender, seconds=self._long_seconds, primary=self)
 
     async def run_read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a thread. It must return plain values and no rows that are still to be fetched."""
@@ -198,7 +221,7 @@ class Database(AbstractAsyncContextManager["Database"]):
                     result = work(connection)
                 return result, connection.info.pop(PENDING_TASKS, [])
 
-        async with self._write_lock:
+        async with self._turn():
             result, tasks = await self._run_in_thread(write)
         self._enqueue(tasks)
         return result
@@ -219,10 +242,10 @@ class Database(AbstractAsyncContextManager["Database"]):
 
     @property
     def num_connections_in_use(self) -> int:
-        """How many connections are checked out of the pools at the moment, those without a time-out included."""
+        """How many connections are checked out of the pools at the moment, those of long statements included."""
         pools = [self.engine.sync_engine.pool, self._sync.pool]
         count = sum(pool.checkedout() for pool in pools if isinstance(pool, QueuePool))
-        unlimited = self.__dict__.get("without_timeout", self)
+        unlimited = self.__dict__.get("with_long_timeout", self)
         return count if unlimited is self else count + unlimited.num_connections_in_use
 
     def _enqueue(self, tasks: list[TaskName]) -> None:
@@ -233,7 +256,7 @@ class Database(AbstractAsyncContextManager["Database"]):
         await self.close()
 
     async def close(self) -> None:
-        if (unlimited := self.__dict__.get("without_timeout", self)) is not self:
+        if (unlimited := self.__dict__.get("with_long_timeout", self)) is not self:
             await unlimited.close()
         await self.engine.dispose()
         self._threads.shutdown()
@@ -259,40 +282,3 @@ def _ping_when_idle(engine: Engine) -> None:
                 engine.dialect.do_ping(connection)
         except engine.dialect.loaded_dbapi.Error as error:
             raise InvalidatePoolError from error  # the other connections are as old as this one: open new ones
-
-
-def make_file_private(path: Path) -> None:
-    """Create the file, in a folder that only its owner can enter, or take away the permissions of other users.
-
-    A folder that exists keeps its permissions. A file that exists is not opened: closing it would drop all POSIX locks
-    of this process on it, and without SQLite's locks another process may delete the write-ahead log that is in use.
-    """
-    if not path.parent.exists():
-        path.parent.mkdir(0o700, parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    if path.stat().st_mode & 0o077:
-        with suppress(PermissionError):  # it belongs to another user
-            path.chmod(0o600)
-
-
-def _prepare_sqlite(engine: Engine) -> None:
-    @event.listens_for(engine, "do_connect")
-    def do_connect(dialect: Any, record: Any, args: Any, kwargs: Any) -> None:
-        if (path := engine.url.database) and path != ":memory:" and not path.startswith("file:"):
-            make_file_private(Path(path))  # SQLite gives the permissions of the database to its -wal and -shm
-
-    @event.listens_for(engine, "connect")
-    def connect(connection: Any, record: Any) -> None:
-        connection.isolation_level = None  # transactions are begun below
-        cursor = connection.cursor()
-        for pragma in PRAGMAS:
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        # A transaction that reads and then writes fails with SQLITE_BUSY_SNAPSHOT, whatever the timeout. So a write
-        # transaction is one from its beginning.
-        writes = connection.get_execution_options().get("attune_write", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

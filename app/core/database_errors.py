@@ -5,6 +5,7 @@ from sqlalchemy.engine import ExceptionContext
 MAX_STATEMENT_CHARS = 200
 DATA_EXCEPTION = "22"  # class of SQLSTATE: its messages quote the value
 LOCK_NOT_AVAILABLE = "55P03"
+OUTDATED_PLAN = ("0A000", "cached plan must not change result type")
 
 
 def sqlstate(error: BaseException) -> str:
@@ -26,6 +27,13 @@ def hide_values(context: ExceptionContext) -> None:
         statement = error.statement or ""
         if len(statement) > MAX_STATEMENT_CHARS:
             error.statement = f"{statement[:MAX_STATEMENT_CHARS]}… ({len(statement)} characters)"
+
+
+def close_outdated(context: ExceptionContext) -> None:
+    """Close the connections whose prepared statements a migration has outdated: the next ones prepare them anew."""
+    state, message = OUTDATED_PLAN
+    if getattr(context.original_exception, "sqlstate", None) == state and message in str(context.original_exception):
+        context.is_disconnect = True
 
 
 def _shorten(message: str, original: BaseException) -> str:

@@ -21,7 +21,7 @@ PING_SECONDS = 1.0
 LOCK_SHARE = 0.8  # of a statement's limit: the error then names the lock as the cause
 IDLE_FACTOR = 3  # a transaction idle for so many limits is ended, which frees the locks of a process that hangs
 GRACE_SECONDS = 1.0  # the client waits longer than the server, whose timeout leaves the connection usable
-UNLIMITED_LOCK_SECONDS = 60  # the lock timeout of statements without a limit
+MAX_LOCK_SECONDS = 60  # also of statements with a longer limit, or without one
 # A host that has vanished is noticed after 5 s of silence and three probes, or 10 s without an acknowledgement.
 KEEPALIVE = {
     "keepalives": 1,
@@ -47,14 +47,15 @@ def connect_arguments(url: URL, seconds: float | None) -> dict[str, Any]:
     """Return the arguments of psycopg's `connect`. Parameters of the URL win; its `options` follow ours."""
     defaults: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, **KEEPALIVE}
     arguments = {name: value for name, value in defaults.items() if name not in url.query}
-    limits: dict[str, float] = {"lock_timeout": UNLIMITED_LOCK_SECONDS}
+    limits: dict[str, float] = {"lock_timeout": MAX_LOCK_SECONDS}
     if seconds is not None:
         limits = {
             "statement_timeout": seconds,
-            "lock_timeout": seconds * LOCK_SHARE,
+            "lock_timeout": min(seconds * LOCK_SHARE, MAX_LOCK_SECONDS),
             "idle_in_transaction_session_timeout": seconds * IDLE_FACTOR,
         }
-    options = [f"-c {name}={int(limit * 1000)}" for name, limit in limits.items()]
+    # No statement runs for as long as its compilation may take: seconds, for those that read outcomes of feedback.
+    options = ["-c jit=off", *(f"-c {name}={int(limit * 1000)}" for name, limit in limits.items())]
     return arguments | {"options": " ".join([*options, *url.normalized_query.get("options", ())])}
 
 

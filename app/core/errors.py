@@ -22,7 +22,7 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
-from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, InternalError, NotSupportedError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -213,6 +213,7 @@ def install_error_handlers(api: FastAPI) -> None:
     @api.exception_handler(PoolTimeout)
     @api.exception_handler(InterfaceError)
     @api.exception_handler(InternalError)
+    @api.exception_handler(NotSupportedError)
     async def handle_database_error(request: Request, error: SQLAlchemyError) -> Response:
         if not is_database_outage(error):
             raise error  # a programming error
@@ -222,7 +223,7 @@ def install_error_handlers(api: FastAPI) -> None:
 
 def is_database_outage(error: BaseException) -> bool:
     """Return whether the database failed, so that the same call may succeed later."""
-    if isinstance(error, (InterfaceError, InternalError)):
+    if isinstance(error, (InterfaceError, InternalError, NotSupportedError)):
         return error.connection_invalidated
     return isinstance(error, (OperationalError, PoolTimeout))
 

@@ -15,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from app.core.database import Database
 from app.core.database_errors import LOCK_NOT_AVAILABLE, sqlstate
-from app.core.errors import AttuneError
+from app.core.errors import AttuneError, database_unavailable, is_database_outage
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -88,6 +88,32 @@ class GroupCommit(Generic[T, R]):
                 self._tasks[entry.key.group] = asyncio.create_task(self._drain(entry.key.group))
         return await future
 
+    async def submit_together(self, items: Sequence[T]) -> list[R | AttuneError]:
+        """Write the items in one transaction, and return one result or error for each, in order.
+
+        If that meets a locked row, the items are submitted one by one: those that need the row wait for it, and have
+        the error of a database that does not answer if it stays locked. Raises the errors that concern all items.
+        """
+
+        def write(connection: Connection) -> list[R | AttuneError]:
+            _limit_locks(connection)
+            return list(self._write_group(connection, items))
+
+        try:
+            return await self._db.run_write(write)
+        except OperationalError as error:
+            if sqlstate(error) != LOCK_NOT_AVAILABLE:
+                raise
+        outcomes: list[R | AttuneError] = []
+        for outcome in await asyncio.gather(*map(self.submit, items), return_exceptions=True):
+            if not isinstance(outcome, BaseException) or isinstance(outcome, AttuneError):
+                outcomes.append(outcome)
+            elif is_database_outage(outcome):
+                outcomes.append(database_unavailable())
+            else:
+                raise outcome
+        return outcomes
+
     async def _drain(self, name: Hashable) -> None:
         try:
             while queue := self._queues[name]:
@@ -155,8 +181,7 @@ class GroupCommit(Generic[T, R]):
         """Write the entries in a transaction and resolve them. Returns the error that failed the transaction."""
 
         def write(connection: Connection) -> list[R | AttuneError]:
-            if connection.dialect.name == "postgresql":
-                connection.execute(LIMIT_LOCKS)
+            _limit_locks(connection)
             results = self._write_group(connection, [entry.item for entry in entries])
             # In the transaction: a mismatch must write nothing.
             return [result for _, result in zip(entries, results, strict=True)]
@@ -173,6 +198,11 @@ class GroupCommit(Generic[T, R]):
             else:
                 entry.future.set_result(outcome)
         return None
+
+
+def _limit_locks(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(LIMIT_LOCKS)
 
 
 def _fail(entries: Sequence[_Entry[T, R]], error: Exception) -> None:

@@ -14,6 +14,9 @@ class ProjectLimits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     requests_per_minute: Limit = Field(None, description="chat and feedback requests of all its keys and tokens")
+    admin_requests_per_minute: Limit = Field(
+        None, description="all other requests of its keys, and pages of the console: those of viewers and admins"
+    )
     feedback_per_minute: Limit = Field(None, description="pieces of feedback; a batch counts with all its items")
     output_tokens_per_day: Limit = Field(None, description="tokens of the replies that finished on this day, in UTC")
     dataset_bytes: Limit = Field(None, description="bytes of the files of all imported datasets together")
@@ -35,6 +38,7 @@ class ProjectLimits(BaseModel):
 class DeploymentLimits(ProjectLimits):
     """The limits of every project."""
 
+    admin_requests_per_minute: Limit = 3000
     feedback_per_minute: Limit = 300_000
     dataset_bytes: Limit = 10 * 2**30
     pins: Limit = 10_000

@@ -1,12 +1,12 @@
-"""Rate limits of an API key: requests per minute (in Redis if processes share the count), and concurrent requests in
-this process."""
+"""Rate limits of keys and projects: requests per minute (in Redis if processes share the count), and concurrent
+requests in this process."""
 
 import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,19 +174,25 @@ class RateLimiter:
         Raises RateLimited when the key has too many requests in this minute or at the same time.
         """
         limit = min(max_concurrency or self._max_concurrency, self._max_concurrency)
-        if self._running[key_id] >= limit:
-            raise RateLimited(f"This API key may have {limit} requests under way at a time, and has.", retry_after=1)
-        self._running[key_id] += 1
-        try:
+        with self.concurrent(key_id, limit, f"This API key may have {limit} requests under way at a time, and has."):
             per_minute = min(requests_per_minute or self._requests_per_minute, self._requests_per_minute)
             headers = await self._count(key_id, per_minute)
             if project is not None and project[1] is not None:
                 await self._count_for_project(project[0], project[1])
             yield headers
+
+    @contextmanager
+    def concurrent(self, name: str, limit: int, message: str, code: str | None = None) -> Iterator[None]:
+        """Count the block among the concurrent ones of this name. Raises RateLimited with `message` beyond `limit`."""
+        if self._running[name] >= limit:
+            raise RateLimited(message, code=code, retry_after=1)
+        self._running[name] += 1
+        try:
+            yield
         finally:
-            self._running[key_id] -= 1
-            if self._running[key_id] == 0:
-                del self._running[key_id]
+            self._running[name] -= 1
+            if self._running[name] == 0:
+                del self._running[name]
 
     async def _count(self, key_id: str, limit: int) -> dict[str, str]:
         """Count a request in the last minute. Returns OpenAI's rate-limit headers; an unknown value is left out."""
@@ -207,6 +213,18 @@ class RateLimiter:
         result = await self._window.take(f"project:{project_id}", limit) if limit else WindowResult(False)
         if not result.allowed:
             message = f"This project's keys may send {limit} requests a minute, tokens included (requests_per_minute)."
+            raise RateLimited(message, code="project_limit", retry_after=result.reset_seconds or MINUTE)
+
+    async def count_admin_request(self, project_id: str, limit: int | None) -> None:
+        """Count a request other than a chat or feedback. Raises RateLimited beyond the project's limit."""
+        if limit is None:
+            return
+        result = await self._window.take(f"admin:{project_id}", limit) if limit else WindowResult(False)
+        if not result.allowed:
+            message = (
+                f"This project's keys may send {limit} requests a minute other than chats and feedback "
+                "(admin_requests_per_minute)."
+            )
             raise RateLimited(message, code="project_limit", retry_after=result.reset_seconds or MINUTE)
 
     async def count_feedback(self, project_id: str, amount: int, limit: int | None) -> None:

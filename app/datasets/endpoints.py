@@ -12,7 +12,6 @@ from urllib.parse import quote
 import pyarrow as pa  # type: ignore[import-untyped]
 from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
@@ -20,7 +19,7 @@ from app.core.database import Database
 from app.core.errors import ERROR_RESPONSES, require_row
 from app.core.http import services_of, settings_of
 from app.core.pagination import Page
-from app.datasets import imports, preference_pairs, turn_rows
+from app.datasets import imports, preference_pairs, removal, turn_rows
 from app.datasets.parquet_writer import MEDIA_TYPE, ParquetResponse, ParquetWriter
 from app.datasets.turn_rows import ExportFilter
 from app.models import AuditAction, Dataset, DatasetKind, new_id, record_audit
@@ -30,8 +29,8 @@ from app.projects.auth import (
     Caller,
     ContentCaller,
     DatabaseDep,
+    LongRunningDatabaseDep,
     OperatingCaller,
-    UnboundedDatabaseDep,
     ViewingCaller,
     limits_of,
 )
@@ -92,7 +91,7 @@ class DatasetDeleted(BaseModel):
 
 async def parse_export_filter(
     caller: AdminCaller,
-    db: UnboundedDatabaseDep,
+    db: LongRunningDatabaseDep,
     policy: PolicyName = None,
     since: UnixTime = None,
     until: UnixTime = None,
@@ -113,7 +112,7 @@ ExportFilterDep = Annotated[ExportFilter, Depends(parse_export_filter)]
 async def export_turns(
     request: Request,
     caller: AdminCaller,
-    db: UnboundedDatabaseDep,
+    db: LongRunningDatabaseDep,
     export_filter: ExportFilterDep,
     policy: PolicyName = None,
     version: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
@@ -131,7 +130,7 @@ async def export_turns(
 async def export_preferences(
     request: Request,
     caller: AdminCaller,
-    db: UnboundedDatabaseDep,
+    db: LongRunningDatabaseDep,
     export_filter: ExportFilterDep,
     policy: PolicyName = None,
 ) -> Response:
@@ -178,7 +177,7 @@ async def import_dataset(
     request: Request,
     response: Response,
     caller: OperatingCaller,
-    db: UnboundedDatabaseDep,
+    db: LongRunningDatabaseDep,
     name: Annotated[str, Query(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")],
     kind: DatasetKind,
 ) -> DatasetView:
@@ -256,12 +255,13 @@ async def dataset_rows(
 
 
 @router.delete("/datasets/{id}")
-async def delete_dataset(id: Id, caller: OperatingCaller, db: UnboundedDatabaseDep) -> DatasetDeleted:
+async def delete_dataset(id: Id, caller: OperatingCaller, db: LongRunningDatabaseDep) -> DatasetDeleted:
     """Delete the dataset with its rows."""
     async with db.write() as session:
         dataset = await imports.get_dataset(session, caller.project_id, id)
-        await session.execute(delete(Dataset).where(Dataset.id == dataset.id))
         _audit_dataset(session, caller, AuditAction.DATASET_DELETED, dataset)
+        removal.hide(dataset)
+    await removal.try_remove_hidden(db)
     return DatasetDeleted(id=id)
 
 

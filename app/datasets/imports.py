@@ -8,11 +8,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import IO
 
 import orjson
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import ClientDisconnect, Request
@@ -23,11 +22,12 @@ from app.core.errors import BadRequest, Conflict, Unavailable, require_row
 from app.core.http import stream_body
 from app.core.pagination import apply_keyset
 from app.core.settings import REPOSITORY
+from app.datasets import removal
 from app.models import Dataset, DatasetRow
 
 log = logging.getLogger("attune.datasets")
 CHUNK_BYTES = 512 * 1024  # of rows that are inserted in one transaction
-DELETE_STEP = 1000  # rows that are deleted in one transaction
+CHUNK_ROWS = 500  # likewise: however short they are
 LEASE_SECONDS = 60.0  # from one chunk to the next
 MAX_UNPACK_RATIO = 4  # size of the unpacked rows, relative to the largest file allowed
 TIMEOUT_SECONDS = 900.0
@@ -161,15 +161,19 @@ async def _store_rows(db: Database, dataset_id: str, rows: IO[bytes]) -> None:
     rows.seek(0)
     number = 0
     while lines := await asyncio.to_thread(rows.readlines, CHUNK_BYTES):
-        values = [
-            {"dataset_id": dataset_id, "row_number": row_number, "content": orjson.loads(line)}
-            for row_number, line in enumerate(lines, number)
-        ]
-        async with db.write() as session:
-            if (await session.execute(renew.returning(Dataset.id))).scalar() is None:
-                raise Unavailable("The import took too long between two parts and was given up; send the file again.")
-            await session.execute(insert(DatasetRow), values)
-        number += len(lines)
+        for start in range(0, len(lines), CHUNK_ROWS):
+            chunk = lines[start : start + CHUNK_ROWS]
+            values = [
+                {"dataset_id": dataset_id, "row_number": row_number, "content": orjson.loads(line)}
+                for row_number, line in enumerate(chunk, number)
+            ]
+            async with db.write() as session:
+                if (await session.execute(renew.returning(Dataset.id))).scalar() is None:
+                    message = "The import took too long between two parts and was given up; send the file again."
+                    raise Unavailable(message)
+                await session.execute(insert(DatasetRow), values)
+            number += len(chunk)
+            await db.let_others_write()
 
 
 async def _finish(session: AsyncSession, dataset: Dataset) -> Dataset:
@@ -191,32 +195,10 @@ async def _give_up(db: Database, dataset_id: str) -> None:
     try:
         async with db.write() as session:
             await session.execute(update(Dataset).where(Dataset.id == dataset_id).values(importing_until=0.0))
-        await remove_unfinished(db)
     except SQLAlchemyError as error:
-        log.warning("the rows of an import that failed were not removed yet: %s", error)
-
-
-async def remove_unfinished(db: Database) -> int:
-    """Delete the datasets whose import has died, in short transactions; return how many."""
-    async with db.read() as session:
-        ids = list(await session.scalars(select(Dataset.id).where(Dataset.importing_until < now())))
-    for id in ids:
-        while await db.retry_on_deadlock(partial(_delete_rows, dataset_id=id)):
-            pass
-    return len(ids)
-
-
-async def _delete_rows(session: AsyncSession, dataset_id: str) -> bool:
-    """Delete up to DELETE_STEP rows of the dataset, or the dataset once it has none; return whether rows were left."""
-    is_dead = (Dataset.id == dataset_id, Dataset.importing_until < now())
-    if await session.scalar(select(Dataset.id).where(*is_dead).with_for_update()) is None:
-        return False
-    numbers = select(DatasetRow.row_number).where(DatasetRow.dataset_id == dataset_id).limit(DELETE_STEP)
-    of_step = (DatasetRow.dataset_id == dataset_id, DatasetRow.row_number.in_(numbers))
-    if list(await session.scalars(delete(DatasetRow).where(*of_step).returning(DatasetRow.row_number))):
-        return True
-    await session.execute(delete(Dataset).where(Dataset.id == dataset_id))
-    return False
+        log.warning("an import that failed was not removed yet: %s", error)
+        return
+    await removal.try_remove_hidden(db)
 
 
 async def get_dataset(session: AsyncSession, project_id: str, id: str) -> Dataset:

@@ -13,7 +13,7 @@ from app.chat.histories import read_messages
 from app.core.database import Database
 from app.datasets.turn_rows import ExportFilter
 from app.feedback.effective import is_effective
-from app.models import RANKING_KINDS, Feedback, FeedbackRank, Turn
+from app.models import RANKING_KINDS, Feedback, FeedbackRank, Origin, Turn
 
 PAGE_SIZE = 32  # feedback events at a time; each may rank many turns
 CORRECTION = "correction"
@@ -85,9 +85,12 @@ async def _read_ranks(session: AsyncSession, seqs: Sequence[int]) -> dict[int, l
 async def _read_replies(
     session: AsyncSession, export_filter: ExportFilter, turn_ids: set[str]
 ) -> dict[str, RecordedReply]:
-    """Return the turns that have a reply and are not deleted, by id."""
+    """Return the turns that have a reply, and are neither deleted nor a front end's task, by id."""
     query = select(Turn.id, Turn.reply).where(
-        Turn.id.in_(turn_ids), Turn.project_id == export_filter.project_id, Turn.deleted_at.is_(None)
+        Turn.id.in_(turn_ids),
+        Turn.project_id == export_filter.project_id,
+        Turn.deleted_at.is_(None),
+        Turn.origin != Origin.TASK,
     )
     if export_filter.policy_id is not None:
         query = query.where(Turn.policy_id == export_filter.policy_id)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import jwt
 from pydantic import BaseModel, Field, StrictBool, StrictInt, ValidationError
-from sqlalchemy import case, exists, select, update
+from sqlalchemy import case, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database, now
@@ -92,18 +92,6 @@ def create_token(
     claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": turn_id, "jti": new_id("tok"), "iat": now, "exp": expires_at}
     claims |= {"key_id": key_id, **request.model_dump(exclude={"expires_in"})}
     return jwt.encode(claims, secret, algorithm=ALGORITHM, headers={"kid": project_id}), expires_at
-
-
-async def get_or_create_secret(session: AsyncSession, project_id: str) -> str:
-    """Return the project's signing secret, created at its first use. Concurrent callers all get the same one."""
-    query = select(Project.token_secret).where(Project.id == project_id)
-    if secret := await session.scalar(query):
-        return secret
-    without_secret = (Project.id == project_id, Project.token_secret.is_(None))
-    await session.execute(update(Project).where(*without_secret).values(token_secret=secrets.token_hex(32)))
-    secret = await session.scalar(query)
-    assert secret is not None, f"project {project_id} does not exist"
-    return secret
 
 
 async def rotate_secret(session: AsyncSession, project_id: str, *, actor: str, end_tokens: bool) -> RotationView:

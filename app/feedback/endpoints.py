@@ -15,8 +15,18 @@ from app.feedback.browser_tokens import RotationRequest, RotationView, TokenClai
 from app.feedback.feedback_writer import MAX_KEY_LENGTH, FeedbackWriter
 from app.feedback.kinds import FeedbackRequest
 from app.feedback.schemas import BatchResults, CompletionId, FeedbackBatch, FeedbackPage, FeedbackView
-from app.models import AuditAction, record_audit
-from app.projects.auth import BEARER, AdminCaller, Caller, DatabaseDep, FeedbackCaller, authenticate, bearer, limits_of
+from app.feedback.token_counts import TokenCounter, TokenRequester
+from app.projects.auth import (
+    BEARER,
+    AdminCaller,
+    Caller,
+    DatabaseDep,
+    FeedbackCaller,
+    authenticate,
+    bearer,
+    limits_of,
+    look_up,
+)
 from app.projects.idempotency import IdempotentRoute
 from app.projects.scopes import checks_scope
 
@@ -41,7 +51,7 @@ async def authenticate_submitter(
     limits = services_of(request).get(RateLimiter)
     credential = bearer(request)
     if browser_tokens.is_browser_token(credential):
-        claims = await browser_tokens.verify_token(db, credential)
+        claims = await look_up(request, credential, lambda: browser_tokens.verify_token(db, credential))
         request.state.max_body_bytes = browser_tokens.MAX_BODY_BYTES
         submitter: Caller | TokenClaims = claims
         project = claims.project_id, limits_of(request, claims).requests_per_minute
@@ -117,10 +127,8 @@ async def create_token(
     turns = await db.run_read(lambda connection: repository.find_turns(connection, {body.completion_id}))
     turn_or_none = turns.get((caller.project_id, body.completion_id, body.choice_index))
     turn = require_row(turn_or_none, f"There is no completion '{body.completion_id}'.", param="completion_id")
-    async with db.write() as session:
-        secret = await browser_tokens.get_or_create_secret(session, caller.project_id)
-        action, allowed = AuditAction.TOKEN_CREATED, {"kinds": body.kinds, "names": body.names}
-        record_audit(session, caller.key_prefix, action, turn.id, project_id=caller.project_id, allowed=allowed)
+    counter = services_of(request).get(TokenCounter)
+    secret = await counter.submit(TokenRequester(caller.project_id, caller.key_prefix))
     token, expires_at = browser_tokens.create_token(caller.project_id, caller.key_id, secret, turn.id, body, seconds)
     return TokenView(token=token, expires_at=expires_at, url=f"{request.base_url}v1/feedback")
 

@@ -1,24 +1,23 @@
 """Write feedback: many requests share one transaction, and a row is one insert together with its idempotency key."""
 
 import hashlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import orjson
 from sqlalchemy.engine import Connection
 
 from app.core.database import Database
-from app.core.errors import AttuneError, BadRequest, Conflict, Forbidden, NotFound, Unprocessable
+from app.core.errors import AttuneError, BadRequest, NotFound, Unprocessable
 from app.core.group_commit import GroupCommit, ItemKey
 from app.core.jobs import enqueue_after_commit
-from app.core.settings import Settings
-from app.feedback import repository
+from app.feedback import answers, repository
 from app.feedback.browser_tokens import TokenClaims
+from app.feedback.feedback_limits import FeedbackLimits, find_beyond_limits
 from app.feedback.kinds import FeedbackCreate, OrderedFeedback, Rating, TargetedFeedback
-from app.feedback.repository import FeedbackSource, FoundTurns, ProjectAndValue
+from app.feedback.repository import FoundTurns, ProjectAndValue
 from app.feedback.schemas import Choice, ConversationTarget, MetadataTarget, feedback_view
 from app.models import VOTE_KINDS, new_id
 
@@ -66,18 +65,6 @@ class NewFeedback:
     row: dict[str, Any]
     choice: Choice | None
     ranks: list[tuple[int, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class FeedbackLimits:
-    """The most rows of one source about one target, and of one browser token. Replaced feedback counts."""
-
-    per_source: int
-    per_token: int
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
-        return cls(settings.limits.max_source_feedback, settings.limits.max_token_feedback)
 
 
 def key_of(submission: Submission) -> ItemKey:
@@ -175,7 +162,7 @@ def submit_many(
                 new[item.project_key] = _build_feedback(item, turns, conversations)
             except NotFound as error:
                 refused[index] = error
-    beyond_limits = _find_beyond_limits(connection, new, limits)
+    beyond_limits = find_beyond_limits(connection, {key: feedback.row for key, feedback in new.items()}, limits)
     for index, item in enumerate(items):
         if item.project_key in beyond_limits:
             refused[index] = beyond_limits[item.project_key]
@@ -183,22 +170,34 @@ def submit_many(
     # A replay succeeds although its target no longer exists, or its source is at its limit. All other replays are found
     # when the rows are inserted, so that new feedback needs no query by key.
     retried = {items[index].project_key for index in refused if items[index].has_client_key}
-    replays = repository.find_by_keys(connection, retried)
-    rows = replays | _insert(connection, new)
+    earlier = repository.find_by_keys(connection, retried)
+    rows = earlier | _insert(connection, new)
     created = {key for key, feedback in new.items() if rows[key]["id"] == feedback.row["id"]}
+    is_replay: dict[int, bool] = {}
+    for index, item in enumerate(items):
+        if index not in refused or item.project_key in earlier:
+            is_replay[index] = item.project_key not in created
+            created.discard(item.project_key)  # the items that follow with this key are replays
+    states = answers.read_states(
+        connection, {rows[items[index].project_key]["seq"] for index in is_replay if is_replay[index]}
+    )
     results: list[SubmissionResult | AttuneError] = []
     for index, item in enumerate(items):
-        if index in refused and item.project_key not in replays:
+        if index not in is_replay:
             results.append(refused[index])
             continue
         row = rows[item.project_key]
-        if row["fingerprint"] == item.fingerprint:
-            view = feedback_view(row, **_view_trainability(item, turns))
-            results.append(SubmissionResult(view, is_replay=item.project_key not in created))
-        else:
-            message = "This id was used before with another body."
+        if row["fingerprint"] != item.fingerprint:
+            message = "This id was used before with another body; send the new body with an id of its own."
             results.append(Unprocessable(message, code="idempotency_key_reused", param="id"))
-        created.discard(item.project_key)  # the items that follow with this key are replays
+            continue
+        reasons = _exclusion_reasons(item, turns)
+        if is_replay[index]:
+            has_conversation = (item.project_id, row["conversation_id"]) in conversations
+            more = answers.view_replay(row, states[row["seq"]], reasons, has_conversation=has_conversation)
+        else:
+            more = answers.view_new(row["kind"], reasons)
+        results.append(SubmissionResult(feedback_view(row, **more), is_replay[index]))
     return results
 
 
@@ -245,47 +244,6 @@ def _build_feedback(item: Submission, turns: FoundTurns, conversations: set[Proj
     return NewFeedback(row, choice, ranks)
 
 
-def _find_beyond_limits(
-    connection: Connection, new: Mapping[ProjectAndValue, NewFeedback], limits: FeedbackLimits
-) -> dict[ProjectAndValue, AttuneError]:
-    """Return an error for each row that its source or its browser token may not add.
-
-    The projects' locks make the counts exact.
-    """
-    if not new:
-        return {}
-    repository.lock_projects(connection, {project_id for project_id, _ in new})
-    sources_of = {key: _source_of(feedback.row) for key, feedback in new.items()}
-    counts: Counter[tuple[str, ...]] = Counter(repository.count_by_source(connection, set(sources_of.values())))
-    sources: Counter[tuple[str, ...]] = Counter()
-    for key, count in counts.items():
-        sources[key[:-1]] += count
-    errors: dict[ProjectAndValue, AttuneError] = {}
-    for project_key, feedback in new.items():
-        row = feedback.row
-        source = sources_of[project_key]
-        token_id = row["token_id"] or ""
-        if token_id and counts[*source, token_id] >= limits.per_token:
-            message = f"This feedback token has submitted {limits.per_token} times, its limit; create another token."
-            errors[project_key] = Forbidden(message, code="token_quota")
-        elif sources[source] >= limits.per_source:
-            message = (
-                f"This source has given feedback about this target {limits.per_source} times, the limit "
-                "(ATTUNE_LIMITS__MAX_SOURCE_FEEDBACK); its latest feedback counts."
-            )
-            if row["source_id"] is None:
-                message += " Feedback without a `source.id` is of one source: name each person."
-            errors[project_key] = Conflict(message, code="source_quota", param="source")
-        else:
-            counts[*source, token_id] += 1
-            sources[source] += 1
-    return errors
-
-
-def _source_of(row: dict[str, Any]) -> FeedbackSource:
-    return FeedbackSource(row["project_id"], row["target"], row["source_kind"], row["source_id"] or "")
-
-
 def _request_id(request: FeedbackCreate) -> str | None:
     return request.request_id if isinstance(request, TargetedFeedback) else None
 
@@ -297,17 +255,10 @@ def _target_not_found(target: Choice | ConversationTarget | MetadataTarget | Non
     return NotFound("There is no completion with this metadata.", param="target.metadata")
 
 
-def _view_trainability(item: Submission, turns: FoundTurns) -> dict[str, Any]:
-    """Return the fields of the answer that say whether the feedback can give a reward, and if not, why."""
+def _exclusion_reasons(item: Submission, turns: FoundTurns) -> list[str | None]:
+    """Return the reasons why the replies that the feedback is about must not be trained on; None for those that may."""
     found = [turns.get((item.project_id, choice.completion_id, choice.choice_index)) for choice in item.choices()]
-    reasons = [turn.exclusion_reason for turn in found if turn is not None]
-    kind = item.request.kind
-    if kind not in VOTE_KINDS:
-        return {"trainable": False, "exclusion_reason": f"a {kind} gives no reward"}
-    if reasons and all(reasons):
-        return {"trainable": False, "exclusion_reason": reasons[0]}
-    is_known = bool(reasons) and kind != "categorical"
-    return {"trainable": True if is_known else None, "exclusion_reason": None}
+    return [turn.exclusion_reason for turn in found if turn is not None]
 
 
 def _find_turn(project_id: str, choice: Choice, turns: FoundTurns) -> str:

@@ -188,8 +188,10 @@ def _turns_of_several(chosen: Iterable[ColumnElement[bool]]) -> Subquery:
         Turn.conversation_id == Feedback.conversation_id,
         Turn.origin == Origin.CHAT,
     )
-    ranked = several.add_columns(FeedbackRank.turn_id).where(Feedback.conversation_id.is_(None))
-    conversations = several.add_columns(Turn.id).where(Feedback.conversation_id.is_not(None))
+    # No index serves this. SQLite would use that of conversations, in which all other feedback has no conversation.
+    is_about_conversation = func.coalesce(Feedback.conversation_id, "") != ""
+    ranked = several.add_columns(FeedbackRank.turn_id).where(~is_about_conversation)
+    conversations = several.add_columns(Turn.id).where(is_about_conversation)
     return union_all(
         ranked.outerjoin_from(Feedback, FeedbackRank, FeedbackRank.feedback_seq == Feedback.seq),
         conversations.outerjoin_from(Feedback, Turn, in_conversation),

@@ -11,7 +11,7 @@ from app.core.pagination import apply_keyset
 from app.feedback.outcomes import read_outcomes
 from app.feedback.repository import FEEDBACK
 from app.feedback.schemas import WITHDRAWAL, feedback_view
-from app.models import Feedback, FeedbackRank, Origin, Turn
+from app.models import REQUESTED, Feedback, FeedbackRank, Turn
 
 Row = Mapping[Any, Any]
 
@@ -52,7 +52,7 @@ async def select_feedback(
     turns = select(Turn.id).where(Turn.project_id == project_id, Turn.deleted_at.is_(None))
     about_conversation = []
     if completion_id is not None:
-        turns = turns.where(Turn.completion_id == completion_id, Turn.origin == Origin.CHAT)
+        turns = turns.where(Turn.completion_id == completion_id, Turn.origin.in_(REQUESTED))
         if choice_index is not None:
             turns = turns.where(Turn.choice_index == choice_index)
     else:

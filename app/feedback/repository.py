@@ -28,13 +28,13 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.sql.dml import ReturningInsert
 
 from app.feedback.schemas import WITHDRAWAL
-from app.models import Feedback, FeedbackRank, Origin, Turn
+from app.models import REQUESTED, Feedback, FeedbackRank, Turn
 
 FEEDBACK = cast(Table, Feedback.__table__)
 RANKS = cast(Table, FeedbackRank.__table__)
 TURNS = cast(Table, Turn.__table__)
 ADVISORY_LOCK_CLASS = 0x66623A  # class of the PostgreSQL advisory locks that serialize a project's feedback
-ProjectAndValue = tuple[str, str]  # project id, and a key or a conversation id
+ProjectAndValue = tuple[str, str]  # project id, and a key, a conversation id or a target
 
 
 class FoundTurn(NamedTuple):
@@ -58,7 +58,7 @@ def find_turns(connection: Connection, completion_ids: AbstractSet[str]) -> Foun
     """Return all choices of these completions, of any project. Deleted turns and rollouts are left out."""
     if not completion_ids:
         return {}
-    rows = connection.execute(_turns_statement(_has_arrays(connection)), {"completions": sorted(completion_ids)})
+    rows = connection.execute(_turns_statement(has_arrays(connection)), {"completions": sorted(completion_ids)})
     return {
         (row.project_id, row.completion_id, row.choice_index): FoundTurn(row.id, row.exclusion_reason) for row in rows
     }
@@ -68,7 +68,7 @@ def find_conversations(connection: Connection, pairs: AbstractSet[ProjectAndValu
     """Return the (project, conversation) pairs that have a turn."""
     if not pairs:
         return set()
-    rows = connection.execute(_conversations_statement(_has_arrays(connection)), _split_pairs(pairs))
+    rows = connection.execute(_conversations_statement(has_arrays(connection)), _split_pairs(pairs))
     return {(project, conversation) for project, conversation in rows} & pairs
 
 
@@ -76,7 +76,7 @@ def find_by_keys(connection: Connection, keys: AbstractSet[ProjectAndValue]) -> 
     """Return feedback by (project, idempotency key), with the choice that it is about."""
     if not keys:
         return {}
-    rows = connection.execute(_by_keys_statement(_has_arrays(connection)), _split_pairs(keys))
+    rows = connection.execute(_by_keys_statement(has_arrays(connection)), _split_pairs(keys))
     return {(row["project_id"], row["idempotency_key"]): dict(row) for row in rows.mappings()}
 
 
@@ -86,7 +86,7 @@ def lock_projects(connection: Connection, projects: Iterable[str]) -> None:
     `seq` is then the order in which feedback becomes visible, groups with the same keys in another order cannot
     deadlock, and a withdrawal sees the state that it was decided on.
     """
-    if _has_arrays(connection):
+    if has_arrays(connection):
         lock_ids = sorted({zlib.crc32(project.encode()) - 2**31 for project in projects})
         connection.execute(select(*[func.pg_advisory_xact_lock(ADVISORY_LOCK_CLASS, lock_id) for lock_id in lock_ids]))
 
@@ -102,13 +102,19 @@ def count_by_source(connection: Connection, sources: AbstractSet[FeedbackSource]
         "source_kinds": sorted({source.source_kind for source in sources}),
         "source_ids": sorted({source.source_id for source in sources if source.source_id}),
     }
-    rows = connection.execute(_count_by_source_statement(_has_arrays(connection)), parameters)
+    rows = connection.execute(_count_by_source_statement(has_arrays(connection)), parameters)
     return {tuple(key): count for *key, count in rows if FeedbackSource(*key[:4]) in sources}
+
+
+def count_by_target(connection: Connection, targets: AbstractSet[ProjectAndValue]) -> dict[ProjectAndValue, int]:
+    """Return the number of rows of all sources, withdrawals included, by (project, target)."""
+    rows = connection.execute(_count_by_target_statement(has_arrays(connection)), _split_pairs(targets))
+    return {(project, target): count for project, target, count in rows}
 
 
 def insert_feedback(connection: Connection, rows: list[dict[str, Any]]) -> dict[str, tuple[int, float]]:
     """Insert the rows; return seq and creation time by id. A row whose key exists already is skipped."""
-    if _has_arrays(connection):
+    if has_arrays(connection):
         inserted = connection.execute(_insert_from_json(), {"rows": orjson.dumps(rows).decode()})
     else:
         inserted = connection.execute(_ignore_conflicts(sqlite.insert(FEEDBACK)), rows)
@@ -119,7 +125,8 @@ def insert_ranks(connection: Connection, rows: Sequence[dict[str, Any]]) -> None
     connection.execute(sa.insert(RANKS), rows)
 
 
-def _has_arrays(connection: Connection) -> bool:
+def has_arrays(connection: Connection) -> bool:
+    """Return whether the database takes arrays as parameters, which `is_in` needs to know."""
     return connection.dialect.name == "postgresql"
 
 
@@ -127,25 +134,25 @@ def _split_pairs(pairs: AbstractSet[ProjectAndValue]) -> dict[str, list[str]]:
     return {"projects": sorted({project for project, _ in pairs}), "others": sorted({other for _, other in pairs})}
 
 
-def _is_in(values: ColumnElement[Any], name: str, arrays: bool) -> ColumnElement[bool]:
+def is_in(values: ColumnElement[Any], name: str, arrays: bool) -> ColumnElement[bool]:
     """Return `values IN name`. With arrays the statement does not depend on their number and is prepared once."""
     if arrays:
-        return values == any_(bindparam(name, type_=ARRAY(String)))
+        return values == any_(bindparam(name, type_=ARRAY(values.type)))
     return values.in_(bindparam(name, expanding=True))
 
 
 @lru_cache(maxsize=2)
 def _turns_statement(arrays: bool) -> Select[Any]:
     columns = (TURNS.c.id, TURNS.c.project_id, TURNS.c.completion_id, TURNS.c.choice_index, TURNS.c.exclusion_reason)
-    shown = (TURNS.c.deleted_at.is_(None), TURNS.c.origin == Origin.CHAT)
-    return select(*columns).where(_is_in(TURNS.c.completion_id, "completions", arrays), *shown)
+    shown = (TURNS.c.deleted_at.is_(None), TURNS.c.origin.in_(REQUESTED))
+    return select(*columns).where(is_in(TURNS.c.completion_id, "completions", arrays), *shown)
 
 
 @lru_cache(maxsize=2)
 def _conversations_statement(arrays: bool) -> Select[Any]:
     statement = select(TURNS.c.project_id, TURNS.c.conversation_id).where(
-        _is_in(TURNS.c.project_id, "projects", arrays),
-        _is_in(TURNS.c.conversation_id, "others", arrays),
+        is_in(TURNS.c.project_id, "projects", arrays),
+        is_in(TURNS.c.conversation_id, "others", arrays),
         TURNS.c.deleted_at.is_(None),
     )
     return statement.distinct()
@@ -156,7 +163,7 @@ def _by_keys_statement(arrays: bool) -> Select[Any]:
     return (
         select(*FEEDBACK.c, TURNS.c.completion_id, TURNS.c.choice_index)
         .outerjoin_from(FEEDBACK, TURNS, TURNS.c.id == FEEDBACK.c.turn_id)
-        .where(_is_in(FEEDBACK.c.project_id, "projects", arrays), _is_in(FEEDBACK.c.idempotency_key, "others", arrays))
+        .where(is_in(FEEDBACK.c.project_id, "projects", arrays), is_in(FEEDBACK.c.idempotency_key, "others", arrays))
     )
 
 
@@ -166,18 +173,25 @@ def _count_by_source_statement(arrays: bool) -> CompoundSelect[Any]:
     key = (FEEDBACK.c.project_id, FEEDBACK.c.target, FEEDBACK.c.source_kind)
     token_id = func.coalesce(FEEDBACK.c.token_id, "")
     is_of_sources = (
-        _is_in(FEEDBACK.c.project_id, "projects", arrays),
-        _is_in(FEEDBACK.c.target, "targets", arrays),
-        _is_in(FEEDBACK.c.source_kind, "source_kinds", arrays),
+        is_in(FEEDBACK.c.project_id, "projects", arrays),
+        is_in(FEEDBACK.c.target, "targets", arrays),
+        is_in(FEEDBACK.c.source_kind, "source_kinds", arrays),
         FEEDBACK.c.kind != WITHDRAWAL,
     )
     named = select(*key, FEEDBACK.c.source_id, token_id, func.count()).where(
-        *is_of_sources, _is_in(FEEDBACK.c.source_id, "source_ids", arrays)
+        *is_of_sources, is_in(FEEDBACK.c.source_id, "source_ids", arrays)
     )
     nameless = select(*key, sa.literal("", String), token_id, func.count()).where(
         *is_of_sources, FEEDBACK.c.source_id.is_(None)
     )
     return union_all(named.group_by(*key, FEEDBACK.c.source_id, token_id), nameless.group_by(*key, token_id))
+
+
+@lru_cache(maxsize=2)
+def _count_by_target_statement(arrays: bool) -> Select[Any]:
+    key = (FEEDBACK.c.project_id, FEEDBACK.c.target)
+    is_about = (is_in(FEEDBACK.c.project_id, "projects", arrays), is_in(FEEDBACK.c.target, "others", arrays))
+    return select(*key, func.count()).where(*is_about).group_by(*key)
 
 
 @lru_cache(maxsize=1)
@@ -193,7 +207,10 @@ def _insert_from_json() -> ReturningInsert[Any]:
         *[column(item.name, item.type) for item in columns], name="record"
     )
     typed = record.render_derived(with_types=True)
-    rows = select(*[typed.c[item.name] for item in columns])
+    other = FEEDBACK.alias("other")
+    same_key = (other.c.project_id == typed.c.project_id, other.c.idempotency_key == typed.c.idempotency_key)
+    # A row that meets a conflict has used up a number by then; one that is left out here has not.
+    rows = select(*[typed.c[item.name] for item in columns]).where(~select(other.c.seq).where(*same_key).exists())
     return _ignore_conflicts(postgresql.insert(FEEDBACK).from_select([item.name for item in columns], rows))
 
 

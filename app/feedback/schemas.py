@@ -106,9 +106,9 @@ class FeedbackView(BaseModel):
     )
     exclusion_reason: str | None = Field(None, description="only when submitted: why it is not trainable")
     effective: bool | None = Field(
-        None, description="neither withdrawn nor replaced by later feedback of its source; only when read"
+        None, description="neither withdrawn nor replaced by later feedback of its source; when read or sent again"
     )
-    withdrawn: bool | None = Field(None, description="only when read")
+    withdrawn: bool | None = Field(None, description="when read or sent again")
     outcome: OutcomeView | None = Field(None, description="what has become of it; only when read")
 
 

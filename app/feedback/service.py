@@ -10,7 +10,7 @@ from app.core.errors import AttuneError, BadRequest, Forbidden
 from app.core.jobs import enqueue_after_commit
 from app.feedback import browser_tokens, repository
 from app.feedback.browser_tokens import TokenClaims
-from app.feedback.feedback_writer import FeedbackWriter, Submission, SubmissionResult, build_submission, submit_many
+from app.feedback.feedback_writer import FeedbackWriter, Submission, SubmissionResult, build_submission
 from app.feedback.kinds import FeedbackCreate, parse_feedback
 from app.feedback.queries import get_feedback, read_views
 from app.feedback.schemas import WITHDRAWAL, ConversationTarget, MetadataTarget
@@ -60,9 +60,10 @@ def _require_source_scope(caller: Caller, request: FeedbackCreate) -> None:
 async def submit_batch(
     db: Database, writer: FeedbackWriter, caller: Caller, bodies: list[Any], header_key: str | None
 ) -> list[dict[str, Any]]:
-    """Record many pieces of feedback in one transaction. Returns one result for each, in order; all are committed.
+    """Record many pieces of feedback. Returns one result for each, in order; all are committed.
 
-    An invalid item gets an error as its result and does not affect the others.
+    An invalid item gets an error as its result and does not affect the others. Nor does one about a turn that another
+    transaction has locked; without such, they share one transaction.
     """
     outcomes: dict[int, SubmissionResult | AttuneError] = {}
     submissions: dict[int, Submission] = {}
@@ -74,8 +75,7 @@ async def submit_batch(
     items = list(submissions.values())
     await _resolve_targets(db, caller.project_id, items)
     if items:
-        results = await db.run_write(lambda connection: submit_many(connection, items, writer.limits))
-        outcomes |= zip(submissions, results, strict=True)
+        outcomes |= zip(submissions, await writer.submit_together(items), strict=True)
     return [_item_result(index, outcomes[index]) for index in range(len(bodies))]
 
 

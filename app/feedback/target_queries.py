@@ -4,21 +4,25 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import ColumnElement, String, and_, column, exists, func, select
+from sqlalchemy import ColumnElement, String, and_, case, column, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from app.feedback.schemas import Choice, ConversationTarget
-from app.models import Origin, Turn, TurnMetadata
+from app.models import Origin, Turn, TurnMetadata, TurnState
 
 QUERIES_PER_STATEMENT = 100  # of up to 16 pairs each: well below any database's limit on parameters
 NEWEST = -1
+_HAS_REPLY = (Turn.deleted_at.is_(None), Turn.state != TurnState.REFUSED)
 
 
 async def find_newest_turns(
     session: AsyncSession, project_id: str, metadata_queries: Sequence[dict[str, str]]
 ) -> list[Choice | None]:
-    """Return, for each query, the newest turn whose metadata has all of its pairs, or None."""
+    """Return, for each query, the newest turn whose metadata has all of its pairs, or None.
+
+    A task comes after all chats: a front end sends the title of a chat later than the reply, with the same metadata.
+    """
     matches: dict[int, Choice] = {}
     for start in range(0, len(metadata_queries), QUERIES_PER_STATEMENT):
         rows = []
@@ -48,13 +52,15 @@ async def _find_newest(
         other.c.number == first.c.number, other.c.position > 0, ~has_pair.correlate(Turn, other)
     )
     pair = aliased(TurnMetadata)
-    age = func.row_number().over(partition_by=first.c.number, order_by=(Turn.created_at.desc(), Turn.id.desc()))
+    is_task = case((Turn.origin == Origin.TASK, 1), else_=0)
+    order = (is_task, Turn.created_at.desc(), Turn.id.desc())
+    age = func.row_number().over(partition_by=first.c.number, order_by=order)
     is_first = and_(pair.project_id == project_id, pair.key == first.c.key, pair.value == first.c.value)
     matches = (
         select(first.c.number, Turn.completion_id, Turn.choice_index, age.label("age"))
         .join_from(first, pair, is_first)
         .join(Turn, Turn.id == pair.turn_id)
-        .where(first.c.position == 0, Turn.deleted_at.is_(None), ~lacks_pair.correlate(Turn, first))
+        .where(first.c.position == 0, *_HAS_REPLY, ~lacks_pair.correlate(Turn, first))
         .subquery()
     )
     newest = select(matches.c.number, matches.c.completion_id, matches.c.choice_index).where(matches.c.age == 1)
@@ -124,7 +130,7 @@ def _select_newest(conversation_id: Any, number: Any) -> sa.Select[Any]:
     order = (Turn.created_at.desc(), Turn.id.desc())
     age = func.row_number().over(partition_by=(conversation_id, number), order_by=order)
     columns = (conversation_id.label("conversation_id"), number.label("number"), Turn.completion_id, age.label("age"))
-    return select(*columns).where(Turn.deleted_at.is_(None))
+    return select(*columns).where(*_HAS_REPLY)
 
 
 async def _read_completion_ids(session: AsyncSession, turns: sa.Select[Any]) -> dict[tuple[str, int], str]:

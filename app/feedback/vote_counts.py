@@ -140,6 +140,8 @@ async def measure_delays(session: AsyncSession, policy: Policy) -> Delays:
     They are exact quantiles of the votes in the newest batches: so many of these that they have MAX_DELAYS samples.
     """
     batch_ids = await _newest_batches(session, policy)
+    if not batch_ids:
+        return Delays(None, None, None, None)
     is_recent = and_(Feedback.batch_id.in_(batch_ids), Feedback.kind.in_(VOTE_KINDS))
     # Most votes are on one turn. Their batch alone decides, so their other outcomes are not computed.
     of_turns: Any = (
@@ -148,7 +150,7 @@ async def measure_delays(session: AsyncSession, policy: Policy) -> Delays:
         .join(Turn, Turn.id == Feedback.turn_id)
         .join(Batch, Batch.id == Feedback.batch_id)
         .outerjoin(Version, Version.id == Batch.version_id)
-        .where(Feedback.project_id == policy.project_id, is_recent)
+        .where(is_recent)
     )
     seqs = list(await session.scalars(select(Feedback.seq).where(is_recent, Feedback.turn_id.is_(None))))
     if seqs:

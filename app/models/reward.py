@@ -7,7 +7,7 @@ from sqlalchemy import ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.leases import LeaseMixin
-from app.models.base import Base, Entity, partial_index
+from app.models.base import Base, BigInt, Entity, partial_index
 
 
 class Reward(Entity, Base):
@@ -22,12 +22,17 @@ class Reward(Entity, Base):
     reward_source: Mapped[str] = mapped_column(
         String(63), server_default="explicit", doc="the reward source in the policy's configuration that it belongs to"
     )
-    feedback_seq: Mapped[int | None] = mapped_column(doc="the feedback that it comes from; null for a judgement's")
+    feedback_seq: Mapped[int | None] = mapped_column(
+        BigInt, doc="the feedback that it comes from; null for a judgement's"
+    )
     rater: Mapped[str | None] = mapped_column(String(320), doc="the rater behind it; null for a machine's")
     value: Mapped[float]
-    weight: Mapped[float] = mapped_column(default=1.0, server_default="1", doc="trust in its rater, 0 to 1")
+    weight: Mapped[float] = mapped_column(default=1.0, server_default="1", doc="trust in its rater or model, 0 to 1")
 
-    __table_args__ = (UniqueConstraint("turn_id", "source"),)
+    __table_args__ = (
+        UniqueConstraint("turn_id", "source"),
+        Index("ix_rewards_feedback_seq_turn_id", "feedback_seq", "turn_id"),
+    )
 
 
 class JudgementState(StrEnum):
@@ -87,7 +92,7 @@ class RewardModel(Entity, LeaseMixin, Base):
     num_pairs: Mapped[int | None]
     num_thumbs: Mapped[int | None]
     num_raters: Mapped[int | None]
-    last_feedback_seq: Mapped[int] = mapped_column(default=0, doc="the last feedback when its data was read")
+    last_feedback_seq: Mapped[int] = mapped_column(BigInt, default=0, doc="the last feedback when its data was read")
     data_read_at: Mapped[float | None] = mapped_column(doc="when its data was read")
     settled_at: Mapped[float | None] = mapped_column(doc="when its fit ended, with or without success")
     served_at: Mapped[float | None] = mapped_column(doc="since when it serves, or last served")

@@ -3,7 +3,7 @@
 from sqlalchemy import BigInteger, ForeignKey, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.models.base import Base
+from app.models.base import Base, BigInt
 
 
 class VoteTotal(Base):
@@ -11,7 +11,7 @@ class VoteTotal(Base):
 
     __tablename__ = "vote_totals"
 
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    id: Mapped[int] = mapped_column(BigInt, primary_key=True, autoincrement=True)
     policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
     reason: Mapped[str] = mapped_column(String(32), doc="an app.feedback.outcomes.Reason")
     is_person: Mapped[bool]
@@ -26,7 +26,7 @@ class VoteCursor(Base):
     __tablename__ = "vote_cursors"
 
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
-    seq: Mapped[int]
+    seq: Mapped[int] = mapped_column(BigInt)
 
 
 class RolloutTotal(Base):
@@ -39,3 +39,14 @@ class RolloutTotal(Base):
     state: Mapped[str] = mapped_column(String(16), primary_key=True)
     num_rollouts: Mapped[int] = mapped_column(BigInteger)
     tokens: Mapped[int] = mapped_column(BigInteger)
+
+
+class TokenCount(Base):
+    """The browser tokens that a key has created in a minute. When it has ended, the row becomes an audit entry."""
+
+    __tablename__ = "token_counts"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    actor: Mapped[str] = mapped_column(String(128), primary_key=True, doc="the API key's prefix")
+    minute: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, index=True, doc="since the epoch")
+    num_tokens: Mapped[int]

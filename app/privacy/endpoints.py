@@ -16,7 +16,7 @@ from app.policies.references import version_name
 from app.privacy import erasure, lineage, subjects
 from app.privacy.lineage import TrainedVersionView
 from app.privacy.subjects import SubjectNames, SubjectRecords
-from app.projects.auth import AdminCaller, UnboundedDatabaseDep
+from app.projects.auth import AdminCaller, LongRunningDatabaseDep
 
 router = APIRouter(prefix="/v1/subjects", tags=["subjects"], responses=ERROR_RESPONSES)
 SubjectId = Annotated[str, Path(min_length=1, max_length=512, description='an end user, or a source: "HUMAN/user-7"')]
@@ -63,7 +63,7 @@ class SubjectErased(BaseModel):
 
 
 @router.get("/{id:path}/export", response_class=Response, responses=NDJSON_RESPONSE)
-async def export_subject(id: SubjectId, caller: AdminCaller, db: UnboundedDatabaseDep) -> Response:
+async def export_subject(id: SubjectId, caller: AdminCaller, db: LongRunningDatabaseDep) -> Response:
     """Return everything stored of the subject, and the feedback on the subject's turns."""
     names = SubjectNames.of(caller.project_id, id)
     async with db.read() as session:
@@ -76,7 +76,7 @@ async def export_subject(id: SubjectId, caller: AdminCaller, db: UnboundedDataba
 
 
 @router.get("/{id:path}")
-async def get_subject(request: Request, id: SubjectId, caller: AdminCaller, db: UnboundedDatabaseDep) -> SubjectView:
+async def get_subject(request: Request, id: SubjectId, caller: AdminCaller, db: LongRunningDatabaseDep) -> SubjectView:
     """Return how much is stored of the subject, and which versions learned from it."""
     names = SubjectNames.of(caller.project_id, id)
     async with db.read() as session:
@@ -96,7 +96,7 @@ async def get_subject(request: Request, id: SubjectId, caller: AdminCaller, db: 
 
 @router.delete("/{id:path}")
 async def erase_subject(
-    request: Request, id: SubjectId, caller: AdminCaller, db: UnboundedDatabaseDep
+    request: Request, id: SubjectId, caller: AdminCaller, db: LongRunningDatabaseDep
 ) -> SubjectErased:
     """Erase the subject: nothing of it can be read or trained on any more.
 

@@ -1,7 +1,8 @@
 """The erasure of a data subject, in chunks of one transaction each. A repeated request resumes where the last ended.
 
-A chunk has at most CHUNK turns and CHUNK feedback events. The latest turns come first, so that every turn goes before
-the turns that it continues, and what remains after a crash can still be found by name.
+A chunk has at most CHUNK of the subject's turns, or feedback about at most CHUNK turns: others write between two
+chunks. The latest turns come first, so that every turn goes before the turns that it continues, and what remains after
+a crash can still be found by name.
 
 Afterwards the embedded database's files are purged: deleted rows are overwritten in place, and the WAL is emptied.
 PostgreSQL keeps deleted rows until it vacuums (docs/operating.md).
@@ -10,6 +11,7 @@ PostgreSQL keeps deleted rows until it vacuums (docs/operating.md).
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from sqlalchemy import exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -19,10 +21,10 @@ from app.core.database import Database
 from app.core.settings import Settings
 from app.models import Audit, AuditAction, Turn, record_audit
 from app.privacy import lineage, row_deletion
-from app.privacy.subjects import SubjectNames, find_records
+from app.privacy.subjects import SubjectNames, SubjectRecords, find_records
 from app.training import unlearning
 
-CHUNK = 200
+CHUNK = 50
 PURGE_TIMEOUT_MS = 2000
 
 
@@ -47,6 +49,13 @@ class ErasureResult:
             setattr(self, name, getattr(self, name) + value)
 
 
+class Chunk(NamedTuple):
+    """The subject's turns and feedback that one transaction erases."""
+
+    turn_ids: Sequence[str] = ()
+    seqs: Sequence[int] = ()
+
+
 async def erase_subject(db: Database, names: SubjectNames, settings: Settings, *, actor: str) -> ErasureResult | None:
     """Erase the subject. Returns None when there are no records of it and there never was an erasure."""
     result = ErasureResult()
@@ -55,19 +64,30 @@ async def erase_subject(db: Database, names: SubjectNames, settings: Settings, *
         if not records and not await _was_erased(session, names):
             return None
     while records:
-        for start in range(0, max(len(records.turns), len(records.feedback), 1), CHUNK):
-            erase_chunk = partial(
-                _erase_chunk,
-                names=names,
-                turn_ids=records.turns[start : start + CHUNK],
-                seqs=records.feedback[start : start + CHUNK],
-                settings=settings,
-                actor=actor,
-            )
-            result.add(await db.retry_on_deadlock(erase_chunk))
+        async with db.read() as session:
+            chunks = await _divide(session, records)
+        for chunk in chunks:
+            erase = partial(_erase_chunk, names=names, chunk=chunk, settings=settings, actor=actor)
+            result.add(await db.retry_on_deadlock(erase))
+            await db.let_others_write()
         async with db.read() as session:
             records = await find_records(session, names)
     return result
+
+
+async def _divide(session: AsyncSession, records: SubjectRecords) -> list[Chunk]:
+    """Return the chunks of an erasure. Feedback about a long conversation is a chunk of its own."""
+    chunks = [Chunk(turn_ids=records.turns[start : start + CHUNK]) for start in range(0, len(records.turns), CHUNK)]
+    num_turns = await lineage.count_feedback_turns(session, records.feedback)
+    seqs, size = list[int](), 0
+    for seq in records.feedback:
+        if seqs and size + num_turns.get(seq, 0) > CHUNK:
+            chunks.append(Chunk(seqs=seqs))
+            seqs, size = [], 0
+        seqs.append(seq)
+        size += num_turns.get(seq, 1)
+    chunks += [Chunk(seqs=seqs)] if seqs else []
+    return chunks or [Chunk()]  # of a subject of whom there are only pins, or a rater
 
 
 async def _was_erased(session: AsyncSession, names: SubjectNames) -> bool:
@@ -79,18 +99,14 @@ async def _was_erased(session: AsyncSession, names: SubjectNames) -> bool:
 
 
 async def _erase_chunk(
-    session: AsyncSession,
-    names: SubjectNames,
-    turn_ids: Sequence[str],
-    seqs: Sequence[int],
-    settings: Settings,
-    actor: str,
+    session: AsyncSession, names: SubjectNames, chunk: Chunk, settings: Settings, actor: str
 ) -> ErasureResult:
     """Erase these turns and this feedback in one transaction, with the subject's raters and pins.
 
     Locks are taken in the order of assembling, training and curating: policies, feedback, rewards, raters, batches,
     samples.
     """
+    turn_ids, seqs = chunk
     await unlearning.lock_policies_and_turns(session, names.project_id, turn_ids)
     columns = load_only(Turn.id, Turn.project_id, Turn.state, Turn.parent_id, Turn.conversation_id)
     existing = select(Turn).where(Turn.id.in_(turn_ids), Turn.deleted_at.is_(None)).options(columns)

@@ -183,3 +183,13 @@ async def find_feedback_turns(session: AsyncSession, seqs: Sequence[int]) -> dic
     rated = union_all(*[query.where(in_feedback) for query in _rated_turns()]).subquery()
     rows = await session.execute(select(rated.c.turn_id, func.min(rated.c.created_at)).group_by(rated.c.turn_id))
     return {turn_id: since for turn_id, since in rows}
+
+
+async def count_feedback_turns(session: AsyncSession, seqs: Sequence[int]) -> dict[int, int]:
+    """Return the number of turns that each of these feedback events is about, by sequence number."""
+    counts: dict[int, int] = {}
+    for chunk in chunked(seqs, MAX_SEQS):
+        rated = union_all(*[query.where(Feedback.seq.in_(chunk)) for query in _rated_turns()]).subquery()
+        rows = await session.execute(select(rated.c.seq, func.count()).group_by(rated.c.seq))
+        counts |= {seq: count for seq, count in rows}
+    return counts

@@ -9,7 +9,7 @@ before that turn, because the later turn quotes it. A conversation that has expi
 turns in one transaction.
 """
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -18,10 +18,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, aliased, load_only
 
 from app.chat import repository as chats
-from app.core.database import now
+from app.core.database import Database, now
 from app.core.planner import prefer_indexes
 from app.core.retention_config import RetentionConfig
 from app.core.settings import Settings
+from app.datasets import removal
 from app.models import (
     Audit,
     AuditAction,
@@ -211,14 +212,11 @@ def select_audit(project_id: str, days: float) -> Select[Any]:
     )
 
 
-async def remove_turns(session: AsyncSession, project_id: str, days: float) -> int:
-    """Empty up to STEP expired turns, with the group samples and shadow replies beside them; return how many.
+async def remove_turns(session: AsyncSession, project_id: str, days: float, ids: Collection[str]) -> int:
+    """Empty those of the turns that are expired, with the group samples and shadow replies beside them.
 
-    The rows are locked in the order of an erasure, and checked again under the locks.
+    The rows are locked in the order of an erasure, and checked again under the locks. Returns their number.
     """
-    ids = await _find_removable(session, project_id, days)
-    if not ids:
-        return 0
     await unlearning.lock_policies_and_turns(session, project_id, ids)
     turns = await _exclude_quoted(session, ids, project_id, days)
     if not turns:
@@ -230,7 +228,7 @@ async def remove_turns(session: AsyncSession, project_id: str, days: float) -> i
     return len(turns)
 
 
-async def _find_removable(session: AsyncSession, project_id: str, days: float) -> Collection[str]:
+async def find_turns(session: AsyncSession, project_id: str, days: float) -> Sequence[str]:
     """Return the ids of up to STEP turns that can be removed in one transaction.
 
     These are the ends of conversations, and if they are fewer than STEP, the turns that only they quote.
@@ -271,9 +269,15 @@ async def _find_emptied(session: AsyncSession, turns: Collection[Turn]) -> set[s
     return ids
 
 
-async def remove_feedback(session: AsyncSession, project_id: str, days: float) -> int:
-    """Empty up to STEP expired feedback events and name their sources, also those of rewards, by a hash."""
-    seqs = list(await session.scalars(select_feedback(project_id, days).limit(STEP)))
+async def find_feedback(session: AsyncSession, project_id: str, days: float) -> Sequence[int]:
+    """Return the numbers of up to STEP expired feedback events."""
+    return list(await session.scalars(select_feedback(project_id, days).limit(STEP)))
+
+
+async def remove_feedback(session: AsyncSession, project_id: str, days: float, seqs: Collection[int]) -> int:
+    """Empty those of the feedback events that are expired, and name their sources, also those of rewards, by a hash."""
+    expired = select_feedback(project_id, days).where(Feedback.seq.in_(seqs))
+    seqs = list(await session.scalars(expired))
     query = select(Feedback).where(Feedback.seq.in_(seqs), Feedback.emptied_at.is_(None)).order_by(Feedback.seq)
     rows = {row.seq: row for row in await session.scalars(query.with_for_update())}
     rewards = select(Reward).where(Reward.feedback_seq.in_(rows)).order_by(Reward.turn_id, Reward.source)
@@ -302,63 +306,97 @@ def _rename_source(reward: Reward, row: Feedback) -> None:
         reward.rater = names.feedback_rater(row.source_kind, pseudonym)
 
 
-async def remove_datasets(session: AsyncSession, project_id: str, days: float) -> int:
-    """Delete one expired dataset with its rows, each in the audit log; return how many."""
-    dataset = await session.scalar(
-        select(Dataset).where(Dataset.id.in_(select_datasets(project_id, days).limit(1))).with_for_update()
-    )
+async def find_datasets(session: AsyncSession, project_id: str, days: float) -> Sequence[str]:
+    """Return the id of one expired dataset."""
+    return list(await session.scalars(select_datasets(project_id, days).limit(1)))
+
+
+async def remove_datasets(session: AsyncSession, project_id: str, days: float, ids: Collection[str]) -> int:
+    """Hide one expired dataset, and name it in the audit log; return how many. Its rows are removed afterwards."""
+    expired = select_datasets(project_id, days).where(Dataset.id.in_(ids)).limit(1)
+    dataset = await session.scalar(select(Dataset).where(Dataset.id.in_(expired)).with_for_update())
     if dataset is None:
         return 0
     details: dict[str, Any] = {"name": dataset.name, "kind": dataset.kind, "rows": dataset.num_rows}
-    await session.execute(delete(Dataset).where(Dataset.id == dataset.id))
     record_audit(session, ACTOR, AuditAction.DATASET_DELETED, dataset.id, project_id=project_id, **details)
+    removal.hide(dataset)
     return 1
 
 
-async def remove_audit(session: AsyncSession, project_id: str, days: float) -> int:
-    """Delete up to STEP entries from the beginning of the project's chain; return how many.
+async def find_audit(session: AsyncSession, project_id: str, days: float) -> Sequence[int]:
+    """Return the places of up to STEP expired entries, from the beginning of the project's chain on.
 
     The last of them becomes the checkpoint from which the chain is verified. An entry in the chain names it too. So
-    that these entries do not become as many as those that expire, nothing is deleted until a full step or a day's worth
-    of entries has expired.
+    that these entries do not become as many as those that expire, there are none until a full step or a day's worth of
+    entries has expired.
     """
-    chain = await session.get(AuditChain, project_id, with_for_update=True)
+    chain = await session.get(AuditChain, project_id, populate_existing=True)
     if chain is None:
-        return 0
+        return []
     in_chain = (Audit.project_id == project_id, Audit.chain_number > chain.start_number)
     is_expired = _created_before(Audit.created_at, days)
     for_a_day = _created_before(Audit.created_at, days + 1)
-    first = select(Audit.chain_number, Audit.chain_hash, is_expired, for_a_day).where(*in_chain)
+    first = select(Audit.chain_number, is_expired, for_a_day).where(*in_chain)
     rows = (await session.execute(first.order_by(Audit.chain_number).limit(STEP))).all()
-    expired = list(takewhile(lambda row: row[2], rows))
-    if not expired or (len(expired) < STEP and not any(row[3] for row in expired)):
-        return 0
-    chain.start_number, chain.start_hash = expired[-1].chain_number, expired[-1].chain_hash or ""
+    expired = list(takewhile(lambda row: row[1], rows))
+    if len(expired) < STEP and not any(row[2] for row in expired):
+        return []
+    return [row.chain_number for row in expired]
+
+
+async def remove_audit(session: AsyncSession, project_id: str, days: float, numbers: Sequence[int]) -> int:
+    """Delete the entries at these places, the first of the project's chain; return how many."""
+    chain = await session.get_one(AuditChain, project_id, with_for_update=True)
+    if list(numbers) != await find_audit(session, project_id, days):
+        return 0  # somebody else has removed them
+    is_last = (Audit.project_id == project_id, Audit.chain_number == numbers[-1])
+    chain.start_number = numbers[-1]
+    chain.start_hash = await session.scalar(select(Audit.chain_hash).where(*is_last)) or ""
     await session.flush()  # the triggers allow the deletion of entries up to it
     last = Audit.chain_number <= chain.start_number
     await session.execute(delete(Audit).where(Audit.project_id == project_id, Audit.chain_number.is_not(None), last))
-    details: dict[str, Any] = {"number": chain.start_number, "hash": chain.start_hash, "entries": len(expired)}
+    details: dict[str, Any] = {"number": chain.start_number, "hash": chain.start_hash, "entries": len(numbers)}
     record_audit(session, ACTOR, AuditAction.AUDIT_EXPIRED, project_id, project_id=project_id, **details)
-    return len(expired)
+    return len(numbers)
 
 
-REMOVERS = {"turns": remove_turns, "feedback": remove_feedback, "datasets": remove_datasets, "audit": remove_audit}
+Finder = Callable[[AsyncSession, str, float], Awaitable[Sequence[Any]]]
+Remover = Callable[[AsyncSession, str, float, Sequence[Any]], Awaitable[int]]
+STEPS: dict[Kind, tuple[Finder, Remover]] = {
+    "turns": (find_turns, remove_turns),
+    "feedback": (find_feedback, remove_feedback),
+    "datasets": (find_datasets, remove_datasets),
+    "audit": (find_audit, remove_audit),
+}
 
 
-async def remove_expired(session: AsyncSession, project_id: str, kind: Kind, days: float, actor: str = ACTOR) -> int:
-    """Remove one step of one kind, with an audit entry, and return the number of rows. The caller opens a transaction.
+async def remove_expired(db: Database, project_id: str, kind: Kind, days: float, actor: str = ACTOR) -> int:
+    """Remove one step of one kind, with an audit entry, and return the number of rows.
+
+    What has expired is looked for before the transaction that removes it: nobody waits for that.
 
     Each step of an operator is recorded. Those in the background are recorded once a day for each kind, since the log
     would grow by an entry for every few rows. Removed datasets and audit entries have entries of their own.
     """
-    await prefer_indexes(session)
-    count = await REMOVERS[kind](session, project_id, days)
-    if not count or kind not in RECORDED_KINDS:
+    find, remove = STEPS[kind]
+    async with db.read() as session:
+        await prefer_indexes(session)
+        found = await find(session, project_id, days)
+    if not found:
+        return 0
+
+    async def remove_found(session: AsyncSession) -> int:
+        await prefer_indexes(session)
+        count = await remove(session, project_id, days, found)
+        if not count or kind not in RECORDED_KINDS:
+            return count
+        details: dict[str, Any] = {"kind": kind, "days": days} if actor == ACTOR else {"kind": kind, "rows": count}
+        if actor != ACTOR or not await _was_recorded_today(session, project_id, kind):
+            action = AuditAction.RETENTION_APPLIED
+            record_audit(session, actor, action, project_id, project_id=project_id, **details)
         return count
-    details: dict[str, Any] = {"kind": kind, "days": days} if actor == ACTOR else {"kind": kind, "rows": count}
-    if actor != ACTOR or not await _was_recorded_today(session, project_id, kind):
-        record_audit(session, actor, AuditAction.RETENTION_APPLIED, project_id, project_id=project_id, **details)
-    return count
+
+    return await db.retry_on_deadlock(remove_found)
 
 
 async def _was_recorded_today(session: AsyncSession, project_id: str, kind: Kind) -> bool:

@@ -14,7 +14,7 @@ from app.policies.context import PolicyDep
 from app.policies.references import version_name
 from app.policies.service import get_policy
 from app.privacy import retention, retention_files, retention_preview
-from app.projects.auth import AdminCaller, DatabaseDep, UnboundedDatabaseDep, ViewingCaller
+from app.projects.auth import AdminCaller, DatabaseDep, LongRunningDatabaseDep, ViewingCaller
 from app.projects.idempotency import IdempotentRoute
 
 router = APIRouter(prefix="/v1", tags=["retention"], route_class=IdempotentRoute, responses=ERROR_RESPONSES)
@@ -89,7 +89,7 @@ async def put_retention(
 
 
 @router.get("/retention/preview")
-async def preview_retention(request: Request, caller: ViewingCaller, db: UnboundedDatabaseDep) -> PreviewView:
+async def preview_retention(request: Request, caller: ViewingCaller, db: LongRunningDatabaseDep) -> PreviewView:
     """Return what has expired, by kind, without removing it."""
     settings = settings_of(request)
     async with db.read() as session:
@@ -105,13 +105,9 @@ async def run_retention(request: Request, caller: AdminCaller, db: DatabaseDep) 
     async with db.read() as session:
         config = retention.effective_retention(await session.get_one(Project, caller.project_id), settings_of(request))
     removed: dict[str, int] = {}
-    for kind in retention.REMOVERS:
+    for kind in retention.STEPS:
         if (days := getattr(config, kind)) is not None:
-
-            async def remove(session: Any, kind: str = kind, days: float = days) -> int:
-                return await retention.remove_expired(session, caller.project_id, kind, days, caller.key_prefix)
-
-            removed[kind] = await db.retry_on_deadlock(remove)
+            removed[kind] = await retention.remove_expired(db, caller.project_id, kind, days, caller.key_prefix)
     return RunView(removed=removed)
 
 

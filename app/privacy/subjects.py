@@ -157,28 +157,34 @@ async def count_rows(session: AsyncSession, names: SubjectNames) -> dict[str, in
 async def export_lines(db: Database, records: SubjectRecords) -> AsyncIterator[bytes]:
     """Yield every row as a line of JSON: raters and pins, turns with what belongs to them, feedback on others' turns.
 
-    The rows are read page by page.
+    The rows are read page by page. While a client reads them, no connection to the database is held.
     """
     yield _to_lines("rater", records.raters) + _to_lines("pin", records.pins)
     for start in range(0, len(records.turns), PAGE_SIZE):
         ids = records.turns[start : start + PAGE_SIZE]
         ranked = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(ids))
         queries: dict[str, Select[Any]] = {
-            "turn": select(Turn).where(Turn.id.in_(ids)).order_by(Turn.created_at),
-            "feedback.received": select(Feedback).where(or_(Feedback.turn_id.in_(ids), Feedback.seq.in_(ranked))),
-            "reward": select(Reward).where(Reward.turn_id.in_(ids)),
-            "judgement": select(Judgement).where(Judgement.turn_id.in_(ids)),
-            "sample": select(Sample).where(Sample.turn_id.in_(ids)),
+            "turn": select(Turn).where(Turn.id.in_(ids)).order_by(Turn.created_at, Turn.id),
+            "feedback.received": select(Feedback)
+            .where(or_(Feedback.turn_id.in_(ids), Feedback.seq.in_(ranked)))
+            .order_by(Feedback.seq),
+            "reward": select(Reward).where(Reward.turn_id.in_(ids)).order_by(Reward.id),
+            "judgement": select(Judgement).where(Judgement.turn_id.in_(ids)).order_by(Judgement.id),
+            "sample": select(Sample).where(Sample.turn_id.in_(ids)).order_by(Sample.turn_id),
         }
+        page = b""
         async with db.read() as session:
             messages, prompt_ids = await read_messages(session, ids), await read_prompt_ids(session, ids)
             prompts = {id: {"messages": messages.get(id), "prompt_ids": prompt_ids.get(id)} for id in ids}
             for kind, query in queries.items():
-                yield _to_lines(kind, await session.scalars(query), prompts if kind == "turn" else {})
+                page += _to_lines(kind, await session.scalars(query), prompts if kind == "turn" else {})
+        yield page
     for start in range(0, len(records.feedback), PAGE_SIZE):
         seqs = records.feedback[start : start + PAGE_SIZE]
         async with db.read() as session:
-            yield _to_lines("feedback", await session.scalars(select(Feedback).where(Feedback.seq.in_(seqs))))
+            rows = select(Feedback).where(Feedback.seq.in_(seqs)).order_by(Feedback.seq)
+            page = _to_lines("feedback", await session.scalars(rows))
+        yield page
 
 
 def _to_lines(kind: str, rows: Iterable[Base], fields: Mapping[str, Mapping[str, Any]] | None = None) -> bytes:

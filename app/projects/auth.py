@@ -1,10 +1,11 @@
 """Authentication: the caller behind a bearer key, with its project, its scopes and its limits."""
 
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 from cachetools import LRUCache
 from fastapi import Depends, Request
@@ -20,6 +21,8 @@ from app.core.rate_limits import RateLimiter
 from app.models import ApiKey, Project
 from app.projects import service, usage
 from app.projects.scopes import CONTENT_SCOPE, checks_scope, has_scope
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,18 @@ class ApiKeyCache(SingleFlightCache[str, tuple[Caller, float]]):
         if cached is None:
             self._seen.pop(digest, None)
             return None
-        self._seen[digest] = True
         return cached[0]
 
-    def has_seen(self, key: str) -> bool:
-        """Whether the key was valid when this process read it last: it is looked up whoever else sends unknown keys."""
-        return service.digest_key(key) in self._seen
+    def remember(self, credential: str) -> None:
+        """Record that the key or browser token is valid now."""
+        self._seen[service.digest_key(credential)] = True
+
+    def has_seen(self, credential: str) -> bool:
+        """Whether the key or browser token was valid when this process read it last.
+
+        Then it is looked up, whoever else sends unknown ones.
+        """
+        return service.digest_key(credential) in self._seen
 
 
 async def read_caller(db: Database, is_key: ColumnElement[bool]) -> tuple[Caller, float] | None:
@@ -96,15 +105,23 @@ async def database(request: Request) -> Database:  # async, because FastAPI runs
     return services_of(request).get(Database)
 
 
-async def database_without_timeout(request: Request) -> Database:
-    """Return the database for exports, imports and erasures, which may take long."""
-    return services_of(request).get(Database).without_timeout
+async def database_with_long_timeout(request: Request) -> AsyncIterator[Database]:
+    """Return the database for exports, imports and erasures, which may take long. Raises RateLimited.
+
+    Few connections serve these, so a project may have few such requests at a time. The caller comes before this
+    dependency in the signature of a route.
+    """
+    limiter, limit = services_of(request).get(RateLimiter), settings_of(request).limits.max_long_requests
+    message = f"This project may have {limit} exports, imports and erasures under way at a time, and has."
+    with limiter.concurrent(f"long:{request.state.project_id}", limit, message, "too_many_requests"):
+        yield services_of(request).get(Database).with_long_timeout
 
 
 DatabaseDep = Annotated[Database, Depends(database)]
-UnboundedDatabaseDep = Annotated[Database, Depends(database_without_timeout)]
+LongRunningDatabaseDep = Annotated[Database, Depends(database_with_long_timeout)]
 BEARER = Depends(HTTPBearer(auto_error=False, scheme_name="key", description="An API key: sk-attune-…"))
 LIMITED_SCOPES = ("chat", "feedback")
+UNKNOWN = (Unauthorized.code, "invalid_token")  # codes of credentials that nobody has issued
 
 
 class LimitedByProject(Protocol):
@@ -150,27 +167,49 @@ async def identify(request: Request, db: Database, key: str) -> Caller:
     """
     if not key:
         raise Unauthorized("Send your API key as 'Authorization: Bearer sk-attune-…'.")
+    keys = services_of(request).get(ApiKeyCache)
+
+    async def find() -> Caller:
+        caller = await keys.find(db, key)
+        if caller is None:
+            raise Unauthorized("This API key is unknown or revoked.")
+        return caller
+
+    return await look_up(request, key, find)
+
+
+async def look_up(request: Request, credential: str, find: Callable[[], Awaitable[T]]) -> T:
+    """Return what `find` returns for a key or a browser token.
+
+    `find` raises Unauthorized for an unknown one; if many of these came from the client's address, it is not called and
+    RateLimited is raised, unless this process knows the credential.
+    """
     keys, limiter = services_of(request).get(ApiKeyCache), services_of(request).get(RateLimiter)
     address, limit = client_network(request), settings_of(request).limits.unknown_keys_per_minute
-    if limiter.is_throttled(address, limit) and not keys.has_seen(key):
-        message = f"More than {limit} requests with unknown API keys came from your address within a minute."
+    if limiter.is_throttled(address, limit) and not keys.has_seen(credential):
+        message = f"More than {limit} requests with unknown API keys or tokens came from your address within a minute."
         raise RateLimited(message, code="too_many_unknown_keys", retry_after=60)
-    caller = await keys.find(db, key)
-    if caller is None:
-        await limiter.count_unknown_key(address, limit)
-        raise Unauthorized("This API key is unknown or revoked.")
-    return caller
+    try:
+        found = await find()
+    except Unauthorized as error:
+        if error.code in UNKNOWN:
+            await limiter.count_unknown_key(address, limit)
+        raise
+    keys.remember(credential)
+    return found
 
 
 def require_scope(scope: str) -> Callable[..., Any]:
     """Return a dependency that gives the caller.
 
-    Chat and feedback requests also take a slot of their key's limits, and keep it until the last byte of the reply,
-    streamed or not.
+    The request takes a slot, and keeps it until the last byte of the reply, streamed or not: chat and feedback requests
+    one of their key's limits, all others one of their project's.
     """
 
-    async def authenticated(request: Request, db: DatabaseDep, _: Any = BEARER) -> Caller:
-        return await authenticate(request, db, scope)
+    async def limited_as_admin(request: Request, db: DatabaseDep, _: Any = BEARER) -> AsyncIterator[Caller]:
+        caller = await authenticate(request, db, scope)
+        async with admin_slot(request, caller):
+            yield caller
 
     async def rate_limited(request: Request, db: DatabaseDep, _: Any = BEARER) -> AsyncIterator[Caller]:
         caller = await authenticate(request, db, scope)
@@ -181,7 +220,23 @@ def require_scope(scope: str) -> Callable[..., Any]:
             request.state.headers = headers
             yield caller
 
-    return checks_scope(scope)(rate_limited if scope in LIMITED_SCOPES else authenticated)
+    return checks_scope(scope)(rate_limited if scope in LIMITED_SCOPES else limited_as_admin)
+
+
+@asynccontextmanager
+async def admin_slot(request: Request, caller: Caller) -> AsyncIterator[None]:
+    """Count a request other than a chat or feedback for the caller's project. Raises RateLimited beyond its limits."""
+    limiter, limit = services_of(request).get(RateLimiter), settings_of(request).limits.max_admin_concurrency
+    request.state.project_id = caller.project_id
+    message = f"This project may have {limit} requests other than chats and feedback under way at a time, and has."
+    with limiter.concurrent(f"admin:{caller.project_id}", limit, message, "too_many_requests"):
+        await count_admin_request(request, caller)
+        yield
+
+
+async def count_admin_request(request: Request, caller: Caller) -> None:
+    limit = limits_of(request, caller).admin_requests_per_minute
+    await services_of(request).get(RateLimiter).count_admin_request(caller.project_id, limit)
 
 
 async def _require_token_budget(request: Request, db: Database, caller: Caller) -> None:

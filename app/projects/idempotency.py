@@ -23,7 +23,7 @@ from app.core.database import REQUEST_WORK, Database, dialect_insert, now
 from app.core.errors import BadRequest, Conflict, Unprocessable
 from app.core.http import read_body, settings_of
 from app.models import IdempotentRequest
-from app.projects.auth import DatabaseDep, authenticate
+from app.projects.auth import DatabaseDep, authenticate, count_admin_request
 from app.projects.scopes import required_scope
 
 log = logging.getLogger("attune.idempotency")
@@ -121,6 +121,7 @@ async def _recognize(
     fingerprint = hashlib.sha256(line + body).hexdigest()
     keyed = KeyedRequest(db, caller.project_id, idempotency_key, request.state.request_id, fingerprint)
     if (response := await keyed.find_response()) is not None:
+        await count_admin_request(request, caller)
         raise Replay(response)
     request.state.keyed_request = keyed
     REQUEST_WORK.set(keyed.record)

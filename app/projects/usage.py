@@ -1,4 +1,4 @@
-"""What a project has used today: output tokens of chats, which are added up off the hot path."""
+"""What a project has used today: output tokens of its requests, which are added up off the hot path."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import database_time, dialect_insert
-from app.models import Origin, ProjectUsage, Turn
+from app.models import REQUESTED, ProjectUsage, Turn
 
 DAY_SECONDS = 86_400
 
@@ -20,7 +20,7 @@ async def add_output_tokens(session: AsyncSession, turns: Sequence[Any]) -> None
     """
     added: Counter[tuple[str, int]] = Counter()
     for turn in turns:
-        if turn.origin == Origin.CHAT and turn.num_output_tokens and turn.finished_at is not None:
+        if turn.origin in REQUESTED and turn.num_output_tokens and turn.finished_at is not None:
             added[turn.project_id, int(turn.finished_at // DAY_SECONDS)] += turn.num_output_tokens
     if not added:
         return
@@ -34,7 +34,7 @@ async def add_output_tokens(session: AsyncSession, turns: Sequence[Any]) -> None
 
 
 async def count_output_tokens(session: AsyncSession, project_id: str) -> int:
-    """Return the output tokens of the chats that finished today, in UTC: those added up, and those that wait for it."""
+    """Return the output tokens of requests that finished today, in UTC: those added up, and those that wait for it."""
     day = int(await database_time(session)) // DAY_SECONDS
     # In this order: tokens that are added up between the two are counted twice rather than not at all.
     waiting = await session.scalar(
@@ -42,7 +42,7 @@ async def count_output_tokens(session: AsyncSession, project_id: str) -> int:
             Turn.project_id == project_id,
             Turn.finished_at >= day * DAY_SECONDS,
             ~Turn.processed,
-            Turn.origin == Origin.CHAT,
+            Turn.origin.in_(REQUESTED),
         )
     )
     stored = await session.scalar(

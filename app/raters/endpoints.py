@@ -10,7 +10,7 @@ from app.core.errors import ERROR_RESPONSES
 from app.core.http import StrictModel, json_body
 from app.core.pagination import Page
 from app.models import Rater, RaterStanding
-from app.projects.auth import ContentCaller, DatabaseDep, OperatingCaller, UnboundedDatabaseDep
+from app.projects.auth import ContentCaller, DatabaseDep, LongRunningDatabaseDep, OperatingCaller
 from app.raters import service
 
 router = APIRouter(prefix="/v1", tags=["raters"], responses=ERROR_RESPONSES)
@@ -92,7 +92,7 @@ async def list_raters(
 async def set_rater_standing(
     rater: RaterName,
     caller: OperatingCaller,
-    db: UnboundedDatabaseDep,
+    db: LongRunningDatabaseDep,
     body: Annotated[StandingRequest, json_body(StandingRequest)],
 ) -> RaterStandingView:
     """Set the standing of a rater. Idempotent. Samples that are already in a batch stay there."""

@@ -15,10 +15,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.database import chunked
 from app.models import Feedback, FeedbackRank, Turn, VoteTotal
 
-# Votes that are in no total, as literals, so that the planner recognizes the condition of the index.
+# Votes that are in no total, as literals, so that the planner recognizes the condition of the index. SQLite chooses the
+# index of all feedback instead of this small one unless a range of `seq` is named.
 IS_UNCOUNTED_VOTE = and_(
     Feedback.vote_total_id.is_(None),
     Feedback.kind.not_in([literal_column("'comment'"), literal_column("'withdrawal'")]),
+    Feedback.seq > literal_column("0"),
 )
 
 
@@ -39,10 +41,11 @@ async def reopen_votes(session: AsyncSession, *conditions: ColumnElement[bool]) 
         await session.execute(update(VoteTotal).where(VoteTotal.id == id).values(num_votes=num_votes))
 
 
-async def reopen_votes_of_batch(session: AsyncSession, batch_id: str | None) -> None:
-    """Take the votes that the batch learned from out of their totals: its version is released, undone or rejected."""
-    if batch_id is not None:
-        await reopen_votes(session, Feedback.batch_id == batch_id)
+async def reopen_votes_of_batches(session: AsyncSession, *batch_ids: str | None) -> None:
+    """Take the votes that batches learned from out of their totals: their versions are released, undone or rejected."""
+    known = [id for id in batch_ids if id is not None]
+    if known:
+        await reopen_votes(session, Feedback.batch_id.in_(known))
 
 
 async def reopen_votes_on_turns(session: AsyncSession, turn_ids: Collection[str]) -> None:

@@ -61,6 +61,7 @@ class ScriptedEngine:
     is_blocked: Callable[["Reply"], bool] = lambda reply: False  # a blocked reply generates no further token
     accept_seconds: float = 0.0  # seconds until it knows a request that it has received
     drop_after_tokens: int | None = None  # the connection is dropped after so many tokens
+    error_after_tokens: tuple[int, int] | None = None  # a stream ends after so many tokens by an error with this status
     nan_at: int | None = None  # index of the token whose log-prob is NaN
     omit_last_logprob: bool = False  # the last log-prob is missing
     reported_prompt_ids: list[int] | None = None  # prompt ids that it reports instead of the real ones
@@ -359,6 +360,9 @@ class Reply:
         yield self._chunk({"role": "assistant", "content": ""})
         count = 0
         async for word, value in self.tokens():
+            if self.engine.error_after_tokens is not None and count == self.engine.error_after_tokens[0]:
+                yield encode_event({"error": {"message": "no", "code": self.engine.error_after_tokens[1]}})
+                return
             count += 1
             is_omitted = self.engine.omit_last_logprob and count == 1
             yield self._chunk({"content": word} if word else {}, logprobs=[] if is_omitted else [logprob_entry(value)])

@@ -167,6 +167,18 @@ async def test_feedback_about_a_conversation_applies_to_its_turns(harness: Harne
     assert {sample.state for sample in await harness.all(Sample)} == {SampleState.DROPPED}
 
 
+async def test_a_refused_request_has_no_share_of_its_conversations_feedback(harness: Harness) -> None:
+    first = await harness.turn(conversation_id="c")
+    last = await harness.turn(conversation_id="c")
+    await harness.turn(conversation_id="c", state=TurnState.REFUSED, output_ids=None, exclusion_reason="refused")
+    body = {"kind": "score", "value": 0.5, "target": {"conversation_id": "c"}, "source": {"id": "ada"}}
+    await harness.api.post("/v1/feedback", json=body)
+    rewards = RewardsConfig.model_validate({"sources": [{"type": "explicit"}], "spread": "last"})
+    await curate(harness.db, harness.settings.replace({"rewards": rewards}))
+    name = "conversation/default/HUMAN/ada"
+    assert await read_rewards(harness) == {(first.id, name): 0.0, (last.id, name): 0.5}
+
+
 async def test_a_comparison_rewards_both_turns_and_groups_those_with_the_same_prompt(harness: Harness) -> None:
     a, b = await harness.turn(), await harness.turn()
     other = await harness.turn(own_prompt_ids=[7, 8])
@@ -467,7 +479,7 @@ async def test_a_backlog_delays_no_other_project(harness: Harness) -> None:
         await session.execute(insert(Feedback), [make_vote(other, 0)])
         await session.execute(update(Turn).values(finished_at=1.0))
         await session.execute(update(Turn).where(Turn.id == other.id).values(finished_at=2.0))
-    num_read, is_last = await curate_module._process_page(harness.db, harness.settings, 500)
+    num_read, is_last = await curate_module._process_page(harness.db, harness.settings, curate_module.PAGE_SIZE)
     assert num_read <= 500 and not is_last
     assert [row.turn_id for row in await harness.all(Feedback) if row.processed and row.turn_id == other.id] == [
         other.id

@@ -8,7 +8,7 @@ import pytest
 
 from app.core.database import Database
 from app.core.jobs import TaskName
-from app.models import Engine, EngineState, TurnState, VersionState
+from app.models import Engine, EngineState, Origin, TurnState, VersionState
 from tests.support.deployment import Harness
 from tests.support.updates import rate
 from workers.reconcile import reconcile
@@ -58,8 +58,9 @@ async def test_engine_without_heartbeats_is_marked_down(harness: Harness) -> Non
     assert (engine.state, engine.reason) == (EngineState.DOWN, "no heartbeat of its supervisor")
 
 
-async def test_lost_turn_is_aborted(harness: Harness) -> None:
-    lost = await harness.turn(state=TurnState.OPEN, created_at=0.0)
+@pytest.mark.parametrize("origin", [Origin.CHAT, Origin.TASK])
+async def test_lost_turn_is_aborted(harness: Harness, origin: Origin) -> None:
+    lost = await harness.turn(state=TurnState.OPEN, created_at=0.0, origin=origin)
     recent = await harness.turn(state=TurnState.OPEN)
     await reconcile_and_list_tasks(harness)
     states = {turn.id: (turn.state, turn.finish_reason) for turn in await harness.all(type(lost))}

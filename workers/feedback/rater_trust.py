@@ -67,9 +67,14 @@ async def record_agreement(session: AsyncSession, project_id: str, turns: Sequen
         for name, (agreed, disagreed) in sorted(gains.items())
         if is_recurring(name)
     ]
-    if rows:
-        added = {"agreement_weight": Rater.agreement_weight, "disagreement_weight": Rater.disagreement_weight}
-        await session.execute(_upsert(session, rows, **added))
+    if rows:  # one statement for all, which need not be built anew for each number of raters
+        statement = dialect_insert(session, Rater.__table__)
+        sums = {
+            name: Rater.__table__.c[name] + statement.excluded[name]
+            for name in ("agreement_weight", "disagreement_weight")
+        }
+        upsert = statement.on_conflict_do_update(index_elements=["project_id", "name"], set_=sums)
+        await (await session.connection()).execute(upsert, rows)
 
 
 def is_within_allowance(position: ColumnElement[int], limit: int) -> ColumnElement[bool]:

@@ -8,7 +8,13 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import EXPLICIT, RewardsConfig
-from alignment.signals.combine_rewards import Signal, combine_rewards, discounted_return, scores_unseen_replies
+from alignment.signals.combine_rewards import (
+    CombinedReward,
+    Signal,
+    combine_rewards,
+    discounted_return,
+    scores_unseen_replies,
+)
 from alignment.tolerance import is_tie
 from app.chat.histories import read_prompt_ids
 from app.core.database import database_time
@@ -34,9 +40,12 @@ class TurnRewards(NamedTuple):
 
 
 class Returns(NamedTuple):
-    """By turn: the reward with the discounted rewards of later turns (the return), and the rewards of its raters."""
+    """By turn: the reward with the discounted rewards of later turns (the return), and the rewards of its raters.
 
-    values: Mapping[str, float | None]
+    The weight of a return is that of the turn's own reward or, without one, of the next turn's return.
+    """
+
+    values: Mapping[str, CombinedReward | None]
     rated_by: Mapping[str, Sequence[Reward]]
 
 
@@ -64,7 +73,7 @@ async def update_samples(
     if need_groups:
         grouped = [turn for turn in all_turns if turn.policy_id in need_groups]
         counted, alone = select_comparable(grouped, counted, comparison_groups)
-    returns = _compute_returns(all_turns, counted, rewards)
+    returns = _compute_returns(all_turns, counted, rewards, rater_trust.newcomer_trust(settings).weight)
     affected = [turn for turn in turns if rewards[turn.policy_id].discount == 0]
     affected += [turn for turn in all_turns if rewards[turn.policy_id].discount > 0]
     affected_ids = [turn.id for turn in affected]
@@ -136,26 +145,32 @@ async def _read_rewards(session: AsyncSession, turn_ids: Collection[str]) -> dic
 
 
 def _compute_returns(
-    turns: Sequence[FinishedTurn], counted: Mapping[str, Sequence[Reward]], configs: Mapping[str, RewardsConfig]
+    turns: Sequence[FinishedTurn],
+    counted: Mapping[str, Sequence[Reward]],
+    configs: Mapping[str, RewardsConfig],
+    machine_weight: float,
 ) -> Returns:
     """Return the discounted rewards, computed from the last turn to the first.
 
     A turn that only inherits a reward inherits its raters too: a rater who is quarantined, or has the allowed share of
-    a batch, must not get in through an earlier turn.
+    a batch, must not get in through an earlier turn. `machine_weight` multiplies the weights of rewards without rater.
     """
     next_turn: dict[str, FinishedTurn] = {}
     for turn in turns:  # the last one that continues a turn
         if turn.parent_id is not None:
             next_turn[turn.parent_id] = turn
-    values: dict[str, float | None] = {}
+    values: dict[str, CombinedReward | None] = {}
     rated_by: dict[str, Sequence[Reward]] = {}
     for turn in turns:
         config = configs[turn.policy_id]
         rewards = [counted[turn.id], *_later_rewards(turn, next_turn, counted, config)]
-        value: float | None = None
+        credit: CombinedReward | None = None
         for rows in reversed(rewards):
-            value = discounted_return(_combine(rows, config), value, config.discount)
-        values[turn.id] = value
+            reward = _combine(rows, config, machine_weight)
+            value = discounted_return(reward and reward.value, credit and credit.value, config.discount)
+            weighted = reward or credit
+            credit = None if value is None or weighted is None else CombinedReward(value, weighted.weight)
+        values[turn.id] = credit
         own = rewards[0]
         with_person = (rows for rows in rewards if any(is_person(row.rater) for row in rows))
         rated_by[turn.id] = next(with_person, own or next((rows for rows in rewards if rows), own))
@@ -194,9 +209,15 @@ def _has_feedback(rows: Sequence[Reward]) -> bool:
     return any(row.reward_source == EXPLICIT for row in rows)
 
 
-def _combine(rows: Sequence[Reward], config: RewardsConfig) -> float | None:
+def _combine(rows: Sequence[Reward], config: RewardsConfig, machine_weight: float) -> CombinedReward | None:
+    """Return the reward of a turn. A machine's reward counts as much as the vote of a new rater."""
     signals = [
-        Signal(row.reward_source, row.value, row.weight, row.reward_source == EXPLICIT and is_person(row.rater))
+        Signal(
+            row.reward_source,
+            row.value,
+            row.weight if row.rater is not None else row.weight * machine_weight,
+            row.reward_source == EXPLICIT and is_person(row.rater),
+        )
         for row in rows
     ]
     return combine_rewards(signals, config)
@@ -209,7 +230,7 @@ async def _read_clusters(session: AsyncSession, turns: Sequence[FinishedTurn]) -
     return {id: rater_trust.cluster_key(prompt_ids.get(id, ()), output_ids or ()) for id, output_ids in rows}
 
 
-def _new_sample(turn: FinishedTurn, reward: float, cluster: str | None) -> Sample:
+def _new_sample(turn: FinishedTurn, reward: CombinedReward, cluster: str | None) -> Sample:
     return Sample(
         turn_id=turn.id,
         policy_id=turn.policy_id,
@@ -220,13 +241,19 @@ def _new_sample(turn: FinishedTurn, reward: float, cluster: str | None) -> Sampl
         state=SampleState.DROPPED if turn.exclusion_reason else SampleState.OPEN,
         rule=SampleRule.EXCLUDED if turn.exclusion_reason else None,
         reason=turn.exclusion_reason,
-        reward=reward,
+        reward=reward.value,
+        weight=reward.weight,
         ready_at=0.0,
     )
 
 
 def _update_reward(
-    sample: Sample, reward: float | None, exclusion_reason: str | None, *, has_feedback: bool, uses_feedback: bool
+    sample: Sample,
+    reward: CombinedReward | None,
+    exclusion_reason: str | None,
+    *,
+    has_feedback: bool,
+    uses_feedback: bool,
 ) -> None:
     """Apply the new reward. Late and changed feedback counts until the sample is in a batch.
 
@@ -236,9 +263,9 @@ def _update_reward(
         if sample.state in WAITING:
             sample.state, sample.rule, sample.reason = SampleState.DROPPED, SampleRule.WITHDRAWN, WITHDRAWN
     elif sample.state in WAITING:
-        if sample.reason == UNDONE and not is_tie((reward, sample.reward)):
+        if sample.reason == UNDONE and not is_tie((reward.value, sample.reward)):
             sample.reason = None  # it has new feedback itself
-        sample.reward, sample.uses_feedback = reward, uses_feedback
+        sample.reward, sample.weight, sample.uses_feedback = reward.value, reward.weight, uses_feedback
     elif sample.state == SampleState.DROPPED and exclusion_reason is None:
         is_usable_again = sample.rule == SampleRule.WITHDRAWN or (
             sample.rule == SampleRule.TOO_OLD and has_feedback and uses_feedback
@@ -246,7 +273,7 @@ def _update_reward(
         if not is_usable_again:
             return
         sample.state, sample.rule, sample.reason = SampleState.OPEN, None, None
-        sample.reward, sample.uses_feedback = reward, uses_feedback
+        sample.reward, sample.weight, sample.uses_feedback = reward.value, reward.weight, uses_feedback
 
 
 def _ready_at(turn: FinishedTurn, turn_rewards: TurnRewards, config: RewardsConfig, time: float) -> float:

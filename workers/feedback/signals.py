@@ -65,7 +65,7 @@ async def read_finished_turns(session: AsyncSession, turn_ids: Collection[str]) 
 async def read_conversations(session: AsyncSession, pairs: Collection[tuple[str, str]]) -> list[FinishedTurn]:
     """Return the finished chat turns of these conversations; of a very long one the latest MAX_CONVERSATION_TURNS.
 
-    `pairs` holds (project id, conversation id).
+    Requests that the engine refused have no reply and are left out. `pairs` holds (project id, conversation id).
     """
     turns: list[FinishedTurn] = []
     for project_id, conversation_id in sorted(pairs):
@@ -74,7 +74,7 @@ async def read_conversations(session: AsyncSession, pairs: Collection[tuple[str,
             .where(
                 Turn.project_id == project_id,
                 Turn.conversation_id == conversation_id,
-                Turn.state != TurnState.OPEN,
+                Turn.state.not_in((TurnState.OPEN, TurnState.REFUSED)),
                 Turn.origin == Origin.CHAT,
             )
             .order_by(Turn.created_at.desc(), Turn.id.desc())
@@ -213,15 +213,16 @@ def _rankings_of(turn_ids: Collection[str]) -> Select[int]:
 async def read_ranked_turn_ids(session: AsyncSession, targets: Collection[tuple[str, str]]) -> set[str]:
     """Return the turns that feedback about these targets ranks, withdrawn feedback included.
 
-    `targets` holds (project id, target).
+    `targets` holds (project id, target). All feedback about one target ranks the same turns.
     """
-    rows = await session.scalars(
-        select(FeedbackRank.turn_id)
-        .distinct()
-        .join(Feedback, Feedback.seq == FeedbackRank.feedback_seq)
-        .where(tuple_(Feedback.project_id, Feedback.target).in_(sorted(targets)))
+    about_targets = tuple_(Feedback.project_id, Feedback.target).in_(sorted(targets))
+    one_of_each = (
+        select(func.max(Feedback.seq))
+        .where(about_targets, Feedback.kind != WITHDRAWAL)
+        .group_by(Feedback.project_id, Feedback.target)
     )
-    return set(rows)
+    ranks = select(FeedbackRank.turn_id).where(FeedbackRank.feedback_seq.in_(one_of_each))
+    return set(await session.scalars(ranks))
 
 
 async def read_comparison_groups(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, str]:

@@ -20,8 +20,22 @@ class LimitSettings(Frozen):
     )
     requests_per_minute: int = Field(6000, ge=1, description="limit of every key; a key may have a lower one")
     max_concurrency: int = Field(256, ge=1, description="concurrent requests of a key, which may have a lower limit")
+    max_admin_concurrency: int = Field(
+        32,
+        ge=1,
+        description="concurrent requests of a project in one API process, other than chats and feedback",
+    )
+    max_long_requests: int = Field(
+        4, ge=1, description="of these, concurrent exports, imports, erasures and verifications of the audit log"
+    )
+    max_event_streams: int = Field(
+        16, ge=1, description="concurrent event streams of a project in one API process, which has at most 50"
+    )
     unknown_keys_per_minute: int = Field(
-        100, ge=1, description="requests with unknown keys from one address, before such requests are not looked up"
+        100,
+        ge=1,
+        description="requests with unknown keys or invalid browser tokens from one address, before such requests are "
+        "not looked up",
     )
     max_output_tokens: int = Field(8192, ge=1, description="most output tokens of a request, over all choices")
     max_prompt_chars: int = Field(400_000, ge=1, description="longest prompt, in characters")
@@ -31,7 +45,13 @@ class LimitSettings(Frozen):
         100, ge=1, description="most feedback that one browser token may submit, replaced feedback included"
     )
     max_source_feedback: int = Field(
-        1000, ge=1, description="most feedback of one source about one reply or conversation, replaced included"
+        200, ge=1, description="most feedback of one source about one reply or conversation, replaced included"
+    )
+    max_target_feedback: int = Field(
+        1000,
+        ge=1,
+        description="most feedback of all sources about one reply or conversation, replaced and withdrawn included; "
+        "all of it is read when one more is curated",
     )
     project: DeploymentLimits = Field(
         DeploymentLimits(), description="what each project may use; a project may have lower limits"

@@ -16,6 +16,9 @@ class ServerSettings(Frozen):
     port: int = Field(8700, ge=0, le=65535, description="port that the API listens on")
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1, description="largest request body")
     max_import_bytes: int = Field(256 * 1024 * 1024, ge=1, description="largest file of an import")
+    max_body_seconds: float = Field(
+        600.0, gt=0, description="how long a request's body may take to arrive; 256 MiB in 600 s are 3.6 Mbit/s"
+    )
     chat_timeout_seconds: float = Field(600.0, gt=0, description="longest time of a reply")
     default_max_tokens: int = Field(
         512, ge=1, description="length limit of a reply in tokens when the request names none"
@@ -53,10 +56,16 @@ class DatabaseSettings(Frozen):
     request_timeout_seconds: float = Field(
         5.0,
         ge=0.5,
-        description="longest time of a PostgreSQL statement in a request, which is then answered with 503",
+        description="longest time of a statement in a request, and that it waits for SQLite's writer; the request is "
+        "then answered with 503",
     )
     job_timeout_seconds: float = Field(
-        20.0, ge=0.5, description="longest time of a PostgreSQL statement in a worker, which tries again"
+        20.0,
+        ge=0.5,
+        description="longest time of a statement in a worker, and that it waits for SQLite's writer; it tries again",
+    )
+    long_timeout_seconds: float = Field(
+        300.0, ge=1, description="longest time of a statement in an export, an import or an erasure"
     )
     encryption_keys: tuple[SecretStr, ...] = Field(
         (),

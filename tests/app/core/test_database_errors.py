@@ -8,6 +8,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import DBAPIError
 
 from app.core.database import Database
+from app.core.errors import is_database_outage
 from app.models import Feedback, Project
 from tests.support.deployment import Harness
 
@@ -55,3 +56,39 @@ async def test_run_write_hides_values_too(db: Database) -> None:
     with pytest.raises(DBAPIError) as caught:
         await db.run_write(lambda connection: connection.execute(insert(Project), [{"id": SECRET}, {"id": SECRET}]))
     assert SECRET not in str(caught.value) + str(caught.value.orig)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("threads", [False, True])
+async def test_statement_that_was_prepared_before_a_migration_is_an_outage(postgres: str, threads: bool) -> None:
+    """The connections of a process that goes on meanwhile are replaced, so that its next statements work."""
+    async with Database(postgres) as db, Database(postgres) as migration:
+
+        async def read() -> Any:
+            if threads:
+                return await db.run_write(lambda connection: connection.scalar(text("SELECT number FROM numbered")))
+            async with db.write() as session:
+                return await session.scalar(text("SELECT number FROM numbered"))
+
+        async def run(statement: str) -> None:
+            async with migration.write() as session:
+                await session.execute(text(statement))
+
+        await run("CREATE TABLE numbered AS SELECT 1::integer AS number")
+        try:
+            for _ in range(10):  # the driver prepares a statement that it has seen a few times; a rollback forgets it
+                assert await read() == 1
+            await run("ALTER TABLE numbered ALTER COLUMN number TYPE bigint")
+            with pytest.raises(DBAPIError, match="cached plan") as caught:
+                await read()
+            assert is_database_outage(caught.value)
+            assert await read() == 1
+        finally:
+            await run("DROP TABLE numbered")
+
+
+@pytest.mark.postgres
+async def test_other_statements_that_the_database_does_not_support_are_no_outage(postgres: str) -> None:
+    async with Database(postgres) as db:
+        error = await fail(db, text("SELECT count(*) FROM projects FOR UPDATE"))
+        assert not is_database_outage(error) and not error.connection_invalidated

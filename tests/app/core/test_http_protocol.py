@@ -1,9 +1,11 @@
 """Connections whose request headers are too large or never complete, or whose bodies are slow, over real sockets."""
 
+import select
 import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -18,7 +20,12 @@ from tests.support import scripted_engine
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Answer with the size of the body; /early without reading it."""
     size = 0
+    if scope["path"] == "/early":
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"7")]})
+        await send({"type": "http.response.body", "body": b"refused"})
+        return
     while (message := await receive())["type"] == "http.request":
         size += len(message["body"])
         if not message["more_body"]:
@@ -28,9 +35,9 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @pytest.fixture
-def connection(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """Yield a connection to a server that `attune serve` has configured."""
-    monkeypatch.setattr(server, "get_settings", Settings)
+def connection(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Yield a connection to a server that `attune serve` has configured; the parameter is its section `server`."""
+    monkeypatch.setattr(server, "get_settings", lambda: Settings(server=getattr(request, "param", {})))
     monkeypatch.setattr(server, "require_compatible_schema", lambda *arguments: None)
     monkeypatch.setattr(server, "create_default_project", lambda *arguments: None)
     switch_intervals: list[float] = []
@@ -103,3 +110,78 @@ def test_slow_body_is_refused_and_one_that_keeps_coming_is_not(
     connection.sendall(head + b"x" * 100)
     response = read(connection)
     assert response.startswith(b"HTTP/1.1 408") and b'"code":"request_timeout"' in response
+
+
+def trickle(client: socket.socket, rate: int, seconds: float) -> tuple[bytes, bool]:
+    """Send `rate` bytes each 50 ms, however the server answers. Return what it sent, and whether it closed."""
+    received, ends = b"", time.monotonic() + seconds
+    while time.monotonic() < ends:
+        with suppress(ConnectionError):
+            client.sendall(b"x" * rate)
+        if select.select([client], [], [], 0.05)[0]:
+            try:
+                part = client.recv(65536)
+            except ConnectionError:
+                return received, True
+            if not part and not received:
+                return received, True
+            received += part
+            if not part and _is_reset(client):
+                return received, True
+    return received, False
+
+
+def _is_reset(client: socket.socket) -> bool:
+    """Whether the server has closed the connection for both directions."""
+    try:
+        client.sendall(b"x")
+        time.sleep(0.02)
+        client.sendall(b"x")
+    except ConnectionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("connection", [{"max_body_seconds": 1.0}], indirect=True)
+def test_body_that_takes_too_long_is_refused_however_steadily_it_comes(
+    connection: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(http_protocol, "MIN_BODY_BYTES", 1000)
+    connection.sendall(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100000000\r\n\r\n")
+    response, is_closed = trickle(connection, 1000, 30)
+    assert response.startswith(b"HTTP/1.1 408") and is_closed
+
+
+def test_connection_is_closed_after_an_answer_without_the_body(
+    connection: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client cannot keep it by sending on."""
+    monkeypatch.setattr(http_protocol, "LINGER_SECONDS", 0.3)
+    connection.sendall(b"POST /early HTTP/1.1\r\nhost: a\r\ncontent-length: 100000000\r\n\r\n")
+    response, is_closed = trickle(connection, 100_000, 30)
+    assert response.startswith(b"HTTP/1.1 401") and b"connection: close" in response and response.endswith(b"refused")
+    assert is_closed
+
+
+def test_client_that_sends_its_whole_body_first_reads_the_early_answer(connection: socket.socket) -> None:
+    size = 8_000_000
+    connection.sendall(b"POST /early HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size)
+    response = b""
+    while part := connection.recv(65536):
+        response += part
+    assert response.startswith(b"HTTP/1.1 401") and response.endswith(b"refused")
+
+
+@pytest.mark.parametrize("body", [b"", b"x" * 1000])
+def test_connection_is_kept_after_an_answer_without_reading_a_body_that_has_arrived(
+    connection: socket.socket, body: bytes
+) -> None:
+    for _ in range(3):
+        connection.sendall(b"POST /early HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        response = b""
+        while not response.endswith(b"refused"):
+            part = connection.recv(65536)
+            assert part, response
+            response += part
+        assert b"connection: close" not in response

@@ -14,7 +14,7 @@ from sqlalchemy import update
 
 from app.core.errors import Unavailable
 from app.core.settings import Settings
-from app.datasets import imports
+from app.datasets import imports, removal
 from app.models import Dataset, DatasetRow, Project
 from tests.support.deployment import Harness
 from tests.support.parquet_files import import_file, to_parquet
@@ -135,7 +135,7 @@ async def test_chats_and_feedback_are_stored_while_a_dataset_is_imported(harness
     assert (await asyncio.wait_for(harness.vote(turn.id), 10)).status_code == 201
     assert (await harness.api.get("/v1/datasets")).json()["data"] == []
     assert (await harness.api.get("/v1/datasets/ds-1")).status_code == 404
-    assert await imports.remove_unfinished(harness.db) == 0, "it has not died"
+    assert await removal.remove_hidden(harness.db) == 0, "it has not died"
     rows.is_resumed.set()
     assert (await task).name == "manners"
     [view] = (await harness.api.get("/v1/datasets")).json()["data"]
@@ -153,7 +153,7 @@ async def test_an_import_that_fails_leaves_nothing(harness: Harness) -> None:
 
 async def test_an_import_whose_process_died_is_removed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """And if it goes on nevertheless, it is told so, and stores nothing."""
-    monkeypatch.setattr(imports, "DELETE_STEP", 1)
+    monkeypatch.setattr(removal, "DELETE_STEP", 1)
     rows = PausedRows(3)
     task = await start_import(harness, rows)
     async with harness.db.write() as session:

@@ -14,7 +14,8 @@ from sqlalchemy import select
 from app.core.errors import BadRequest
 from app.core.http import parse_body
 from app.feedback.browser_tokens import TokenRequest
-from app.feedback.feedback_writer import FeedbackLimits, FeedbackWriter
+from app.feedback.feedback_limits import FeedbackLimits
+from app.feedback.feedback_writer import FeedbackWriter
 from app.models import Feedback, Project
 from tests.support.deployment import Harness
 from tests.support.feedback_users import create_other_project_key, error_shape
@@ -101,7 +102,7 @@ async def test_token_submissions_are_idempotent_in_their_own_namespace(harness: 
     again = await post(harness, await token(harness, turn.id, source_id="ada"), completion_id=turn.id, id="k")
     other = await post(harness, bearer, completion_id=turn.id, id="k", value="down")
     assert [response.status_code for response in (by_api_key, first, again, other)] == [201, 201, 200, 422]
-    assert again.json() == first.json()
+    assert again.json() == first.json() | {"effective": True, "withdrawn": False}
     by_other_user = await post(harness, await token(harness, turn.id, source_id="bob"), completion_id=turn.id, id="k")
     assert by_other_user.status_code == 201
     assert len(await harness.all(Feedback)) == 3
@@ -211,7 +212,7 @@ def set_limits(harness: Harness, limits: FeedbackLimits) -> None:
 
 async def test_token_has_a_quota(harness: Harness) -> None:
     turn = await harness.turn()
-    set_limits(harness, FeedbackLimits(per_source=1000, per_token=3))
+    set_limits(harness, FeedbackLimits(per_target=5000, per_source=1000, per_token=3))
     bearer = await token(harness, turn.id, source_id="ada")
     first = {"completion_id": turn.id, "id": "k"}
     answers = [await post(harness, bearer, **first)]
@@ -293,7 +294,7 @@ async def test_clocks_of_hosts_may_differ_by_a_minute(harness: Harness, offset: 
 
 async def test_source_has_a_limit_of_feedback_about_one_target(harness: Harness) -> None:
     turn, other = await harness.turn(), await harness.turn()
-    set_limits(harness, FeedbackLimits(per_source=2, per_token=100))
+    set_limits(harness, FeedbackLimits(per_target=5000, per_source=2, per_token=100))
     ada: dict[str, Any] = {"source": {"kind": "HUMAN", "id": "ada"}}
     statuses = [(await harness.vote(turn.id, **ada)).status_code for _ in range(3)]
     assert statuses == [201, 201, 409]
@@ -302,3 +303,40 @@ async def test_source_has_a_limit_of_feedback_about_one_target(harness: Harness)
     assert [item["status"] for item in answer.json()["data"]] == [409, 201, 201, 409]
     assert answer.json()["data"][0]["error"]["code"] == "source_quota"
     assert (await harness.vote(turn.id, source={"kind": "HUMAN", "id": "bob"})).status_code == 201
+
+
+async def test_target_has_a_limit_of_feedback_of_all_sources(harness: Harness) -> None:
+    """Whoever votes under a new name each time, as an API key can, does not make a reply ever slower to read."""
+    turn, other = await harness.turn(), await harness.turn()
+    set_limits(harness, FeedbackLimits(per_target=3, per_source=2, per_token=100))
+
+    def vote_of(person: str) -> dict[str, Any]:
+        return {"source": {"kind": "HUMAN", "id": person}}
+
+    first = await harness.vote(turn.id, id="first", **vote_of("ada"))
+    statuses = [(await harness.vote(turn.id, **vote_of(person))).status_code for person in ("bob", "eve", "zoe")]
+    assert (first.status_code, statuses) == (201, [201, 201, 409])
+    refused = await harness.vote(turn.id, **vote_of("ada"))
+    assert refused.json()["error"]["code"] == "target_quota" and "MAX_TARGET_FEEDBACK" in refused.text
+    assert refused.headers["x-should-retry"] == "false"
+    assert (await harness.vote(turn.id, id="first", **vote_of("ada"))).status_code == 200  # a replay writes nothing
+    items = [
+        {"completion_id": one.id, "kind": "binary", "value": True, **vote_of(f"person-{number}")}
+        for number, one in enumerate((turn, other, other, other, other))
+    ]
+    answer = await harness.api.post("/v1/feedback/batch", json={"items": items})
+    assert [item["status"] for item in answer.json()["data"]] == [409, 201, 201, 201, 409]
+    bearer = await token(harness, turn.id, source_id="mia")
+    assert (await post(harness, bearer, completion_id=turn.id)).json()["error"]["code"] == "target_quota"
+
+
+async def test_conversations_and_rankings_have_the_limit_too(harness: Harness) -> None:
+    first, second = [await harness.turn(conversation_id="c-1") for _ in range(2)]
+    set_limits(harness, FeedbackLimits(per_target=1, per_source=1, per_token=100))
+    rating = {"target": {"conversation_id": "c-1"}, "kind": "rating", "value": 5}
+    order = [{"completion_id": first.id}, {"completion_id": second.id}]
+    for body in (rating, {"kind": "ranking", "value": order}):
+        named = [{**body, "source": {"kind": "HUMAN", "id": person}} for person in ("ada", "bob")]
+        answers = [await harness.api.post("/v1/feedback", json=one) for one in named]
+        assert [answer.status_code for answer in answers] == [201, 409], answers[0].text
+        assert answers[1].json()["error"]["code"] == "target_quota"

@@ -63,6 +63,36 @@ async def test_a_row_that_stays_locked_is_a_503_of_its_votes_alone(
     assert (await harness.vote(locked.id)).status_code == 201
 
 
+async def test_a_batch_with_a_locked_turn_delays_neither_its_other_items_nor_other_votes(
+    harness: Harness, other: psycopg.Connection[TupleRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked, free = await harness.turn(), await harness.turn()
+    items = [{"completion_id": turn.id, "kind": "binary", "value": True} for turn in (free, locked, free)]
+
+    async def send(prefix: str) -> list[int]:
+        body = {"items": [{**item, "id": f"{prefix}-{number}"} for number, item in enumerate(items)]}
+        response = await harness.api.post("/v1/feedback/batch", json=body)
+        assert response.status_code == 200, response.text
+        return [item["status"] for item in response.json()["data"]]
+
+    lock_turn(other, locked.id)
+    waiting = asyncio.create_task(send("first"))
+    for _ in range(5):
+        assert (await harness.vote(free.id)).status_code == 201
+    async with asyncio.timeout(60):
+        while len([row for row in await harness.all(Feedback) if row.idempotency_key.startswith("first")]) < 2:
+            await asyncio.sleep(0.02)
+    assert not waiting.done()
+    other.rollback()
+    assert await waiting == [201, 201, 201]
+
+    monkeypatch.setattr("app.core.group_commit.LOCK_WAIT_SECONDS", 0.3)
+    lock_turn(other, locked.id)
+    assert await send("second") == [201, 503, 201]
+    other.rollback()
+    assert await send("second") == [200, 201, 200]
+
+
 async def test_votes_of_other_projects_do_not_wait_for_a_projects_lock(
     harness: Harness, other: psycopg.Connection[TupleRow]
 ) -> None:

@@ -149,7 +149,7 @@ async def test_retry_by_metadata_is_replayed_after_newer_turn(harness: Harness) 
     first = await send(harness, {"metadata": {"thread": "t"}}, id="once")
     await add_metadata(harness, (await harness.turn()).id, thread="t")
     again = await send(harness, {"metadata": {"thread": "t"}}, id="once")
-    assert (again.status_code, again.json()) == (200, first.json())
+    assert (again.status_code, again.json()) == (200, first.json() | {"effective": True, "withdrawn": False})
     assert again.json()["completion_id"] == old.id
 
 

@@ -34,7 +34,9 @@ async def test_each_item_has_its_own_result(harness: Harness) -> None:
     results = response.json()["data"]
     assert [result["index"] for result in results] == list(range(len(items)))
     assert [result["status"] for result in results] == [201, 404, 400, 400, 200, 422, 201, 201, 201, 404, 400, 404, 201]
-    assert results[4]["feedback"] == results[0]["feedback"]
+    reason = "later feedback of its source replaced it"  # the last item
+    replaced = {"effective": False, "withdrawn": False, "trainable": False, "exclusion_reason": reason}
+    assert results[4]["feedback"] == results[0]["feedback"] | replaced
     assert results[8]["feedback"]["completion_id"] == b.id
     assert all(("error" in result) is (result["status"] >= 400) for result in results)
     assert {frozenset(result["error"]) for result in results if "error" in result} == {
@@ -53,13 +55,19 @@ async def test_repeated_batch_is_replayed_by_item_ids_or_key(harness: Harness) -
     ]
     first, again = [response.json()["data"] for response in responses]
     assert [result["status"] for result in first + again] == [201, 201, 200, 200]
-    assert [result["feedback"] for result in first] == [result["feedback"] for result in again]
+    replaced = {"effective": False, "trainable": False, "exclusion_reason": "later feedback of its source replaced it"}
+    state = {"effective": True, "withdrawn": False}
+    assert [result["feedback"] for result in again] == [
+        first[0]["feedback"] | state | replaced,
+        first[1]["feedback"] | state,
+    ]
     assert len(await harness.all(Feedback)) == 2
 
 
 async def test_batch_holds_at_most_1000_items(harness: Harness) -> None:
     turn = await harness.turn()
-    items = [{"completion_id": turn.id, "kind": "binary", "value": "up", "id": f"k{number}"} for number in range(1000)]
+    vote = {"completion_id": turn.id, "kind": "binary", "value": "up"}
+    items = [{**vote, "id": f"k{number}", "source": {"id": f"person-{number}"}} for number in range(1000)]
     response = await harness.api.post("/v1/feedback/batch", json={"items": items})
     assert [result["status"] for result in response.json()["data"]] == [201] * 1000
     rows = await harness.all(Feedback)

@@ -112,16 +112,16 @@ async def test_an_undone_version_takes_its_votes_out_of_the_totals(harness: Harn
     version = await learn(harness)
     await count(harness)
     async with harness.db.write() as session:
-        await batch_samples.drop_trained(session, version.batch_id or "", SampleRule.ROLLED_BACK, "people judged it")
+        await batch_samples.drop_trained(session, {version.batch_id or "": "people judged it"}, SampleRule.ROLLED_BACK)
     assert await check(harness) == {"rolled_back": 2}
     assert [row.num_votes for row in await harness.all(VoteTotal)] == [0]
     assert await count(harness) == 2
     assert await check(harness) == {"rolled_back": 2}
     async with harness.db.write() as session:  # it is live again
-        await batch_samples.reclaim_samples(session, await session.get_one(Version, version.id))
+        await batch_samples.reclaim_samples(session, [version.batch_id or ""])
     assert await check(harness) == {"learned": 2}
     async with harness.db.write() as session:
-        await batch_samples.return_samples(session, version.batch_id or "", batch_samples.UNDONE)
+        await batch_samples.return_samples(session, [version.batch_id or ""], batch_samples.UNDONE)
     assert (await check(harness)).keys() == {"processing"}
 
 
@@ -171,7 +171,7 @@ async def test_a_vote_whose_outcome_changes_while_it_is_counted(harness: Harness
         pytest.skip("SQLite has one writer")
     version = await learn(harness)
     async with harness.db.write() as session:
-        await batch_samples.drop_trained(session, version.batch_id or "", SampleRule.ROLLED_BACK, "people judged it")
+        await batch_samples.drop_trained(session, {version.batch_id or "": "people judged it"}, SampleRule.ROLLED_BACK)
         assert await settled_votes.count_settled_votes(harness.db, harness.settings) == 0, "its votes are locked"
     await count(harness)
     assert await check(harness) == {"rolled_back": 2}
@@ -190,4 +190,4 @@ async def test_a_vote_whose_outcome_changes_while_it_is_counted(harness: Harness
 
 async def reclaim_samples(harness: Harness, version: Version) -> None:
     async with harness.db.write() as session:
-        await batch_samples.reclaim_samples(session, await session.get_one(Version, version.id))
+        await batch_samples.reclaim_samples(session, [version.batch_id or ""])

@@ -280,7 +280,7 @@ async def test_failure_of_one_kind_does_not_stop_the_others(
     async def fail(*_: Any) -> int:
         raise RuntimeError("damaged row")
 
-    monkeypatch.setitem(retention.REMOVERS, "turns", fail)
+    monkeypatch.setitem(retention.STEPS, "turns", (fail, fail))
     body = await expire_audit(harness, old=3, young=2)
     assert body["expired"] == 3 and "damaged row" in caplog.text
 
@@ -356,8 +356,8 @@ async def test_audit_expires_once_a_day(harness: Harness) -> None:
     entries = [row.created_at for row in await harness.all(Audit)]
     age = (now() - min(entries)) / DAY
     policy = await harness.policy()
-    async with harness.db.write() as session:
-        assert await retention.remove_audit(session, policy.project_id, age / 2) == 0, "less than a day has expired"
+    count = await retention.remove_expired(harness.db, policy.project_id, "audit", age / 2)
+    assert count == 0, "less than a day has expired"
 
 
 async def verify(harness: Harness, **params: str) -> dict[str, Any]:

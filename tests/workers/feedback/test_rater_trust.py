@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from sqlalchemy import func, literal, select, union_all, update
 
 from alignment.signals.rater_trust import RaterSignal, rater_weight
@@ -12,8 +13,9 @@ from app.raters.service import ALL_RATERS
 from tests.support.deployment import Harness
 from tests.support.rater_trust import sample_quota
 from tests.support.settings import by_path
+from tests.support.updates import claim_next_batch
 from workers.curate import curate
-from workers.feedback import rater_trust
+from workers.feedback import rater_trust, rewards
 from workers.feedback.rater_trust import RaterTrust
 
 
@@ -135,6 +137,30 @@ async def test_agreement_changes_the_weight(harness: Harness) -> None:
     trust = await update_trust(harness, {"HUMAN/7": [1.0], "HUMAN/8": [-1.0]})
     assert trust["HUMAN/7"].weight == rater_weight(3.0, 3.0), "each comparison is divided between the two others"
     assert trust["HUMAN/8"].weight == rater_weight(0.0, 6.0) == 0.0
+
+
+async def test_the_trust_in_a_rater_is_the_weight_of_a_sample(harness: Harness) -> None:
+    """It weighted votes on the same turn alone, so that it did nothing to a turn with one vote."""
+    project_id = (await harness.policy()).project_id
+    async with harness.db.write() as session:
+        session.add(Rater(project_id=project_id, name="HUMAN/staff", standing=RaterStanding.TRUSTED))
+        await rater_trust.record_agreement(
+            session, project_id, [[RaterSignal("HUMAN/odd", 1.0), RaterSignal(None, -1.0)]]
+        )
+    settings = harness.settings.replace(by_path({"trust": True, "batch_size": 4}))
+    turns = [(await harness.turn()).id for _ in range(4)]
+    for turn_id, thumb, rater in zip(turns, ("up", "up", "down"), ("staff", "new", "odd"), strict=False):
+        await harness.vote(turn_id, thumb, source={"kind": "HUMAN", "id": rater})
+    await curate(harness.db, settings)
+    async with harness.db.write() as session:
+        await rewards.record_reward(session, turns[3], "explicit", -1.0)  # a machine's
+        await rewards.update_turn_samples(session, {turns[3]}, settings)
+    expected = dict(zip(turns, (1.0, 0.4, rater_weight(0.0, 1.0), 0.4), strict=True))
+    samples = {sample.turn_id: sample for sample in await harness.all(Sample)}
+    assert {id: sample.weight for id, sample in samples.items()} == pytest.approx(expected)
+    assert {abs(sample.reward) for sample in samples.values()} == {1.0}
+    claimed = await claim_next_batch(harness, trust=True, batch_size=4)
+    assert {sample.turn_id: sample.weight for sample in claimed.batch.samples} == pytest.approx(expected)
 
 
 async def test_a_batch_takes_more_samples_of_raters_with_more_weight(harness: Harness) -> None:

@@ -1,0 +1,158 @@
+"""Which feedback and turns the curate stage takes next: the same share of each project, and no more than a short
+transaction can process."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Select, exists, func, or_, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute, aliased
+
+from app.models import Feedback, FeedbackRank, Origin, Turn, TurnState
+from workers.feedback import signals
+from workers.feedback.signals import FinishedTurn
+
+MAX_PAGE_CONVERSATIONS = 20  # each may have hundreds of turns
+Target = tuple[str, str]  # project id and target
+
+
+class PageSize(NamedTuple):
+    """The most feedback events of a page, and the most rows that processing it reads: turns, and feedback on them."""
+
+    events: int
+    rows: int
+
+
+class FeedbackPage(NamedTuple):
+    """Unprocessed feedback by sequence number, and its turns in order of creation. `is_last`: nothing else waits."""
+
+    seqs: list[int]
+    turns: list[FinishedTurn]
+    is_last: bool
+
+
+async def read_page(session: AsyncSession, size: PageSize) -> FeedbackPage:
+    """Return the oldest unprocessed feedback of each project, the same share of the page for each.
+
+    Feedback about replies that still stream waits for their end. A page has one event at least, whatever it costs.
+    """
+    open_turn = aliased(Turn)
+    ranks_open_turn = exists().where(
+        FeedbackRank.feedback_seq == Feedback.seq,
+        open_turn.id == FeedbackRank.turn_id,
+        open_turn.state == TurnState.OPEN,
+    )
+    is_about_open_conversation = exists().where(
+        Feedback.turn_id.is_(None),
+        open_turn.project_id == Feedback.project_id,
+        open_turn.conversation_id == Feedback.conversation_id,
+        open_turn.state == TurnState.OPEN,
+        open_turn.created_at <= Feedback.created_at,  # not the replies that began later
+    )
+    columns = (Feedback.seq, Feedback.turn_id, Feedback.project_id, Feedback.conversation_id, Feedback.target)
+    query = (
+        select(*columns)
+        .outerjoin(Turn, Turn.id == Feedback.turn_id)
+        .where(~Feedback.processed, or_(Turn.id.is_(None), Turn.state != TurnState.OPEN))
+        .where(~ranks_open_turn, ~is_about_open_conversation)
+        .order_by(Feedback.seq)
+    )
+    rows, is_cut = await read_in_turn(session, query, Feedback.project_id, ~Feedback.processed, size.events)
+    page = _cut(rows, await _count_rows(session, rows), size.rows)
+    is_cut = is_cut or len(page) < len(rows)
+    conversations = {(row.project_id, row.conversation_id) for row in page if _is_about_conversation(row)}
+    targets = {(row.project_id, row.target) for row in page if row.turn_id is None}
+    turn_ids = {row.turn_id for row in page if row.turn_id is not None}
+    turn_ids |= await signals.read_ranked_turn_ids(session, targets)
+    turns = await signals.read_finished_turns(session, turn_ids)
+    turns += await signals.read_conversations(session, conversations)
+    return FeedbackPage([row.seq for row in page], signals.in_order(turns), is_last=not is_cut)
+
+
+def _is_about_conversation(row: Any) -> bool:
+    return row.turn_id is None and row.conversation_id is not None
+
+
+def _cut(rows: Sequence[Any], num_rows: Mapping[Target, int], limit: int) -> list[Any]:
+    """Return the first events of each project, whose targets have few conversations, and at most `limit` rows together.
+
+    The projects share the limits, and each has one event at least, however much is read for it.
+    """
+    by_project: dict[str, list[Any]] = {}
+    for row in rows:
+        by_project.setdefault(row.project_id, []).append(row)
+    page: list[Any] = []
+    for events in by_project.values():
+        page += _cut_project(events, num_rows, limit // len(by_project), MAX_PAGE_CONVERSATIONS // len(by_project))
+    return page
+
+
+def _cut_project(
+    events: Sequence[Any], num_rows: Mapping[Target, int], max_rows: int, max_conversations: int
+) -> list[Any]:
+    targets: set[Target] = set()
+    num_conversations = total = 0
+    for index, event in enumerate(events):
+        target = (event.project_id, event.target)
+        if target in targets:
+            continue
+        targets.add(target)
+        num_conversations += _is_about_conversation(event)
+        total += num_rows.get(target, 1)
+        if index and (total > max_rows or num_conversations > max_conversations):
+            return list(events[:index])
+    return list(events)
+
+
+async def _count_rows(session: AsyncSession, rows: Sequence[Any]) -> dict[Target, int]:
+    """Return how many rows are read for each target of these events: its feedback, and a conversation's turns."""
+    columns = (Feedback.project_id, Feedback.target)
+    about = tuple_(*columns).in_(sorted({(row.project_id, row.target) for row in rows}))
+    feedback = await session.execute(select(*columns, func.count()).where(about).group_by(*columns))
+    counts = {(project_id, target): count for project_id, target, count in feedback}
+    pairs = {(row.project_id, row.conversation_id): row.target for row in rows if _is_about_conversation(row)}
+    conversation = (Turn.project_id, Turn.conversation_id)
+    turns = select(*conversation, func.count()).where(tuple_(*conversation).in_(sorted(pairs)))
+    for project_id, id, count in await session.execute(turns.where(Turn.origin == Origin.CHAT).group_by(*conversation)):
+        target = (project_id, pairs[project_id, id])
+        counts[target] = counts.get(target, 0) + min(count, signals.MAX_CONVERSATION_TURNS)
+    return counts
+
+
+async def read_in_turn(
+    session: AsyncSession,
+    query: Select[*tuple[Any, ...]],
+    project: InstrumentedAttribute[str],
+    is_waiting: ColumnElement[bool],
+    limit: int,
+) -> tuple[list[Any], bool]:
+    """Return at most `limit` rows of a query, the same share of each project, and whether more rows may be left.
+
+    So the backlog of one project delays no other one by more than a page.
+
+    Args:
+        project: The column of the project, with which a partial index begins whose condition is `is_waiting`.
+    """
+    projects = await list_projects(session, project, is_waiting)
+    share = max(1, limit // max(1, len(projects)))
+    rows: list[Any] = []
+    is_cut = False
+    for project_id in random.sample(projects, len(projects)):
+        if len(rows) == limit:
+            return rows, True
+        found = (await session.execute(query.where(project == project_id).limit(min(share, limit - len(rows))))).all()
+        rows += found
+        is_cut = is_cut or len(found) == share
+    return rows, is_cut or len(rows) == limit
+
+
+async def list_projects(
+    session: AsyncSession, project: InstrumentedAttribute[str], is_waiting: ColumnElement[bool]
+) -> list[str]:
+    """Return the projects with waiting rows. Each is one step in the partial index that begins with `project`."""
+    projects: list[str] = []
+    last: str | None = ""
+    while (last := await session.scalar(select(func.min(project)).where(is_waiting, project > last))) is not None:
+        projects.append(last)
+    return projects
