@@ -33,7 +33,9 @@ from app.deployments.policy_endpoints import router as policy_changes
 from app.deployments.version_router import VersionRouter
 from app.feedback.endpoints import router as feedback
 from app.feedback.endpoints import secret_router as token_secrets
-from app.feedback.feedback_writer import FeedbackLimits, FeedbackWriter
+from app.feedback.feedback_limits import FeedbackLimits
+from app.feedback.feedback_writer import FeedbackWriter
+from app.feedback.token_counts import TokenCounter
 from app.feedback.vote_endpoints import router as votes
 from app.inference.client import EnginePool, load_engine_keys
 from app.models import new_id
@@ -172,13 +174,22 @@ def create_app(settings: Settings) -> Api:
         task_sender = TaskSender(make_celery(settings.broker.url, settings.broker_dir))
         put = app.services.put
         put(settings)
-        db = put(Database(settings.database_url, task_sender, seconds=settings.database.request_timeout_seconds))
+        limits = settings.database
+        db = put(
+            Database(
+                settings.database_url,
+                task_sender,
+                seconds=limits.request_timeout_seconds,
+                long_seconds=limits.long_timeout_seconds,
+            )
+        )
         put(VersionRouter(db, settings.server.route_cache_seconds))
         put(TurnWriter(db, app.services.get(Telemetry)))
         engines = put(EnginePool(put(load_engine_keys(settings)), read_timeout=settings.server.chat_timeout_seconds))
         put(ApiKeyCache(settings.server.key_cache_seconds))
         put(RateLimiter(settings.limits.url, settings.limits.requests_per_minute, settings.limits.max_concurrency))
         put(FeedbackWriter(db, FeedbackLimits.from_settings(settings)))
+        put(TokenCounter(db))
         put(ReaderSlots())
         put(OpenStreams())
         yield

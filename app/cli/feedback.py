@@ -47,7 +47,7 @@ def give_feedback(
     }
     more = drop_unset(comment=comment, source=None if source is None else {"id": source})
     row = Api().post("/v1/feedback", body | more)
-    print_object(row, json, lambda row: f"{row['id']}: {_describe(row)}")
+    print_object(row, json, _render_given)
 
 
 def parse_value(text: str, kind: str) -> Any:
@@ -68,6 +68,12 @@ def list_feedback(completion: CompletionId, json: Json = False) -> None:
 def show_feedback(id: Annotated[str, typer.Argument(help="fb-…, as the API returned it")], json: Json = False) -> None:
     """Show one piece of feedback: learned from, waiting, or not learned from, and why."""
     print_object(Api().get(f"/v1/feedback/{quote(id, safe='')}"), json, _render_feedback)
+
+
+def _render_given(row: Row) -> Iterator[str]:
+    yield f"{row['id']}: {_describe(row)}"
+    if row.get("effective") is False or row.get("withdrawn"):  # only if the id was used before
+        yield f"it does not count: {row['exclusion_reason']}"
 
 
 def _render_feedback(row: Row) -> Iterator[str]:

@@ -231,6 +231,9 @@ def serve() -> None:
 
 
 def server_config(settings: Settings) -> uvicorn.Config:
+    class Protocol(LimitedHttpProtocol):
+        max_body_seconds = settings.server.max_body_seconds
+
     return uvicorn.Config(
         "app.main:serve",
         factory=True,
@@ -240,7 +243,7 @@ def server_config(settings: Settings) -> uvicorn.Config:
         log_level="warning",
         log_config=log_config(settings.observability.log_format, "api"),
         timeout_graceful_shutdown=settings.server.shutdown_seconds,
-        http=LimitedHttpProtocol,
+        http=Protocol,
         timeout_keep_alive=75,  # clients close idle connections after five seconds; uvicorn's five would race with that
     )
 

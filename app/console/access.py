@@ -4,7 +4,7 @@ Each POST needs the session's own token in the form, and must come from the cons
 """
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl
@@ -23,7 +23,7 @@ from app.core.settings import Settings
 from app.models import Policy
 from app.policies import repository
 from app.policies.context import PolicyContext
-from app.projects.auth import Caller, DatabaseDep
+from app.projects.auth import Caller, DatabaseDep, admin_slot
 from app.projects.scopes import has_scope
 
 M = TypeVar("M", bound=BaseModel)
@@ -80,8 +80,11 @@ class Visit:
         return policies[name or default], list(policies)
 
 
-async def visit(request: Request, db: DatabaseDep) -> Visit:
-    """Return who asks. Raises SignInRequired, and Forbidden for a form that is not of this session."""
+async def visit(request: Request, db: DatabaseDep) -> AsyncIterator[Visit]:
+    """Return who asks. Raises SignInRequired, and Forbidden for a form that is not of this session.
+
+    Pages count for the limits of the project's requests as those of its admins do.
+    """
     token = request.cookies.get(cookies.cookie_name(request))
     signed_in = None if token is None else await sessions.find(db, token)
     if signed_in is None:
@@ -91,7 +94,8 @@ async def visit(request: Request, db: DatabaseDep) -> Visit:
         sent = (await read_form(request)).pop(CSRF_FIELD, "")
         if not secrets.compare_digest(sent.encode(), signed_in.csrf_token.encode()):
             raise Forbidden(EXPIRED_FORM, code="csrf")
-    return Visit(request, db, signed_in, find_role(signed_in.caller.scopes))
+    async with admin_slot(request, signed_in.caller):
+        yield Visit(request, db, signed_in, find_role(signed_in.caller.scopes))
 
 
 def require(permission: Permission) -> Callable[..., Awaitable[Visit]]:

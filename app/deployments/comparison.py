@@ -87,6 +87,7 @@ async def read_arm(session: AsyncSession, version_id: str, since: float) -> Arm:
     """Return the statistics of a version since a time (Unix seconds).
 
     - Each end user counts once, however many turns they have; where requests name no end user, each conversation does.
+    - A request that the engine refused counts for nothing: no version is to blame for it.
     - Each person who voted counts once, by the sum of their votes (`app.raters.approval`): the test for canaries needs
       independent ratings. Programs, judges and the policy's own reward sources have no vote.
     """
@@ -104,7 +105,7 @@ async def read_arm(session: AsyncSession, version_id: str, since: float) -> Arm:
             func.sum(done * (Turn.finished_at - Turn.created_at)).label("seconds"),
             func.sum(done * Turn.num_output_tokens).label("tokens"),
         )
-        .where(*routed, Turn.state != TurnState.OPEN)
+        .where(*routed, Turn.state.not_in((TurnState.OPEN, TurnState.REFUSED)))
         .group_by(func.coalesce(Turn.end_user, Turn.conversation_id, Turn.id))
         .subquery()
     ).c

@@ -19,12 +19,11 @@ from app.models import (
     Sample,
     SampleState,
     Turn,
-    Version,
 )
 from app.policies import repository
-from app.policies.references import version_name
+from app.policies.references import format_reference, version_name
 from app.policies.service import Attribution, is_loaded, list_ready_engines
-from app.training.head import compare_lines
+from app.training.head import LineVersion, compare_lines
 
 ACTIVE_SECONDS = 86_400.0
 MAX_TURNS = 10_000  # newest replies whose conversations are counted
@@ -101,8 +100,8 @@ async def preview_rollback(
             pins=await session.scalar(select(func.count()).select_from(Pin).where(Pin.version_id == left_id)) or 0,
             head=version_name(policy, await repository.get_version(session, head_id)),
             head_after=version_name(policy, await repository.get_version(session, head_after_id)),
-            leaving=[version_name(policy, version) for version in leaving],
-            joining=[version_name(policy, version) for version in joining],
+            leaving=[format_reference(policy.name, version.number) for version in leaving],
+            joining=[format_reference(policy.name, version.number) for version in joining],
             samples_returned=left.get(SampleState.OPEN, 0) + left.get(SampleState.QUARANTINED, 0),
             samples_dropped=left.get(SampleState.DROPPED, 0),
             samples_reclaimed=joined.get(SampleState.TRAINED, 0),
@@ -111,7 +110,7 @@ async def preview_rollback(
     )
 
 
-async def _count_samples(session: AsyncSession, versions: list[Version]) -> dict[str, int]:
+async def _count_samples(session: AsyncSession, versions: list[LineVersion]) -> dict[str, int]:
     """Return how many samples the versions have learned from are in each state."""
     batch_ids = [version.batch_id for version in versions if version.batch_id is not None]
     query = (

@@ -33,7 +33,7 @@ from app.policies.service import (
     require_files,
 )
 from app.training import head, kl_guard
-from app.training.vote_totals import reopen_votes_of_batch
+from app.training.vote_totals import reopen_votes_of_batches
 
 CANARY_ABORTED = "the canary was aborted"
 HEAD_MOVED = "training returned to another version before this one was published"
@@ -56,7 +56,7 @@ async def set_live(session: AsyncSession, policy: Policy, version: Version, by: 
     previous.state = VersionState.SUPERSEDED
     version.state, version.reason = VersionState.LIVE, None
     version.live_at = now()
-    await reopen_votes_of_batch(session, version.batch_id)
+    await reopen_votes_of_batches(session, version.batch_id)
     if deployment.canary_version_id == version.id:
         _clear_canary(deployment)
     elif deployment.canary_version_id is not None:
@@ -130,7 +130,7 @@ async def abort_canary(session: AsyncSession, policy: Policy, by: Attribution) -
     if is_ahead and await descends_from(session, policy.head_version_id, canary):
         await head.move_head(session, policy, await repository.get_version(session, deployment.version_id))
     canary.state, canary.reason = VersionState.ROLLED_BACK, by.reason or CANARY_ABORTED
-    await reopen_votes_of_batch(session, canary.batch_id)
+    await reopen_votes_of_batches(session, canary.batch_id)
     _clear_canary(deployment)
     deployment.epoch += 1
     audit_policy(session, policy, AuditAction.CANARY_ENDED, *by, subject=canary)
@@ -180,8 +180,7 @@ async def roll_back(
         return aborted or serving, target
     serving.state, serving.reason = VersionState.ROLLED_BACK, by.reason
     target.state, target.reason = VersionState.LIVE, None
-    for changed in (serving, target):
-        await reopen_votes_of_batch(session, changed.batch_id)
+    await reopen_votes_of_batches(session, serving.batch_id, target.batch_id)
     if target.live_at is None:  # it has served as a canary only
         target.live_at = now()
     await head.move_head(session, policy, target)

@@ -52,6 +52,11 @@ class EngineRefused(AttuneError):
         if self.status == 502:
             self.type = "server_error"
 
+    @property
+    def is_fault_of_request(self) -> bool:
+        """Whether the request is to blame. Otherwise the service is, for example by a wrong key."""
+        return self.status == 400
+
 
 class EngineTransport:
     """A lazily opened aiohttp session. aiohttp's parser is in C: a request takes a quarter of the time of httpx.

@@ -27,9 +27,11 @@ from app.models.policy import (
 from app.models.project import ApiKey, IdempotentRequest, Project, ProjectUsage
 from app.models.reward import Judgement, JudgementState, Reward, RewardModel, RewardModelState, RewardModelTurn
 from app.models.rollout import Dataset, DatasetKind, DatasetRow, PlanState, Rollout, RolloutPlan, RolloutState
-from app.models.totals import RolloutTotal, VoteCursor, VoteTotal
+from app.models.totals import RolloutTotal, TokenCount, VoteCursor, VoteTotal
 from app.models.turn import (
+    ENGINE_REFUSED,
     LOST_REASON,
+    REQUESTED,
     SERVER_LOST,
     Origin,
     RouteReason,

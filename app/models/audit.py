@@ -9,7 +9,7 @@ from sqlalchemy import Index, String
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.models.base import Base, Created, partial_index
+from app.models.base import Base, BigInt, Created, partial_index
 
 
 class AuditAction(StrEnum):
@@ -76,7 +76,7 @@ class AuditAction(StrEnum):
     SHADOW_PASSED = "shadow.passed"
     SUBJECT_ERASED = "subject.erased"
     SUBJECT_EXPORTED = "subject.exported"
-    TOKEN_CREATED = "token.created"  # for a browser
+    TOKEN_CREATED = "token.created"  # for browsers: how many a key has created in a minute
     TOKEN_SECRET_ROTATED = "token_secret.rotated"
     TRAINING_ASYNCHRONOUS = "training.asynchronous"
     TRAINING_HALTED = "training.halted"
@@ -108,14 +108,16 @@ class Audit(Created, Base):
 
     __tablename__ = "audit"
 
-    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    seq: Mapped[int] = mapped_column(BigInt, primary_key=True, autoincrement=True)
     project_id: Mapped[str] = mapped_column(String(48), index=True)
     actor: Mapped[str] = mapped_column(String(128), doc="an API key's prefix, or the worker that acted")
     action: Mapped[str] = mapped_column(String(64), doc="an AuditAction")
     subject: Mapped[str] = mapped_column(String(128), doc="the id or the name of what was changed")
     reason: Mapped[str | None]
     details: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    chain_number: Mapped[int | None] = mapped_column(doc="place in the project's chain from 1; null until sealed")
+    chain_number: Mapped[int | None] = mapped_column(
+        BigInt, doc="place in the project's chain from 1; null until sealed"
+    )
     chain_hash: Mapped[str | None] = mapped_column(
         String(64), doc="SHA-256 over the previous entry's hash and this one"
     )
@@ -164,10 +166,13 @@ class AuditChain(Base):
     __tablename__ = "audit_chains"
 
     project_id: Mapped[str] = mapped_column(String(48), primary_key=True)
-    number: Mapped[int] = mapped_column(default=0)
+    number: Mapped[int] = mapped_column(BigInt, default=0)
     hash: Mapped[str] = mapped_column(String(64), default="", doc="empty before the first entry")
     start_number: Mapped[int] = mapped_column(
-        default=0, server_default="0", doc="the last entry that was deleted because it had expired; 0 if none was"
+        BigInt,
+        default=0,
+        server_default="0",
+        doc="the last entry that was deleted because it had expired; 0 if none was",
     )
     start_hash: Mapped[str] = mapped_column(String(64), default="", server_default="", doc="the hash of that entry")
 

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from sqlalchemy import JSON, Float, Index, LargeBinary, MetaData, String, Text, text
+from sqlalchemy import JSON, BigInteger, Float, Index, Integer, LargeBinary, MetaData, String, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -14,6 +14,9 @@ from sqlalchemy.types import TypeDecorator
 from app.core.database import now
 
 Json = JSON().with_variant(JSONB(), "postgresql")
+# Numbers that are never used again, or count what ever happened. SQLite's integers have 64 bits anyway, and its BIGINT
+# would not count up by itself.
+BigInt = BigInteger().with_variant(Integer(), "sqlite")
 
 
 class Base(DeclarativeBase):

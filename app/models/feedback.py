@@ -7,7 +7,7 @@ from sqlalchemy import ForeignKey, Index, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from alignment.signals.combine_rewards import NUMERIC_KINDS
-from app.models.base import Base, Created, Json, partial_index
+from app.models.base import Base, BigInt, Created, Json, partial_index
 
 RANKING_KINDS = ("comparison", "ranking")  # kinds of feedback that put several turns in order
 VOTE_KINDS = (*NUMERIC_KINDS, *RANKING_KINDS, "correction", "categorical")  # kinds that may give a reward
@@ -26,7 +26,7 @@ class Feedback(Created, Base):
 
     __tablename__ = "feedback"
 
-    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=True, doc="order of arrival")
+    seq: Mapped[int] = mapped_column(BigInt, primary_key=True, autoincrement=True, doc="order of arrival")
     id: Mapped[str] = mapped_column(String(48), unique=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     turn_id: Mapped[str | None] = mapped_column(ForeignKey("turns.id"), index=True)
@@ -54,7 +54,8 @@ class Feedback(Created, Base):
         ForeignKey("batches.id"), doc="the batch that learns or has learned from it; null when its samples returned"
     )
     vote_total_id: Mapped[int | None] = mapped_column(
-        doc="the VoteTotal that it is counted in; null while its outcome may change, see app/training/vote_totals.py"
+        BigInt,
+        doc="the VoteTotal that it is counted in; null while its outcome may change, see app/training/vote_totals.py",
     )
 
     __table_args__ = (
@@ -85,7 +86,7 @@ class FeedbackRank(Base):
 
     __tablename__ = "feedback_ranks"
 
-    feedback_seq: Mapped[int] = mapped_column(ForeignKey("feedback.seq"), primary_key=True)
+    feedback_seq: Mapped[int] = mapped_column(BigInt, ForeignKey("feedback.seq"), primary_key=True)
     turn_id: Mapped[str] = mapped_column(ForeignKey("turns.id"), primary_key=True, index=True)
     rank: Mapped[int]
 
@@ -108,8 +109,8 @@ class Rater(Created, Base):
     name: Mapped[str] = mapped_column(String(320), primary_key=True, doc='example: "HUMAN/user-7"')
     standing: Mapped[str] = mapped_column(String(16), default=RaterStanding.NORMAL)
     reason: Mapped[str | None] = mapped_column(doc="why it has this standing")
-    num_up: Mapped[int] = mapped_column(default=0, doc="rewards above 0, of all time")
-    num_down: Mapped[int] = mapped_column(default=0, doc="rewards below 0")
+    num_up: Mapped[int] = mapped_column(BigInt, default=0, doc="rewards above 0, of all time")
+    num_down: Mapped[int] = mapped_column(BigInt, default=0, doc="rewards below 0")
     agreement_weight: Mapped[float] = mapped_column(
         default=0.0, doc="total weight of its rewards with which others agreed"
     )

@@ -6,7 +6,7 @@ from sqlalchemy import ForeignKey, Index, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.leases import LeaseMixin
-from app.models.base import Base, Created, Entity, partial_index
+from app.models.base import Base, BigInt, Created, Entity, partial_index
 
 
 class WebhookEndpoint(Entity, Base):
@@ -24,7 +24,7 @@ class WebhookEndpoint(Entity, Base):
     secret: Mapped[str] = mapped_column(String(128), doc="signs deliveries; encrypted, see app/core/encryption.py")
     previous_secret: Mapped[str | None] = mapped_column(String(128), doc="signs them too until it expires; encrypted")
     previous_secret_until: Mapped[float | None]
-    last_chain_number: Mapped[int] = mapped_column(default=0, server_default=text("0"))
+    last_chain_number: Mapped[int] = mapped_column(BigInt, default=0, server_default=text("0"))
     failures: Mapped[int] = mapped_column(default=0, server_default=text("0"), doc="attempts since the last success")
     failing_since: Mapped[float | None]
     retry_at: Mapped[float | None]
@@ -46,7 +46,7 @@ class WebhookDelivery(Created, LeaseMixin, Base):
 
     id: Mapped[str] = mapped_column(String(48), primary_key=True, sort_order=-1)
     endpoint_id: Mapped[str] = mapped_column(ForeignKey("webhook_endpoints.id", ondelete="CASCADE"))
-    audit_seq: Mapped[int] = mapped_column(doc="the audit entry")
+    audit_seq: Mapped[int] = mapped_column(BigInt, doc="the audit entry")
     event: Mapped[str] = mapped_column(String(64))
     body: Mapped[str] = mapped_column(Text)
     state: Mapped[str] = mapped_column(String(16), default=WebhookDeliveryState.OPEN)

@@ -12,7 +12,7 @@ from app.core.pagination import apply_keyset
 from app.models import Audit
 from app.ops import audit_chain
 from app.ops.audit_chain import AuditVerification
-from app.projects.auth import DatabaseDep, UnboundedDatabaseDep, ViewingCaller
+from app.projects.auth import DatabaseDep, LongRunningDatabaseDep, ViewingCaller
 
 router = APIRouter(prefix="/v1", tags=["audit"], responses=ERROR_RESPONSES)
 ExactFilter = Annotated[str | None, Query(min_length=1, max_length=128)]
@@ -48,7 +48,7 @@ async def list_audit(
     actor: ExactFilter = None,
     since: Seconds = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    after: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="an entry's number")] = None,
+    after: Annotated[int | None, Query(ge=0, le=2**63 - 1, description="an entry's number")] = None,
     order: Literal["asc", "desc"] = "desc",
 ) -> AuditPage:
     """The filters match exactly."""
@@ -69,7 +69,7 @@ async def list_audit(
 @router.get("/audit/verify")
 async def verify_audit(
     caller: ViewingCaller,
-    db: UnboundedDatabaseDep,
+    db: LongRunningDatabaseDep,
     known_hash: Annotated[
         str | None, Query(pattern="^[0-9a-f]{64}$", description="the `head` of an earlier call")
     ] = None,

@@ -24,9 +24,9 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import OperationalError
 
 from app.core import db_timeouts
-from app.core.database import make_file_private
 from app.core.encryption import key_id_of
 from app.core.migrate import alembic_config
+from app.core.sqlite_database import make_file_private
 from app.models import (
     PENDING_RELEASE,
     Batch,

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, NamedTuple, Self
 
 import orjson
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Depends, Header, Request
 from sqlalchemy import func, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import StreamingResponse
@@ -20,7 +20,8 @@ from starlette.responses import StreamingResponse
 from app.core.database import Database, database_time
 from app.core.draining_server import is_draining
 from app.core.errors import ERROR_RESPONSES, AttuneError, BadRequest, RateLimited
-from app.core.http import EVENT_STREAM, services_of
+from app.core.http import EVENT_STREAM, services_of, settings_of
+from app.core.rate_limits import RateLimiter
 from app.feedback.schemas import WITHDRAWAL
 from app.models import Audit, AuditChain, Feedback, Origin, Policy, Turn, Version
 from app.policies.references import format_reference
@@ -64,11 +65,24 @@ class OpenStreams:
         self.count = 0
 
 
+async def stream_slot(request: Request, caller: ViewingCaller) -> AsyncIterator[None]:
+    """Count the stream among those of the caller's project until it ends. Raises RateLimited."""
+    limit = settings_of(request).limits.max_event_streams
+    message = f"This project may have {limit} event streams open at a time, and has; close one."
+    with (
+        services_of(request)
+        .get(RateLimiter)
+        .concurrent(f"stream:{caller.project_id}", limit, message, "too_many_streams")
+    ):
+        yield
+
+
 @router.get("/stream", response_class=StreamingResponse, responses={200: {"content": EVENT_STREAM}})
 async def stream(
     request: Request,
     caller: ViewingCaller,
     db: DatabaseDep,
+    slot: Annotated[None, Depends(stream_slot)],
     last_event_id: Annotated[str | None, Header(max_length=128)] = None,
 ) -> StreamingResponse:
     """Stream what happens from now on, or since the event `Last-Event-ID`, as events `turn`, `feedback` and `audit`."""

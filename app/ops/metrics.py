@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Request
@@ -19,7 +19,7 @@ from app.core.http import services_of, settings_of
 from app.core.process_metrics import PoolMetrics, process_registry
 from app.core.telemetry import Telemetry
 from app.models import ANSWERING, Deployment, Policy, Project, Version
-from app.projects.auth import BEARER, DatabaseDep, authenticate
+from app.projects.auth import BEARER, DatabaseDep, admin_slot, authenticate
 from app.projects.scopes import checks_scope
 from app.training.rollouts import count_by_state
 
@@ -69,11 +69,14 @@ _POLICY_METRICS = (
 
 
 @checks_scope("viewer")
-async def shown_project(request: Request, db: DatabaseDep, _: Annotated[Any, BEARER]) -> str | None:
+async def shown_project(request: Request, db: DatabaseDep, _: Annotated[Any, BEARER]) -> AsyncIterator[str | None]:
     """Return the caller's project; None for all projects where the page is open."""
     if settings_of(request).observability.metrics_open:
-        return None
-    return (await authenticate(request, db, "viewer")).project_id
+        yield None
+        return
+    caller = await authenticate(request, db, "viewer")
+    async with admin_slot(request, caller):
+        yield caller.project_id
 
 
 @router.get("/metrics", response_class=Response, responses=METRICS_RESPONSES)

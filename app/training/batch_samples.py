@@ -9,9 +9,9 @@ has returned MAX_RETURNS times before. `Feedback.batch_id` follows the samples. 
 are locked in the order of curation: rewards, samples, feedback.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from sqlalchemy import ColumnElement, and_, delete, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -30,10 +30,9 @@ from app.models import (
     SampleRule,
     SampleState,
     Turn,
-    Version,
 )
 from app.raters.service import BLOCKED, RECOMPUTE_DELAY_SECONDS
-from app.training.vote_totals import reopen_votes, reopen_votes_of_batch, reopen_votes_on_turns
+from app.training.vote_totals import reopen_votes, reopen_votes_of_batches, reopen_votes_on_turns
 
 MAX_RETURNS = 3
 NO_CONTRAST = "the algorithm had nothing to compare in its batch: it waits for new samples"
@@ -56,7 +55,7 @@ async def freeze(session: AsyncSession, batch: Batch, samples: Sequence[Sample])
         sample.batch_id, sample.state, sample.rule, sample.reason = batch.id, SampleState.BATCHED, None, None
         session.add(BatchTurn(batch_id=batch.id, turn_id=sample.turn_id))
     await session.flush()
-    await _assign_feedback(session, batch.id, [sample.turn_id for sample in samples])
+    await _assign_feedback(session, [sample.turn_id for sample in samples])
 
 
 async def mark_trained(session: AsyncSession, batch_id: str) -> None:
@@ -79,6 +78,11 @@ async def drop_unlearned(
             .returning(Sample.turn_id)
         )
     )
+    await _leave_batch(session, batch_id, turn_ids)
+
+
+async def _leave_batch(session: AsyncSession, batch_id: str, turn_ids: Collection[str]) -> None:
+    """Remove turns from the batch whose samples have left it, and the feedback behind their rewards alone."""
     still_used = (
         select(Reward.feedback_seq)
         .join(Sample, Sample.turn_id == Reward.turn_id)
@@ -94,31 +98,73 @@ async def drop_unlearned(
         )
 
 
-async def drop_trained(session: AsyncSession, batch_id: str, rule: SampleRule, reason: str) -> None:
-    """Drop the samples that a version has learned from, and that are not learned from again."""
+async def drop_trained(session: AsyncSession, reasons: Mapping[str, str], rule: SampleRule) -> None:
+    """Drop the samples that versions have learned from, and that are not learned from again.
+
+    Args:
+        reasons: By the id of each batch, why its samples are dropped.
+    """
+    if not reasons:
+        return
     await session.execute(
         update(Sample)
-        .where(Sample.batch_id == batch_id, Sample.state == SampleState.TRAINED)
-        .values(state=SampleState.DROPPED, rule=rule, reason=reason, batch_id=None)
+        .where(Sample.batch_id.in_(reasons), Sample.state == SampleState.TRAINED)
+        .values(
+            state=SampleState.DROPPED,
+            rule=rule,
+            reason=case(dict(reasons), value=Sample.batch_id),
+            batch_id=None,
+        )
     )
-    await reopen_votes_of_batch(session, batch_id)
-    await _free_feedback(session, batch_id)
+    await reopen_votes_of_batches(session, *reasons)
+    await _free_feedback(session, reasons)
 
 
-async def return_samples(session: AsyncSession, batch_id: str, reason: str, exhausted: SampleRule | None = None) -> int:
-    """Return the samples of a batch, so that they can be learned from again. Returns how many left the batch.
+async def return_samples(
+    session: AsyncSession, batch_ids: Collection[str], reason: str, exhausted: SampleRule | None = None
+) -> int:
+    """Return the samples of batches, so that they can be learned from again. Returns how many left their batches.
 
-    Their rewards are computed again, because feedback may have come while they were in the batch.
+    Their rewards are computed again, because feedback may have come while they were in a batch. The number of
+    statements grows with the samples, a thousand at a time, and not with the batches.
 
     Args:
         reason: Why they return, as a sentence.
         exhausted: The return counts, and samples that have returned MAX_RETURNS times before are dropped by this rule.
             None: the return does not count, because it says nothing about the samples.
     """
-    in_batch = (Sample.batch_id == batch_id, Sample.state.in_(IN_BATCH))
-    turn_ids = list(await session.scalars(select(Sample.turn_id).where(*in_batch)))
+    in_batch = (Sample.batch_id.in_(batch_ids), Sample.state.in_(IN_BATCH))
+    turn_ids = list(await session.scalars(select(Sample.turn_id).where(*in_batch))) if batch_ids else []
     if not turn_ids:
         return 0
+    returned = await _reopen(session, turn_ids, reason, exhausted, in_batch)
+    await reopen_votes_of_batches(session, *batch_ids)
+    await reopen_votes_on_turns(session, turn_ids)
+    await _free_feedback(session, batch_ids)
+    await _request_recomputation(session, returned)
+    enqueue_after_commit(session, "curate", "assemble")
+    return len(turn_ids)
+
+
+async def return_unlearned(session: AsyncSession, batch_id: str, turn_ids: Collection[str], reason: str) -> None:
+    """Return samples of a batch that its update has not learned from, as `return_samples` does. It does not count."""
+    if not turn_ids:
+        return
+    in_batch = (Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED, Sample.turn_id.in_(turn_ids))
+    returned = await _reopen(session, turn_ids, reason, None, in_batch)
+    await _leave_batch(session, batch_id, turn_ids)
+    await _request_recomputation(session, returned)
+    enqueue_after_commit(session, "curate", "assemble")
+
+
+async def _reopen(
+    session: AsyncSession,
+    turn_ids: Collection[str],
+    reason: str,
+    exhausted: SampleRule | None,
+    in_batch: Sequence[ColumnElement[bool]],
+) -> list[str]:
+    """Take the samples of these turns out of their batch, and return the turns whose samples can be learned from."""
     blocked = await _remove_blocked_raters(session, turn_ids)
     rows = await session.execute(
         select(Sample, Turn.deleted_at, Turn.exclusion_reason)
@@ -129,7 +175,7 @@ async def return_samples(session: AsyncSession, batch_id: str, reason: str, exha
         .execution_options(populate_existing=True)
     )
     quarantined = await _find_quarantined(session, turn_ids)
-    returned: list[Sample] = []
+    returned: list[str] = []
     for sample, deleted_at, exclusion_reason in rows:
         sample.batch_id = None
         if deleted_at is not None:
@@ -145,14 +191,9 @@ async def return_samples(session: AsyncSession, batch_id: str, reason: str, exha
             sample.state, sample.rule, sample.reason = SampleState.OPEN, None, reason
             if sample.turn_id in quarantined:
                 sample.state, sample.reason = SampleState.QUARANTINED, quarantined[sample.turn_id]
-            returned.append(sample)
+            returned.append(sample.turn_id)
     await session.flush()
-    await reopen_votes_of_batch(session, batch_id)
-    await reopen_votes_on_turns(session, turn_ids)
-    await _free_feedback(session, batch_id)
-    await _request_recomputation(session, [sample.turn_id for sample in returned])
-    enqueue_after_commit(session, "curate", "assemble")
-    return len(turn_ids)
+    return returned
 
 
 async def break_up_batches(
@@ -176,45 +217,50 @@ async def break_up_batches(
         .returning(Batch.id)
     )
     settled_ids = sorted(settled.scalars())
-    for batch_id in settled_ids:
-        await return_samples(session, batch_id, f"its batch was broken up: {reason}")
+    await return_samples(session, settled_ids, f"its batch was broken up: {reason}")
     return settled_ids
 
 
-async def reclaim_samples(session: AsyncSession, version: Version) -> None:
-    """Mark the samples that the version has learned from as trained again: it is live again.
+async def reclaim_samples(session: AsyncSession, batch_ids: Collection[str]) -> None:
+    """Mark the samples of these batches as trained again: versions of one line that learned from them are live again.
 
     None of them is in an open batch, nor trained by another version of the line.
     """
-    if version.batch_id is None:
+    if not batch_ids:
         return
-    batch = await session.get_one(Batch, version.batch_id)
-    learned = select(BatchTurn.turn_id).where(BatchTurn.batch_id == batch.id)
+    learned = await session.execute(
+        select(BatchTurn.turn_id, BatchTurn.batch_id).where(BatchTurn.batch_id.in_(batch_ids))
+    )
+    batch_of = {turn_id: batch_id for turn_id, batch_id in learned}
     is_free = or_(
         Sample.state.in_((SampleState.OPEN, SampleState.QUARANTINED)),
         and_(Sample.state == SampleState.DROPPED, Sample.rule.not_in(NEVER_RECLAIMED)),
     )
     rows = await session.scalars(
         select(Sample)
-        .where(Sample.turn_id.in_(learned), is_free)
+        .where(
+            Sample.turn_id.in_(select(BatchTurn.turn_id).where(BatchTurn.batch_id.in_(batch_ids))),
+            is_free,
+        )
         .order_by(Sample.turn_id)
         .with_for_update()
         .execution_options(populate_existing=True)
     )
     samples = list(rows)
     for sample in samples:
-        sample.state, sample.batch_id, sample.rule, sample.reason = SampleState.TRAINED, batch.id, None, None
+        sample.state, sample.batch_id = SampleState.TRAINED, batch_of[sample.turn_id]
+        sample.rule = sample.reason = None
     await session.flush()
     turn_ids = [sample.turn_id for sample in samples]
     await reopen_votes_on_turns(session, turn_ids)
-    await _assign_feedback(session, batch.id, turn_ids, Feedback.created_at <= batch.created_at)
+    await _assign_feedback(session, turn_ids, came_before=True)
 
 
 def _drop(sample: Sample, rule: SampleRule, reason: str) -> None:
     sample.state, sample.rule, sample.reason = SampleState.DROPPED, rule, reason
 
 
-async def _remove_blocked_raters(session: AsyncSession, turn_ids: Sequence[str]) -> set[str]:
+async def _remove_blocked_raters(session: AsyncSession, turn_ids: Collection[str]) -> set[str]:
     """Take the weight from rewards of raters that were blocked meanwhile. Return the turns without another reward."""
     blocked: set[str] = set()
     for chunk in chunked(turn_ids):
@@ -237,7 +283,7 @@ async def _remove_blocked_raters(session: AsyncSession, turn_ids: Sequence[str])
     return blocked
 
 
-async def _find_quarantined(session: AsyncSession, turn_ids: Sequence[str]) -> dict[str, str | None]:
+async def _find_quarantined(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, str | None]:
     """Return the turns with a reward of a quarantined rater, each with the reason of the quarantine."""
     quarantined: dict[str, str | None] = {}
     for chunk in chunked(turn_ids):
@@ -251,7 +297,7 @@ async def _find_quarantined(session: AsyncSession, turn_ids: Sequence[str]) -> d
     return quarantined
 
 
-async def _request_recomputation(session: AsyncSession, turn_ids: Sequence[str]) -> None:
+async def _request_recomputation(session: AsyncSession, turn_ids: Collection[str]) -> None:
     """Let curation process again all feedback that may change the samples of these turns.
 
     That is feedback on the turn, on other replies of its completion and turns of its conversation, on the conversation,
@@ -289,18 +335,30 @@ async def _request_recomputation(session: AsyncSession, turn_ids: Sequence[str])
         await session.execute(update(Feedback).where(Feedback.seq.in_(seq_chunk)).values(processed=False))
 
 
-async def _assign_feedback(
-    session: AsyncSession, batch_id: str, turn_ids: Sequence[str], *conditions: ColumnElement[bool]
-) -> None:
-    """Record that the batch learns from the feedback behind the rewards of these turns. Feedback in a batch stays."""
+async def _assign_feedback(session: AsyncSession, turn_ids: Sequence[str], *, came_before: bool = False) -> None:
+    """Record that the samples' batches learn from the feedback behind their rewards. Feedback in a batch stays.
+
+    Where several samples use the same feedback, its batch is the oldest of theirs.
+
+    Args:
+        came_before: Only feedback that is older than the batch.
+    """
+    conditions = (Feedback.created_at <= Batch.created_at,) if came_before else ()
     for chunk in chunked(turn_ids):
-        rewards = select(Reward.feedback_seq).where(
-            Reward.turn_id.in_(chunk), Reward.feedback_seq.is_not(None), Reward.weight > 0
+        place = func.row_number().over(partition_by=Feedback.seq, order_by=(Batch.created_at, Batch.id))
+        used = (
+            select(Feedback.seq, Batch.id.label("batch_id"), place.label("place"))
+            .join(Reward, Reward.feedback_seq == Feedback.seq)
+            .join(Sample, Sample.turn_id == Reward.turn_id)
+            .join(Batch, Batch.id == Sample.batch_id)
+            .where(Reward.turn_id.in_(chunk), Reward.weight > 0, Sample.uses_feedback, Feedback.batch_id.is_(None))
+            .where(*conditions)
+            .subquery()
+            .c
         )
-        rewards = rewards.join(Sample, Sample.turn_id == Reward.turn_id).where(Sample.uses_feedback)
-        in_no_batch = (Feedback.seq.in_(rewards), Feedback.batch_id.is_(None), *conditions)
-        await session.execute(update(Feedback).where(*in_no_batch).values(batch_id=batch_id))
+        is_first = (Feedback.seq == used.seq, used.place == 1)
+        await session.execute(update(Feedback).where(*is_first).values(batch_id=used.batch_id))
 
 
-async def _free_feedback(session: AsyncSession, batch_id: str) -> None:
-    await session.execute(update(Feedback).where(Feedback.batch_id == batch_id).values(batch_id=None))
+async def _free_feedback(session: AsyncSession, batch_ids: Collection[str]) -> None:
+    await session.execute(update(Feedback).where(Feedback.batch_id.in_(batch_ids)).values(batch_id=None))

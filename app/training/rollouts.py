@@ -180,7 +180,8 @@ async def create_plan(
 async def _get_prompt_set(session: AsyncSession, project_id: str, id_or_name: str) -> Dataset:
     matches = or_(Dataset.id == id_or_name, Dataset.name == id_or_name)
     is_visible = (Dataset.project_id == project_id, Dataset.importing_until.is_(None))
-    row = await session.scalar(select(Dataset).where(*is_visible, matches).limit(1))
+    id_first = case((Dataset.id == id_or_name, 0), else_=1)
+    row = await session.scalar(select(Dataset).where(*is_visible, matches).order_by(id_first, Dataset.id).limit(1))
     dataset = require_row(row, f"There is no dataset '{id_or_name}'.", param="dataset")
     if dataset.kind != DatasetKind.PROMPTS:
         message = f"Dataset '{dataset.name}' is of the kind {dataset.kind}; a plan needs the kind prompts."

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from app.models import LOST_REASON
+from app.models import ENGINE_REFUSED, LOST_REASON
 from app.projects.service import NO_CONSENT
 
 
@@ -21,6 +21,8 @@ class ExclusionCode(StrEnum):
     CLIENT_DISCONNECTED = "client_disconnected"
     SERVER_LOST = "server_lost"
     PROMPT_MISMATCH = "prompt_mismatch"
+    REFUSED = "refused"  # the engine refused the request
+    TASK = "task"  # a background task of a front end
     OTHER = "other"  # the engine's error, or why a rollout was not sampled
 
 
@@ -43,6 +45,8 @@ _BEGINNINGS = {
     "client_disconnect": ExclusionCode.CLIENT_DISCONNECTED,
     LOST_REASON: ExclusionCode.SERVER_LOST,
     "its prompt ids differ": ExclusionCode.PROMPT_MISMATCH,
+    ENGINE_REFUSED: ExclusionCode.REFUSED,
+    "task: ": ExclusionCode.TASK,
 }
 
 

@@ -39,6 +39,9 @@ UNLIMITED: dict[str, Any] = {  # rate limits are not under test
     "requests_per_minute": 10**9,
     "max_concurrency": 10**6,
     "unknown_keys_per_minute": 10**9,
+    "max_admin_concurrency": 10**6,
+    "max_long_requests": 10**6,
+    "project": {"admin_requests_per_minute": 10**9},
 }
 CHANGES_OF_ACCESS = (("PATCH", ["project"]), ("DELETE", ["keys"]))
 KNOWN_NAMES = {"name": "shop", "completion_id": COMPLETION_ID, "model": "shop"}

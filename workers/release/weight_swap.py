@@ -21,7 +21,7 @@ from app.core.database import Database, now
 from app.core.settings import Settings
 from app.inference.client import BASE_WEIGHTS, EngineClient, EnginePool, load_engine_keys
 from app.inference.transport import EngineRefused, EngineUnavailable
-from app.models import Engine, Origin, Rollout, Turn, TurnState, Version
+from app.models import REQUESTED, Engine, Rollout, Turn, TurnState, Version
 from app.policies import service
 from workers.base_model import model_dir
 from workers.release import engine_inventory
@@ -206,7 +206,7 @@ async def _exclude_interrupted_turns(db: Database, engine: Engine, version: Vers
 
 
 def _open_turns_on(engine: Engine) -> tuple[ColumnElement[bool], ...]:
-    is_chat = and_(Turn.origin == Origin.CHAT, Turn.engine == engine.name)
+    is_chat = and_(Turn.origin.in_(REQUESTED), Turn.engine == engine.name)
     # The turn of a rollout names its chat's engine until it has finished, so its own engine is on the rollout. A
     # rollout without a running lease waits in the queue and is on no engine.
     is_rollout = exists().where(Rollout.id == Turn.id, Rollout.engine == engine.name, Rollout.lease_until > now())

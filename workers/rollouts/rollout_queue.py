@@ -15,7 +15,19 @@ from app.core.jobs import enqueue_after_commit
 from app.core.leases import LeaseLost, lease_is_free
 from app.core.settings import Settings
 from app.deployments import comparison
-from app.models import Engine, Origin, PlanState, Policy, Rollout, RolloutPlan, RolloutState, Turn, TurnState, Version
+from app.models import (
+    REQUESTED,
+    Engine,
+    Origin,
+    PlanState,
+    Policy,
+    Rollout,
+    RolloutPlan,
+    RolloutState,
+    Turn,
+    TurnState,
+    Version,
+)
 from app.policies import service
 from app.training import rollouts
 from app.training.policy_config import effective_rollouts
@@ -44,7 +56,7 @@ class EngineCapacity:
     async def read(cls, session: AsyncSession) -> "EngineCapacity":
         chats = await session.execute(
             select(Turn.engine, func.count())
-            .where(Turn.state == TurnState.OPEN, Turn.origin == Origin.CHAT, Turn.created_at > now() - CHAT_SECONDS)
+            .where(Turn.state == TurnState.OPEN, Turn.origin.in_(REQUESTED), Turn.created_at > now() - CHAT_SECONDS)
             .group_by(Turn.engine)
         )
         rollouts = await session.execute(

@@ -26,6 +26,7 @@ from app.raters.names import feedback_rater
 router = APIRouter()
 PATH = "/console/annotate"
 MAX_SKIPPED = 40
+TAKEN_BACK = "Not saved: this label was taken back before. Label the reply anew when it comes again."
 Text = Annotated[str, Field(max_length=100_000)]
 
 
@@ -96,10 +97,11 @@ async def save(visit: Annotator, label: Annotated[Label, form_body(Label)]) -> R
     bodies = list(build_feedback(label, source_id(visit.caller)))
     if not bodies:
         raise BadRequest("Vote, or rewrite the reply, before you save. Skip passes over it.", param="vote")
-    writer, ids = services_of(visit.request).get(FeedbackWriter), []
-    for body in bodies:
-        result = await service.submit(visit.db, writer, visit.caller, body, header_key=None)
-        ids.append(str(result.view["id"]))
+    writer = services_of(visit.request).get(FeedbackWriter)
+    results = [await service.submit(visit.db, writer, visit.caller, body, header_key=None) for body in bodies]
+    if any(result.view.get("withdrawn") for result in results):  # of a page from before, sent again
+        return await _go_on(visit, label.policy, label.kind, TAKEN_BACK)
+    ids = [str(result.view["id"]) for result in results]
     return await _go_on(visit, label.policy, label.kind, "Saved.", last=",".join(ids))
 
 
@@ -151,7 +153,7 @@ async def undo(visit: Annotator, act: Annotated[Undo, form_body(Undo)]) -> Respo
 async def trust(visit: Operator, act: Annotated[TrustAct, form_body(TrustAct)]) -> Response:
     """Trust the labels of this session's key: they are not held as a flood, and no cap per rater applies to them."""
     name = feedback_rater(SourceKind.HUMAN, source_id(visit.caller))
-    async with visit.db.without_timeout.write() as session:
+    async with visit.db.with_long_timeout.write() as session:
         actor, project_id = visit.caller.key_prefix, visit.caller.project_id
         await raters.set_standing(session, project_id, name, RaterStanding.TRUSTED, act.reason, actor=actor)
     return await _go_on(visit, act.policy, "single", "Your labels are trusted from now on.")

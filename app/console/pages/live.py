@@ -49,7 +49,7 @@ class LiveTurn:
 
 # An empty field of the form is no filter.
 VersionQuery = Annotated[str, Query(pattern=r"^(v?\d{1,9})?$")]
-StateQuery = Annotated[Literal["", "open", "done", "aborted", "failed"], Query()]
+StateQuery = Annotated[Literal["", "open", "done", "aborted", "failed", "refused"], Query()]
 
 
 async def read_turns(

@@ -50,6 +50,18 @@ async def test_feedback_is_given_once_and_listed(cli_harness: Harness) -> None:
     assert "HUMAN/ada" in run(app, ["feedback", "list", turn.id]).output
 
 
+async def test_feedback_that_was_withdrawn_is_told_when_it_is_given_again(cli_harness: Harness) -> None:
+    turn = await cli_harness.turn()
+    arguments = ["feedback", "give", turn.id, "up", "--id", "v-1"]
+    first = run(app, arguments)
+    assert "does not count" not in first.output
+    assert "does not count" not in run(app, arguments).output
+    await cli_harness.api.delete(f"/v1/feedback/{first.output.partition(':')[0]}")
+    again = run(app, arguments)
+    assert again.exit_code == 0 and "it does not count: it was withdrawn" in again.output
+    assert json.loads(run(app, [*arguments, "--json"]).stdout)["withdrawn"] is True
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -129,6 +129,20 @@ async def test_label_is_taken_back_by_its_author_alone(harness: Harness) -> None
     assert [view["withdrawn"] for view in views] == [True]
 
 
+async def test_form_that_is_sent_again_after_it_was_taken_back_is_not_called_saved(harness: Harness) -> None:
+    await harness.turn()
+    client = await sign_in(harness, "annotator")
+    label_form = {"policy": "shop", "kind": "single", **await read_item(client), "vote": "down"}
+    label_form.pop("original")
+    saved = await client.post("annotate", label_form)
+    ids = (await read_item(client, saved.headers["location"].partition("?policy=shop")[2]))["ids"]
+    await client.post("annotate/undo", {"policy": "shop", "kind": "single", "ids": ids})
+    again = await client.post("annotate", label_form)
+    assert "last=" not in again.headers["location"]
+    assert "Not saved: this label was taken back before" in await client.text("annotate")
+    assert [row.kind for row in await harness.all(Feedback)] == ["binary", "withdrawal"]
+
+
 async def test_labels_are_trusted_when_an_operator_says_so(harness: Harness) -> None:
     change_in_place(harness.settings, {"raters__trust": True})
     client = await sign_in(harness, "operator")

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
-from app.models import Audit, AuditAction, RewardModelState, VersionState, WebhookDelivery
+from app.feedback.token_counts import record_counts
+from app.models import Audit, AuditAction, RewardModelState, TokenCount, VersionState, WebhookDelivery
 from app.raters.names import hash_name
 from tests.app.projects.test_tenant_isolation import PINS, PLANS, POLICY, operations
 from tests.app.training.test_reward_model_endpoints import LEARNED_REWARDS
@@ -238,6 +240,9 @@ async def new_entries(harness: Harness, route: str, act: Act) -> list[tuple[str,
     content = {"content": body} if isinstance(body, bytes) else {"json": body}
     answer = await harness.api.request(method, path + act.query, **content)
     assert answer.status_code < 300, answer.text
+    async with harness.db.write() as session:  # the minute ends, whose tokens are one entry
+        await session.execute(update(TokenCount).values(minute=0))
+    await record_counts(harness.db)
     return [(row.actor, row.action) for row in await harness.all(Audit) if row.seq not in before]
 
 

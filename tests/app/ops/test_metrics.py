@@ -39,10 +39,13 @@ async def test_replies_are_counted_by_state(harness: Harness, scripted: Scripted
     await ask(harness, stream=True)
     scripted.drop_after_tokens = 2
     await ask(harness, stream=True)
+    scripted.refuse_status = 400
+    await ask(harness, stream=True)
     samples = await page(harness)
     assert samples("attune_turns_total", **SHOP, state="done") == 3
     assert samples("attune_turns_total", **SHOP, state="failed") == 1
-    assert len(samples.by_name("attune_turns_total")) == 2
+    assert samples("attune_turns_total", **SHOP, state="refused") == 1
+    assert len(samples.by_name("attune_turns_total")) == 3
 
 
 async def test_disconnected_client_is_counted_once_as_aborted(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from alignment.config.rollouts import RolloutsConfig
-from app.models import Audit, Rollout
+from app.models import Audit, Dataset, Rollout
 from tests.support.deployment import Harness
 from tests.support.rollout_rows import chat, create_plan, create_prompt_set, run_rollouts, with_group_sampling
 from tests.support.scripted_engine import ScriptedEngine
@@ -103,6 +103,15 @@ async def test_verifier_that_needs_a_reference_refuses_a_set_without(harness: Ha
     ):
         answer = await harness.api.post(f"{ROOT}/plans", json={"dataset": "sums", "verifier": verifier})
         assert answer.status_code == status, answer.text
+
+
+async def test_id_of_a_dataset_comes_before_the_name_of_another(harness: Harness) -> None:
+    one, other = [await create_prompt_set(harness, *SUMS, name=name) for name in ("one", "other")]
+    async with harness.db.write() as session:
+        for dataset, name in ((one, other.id), (other, one.id)):
+            (await session.get_one(Dataset, dataset.id)).name = name
+    for dataset in (one, other):
+        assert (await create_plan(harness, dataset=dataset.id))["dataset_id"] == dataset.id
 
 
 async def test_plans_belong_to_their_policy(harness: Harness) -> None:
