@@ -270,12 +270,12 @@ async def test_idle_transaction_loses_its_locks(harness: Harness, proxied: Setti
 async def test_long_queries_have_no_timeout_and_take_no_request_connection(harness: Harness, proxied: Settings) -> None:
     db = Database(proxied.database_url, seconds=SECONDS)
     try:
-        async with db.without_timeout.read() as session:
+        async with db.with_long_timeout.read() as session:
             await session.execute(text("SELECT pg_sleep(:seconds)"), {"seconds": SECONDS + GRACE_SECONDS + 1})
         with pytest.raises(OperationalError, match="statement timeout"):
             async with db.read() as session:
                 await session.execute(text("SELECT pg_sleep(:seconds)"), {"seconds": SECONDS + GRACE_SECONDS + 1})
-        assert db.without_timeout.engine.pool is not db.engine.pool
+        assert db.with_long_timeout.engine.pool is not db.engine.pool
     finally:
         await db.close()
 

@@ -233,6 +233,9 @@ class FeedbackQueue(FeedbackKinds[str]):
             self._execute_in_transaction(change)
         if refused:
             log.warning("the server refused %d pieces of feedback; `refused` lists them", len(refused))
+        withdrawn = [id for (id, _), result in settled if result.get("feedback", {}).get("withdrawn")]
+        if withdrawn:
+            log.warning("%d pieces of feedback were withdrawn before and do not count: %s", len(withdrawn), withdrawn)
         return list(results)
 
     def _execute_in_transaction(self, change: Any) -> None:

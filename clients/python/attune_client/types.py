@@ -32,6 +32,7 @@ class FeedbackRecord(TypedDict, total=False):
     """Feedback as it is stored. `value` is the feedback as a number, `raw_value` the value as sent.
 
     The answer to a submission has `trainable` and `exclusion_reason`; reads have `effective`, `withdrawn`, `outcome`.
+    The answer to a submission that is sent again has `effective` and `withdrawn`, too: it counts only if effective.
     """
 
     object: str
@@ -55,7 +56,10 @@ class FeedbackRecord(TypedDict, total=False):
 
 
 class BatchResult(TypedDict, total=False):
-    """The result of one item of a batch: `status` 201 or, for a repeated id, 200, else `error`."""
+    """The result of one item of a batch: `status` 201 or, for a repeated id, 200, else `error`.
+
+    After a 200, `feedback` says whether it is still `effective`, or was `withdrawn`.
+    """
 
     index: int
     status: int

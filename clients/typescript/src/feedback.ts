@@ -28,6 +28,10 @@ export interface FeedbackRecord {
   value: number | null;
   trainable: boolean | null;
   exclusion_reason: string | null;
+  /** Only if `id` was sent before: false where the feedback was withdrawn, or later feedback replaced it. */
+  effective?: boolean;
+  /** Only if `id` was sent before: whether the feedback was withdrawn since. */
+  withdrawn?: boolean;
   [field: string]: unknown;
 }
 

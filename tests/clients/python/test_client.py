@@ -105,6 +105,18 @@ async def test_lost_response_counts_once(client: Attune, api: FaultyApi, harness
     assert len(set(api.bodies)) == 1, "every try has the same id"
 
 
+async def test_withdrawn_feedback_that_is_sent_again_is_told(client: Attune, harness: Harness) -> None:
+    turn = await harness.turn()
+    first = client.feedback.up(turn.id, id="mine")
+    assert "withdrawn" not in first and client.feedback.up(turn.id, id="mine")["effective"]
+    client.feedback.withdraw(first["id"])
+    again = client.feedback.up(turn.id, id="mine")
+    [result] = client.feedback.batch([build.up(turn.id, id="mine")])
+    assert (result["status"], result["feedback"]) == (200, again)
+    assert (again["withdrawn"], again["effective"], again["trainable"]) == (True, False, False)
+    assert client.feedback.up(turn.id, id="another")["trainable"]
+
+
 async def test_retried_chat_is_trained_on_once(client: Attune, api: FaultyApi, harness: Harness) -> None:
     api.faults = ["lose_response"]
     reply = client.chat.create("Hello", model="shop")

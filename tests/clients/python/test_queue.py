@@ -64,6 +64,20 @@ async def test_refused_feedback_is_set_aside(client: Attune, harness: Harness, t
     assert [row.idempotency_key for row in await harness.all(Feedback)] == [first, last]
 
 
+async def test_withdrawn_feedback_is_logged(
+    client: Attune, harness: Harness, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    turn = await harness.turn()
+    withdrawn = client.feedback.up(turn.id, id="withdrawn", source="ada")
+    client.feedback.withdraw(withdrawn["id"])
+    with client.queue(tmp_path / "votes.db", background=False) as queue:
+        queue.up(turn.id, id="withdrawn", source="ada")
+        queue.up(turn.id, id="new", source="ada")
+        queue.flush()
+        assert queue.pending == 0 and not queue.refused()
+    assert "1 pieces of feedback were withdrawn before and do not count: ['withdrawn']" in caplog.text
+
+
 async def test_queue_is_bounded_and_keeps_what_a_wrong_key_cannot_deliver(
     url: str, harness: Harness, tmp_path: Path
 ) -> None:

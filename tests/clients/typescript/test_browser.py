@@ -22,7 +22,7 @@ document.addEventListener("attune-feedback", ({ detail }) => events.push(detail.
 document.addEventListener("attune-error", ({ detail }) => events.push([detail.name, detail.status, detail.code]));
 document.addEventListener("securitypolicyviolation", ({ violatedDirective }) => events.push(violatedDirective));
 window.send = (options) => sendFeedback(options).then(
-  (record) => record.kind,
+  (record) => record.withdrawn ? ["withdrawn", record.effective] : record.kind,
   (error) => [error.name, error.status, error.code, error.requestId?.slice(0, 3)],
 );
 """
@@ -117,10 +117,13 @@ async def test_function(page: Page, site: Site, origin: str, url: str, harness: 
 
     assert await send(value=True, id="vote-1") == "binary"
     assert await send(value=True, id="vote-1") == "binary"
+    [vote] = await harness.all(Feedback)
+    await harness.api.delete(f"/v1/feedback/{vote.id}")
+    assert await send(value=True, id="vote-1") == ["withdrawn", False]
     assert await send(kind="comment", value="It was quick.") == "comment"
     assert await send(kind="score", value=0.5) == ["FeedbackError", 403, "token_scope", "req"]
     assert await send(value=True, token="no token") == ["FeedbackError", 0, "invalid_token", None]
-    assert [row.kind for row in await harness.all(Feedback)] == ["binary", "comment"]
+    assert [row.kind for row in await harness.all(Feedback)] == ["binary", "withdrawal", "comment"]
 
 
 async def test_page_of_an_origin_that_is_not_listed(
