@@ -47,7 +47,7 @@ def give_feedback(
     }
     more = drop_unset(comment=comment, source=None if source is None else {"id": source})
     row = Api().post("/v1/feedback", body | more)
-    print_object(row, json, _render_given)
+    print_object(row, json, _render_answer)
 
 
 def parse_value(text: str, kind: str) -> Any:
@@ -70,7 +70,7 @@ def show_feedback(id: Annotated[str, typer.Argument(help="fb-…, as the API ret
     print_object(Api().get(f"/v1/feedback/{quote(id, safe='')}"), json, _render_feedback)
 
 
-def _render_given(row: Row) -> Iterator[str]:
+def _render_answer(row: Row) -> Iterator[str]:
     yield f"{row['id']}: {_describe(row)}"
     if row.get("effective") is False or row.get("withdrawn"):  # only if the id was used before
         yield f"it does not count: {row['exclusion_reason']}"

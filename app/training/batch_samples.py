@@ -253,7 +253,7 @@ async def reclaim_samples(session: AsyncSession, batch_ids: Collection[str]) -> 
     await session.flush()
     turn_ids = [sample.turn_id for sample in samples]
     await reopen_votes_on_turns(session, turn_ids)
-    await _assign_feedback(session, turn_ids, came_before=True)
+    await _assign_feedback(session, turn_ids, older_only=True)
 
 
 def _drop(sample: Sample, rule: SampleRule, reason: str) -> None:
@@ -335,15 +335,15 @@ async def _request_recomputation(session: AsyncSession, turn_ids: Collection[str
         await session.execute(update(Feedback).where(Feedback.seq.in_(seq_chunk)).values(processed=False))
 
 
-async def _assign_feedback(session: AsyncSession, turn_ids: Sequence[str], *, came_before: bool = False) -> None:
+async def _assign_feedback(session: AsyncSession, turn_ids: Sequence[str], *, older_only: bool = False) -> None:
     """Record that the samples' batches learn from the feedback behind their rewards. Feedback in a batch stays.
 
     Where several samples use the same feedback, its batch is the oldest of theirs.
 
     Args:
-        came_before: Only feedback that is older than the batch.
+        older_only: Only feedback that is older than the batch.
     """
-    conditions = (Feedback.created_at <= Batch.created_at,) if came_before else ()
+    conditions = (Feedback.created_at <= Batch.created_at,) if older_only else ()
     for chunk in chunked(turn_ids):
         place = func.row_number().over(partition_by=Feedback.seq, order_by=(Batch.created_at, Batch.id))
         used = (

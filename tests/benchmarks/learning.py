@@ -84,8 +84,8 @@ RUNS: dict[str, ExperimentConfig] = {
 def service_variant(run_config: ExperimentConfig) -> ExperimentConfig:
     """Return a run of the same algorithm and estimator with the service's defaults for everything else."""
     algorithm = run_config.config.algorithm
-    kept = {"estimator", "baseline"} & algorithm.model_fields_set
-    return service_run({"type": algorithm.type} | {name: getattr(algorithm, name) for name in sorted(kept)})
+    set_fields = {"estimator", "baseline"} & algorithm.model_fields_set
+    return service_run({"type": algorithm.type} | {name: getattr(algorithm, name) for name in sorted(set_fields)})
 
 
 @dataclass(frozen=True)

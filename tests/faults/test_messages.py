@@ -22,12 +22,14 @@ def check(row: dict[str, Any]) -> None:
     assert row["counts"]["used"] > 0
 
 
+@pytest.mark.slow
 async def test_reconciler_finishes_the_work_when_every_message_is_lost(
     tmp_path: Path, fork_server: ForkServerClient
 ) -> None:
     check(await run_on("embedded", messages.lose_messages, tmp_path, 7, SECONDS, fork_server))
 
 
+@pytest.mark.slow
 async def test_nothing_is_done_twice_when_every_message_is_tripled(
     tmp_path: Path, fork_server: ForkServerClient
 ) -> None:

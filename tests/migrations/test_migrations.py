@@ -69,7 +69,7 @@ def test_upgrade_downgrade_upgrade_keeps_data(empty_database: str) -> None:
     ) == len(REVISIONS)
     run.down()
     assert read_state(empty_database) == {}
-    run.up()
+    command.upgrade(run.config, "head")
     command.check(run.config)
 
 

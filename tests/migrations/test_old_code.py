@@ -1,4 +1,7 @@
-"""The SQL of older code runs on every schema that admits this code, so that two releases can run side by side."""
+"""The SQL of older code runs on the newest schema if it admits this code, so that two releases can run side by side.
+
+A migration never changes once it is released, so the schemas before the newest one were tested when they were new.
+"""
 
 from pathlib import Path
 
@@ -56,18 +59,18 @@ def unique_columns_of(table: sa.Table) -> set[tuple[str | None, ...]]:
     return {tuple(names) for names in (*constraints, *(one.columns.keys() for one in table.indexes if one.unique))}
 
 
-def test_statements_of_older_code_run_on_every_schema_that_admits_it(empty_database: str) -> None:
+def test_statements_of_older_code_run_on_the_newest_schema_if_it_admits_them(empty_database: str) -> None:
     config = alembic_config(empty_database)
     scripts = ScriptDirectory.from_config(config)
     schemas: dict[str, list[sa.Table]] = {}
-    for number, revision in enumerate(REVISIONS):
+    for revision in REVISIONS:
         command.upgrade(config, revision)
-        admitted = REVISIONS[REVISIONS.index(oldest_code(scripts, revision)) : number]
         with connect(empty_database) as connection:
-            for older in admitted:
-                problem = find_problem(connection, schemas[older])
-                assert problem is None, f"code of {older} on schema {revision}: {problem}; name it in `oldest_code`"
             schemas[revision] = rows.reflect_tables(connection)
+    with connect(empty_database) as connection:
+        for older in REVISIONS[REVISIONS.index(oldest_code(scripts, REVISIONS[-1])) : -1]:
+            problem = find_problem(connection, schemas[older])
+            assert problem is None, f"code of {older} on schema {REVISIONS[-1]}: {problem}; name it in `oldest_code`"
 
 
 @pytest.mark.parametrize(

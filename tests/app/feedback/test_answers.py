@@ -138,7 +138,8 @@ async def test_withdrawn_comments_rankings_and_conversations_say_so(harness: Har
 
 
 async def test_rankings_and_conversations_without_replies_say_so(harness: Harness) -> None:
-    a, b = [await harness.turn(conversation_id="c") for _ in range(2)]
+    a = await harness.turn(conversation_id="c")
+    b = await harness.turn(conversation_id="c", parent_id=a.id)
     items = [
         {"kind": "comparison", "value": [a.id, b.id], "id": "comparison"},
         {"kind": "rating", "value": 5, "target": {"conversation_id": "c"}, "id": "conversation"},

@@ -49,7 +49,13 @@ async def both(client: EngineClient, make_call: MakeCall, **fields: Any) -> Capt
 
 
 @pytest.mark.parametrize(
-    ("choice", "step"), [(NAMED, 1), ("required", 5), ("auto", 5)], ids=["named", "required", "strict"]
+    ("choice", "step"),
+    [
+        pytest.param(NAMED, 4, id="named"),
+        pytest.param(NAMED, 1, id="named, every length", marks=pytest.mark.slow),
+        pytest.param("required", 5, id="required"),
+        pytest.param("auto", 5, id="strict"),
+    ],
 )
 async def test_call_is_the_same_streamed_and_whole_at_every_length(
     engine_client: EngineClient, make_call: MakeCall, call_token: str, choice: Any, step: int

@@ -9,6 +9,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database
+from app.core.settings import Settings
 from app.models import Feedback, Rater, RaterStanding, Reward, Sample, SampleState, Turn
 from tests.support.deployment import Harness
 from workers.curate import curate
@@ -16,6 +17,11 @@ from workers.curate import curate
 SUBJECTS = 6
 ROUNDS = 3
 pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.replace({"limits.max_long_requests": 2 * SUBJECTS})  # erasures and blocks at once
 
 
 async def test_concurrent_erasures_blocks_and_curate_runs_take_effect(harness: Harness) -> None:

@@ -178,8 +178,8 @@ def test_broken_stream_raises(client: Attune, scripted: ScriptedEngine) -> None:
 
 
 async def test_batches_are_split(client: Attune, api: FaultyApi, harness: Harness) -> None:
-    turn = await harness.turn()
-    bodies = [build.comment(turn.id, "good", source=f"user-{number}") for number in range(1005)]
+    turns = [await harness.turn() for _ in range(5)]
+    bodies = [build.comment(turns[number % 5].id, "good", source=f"user-{number}") for number in range(1005)]
     bodies[1002] = build.up("chatcmpl-unknown")
     api.faults = ["lose_response"]
     results = client.feedback.batch(bodies)
