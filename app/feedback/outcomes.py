@@ -48,6 +48,7 @@ from app.models import (
     VersionState,
 )
 from app.policies.references import format_reference
+from app.training.automated_samples import is_from_person, is_in_automated_batch
 from app.training.sample_conditions import has_consent, waits_for_new
 
 
@@ -57,6 +58,7 @@ class Reason(StrEnum):
     LEARNED = "learned"
     RELEASE = "release"
     TRAINING = "training"
+    SCORE_IN_TRAINING = "score_in_training"
     BATCH = "batch"
     NEW_FEEDBACK = "new_feedback"
     RESUME = "resume"
@@ -88,6 +90,7 @@ SENTENCES = {
     Reason.LEARNED: "A released version has learned from it.",
     Reason.RELEASE: "An update has learned from it; its version is not released yet.",
     Reason.TRAINING: "It is in the batch that is being trained, or that is trained next.",
+    Reason.SCORE_IN_TRAINING: "An update is learning from the score of its reply; the next one learns from it instead.",
     Reason.BATCH: "It is ready and waits for the next batch.",
     Reason.NEW_FEEDBACK: "It was in a batch before, and joins the next one only together with newer feedback.",
     Reason.RESUME: "It is ready; learning is halted until an operator resumes it.",
@@ -254,6 +257,10 @@ def _outcome_code() -> ColumnElement[int]:
         (is_open & waits_for_new(), Reason.NEW_FEEDBACK),
         (is_open, Reason.BATCH),
         (Sample.state == SampleState.QUARANTINED, Reason.ADMIN_REVIEW),
+        (
+            (Sample.state == SampleState.BATCHED) & is_from_person() & is_in_automated_batch(),
+            Reason.SCORE_IN_TRAINING,
+        ),
         (Sample.state.in_((SampleState.BATCHED, SampleState.TRAINED)), Reason.TOO_LATE),
         *((Sample.rule == rule, Reason(rule)) for rule in SampleRule),
     )

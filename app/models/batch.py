@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, String, true
+from sqlalchemy import ForeignKey, Index, String, false, true
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.database import now
@@ -38,6 +38,8 @@ class SampleRule(StrEnum):
 class Sample(Created, Base):
     """A turn with its reward. There is at most one per turn, in at most one batch at a time.
 
+    A sample that was learned from with an automated reward is open again when a person gives feedback on its reply.
+
     A sample whose batch failed or whose version was undone returns to the open state, so that it can be learned from
     again. BatchTurn keeps every batch that it was in.
     """
@@ -59,6 +61,9 @@ class Sample(Created, Base):
     )
     num_returns: Mapped[int] = mapped_column(default=0, server_default="0", doc="how often it returned from a batch")
     batch_id: Mapped[str | None] = mapped_column(ForeignKey("batches.id"), index=True)
+    automated_batch_id: Mapped[str | None] = mapped_column(
+        String(48), doc="the batch that has learned from its automated reward, which a person's feedback replaces"
+    )
     ready_at: Mapped[float] = mapped_column(
         default=now(), server_default="0", doc="it waits for late rewards until then"
     )
@@ -73,6 +78,7 @@ class Sample(Created, Base):
         Index("ix_samples_policy_id_state", "policy_id", "state"),
         Index("ix_samples_policy_id_created_at", "policy_id", "created_at"),
         partial_index("ix_samples_policy_id_ready_at", "policy_id", "ready_at", where="state = 'open'"),
+        partial_index("ix_samples_automated_batch_id", "automated_batch_id", where="automated_batch_id IS NOT NULL"),
     )
 
 
@@ -113,3 +119,8 @@ class BatchTurn(Base):
 
     batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id"), primary_key=True)
     turn_id: Mapped[str] = mapped_column(ForeignKey("turns.id"), primary_key=True, index=True)
+    automated: Mapped[bool] = mapped_column(
+        default=False,
+        server_default=false(),
+        doc="whether its reward came from neither feedback nor a verifier: a person's later feedback replaces it",
+    )

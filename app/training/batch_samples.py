@@ -32,6 +32,13 @@ from app.models import (
     Turn,
 )
 from app.raters.service import BLOCKED, RECOMPUTE_DELAY_SECONDS
+from app.training.automated_samples import (
+    find_voted,
+    forget_batches,
+    read_voted,
+    reclaim_automated,
+    record_automated,
+)
 from app.training.vote_totals import reopen_votes, reopen_votes_of_batches, reopen_votes_on_turns
 
 MAX_RETURNS = 3
@@ -55,15 +62,20 @@ async def freeze(session: AsyncSession, batch: Batch, samples: Sequence[Sample])
         sample.batch_id, sample.state, sample.rule, sample.reason = batch.id, SampleState.BATCHED, None, None
         session.add(BatchTurn(batch_id=batch.id, turn_id=sample.turn_id))
     await session.flush()
+    await record_automated(session, batch.id)
     await _assign_feedback(session, [sample.turn_id for sample in samples])
 
 
 async def mark_trained(session: AsyncSession, batch_id: str) -> None:
+    """Mark the samples of a batch as trained. Curation opens those whose scores people have replaced meanwhile."""
     await session.execute(
         update(Sample)
         .where(Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED)
         .values(state=SampleState.TRAINED, reason=None)
     )
+    if voted := await find_voted(session, batch_id):
+        await _request_recomputation(session, voted)
+        enqueue_after_commit(session, "curate")
 
 
 async def drop_unlearned(
@@ -116,6 +128,7 @@ async def drop_trained(session: AsyncSession, reasons: Mapping[str, str], rule: 
             batch_id=None,
         )
     )
+    await forget_batches(session, reasons)
     await reopen_votes_of_batches(session, *reasons)
     await _free_feedback(session, reasons)
 
@@ -133,8 +146,11 @@ async def return_samples(
         exhausted: The return counts, and samples that have returned MAX_RETURNS times before are dropped by this rule.
             None: the return does not count, because it says nothing about the samples.
     """
+    if not batch_ids:
+        return 0
+    await forget_batches(session, batch_ids)
     in_batch = (Sample.batch_id.in_(batch_ids), Sample.state.in_(IN_BATCH))
-    turn_ids = list(await session.scalars(select(Sample.turn_id).where(*in_batch))) if batch_ids else []
+    turn_ids = list(await session.scalars(select(Sample.turn_id).where(*in_batch)))
     if not turn_ids:
         return 0
     returned = await _reopen(session, turn_ids, reason, exhausted, in_batch)
@@ -224,16 +240,20 @@ async def break_up_batches(
 async def reclaim_samples(session: AsyncSession, batch_ids: Collection[str]) -> None:
     """Mark the samples of these batches as trained again: versions of one line that learned from them are live again.
 
-    None of them is in an open batch, nor trained by another version of the line.
+    None of them is in an open batch, nor trained by another version of the line, except for votes that replace the
+    automated rewards that one of these batches has learned from.
     """
     if not batch_ids:
         return
     learned = await session.execute(
-        select(BatchTurn.turn_id, BatchTurn.batch_id).where(BatchTurn.batch_id.in_(batch_ids))
+        select(BatchTurn.turn_id, BatchTurn.batch_id, BatchTurn.automated).where(BatchTurn.batch_id.in_(batch_ids))
     )
-    batch_of = {turn_id: batch_id for turn_id, batch_id in learned}
+    uses = list(learned)
+    automated = {row.turn_id: row.batch_id for row in uses if row.automated}
+    batch_of = automated | {row.turn_id: row.batch_id for row in uses if not row.automated}
+    voted = await read_voted(session, automated)
     is_free = or_(
-        Sample.state.in_((SampleState.OPEN, SampleState.QUARANTINED)),
+        Sample.state.in_((SampleState.OPEN, SampleState.QUARANTINED, SampleState.TRAINED)),
         and_(Sample.state == SampleState.DROPPED, Sample.rule.not_in(NEVER_RECLAIMED)),
     )
     rows = await session.scalars(
@@ -246,12 +266,17 @@ async def reclaim_samples(session: AsyncSession, batch_ids: Collection[str]) -> 
         .with_for_update()
         .execution_options(populate_existing=True)
     )
-    samples = list(rows)
-    for sample in samples:
+    turn_ids: list[str] = []
+    for sample in list(rows):
+        is_replaced = reclaim_automated(sample, automated, voted)
+        if sample.state == SampleState.TRAINED or (
+            is_replaced and batch_of[sample.turn_id] == automated[sample.turn_id]
+        ):
+            continue
         sample.state, sample.batch_id = SampleState.TRAINED, batch_of[sample.turn_id]
         sample.rule = sample.reason = None
+        turn_ids.append(sample.turn_id)
     await session.flush()
-    turn_ids = [sample.turn_id for sample in samples]
     await reopen_votes_on_turns(session, turn_ids)
     await _assign_feedback(session, turn_ids, older_only=True)
 

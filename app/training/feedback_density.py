@@ -13,7 +13,7 @@ from app.core.run_each import run_each
 from app.core.settings import Settings
 from app.models import AuditAction, Origin, Policy, Reward, Turn, TurnState
 from app.policies.service import audit_policy, lock_policy
-from app.training.human_labels import is_from_person
+from app.training.automated_samples import is_from_person
 
 MAX_REPLIES, MIN_REPLIES = 500, 200  # that the share is measured on
 MIN_AGE_SECONDS = 300.0  # of a reply, since feedback comes later than the reply

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.models import AuditAction, Batch, BatchState, Policy, Reward, SampleRule, Turn, Version, record_audit
 from app.policies.references import format_reference, version_name
 from app.training import batch_samples
-from app.training.human_labels import is_from_person
+from app.training.automated_samples import is_from_person
 
 ACTOR = "trainer"  # of audit entries
 PAGE_SIZE = 1000  # versions that are read at once

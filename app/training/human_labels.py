@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, func, not_, or_, select
+from sqlalchemy import Select, and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment.config.rewards import EXPLICIT, LEARNED
+from alignment.config.rewards import LEARNED
 from alignment.signals.agreement import Agreement
 from alignment.signals.combine_rewards import preference_pairs
 from app.models import (
@@ -27,7 +27,7 @@ from app.models import (
     SourceKind,
     Turn,
 )
-from app.raters.names import is_program
+from app.training.automated_samples import is_from_person
 from app.training.sample_conditions import is_consenting
 
 PREFERENCE_KINDS = (*NUMERIC_KINDS, *RANKING_KINDS)
@@ -49,11 +49,6 @@ class HumanLabel(NamedTuple):
     @property
     def is_ranking(self) -> bool:
         return self.source.startswith(RANKING_PREFIXES)
-
-
-def is_from_person() -> ColumnElement[bool]:
-    """Return the condition that a Reward is a person's explicit feedback."""
-    return and_(Reward.reward_source == EXPLICIT, Reward.rater.is_not(None), ~is_program(Reward.rater))
 
 
 def select_labels(policy: Policy) -> Select[Any]:

@@ -3,7 +3,6 @@
 from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment.config.rewards import EXPLICIT
 from alignment.tolerance import TOLERANCE
 from app.core.database import now
 from app.core.settings import Settings
@@ -13,15 +12,14 @@ from app.models import (
     BatchState,
     BatchTurn,
     LearningMode,
-    Origin,
     Policy,
     Project,
-    Reward,
     Sample,
     SampleState,
     Turn,
 )
 from app.policies import repository
+from app.training.automated_samples import is_planned
 from app.training.batch_samples import WAITS_FOR_NEW
 
 
@@ -95,17 +93,6 @@ def rewards_differ(min_contrast: float) -> ColumnElement[bool]:
 def waits_for_new() -> ColumnElement[bool]:
     """Return the condition that a batch has a Sample only together with as many others."""
     return func.coalesce(Sample.reason, "").in_(WAITS_FOR_NEW)
-
-
-def is_automated() -> ColumnElement[bool]:
-    """Return the condition that a Sample's reward comes from neither feedback nor a verifier, as a SQL expression."""
-    has_feedback = exists().where(Reward.turn_id == Sample.turn_id, Reward.reward_source == EXPLICIT)
-    return and_(Sample.rater.is_(None), ~has_feedback.correlate(Sample), ~is_planned())
-
-
-def is_planned() -> ColumnElement[bool]:
-    """Return the condition that a Sample's prompt comes from a prompt set."""
-    return exists().where(Turn.id == Sample.turn_id, Turn.origin == Origin.PROMPT_SET).correlate(Sample)
 
 
 def num_failures() -> ColumnElement[int]:

@@ -21,6 +21,7 @@ from app.core.database import database_time
 from app.core.settings import Settings
 from app.models import Judgement, JudgementState, Origin, Reward, Sample, SampleRule, SampleState, Turn
 from app.raters.names import is_person
+from app.training.automated_samples import find_replaceable
 from app.training.batch_samples import UNDONE
 from app.training.unlearning import WITHDRAWN
 from app.training.vote_totals import reopen_votes_on_turns
@@ -58,7 +59,8 @@ async def update_samples(
 ) -> None:
     """Create or change the samples of these turns and of their groups as their rewards demand.
 
-    A sample in a batch stays as it is. `quarantined` holds, by (project id, rater), why samples with this rater's
+    A sample in a batch stays as it is, but for a person's feedback that replaces an automated reward after the update
+    (app/training/automated_samples.py). `quarantined` holds, by (project id, rater), why samples with this rater's
     feedback must wait.
     """
     turns = [turn for turn in turns if turn.origin != Origin.SHADOW]  # compared, but never trained on
@@ -81,6 +83,8 @@ async def update_samples(
         select(Sample).where(Sample.turn_id.in_(affected_ids)).order_by(Sample.turn_id).with_for_update()
     )
     samples = {row.turn_id: row for row in rows}
+    voted = {turn.id for turn in affected if _has_vote(counted[turn.id]) and rewards[turn.policy_id].uses_feedback}
+    replaceable = await find_replaceable(session, voted)
     new_turns = [turn for turn in affected if turn.id not in samples and returns.values[turn.id] is not None]
     clusters = await _read_clusters(session, new_turns) if settings.raters.trust else {}
     time = await database_time(session)
@@ -95,6 +99,10 @@ async def update_samples(
         has_feedback = _has_feedback(counted[turn.id])
         is_unused = _has_feedback(turn_rewards[turn.id].rewards) and not has_feedback
         uses_feedback = config.uses_feedback and not is_unused
+        if turn.id in replaceable and turn.exclusion_reason is None:
+            _open_again(sample)
+        elif turn.id not in voted:
+            _close_again(sample)
         _update_reward(sample, reward, turn.exclusion_reason, has_feedback=has_feedback, uses_feedback=uses_feedback)
         if turn.id in alone:
             sample.group_id = f"turn/{turn.id}"  # not the id of its completion, which may be the same
@@ -207,6 +215,24 @@ def _credit_deadline(turn: FinishedTurn, config: RewardsConfig) -> float:
 
 def _has_feedback(rows: Sequence[Reward]) -> bool:
     return any(row.reward_source == EXPLICIT for row in rows)
+
+
+def _has_vote(rows: Sequence[Reward]) -> bool:
+    return any(row.reward_source == EXPLICIT and is_person(row.rater) and row.weight > 0 for row in rows)
+
+
+def _open_again(sample: Sample) -> None:
+    """Let a person's feedback replace the automated reward that an update has learned from."""
+    sample.state, sample.automated_batch_id, sample.batch_id = SampleState.OPEN, sample.batch_id, None
+    sample.rule = sample.reason = None
+
+
+def _close_again(sample: Sample) -> None:
+    """Put a sample back whose feedback was withdrawn before an update: its automated reward was learned from."""
+    is_withdrawn = sample.state == SampleState.DROPPED and sample.rule == SampleRule.WITHDRAWN
+    if sample.automated_batch_id is not None and (sample.state in WAITING or is_withdrawn):
+        sample.state, sample.batch_id, sample.automated_batch_id = SampleState.TRAINED, sample.automated_batch_id, None
+        sample.rule = sample.reason = None
 
 
 def _combine(rows: Sequence[Reward], config: RewardsConfig, machine_weight: float) -> CombinedReward | None:

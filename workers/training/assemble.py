@@ -26,6 +26,7 @@ from app.models import (
 from app.policies import repository
 from app.policies.overrides import effective_settings
 from app.training import batch_samples, sample_conditions, service
+from app.training.automated_samples import is_automated
 from workers.training.select_samples import SamplePool, select_samples
 
 AUTOMATED_STALENESS = 8  # versions; learning is unharmed up to there (docs/learning.md), and new samples keep coming
@@ -135,7 +136,7 @@ async def _drop_old_samples(session: AsyncSession, policy: Policy, settings: Set
     max_age = settings.trainer.max_sample_age_seconds
     is_too_old = exists().where(Turn.id == Sample.turn_id, Turn.created_at < now() - max_age)
     await _drop(session, policy, is_too_old, f"its reply is older than {max_age / 86400:g} days")
-    await _drop_stale(session, policy, AUTOMATED_STALENESS, sample_conditions.is_automated())
+    await _drop_stale(session, policy, AUTOMATED_STALENESS, is_automated())
     if settings.trainer.max_staleness is not None:
         await _drop_stale(session, policy, settings.trainer.max_staleness, true())
 

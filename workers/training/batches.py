@@ -55,6 +55,7 @@ class ClaimedBatch:
     parent: Version
     number: int
     batch: alignment_types.Batch
+    num_replaced_scores: int  # samples whose automated rewards an earlier update has learned from
 
     @property
     def adapter_name(self) -> str:
@@ -145,7 +146,7 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
     is_deleted = exists().where(Turn.id == Sample.turn_id, Turn.own_prompt_ids.is_(None))
     await batch_samples.drop_unlearned(session, row.id, SampleRule.ERASED, batch_samples.ERASED, is_deleted)
     result = await session.execute(
-        select(Turn, Sample.reward, Sample.weight, Sample.group_id, Version.number)
+        select(Turn, Sample.reward, Sample.weight, Sample.group_id, Sample.automated_batch_id, Version.number)
         .join(Sample, Sample.turn_id == Turn.id)
         .join(Version, Version.id == Turn.version_id)
         .where(Sample.batch_id == row.id, Sample.state == SampleState.BATCHED)
@@ -165,10 +166,11 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
             group=group,
             weight=weight,
         )
-        for turn, reward, weight, group, number in rows
+        for turn, reward, weight, group, _, number in rows
     )
+    num_replaced = sum(automated_batch_id is not None for *_, automated_batch_id, _ in rows)
     batch = alignment_types.Batch(row.id, policy.name, samples)
-    return ClaimedBatch(row, policy, parent, int(last_number or 0) + 1, batch)
+    return ClaimedBatch(row, policy, parent, int(last_number or 0) + 1, batch, num_replaced)
 
 
 async def _count_updates(session: AsyncSession, parent: Version, oldest: int) -> dict[int, int]:

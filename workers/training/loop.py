@@ -115,7 +115,7 @@ class TrainingLoop:
                 with suppress(SQLAlchemyError):  # not needed for a retry: the lease expires without it
                     context.run(batches.record_failed_attempt(context.db, claimed, str(error)))
                 raise
-        metrics = result.pop("metrics")
+        metrics = result.pop("metrics") | {"training/scores_replaced": float(claimed.num_replaced_scores)}
         finite_metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}
         is_committed = context.run(batches.commit(context.db, claimed, metrics=finite_metrics, **result))
         log.info("%s %s", name, "trained" if is_committed else "is void: the head moved")

@@ -17,6 +17,7 @@ from app.core.database import now
 from app.core.settings import Settings
 from app.models import Origin, Policy, Rater, Sample, SampleState, Turn
 from app.training import sample_conditions, service
+from app.training.automated_samples import is_automated
 from app.training.policy_config import effective_rollouts
 from app.training.service import max_samples
 from workers.feedback import rater_trust
@@ -44,7 +45,7 @@ class SamplePool:
     priority: ColumnElement[int] = field(
         default_factory=lambda: case(
             (sample_conditions.waits_for_new(), WAITS_FOR_NEW),
-            (sample_conditions.is_automated(), AUTOMATED),
+            (is_automated(), AUTOMATED),
             else_=NORMAL,
         )
     )
@@ -177,7 +178,7 @@ def _samples_within_caps(samples: Subquery, policy_id: str, size: int, num_rater
 
 
 def _ready_samples(pool: SamplePool) -> Subquery:
-    order = case((sample_conditions.is_automated(), -Sample.ready_at), else_=Sample.ready_at)
+    order = case((is_automated(), -Sample.ready_at), else_=Sample.ready_at)
     return (
         select(
             Sample.turn_id,
