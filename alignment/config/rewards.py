@@ -118,7 +118,8 @@ class RewardModelSource(SourceConfig, title="LearnedSource"):
         0.6,
         ge=0.5,
         lt=1,
-        description="with people: a model below this does not serve, and a serving one that falls below is disabled",
+        description="a model serves if votes show with 95 % confidence that it scores liked replies above disliked "
+        "ones more often than this (0.5 is chance); it is disabled if votes do not show that it is better than chance",
     )
 
 

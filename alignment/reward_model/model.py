@@ -2,7 +2,7 @@
 
 adapter_model.safetensors   adapter_config.json    the adapter; not with full weights
 head.safetensors                                   the head's weight and bias
-reward_model.json                                  the calibration from score to reward, and the metrics
+reward_model.json                                  the calibration from score to reward, the metrics, the predictions
 
 Every rank calls every method. It uses the model role "reward" of the trainer's policy and leaves the other roles alone.
 """
@@ -28,6 +28,7 @@ from alignment.models.policy_model import REWARD_HEAD
 from alignment.reward_model.dataset import PreferenceDataset, Reply, select_held_out, split
 from alignment.reward_model.evaluate import calibrate, evaluate, scores_to_rewards
 from alignment.reward_model.fit import FitLoop, score_replies
+from alignment.reward_model.prequential import Prediction, PreviousFit, collect_evidence
 from alignment.tolerance import sign
 from alignment.trainer.checkpoint import Export, export_directory
 from alignment.trainer.optimizer import Optimizer
@@ -35,6 +36,7 @@ from alignment.trainer.trainer import Trainer
 
 HEAD = "head.safetensors"
 METADATA = "reward_model.json"
+THIS_FIT = ""  # of predictions, in place of the name that others have
 
 
 @dataclass
@@ -45,6 +47,7 @@ class FitState:
     held_out: PreferenceDataset
     loop: FitLoop
     optimizer: Optimizer
+    predictions: list[Prediction]  # by the models of earlier fits, of votes that they had not learned from
     seconds: float = 0.0
 
 
@@ -55,6 +58,7 @@ class RewardModelState:
     tensors: dict[str, Tensor]
     platt: PlattScaling
     metrics: dict[str, Any]
+    predictions: tuple[Prediction, ...] = ()
 
 
 class RewardModel:
@@ -66,10 +70,16 @@ class RewardModel:
         self._state: RewardModelState | None = None
         self._fit: FitState | None = None
 
-    def begin(self, dataset: PreferenceDataset, config: RewardModelConfig | None = None) -> int:
+    def begin(
+        self,
+        dataset: PreferenceDataset,
+        config: RewardModelConfig | None = None,
+        previous: PreviousFit | None = None,
+    ) -> int:
         """Start a fit on the dataset except its held-out part. Return its number of steps, which is an upper bound.
 
-        `config` is the trainer's if it is None.
+        `config` is the trainer's if it is None. The model of the `previous` fit first predicts the votes that it has
+        not learned from; without its files these votes are no evidence.
 
         Equal datasets, seeds and numbers of ranks give equal bits. Raises NothingToCompare if there are too few
         examples. After an error here or in `advance` the previous reward model is no longer loaded.
@@ -80,6 +90,7 @@ class RewardModel:
         started = time.perf_counter()
         train, held_out = split(dataset, select_held_out(dataset, config.held_out, trainer.config.seed))
         _check_size(train, held_out, config)
+        predictions = self._predict(dataset, previous) if previous is not None else []
         trainer.policy.load_adapter(trainer.policy.initial_tensors("reward", trainer.config.seed), "reward")
         loop = FitLoop(trainer, train, config)
         optimizer = Optimizer(
@@ -93,7 +104,7 @@ class RewardModel:
             ),
         )
         optimizer.load()
-        self._fit = FitState(dataset, held_out, loop, optimizer, time.perf_counter() - started)
+        self._fit = FitState(dataset, held_out, loop, optimizer, predictions, time.perf_counter() - started)
         return loop.steps
 
     def advance(self, steps: int) -> bool:
@@ -114,8 +125,13 @@ class RewardModel:
         dataset, held_out = fit.dataset, fit.held_out
         indices = {index for example in held_out.examples for index in example.reply_indices}
         scores = score_replies(trainer, dataset.replies, indices)
+        own = [Prediction(dataset.replies[index].turn_id, THIS_FIT, float(scores[index])) for index in sorted(indices)]
+        evidence = collect_evidence(dataset, [*fit.predictions, *own])
         metrics: dict[str, float] = {
             **evaluate(held_out, scores, trainer.config.seed),
+            **({} if evidence.auc is None else {"auc": evidence.auc}),
+            "auc_low": evidence.bounds().low,
+            "num_predicted": evidence.num_votes,
             "loss": fit.loop.loss,
             "steps": fit.loop.steps,
             "num_held_out": len(held_out),
@@ -126,8 +142,26 @@ class RewardModel:
         }
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         tensors = parallel.gather_to_cpu(trainer.policy.role_parameters("reward"))
-        self._state = RewardModelState(tensors, calibrate(held_out, scores), metrics)
+        self._state = RewardModelState(tensors, calibrate(held_out, scores), metrics, tuple(fit.predictions))
         return metrics
+
+    def _predict(self, dataset: PreferenceDataset, previous: PreviousFit) -> list[Prediction]:
+        """Return the predictions of earlier fits, and those of the previous one for the votes since."""
+        try:
+            self.restore(previous.directory, previous.manifest_sha256)
+            assert self._state is not None
+            earlier = self._state.predictions
+        except (DamagedAdapter, OSError):
+            return []
+        finally:
+            self._state = None
+        unseen = previous.unseen(dataset)
+        scores = score_replies(self.trainer, dataset.replies, unseen)
+        turn_ids = {reply.turn_id for reply in dataset.replies}
+        known = [one for one in earlier if one.turn_id in turn_ids]
+        return known + [
+            Prediction(dataset.replies[index].turn_id, previous.name, float(scores[index])) for index in unseen
+        ]
 
     def export(self, directory: Path, lineage: Mapping[str, Any]) -> Export:
         """Write the result of the last fit. Rank 0 writes; all ranks return the hash of the manifest."""
@@ -185,7 +219,7 @@ def write(directory: Path, state: RewardModelState, spec: AdapterSpec | None, ba
     if spec is not None:
         save_file({name: tensor for name, tensor in state.tensors.items() if name not in head}, directory / ADAPTER)
         lora.write_config(directory, spec, base_model)
-    metadata = {"platt": state.platt._asdict(), "metrics": state.metrics}
+    metadata = {"platt": state.platt._asdict(), "metrics": state.metrics, "predictions": state.predictions}
     (directory / METADATA).write_text(json.dumps(metadata, indent=1, sort_keys=True, allow_nan=False))
 
 
@@ -202,4 +236,5 @@ def read(directory: Path, sha256: str, spec: AdapterSpec | None) -> RewardModelS
     elif (directory / ADAPTER).exists():
         raise DamagedAdapter(f"{directory} holds an adapter, and full weights take none.")
     metadata = json.loads((directory / METADATA).read_text())
-    return RewardModelState(tensors, PlattScaling(**metadata["platt"]), metadata["metrics"])
+    predictions = tuple(Prediction(*row) for row in metadata.get("predictions", ()))  # files of before have none
+    return RewardModelState(tensors, PlattScaling(**metadata["platt"]), metadata["metrics"], predictions)

@@ -1,12 +1,9 @@
-"""How often automated rewards agree in sign with people's feedback, with a confidence bound."""
+"""How often automated rewards agree in sign with people's feedback."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from alignment.signals.proportions import wilson_interval
 from alignment.tolerance import exceeds, sign
-
-Z_SCORE = 2.576  # normal quantile of a one-sided 99.5 % bound
 
 
 @dataclass(frozen=True)
@@ -54,26 +51,12 @@ class Agreement:
         Labels contribute their balanced accuracy, because a source that says "up" to everything is right about most
         replies. Pairs contribute their accuracy.
         """
-        return self._mean(lambda right, count: right / count)
-
-    @property
-    def upper_bound(self) -> float | None:
-        """Return an upper bound of the rate, by Wilson's interval (1927) of each class."""
-        return self._mean(wilson_upper)
-
-    def _mean(self, estimate: Callable[[int, int], float]) -> float | None:
-        classes = [(self.ups_right, self.ups), (self.downs_right, self.downs)]
-        rates = [estimate(right, count) for right, count in classes if count]
-        labels, total = self.ups + self.downs, self.total
-        if not total:
+        if not self.total:
             return None
-        mean = sum(rates) / len(rates) * labels if rates else 0.0
-        return (mean + (estimate(self.pairs_right, self.pairs) * self.pairs if self.pairs else 0.0)) / total
-
-
-def wilson_upper(right: int, count: int, z: float = Z_SCORE) -> float:
-    """Return the upper end of Wilson's interval. Example: wilson_upper(10, 30) is about 0.57"""
-    return wilson_interval(right, count, z).high
+        classes = [(self.ups_right, self.ups), (self.downs_right, self.downs)]
+        rates = [right / count for right, count in classes if count]
+        mean = sum(rates) / len(rates) * (self.ups + self.downs) if rates else 0.0
+        return (mean + self.pairs_right) / self.total
 
 
 def weight_from_agreement(rate: float) -> float:

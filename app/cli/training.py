@@ -158,8 +158,8 @@ def _render_models(body: Row) -> Iterator[str]:
     if (agreement := body["human_agreement"]) is not None:
         share = format_optional(agreement["agreement"], "{:.0%}")
         yield (
-            f"{body['serving']} agrees with {share} of people's last {agreement['labels']} labels; "
-            f"the minimum is {agreement['min_agreement']:.0%}"
+            f"{body['serving']} agrees with {share} of people's last {agreement['labels']} labels; it orders replies "
+            f"as they do in at least {agreement['auc_low']:.0%} of cases, and is disabled at 50%"
         )
     yield from map(_render_model, body["data"])
     if not body["data"]:

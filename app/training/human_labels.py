@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.config.rewards import LEARNED
 from alignment.signals.agreement import Agreement
 from alignment.signals.combine_rewards import preference_pairs
+from alignment.signals.ranking_accuracy import RankEvidence, rank_pairs, rank_votes
 from app.models import (
     NUMERIC_KINDS,
     RANKING_KINDS,
@@ -34,6 +35,7 @@ PREFERENCE_KINDS = (*NUMERIC_KINDS, *RANKING_KINDS)
 RANKING_PREFIXES = tuple(f"{kind}/" for kind in RANKING_KINDS)
 CONVERSATION_PREFIX = "conversation/"  # feedback on a whole conversation is about no particular reply
 MAX_FEEDBACK = 300  # the latest feedback that the agreement is measured on
+CHANCE = 0.5  # of the probability that a liked reply has a higher score than a disliked one
 MIN_LABELS = 30  # with fewer labels nothing is concluded
 
 
@@ -81,7 +83,14 @@ def select_labels(policy: Policy) -> Select[Any]:
     return query
 
 
-async def measure_agreement(session: AsyncSession, policy: Policy, row: RewardModel) -> Agreement:
+class MeasuredModel(NamedTuple):
+    """How a serving reward model's scores compare with people's feedback that came later."""
+
+    agreement: Agreement = Agreement()
+    evidence: RankEvidence = RankEvidence()
+
+
+async def measure_agreement(session: AsyncSession, policy: Policy, row: RewardModel) -> MeasuredModel:
     """Compare the reward model with people's feedback on replies that it had scored, given after it began to serve."""
     turn_ids = await _recently_rated_turn_ids(session, policy, row)
     judgements = await session.execute(
@@ -94,7 +103,7 @@ async def measure_agreement(session: AsyncSession, policy: Policy, row: RewardMo
     )
     scores = {turn_id: value for turn_id, value in judgements if value is not None}
     if not scores:
-        return Agreement()
+        return MeasuredModel()
     since = func.coalesce(row.served_at, 0.0)
     labels = select_labels(policy).where(Reward.turn_id.in_(scores), Reward.created_at > since)
     return compare_labels([HumanLabel(*row) for row in await session.execute(labels)], scores)
@@ -137,23 +146,29 @@ def _select_feedback(policy: Policy, seq: int, kinds: Sequence[str]) -> Select[i
     )
 
 
-def compare_labels(labels: list[HumanLabel], scores: dict[str, float]) -> Agreement:
-    """Count how often `scores` (by turn id) agree with the labels and with the pairs of each ranking."""
+def compare_labels(labels: list[HumanLabel], scores: dict[str, float]) -> MeasuredModel:
+    """Compare `scores` (by turn id) with the labels and with the pairs of each ranking."""
     single = [(label.value, scores[label.turn_id]) for label in labels if not label.is_ranking]
     rankings: dict[str, dict[str, float]] = defaultdict(dict)
     for label in labels:
         if label.is_ranking:
             rankings[label.source][label.turn_id] = label.value
     pairs = [pair for values in rankings.values() for pair in preference_pairs(values)]
-    return Agreement.count(single, [scores[chosen] - scores[rejected] for chosen, rejected in pairs])
+    margins = [scores[chosen] - scores[rejected] for chosen, rejected in pairs]
+    evidence = RankEvidence((*rank_votes(single), *rank_pairs(margins)))
+    return MeasuredModel(Agreement.count(single, margins), evidence)
 
 
-def describe_disagreement(agreement: Agreement, min_agreement: float) -> str | None:
-    """Return why the reward model must be disabled; None with too few labels, or where it may be chance."""
-    upper_bound = agreement.upper_bound
-    if agreement.total < MIN_LABELS or upper_bound is None or upper_bound >= min_agreement:
+def describe_disagreement(measured: MeasuredModel) -> str | None:
+    """Return why the reward model must be disabled: people's feedback does not show that it is better than chance.
+
+    None with too few labels.
+    """
+    agreement, evidence = measured
+    low = evidence.bounds().low
+    if evidence.num_votes < MIN_LABELS or low > CHANCE:
         return None
     return (
-        f"it agrees with people in {agreement.rate:.0%} of their last {agreement.total} labels "
-        f"(at most {upper_bound:.0%}; `min_agreement` is {min_agreement:.0%})"
+        f"it agrees with people in {agreement.rate:.0%} of their last {agreement.total} labels, and orders replies as "
+        f"they do with a probability of {evidence.auc:.0%}, which may be as low as {low:.0%}: no better than chance"
     )

@@ -57,8 +57,9 @@ class HumanAgreement(BaseModel):
 
     labels: int = Field(description="people's latest labels of replies that it had scored; at least 30 are needed")
     agreement: float | None
-    upper_bound: float | None = Field(description="of the agreement; below `min_agreement` the model is disabled")
-    min_agreement: float
+    auc: float | None = Field(description="the probability that a liked reply has a higher score than a disliked one")
+    auc_low: float = Field(description="its lower bound (95 %): 0.5 or less disables the model, after 30 labels")
+    min_agreement: float = Field(description="what the lower bound at a fit must exceed")
 
 
 class RewardModelList(BaseModel):
@@ -137,10 +138,11 @@ async def _human_agreement(
     source = effective_rewards(policy, settings).reward_model
     if row is None or source is None:
         return None
-    agreement = await human_labels.measure_agreement(session, policy, row)
+    measured = await human_labels.measure_agreement(session, policy, row)
     return HumanAgreement(
-        labels=agreement.total,
-        agreement=agreement.rate,
-        upper_bound=agreement.upper_bound,
+        labels=measured.agreement.total,
+        agreement=measured.agreement.rate,
+        auc=measured.evidence.auc,
+        auc_low=measured.evidence.bounds().low,
         min_agreement=source.min_agreement,
     )

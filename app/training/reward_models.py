@@ -21,7 +21,7 @@ from app.core.jobs import enqueue_after_commit
 from app.models import AuditAction, Policy, RewardModel, RewardModelState, RewardModelTurn, new_id
 from app.policies.service import audit_policy
 
-SERVING_AGREEMENT = "serving_agreement"  # of RewardModel.metrics: with people's feedback since the model serves
+SERVING_AUC_LOW = "serving_auc_low"  # of RewardModel.metrics: the lower bound by people's feedback since it serves
 MAY_SERVE = (RewardModelState.TRAINED, RewardModelState.DISABLED, RewardModelState.RETIRED)
 TRAINER, RECONCILER, ERASURE = "trainer", "reconcile", "erasure"
 AUTOMATIC_ACTORS = (TRAINER, RECONCILER, ERASURE)  # after one of them disables a model, the next fit may still serve
@@ -61,10 +61,10 @@ async def find_newest(
 
 
 def score_weight(row: RewardModel) -> float:
-    """Return the factor of the model's scores, from its agreement with people: with their feedback since it serves, or,
-    while there is too little of it, with the feedback that was held out of the fit."""
-    rate = row.metrics.get(SERVING_AGREEMENT, row.metrics.get("agreement"))
-    return 1.0 if rate is None else weight_from_agreement(rate)
+    """Return the factor of the model's scores, from the lower bound of how well it orders replies: by people's feedback
+    since it serves, or, while there is too little of it, by the votes that were predicted until its fit."""
+    low = row.metrics.get(SERVING_AUC_LOW, row.metrics.get("auc_low", row.metrics.get("agreement")))
+    return 1.0 if low is None else weight_from_agreement(low)
 
 
 async def lock_fitted_on(session: AsyncSession, turn_ids: Collection[str]) -> list[RewardModel]:

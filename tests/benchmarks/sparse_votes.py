@@ -145,12 +145,13 @@ class SparseVotes:
         refit_after = max(SPARSE_REWARD_MODEL.refit_after, len(self.votes) // REFIT_GROWTH)
         self.next_fit = len(self.votes) + refit_after
         try:
-            agreement = fit_reward_model(self.model, dataset).get("agreement", 0.0)
+            metrics = fit_reward_model(self.model, dataset)
+            agreement, low = metrics.get("agreement", 0.0), metrics["auc_low"]
         except NothingToCompare:
             return
         self.fits.append((len(self.votes), agreement))
-        serves = agreement >= SPARSE_REWARD_MODEL.min_agreement
-        self.weight = (weight_from_agreement(agreement) if self.recipe.weighted else 1.0) if serves else None
+        serves = low > SPARSE_REWARD_MODEL.min_agreement
+        self.weight = (weight_from_agreement(low) if self.recipe.weighted else 1.0) if serves else None
 
 
 def _reply(sample: Sample) -> Reply:

@@ -167,7 +167,7 @@ class TrainingLoop:
             with Heartbeat(context.settings, RewardModel, {claimed.row.id: claimed.row.fence}):
                 try:
                     config = self._trainer_config(claimed.policy).reward_model
-                    self.group.run("begin_fit", dataset=dataset, config=config)
+                    self.group.run("begin_fit", dataset=dataset, config=config, previous=claimed.previous)
                     self._run_fit_steps()
                     result = self.group.run(
                         "finish_fit",
@@ -182,7 +182,7 @@ class TrainingLoop:
                         context.run(reward_model_fits.record_failed_attempt(context.db, claimed, str(error)))
                     raise
             if (refusal := result.get("refusal")) is not None:
-                context.run(reward_model_fits.refuse(context.db, claimed, refusal, result["metrics"]))
+                context.run(reward_model_fits.refuse(context.db, claimed, result.pop("refusal"), **result))
                 log.warning("%s: %s", claimed.name, refusal)
             else:
                 state = context.run(reward_model_fits.commit(context.db, claimed, **result))

@@ -19,6 +19,7 @@ from alignment.models import parallel
 from alignment.models.base_model import pick_device
 from alignment.reward_model.dataset import PreferenceDataset, Reply
 from alignment.reward_model.model import RewardModel
+from alignment.reward_model.prequential import PreviousFit
 from alignment.trainer.base_probe import BaseProbe
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch
@@ -109,31 +110,37 @@ class RankGroup:
         self.loaded_version_dir = UNKNOWN
         return self.trainer.probe_base_model(directory, self.settings.engine.context_length)
 
-    def begin_fit(self, dataset: PreferenceDataset, config: RewardModelConfig) -> None:
+    def begin_fit(
+        self, dataset: PreferenceDataset, config: RewardModelConfig, previous: PreviousFit | None = None
+    ) -> None:
         """Start to fit a new reward model with the policy's configuration.
 
         Updates may run between the parts of a fit; they do not change it.
         """
         self.loaded_reward_model_dir = None
-        self.reward_model.begin(dataset, config)
+        self.reward_model.begin(dataset, config, previous)
 
     def advance_fit(self, steps: int) -> bool:
         """Make up to `steps` steps of the fit. Return True if no step was left."""
         return self.reward_model.advance(steps)
 
     def finish_fit(self, directory: Path, min_agreement: float, lineage: dict[str, str]) -> dict[str, Any]:
-        """Evaluate the reward model, and write it if it agrees with people. The policy's state does not change.
+        """Evaluate and write the reward model. The policy's state does not change.
 
-        Returns its metrics, with the `refusal`, or with the path and the hash of the manifest.
+        Returns its metrics, the path and the hash of the manifest. With a `refusal` it must not serve, and its files
+        are there to predict the votes until the next fit.
         """
         metrics = self.reward_model.finish()
-        agreement = metrics.get("agreement", 0.0)
-        if agreement < min_agreement:
-            refusal = f"it agrees with {agreement:.0%} of the held-out human labels; {min_agreement:.0%} is needed"
-            return {"refusal": refusal, "metrics": metrics}
         export = self.reward_model.export(directory, lineage)
         self.loaded_reward_model_dir = export.path
-        return {"metrics": metrics, "path": str(export.path), "manifest_sha256": export.manifest_sha256}
+        result = {"metrics": metrics, "path": str(export.path), "manifest_sha256": export.manifest_sha256}
+        if (low := metrics["auc_low"]) > min_agreement:
+            return result
+        order = f"{metrics['auc']:.0%} of liked replies above disliked ones" if "auc" in metrics else "no order known"
+        return result | {
+            "refusal": f"{order}, over {metrics['num_predicted']:.0f} votes predicted before they were learned from: "
+            f"that shows at least {low:.0%}, and more than {min_agreement:.0%} is needed"
+        }
 
     def score_replies(self, directory: Path, manifest_sha256: str, replies: Sequence[Reply]) -> Sequence[float]:
         """Score replies with the reward model in a directory."""

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import RewardModelSource
 from alignment.reward_model.dataset import BinaryLabel, PreferenceDataset, PreferencePair, Reply
+from alignment.reward_model.prequential import PreviousFit
 from alignment.signals.combine_rewards import preference_pairs
 from app.chat.histories import read_prompt_ids
 from app.core import leases
@@ -50,6 +51,7 @@ class ClaimedFit:
     policy: Policy
     min_agreement: float
     dataset: PreferenceDataset
+    previous: PreviousFit | None = None  # whose model predicts the votes that came since
 
     @property
     def name(self) -> str:
@@ -93,9 +95,22 @@ async def claim(db: Database, owner: str, settings: Settings) -> ClaimedFit | No
             await session.refresh(row)
             if source is not None:
                 dataset = await _read_and_record_dataset(session, policy, row)
-                return ClaimedFit(row, policy, source.min_agreement, dataset)
+                previous = await _find_previous(session, policy, row)
+                return ClaimedFit(row, policy, source.min_agreement, dataset, previous)
             await _finish(session, policy, row, RewardModelState.REFUSED, NOT_CONFIGURED)
     return None
+
+
+async def _find_previous(session: AsyncSession, policy: Policy, row: RewardModel) -> PreviousFit | None:
+    """Return the newest fit before this one that has files and has learned from nothing that is erased."""
+    has_files = (RewardModel.path.is_not(None), RewardModel.manifest_sha256.is_not(None))
+    earlier = (RewardModel.policy_id == policy.id, RewardModel.number < row.number, RewardModel.tainted_at.is_(None))
+    query = select(RewardModel).where(*earlier, *has_files).order_by(RewardModel.number.desc()).limit(1)
+    last = await session.scalar(query)
+    if last is None:
+        return None
+    seen = await session.scalars(select(RewardModelTurn.turn_id).where(RewardModelTurn.reward_model_id == last.id))
+    return PreviousFit(str(last.number), Path(last.path or ""), last.manifest_sha256 or "", frozenset(seen))
 
 
 async def _read_and_record_dataset(session: AsyncSession, policy: Policy, row: RewardModel) -> PreferenceDataset:
@@ -174,19 +189,27 @@ async def commit(
         if row.serve_when_fitted:
             await reward_models.retire_serving(session, policy)
             values["served_at"] = now()
-        details = {"agreement": metrics.get("agreement"), "examples": len(claimed.dataset)}
+        details = {"auc_low": metrics.get("auc_low"), "examples": len(claimed.dataset)}
         await _finish(session, policy, claimed.row, state, None, details, **values)
     return state
 
 
-async def refuse(db: Database, claimed: ClaimedFit, reason: str, metrics: Mapping[str, Any]) -> None:
-    """Record that the fit was refused: too little data, or too little agreement. Raises LeaseLost.
+async def refuse(
+    db: Database,
+    claimed: ClaimedFit,
+    reason: str,
+    metrics: Mapping[str, Any],
+    path: str | None = None,
+    manifest_sha256: str | None = None,
+) -> None:
+    """Record that the fit was refused: too little data, or too little evidence that it is right. Raises LeaseLost.
 
-    The serving reward model does not change.
+    The serving reward model does not change. With files its model predicts the votes until the next fit.
     """
     async with db.write() as session:
+        values: dict[str, Any] = {"metrics": dict(metrics), "path": path, "manifest_sha256": manifest_sha256}
         state = RewardModelState.REFUSED
-        await _finish(session, claimed.policy, claimed.row, state, reason, metrics=dict(metrics))
+        await _finish(session, claimed.policy, claimed.row, state, reason, **values)
 
 
 async def record_failed_attempt(db: Database, claimed: ClaimedFit, reason: str) -> None:
@@ -212,7 +235,7 @@ async def reconcile(db: Database, settings: Settings) -> None:
     async def reconcile_policy(policy: Policy) -> None:
         source = effective_rewards(policy, settings).reward_model
         if source is not None:
-            await _disable_if_contradicted(db, policy, source)
+            await _disable_if_contradicted(db, policy)
             await _create_fit_if_due(db, policy, source)
 
     await run_each(in_turn, reconcile_policy, "the reward model of")
@@ -232,27 +255,27 @@ async def _fail_poisoned(db: Database, settings: Settings) -> None:
             await _finish(session, policy, row, RewardModelState.FAILED, reason, actor=reward_models.RECONCILER)
 
 
-async def _disable_if_contradicted(db: Database, policy: Policy, source: RewardModelSource) -> None:
+async def _disable_if_contradicted(db: Database, policy: Policy) -> None:
     async with db.read() as session:
         row = await reward_models.find_newest(session, policy.id, RewardModelState.SERVING)
         if row is None:
             return
-        agreement = await human_labels.measure_agreement(session, policy, row)
-    reason = human_labels.describe_disagreement(agreement, source.min_agreement)
+        measured = await human_labels.measure_agreement(session, policy, row)
+    reason = human_labels.describe_disagreement(measured)
     if reason is not None:
         await disable(db, policy.id, row.id, reason, actor=reward_models.RECONCILER)
-    elif agreement.rate is not None and agreement.total >= human_labels.MIN_LABELS:
-        await _record_agreement(db, row, round(agreement.rate, 2))
+    elif measured.evidence.num_votes >= human_labels.MIN_LABELS:
+        await _record_bound(db, row, round(measured.evidence.bounds().low, 2))
 
 
-async def _record_agreement(db: Database, row: RewardModel, rate: float) -> None:
-    """Record how far people agree with the serving model, which its scores are weighted with."""
-    if row.metrics.get(reward_models.SERVING_AGREEMENT) == rate:
+async def _record_bound(db: Database, row: RewardModel, low: float) -> None:
+    """Record the lower bound of how well the serving model orders replies, which its scores are weighted with."""
+    if row.metrics.get(reward_models.SERVING_AUC_LOW) == low:
         return
     async with db.write() as session:
         current = await session.get_one(RewardModel, row.id, with_for_update=True)
         if current.state == RewardModelState.SERVING:
-            current.metrics = current.metrics | {reward_models.SERVING_AGREEMENT: rate}
+            current.metrics = current.metrics | {reward_models.SERVING_AUC_LOW: low}
 
 
 async def disable(db: Database, policy_id: str, id: str, reason: str, *, actor: str = reward_models.TRAINER) -> None:

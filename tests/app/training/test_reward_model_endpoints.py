@@ -55,7 +55,13 @@ async def test_serve_retires_the_previous_model_and_disable_stops_it(harness: Ha
         assert (await harness.api.post(f"{ROOT}/{number}/serve", json={"reason": "good"})).json()["state"] == "serving"
     body = await list_models(harness)
     assert (body["serving"], [row["state"] for row in body["data"]]) == ("shop/rm-2", ["serving", "retired"])
-    assert body["human_agreement"] == {"labels": 0, "agreement": None, "upper_bound": None, "min_agreement": 0.6}
+    assert body["human_agreement"] == {
+        "labels": 0,
+        "agreement": None,
+        "auc": None,
+        "auc_low": 0.0,
+        "min_agreement": 0.6,
+    }
     assert (body["data"][0]["binary_labels"], body["data"][0]["metrics"]) == (40, {"agreement": 0.8})
     for _ in range(2):
         disabled = (await harness.api.post(f"{ROOT}/2/disable", json={"reason": "odd"})).json()

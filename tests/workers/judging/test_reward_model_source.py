@@ -91,7 +91,7 @@ async def test_a_model_is_fitted_and_gives_rewards_until_it_is_disabled(harness:
     assert judgements[good.id].value > 0 > judgements[bad.id].value
     assert judgements[good.id].details["reward_model"] == row.id
     rewards = {one.turn_id: one for one in await harness.all(Reward) if one.reward_source == "learned"}
-    weight = 2 * row.metrics["agreement"] - 1
+    weight = 2 * row.metrics["auc_low"] - 1
     assert (rewards[good.id].value, rewards[good.id].weight) == (judgements[good.id].value, pytest.approx(weight))
     assert rewards[good.id].rater is None
     samples = {one.turn_id: one for one in await harness.all(Sample)}

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
+from alignment.signals.ranking_accuracy import RankEvidence, RankStratum
 from app.core import leases
 from app.models import (
     Audit,
     Feedback,
     Judgement,
     JudgementState,
+    Policy,
     Rater,
     RaterStanding,
     Reward,
@@ -28,7 +30,7 @@ from tests.support.shared_histories import follow_up
 from workers.reconcile import reconcile
 from workers.training import reward_model_fits
 
-METRICS = {"agreement": 0.9}
+METRICS = {"auc_low": 0.9}
 RESULT: dict[str, Any] = {"path": "/nowhere/rm", "manifest_sha256": "1" * 64, "metrics": METRICS}
 
 
@@ -222,8 +224,10 @@ async def test_model_that_disagrees_with_people_is_disabled_and_refitted(harness
     assert {"reward_model.disabled", "reward_model.fit_requested"} <= actions
 
 
-@pytest.mark.parametrize(("num_agreeing", "num_labels"), [(0, 28), (24, 60), (60, 60)])
-async def test_few_labels_and_chance_disable_no_model(harness: Harness, num_agreeing: int, num_labels: int) -> None:
+@pytest.mark.parametrize(("num_agreeing", "num_labels", "disables"), [(0, 28, False), (30, 60, True), (60, 60, False)])
+async def test_a_model_at_chance_is_disabled_once_there_are_enough_labels(
+    harness: Harness, num_agreeing: int, num_labels: int, disables: bool
+) -> None:
     row = await create_reward_model(harness)
     for number, turn in enumerate(await create_rated_turns(harness, num_labels)):
         up = bool(number % 2)
@@ -231,9 +235,10 @@ async def test_few_labels_and_chance_disable_no_model(harness: Harness, num_agre
         await record_score(harness, turn, 0.5 if up == agrees else -0.5, row)
     policy = await harness.policy()
     async with harness.db.read() as session:
-        agreement = await human_labels.measure_agreement(session, policy, row)
-    assert agreement.total == num_labels and agreement.rate == pytest.approx(num_agreeing / num_labels)
-    assert human_labels.describe_disagreement(agreement, 0.6) is None
+        measured = await human_labels.measure_agreement(session, policy, row)
+    rate = measured.agreement.rate
+    assert measured.evidence.num_votes == num_labels and rate == pytest.approx(num_agreeing / num_labels)
+    assert (human_labels.describe_disagreement(measured) is not None) == disables
 
 
 async def test_only_new_feedback_on_scored_replies_counts(harness: Harness) -> None:
@@ -250,7 +255,7 @@ async def test_only_new_feedback_on_scored_replies_counts(harness: Harness) -> N
         (await session.get_one(RewardModel, row.id)).served_at = 1.0
     async with harness.db.read() as session:
         row = await session.get_one(RewardModel, row.id)
-        agreement = await human_labels.measure_agreement(session, policy, row)
+        agreement = (await human_labels.measure_agreement(session, policy, row)).agreement
     assert (agreement.total, agreement.downs) == (1, 1)
 
 
@@ -286,7 +291,7 @@ async def test_a_refit_needs_a_quarter_more_feedback(harness: Harness) -> None:
     assert await list_states(harness) == [(1, "serving"), (2, "open")]
 
 
-async def test_scores_are_weighted_with_the_latest_agreement(harness: Harness) -> None:
+async def test_scores_are_weighted_with_the_lower_bound_of_the_latest_evidence(harness: Harness) -> None:
     settings = settings_with_reward_model(harness, refit_after=1000)
     row = await create_reward_model(harness, metrics=METRICS)
     assert reward_models.score_weight(row) == pytest.approx(0.8)
@@ -296,5 +301,32 @@ async def test_scores_are_weighted_with_the_latest_agreement(harness: Harness) -
         await record_score(harness, turn, 0.5 if (number % 2 == 1) == is_right else -0.5, row)
     await reward_model_fits.reconcile(harness.db, settings)
     [row] = await harness.all(RewardModel)
-    assert row.state == "serving" and row.metrics == METRICS | {"serving_agreement": 0.7}
-    assert reward_models.score_weight(row) == pytest.approx(0.4)
+    low = RankEvidence((RankStratum(20, 20, 0.7),)).bounds().low
+    assert row.state == "serving" and row.metrics == METRICS | {"serving_auc_low": pytest.approx(low, abs=0.01)}
+    assert reward_models.score_weight(row) == pytest.approx(2 * low - 1, abs=0.02)
+
+
+async def test_the_model_of_the_fit_before_predicts_the_votes_that_came_since(harness: Harness) -> None:
+    """Also if that fit was refused; not if its files or some of its data are gone."""
+    settings = settings_with_reward_model(harness)
+    first = await create_rated_turns(harness, 40)
+    await reward_model_fits.reconcile(harness.db, settings)
+    claimed = await reward_model_fits.claim(harness.db, "me", settings)
+    assert claimed is not None and claimed.previous is None
+    files = {"path": "/nowhere/rm-1", "manifest_sha256": "1" * 64}
+    await reward_model_fits.refuse(harness.db, claimed, "no order", METRICS, **files)
+    later = await create_rated_turns(harness, 20, seed=1)
+    async with harness.db.write() as session:
+        policy = await session.get_one(Policy, (await harness.policy()).id)
+        await reward_models.create_fit(session, policy, actor="test", reason=None)
+    claimed = await reward_model_fits.claim(harness.db, "me", settings)
+    assert claimed is not None and claimed.previous is not None
+    assert claimed.previous.seen == {turn.id for turn in first}
+    unseen = {claimed.dataset.replies[index].turn_id for index in claimed.previous.unseen(claimed.dataset)}
+    assert unseen == {turn.id for turn in later}
+    async with harness.db.write() as session:
+        [row] = await session.scalars(select(RewardModel).where(RewardModel.number == 1))
+        row.tainted_at = 1.0
+        await session.execute(update(RewardModel).values(lease_until=0.0))
+    claimed = await reward_model_fits.claim(harness.db, "me", settings)
+    assert claimed is not None and claimed.previous is None
