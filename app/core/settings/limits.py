@@ -1,5 +1,6 @@
 """Sections of what users may do, and of what is known about them: limits, raters, privacy, observability."""
 
+import re
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -9,6 +10,8 @@ from app.core.project_limits import DeploymentLimits
 from app.core.retention_config import DeploymentRetention
 
 TrackerName = Literal["jsonl", "tensorboard", "wandb"]
+
+COUNTERS_URL = re.compile(r"memory://|(async\+)?rediss?(\+[a-z]+)?://.+")
 
 
 class LimitSettings(Frozen):
@@ -56,6 +59,13 @@ class LimitSettings(Frozen):
     project: DeploymentLimits = Field(
         DeploymentLimits(), description="what each project may use; a project may have lower limits"
     )
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        if COUNTERS_URL.fullmatch(value) is None:
+            raise ValueError("it must be memory:// or the URL of a Redis, such as async+redis://host:6379/1")
+        return value
 
 
 class RaterSettings(Frozen):

@@ -128,6 +128,10 @@ class Settings(Frozen):
             )
         if trainer.adaptation == "full":
             self._check_full_weights()
+        if self.server.port == engine.port != 0 and self.server.host == engine.host:
+            raise ValueError(f"server.port and engine.port are both {engine.port} of {engine.host}; change one of them")
+        if engine.tp_size > 1 and engine.device == "cpu":
+            raise ValueError(f"engine.tp_size ({engine.tp_size}) needs as many GPUs, and engine.device is cpu")
         if engine.versions_url is not None and not (self.database.url and engine.api_key and engine.admin_key):
             raise ValueError("engine.versions_url needs database.url, engine.api_key and engine.admin_key")
         if engine.tp_size > 1 and engine.adapter_delivery == "memory":

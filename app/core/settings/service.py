@@ -1,12 +1,16 @@
 """Sections of the processes around the model: server, database, broker, workers."""
 
 import base64
+import re
 from typing import Any
 
 from pydantic import Field, SecretStr, field_validator
 
 from alignment.config.algorithm import Frozen
 from app.core.database_url import normalise_url
+
+ORIGIN = re.compile(r"https?://[^/?#\s]+|\*")  # what a browser sends in the header Origin
+BROKER_SCHEMES = ("redis", "rediss", "sentinel", "amqp", "amqps", "pyamqp")
 
 
 class ServerSettings(Frozen):
@@ -45,6 +49,17 @@ class ServerSettings(Frozen):
     private_hosts: list[str] = Field(
         [], description='hosts in private networks that own rewards and webhooks may name, e.g. ["judge.internal"]'
     )
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, origins: list[str]) -> list[str]:
+        for origin in origins:
+            if ORIGIN.fullmatch(origin) is None:
+                raise ValueError(
+                    f"{origin!r} is no origin of a browser, which is a scheme and a host without a path or a final "
+                    "slash, such as https://shop.example"
+                )
+        return origins
 
 
 class DatabaseSettings(Frozen):
@@ -105,6 +120,13 @@ class BrokerSettings(Frozen):
     """Where notifications of the workers are sent."""
 
     url: str | None = Field(None, description="Celery broker; a folder under `home` when unset")
+
+    @field_validator("url")
+    @classmethod
+    def _check_scheme(cls, value: str | None) -> str | None:
+        if value is not None and value.partition("://")[0] not in BROKER_SCHEMES:
+            raise ValueError("it must be Redis or RabbitMQ, such as redis://host:6379/0 or amqp://user:password@host//")
+        return value
 
 
 class WorkerSettings(Frozen):

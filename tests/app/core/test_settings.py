@@ -94,6 +94,14 @@ WRONG_FILES = {  # the file's text, and the sentence
     """["one", "two"] (it is 'q_proj')""",
     "trainer = 3": "FILE: trainer: it must be a table, e.g. {share = 0.05}, in a variable JSON (it is 3)",
     FULL_CANARY: "a canary or shadow needs two versions side by side; an engine holds one version's full weights",
+    "[engine]\nport = 8700": "server.port and engine.port are both 8700 of 127.0.0.1; change one of them",
+    '[engine]\ntp_size = 2\ndevice = "cpu"': "engine.tp_size (2) needs as many GPUs, and engine.device is cpu",
+    '[server]\ncors_origins = ["shop.example"]': "FILE: server.cors_origins: 'shop.example' is no origin of a browser, "
+    "which is a scheme and a host without a path or a final slash, such as https://shop.example",
+    '[broker]\nurl = "kafka://geheim@x"': "FILE: broker.url: it must be Redis or RabbitMQ, such as "
+    "redis://host:6379/0 or amqp://user:password@host//",
+    '[limits]\nurl = "memcached://geheim@x"': "FILE: limits.url: it must be memory:// or the URL of a Redis, such as "
+    "async+redis://host:6379/1",
     '[engine]\nextra_flags = ["--api-key=x"]': "FILE: engine.extra_flags: --api-key is set by Attune; see the other "
     "settings of [engine]",
 }
