@@ -38,7 +38,7 @@ def _build_custom(config: CustomConfig) -> RLAlgorithm:
             config.name, ALGORITHM_ENTRY_POINTS, ALGORITHMS, noun="algorithm", allow_dotted_path=True
         )
     except UnknownExtension as error:
-        raise UnknownAlgorithm(f"{error} Name a class of your own as module:Class.") from error
+        raise UnknownAlgorithm(f"{str(error).rstrip('.')}. Name a class of your own as module:Class.") from error
     if not (isinstance(algorithm_class, type) and issubclass(algorithm_class, RLAlgorithm)):
         raise UnknownAlgorithm(
             f"{config.name!r} is {algorithm_class!r}, which is not a subclass of alignment.algorithms.RLAlgorithm."

@@ -13,7 +13,8 @@ from app.cli.up_record import read_running
 from app.core.processes import port_error
 from app.core.settings import Settings
 from app.core.settings.loading import load_settings
-from app.ops.diagnostics import Finding, Level, diagnose
+from app.ops.diagnostics import CHECKS, Finding, Level, diagnose
+from app.ops.start_checks import START_CHECKS
 
 SIGNS = {Level.OK: "ok     ", Level.WARNING: "warning", Level.PROBLEM: "problem"}
 TIMEOUT_SECONDS = 5.0
@@ -22,7 +23,8 @@ TIMEOUT_SECONDS = 5.0
 def doctor(home: Home = None, json: Json = False) -> None:
     """Check ports, API, keys, database, clock, broker, engine, model and disk. The exit status is 1 on a problem."""
     settings = load_settings().settings.replace(drop_unset(home=home))
-    rows = [asdict(finding) for finding in (*check_ports(settings), *check_api(settings), *diagnose(settings))]
+    checks = (*CHECKS, *(check for check in START_CHECKS if check not in CHECKS))
+    rows = [asdict(finding) for finding in (*check_ports(settings), *check_api(settings), *diagnose(settings, checks))]
     print_object(rows, json, _render)
     if any(row["level"] == Level.PROBLEM for row in rows):
         raise typer.Exit(1)

@@ -28,6 +28,7 @@ from app.core.settings import Settings, get_settings
 from app.core.settings.loading import load_settings
 from app.inference.model_support import require_supported
 from app.ops.experiment_log import require_trackers
+from app.ops.start_checks import require_startable
 from app.policies import lifecycle
 from app.policies.adapter_shape import require_adapter_shape
 from app.policies.machine_fit import require_fit
@@ -131,6 +132,7 @@ class LocalDeployment:
         with ExitStack() as record:
             record.enter_context(hold_record(self.settings, [process.name for process in self.processes]))
             check_ports_are_free(self.settings)
+            require_startable(self.settings)
             check_base_model(self.settings)
             require_fit(self.settings)
             prepare_database(self.settings, self.print_line)
