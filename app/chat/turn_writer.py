@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +96,9 @@ class TurnEnd:
 SERVER_STOPPED = "server_stopped"
 END_RETRY_SECONDS = 10.0  # no new attempt begins after this
 END_RETRY_MIN_PAUSE, END_RETRY_MAX_PAUSE = 0.1, 1.0
+UNRECORDED_PAUSE = 1.0  # seconds between two attempts to close the turns that an outage left open
+MAX_UNRECORDED = 10_000  # beyond that, the reconciler closes them later
+DATABASE_AWAY = "the database was away when the reply began or ended"
 INSERT_TURNS = insert(Turn)
 MARKED_LOST = Turn.finish_reason == SERVER_LOST
 PROMPT_PARAMETERS = {"b_history_id", "b_num_history_tokens", "b_added_prompt_ids", "b_prompt_ids"}
@@ -137,6 +140,8 @@ class TurnWriter:
         self._group_commit: GroupCommit[TurnStart | TurnEnd, None] = GroupCommit(db, write_group, key=key_of)
         self._telemetry = telemetry
         self._open: dict[str, str] = {}  # turn id -> policy id of each running turn
+        self._unrecorded: dict[str, TurnEnd] = {}  # by turn id
+        self._closer: asyncio.Task[None] | None = None
 
     async def record_start(self, start: TurnStart) -> None:
         """Insert the turns and return when they are committed. Raises VersionNotLoaded if the weights have changed."""
@@ -144,9 +149,11 @@ class TurnWriter:
         self._open |= policy_ids
         try:
             await self._group_commit.submit(start)
-        except Exception:  # the rows were not written; they may be if the caller was cancelled instead
+        except Exception as error:  # the rows may be written if the caller was cancelled instead
             for id in policy_ids:
                 self._open.pop(id, None)
+            if is_database_outage(error):  # the answer to the commit may have been lost
+                self._close_later(policy_ids)
             raise
 
     async def record_end(self, end: TurnEnd) -> None:
@@ -154,7 +161,7 @@ class TurnWriter:
 
         While the database is away this is tried again for `END_RETRY_SECONDS`, since the reply exists already: it is
         held, or its stream stays open. A repetition is harmless, because only an open turn is finished. Raises the
-        database's error after that.
+        database's error after that, and the turn fails when the database is back.
         """
         deadline, pause = time.monotonic() + END_RETRY_SECONDS, END_RETRY_MIN_PAUSE
         try:
@@ -163,7 +170,10 @@ class TurnWriter:
                     await self._group_commit.submit(end)
                     break
                 except SQLAlchemyError as error:
-                    if not is_database_outage(error) or time.monotonic() + pause > deadline:
+                    if not is_database_outage(error):
+                        raise
+                    if time.monotonic() + pause > deadline:
+                        self._close_later([end.turn_id])
                         raise
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, END_RETRY_MAX_PAUSE)
@@ -179,6 +189,26 @@ class TurnWriter:
             await asyncio.sleep(0.05)
         remaining = [TurnEnd(id, TurnState.ABORTED, None, SERVER_STOPPED) for id in self._open]
         await asyncio.gather(*(self.record_end(end) for end in remaining), return_exceptions=True)
+        if self._closer is not None:
+            self._closer.cancel()
+            await asyncio.wait([self._closer])
+
+    def _close_later(self, turn_ids: Iterable[str]) -> None:
+        """Let turns fail as soon as the database answers: their replies were not delivered, or not as a whole."""
+        for id in turn_ids:
+            if len(self._unrecorded) < MAX_UNRECORDED:
+                self._unrecorded[id] = TurnEnd(id, TurnState.FAILED, None, "error", DATABASE_AWAY)
+        if self._closer is None or self._closer.done():
+            self._closer = asyncio.create_task(self._close_unrecorded())
+
+    async def _close_unrecorded(self) -> None:
+        while self._unrecorded:
+            await asyncio.sleep(UNRECORDED_PAUSE)
+            ends = list(self._unrecorded.values())
+            results = await asyncio.gather(*map(self._group_commit.submit, ends), return_exceptions=True)
+            for end, result in zip(ends, results, strict=True):
+                if not (isinstance(result, Exception) and is_database_outage(result)):
+                    del self._unrecorded[end.turn_id]
 
 
 def write_group(connection: Connection, items: Sequence[TurnStart | TurnEnd]) -> list[AttuneError | None]:

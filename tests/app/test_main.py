@@ -11,7 +11,7 @@ from fastapi import APIRouter
 
 from app.core.database import Database
 from app.core.settings import Settings
-from app.main import CORS_RESPONSE_HEADERS, create_app
+from app.main import CORS_RESPONSE_HEADERS, create_app, serve
 from tests.support.deployment import Harness
 
 SHOP = "https://shop.example"
@@ -34,6 +34,24 @@ def test_apps_share_routes_but_not_added_ones(settings: Settings) -> None:
     assert one.openapi()["paths"].keys() == other.openapi()["paths"].keys()
     one.add_api_route("/of-its-own", lambda: None)
     assert "/of-its-own" not in create_app(settings).openapi()["paths"]
+
+
+async def test_openapi_is_built_before_the_server_accepts_requests(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Building it takes most of a second, during which the event loop would stand still."""
+    monkeypatch.setattr("app.main.get_settings", lambda: settings)
+    monkeypatch.setattr("app.main.gc.freeze", lambda: None)
+    app = serve()
+
+    def build(**options: object) -> dict[str, object]:
+        raise AssertionError("the document is built by a request")
+
+    monkeypatch.setattr("fastapi.applications.get_openapi", build)
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://a") as api:
+        document, wrong_method = await api.get("/openapi.json"), await api.delete("/v1/chat/completions")
+    assert document.json()["paths"] and wrong_method.status_code == 405
+    assert wrong_method.headers["allow"] == "GET, POST"
 
 
 @asynccontextmanager

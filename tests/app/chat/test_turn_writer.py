@@ -175,6 +175,39 @@ async def test_long_outage_at_the_end_is_an_error_of_the_usual_form(
         assert events[-1] == "[DONE]" and orjson.loads(events[-2])["error"]["code"] == "database_unavailable"
 
 
+@pytest.mark.parametrize("part", ["end", "start"])
+async def test_no_turn_stays_open_after_an_outage(
+    harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """The end of a turn is not recorded in time, or the answer to the commit of its start is lost."""
+    monkeypatch.setattr(turn_writer, "END_RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(turn_writer, "UNRECORDED_PAUSE", 0.05)
+    outage = Outage(monkeypatch, num_failures=10**6 if part == "end" else 0)
+    async with asyncio.timeout(60), new_api(harness) as api:
+        if part == "start":
+            commit = harness_writer(api)._group_commit.submit
+
+            async def lose_answer(item: TurnStart | TurnEnd) -> None:
+                await commit(item)
+                if isinstance(item, TurnStart):
+                    raise OperationalError("COMMIT", {}, OSError("the server closed the connection"))
+
+            monkeypatch.setattr(harness_writer(api)._group_commit, "submit", lose_answer)
+        response = await api.post("/v1/chat/completions", json={"model": "shop", "messages": MESSAGES})
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "database_unavailable")
+        assert [turn.state for turn in await harness.all(Turn)] == [TurnState.OPEN]
+        outage.num_failures = 0
+        while (turn := (await harness.all(Turn))[0]).state == TurnState.OPEN:
+            await asyncio.sleep(0.02)
+    assert (turn.state, turn.exclusion_reason) == (TurnState.FAILED, turn_writer.DATABASE_AWAY)
+
+
+def harness_writer(api: httpx2.AsyncClient) -> TurnWriter:
+    """Return the turn writer of the API process of this client."""
+    writer: TurnWriter = api._transport.app.services.get(TurnWriter)  # type: ignore[attr-defined]
+    return writer
+
+
 @asynccontextmanager
 async def new_api(harness: Harness) -> AsyncIterator[httpx2.AsyncClient]:
     """Yield a client of a new API process, whose turn writer is created after the test has changed it."""

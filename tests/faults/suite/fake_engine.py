@@ -43,6 +43,7 @@ class FakeEngine(ScriptedEngine):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.record_requests = False
+        self.seconds_per_token = 0.01  # so that replies run while something fails
         self.salts: dict[str, str] = {}
         self._app.routes.append(Route("/reward", self._reward, methods=["POST"]))
 

@@ -16,6 +16,7 @@ from app.core.database import Database
 from app.core.settings import Settings
 from app.feedback.vote_counts import count_votes
 from app.models import (
+    SERVER_LOST,
     VOTE_KINDS,
     Batch,
     BatchState,
@@ -44,6 +45,7 @@ class Report:
     unaccounted: int
     versions: int
     half_published: int
+    closed_later: int  # turns whose end was not recorded, and which the reconciler closed
     quarantined: int
     errors: list[str]
 
@@ -58,6 +60,7 @@ class Report:
             "unaccounted": self.unaccounted,
             "versions": self.versions,
             "half-published": self.half_published,
+            "turns closed later": self.closed_later,
         }
 
 
@@ -68,6 +71,7 @@ def check(settings: Settings, acknowledged: Mapping[str, str], chats: Iterable[s
         row_counts = Counter(session.scalars(select(Feedback.idempotency_key)))
         turn_of = dict(session.execute(select(Feedback.idempotency_key, Feedback.turn_id)).tuples().all())
         turns = set(session.scalars(select(Turn.id)))
+        closed_later = session.scalar(select(func.count()).where(Turn.finish_reason == SERVER_LOST))
         samples = list(session.scalars(select(Sample)))
         batch_turns = list(session.scalars(select(BatchTurn)))
         batches = {batch.id: batch for batch in session.scalars(select(Batch))}
@@ -98,6 +102,7 @@ def check(settings: Settings, acknowledged: Mapping[str, str], chats: Iterable[s
         unaccounted=abs(num_votes - num_accounted),
         versions=len(versions) - len(policies),
         half_published=half_published,
+        closed_later=closed_later or 0,
         quarantined=sum(batch.state == BatchState.QUARANTINED for batch in batches.values()),
         errors=errors,
     )

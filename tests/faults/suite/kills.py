@@ -45,6 +45,7 @@ class FaultRun:
     stalled: list[str] = field(default_factory=list)
     deaths: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
+    streams: Counter[str] = field(default_factory=Counter)
     report: Report | None = None
     open_work: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -52,7 +53,7 @@ class FaultRun:
     @property
     def errors(self) -> list[str]:
         assert self.report is not None
-        counts = {name: self.open_work.get(name, 0) for name in BACKGROUND_WORK}
+        counts = {name: self.open_work.get(name, 0) for name in (*BACKGROUND_WORK, "open_chats")}
         unfinished = [f"unfinished at the end: {counts}"] if any(counts.values()) else []
         return self.report.errors + self.stalled + unfinished
 
@@ -84,7 +85,7 @@ async def run_faults(
                 group.create_task(meanwhile(monitor, load))
         result.open_work = await monitor.wait_until_idle(DRAIN_SECONDS)
     deployment.desired_kinds.clear()
-    result.deaths, result.statuses = deployment.deaths, load.statuses
+    result.deaths, result.statuses, result.streams = deployment.deaths, load.statuses, load.streams
     settings = deployment.settings.replace({"database.url": monitor_url} if monitor_url else {})
     result.report = await asyncio.to_thread(check, settings, load.acknowledged, load.chats)
     result.report.errors += load.errors

@@ -43,6 +43,10 @@ async def database_dies(services: Services, database: Proxy, broker: Proxy, spee
     await asyncio.to_thread(services.start_postgres)
 
 
+async def database_restarts(services: Services, database: Proxy, broker: Proxy, speedup: float) -> None:
+    await asyncio.to_thread(services.restart_postgres)
+
+
 async def database_stalls(services: Services, database: Proxy, broker: Proxy, speedup: float) -> None:
     database.stall()
     await asyncio.sleep(SILENT_SECONDS)
@@ -59,6 +63,10 @@ async def broker_dies(services: Services, database: Proxy, broker: Proxy, speedu
     await asyncio.to_thread(services.start_redis)
 
 
+async def broker_restarts(services: Services, database: Proxy, broker: Proxy, speedup: float) -> None:
+    await asyncio.to_thread(services.restart_redis)
+
+
 async def broker_refuses(services: Services, database: Proxy, broker: Proxy, speedup: float) -> None:
     await broker.refuse()
     await asyncio.sleep(600 / speedup)
@@ -71,9 +79,11 @@ async def broker_stalls(services: Services, database: Proxy, broker: Proxy, spee
 
 CASES: dict[str, tuple[str, Fault, int]] = {
     "database refuses": ("database", database_refuses, 3),
+    "database restarted": ("database", database_restarts, 5),
     "database killed -9": ("database", database_dies, 5),
     "database stalls": ("database", database_stalls, 2),
     "database half open": ("database", database_half_open, 2),
+    "broker restarted": ("broker", broker_restarts, 5),
     "broker killed -9, 10 minutes": ("broker", broker_dies, 2),
     "broker refuses, 10 minutes": ("broker", broker_refuses, 2),
     "broker stalls": ("broker", broker_stalls, 2),
@@ -151,6 +161,8 @@ def make_row(
     good = {name: during[name] for name in ("completions 200", "feedback 201", "feedback 200") if during[name]}
     bad = {name: count for name, count in during.items() if name not in good}
     errors = result.errors
+    if result.streams["cut"]:
+        errors = [*errors, f"streams that ended without [DONE]: {result.streams['cut']}"]
     if service == "broker" and bad:
         errors = [*errors, f"without a broker: {bad}"]
     if longest_seconds > MAX_REQUEST_SECONDS + SLACK_SECONDS:
@@ -161,6 +173,10 @@ def make_row(
         "refused meanwhile": dict(sorted(bad.items())),
         "longest request s": round(longest_seconds, 2),
         "slowest recovery s": round(max(recovery_seconds), 2) if recovery_seconds else None,
+        "streams done": result.streams["done"],
+        "with an error event": result.streams["error"],
+        "cut": result.streams["cut"],
+        "turns left open": result.open_work["open_chats"],
         **result.report.table(),
     }
     return {"part": "services", "case": case, "counts": counts, "errors": errors}

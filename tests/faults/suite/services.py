@@ -129,6 +129,20 @@ class Services:
             (self.data / "postmaster.pid").unlink(missing_ok=True)
             self._postgres = None
 
+    def restart_postgres(self) -> None:
+        """Restart the server as an operator does: a fast shutdown, which ends all connections, and a start."""
+        assert self._postgres is not None
+        self._postgres.send_signal(signal.SIGINT)
+        self._postgres.wait(timeout=60)
+        self.start_postgres()
+
+    def restart_redis(self) -> None:
+        """Restart the server, which forgets every message: it saves nothing."""
+        assert self._redis is not None
+        self._redis.terminate()
+        self._redis.wait(timeout=60)
+        self.start_redis()
+
     def start_redis(self) -> None:
         self._redis = subprocess.Popen(
             ["redis-server", "--port", str(self.redis_port), "--bind", "127.0.0.1", "--save", "", "--dir", self.folder],
