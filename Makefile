@@ -25,7 +25,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 # Locked packages come first, so that torch, whose builds differ by index and have no hashes here, brings in only what is not locked.
 LOCKED := --require-hashes --no-deps -r
 
-.PHONY: help setup lock sbom audit chart docs demo test test-slow test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-sparse-votes bench-rates bench-reward-model bench-growth bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-swap bench-swap-full bench-canary clean
+.PHONY: help setup lock sbom audit chart docs demo test test-slow test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-sparse-votes bench-rates bench-reward-model bench-growth bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-swap bench-swap-full bench-canary bench-delivery clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -190,6 +190,9 @@ bench-canary: setup ## a worse, an equal and a better version as canaries; hours
 
 bench-poisoning: $(MAIN)/.done ## how far malicious raters shift the demo model, with protections off and on; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.poisoning $(ATTUNE_BENCH_FLAGS)
+
+bench-delivery: $(MAIN)/.done ## how often a wrong adapter is found in bfloat16, over 100 updates of the demo model; ten minutes
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.delivery $(ATTUNE_BENCH_FLAGS)
 
 clean: ## remove the environments and the demo's data (.attune/demo), nothing else
 	rm -rf $(MAIN) $(ENGINE) $(PARITY) $(TOOLS) $(CHART) $(DOCS) .attune/demo

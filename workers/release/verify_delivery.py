@@ -28,11 +28,10 @@ Scores = Sequence[Sequence[float]]
 GRACE_SECONDS = 1.0  # for the slower engines, once enough of them have verified the version
 # Largest |engine - trainer| log-prob over the probe that counts as the same weights. Measured in float32: below 1e-5.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
-# Tokens whose log-prob the update changed by less than this share of the tolerance, or by less than NOISE_FACTOR times
-# the noise of the answer, do not tell the version from its parent. Measured in bfloat16: the engine's and the trainer's
-# log-probs differ by 0.002 on average, 0.013 at most.
-NOISE_SHARE = 0.1
-NOISE_FACTOR = 3.0
+# In bfloat16 log-probs of the same weights differ by 0.04 (root mean square) and 0.2 at most, which is as much as an
+# update moves them. All tokens of the probe together tell the version from its parent: a version is refused if the
+# engine is nearer to the parent by this many standard errors.
+MIN_STANDARD_ERRORS = 3.0
 
 
 class NotDelivered(Exception):
@@ -206,47 +205,55 @@ async def load_and_verify(
 def require_delivered(engine_scores: Scores, version: Version, settings: Settings, timings: Timings) -> None:
     """Raise NotDelivered unless these are the version's log-probs, and nearer to them than to its parent's.
 
-    In bfloat16 the tolerance alone would accept the parent under the version's name.
+    In bfloat16 the tolerance alone would accept the parent under the version's name. An update that moved the probe
+    too little to tell is accepted with a warning.
     """
     assert version.probe is not None
     require_equal_scores(engine_scores, version.probe["logprobs"], settings, timings)
     if (parent_scores := version.probe.get("parent_logprobs")) is None:
         return  # exported before these were recorded, or the base model's
-    num_moved, share = position_from_parent(engine_scores, version.probe["logprobs"], parent_scores, settings)
-    timings.record("probe_moved_tokens", num_moved)
-    if share is None:
+    position = position_from_parent(engine_scores, version.probe["logprobs"], parent_scores)
+    if position is None:
+        log.warning("%s: its update did not change the probe", version.adapter_name)
+        return
+    share, error = position
+    timings.record("probe_share", share)
+    timings.record("probe_share_error", error)
+    if abs(share - 0.5) <= MIN_STANDARD_ERRORS * error:
         log.warning(
-            "%s: its update moved no token of the probe beyond the noise: its delivery is not told from its parent's",
+            "%s: its update moved the probe too little to tell its delivery from its parent's (%.2f ± %.2f of the way)",
             version.adapter_name,
+            share,
+            error,
         )
     elif not share > 0.5:
         raise NotDelivered(
-            "the engine's log-probs of the probe are nearer to the parent's than to the version's: over the "
-            f"{num_moved} tokens that the update changed, they moved by {share:.0%} of the way"
+            "the engine's log-probs of the probe are nearer to the parent's than to the version's: they moved by "
+            f"{share:.2f} ± {error:.2f} of the way"
         )
 
 
 def position_from_parent(
-    engine_scores: Scores, trainer_scores: Scores, parent_scores: Scores, settings: Settings
-) -> tuple[int, float | None]:
-    """Return the number of tokens whose log-prob the update changed measurably, and the engine's share of the way from
-    the parent to the version.
+    engine_scores: Scores, trainer_scores: Scores, parent_scores: Scores
+) -> tuple[float, float] | None:
+    """Return the engine's share of the way from the parent to the version, and the share's standard error.
 
-    The share is the projection of engine - parent on version - parent over these tokens: 0 for the parent's weights, 1
-    for the version's, None if there are no such tokens.
+    The share is the projection of engine - parent on version - parent over all tokens: near 0 for the parent's weights
+    and near 1 for the version's. Rounding moves both towards the middle by the same amount, so that 0.5 separates them.
+    Returns None if the update changed no log-prob.
     """
     rows = zip(engine_scores, trainer_scores, parent_scores, strict=True)
     triples = [scores for row in rows for scores in zip(*row, strict=True)]
-    smallest = NOISE_SHARE * probe_tolerance(settings)
-    still = [scores for scores in triples if abs(scores[1] - scores[2]) < smallest]
-    # The noise of this answer is its distance, over the tokens that hardly moved, from the weights that fit it better.
-    noise_of_version = max((abs(engine - own) for engine, own, _ in still), default=0.0)
-    noise_of_parent = max((abs(engine - parent) for engine, _, parent in still), default=0.0)
-    smallest = max(smallest, NOISE_FACTOR * min(noise_of_version, noise_of_parent))
-    moves = [(engine - parent, own - parent) for engine, own, parent in triples if abs(own - parent) >= smallest]
-    if not moves:
-        return 0, None
-    return len(moves), sum(engine * own for engine, own in moves) / sum(own * own for _, own in moves)
+    moves = [(engine - parent, own - parent) for engine, own, parent in triples]
+    length = sum(own * own for _, own in moves)
+    if not length:
+        return None
+    share = sum(engine * own for engine, own in moves) / length
+    residuals = [(engine - share * own, own) for engine, own in moves]
+    # The noise may be the same at all tokens, or grow with the move: the larger error counts.
+    even = math.sqrt(sum(rest * rest for rest, _ in residuals) / max(1, len(moves) - 1) / length)
+    uneven = math.sqrt(sum((rest * own) ** 2 for rest, own in residuals)) / length
+    return share, max(even, uneven)
 
 
 def max_logprob_difference(engine_scores: Scores, trainer_scores: Scores) -> float:

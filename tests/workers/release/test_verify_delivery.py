@@ -51,7 +51,7 @@ def test_parent_under_the_versions_name_is_refused_and_the_version_is_not(dtype:
     own = add_noise(parent, 0.015, seed)
     version, settings, timings = version_with(own, parent), settings_of(dtype), Timings()
     require_delivered(add_noise(own, NOISE[dtype], seed + 1), version, settings, timings)
-    assert timings.seconds["probe_moved_tokens"] > 0
+    assert timings.seconds["probe_share"] > 0.5
     with pytest.raises(
         NotDelivered, match="nearer to the parent" if dtype == "bfloat16" else "differ from the trainer"
     ):
@@ -71,14 +71,14 @@ def test_update_that_moved_nothing_is_accepted_and_recorded(caplog: pytest.LogCa
     own = add_noise(parent, 0.0005, 1)
     with caplog.at_level(logging.WARNING):
         require_delivered(add_noise(parent, 0.002, 2), version_with(own, parent), settings_of("bfloat16"), timings)
-    assert timings.seconds["probe_moved_tokens"] == 0 and "moved no token of the probe" in caplog.text
+    assert timings.seconds["probe_share_error"] > 0.1 and "too little to tell its delivery" in caplog.text
 
 
 def test_noise_of_the_answer_does_not_refuse_the_version() -> None:
     """The largest noise that was measured, against it on a token that the update moved by little more."""
     noise, settings = 0.013, settings_of("bfloat16")
     engine_noise = [noise * (-1) ** at for at in range(29)]
-    for move in (0.0251, 0.1):
+    for move in (0.0251, 0.2):
         parent, own = [[-2.0] * 30], [[-2.0 + move, *[-2.0] * 29]]
         engine = [[-2.0 + move - noise, *(-2.0 + value for value in engine_noise)]]
         require_delivered(engine, version_with(own, parent), settings, Timings())
@@ -90,4 +90,4 @@ def test_noise_of_the_answer_does_not_refuse_the_version() -> None:
 def test_version_of_an_older_release_is_compared_by_the_tolerance_alone() -> None:
     timings = Timings()
     require_delivered([[-1.9]], version_with([[-2.0]], None), settings_of("bfloat16"), timings)
-    assert "probe_moved_tokens" not in timings.seconds
+    assert "probe_share" not in timings.seconds
