@@ -35,9 +35,8 @@ def main() -> None:
     parser.add_argument("--kl-targets", type=float, nargs="+", default=[0.01, 0.001])
     options = parser.parse_args()
     settings = Settings.model_validate({"dtype": DTYPE})
-    print(
-        "| KL target | updates | version accepted | parent found | share of the way of the version (least), of the parent (largest) | largest noise |"
-    )
+    columns = "share of the way: version (least), parent (largest)"
+    print(f"| KL target | updates | version accepted | parent found | {columns} | largest noise |")
     print("|---|---|---|---|---|---|")
     for kl_target in options.kl_targets:
         accepted = found = 0
