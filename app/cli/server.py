@@ -19,6 +19,7 @@ from app.cli.console import describe_console
 from app.cli.options import Home
 from app.cli.projects import run_in_transaction
 from app.cli.up_record import hold_record
+from app.core.database_roles import grant_service
 from app.core.draining_server import DrainingServer
 from app.core.http_protocol import LimitedHttpProtocol
 from app.core.migrate import LOCK_ATTEMPTS, downgrade, require_compatible_schema, upgrade
@@ -48,7 +49,8 @@ def prepare_database(settings: Settings, print_line: PrintLine) -> None:
 
 def migrate_database(settings: Settings, attempts: int = LOCK_ATTEMPTS) -> None:
     settings.home.mkdir(0o700, parents=True, exist_ok=True)
-    upgrade(settings.database_url, attempts)
+    upgrade(settings.owner_database_url, attempts)
+    grant_service(settings)
 
 
 def create_default_project(settings: Settings, print_line: PrintLine) -> None:
@@ -331,4 +333,5 @@ def downgrade_database(
 ) -> None:
     """Take the migrations after REVISION back. Stop all processes first, and start those of the older release after."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    downgrade(get_settings().database_url, revision, attempts)
+    downgrade(get_settings().owner_database_url, revision, attempts)
+    grant_service(get_settings())

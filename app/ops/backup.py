@@ -18,6 +18,7 @@ from pathlib import Path
 
 from alignment.artifacts import manifest as sealed
 from alignment.errors import DamagedAdapter
+from app.core.database_roles import grant_service
 from app.core.encryption import CLEAR_TEXT, read_cipher
 from app.core.settings import Settings
 from app.ops import backup_database
@@ -165,7 +166,9 @@ def restore_backup(settings: Settings, folder: Path, report: Report) -> BackupMa
             done += entry["size"]
             report("files", done, total)
     file = folder / manifest.database_file
-    backup_database.restore_database(settings.database_url, file, manifest.contents, home, manifest.absent, report)
+    owner_url = settings.owner_database_url
+    backup_database.restore_database(owner_url, file, manifest.contents, home, manifest.absent, report)
+    grant_service(settings)
     marker.unlink()
     return manifest
 
@@ -180,7 +183,7 @@ def _require_restorable(settings: Settings, manifest: BackupManifest) -> None:
     if manifest.database != database:
         raise BackupError(f"the backup is of {manifest.database}, and ATTUNE_DATABASE__URL names {database}")
     backup_database.require_known_revision(manifest.contents.schema_revision, settings.database_url)
-    backup_database.require_empty_database(settings.database_url)
+    backup_database.require_empty_database(settings.owner_database_url)
     home = settings.home.resolve()
     if (home / RESTORE_MARKER).exists():
         _delete_restored(home, manifest)

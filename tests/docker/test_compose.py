@@ -64,7 +64,7 @@ def test_variables_make_valid_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         for variable, value in roles()[name]["environment"].items():
             monkeypatch.setenv(variable, VARIABLE.sub("secret", value))
         settings = load_settings().settings
-        assert settings.database_url == "postgresql+psycopg://attune:secret@postgres/attune"
+        assert settings.database_url == "postgresql+psycopg://attune_service:secret@postgres/attune"
         assert settings.limits.url == "async+redis://:secret@redis:6379/1"
 
 
@@ -73,6 +73,7 @@ def test_secrets_have_no_default_and_no_literal_value() -> None:
     secrets = {name: rest for name, rest in variables if SECRET.search(name)}
     assert secrets.keys() == {
         "POSTGRES_PASSWORD",
+        "POSTGRES_SERVICE_PASSWORD",
         "REDIS_PASSWORD",
         "ATTUNE_ENGINE__API_KEY",
         "ATTUNE_ENGINE__ADMIN_KEY",

@@ -164,6 +164,11 @@ class Settings(Frozen):
         return self.database.url or sqlite_url(self.home.resolve() / "attune.db")
 
     @property
+    def owner_database_url(self) -> str:
+        """The database's URL for commands that create and change tables."""
+        return self.database.owner_url or self.database_url
+
+    @property
     def versions_dir(self) -> Path:
         return self.home.resolve() / "versions"
 

@@ -68,6 +68,11 @@ class DatabaseSettings(Frozen):
     url: str | None = Field(
         None, description="postgresql://user:password@host/name, a SQLAlchemy URL; SQLite under `home` when unset"
     )
+    owner_url: str | None = Field(
+        None,
+        description="PostgreSQL alone: the URL of the role that owns the tables, for `attune db` and `attune backup "
+        "restore`. The role of `url` then cannot switch off the triggers of the audit log",
+    )
     request_timeout_seconds: float = Field(
         5.0,
         ge=0.5,
@@ -93,7 +98,7 @@ class DatabaseSettings(Frozen):
         "without this setting are still running",
     )
 
-    @field_validator("url")
+    @field_validator("url", "owner_url")
     @classmethod
     def _normalise_url(cls, value: str | None) -> str | None:
         return None if value is None else normalise_url(value)

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 # Leaves whose values are never printed.
 SECRET_NAMES = ("api_key", "admin_key", "secrets", "encryption_keys")
-URL_NAMES = ("url",)  # may contain a password
+URL_NAMES = ("url", "owner_url")  # may contain a password
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 
 {{/* Settings that the chart decides must not be in values.settings as well. */}}
 {{- define "attune.checkSettings" -}}
-{{- range list "home" "database.url" "broker.url" "limits.url" "secrets" "engine.name" "engine.host" "engine.port" "engine.api_key" "engine.admin_key" "engine.adapter_delivery" "engine.versions_url" "server.host" "server.port" "database.encryption_keys" -}}
+{{- range list "home" "database.url" "database.owner_url" "broker.url" "limits.url" "secrets" "engine.name" "engine.host" "engine.port" "engine.api_key" "engine.admin_key" "engine.adapter_delivery" "engine.versions_url" "server.host" "server.port" "database.encryption_keys" -}}
 {{- $parts := splitList "." . -}}
 {{- $table := $.Values.settings -}}
 {{- if gt (len $parts) 1 -}}{{- $table = index $.Values.settings (first $parts) | default dict -}}{{- end -}}
@@ -93,6 +93,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if has .role (list "api" "worker" "judge") -}}
 {{- $optional = list "ATTUNE_DATABASE__ENCRYPTION_KEYS" "ATTUNE_SECRETS" -}}
 {{- end -}}
+{{- if eq .role "migration" -}}{{- $optional = list "ATTUNE_DATABASE__OWNER_URL" -}}{{- end -}}
 - name: ATTUNE_CONFIG
   value: /etc/attune/attune.toml
 - name: TRITON_CACHE_DIR
